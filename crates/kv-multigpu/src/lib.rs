@@ -1,0 +1,1 @@
+//! One shared instance per physical GPU: the device registry of a KV cache.

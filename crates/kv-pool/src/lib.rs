@@ -1,0 +1,1 @@
+//! A block pool for LLM KV caches: prefix index, eviction, pins and tiers, with atomic claims and no unsafe code.

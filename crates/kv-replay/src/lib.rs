@@ -1,0 +1,1 @@
+//! Replays LLM request traces through mapped, pooled, staged and transferred KV memory and verifies every byte.

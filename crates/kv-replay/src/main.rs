@@ -1,0 +1,2 @@
+//! The `kv-replay` program.
+fn main() {}

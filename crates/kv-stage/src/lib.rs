@@ -1,0 +1,1 @@
+//! Event-retired pinned staging buffers and block-table staging for CUDA streams.
