@@ -1,0 +1,557 @@
+//! The seam: the driver calls we make, as one object-safe trait over plain integers.
+
+use core::fmt;
+
+use crate::{DriverError, KernelArgs, LaunchConfig};
+
+/// `Result` of a driver call.
+pub type DriverResult<T> = Result<T, DriverError>;
+
+/// Name, UUID and other identity of a device, in one look.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DeviceInfo {
+    /// Marketing name, such as `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// The UUID that CUDA and NVML agree on.
+    pub uuid: [u8; 16],
+    /// All memory of the device, in bytes.
+    pub total_bytes: u64,
+    /// PCI bus id, `domain:bus:device.function`.
+    pub pci_bus_id: String,
+}
+
+/// A device attribute (`CUdevice_attribute`), by the driver's number.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct DeviceAttribute(pub u32);
+
+impl DeviceAttribute {
+    /// Most threads of one block.
+    pub const MAX_THREADS_PER_BLOCK: Self = Self(1);
+    /// Most blocks of a grid in x.
+    pub const MAX_GRID_DIM_X: Self = Self(5);
+    /// Most blocks of a grid in y.
+    pub const MAX_GRID_DIM_Y: Self = Self(6);
+    /// Most blocks of a grid in z.
+    pub const MAX_GRID_DIM_Z: Self = Self(7);
+    /// Number of multiprocessors.
+    pub const MULTIPROCESSOR_COUNT: Self = Self(16);
+    /// Major number of the compute capability.
+    pub const COMPUTE_CAPABILITY_MAJOR: Self = Self(75);
+    /// Minor number of the compute capability.
+    pub const COMPUTE_CAPABILITY_MINOR: Self = Self(76);
+    /// Whether host and device share one address space.
+    pub const UNIFIED_ADDRESSING: Self = Self(41);
+    /// Number of copy engines.
+    pub const ASYNC_ENGINE_COUNT: Self = Self(40);
+    /// Whether the virtual-memory calls work.
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
+}
+
+/// Which granularity to ask for.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Granularity {
+    /// The least size and alignment that works.
+    Minimum,
+    /// What the driver advises for speed.
+    Recommended,
+}
+
+/// Physical memory to create: pinned memory on one device (`CUmemAllocationProp`).
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct AllocationProp {
+    /// Ordinal of the device that holds the memory.
+    pub device: i32,
+    /// Whether the handle can be exported as a POSIX file descriptor.
+    pub posix_fd: bool,
+}
+
+/// Read-write access of one device to a mapped range (`CUmemAccessDesc`).
+///
+/// There is no way to build one that is not initialised, and no access but read-write: a
+/// half-built descriptor is what makes `cuMemSetAccess` fail on a mapping that succeeded.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct AccessDesc {
+    /// Ordinal of the device that is given access.
+    pub device: i32,
+}
+
+/// Flags of pinned host memory (`CU_MEMHOSTALLOC_*`).
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct HostAllocFlags {
+    /// Pinned for every context, not only the current one.
+    pub portable: bool,
+    /// Also mapped for kernels of devices without unified addressing.
+    pub device_map: bool,
+    /// Not cached by the host: fast for the device to read, very slow for the CPU to read.
+    pub write_combined: bool,
+}
+
+impl HostAllocFlags {
+    /// Cached, portable and visible to kernels: right for staging and for host-side KV blocks.
+    pub const CACHED: Self = Self {
+        portable: true,
+        device_map: true,
+        write_combined: false,
+    };
+}
+
+/// The driver calls that these crates make.
+///
+/// One method per call, named like the call (`cuMemMap` is [`mem_map`](Driver::mem_map)), plain
+/// integers in, [`DriverError`] out. Handles and device addresses are `u64`; 0 is the null handle
+/// (for a stream: the legacy default stream). Host addresses are `u64` as well, since under unified
+/// addressing they are of one space. Calls act on the calling thread's current context wherever the
+/// driver's do; the handles of this crate bind it, callers of the trait must.
+///
+/// The trait is object safe on purpose: a virtual call costs nanoseconds and the cheapest driver
+/// call about 0.3 µs.
+///
+/// # Safety of the seam
+///
+/// A driver follows the handles and host addresses it is given. Each `unsafe` method asks of its caller:
+///
+/// * every handle argument came from this driver object, is of the right kind and was not
+///   destroyed;
+/// * every host range that an operation reads stays allocated until the operation has completed on
+///   the device, not only until the call returned; a host range that it writes is, until then,
+///   neither read nor written by the host;
+/// * every device range that an operation writes is not host memory that Rust code accesses (with
+///   unified addressing a device address may name host memory);
+/// * a kernel's arguments have the number, order and sizes of its parameters, and all that it
+///   accesses through them obeys the two points before this one.
+///
+/// Device memory itself is not memory that Rust knows: a wrong device address is answered with an
+/// error by the device, and orders between operations are a matter of correctness, not soundness.
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// Short name of the implementation for reports: `cuda` or `sim`.
+    fn name(&self) -> &'static str;
+
+    // --- Devices -------------------------------------------------------------------------------
+
+    /// `cuDriverGetVersion`: 12080 for CUDA 12.8.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    fn driver_get_version(&self) -> DriverResult<i32>;
+
+    /// `cuDeviceGetCount`.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    fn device_get_count(&self) -> DriverResult<i32>;
+
+    /// `cuDeviceGetName`, `cuDeviceGetUuid_v2`, `cuDeviceTotalMem` and `cuDeviceGetPCIBusId`.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE` for an ordinal that names no device.
+    fn device_get_info(&self, device: i32) -> DriverResult<DeviceInfo>;
+
+    /// `cuDeviceGetAttribute`.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE`, or `INVALID_VALUE` for an attribute the driver does not know.
+    fn device_get_attribute(&self, device: i32, attribute: DeviceAttribute) -> DriverResult<i32>;
+
+    /// `cuDeviceCanAccessPeer`: whether `device` may map memory of `peer`.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE`.
+    fn device_can_access_peer(&self, device: i32, peer: i32) -> DriverResult<bool>;
+
+    // --- Contexts ------------------------------------------------------------------------------
+
+    /// `cuDevicePrimaryCtxRetain`: the primary context of `device`, its count raised by one.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE`, `OUT_OF_MEMORY`.
+    fn device_primary_ctx_retain(&self, device: i32) -> DriverResult<u64>;
+
+    /// `cuDevicePrimaryCtxRelease`: lowers the count; at zero everything in the context is gone.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` when it is not retained.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam): no handle of the context is used after the
+    /// last release.
+    unsafe fn device_primary_ctx_release(&self, device: i32) -> DriverResult<()>;
+
+    /// `cuCtxGetCurrent`: the calling thread's context, 0 for none.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    fn ctx_get_current(&self) -> DriverResult<u64>;
+
+    /// `cuCtxSetCurrent`: binds `context` (0 unbinds) to the calling thread.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn ctx_set_current(&self, context: u64) -> DriverResult<()>;
+
+    /// `cuCtxGetDevice`: ordinal of the current context's device.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` when none is current.
+    fn ctx_get_device(&self) -> DriverResult<i32>;
+
+    /// `cuCtxSynchronize`: waits for all work of the current context.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    fn ctx_synchronize(&self) -> DriverResult<()>;
+
+    /// `cuCtxEnablePeerAccess`: lets the current context access memory of `peer_context`.
+    ///
+    /// Covers `cuMemAlloc` memory, not virtual mappings: those take an [`AccessDesc`] a peer.
+    ///
+    /// # Errors
+    /// `PEER_ACCESS_ALREADY_ENABLED`, `PEER_ACCESS_UNSUPPORTED`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn ctx_enable_peer_access(&self, peer_context: u64) -> DriverResult<()>;
+
+    /// `cuCtxDisablePeerAccess`.
+    ///
+    /// # Errors
+    /// `PEER_ACCESS_NOT_ENABLED`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn ctx_disable_peer_access(&self, peer_context: u64) -> DriverResult<()>;
+
+    // --- Streams and events --------------------------------------------------------------------
+
+    /// `cuStreamCreate`, with `CU_STREAM_NON_BLOCKING` unless `blocking`.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`, `OUT_OF_MEMORY`.
+    fn stream_create(&self, blocking: bool) -> DriverResult<u64>;
+
+    /// `cuStreamDestroy`: returns at once; work already enqueued still runs.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_destroy(&self, stream: u64) -> DriverResult<()>;
+
+    /// `cuStreamSynchronize`.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_synchronize(&self, stream: u64) -> DriverResult<()>;
+
+    /// `cuStreamQuery`: whether all work of the stream has completed.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed. Unfinished work is `Ok(false)`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_query(&self, stream: u64) -> DriverResult<bool>;
+
+    /// `cuStreamWaitEvent`: later work of `stream` waits for the last record of `event`.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_wait_event(&self, stream: u64, event: u64) -> DriverResult<()>;
+
+    /// `cuStreamGetCtx`: the context that the stream belongs to.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_get_ctx(&self, stream: u64) -> DriverResult<u64>;
+
+    /// `cuEventCreate`, with `CU_EVENT_DISABLE_TIMING` unless `timing`.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`, `OUT_OF_MEMORY`.
+    fn event_create(&self, timing: bool) -> DriverResult<u64>;
+
+    /// `cuEventDestroy`: returns at once, whether or not the event has completed.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn event_destroy(&self, event: u64) -> DriverResult<()>;
+
+    /// `cuEventRecord`: the event completes when the stream's work enqueued so far has.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` also when stream and event are of different contexts.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn event_record(&self, event: u64, stream: u64) -> DriverResult<()>;
+
+    /// `cuEventQuery`: whether the last record has completed; true if there was none.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed. Not ready is `Ok(false)`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn event_query(&self, event: u64) -> DriverResult<bool>;
+
+    /// `cuEventSynchronize`.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn event_synchronize(&self, event: u64) -> DriverResult<()>;
+
+    /// `cuEventElapsedTime` between two completed timing events, in milliseconds.
+    ///
+    /// # Errors
+    /// `NOT_READY` before both have completed, `INVALID_HANDLE` without timing or record.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn event_elapsed_time(&self, start: u64, end: u64) -> DriverResult<f32>;
+
+    // --- Memory --------------------------------------------------------------------------------
+
+    /// `cuMemGetInfo`: free and total bytes of the current context's device.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`.
+    fn mem_get_info(&self) -> DriverResult<(u64, u64)>;
+
+    /// `cuMemAlloc`: at least `bytes` bytes, aligned to at least 256.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<u64>;
+
+    /// `cuMemFree`: waits until no work uses the memory, then frees it.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for an address that is not the start of a live allocation.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn mem_free(&self, address: u64) -> DriverResult<()>;
+
+    /// `cuMemHostAlloc`: pinned host memory; the result is a host address, page aligned.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    fn mem_host_alloc(&self, bytes: u64, flags: HostAllocFlags) -> DriverResult<u64>;
+
+    /// `cuMemFreeHost`: waits for work that uses the memory, then frees it.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for an address that is not the start of such memory.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam); nothing refers to the memory any more.
+    unsafe fn mem_free_host(&self, host: u64) -> DriverResult<()>;
+
+    /// `cuMemHostGetDevicePointer`: the address by which kernels reach pinned host memory.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for memory that is not pinned or not mapped for devices.
+    fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64>;
+
+    /// `cuMemcpyHtoDAsync`. Pinned memory is read when the copy runs, not when it is enqueued;
+    /// pageable memory is staged before the call returns.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a range that is not of one allocation or mapping.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn memcpy_htod_async(
+        &self,
+        destination: u64,
+        host_source: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()>;
+
+    /// `cuMemcpyDtoHAsync`. For pageable memory the call returns after the copy has completed.
+    ///
+    /// # Errors
+    /// As [`memcpy_htod_async`](Driver::memcpy_htod_async).
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn memcpy_dtoh_async(
+        &self,
+        host_destination: u64,
+        source: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()>;
+
+    /// `cuMemcpyDtoDAsync`, within one device or between peers that have access.
+    ///
+    /// # Errors
+    /// As [`memcpy_htod_async`](Driver::memcpy_htod_async).
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn memcpy_dtod_async(
+        &self,
+        destination: u64,
+        source: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()>;
+
+    /// `cuMemcpyPeerAsync`: works without peer access too, then through host memory.
+    ///
+    /// # Errors
+    /// As [`memcpy_htod_async`](Driver::memcpy_htod_async).
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn memcpy_peer_async(&self, copy: PeerCopy, stream: u64) -> DriverResult<()>;
+
+    /// `cuMemsetD8Async`.
+    ///
+    /// # Errors
+    /// As [`memcpy_htod_async`](Driver::memcpy_htod_async).
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn memset_d8_async(
+        &self,
+        destination: u64,
+        value: u8,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()>;
+
+    // --- Virtual memory ------------------------------------------------------------------------
+
+    /// `cuMemGetAllocationGranularity`: sizes and addresses must be multiples of it.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE`, `NOT_SUPPORTED`.
+    fn mem_get_allocation_granularity(
+        &self,
+        prop: AllocationProp,
+        which: Granularity,
+    ) -> DriverResult<u64>;
+
+    /// `cuMemAddressReserve`: addresses without memory. `alignment` 0 means the granularity,
+    /// `hint` 0 means anywhere.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a size that is 0 or not a multiple of the granularity, `OUT_OF_MEMORY`.
+    fn mem_address_reserve(&self, bytes: u64, alignment: u64, hint: u64) -> DriverResult<u64>;
+
+    /// `cuMemAddressFree`: the whole of one reservation, with nothing mapped in it.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` while something is mapped, for a part, and a second time.
+    fn mem_address_free(&self, address: u64, bytes: u64) -> DriverResult<()>;
+
+    /// `cuMemCreate`: physical memory, as a handle with one reference.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity.
+    fn mem_create(&self, bytes: u64, prop: AllocationProp) -> DriverResult<u64>;
+
+    /// `cuMemRelease`: gives the handle up; the memory lives on until its last mapping is gone.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` a second time.
+    fn mem_release(&self, handle: u64) -> DriverResult<()>;
+
+    /// `cuMemMap`: puts physical memory under reserved addresses. Grants no access.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` over a mapped page, for the same handle too, and for unaligned addresses.
+    fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()>;
+
+    /// `cuMemUnmap`. Not ordered after any stream: the caller waits for every user first.
+    /// Ranges that were never mapped, or only in part, are a success.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for addresses that are not reserved or that split a mapping.
+    fn mem_unmap(&self, address: u64, bytes: u64) -> DriverResult<()>;
+
+    /// `cuMemSetAccess`: gives each named device read-write access to a mapped range.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` on a hole, or for a device that cannot reach the memory.
+    fn mem_set_access(&self, address: u64, bytes: u64, access: &[AccessDesc]) -> DriverResult<()>;
+
+    // --- Modules and kernels -------------------------------------------------------------------
+
+    /// `cuModuleLoadDataEx`: compiles PTX for the current context's device. What the compiler had
+    /// to say is appended to `log`, on success and on failure.
+    ///
+    /// # Errors
+    /// `INVALID_PTX`, `UNSUPPORTED_PTX_VERSION`, `INVALID_IMAGE`.
+    fn module_load_data(&self, ptx: &str, log: &mut String) -> DriverResult<u64>;
+
+    /// `cuModuleUnload`.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam); no kernel of the module is used after.
+    unsafe fn module_unload(&self, module: u64) -> DriverResult<()>;
+
+    /// `cuModuleGetFunction`.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn module_get_function(&self, module: u64, name: &str) -> DriverResult<u64>;
+
+    /// `cuLaunchKernel`.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a geometry over the limits, `LAUNCH_OUT_OF_RESOURCES`. A fault inside
+    /// the kernel shows at a later call, as a sticky error.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn launch_kernel(
+        &self,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+        stream: u64,
+    ) -> DriverResult<()>;
+}
+
+/// A copy between the memories of two contexts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PeerCopy {
+    /// Destination address.
+    pub destination: u64,
+    /// Context that the destination belongs to.
+    pub destination_context: u64,
+    /// Source address.
+    pub source: u64,
+    /// Context that the source belongs to.
+    pub source_context: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}

@@ -1,0 +1,184 @@
+//! What a driver call can answer: codes, the call they came from, and why there may be no driver.
+
+use core::fmt;
+
+/// A `CUresult` other than success, kept as the plain number the driver returned.
+///
+/// The number is never turned into an enum: a newer driver may return codes this crate has no
+/// name for, and they must still be carried and printed.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct ErrorCode(pub u32);
+
+/// Names each code once, for the constants and for `Display`.
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
+        impl ErrorCode {
+            $($(#[$doc])* pub const $name: ErrorCode = ErrorCode($value);)*
+
+            /// The driver's own name of this code, where this crate knows it.
+            #[must_use]
+            pub fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($value => Some($text),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// An argument was out of range or of the wrong kind.
+    INVALID_VALUE = 1, "CUDA_ERROR_INVALID_VALUE";
+    /// The device has too little free memory.
+    OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY";
+    /// The driver was not initialised.
+    NOT_INITIALIZED = 3, "CUDA_ERROR_NOT_INITIALIZED";
+    /// The driver is shutting down.
+    DEINITIALIZED = 4, "CUDA_ERROR_DEINITIALIZED";
+    /// Only a stub of the driver library is installed.
+    STUB_LIBRARY = 34, "CUDA_ERROR_STUB_LIBRARY";
+    /// The call needs a newer driver.
+    CALL_REQUIRES_NEWER_DRIVER = 36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
+    /// The device is in use by somebody else, or out of service.
+    DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
+    /// There is no CUDA device.
+    NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE";
+    /// The ordinal names no device.
+    INVALID_DEVICE = 101, "CUDA_ERROR_INVALID_DEVICE";
+    /// The module image could not be read.
+    INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
+    /// No context is current on the thread, or the context is not valid.
+    INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
+    /// Uncorrectable memory error.
+    ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE";
+    /// Peer access between the two devices is not possible.
+    PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
+    /// The PTX could not be compiled.
+    INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX";
+    /// The PTX is of a version this driver's compiler does not know.
+    UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
+    /// The handle is not valid.
+    INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
+    /// A named symbol was not found.
+    NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND";
+    /// The work has not completed yet.
+    NOT_READY = 600, "CUDA_ERROR_NOT_READY";
+    /// A kernel accessed an address that is not mapped or not accessible.
+    ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
+    /// The launch needs more registers, threads or shared memory than there are.
+    LAUNCH_OUT_OF_RESOURCES = 701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+    /// A kernel ran too long, or work can never run.
+    LAUNCH_TIMEOUT = 702, "CUDA_ERROR_LAUNCH_TIMEOUT";
+    /// Peer access was enabled before.
+    PEER_ACCESS_ALREADY_ENABLED = 704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED";
+    /// Peer access was not enabled.
+    PEER_ACCESS_NOT_ENABLED = 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
+    /// The context was destroyed.
+    CONTEXT_IS_DESTROYED = 709, "CUDA_ERROR_CONTEXT_IS_DESTROYED";
+    /// A device-side assertion failed.
+    ASSERT = 710, "CUDA_ERROR_ASSERT";
+    /// The host range is registered already.
+    HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED";
+    /// The host range is not registered.
+    HOST_MEMORY_NOT_REGISTERED = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED";
+    /// A kernel's stack or return was corrupted.
+    HARDWARE_STACK_ERROR = 714, "CUDA_ERROR_HARDWARE_STACK_ERROR";
+    /// A kernel met an illegal instruction.
+    ILLEGAL_INSTRUCTION = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION";
+    /// A kernel accessed an address that is not aligned to the width of the access.
+    MISALIGNED_ADDRESS = 716, "CUDA_ERROR_MISALIGNED_ADDRESS";
+    /// A kernel used an address of the wrong space.
+    INVALID_ADDRESS_SPACE = 717, "CUDA_ERROR_INVALID_ADDRESS_SPACE";
+    /// A kernel's program counter left its code.
+    INVALID_PC = 718, "CUDA_ERROR_INVALID_PC";
+    /// A kernel failed for another reason.
+    LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED";
+    /// The operation is not permitted.
+    NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED";
+    /// The operation is not supported.
+    NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
+    /// The driver and the kernel module do not match.
+    SYSTEM_DRIVER_MISMATCH = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
+    /// Unknown internal error.
+    UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
+}
+
+impl ErrorCode {
+    /// Whether the context can do nothing more after this error.
+    ///
+    /// After one of these every later call in the context fails with the same code
+    /// (CUDA C++ Programming Guide, "Error Checking"; driver API notes of each code), so the
+    /// first of them is the cause and all later ones are its echo.
+    #[must_use]
+    pub fn is_sticky(self) -> bool {
+        matches!(
+            self,
+            Self::ECC_UNCORRECTABLE
+                | Self::DEVICE_UNAVAILABLE
+                | Self::ILLEGAL_ADDRESS
+                | Self::LAUNCH_TIMEOUT
+                | Self::ASSERT
+                | Self::HARDWARE_STACK_ERROR
+                | Self::ILLEGAL_INSTRUCTION
+                | Self::MISALIGNED_ADDRESS
+                | Self::INVALID_ADDRESS_SPACE
+                | Self::INVALID_PC
+                | Self::LAUNCH_FAILED
+        )
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "{name} ({})", self.0),
+            None => write!(f, "CUDA error {}", self.0),
+        }
+    }
+}
+
+/// A driver call that did not succeed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{call} answered {code}")]
+pub struct DriverError {
+    /// The driver's name of the call, such as `cuMemMap`.
+    pub call: &'static str,
+    /// What it answered.
+    pub code: ErrorCode,
+}
+
+impl DriverError {
+    /// An answer `code` of the call `call`.
+    #[must_use]
+    pub const fn new(call: &'static str, code: ErrorCode) -> Self {
+        Self { call, code }
+    }
+
+    /// Whether the device ran out of memory: an expected outcome, not a fault.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code == ErrorCode::OUT_OF_MEMORY
+    }
+}
+
+/// Why a machine has no usable CUDA driver.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// The driver library is not installed.
+    #[error("no CUDA driver library (libcuda) was found")]
+    NoLibrary,
+    /// The library is there but could not be initialised.
+    #[error("the CUDA driver could not be initialised")]
+    Init(#[source] DriverError),
+    /// The driver works but there is no device.
+    #[error("the CUDA driver reports no device")]
+    NoDevice,
+    /// The library lacks a call that this crate needs.
+    #[error("the CUDA driver library lacks {symbol}")]
+    MissingSymbol {
+        /// The first missing call.
+        symbol: &'static str,
+    },
+}
