@@ -1,0 +1,345 @@
+//! One GPU in this process: its context, its health, and the memory waiting to be freed on it.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::{DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult};
+
+/// Why an operation on a device did not happen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The driver refused the call.
+    #[error("the driver refused the call")]
+    Driver(#[from] DriverError),
+    /// The device met an error from which its context cannot recover; nothing was tried.
+    #[error("the device is lost since {first}")]
+    Poisoned {
+        /// The first such error: the cause, with the call that met it.
+        first: DriverError,
+    },
+}
+
+impl DeviceError {
+    /// The driver's answer: this call's, or the one that poisoned the device.
+    #[must_use]
+    pub fn driver_error(&self) -> DriverError {
+        match *self {
+            Self::Driver(error) | Self::Poisoned { first: error } => error,
+        }
+    }
+
+    /// Whether the device ran out of memory: an expected outcome, unlike the loss of a device.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Driver(error) if error.is_out_of_memory())
+    }
+}
+
+/// Memory whose owner was dropped. Freeing it waits for the device, so a drop only notes it here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Retired {
+    Device(u64),
+    Host(u64),
+}
+
+/// A GPU, on one context. A cheap handle: clones are the same device.
+///
+/// Every operation through a handle of this crate binds the device's context on the calling thread
+/// and restores what was current there, so handles may be used and dropped on any thread.
+///
+/// # Health
+/// The first sticky error ([`ErrorCode::is_sticky`](crate::ErrorCode::is_sticky)) poisons the
+/// device: later operations fail at once with that cause and reach the driver no more, except
+/// clean-up, which is always tried and always quiet.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    driver: Arc<dyn Driver>,
+    ordinal: i32,
+    /// # Invariants
+    /// Valid until this struct is dropped: retained by `open`, or kept by `adopt`'s caller.
+    context: u64,
+    retained: bool,
+    info: DeviceInfo,
+    first_sticky: OnceLock<DriverError>,
+    retired: Mutex<Vec<Retired>>,
+}
+
+impl Device {
+    /// Opens device `ordinal` on its primary context, which this handle retains.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with `INVALID_DEVICE` for an ordinal that names no device, or what
+    /// else the driver answers.
+    pub fn open(driver: Arc<dyn Driver>, ordinal: i32) -> Result<Self, DeviceError> {
+        let info = driver.device_get_info(ordinal)?;
+        let context = driver.device_primary_ctx_retain(ordinal)?;
+        Ok(Self::from_parts(driver, ordinal, context, true, info))
+    }
+
+    /// Uses a context that the host program already has, such as cudarc's `CudaContext`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] when the context cannot be bound.
+    ///
+    /// # Safety
+    /// - `context` is a live `CUcontext` of `driver`'s library;
+    /// - it stays alive until the last clone of the result, and the last handle made from it, is
+    ///   dropped.
+    pub unsafe fn adopt(driver: Arc<dyn Driver>, context: u64) -> Result<Self, DeviceError> {
+        // SAFETY: the caller passes a live context of this driver.
+        let bound = unsafe { Bound::enter(&*driver, context) }?;
+        let ordinal = driver.ctx_get_device();
+        drop(bound);
+        let ordinal = ordinal?;
+        let info = driver.device_get_info(ordinal)?;
+        Ok(Self::from_parts(driver, ordinal, context, false, info))
+    }
+
+    fn from_parts(
+        driver: Arc<dyn Driver>,
+        ordinal: i32,
+        context: u64,
+        retained: bool,
+        info: DeviceInfo,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                driver,
+                ordinal,
+                context,
+                retained,
+                info,
+                first_sticky: OnceLock::new(),
+                retired: Mutex::new(Vec::new()),
+            }),
+        }
+    }
+
+    /// The driver that this device is reached through.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.inner.driver
+    }
+
+    /// CUDA's ordinal of the device in this process.
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.inner.ordinal
+    }
+
+    /// The raw context, to hand to other libraries.
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.inner.context
+    }
+
+    /// Name, UUID, size and bus of the device.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.inner.info
+    }
+
+    /// The error that poisoned the device, if one did.
+    #[must_use]
+    pub fn poison(&self) -> Option<DriverError> {
+        self.inner.first_sticky.get().copied()
+    }
+
+    /// Runs driver calls with this device's context bound, and restores what was current.
+    ///
+    /// A sticky error poisons the device. This is how sibling crates make calls that no handle
+    /// here wraps.
+    ///
+    /// # Errors
+    /// [`DeviceError::Poisoned`] without running `calls` when the device is lost; otherwise what
+    /// `calls` returned.
+    pub fn run<T>(
+        &self,
+        calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
+    ) -> Result<T, DeviceError> {
+        if let Some(&first) = self.inner.first_sticky.get() {
+            return Err(DeviceError::Poisoned { first });
+        }
+        self.clean_up(calls)
+    }
+
+    /// As [`run`](Device::run), but tried on a poisoned device too: for freeing and unmapping.
+    ///
+    /// # Errors
+    /// What the calls returned.
+    pub fn clean_up<T>(
+        &self,
+        calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
+    ) -> Result<T, DeviceError> {
+        let driver = &*self.inner.driver;
+        // SAFETY: the context is alive as long as `inner` (its invariant).
+        let result = unsafe { Bound::enter(driver, self.inner.context) }.and_then(|bound| {
+            let result = calls(driver);
+            drop(bound);
+            result
+        });
+        result.map_err(|error| {
+            if error.code.is_sticky() {
+                let first = *self.inner.first_sticky.get_or_init(|| error);
+                if first != error {
+                    return DeviceError::Poisoned { first };
+                }
+            }
+            DeviceError::Driver(error)
+        })
+    }
+
+    /// A device attribute.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn attribute(&self, attribute: DeviceAttribute) -> Result<i32, DeviceError> {
+        self.run(|driver| driver.device_get_attribute(self.inner.ordinal, attribute))
+    }
+
+    /// Free and total memory, in bytes.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn memory_info(&self) -> Result<(u64, u64), DeviceError> {
+        self.run(|driver| driver.mem_get_info())
+    }
+
+    /// Waits for all work of the device's context.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.run(|driver| driver.ctx_synchronize())
+    }
+
+    /// Notes memory whose owner is gone; [`free_retired`](Device::free_retired) frees it.
+    pub(crate) fn retire(&self, memory: Retired) {
+        self.inner.retired.lock().push(memory);
+    }
+
+    /// Frees the memory of dropped buffers; returns how many there were.
+    ///
+    /// Dropping a buffer frees nothing, because `cuMemFree` and `cuMemFreeHost` wait for the
+    /// device. Allocating calls this first, and so does dropping the last handle of the device.
+    ///
+    /// # Ordering
+    /// May wait for all work of the device.
+    ///
+    /// # Errors
+    /// The first refusal; every other buffer is freed all the same.
+    pub fn free_retired(&self) -> Result<usize, DeviceError> {
+        let retired = std::mem::take(&mut *self.inner.retired.lock());
+        if retired.is_empty() {
+            return Ok(0);
+        }
+        let count = retired.len();
+        self.clean_up(|driver| free_all(driver, &retired))?;
+        Ok(count)
+    }
+}
+
+/// Frees every entry, even after a refusal, and returns the first refusal.
+fn free_all(driver: &dyn Driver, retired: &[Retired]) -> DriverResult<()> {
+    let mut outcome = Ok(());
+    for memory in retired {
+        let freed = match *memory {
+            // SAFETY: an address enters the list once, when the one buffer that owned it is
+            // dropped, and leaves it before this call.
+            Retired::Device(address) => unsafe { driver.mem_free(address) },
+            // SAFETY: as above; the dropped buffer was the only way to reach the memory.
+            Retired::Host(host) => unsafe { driver.mem_free_host(host) },
+        };
+        if let Err(error) = freed {
+            tracing::warn!(%error, ?memory, "memory of a dropped buffer was not freed");
+            outcome = outcome.and(Err(error));
+        }
+    }
+    outcome
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let retired = std::mem::take(self.retired.get_mut());
+        // SAFETY: the context is alive until the release below (invariant of `context`).
+        let bound = unsafe { Bound::enter(&*self.driver, self.context) };
+        if let Ok(bound) = bound {
+            // Refusals are logged there; a destructor has nobody to tell.
+            let _ = free_all(&*self.driver, &retired);
+            drop(bound);
+        }
+        if self.retained {
+            // SAFETY: `open` retained it once, and every handle made from this device holds a
+            // clone of it, so none is left.
+            if let Err(error) = unsafe { self.driver.device_primary_ctx_release(self.ordinal) } {
+                tracing::warn!(%error, ordinal = self.ordinal, "primary context was not released");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("driver", &self.inner.driver.name())
+            .field("ordinal", &self.inner.ordinal)
+            .field("name", &self.inner.info.name)
+            .field("poison", &self.poison())
+            .finish()
+    }
+}
+
+impl PartialEq for Device {
+    /// Whether both are handles of the same device instance.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for Device {}
+
+/// A context bound on this thread; dropping it restores what was current.
+struct Bound<'a> {
+    driver: &'a dyn Driver,
+    /// The context to restore, unless it was this one already.
+    restore: Option<u64>,
+}
+
+impl<'a> Bound<'a> {
+    /// # Safety
+    /// - `context` is a live context of `driver`.
+    unsafe fn enter(driver: &'a dyn Driver, context: u64) -> DriverResult<Self> {
+        let current = driver.ctx_get_current()?;
+        if current == context {
+            return Ok(Self {
+                driver,
+                restore: None,
+            });
+        }
+        // SAFETY: the caller passes a live context.
+        unsafe { driver.ctx_set_current(context) }?;
+        Ok(Self {
+            driver,
+            restore: Some(current),
+        })
+    }
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        if let Some(previous) = self.restore {
+            // SAFETY: it was current on this thread when `enter` ran, so it was live then; should
+            // its owner have destroyed it since, the driver answers with an error.
+            if let Err(error) = unsafe { self.driver.ctx_set_current(previous) } {
+                tracing::warn!(%error, "the previous context could not be restored");
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Device memory and pinned host memory that free themselves without waiting.
+
+use crate::device::Retired;
+use crate::{Device, DeviceError, HostAllocFlags};
+
+/// A range that does not lie inside the memory it was asked of.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{bytes} bytes at offset {offset} lie outside memory of {capacity} bytes")]
+pub struct OutOfBounds {
+    /// Offset asked for, in bytes.
+    pub offset: u64,
+    /// Length asked for, in bytes.
+    pub bytes: u64,
+    /// Length of the memory, in bytes.
+    pub capacity: u64,
+}
+
+impl OutOfBounds {
+    /// Checks that `bytes` bytes at `offset` lie inside `capacity` bytes.
+    pub(crate) fn check(offset: u64, bytes: u64, capacity: u64) -> Result<(), Self> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= capacity => Ok(()),
+            _ => Err(Self {
+                offset,
+                bytes,
+                capacity,
+            }),
+        }
+    }
+}
+
+/// Why a copy was not enqueued.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The range lies outside its memory.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
+    /// Source and destination differ in length.
+    #[error("a copy of {source_bytes} bytes into {destination} bytes")]
+    Lengths {
+        /// Length of the destination, in bytes.
+        destination: u64,
+        /// Length of the source, in bytes.
+        source_bytes: u64,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A range of device memory: an address and a length, without ownership.
+///
+/// A span says nothing about the order of accesses or about how long the memory lives: reading a
+/// freed or unmapped span is an error on the device, never undefined behaviour on the host.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct DeviceSpan {
+    /// # Invariants
+    /// `address..address + bytes` does not overflow and was device memory when the span was made,
+    /// never host memory that Rust code accesses. CUDA does not give such addresses to the host.
+    address: u64,
+    bytes: u64,
+}
+
+impl DeviceSpan {
+    /// A span over memory that the host program allocated.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] when the range overflows the address space.
+    ///
+    /// # Safety
+    /// - the range is device memory (`cuMemAlloc`, a mapped reservation), not pinned host memory.
+    pub unsafe fn from_raw(address: u64, bytes: u64) -> Result<Self, OutOfBounds> {
+        OutOfBounds::check(address, bytes, u64::MAX)?;
+        Ok(Self { address, bytes })
+    }
+
+    pub(crate) fn new_unchecked(address: u64, bytes: u64) -> Self {
+        Self { address, bytes }
+    }
+
+    /// First address.
+    #[must_use]
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn slice(self, offset: u64, bytes: u64) -> Result<Self, OutOfBounds> {
+        OutOfBounds::check(offset, bytes, self.bytes)?;
+        Ok(Self {
+            address: self.address + offset,
+            bytes,
+        })
+    }
+}
+
+/// Device memory of its own (`cuMemAlloc`).
+///
+/// Dropping it does not wait: the memory is freed by the next allocation on the device, by
+/// [`Device::free_retired`], or with the device. [`free`](DeviceBuffer::free) frees it now.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    device: Device,
+    span: DeviceSpan,
+}
+
+impl DeviceBuffer {
+    /// Allocates `bytes` bytes, aligned to at least 256; the contents are undefined.
+    ///
+    /// # Ordering
+    /// May wait for the device, when memory of dropped buffers is freed first.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    pub fn alloc(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
+        device.free_retired()?;
+        let address = device.run(|driver| driver.mem_alloc(bytes))?;
+        Ok(Self {
+            device: device.clone(),
+            span: DeviceSpan::new_unchecked(address, bytes),
+        })
+    }
+
+    /// The device that holds the memory.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn span(&self) -> DeviceSpan {
+        self.span
+    }
+
+    /// First address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.span.address
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.span.bytes
+    }
+
+    /// Frees the memory now.
+    ///
+    /// # Ordering
+    /// Waits for the work that uses it (`cuMemFree`).
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn free(self) -> Result<(), DeviceError> {
+        let device = self.device.clone();
+        drop(self);
+        device.free_retired().map(drop)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        self.device.retire(Retired::Device(self.span.address));
+    }
+}
+
+/// Pinned host memory that the device reads and writes directly.
+///
+/// It hands out no references to its bytes, because the device may be writing them; it copies them
+/// in and out instead. Dropping it does not wait: see [`Device::free_retired`].
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    device: Device,
+    /// # Invariants
+    /// Start of a live pinned allocation of `bytes` bytes, at most `isize::MAX`, owned by this struct.
+    host: u64,
+    device_address: u64,
+    bytes: u64,
+}
+
+impl PinnedBuffer {
+    /// Allocates `bytes` bytes. Slow: about 0.4 s a GiB; never on a step's path.
+    ///
+    /// # Ordering
+    /// May wait for the device, when memory of dropped buffers is freed first.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    pub fn alloc(device: &Device, bytes: u64, flags: HostAllocFlags) -> Result<Self, DeviceError> {
+        device.free_retired()?;
+        let (host, device_address) = device.run(|driver| {
+            let host = driver.mem_host_alloc(bytes, flags)?;
+            match driver.mem_host_get_device_pointer(host) {
+                Ok(address) => Ok((host, address)),
+                Err(error) => {
+                    // SAFETY: nothing else knows of the memory allocated just now.
+                    let _ = unsafe { driver.mem_free_host(host) };
+                    Err(error)
+                }
+            }
+        })?;
+        let mut buffer = Self {
+            device: device.clone(),
+            host,
+            device_address,
+            bytes,
+        };
+        // The driver does not say that it clears the memory, and Rust may not read it before.
+        buffer.clear();
+        Ok(buffer)
+    }
+
+    /// The device that the memory was pinned for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Address by which the host reaches the first byte.
+    #[must_use]
+    pub fn host_address(&self) -> u64 {
+        self.host
+    }
+
+    /// Address by which kernels reach the first byte.
+    #[must_use]
+    pub fn device_address(&self) -> u64 {
+        self.device_address
+    }
+
+    fn clear(&mut self) {
+        // SAFETY: the allocation is `bytes` long, owned, and not yet known to the device.
+        unsafe { std::ptr::write_bytes(self.host as *mut u8, 0, self.bytes as usize) };
+    }
+
+    pub(crate) fn host_range(&self, offset: u64, bytes: u64) -> Result<u64, OutOfBounds> {
+        OutOfBounds::check(offset, bytes, self.bytes)?;
+        Ok(self.host + offset)
+    }
+
+    /// Copies `data` into the buffer at `offset`.
+    ///
+    /// # Ordering
+    /// No pending device operation may read the range: it would read a mixture.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
+        let host = self.host_range(offset, data.len() as u64)?;
+        // SAFETY: the range lies in the owned allocation; `data` cannot overlap it, since no
+        // reference to the allocation exists outside `slice_mut`'s borrow of `self`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), host as *mut u8, data.len());
+        }
+        Ok(())
+    }
+
+    /// Copies bytes at `offset` out of the buffer.
+    ///
+    /// # Ordering
+    /// Device operations that write the range must have completed: otherwise the bytes are a
+    /// mixture.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), OutOfBounds> {
+        let host = self.host_range(offset, data.len() as u64)?;
+        // SAFETY: the range lies in the owned, initialised allocation and does not overlap `data`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(host as *const u8, data.as_mut_ptr(), data.len());
+        }
+        Ok(())
+    }
+
+    /// The bytes, for filling them in place.
+    ///
+    /// # Safety
+    /// - no device operation that writes the buffer is pending, and none is enqueued while the
+    ///   slice is alive;
+    /// - no device operation that reads it is pending, unless a torn read is acceptable.
+    pub unsafe fn slice_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the allocation is owned, initialised since `alloc`, and `bytes` long; `&mut
+        // self` excludes other Rust accesses, the caller excludes the device's.
+        unsafe { std::slice::from_raw_parts_mut(self.host as *mut u8, self.bytes as usize) }
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        self.device.retire(Retired::Host(self.host));
+    }
+}

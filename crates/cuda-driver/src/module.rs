@@ -1,0 +1,153 @@
+//! Modules compiled from PTX, and the kernels in them.
+
+use std::sync::Arc;
+
+use crate::{Device, DeviceError, KernelArgs, LaunchConfig, Stream};
+
+/// Why a module or a kernel could not be had.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModuleError {
+    /// The driver did not compile the PTX.
+    #[error("the PTX was refused; the compiler says: {log}")]
+    Load {
+        /// What the driver's compiler wrote.
+        log: String,
+        /// The driver's answer.
+        #[source]
+        source: DeviceError,
+    },
+    /// The module has no kernel of that name.
+    #[error("the module has no kernel {name:?}")]
+    Kernel {
+        /// The name asked for.
+        name: String,
+        /// The driver's answer.
+        #[source]
+        source: DeviceError,
+    },
+}
+
+/// A module: PTX, compiled for one device. A cheap handle; clones are the same module.
+#[derive(Clone, Debug)]
+pub struct Module {
+    inner: Arc<ModuleInner>,
+}
+
+#[derive(Debug)]
+struct ModuleInner {
+    device: Device,
+    /// # Invariants
+    /// A live module of `device`'s context until this struct is dropped.
+    raw: u64,
+}
+
+impl Module {
+    /// Compiles `ptx` for `device`.
+    ///
+    /// # Errors
+    /// [`ModuleError::Load`] with the compiler's log.
+    pub fn load(device: &Device, ptx: &str) -> Result<Self, ModuleError> {
+        let mut log = String::new();
+        match device.run(|driver| driver.module_load_data(ptx, &mut log)) {
+            Ok(raw) => {
+                if !log.trim().is_empty() {
+                    tracing::debug!(%log, "module loaded");
+                }
+                Ok(Self {
+                    inner: Arc::new(ModuleInner {
+                        device: device.clone(),
+                        raw,
+                    }),
+                })
+            }
+            Err(source) => Err(ModuleError::Load {
+                log: log.trim().to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// The kernel `name`, which keeps the module loaded.
+    ///
+    /// # Errors
+    /// [`ModuleError::Kernel`] when there is none.
+    pub fn kernel(&self, name: &str) -> Result<Kernel, ModuleError> {
+        let raw = self.inner.raw;
+        // SAFETY: the module is live (invariant of `raw`).
+        let function = self
+            .inner
+            .device
+            .run(|driver| unsafe { driver.module_get_function(raw, name) })
+            .map_err(|source| ModuleError::Kernel {
+                name: name.to_owned(),
+                source,
+            })?;
+        Ok(Kernel {
+            module: self.clone(),
+            function,
+        })
+    }
+
+    /// The device that the module was compiled for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+}
+
+impl Drop for ModuleInner {
+    fn drop(&mut self) {
+        let raw = self.raw;
+        // SAFETY: this is the last handle; kernels hold one, so none of them is left either.
+        if let Err(error) = self
+            .device
+            .clean_up(|driver| unsafe { driver.module_unload(raw) })
+        {
+            tracing::debug!(%error, "a module was not unloaded");
+        }
+    }
+}
+
+/// A kernel of a loaded module.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    module: Module,
+    /// # Invariants
+    /// A function of `module`, which this struct keeps loaded.
+    function: u64,
+}
+
+impl Kernel {
+    /// The device that the kernel runs on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.module.device()
+    }
+
+    /// Enqueues the kernel on `stream`.
+    ///
+    /// # Ordering
+    /// Runs after what was enqueued on `stream` before. Memory that the kernel reads, host memory
+    /// too, is read when it runs, not now.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a geometry over the device's limits. What goes wrong inside the kernel
+    /// shows at a later call.
+    ///
+    /// # Safety
+    /// - `args` has the number, order and sizes of the kernel's parameters;
+    /// - host memory that the kernel reads stays allocated until it has completed;
+    /// - host memory that it writes is not accessed by the host until it has completed.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> Result<(), DeviceError> {
+        self.device().run(|driver| {
+            // SAFETY: function and stream are live (their invariants); the rest is the caller's.
+            unsafe { driver.launch_kernel(self.function, config, args, stream.raw()) }
+        })
+    }
+}

@@ -1,0 +1,378 @@
+//! Streams and events: the order of a device's work.
+
+use std::sync::Arc;
+
+use crate::{CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, PinnedBuffer};
+
+/// A stream: work enqueued on it runs in order. A cheap handle; clones are the same stream.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    inner: Arc<StreamInner>,
+}
+
+#[derive(Debug)]
+struct StreamInner {
+    device: Device,
+    /// # Invariants
+    /// A live stream of `device`'s context until this struct is dropped.
+    raw: u64,
+    owned: bool,
+}
+
+impl Stream {
+    /// Creates a stream that does not synchronise with the legacy default stream.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn new(device: &Device) -> Result<Self, DeviceError> {
+        let raw = device.run(|driver| driver.stream_create(false))?;
+        Ok(Self::from_parts(device, raw, true))
+    }
+
+    /// Uses a stream that the host program already has, such as cudarc's `CudaStream`; 0 is the
+    /// legacy default stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with `INVALID_CONTEXT` when the stream is of another context.
+    ///
+    /// # Safety
+    /// - `raw` is 0 or a live `CUstream`, and stays so until the last clone is dropped.
+    pub unsafe fn adopt(device: &Device, raw: u64) -> Result<Self, DeviceError> {
+        if raw != 0 {
+            // SAFETY: the caller passes a live stream.
+            let context = device.run(|driver| unsafe { driver.stream_get_ctx(raw) })?;
+            if context != device.context() {
+                return Err(DeviceError::Driver(crate::DriverError::new(
+                    "cuStreamGetCtx",
+                    crate::ErrorCode::INVALID_CONTEXT,
+                )));
+            }
+        }
+        Ok(Self::from_parts(device, raw, false))
+    }
+
+    fn from_parts(device: &Device, raw: u64, owned: bool) -> Self {
+        Self {
+            inner: Arc::new(StreamInner {
+                device: device.clone(),
+                raw,
+                owned,
+            }),
+        }
+    }
+
+    /// The device whose work this stream orders.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The raw `CUstream`, to hand to other libraries.
+    #[must_use]
+    pub fn raw(&self) -> u64 {
+        self.inner.raw
+    }
+
+    /// Makes work enqueued here from now on wait for the last record of `event`.
+    ///
+    /// # Ordering
+    /// Waits on the device, not on the host. An event that was never recorded is no wait.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        // SAFETY: both handles are live (invariants of `raw`).
+        self.inner
+            .device
+            .run(|driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) })
+    }
+
+    /// Waits on the host until all work enqueued here has completed.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: the stream is live (invariant of `raw`).
+        self.inner
+            .device
+            .run(|driver| unsafe { driver.stream_synchronize(self.raw()) })
+    }
+
+    /// Whether all work enqueued here has completed.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    pub fn is_idle(&self) -> Result<bool, DeviceError> {
+        // SAFETY: the stream is live (invariant of `raw`).
+        self.inner
+            .device
+            .run(|driver| unsafe { driver.stream_query(self.raw()) })
+    }
+
+    /// Enqueues a copy from pinned host memory, filling `destination`.
+    ///
+    /// # Ordering
+    /// The source is read when the copy runs, not now: its bytes must not change before an event
+    /// recorded after this call has completed. Device-side order is the caller's.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`] when the source has fewer than `offset + destination` bytes.
+    pub fn copy_to_device(
+        &self,
+        destination: DeviceSpan,
+        source: &PinnedBuffer,
+        offset: u64,
+    ) -> Result<(), CopyError> {
+        let host = source.host_range(offset, destination.bytes())?;
+        self.enqueue(destination.bytes(), |driver, stream| {
+            // SAFETY: the range lies inside the pinned buffer, whose memory is not freed before
+            // the device has finished (a drop only retires it; `cuMemFreeHost` waits); the
+            // destination is device memory (invariant of `DeviceSpan`).
+            unsafe {
+                driver.memcpy_htod_async(destination.address(), host, destination.bytes(), stream)
+            }
+        })
+    }
+
+    /// Enqueues a copy of `source` into pinned host memory at `offset`.
+    ///
+    /// # Ordering
+    /// The bytes have arrived when an event recorded after this call has completed.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + source` bytes.
+    pub fn copy_to_host(
+        &self,
+        destination: &PinnedBuffer,
+        offset: u64,
+        source: DeviceSpan,
+    ) -> Result<(), CopyError> {
+        let host = destination.host_range(offset, source.bytes())?;
+        self.enqueue(source.bytes(), |driver, stream| {
+            // SAFETY: the range lies inside the pinned buffer, which hands out no references to
+            // its bytes except through `slice_mut`, whose caller rules out device access; it is
+            // not freed before the device has finished.
+            unsafe { driver.memcpy_dtoh_async(host, source.address(), source.bytes(), stream) }
+        })
+    }
+
+    /// Enqueues a copy within the device, or between peers that have access.
+    ///
+    /// # Errors
+    /// [`CopyError::Lengths`] when the spans differ in length.
+    pub fn copy_on_device(
+        &self,
+        destination: DeviceSpan,
+        source: DeviceSpan,
+    ) -> Result<(), CopyError> {
+        if destination.bytes() != source.bytes() {
+            return Err(CopyError::Lengths {
+                destination: destination.bytes(),
+                source_bytes: source.bytes(),
+            });
+        }
+        self.enqueue(source.bytes(), |driver, stream| {
+            // SAFETY: both spans are device memory (invariant of `DeviceSpan`).
+            unsafe {
+                driver.memcpy_dtod_async(
+                    destination.address(),
+                    source.address(),
+                    source.bytes(),
+                    stream,
+                )
+            }
+        })
+    }
+
+    /// Enqueues filling `destination` with `byte`.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn fill(&self, destination: DeviceSpan, byte: u8) -> Result<(), CopyError> {
+        self.enqueue(destination.bytes(), |driver, stream| {
+            // SAFETY: the span is device memory (invariant of `DeviceSpan`).
+            unsafe {
+                driver.memset_d8_async(destination.address(), byte, destination.bytes(), stream)
+            }
+        })
+    }
+
+    /// Copies `data` to the device and waits until it has arrived. For set-up and tests.
+    ///
+    /// # Ordering
+    /// Waits on the host for all work enqueued here.
+    ///
+    /// # Errors
+    /// [`CopyError::Lengths`] when the lengths differ.
+    pub fn upload(&self, destination: DeviceSpan, data: &[u8]) -> Result<(), CopyError> {
+        if destination.bytes() != data.len() as u64 {
+            return Err(CopyError::Lengths {
+                destination: destination.bytes(),
+                source_bytes: data.len() as u64,
+            });
+        }
+        self.enqueue(destination.bytes(), |driver, stream| {
+            // SAFETY: `data` outlives the call, and the synchronisation below ends every read of
+            // it; the destination is device memory.
+            unsafe {
+                driver.memcpy_htod_async(
+                    destination.address(),
+                    data.as_ptr() as u64,
+                    destination.bytes(),
+                    stream,
+                )
+            }
+        })?;
+        Ok(self.synchronize()?)
+    }
+
+    /// Copies `source` from the device and waits until it has arrived. For set-up and tests.
+    ///
+    /// # Ordering
+    /// Waits on the host for all work enqueued here.
+    ///
+    /// # Errors
+    /// [`CopyError::Lengths`] when the lengths differ.
+    pub fn download(&self, destination: &mut [u8], source: DeviceSpan) -> Result<(), CopyError> {
+        if source.bytes() != destination.len() as u64 {
+            return Err(CopyError::Lengths {
+                destination: destination.len() as u64,
+                source_bytes: source.bytes(),
+            });
+        }
+        let host = destination.as_mut_ptr() as u64;
+        self.enqueue(source.bytes(), |driver, stream| {
+            // SAFETY: `destination` is borrowed exclusively until the synchronisation below has
+            // ended every write to it.
+            unsafe { driver.memcpy_dtoh_async(host, source.address(), source.bytes(), stream) }
+        })?;
+        Ok(self.synchronize()?)
+    }
+
+    /// Enqueues one operation of `bytes` bytes; of no bytes, nothing.
+    fn enqueue(
+        &self,
+        bytes: u64,
+        call: impl FnOnce(&dyn Driver, u64) -> DriverResult<()>,
+    ) -> Result<(), CopyError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        Ok(self.inner.device.run(|driver| call(driver, self.raw()))?)
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if self.owned {
+            let raw = self.raw;
+            // SAFETY: this is the last handle of a stream that `new` created.
+            let destroyed = self
+                .device
+                .clean_up(|driver| unsafe { driver.stream_destroy(raw) });
+            if let Err(error) = destroyed {
+                tracing::debug!(%error, "a stream was not destroyed");
+            }
+        }
+    }
+}
+
+/// A point in a stream's work that others can wait for.
+#[derive(Debug)]
+pub struct Event {
+    device: Device,
+    /// # Invariants
+    /// A live event of `device`'s context until this struct is dropped.
+    raw: u64,
+}
+
+impl Event {
+    /// Creates an event for ordering; it keeps no time.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn new(device: &Device) -> Result<Self, DeviceError> {
+        let raw = device.run(|driver| driver.event_create(false))?;
+        Ok(Self {
+            device: device.clone(),
+            raw,
+        })
+    }
+
+    /// Creates an event that also keeps the time it completed at.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn with_timing(device: &Device) -> Result<Self, DeviceError> {
+        let raw = device.run(|driver| driver.event_create(true))?;
+        Ok(Self {
+            device: device.clone(),
+            raw,
+        })
+    }
+
+    /// The raw `CUevent`.
+    #[must_use]
+    pub fn raw(&self) -> u64 {
+        self.raw
+    }
+
+    /// The device that the event belongs to.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Records the event: it completes when the work enqueued on `stream` so far has.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with `INVALID_HANDLE` for a stream of another context.
+    pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+        // SAFETY: both handles are live (invariants of `raw`).
+        self.device
+            .run(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
+    }
+
+    /// Whether the last record has completed; true if there was none.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    pub fn is_complete(&self) -> Result<bool, DeviceError> {
+        // SAFETY: the event is live (invariant of `raw`).
+        self.device
+            .run(|driver| unsafe { driver.event_query(self.raw) })
+    }
+
+    /// Waits on the host until the last record has completed.
+    ///
+    /// # Errors
+    /// The sticky error of the work, if it failed.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: the event is live (invariant of `raw`).
+        self.device
+            .run(|driver| unsafe { driver.event_synchronize(self.raw) })
+    }
+
+    /// Milliseconds from `earlier` to this event; both keep time and have completed.
+    ///
+    /// # Errors
+    /// `NOT_READY` before both have completed, `INVALID_HANDLE` for events without time.
+    pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32, DeviceError> {
+        // SAFETY: both events are live (invariants of `raw`).
+        self.device
+            .run(|driver| unsafe { driver.event_elapsed_time(earlier.raw, self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let raw = self.raw;
+        // SAFETY: this is the only handle of the event.
+        if let Err(error) = self
+            .device
+            .clean_up(|driver| unsafe { driver.event_destroy(raw) })
+        {
+            tracing::debug!(%error, "an event was not destroyed");
+        }
+    }
+}

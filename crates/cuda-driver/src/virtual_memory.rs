@@ -1,0 +1,196 @@
+//! Address ranges without memory, and physical memory without addresses.
+
+use crate::{
+    AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
+    Granularity, OutOfBounds,
+};
+
+/// Reserved device addresses (`cuMemAddressReserve`), with nothing behind them until mapped.
+///
+/// This handle owns the addresses only. It keeps no book of what is mapped where and orders
+/// nothing after the device's work: that is `cuda-vmm`'s part.
+#[derive(Debug)]
+pub struct AddressRange {
+    device: Device,
+    /// # Invariants
+    /// One whole live reservation of `bytes` bytes; none when `bytes` is 0.
+    base: u64,
+    bytes: u64,
+}
+
+impl AddressRange {
+    /// Reserves `bytes` bytes of addresses.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a size that is 0 or not a multiple of the granularity.
+    pub fn reserve(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
+        let base = device.run(|driver| driver.mem_address_reserve(bytes, 0, 0))?;
+        Ok(Self {
+            device: device.clone(),
+            base,
+            bytes,
+        })
+    }
+
+    /// First address.
+    #[must_use]
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The device that the addresses were reserved for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// `bytes` bytes from `offset` on, mapped or not.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn span(&self, offset: u64, bytes: u64) -> Result<DeviceSpan, OutOfBounds> {
+        DeviceSpan::new_unchecked(self.base, self.bytes).slice(offset, bytes)
+    }
+
+    /// Puts all of `memory` under the addresses from `offset` on. Grants no access.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the range is not free, not aligned or not inside the reservation.
+    pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<(), DeviceError> {
+        let address = self.address("cuMemMap", offset, memory.bytes)?;
+        self.device
+            .run(|driver| driver.mem_map(address, memory.bytes, 0, memory.handle))
+    }
+
+    /// Gives each named device read-write access to a mapped range.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` on a hole.
+    pub fn set_access(
+        &self,
+        offset: u64,
+        bytes: u64,
+        access: &[AccessDesc],
+    ) -> Result<(), DeviceError> {
+        let address = self.address("cuMemSetAccess", offset, bytes)?;
+        self.device
+            .run(|driver| driver.mem_set_access(address, bytes, access))
+    }
+
+    /// Takes the memory away from a range. Tried on a lost device too.
+    ///
+    /// # Ordering
+    /// Not ordered after any stream: the caller proves first that nothing on the device uses the
+    /// range any more.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the range would split a mapping.
+    pub fn unmap(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        let address = self.address("cuMemUnmap", offset, bytes)?;
+        self.device
+            .clean_up(|driver| driver.mem_unmap(address, bytes))
+    }
+
+    /// Gives the addresses back now. Nothing may be mapped in them.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` while something is mapped; the addresses are then given up all the same and
+    /// stay reserved until the process ends.
+    pub fn free(mut self) -> Result<(), DeviceError> {
+        let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
+        // A length of 0 tells the destructor that there is nothing left to free.
+        self.device
+            .clean_up(|driver| driver.mem_address_free(base, bytes))
+    }
+
+    fn address(&self, call: &'static str, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
+        OutOfBounds::check(offset, bytes, self.bytes)
+            .map_err(|_| DriverError::new(call, ErrorCode::INVALID_VALUE))?;
+        Ok(self.base + offset)
+    }
+}
+
+impl Drop for AddressRange {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let (base, bytes) = (self.base, self.bytes);
+        if let Err(error) = self
+            .device
+            .clean_up(|driver| driver.mem_address_free(base, bytes))
+        {
+            tracing::warn!(%error, base, bytes, "an address range was not freed");
+        }
+    }
+}
+
+/// Physical memory of a device (`cuMemCreate`), to be mapped under reserved addresses.
+///
+/// Dropping it gives the handle up; where it is still mapped, the memory lives on until unmapped.
+#[derive(Debug)]
+pub struct PhysicalMemory {
+    device: Device,
+    /// # Invariants
+    /// A live handle with one reference, owned by this struct.
+    handle: u64,
+    bytes: u64,
+}
+
+impl PhysicalMemory {
+    /// The granularity of `device`: sizes and offsets of mappings are multiples of it.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` on a device without virtual-memory management.
+    pub fn granularity(device: &Device) -> Result<u64, DeviceError> {
+        let prop = AllocationProp {
+            device: device.ordinal(),
+            posix_fd: false,
+        };
+        device.run(|driver| driver.mem_get_allocation_granularity(prop, Granularity::Recommended))
+    }
+
+    /// Creates `bytes` bytes of physical memory on `device`.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity.
+    pub fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
+        let prop = AllocationProp {
+            device: device.ordinal(),
+            posix_fd: false,
+        };
+        let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
+        Ok(Self {
+            device: device.clone(),
+            handle,
+            bytes,
+        })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The driver's handle: tells one page from another.
+    #[must_use]
+    pub fn handle(&self) -> u64 {
+        self.handle
+    }
+}
+
+impl Drop for PhysicalMemory {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        if let Err(error) = self.device.clean_up(|driver| driver.mem_release(handle)) {
+            tracing::warn!(%error, handle, "physical memory was not released");
+        }
+    }
+}
