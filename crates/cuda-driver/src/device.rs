@@ -318,17 +318,11 @@ impl<'a> Bound<'a> {
     unsafe fn enter(driver: &'a dyn Driver, context: u64) -> DriverResult<Self> {
         let current = driver.ctx_get_current()?;
         if current == context {
-            return Ok(Self {
-                driver,
-                restore: None,
-            });
+            return Ok(Self { driver, restore: None });
         }
         // SAFETY: the caller passes a live context.
         unsafe { driver.ctx_set_current(context) }?;
-        Ok(Self {
-            driver,
-            restore: Some(current),
-        })
+        Ok(Self { driver, restore: Some(current) })
     }
 }
 

@@ -88,11 +88,7 @@ pub struct HostAllocFlags {
 
 impl HostAllocFlags {
     /// Cached, portable and visible to kernels: right for staging and for host-side KV blocks.
-    pub const CACHED: Self = Self {
-        portable: true,
-        device_map: true,
-        write_combined: false,
-    };
+    pub const CACHED: Self = Self { portable: true, device_map: true, write_combined: false };
 }
 
 /// The driver calls that these crates make.

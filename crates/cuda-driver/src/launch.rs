@@ -18,11 +18,7 @@ impl LaunchConfig {
     /// A one-dimensional launch of `blocks` blocks with `threads` threads each.
     #[must_use]
     pub const fn linear(blocks: u32, threads: u32) -> Self {
-        Self {
-            grid: [blocks, 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-        }
+        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
     }
 }
 
@@ -95,11 +91,7 @@ mod tests {
 
     #[test]
     fn arguments_keep_value_size_and_alignment() {
-        let args = KernelArgs::new()
-            .arg(7u32)
-            .arg(9u64)
-            .arg([1u8, 2, 3])
-            .arg(-1i32);
+        let args = KernelArgs::new().arg(7u32).arg(9u64).arg([1u8, 2, 3]).arg(-1i32);
         assert_eq!(args.len(), 4);
         assert_eq!(args.get::<u32>(0), Some(7));
         assert_eq!(args.get::<u64>(1), Some(9));

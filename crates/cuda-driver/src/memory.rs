@@ -20,11 +20,7 @@ impl OutOfBounds {
     pub(crate) fn check(offset: u64, bytes: u64, capacity: u64) -> Result<(), Self> {
         match offset.checked_add(bytes) {
             Some(end) if end <= capacity => Ok(()),
-            _ => Err(Self {
-                offset,
-                bytes,
-                capacity,
-            }),
+            _ => Err(Self { offset, bytes, capacity }),
         }
     }
 }
@@ -97,10 +93,7 @@ impl DeviceSpan {
     /// [`OutOfBounds`].
     pub fn slice(self, offset: u64, bytes: u64) -> Result<Self, OutOfBounds> {
         OutOfBounds::check(offset, bytes, self.bytes)?;
-        Ok(Self {
-            address: self.address + offset,
-            bytes,
-        })
+        Ok(Self { address: self.address + offset, bytes })
     }
 }
 
@@ -125,10 +118,7 @@ impl DeviceBuffer {
     pub fn alloc(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         device.free_retired()?;
         let address = device.run(|driver| driver.mem_alloc(bytes))?;
-        Ok(Self {
-            device: device.clone(),
-            span: DeviceSpan::new_unchecked(address, bytes),
-        })
+        Ok(Self { device: device.clone(), span: DeviceSpan::new_unchecked(address, bytes) })
     }
 
     /// The device that holds the memory.
@@ -210,12 +200,7 @@ impl PinnedBuffer {
                 }
             }
         })?;
-        let mut buffer = Self {
-            device: device.clone(),
-            host,
-            device_address,
-            bytes,
-        };
+        let mut buffer = Self { device: device.clone(), host, device_address, bytes };
         // The driver does not say that it clears the memory, and Rust may not read it before.
         buffer.clear();
         Ok(buffer)

@@ -54,17 +54,9 @@ impl Module {
                 if !log.trim().is_empty() {
                     tracing::debug!(%log, "module loaded");
                 }
-                Ok(Self {
-                    inner: Arc::new(ModuleInner {
-                        device: device.clone(),
-                        raw,
-                    }),
-                })
+                Ok(Self { inner: Arc::new(ModuleInner { device: device.clone(), raw }) })
             }
-            Err(source) => Err(ModuleError::Load {
-                log: log.trim().to_owned(),
-                source,
-            }),
+            Err(source) => Err(ModuleError::Load { log: log.trim().to_owned(), source }),
         }
     }
 
@@ -79,14 +71,8 @@ impl Module {
             .inner
             .device
             .run(|driver| unsafe { driver.module_get_function(raw, name) })
-            .map_err(|source| ModuleError::Kernel {
-                name: name.to_owned(),
-                source,
-            })?;
-        Ok(Kernel {
-            module: self.clone(),
-            function,
-        })
+            .map_err(|source| ModuleError::Kernel { name: name.to_owned(), source })?;
+        Ok(Kernel { module: self.clone(), function })
     }
 
     /// The device that the module was compiled for.
@@ -99,11 +85,11 @@ impl Module {
 impl Drop for ModuleInner {
     fn drop(&mut self) {
         let raw = self.raw;
-        // SAFETY: this is the last handle; kernels hold one, so none of them is left either.
-        if let Err(error) = self
-            .device
-            .clean_up(|driver| unsafe { driver.module_unload(raw) })
-        {
+        let unloaded = self.device.clean_up(|driver| {
+            // SAFETY: this is the last handle; kernels hold one, so none of them is left either.
+            unsafe { driver.module_unload(raw) }
+        });
+        if let Err(error) = unloaded {
             tracing::debug!(%error, "a module was not unloaded");
         }
     }

@@ -52,13 +52,7 @@ impl Stream {
     }
 
     fn from_parts(device: &Device, raw: u64, owned: bool) -> Self {
-        Self {
-            inner: Arc::new(StreamInner {
-                device: device.clone(),
-                raw,
-                owned,
-            }),
-        }
+        Self { inner: Arc::new(StreamInner { device: device.clone(), raw, owned }) }
     }
 
     /// The device whose work this stream orders.
@@ -82,9 +76,7 @@ impl Stream {
     /// What the driver answers.
     pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
         // SAFETY: both handles are live (invariants of `raw`).
-        self.inner
-            .device
-            .run(|driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) })
+        self.inner.device.run(|driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) })
     }
 
     /// Waits on the host until all work enqueued here has completed.
@@ -93,9 +85,7 @@ impl Stream {
     /// The sticky error of the work, if it failed.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is live (invariant of `raw`).
-        self.inner
-            .device
-            .run(|driver| unsafe { driver.stream_synchronize(self.raw()) })
+        self.inner.device.run(|driver| unsafe { driver.stream_synchronize(self.raw()) })
     }
 
     /// Whether all work enqueued here has completed.
@@ -104,9 +94,7 @@ impl Stream {
     /// The sticky error of the work, if it failed.
     pub fn is_idle(&self) -> Result<bool, DeviceError> {
         // SAFETY: the stream is live (invariant of `raw`).
-        self.inner
-            .device
-            .run(|driver| unsafe { driver.stream_query(self.raw()) })
+        self.inner.device.run(|driver| unsafe { driver.stream_query(self.raw()) })
     }
 
     /// Enqueues a copy from pinned host memory, filling `destination`.
@@ -267,9 +255,7 @@ impl Drop for StreamInner {
         if self.owned {
             let raw = self.raw;
             // SAFETY: this is the last handle of a stream that `new` created.
-            let destroyed = self
-                .device
-                .clean_up(|driver| unsafe { driver.stream_destroy(raw) });
+            let destroyed = self.device.clean_up(|driver| unsafe { driver.stream_destroy(raw) });
             if let Err(error) = destroyed {
                 tracing::debug!(%error, "a stream was not destroyed");
             }
@@ -293,10 +279,7 @@ impl Event {
     /// What the driver answers.
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.event_create(false))?;
-        Ok(Self {
-            device: device.clone(),
-            raw,
-        })
+        Ok(Self { device: device.clone(), raw })
     }
 
     /// Creates an event that also keeps the time it completed at.
@@ -305,10 +288,7 @@ impl Event {
     /// What the driver answers.
     pub fn with_timing(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.event_create(true))?;
-        Ok(Self {
-            device: device.clone(),
-            raw,
-        })
+        Ok(Self { device: device.clone(), raw })
     }
 
     /// The raw `CUevent`.
@@ -329,8 +309,7 @@ impl Event {
     /// [`DeviceError::Driver`] with `INVALID_HANDLE` for a stream of another context.
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are live (invariants of `raw`).
-        self.device
-            .run(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
+        self.device.run(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
     }
 
     /// Whether the last record has completed; true if there was none.
@@ -339,8 +318,7 @@ impl Event {
     /// The sticky error of the work, if it failed.
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         // SAFETY: the event is live (invariant of `raw`).
-        self.device
-            .run(|driver| unsafe { driver.event_query(self.raw) })
+        self.device.run(|driver| unsafe { driver.event_query(self.raw) })
     }
 
     /// Waits on the host until the last record has completed.
@@ -349,8 +327,7 @@ impl Event {
     /// The sticky error of the work, if it failed.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is live (invariant of `raw`).
-        self.device
-            .run(|driver| unsafe { driver.event_synchronize(self.raw) })
+        self.device.run(|driver| unsafe { driver.event_synchronize(self.raw) })
     }
 
     /// Milliseconds from `earlier` to this event; both keep time and have completed.
@@ -359,19 +336,18 @@ impl Event {
     /// `NOT_READY` before both have completed, `INVALID_HANDLE` for events without time.
     pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32, DeviceError> {
         // SAFETY: both events are live (invariants of `raw`).
-        self.device
-            .run(|driver| unsafe { driver.event_elapsed_time(earlier.raw, self.raw) })
+        self.device.run(|driver| unsafe { driver.event_elapsed_time(earlier.raw, self.raw) })
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         let raw = self.raw;
-        // SAFETY: this is the only handle of the event.
-        if let Err(error) = self
-            .device
-            .clean_up(|driver| unsafe { driver.event_destroy(raw) })
-        {
+        let destroyed = self.device.clean_up(|driver| {
+            // SAFETY: this is the only handle of the event.
+            unsafe { driver.event_destroy(raw) }
+        });
+        if let Err(error) = destroyed {
             tracing::debug!(%error, "an event was not destroyed");
         }
     }

@@ -25,11 +25,7 @@ impl AddressRange {
     /// `INVALID_VALUE` for a size that is 0 or not a multiple of the granularity.
     pub fn reserve(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         let base = device.run(|driver| driver.mem_address_reserve(bytes, 0, 0))?;
-        Ok(Self {
-            device: device.clone(),
-            base,
-            bytes,
-        })
+        Ok(Self { device: device.clone(), base, bytes })
     }
 
     /// First address.
@@ -64,8 +60,7 @@ impl AddressRange {
     /// `INVALID_VALUE` when the range is not free, not aligned or not inside the reservation.
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<(), DeviceError> {
         let address = self.address("cuMemMap", offset, memory.bytes)?;
-        self.device
-            .run(|driver| driver.mem_map(address, memory.bytes, 0, memory.handle))
+        self.device.run(|driver| driver.mem_map(address, memory.bytes, 0, memory.handle))
     }
 
     /// Gives each named device read-write access to a mapped range.
@@ -79,8 +74,7 @@ impl AddressRange {
         access: &[AccessDesc],
     ) -> Result<(), DeviceError> {
         let address = self.address("cuMemSetAccess", offset, bytes)?;
-        self.device
-            .run(|driver| driver.mem_set_access(address, bytes, access))
+        self.device.run(|driver| driver.mem_set_access(address, bytes, access))
     }
 
     /// Takes the memory away from a range. Tried on a lost device too.
@@ -93,8 +87,7 @@ impl AddressRange {
     /// `INVALID_VALUE` when the range would split a mapping.
     pub fn unmap(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         let address = self.address("cuMemUnmap", offset, bytes)?;
-        self.device
-            .clean_up(|driver| driver.mem_unmap(address, bytes))
+        self.device.clean_up(|driver| driver.mem_unmap(address, bytes))
     }
 
     /// Gives the addresses back now. Nothing may be mapped in them.
@@ -105,8 +98,7 @@ impl AddressRange {
     pub fn free(mut self) -> Result<(), DeviceError> {
         let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
         // A length of 0 tells the destructor that there is nothing left to free.
-        self.device
-            .clean_up(|driver| driver.mem_address_free(base, bytes))
+        self.device.clean_up(|driver| driver.mem_address_free(base, bytes))
     }
 
     fn address(&self, call: &'static str, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
@@ -122,10 +114,7 @@ impl Drop for AddressRange {
             return;
         }
         let (base, bytes) = (self.base, self.bytes);
-        if let Err(error) = self
-            .device
-            .clean_up(|driver| driver.mem_address_free(base, bytes))
-        {
+        if let Err(error) = self.device.clean_up(|driver| driver.mem_address_free(base, bytes)) {
             tracing::warn!(%error, base, bytes, "an address range was not freed");
         }
     }
@@ -149,10 +138,7 @@ impl PhysicalMemory {
     /// # Errors
     /// `NOT_SUPPORTED` on a device without virtual-memory management.
     pub fn granularity(device: &Device) -> Result<u64, DeviceError> {
-        let prop = AllocationProp {
-            device: device.ordinal(),
-            posix_fd: false,
-        };
+        let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
         device.run(|driver| driver.mem_get_allocation_granularity(prop, Granularity::Recommended))
     }
 
@@ -161,16 +147,9 @@ impl PhysicalMemory {
     /// # Errors
     /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity.
     pub fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        let prop = AllocationProp {
-            device: device.ordinal(),
-            posix_fd: false,
-        };
+        let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
         let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
-        Ok(Self {
-            device: device.clone(),
-            handle,
-            bytes,
-        })
+        Ok(Self { device: device.clone(), handle, bytes })
     }
 
     /// Length in bytes.
