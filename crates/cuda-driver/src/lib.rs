@@ -2,6 +2,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod counting;
 mod device;
 mod driver;
 mod error;
@@ -12,6 +13,7 @@ mod reference;
 mod stream;
 mod virtual_memory;
 
+pub use counting::CountingDriver;
 pub use device::{Device, DeviceError};
 pub use driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
