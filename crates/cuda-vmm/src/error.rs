@@ -1,0 +1,333 @@
+//! What can go wrong, one enum for each family of operations.
+
+use cuda_driver::DeviceError;
+
+use crate::{Page, PageId, Unrest};
+
+/// Why there is no page.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PageError {
+    /// The device cannot map pages of this size.
+    #[error("page size {page_bytes} is not a positive multiple of the granularity {granularity}")]
+    PageBytes {
+        /// Size asked for, in bytes.
+        page_bytes: u64,
+        /// Granularity of the device, in bytes.
+        granularity: u64,
+    },
+    /// The pool's own limit is reached: an expected outcome.
+    #[error("all {capacity} pages of the pool are in use")]
+    Exhausted {
+        /// The limit.
+        capacity: u64,
+    },
+    /// The device has no memory left for another page: an expected outcome.
+    #[error("the device has no {page_bytes} bytes left for another page, {live} exist")]
+    OutOfMemory {
+        /// Bytes of a page.
+        page_bytes: u64,
+        /// Pages of the pool that exist.
+        live: u64,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A page was given back to a pool that it did not come from.
+#[derive(Debug, thiserror::Error)]
+#[error("{} belongs to another pool", .page.id())]
+pub struct ForeignPage {
+    /// The page.
+    pub page: Page,
+}
+
+/// Why addresses were not reserved.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The device cannot map pages of this size.
+    #[error("page size {page_bytes} is not a positive multiple of the granularity {granularity}")]
+    PageBytes {
+        /// Size asked for, in bytes.
+        page_bytes: u64,
+        /// Granularity of the device, in bytes.
+        granularity: u64,
+    },
+    /// The length is 0 or not made of whole pages.
+    #[error("{bytes} bytes are not a positive number of pages of {page_bytes} bytes")]
+    Misaligned {
+        /// Length asked for, in bytes.
+        bytes: u64,
+        /// Bytes of a page.
+        page_bytes: u64,
+    },
+    /// A peer is named twice, or is the owner.
+    #[error("device {peer} is named twice in the access list")]
+    PeerTwice {
+        /// Ordinal of the peer.
+        peer: i32,
+    },
+    /// A peer cannot reach the owner's memory.
+    #[error("device {peer} cannot access memory of device {owner}")]
+    PeerUnreachable {
+        /// Ordinal of the peer.
+        peer: i32,
+        /// Ordinal of the owner.
+        owner: i32,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Nothing was mapped; here are the pages back.
+#[derive(Debug, thiserror::Error)]
+#[error("no page was mapped")]
+pub struct MapError {
+    /// Why.
+    #[source]
+    pub reason: MapRefusal,
+    /// The pages that were offered, in their order, less those that could not be unmapped again:
+    /// the reservation keeps these in quarantine.
+    pub pages: Vec<Page>,
+    /// How many pages went into quarantine.
+    pub quarantined: u64,
+}
+
+/// Why pages were not mapped.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapRefusal {
+    /// The range does not lie inside the reservation.
+    #[error("{count} pages from page {first} on lie outside a reservation of {capacity} pages")]
+    OutOfRange {
+        /// First page asked for.
+        first: u64,
+        /// Number of pages asked for.
+        count: u64,
+        /// Pages of the reservation.
+        capacity: u64,
+    },
+    /// A page has another size than the reservation's pages.
+    #[error("{page} of {bytes} bytes was offered for pages of {page_bytes} bytes")]
+    PageBytes {
+        /// The page.
+        page: PageId,
+        /// Its length in bytes.
+        bytes: u64,
+        /// Bytes of a page of the reservation.
+        page_bytes: u64,
+    },
+    /// A page is memory of another device instance than the reservation's.
+    #[error("{page} is memory of another device")]
+    ForeignDevice {
+        /// The page.
+        page: PageId,
+    },
+    /// Another physical page is mapped there.
+    #[error("page {index} already holds {held}")]
+    Occupied {
+        /// Where.
+        index: u64,
+        /// The physical page that is mapped there.
+        held: PageId,
+    },
+    /// What was mapped there is retired but may still be in use: try again later.
+    #[error("page {index} is retired but not yet at rest")]
+    Retiring {
+        /// Where.
+        index: u64,
+    },
+    /// An earlier unmapping failed there; see
+    /// [`Reservation::retry_quarantined`](crate::Reservation::retry_quarantined).
+    #[error("page {index} is in quarantine after a failed unmapping")]
+    Quarantined {
+        /// Where.
+        index: u64,
+    },
+    /// The driver refused to map a page or to grant access.
+    #[error("{step} failed at page {index}")]
+    Device {
+        /// What was tried.
+        step: MapStep,
+        /// The page it was tried on, or the first of several.
+        index: u64,
+        /// What the device answered.
+        #[source]
+        source: DeviceError,
+    },
+}
+
+/// The driver calls of a mapping.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MapStep {
+    /// `cuMemMap`.
+    Map,
+    /// `cuMemSetAccess`.
+    SetAccess,
+}
+
+impl std::fmt::Display for MapStep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Map => "mapping",
+            Self::SetAccess => "granting access",
+        })
+    }
+}
+
+/// A page that should be mapped is not.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("page {index} is not mapped")]
+pub struct NotMapped {
+    /// The first such page.
+    pub index: u64,
+}
+
+/// The memory is still in use, so nothing was unmapped; here is the request back, to try again.
+#[derive(Debug, thiserror::Error)]
+#[error("the memory is not at rest")]
+pub struct NotAtRest<T> {
+    /// What was asked.
+    pub request: T,
+    /// Who uses the memory.
+    #[source]
+    pub reason: Unrest,
+}
+
+/// One step of a clean-up that the driver refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{step} was refused")]
+pub struct CloseError {
+    /// The step.
+    pub step: CloseStep,
+    /// What the device answered.
+    #[source]
+    pub error: DeviceError,
+}
+
+/// The steps of a clean-up, in their order.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum CloseStep {
+    /// `cuMemUnmap` of one page.
+    Unmap {
+        /// Which page of the reservation.
+        index: u64,
+    },
+    /// `cuMemAddressFree` of the reservation.
+    FreeAddresses,
+    /// `cuMemRelease` of one physical page.
+    Release {
+        /// Which physical page.
+        page: PageId,
+    },
+}
+
+impl std::fmt::Display for CloseStep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unmap { index } => write!(f, "unmapping page {index}"),
+            Self::FreeAddresses => f.write_str("freeing the addresses"),
+            Self::Release { page } => write!(f, "releasing {page}"),
+        }
+    }
+}
+
+/// Why an elastic pool could not be made.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// A block or the pool has no bytes.
+    #[error("a pool of {capacity_blocks} blocks of {block_bytes} bytes has no bytes")]
+    Empty {
+        /// Bytes of a block.
+        block_bytes: u64,
+        /// Blocks of the pool.
+        capacity_blocks: u64,
+    },
+    /// The pool's size does not fit in 64 bits.
+    #[error(
+        "{capacity_blocks} blocks of {block_bytes} bytes, in pages of {page_bytes}, overflow 64 bits"
+    )]
+    Overflow {
+        /// Bytes of a block.
+        block_bytes: u64,
+        /// Blocks of the pool.
+        capacity_blocks: u64,
+        /// Bytes of a page.
+        page_bytes: u64,
+    },
+    /// The addresses could not be reserved.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// The first blocks could not be mapped.
+    #[error(transparent)]
+    Grow(#[from] GrowError),
+}
+
+/// Why a pool did not grow. Nothing changed: `ready_blocks` are ready as before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrowError {
+    /// More blocks than the pool's addresses have room for.
+    #[error("{asked_blocks} blocks asked of a pool of {capacity_blocks}")]
+    OverCapacity {
+        /// Blocks asked for.
+        asked_blocks: u64,
+        /// Most blocks of the pool.
+        capacity_blocks: u64,
+    },
+    /// The device has too little memory now: an expected outcome, worth a retry when some is free.
+    #[error("the device has too little memory for {asked_blocks} blocks, {ready_blocks} are ready")]
+    OutOfMemory {
+        /// Blocks asked for.
+        asked_blocks: u64,
+        /// Blocks that are ready.
+        ready_blocks: u64,
+    },
+    /// Pages that an earlier shrinking retired are still in use; worth a retry when they are not.
+    #[error("page {index} is not yet at rest after shrinking, {ready_blocks} blocks are ready")]
+    Retiring {
+        /// The first such page.
+        index: u64,
+        /// Blocks that are ready.
+        ready_blocks: u64,
+    },
+    /// A page cannot be unmapped after an earlier failure and stands in the way.
+    #[error("page {index} is in quarantine, {ready_blocks} blocks are ready")]
+    Quarantined {
+        /// The first such page.
+        index: u64,
+        /// Blocks that are ready.
+        ready_blocks: u64,
+    },
+    /// The device refused.
+    #[error("the device refused, {ready_blocks} blocks are ready")]
+    Device {
+        /// Blocks that are ready.
+        ready_blocks: u64,
+        /// What it answered.
+        #[source]
+        source: DeviceError,
+    },
+}
+
+impl GrowError {
+    /// Whether the same call may succeed later without anything being repaired.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::Retiring { .. })
+    }
+}
+
+/// A block that is not ready: beyond the pool's present size.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("block {block} asked of {ready_blocks} ready blocks")]
+pub struct BlockNotReady {
+    /// The block.
+    pub block: u64,
+    /// Blocks that are ready.
+    pub ready_blocks: u64,
+}

@@ -1,0 +1,220 @@
+//! Physical pages: memory with an identity, owned by one holder or shared by several.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver::{AllocationProp, Device, DeviceError};
+
+use crate::page_pool::Ledger;
+
+/// Tells one physical page from another for as long as the process runs; never given out twice.
+///
+/// The driver's handles may be given out again after a release, so they cannot serve as identity.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PageId(u64);
+
+impl PageId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: only uniqueness is asked of the counter.
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Display for PageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page#{}", self.0)
+    }
+}
+
+/// A driver handle of physical memory.
+///
+/// `cuda_driver::PhysicalMemory` can only log a refused release; a clean-up that reports every
+/// refusal needs the answer, so the handle is kept here.
+#[derive(Debug)]
+struct Memory {
+    device: Device,
+    /// # Invariants
+    /// `Some` is a live handle with one reference, owned by this struct.
+    handle: Option<u64>,
+    bytes: u64,
+}
+
+impl Memory {
+    fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
+        let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
+        let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
+        Ok(Self { device: device.clone(), handle: Some(handle), bytes })
+    }
+
+    /// Gives the handle up. After a refusal it is kept, so that dropping tries once more.
+    fn release(&mut self) -> Result<(), DeviceError> {
+        let Some(handle) = self.handle else { return Ok(()) };
+        self.device.clean_up(|driver| driver.mem_release(handle))?;
+        self.handle = None;
+        Ok(())
+    }
+}
+
+/// What a page is made of, whether owned or shared.
+#[derive(Debug)]
+struct Body {
+    id: PageId,
+    memory: Memory,
+    ledger: Arc<Ledger>,
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Err(error) = self.memory.release() {
+            tracing::warn!(%error, page = %self.id, "a physical page was not released");
+        }
+        // After the release: until then the memory is taken, and the pool must not create more.
+        self.ledger.released();
+    }
+}
+
+/// One physical page with exactly one holder, from a [`PagePool`](crate::PagePool).
+///
+/// Dropping it releases the memory; [`PagePool::give_back`](crate::PagePool::give_back) keeps it for
+/// reuse. It is not `Clone`: a page that should lie under several addresses is
+/// [shared](PhysicalPage::share) first, so that no two holders ever believe that they own it.
+#[derive(Debug)]
+pub struct PhysicalPage {
+    body: Body,
+}
+
+impl PhysicalPage {
+    /// Creates a page that `ledger` has already counted as live.
+    pub(crate) fn create(
+        device: &Device,
+        bytes: u64,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, DeviceError> {
+        let memory = Memory::create(device, bytes)?;
+        Ok(Self { body: Body { id: PageId::next(), memory, ledger: Arc::clone(ledger) } })
+    }
+
+    /// Identity of the page.
+    #[must_use]
+    pub fn id(&self) -> PageId {
+        self.body.id
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.body.memory.bytes
+    }
+
+    /// Makes the page sharable.
+    #[must_use]
+    pub fn share(self) -> SharedPage {
+        SharedPage { body: Arc::new(self.body) }
+    }
+}
+
+/// One physical page with any number of holders: clones are the same page.
+///
+/// Clones may be mapped at several addresses, and offering one again for the address where it
+/// already lies is a success that does nothing.
+#[derive(Clone, Debug)]
+pub struct SharedPage {
+    body: Arc<Body>,
+}
+
+impl SharedPage {
+    /// Identity of the page.
+    #[must_use]
+    pub fn id(&self) -> PageId {
+        self.body.id
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.body.memory.bytes
+    }
+
+    /// The page itself when this was its last holder, otherwise nothing: the others keep it.
+    #[must_use]
+    pub fn into_owned(self) -> Option<PhysicalPage> {
+        Arc::into_inner(self.body).map(|body| PhysicalPage { body })
+    }
+}
+
+/// A page as a reservation takes it and gives it back.
+#[derive(Debug)]
+pub enum Page {
+    /// Held by one holder.
+    Owned(PhysicalPage),
+    /// Held by several.
+    Shared(SharedPage),
+}
+
+impl Page {
+    /// Identity of the page.
+    #[must_use]
+    pub fn id(&self) -> PageId {
+        self.body().id
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.body().memory.bytes
+    }
+
+    /// The page itself, unless others still share it.
+    #[must_use]
+    pub fn into_owned(self) -> Option<PhysicalPage> {
+        match self {
+            Self::Owned(page) => Some(page),
+            Self::Shared(page) => page.into_owned(),
+        }
+    }
+
+    /// The device that holds the memory.
+    pub(crate) fn device(&self) -> &Device {
+        &self.body().memory.device
+    }
+
+    /// The driver's handle, for mapping.
+    pub(crate) fn handle(&self) -> Option<u64> {
+        self.body().memory.handle
+    }
+
+    pub(crate) fn is_counted_by(&self, ledger: &Arc<Ledger>) -> bool {
+        Arc::ptr_eq(&self.body().ledger, ledger)
+    }
+
+    /// Releases the memory now, unless others still share it, and says what the driver answered.
+    /// A refused release is tried once more.
+    pub(crate) fn release(self) -> Result<bool, DeviceError> {
+        match self.into_owned() {
+            // The drop at the end of this arm tries again after a refusal.
+            Some(mut page) => page.body.memory.release().map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn body(&self) -> &Body {
+        match self {
+            Self::Owned(page) => &page.body,
+            Self::Shared(page) => &page.body,
+        }
+    }
+}
+
+impl From<PhysicalPage> for Page {
+    fn from(page: PhysicalPage) -> Self {
+        Self::Owned(page)
+    }
+}
+
+impl From<SharedPage> for Page {
+    fn from(page: SharedPage) -> Self {
+        Self::Shared(page)
+    }
+}

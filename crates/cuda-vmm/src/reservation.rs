@@ -1,0 +1,341 @@
+//! Reserved addresses and the pages mapped under them, edited by one thread at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan, Event};
+use parking_lot::{Mutex, RwLock};
+
+use crate::access::AccessList;
+use crate::page_pool::PageSize;
+use crate::rest::{AtRest, Quiescence};
+use crate::retire::Retiring;
+use crate::table::{PageCounts, PageState, Table};
+use crate::{Closing, EpochGate, MapError, MapRefusal, NotMapped, Page, ReserveError, UnmapReport};
+
+/// What to reserve.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ReservationOptions {
+    /// Length in bytes, a multiple of the page size.
+    pub bytes: u64,
+    /// Bytes of a page, a multiple of the device's granularity; `None` is the granularity itself.
+    pub page_bytes: Option<u64>,
+    /// Ordinals of other devices that may read and write what is mapped.
+    pub peers: Vec<i32>,
+}
+
+/// Whether a page had to be mapped.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mapped {
+    /// It was mapped now.
+    New,
+    /// The same physical page lay there already; nothing was done.
+    Already,
+}
+
+/// Bytes of a reservation by state.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ReservationStats {
+    /// Addresses reserved.
+    pub reserved_bytes: u64,
+    /// Mapped and ready for use.
+    pub mapped_bytes: u64,
+    /// Retired, still mapped, waiting for their users.
+    pub retiring_bytes: u64,
+    /// Mapped because the driver would not unmap them.
+    pub quarantined_bytes: u64,
+}
+
+/// A range of device addresses under which physical pages come and go.
+///
+/// All methods take `&self`: any number of threads may map, look up and retire at once. Mapping is
+/// one thread at a time, whoever comes second sees the finished work of the first, and a page
+/// counts as mapped only when access to it has been granted.
+///
+/// # Ordering
+/// `cuMemUnmap` is ordered after nothing. Hence nothing is unmapped but through
+/// [`retire`](Reservation::retire) or [`close`](Reservation::close), which wait for the events they
+/// are given and for the leases of [`gate`](Reservation::gate).
+///
+/// # Drop
+/// Dropping waits for nothing and unmaps only what is provably at rest: retired pages whose users
+/// are done; everything, if no address ever left the reservation; and if leases were taken at its
+/// gate, everything once all of them are closed and the work they were closed with has completed
+/// (whoever takes leases takes them for every use). Anything else stays mapped and reserved until the
+/// process ends, is logged, and is counted by [`leaked_bytes`](crate::leaked_bytes): a leak is
+/// better than a fault. Use [`close`](Reservation::close) to leak nothing.
+#[derive(Debug)]
+pub struct Reservation {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) device: Device,
+    span: DeviceSpan,
+    pub(crate) page_bytes: u64,
+    page_count: u64,
+    pub(crate) access: AccessList,
+    gate: EpochGate,
+    /// `None` once closed. Users of the addresses hold the lock for reading during a driver call;
+    /// only closing, which has outlasted them all, takes it for writing.
+    pub(crate) addresses: RwLock<Option<AddressRange>>,
+    /// Serialises mapping. Held across driver calls, whose number is that of the pages offered; no
+    /// reader ever takes it. Taken before `table`.
+    pub(crate) editing: Mutex<()>,
+    /// The book. Never held across a driver call, so that a look at it is always short.
+    pub(crate) table: Mutex<Table>,
+    /// Whether an address was ever given out; until then no work can use the memory.
+    exposed: AtomicBool,
+}
+
+impl Reservation {
+    /// Reserves addresses; nothing is mapped yet.
+    ///
+    /// # Errors
+    /// [`ReserveError`].
+    pub fn new(device: &Device, options: ReservationOptions) -> Result<Self, ReserveError> {
+        Self::with_gate(device, options, EpochGate::new())
+    }
+
+    /// As [`new`](Reservation::new), with a gate that other reservations use too, so that one lease
+    /// covers a batch's use of all of them.
+    ///
+    /// # Errors
+    /// [`ReserveError`].
+    pub fn with_gate(
+        device: &Device,
+        options: ReservationOptions,
+        gate: EpochGate,
+    ) -> Result<Self, ReserveError> {
+        let size = PageSize::ask(device, options.page_bytes)?;
+        let PageSize { page_bytes, granularity } = size;
+        if !size.is_mappable() {
+            return Err(ReserveError::PageBytes { page_bytes, granularity });
+        }
+        if options.bytes == 0 || !options.bytes.is_multiple_of(page_bytes) {
+            return Err(ReserveError::Misaligned { bytes: options.bytes, page_bytes });
+        }
+        let access = AccessList::new(device, &options.peers)?;
+        let addresses = AddressRange::reserve(device, options.bytes)?;
+        let span = addresses
+            .span(0, options.bytes)
+            .unwrap_or_else(|error| unreachable!("a range contains itself: {error}"));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                device: device.clone(),
+                span,
+                page_bytes,
+                page_count: options.bytes / page_bytes,
+                access,
+                gate,
+                addresses: RwLock::new(Some(addresses)),
+                editing: Mutex::new(()),
+                table: Mutex::new(Table::default()),
+                exposed: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// The device that the addresses belong to.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The gate at which batches take leases before they use addresses of this reservation.
+    #[must_use]
+    pub fn gate(&self) -> &EpochGate {
+        &self.inner.gate
+    }
+
+    /// Bytes of each page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.inner.page_bytes
+    }
+
+    /// Number of pages that the addresses have room for.
+    #[must_use]
+    pub fn page_count(&self) -> u64 {
+        self.inner.page_count
+    }
+
+    /// All addresses, mapped or not.
+    #[must_use]
+    pub fn span(&self) -> DeviceSpan {
+        self.inner.expose();
+        self.inner.span
+    }
+
+    /// The addresses of mapped pages.
+    ///
+    /// # Errors
+    /// [`NotMapped`] with the first page that is not mapped, retiring ones included.
+    pub fn mapped_span(&self, pages: Range<u64>) -> Result<DeviceSpan, NotMapped> {
+        self.inner.table.lock().check_mapped(pages.clone())?;
+        self.inner.expose();
+        let offset = pages.start.min(self.inner.page_count) * self.inner.page_bytes;
+        let bytes = pages.end.saturating_sub(pages.start) * self.inner.page_bytes;
+        self.inner.span.slice(offset, bytes).map_err(|_| NotMapped { index: pages.start })
+    }
+
+    /// What lies at a page.
+    #[must_use]
+    pub fn page_state(&self, index: u64) -> PageState {
+        self.inner.table.lock().state(index)
+    }
+
+    /// Maps one page at page `index`.
+    ///
+    /// # Errors
+    /// [`MapError`] with the page, unless it had to go into quarantine.
+    pub fn map(&self, index: u64, page: impl Into<Page>) -> Result<Mapped, MapError> {
+        let new = self.inner.map(index, vec![page.into()])?;
+        Ok(if new == 0 { Mapped::Already } else { Mapped::New })
+    }
+
+    /// Maps `pages` at the pages from `first` on, all or none; returns how many were not mapped
+    /// there already.
+    ///
+    /// On failure what was mapped is unmapped in reverse, and at no time could anybody see a part of
+    /// it. A page that cannot be unmapped again goes into quarantine.
+    ///
+    /// # Ordering
+    /// The memory may be used as soon as this returns. Its contents are undefined.
+    ///
+    /// # Errors
+    /// [`MapError`] with the pages.
+    pub fn map_range<P: Into<Page>>(
+        &self,
+        first: u64,
+        pages: impl IntoIterator<Item = P>,
+    ) -> Result<u64, MapError> {
+        self.inner.map(first, pages.into_iter().map(Into::into).collect())
+    }
+
+    /// Takes mapped pages out of use. From here on they count as neither mapped nor free, until the
+    /// work before `events` has completed and the gate's leases taken so far are closed.
+    ///
+    /// # Errors
+    /// [`NotMapped`]; then nothing was retired.
+    pub fn retire(&self, pages: Range<u64>, events: &[Arc<Event>]) -> Result<Retiring, NotMapped> {
+        let users = || Quiescence::new(&self.inner.gate, events);
+        let ticket = self.inner.table.lock().retire(pages.clone(), users)?;
+        Ok(Retiring::new(Arc::clone(&self.inner), ticket, pages))
+    }
+
+    /// Unmaps every retired page that is at rest, those of dropped [`Retiring`]s included. Does not
+    /// wait.
+    pub fn poll_retired(&self) -> UnmapReport {
+        self.inner.poll_retired()
+    }
+
+    /// Tries once more to unmap the pages in quarantine.
+    pub fn retry_quarantined(&self) -> UnmapReport {
+        self.inner.retry_quarantined()
+    }
+
+    /// Bytes by state, at one instant.
+    #[must_use]
+    pub fn stats(&self) -> ReservationStats {
+        let PageCounts { mapped, retiring, quarantined } = self.inner.table.lock().counts();
+        let page_bytes = self.inner.page_bytes;
+        ReservationStats {
+            reserved_bytes: self.inner.span.bytes(),
+            mapped_bytes: mapped * page_bytes,
+            retiring_bytes: retiring * page_bytes,
+            quarantined_bytes: quarantined * page_bytes,
+        }
+    }
+
+    /// Retires everything that is mapped, as a first step of clean-up.
+    ///
+    /// The second step, once the work before `events` has completed and the gate's leases are
+    /// closed, is [`Closing::try_complete`] or [`Closing::wait`].
+    pub fn close(self, events: &[Arc<Event>]) -> Closing {
+        let users = || Quiescence::new(&self.inner.gate, events);
+        self.inner.table.lock().retire_all(users);
+        Closing::new(self)
+    }
+
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn sabotage_unmap_retired(&self) -> UnmapReport {
+        self.inner.unmap_retired(|_| Some(AtRest::sabotage()))
+    }
+}
+
+impl Inner {
+    fn expose(&self) {
+        // Relaxed: read only in `drop`, which the last handle's release orders after this.
+        self.exposed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn check_range(&self, first: u64, count: u64) -> Result<(), MapRefusal> {
+        match first.checked_add(count) {
+            Some(end) if end <= self.page_count => Ok(()),
+            _ => Err(MapRefusal::OutOfRange { first, count, capacity: self.page_count }),
+        }
+    }
+
+    pub(crate) fn offset(&self, index: u64) -> u64 {
+        // Cannot overflow: pages in the book lie inside the reservation.
+        index * self.page_bytes
+    }
+
+    pub(crate) fn unmap_page(
+        &self,
+        addresses: &AddressRange,
+        index: u64,
+    ) -> Result<(), DeviceError> {
+        addresses.unmap(self.offset(index), self.page_bytes)
+    }
+
+    /// Unmaps what is provably at rest, without waiting, and leaks everything else; see
+    /// [`Reservation`] on dropping.
+    fn abandon(&mut self) {
+        if self.addresses.get_mut().is_none() {
+            return;
+        }
+        let never_exposed = !*self.exposed.get_mut();
+        if never_exposed || self.gate.was_leased() {
+            let users = || Quiescence::new(&self.gate, &[]);
+            self.table.get_mut().retire_all(users);
+        }
+        let unmapped = self.unmap_retired(|retirement| match never_exposed {
+            true => Some(AtRest::never_exposed()),
+            false => retirement.users.check().ok(),
+        });
+        let retried = self.retry_quarantined();
+        // Their memory is released before the addresses are freed or given up.
+        drop((unmapped, retried));
+        let addresses = self.addresses.get_mut().take();
+        let table = self.table.get_mut();
+        if table.is_empty() {
+            // Dropping the addresses frees them.
+            return;
+        }
+        let left = table.take_rest();
+        let bytes = left.len() as u64 * self.page_bytes;
+        LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        tracing::warn!(bytes, "a reservation was dropped while in use: its memory is leaked");
+        // The clones of the device inside keep its context, and so the mappings, alive.
+        std::mem::forget((left, addresses));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of device memory that this process leaked because their owner was dropped while they may
+/// have been in use; see [`Reservation`] on dropping.
+#[must_use]
+pub fn leaked_bytes() -> u64 {
+    LEAKED_BYTES.load(Ordering::Relaxed)
+}

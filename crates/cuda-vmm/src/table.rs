@@ -1,0 +1,225 @@
+//! The book of one reservation: which page lies where, and what may be done with it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::rest::Quiescence;
+use crate::{MapRefusal, NotMapped, Page, PageId};
+
+/// What lies at one page of a reservation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PageState {
+    /// Nothing.
+    Free,
+    /// A physical page, with access granted.
+    Mapped(PageId),
+    /// A physical page that may still be in use but must find no new user.
+    Retiring(PageId),
+    /// A physical page that the driver would not unmap.
+    Quarantined(PageId),
+}
+
+/// An entry of the book; a page without one is free. Between the states lie only these steps: free to
+/// mapped, mapped to retiring, retiring to free or quarantined, and quarantined to free.
+#[derive(Debug)]
+enum Slot {
+    Mapped(Page),
+    Retiring(Page),
+    Quarantined(Page),
+}
+
+impl Slot {
+    fn state(&self) -> PageState {
+        match self {
+            Self::Mapped(page) => PageState::Mapped(page.id()),
+            Self::Retiring(page) => PageState::Retiring(page.id()),
+            Self::Quarantined(page) => PageState::Quarantined(page.id()),
+        }
+    }
+
+    fn into_page(self) -> Page {
+        match self {
+            Self::Mapped(page) | Self::Retiring(page) | Self::Quarantined(page) => page,
+        }
+    }
+}
+
+/// Ranges that were retired together, and who may still use them.
+#[derive(Debug)]
+pub(crate) struct Retirement {
+    pub(crate) ranges: Vec<Range<u64>>,
+    pub(crate) users: Quiescence,
+}
+
+impl Retirement {
+    pub(crate) fn indices(&self) -> impl Iterator<Item = u64> + '_ {
+        self.ranges.iter().cloned().flatten()
+    }
+}
+
+/// Names one retirement of a table.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Ticket(u64);
+
+/// Pages of a reservation by state.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct PageCounts {
+    pub(crate) mapped: u64,
+    pub(crate) retiring: u64,
+    pub(crate) quarantined: u64,
+}
+
+/// # Invariants
+/// Every page in `retirements` has a slot in the state `Retiring`, and the other way round; `counts`
+/// counts the slots.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    slots: BTreeMap<u64, Slot>,
+    retirements: BTreeMap<Ticket, Arc<Retirement>>,
+    next_ticket: u64,
+    counts: PageCounts,
+}
+
+impl Table {
+    pub(crate) fn state(&self, index: u64) -> PageState {
+        self.slots.get(&index).map_or(PageState::Free, Slot::state)
+    }
+
+    pub(crate) fn counts(&self) -> PageCounts {
+        self.counts
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Whether `page` has yet to be mapped at `index`: false when it already is.
+    pub(crate) fn wants(&self, index: u64, page: PageId) -> Result<bool, MapRefusal> {
+        match self.state(index) {
+            PageState::Free => Ok(true),
+            PageState::Mapped(held) if held == page => Ok(false),
+            PageState::Mapped(held) => Err(MapRefusal::Occupied { index, held }),
+            PageState::Retiring(_) => Err(MapRefusal::Retiring { index }),
+            PageState::Quarantined(_) => Err(MapRefusal::Quarantined { index }),
+        }
+    }
+
+    /// Free to mapped.
+    pub(crate) fn set_mapped(&mut self, index: u64, page: Page) {
+        let before = self.slots.insert(index, Slot::Mapped(page));
+        assert!(before.is_none(), "page {index} was mapped over {before:?}");
+        self.counts.mapped += 1;
+    }
+
+    /// Free to quarantined, for a page that could not be unmapped after a failed mapping.
+    pub(crate) fn set_quarantined(&mut self, index: u64, page: Page) {
+        let before = self.slots.insert(index, Slot::Quarantined(page));
+        assert!(before.is_none(), "page {index} went into quarantine over {before:?}");
+        self.counts.quarantined += 1;
+    }
+
+    /// Whether all of `range` is mapped.
+    pub(crate) fn check_mapped(&self, range: Range<u64>) -> Result<(), NotMapped> {
+        let mut slots = self.slots.range(range.clone());
+        for index in range {
+            match slots.next() {
+                Some((&at, Slot::Mapped(_))) if at == index => {}
+                _ => return Err(NotMapped { index }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Mapped to retiring, all of `range` or nothing. `users` is asked once the pages are out of
+    /// reach for new users.
+    pub(crate) fn retire(
+        &mut self,
+        range: Range<u64>,
+        users: impl FnOnce() -> Quiescence,
+    ) -> Result<Ticket, NotMapped> {
+        let range = range.start..range.end.max(range.start);
+        self.check_mapped(range.clone())?;
+        self.set_retiring(range.clone());
+        Ok(self.add_retirement(vec![range], users()))
+    }
+
+    /// Mapped to retiring, whatever is mapped.
+    pub(crate) fn retire_all(&mut self, users: impl FnOnce() -> Quiescence) {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (&index, slot) in &self.slots {
+            match (slot, ranges.last_mut()) {
+                (Slot::Mapped(_), Some(last)) if last.end == index => last.end += 1,
+                (Slot::Mapped(_), _) => ranges.push(index..index + 1),
+                _ => {}
+            }
+        }
+        for range in &ranges {
+            self.set_retiring(range.clone());
+        }
+        if !ranges.is_empty() {
+            self.add_retirement(ranges, users());
+        }
+    }
+
+    fn set_retiring(&mut self, range: Range<u64>) {
+        let count = range.end - range.start;
+        for index in range {
+            if let Some(slot) = self.slots.remove(&index) {
+                self.slots.insert(index, Slot::Retiring(slot.into_page()));
+            }
+        }
+        self.counts.mapped -= count;
+        self.counts.retiring += count;
+    }
+
+    fn add_retirement(&mut self, ranges: Vec<Range<u64>>, users: Quiescence) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.retirements.insert(ticket, Arc::new(Retirement { ranges, users }));
+        ticket
+    }
+
+    pub(crate) fn retirement(&self, ticket: Ticket) -> Option<Arc<Retirement>> {
+        self.retirements.get(&ticket).cloned()
+    }
+
+    pub(crate) fn retirements(&self) -> Vec<(Ticket, Arc<Retirement>)> {
+        self.retirements.iter().map(|(&ticket, entry)| (ticket, Arc::clone(entry))).collect()
+    }
+
+    /// Takes a retirement out to be completed; nothing when somebody else has.
+    pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<Arc<Retirement>> {
+        self.retirements.remove(&ticket)
+    }
+
+    /// Retiring or quarantined to free: the page was unmapped.
+    pub(crate) fn set_free(&mut self, index: u64) -> Option<Page> {
+        let slot = self.slots.remove(&index)?;
+        match slot {
+            Slot::Mapped(_) => self.counts.mapped -= 1,
+            Slot::Retiring(_) => self.counts.retiring -= 1,
+            Slot::Quarantined(_) => self.counts.quarantined -= 1,
+        }
+        Some(slot.into_page())
+    }
+
+    /// Retiring to quarantined: the page could not be unmapped.
+    pub(crate) fn set_stuck(&mut self, index: u64) {
+        if let Some(page) = self.set_free(index) {
+            self.set_quarantined(index, page);
+        }
+    }
+
+    pub(crate) fn quarantined(&self) -> Vec<u64> {
+        let stuck = |slot: &Slot| matches!(slot, Slot::Quarantined(_));
+        self.slots.iter().filter(|(_, slot)| stuck(slot)).map(|(&index, _)| index).collect()
+    }
+
+    /// Empties the book and hands over what was left in it.
+    pub(crate) fn take_rest(&mut self) -> Vec<Page> {
+        self.retirements.clear();
+        self.counts = PageCounts::default();
+        std::mem::take(&mut self.slots).into_values().map(Slot::into_page).collect()
+    }
+}
