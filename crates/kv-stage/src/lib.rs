@@ -1,1 +1,48 @@
-//! Event-retired pinned staging buffers and block-table staging for CUDA streams.
+//! Host buffers that cannot be overwritten while anything on the device still reads them.
+//!
+//! An asynchronous copy, and a kernel that reads host memory, read their source when they *run*. A
+//! host that works one step ahead has by then overwritten it, unless every step writes a buffer of
+//! its own and that buffer is not reused before its last reader has finished. This crate is those
+//! two rules as types:
+//!
+//! * [`StagingPool`]: a fixed number of pinned buffers, all allocated when the pool is made.
+//! * [`StagingBuffer`]: one of them, owned by one host thread and writable. The only way to show it
+//!   to the device is [`StagingBuffer::submit`], which takes it away: what comes after can neither
+//!   write it nor submit it again. It returns to the pool when events recorded after its readers
+//!   have completed.
+//! * [`BlockTable`]: the persistent `[slots, max_blocks]` table that the host edits and reads. It is
+//!   never given to the device.
+//! * [`StepStager`]: snapshots of table rows and the small arrays of a step, in one buffer and one
+//!   copy.
+//!
+//! # Ordering
+//! `submit` records its event after the closure's work, on the same stream and on every stream named
+//! with [`SubmittedView::also_read_by`]. Nothing here waits on the host, except what says so:
+//! [`StagingPool::acquire_wait`], [`StagingPool::drain`] and [`StagingPool::close`]. Each stream's
+//! buffers retire in the order of submission; a stream that stands still delays no other stream's.
+//!
+//! # Features
+//! * `sabotage` (debug builds only): a switch that returns buffers too early, so that tests can show
+//!   what the protection is for. Off unless switched on at run time.
+//!
+//! # What it does not do
+//! It pins no memory after construction, spills nothing to pageable memory and never grows: a pool
+//! that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod block_table;
+mod buffer;
+mod error;
+mod pool;
+mod step;
+
+pub use block_table::BlockTable;
+pub use buffer::{StagingBuffer, SubmittedView};
+pub use error::{AcquireError, PartError, StagingError, StepError, SubmitError, TableError};
+pub use pool::{StagingOptions, StagingPool};
+pub use step::{PART_ALIGNMENT, PartId, Staged, Step, StepStager, StepStagerOptions};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

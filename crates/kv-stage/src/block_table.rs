@@ -1,0 +1,194 @@
+//! The persistent table of block ids: what the host edits and reads, and the device never sees.
+
+use crate::TableError;
+
+/// The persistent host table `[slots, max_blocks]` of block ids, row-major, -1 where there is none.
+///
+/// Layout and address stay the same for the table's life, so synchronous readers may keep both. It is
+/// plain memory that no device operation is ever given: [`Step::block_rows`](crate::Step::block_rows)
+/// snapshots the rows that a step needs, and only the snapshot travels.
+#[derive(Debug)]
+pub struct BlockTable {
+    slots: usize,
+    max_blocks: usize,
+    /// # Invariants
+    /// `slots * max_blocks` entries, each at least -1; never reallocated.
+    entries: Box<[i32]>,
+    /// # Invariants
+    /// For each slot, columns at and beyond its length hold -1; at most `max_blocks`.
+    lens: Box<[usize]>,
+}
+
+impl BlockTable {
+    /// A table without blocks.
+    ///
+    /// # Errors
+    /// [`TableError::Shape`].
+    pub fn new(slots: usize, max_blocks: usize) -> Result<Self, TableError> {
+        let bytes = slots.checked_mul(max_blocks).and_then(|n| n.checked_mul(size_of::<i32>()));
+        match bytes {
+            Some(1..=MAX_TABLE_BYTES) => {}
+            _ => return Err(TableError::Shape { slots, max_blocks }),
+        }
+        Ok(Self {
+            slots,
+            max_blocks,
+            entries: vec![-1; slots * max_blocks].into_boxed_slice(),
+            lens: vec![0; slots].into_boxed_slice(),
+        })
+    }
+
+    /// Puts `block` in column `logical`, any column of the row; the length grows to cover it.
+    ///
+    /// -1 marks a hole, such as a block that has left an attention window.
+    ///
+    /// # Errors
+    /// [`TableError::Slot`], [`TableError::Column`], [`TableError::Block`].
+    pub fn set(&mut self, slot: usize, logical: usize, block: i32) -> Result<(), TableError> {
+        let start = self.start(slot)?;
+        if logical >= self.max_blocks {
+            return Err(TableError::Column { logical, max_blocks: self.max_blocks });
+        }
+        check_block(block)?;
+        self.entries[start + logical] = block;
+        self.lens[slot] = self.lens[slot].max(logical + 1);
+        Ok(())
+    }
+
+    /// Puts `block` after the row's last column.
+    ///
+    /// # Errors
+    /// [`TableError::Slot`], [`TableError::Full`], [`TableError::Block`].
+    pub fn append(&mut self, slot: usize, block: i32) -> Result<(), TableError> {
+        let len = self.len(slot)?;
+        if len == self.max_blocks {
+            return Err(TableError::Full { slot, max_blocks: self.max_blocks });
+        }
+        self.set(slot, len, block)
+    }
+
+    /// Shortens the row to `len` columns and fills the rest with -1; a shorter row stays as it is.
+    ///
+    /// # Errors
+    /// [`TableError::Slot`].
+    pub fn truncate(&mut self, slot: usize, len: usize) -> Result<(), TableError> {
+        let start = self.start(slot)?;
+        let old = self.lens[slot];
+        if len < old {
+            self.entries[start + len..start + old].fill(-1);
+            self.lens[slot] = len;
+        }
+        Ok(())
+    }
+
+    /// Fills the row with -1.
+    ///
+    /// # Errors
+    /// [`TableError::Slot`].
+    pub fn clear_row(&mut self, slot: usize) -> Result<(), TableError> {
+        self.truncate(slot, 0)
+    }
+
+    /// The whole table, row-major. The address never changes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[i32] {
+        &self.entries
+    }
+
+    /// The row of `slot`, all `max_blocks` columns of it.
+    ///
+    /// # Errors
+    /// [`TableError::Slot`].
+    pub fn row(&self, slot: usize) -> Result<&[i32], TableError> {
+        let start = self.start(slot)?;
+        Ok(&self.entries[start..start + self.max_blocks])
+    }
+
+    /// One past the last column written in the row since it was cleared or truncated.
+    ///
+    /// # Errors
+    /// [`TableError::Slot`].
+    pub fn len(&self, slot: usize) -> Result<usize, TableError> {
+        self.start(slot)?;
+        Ok(self.lens[slot])
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Number of columns.
+    #[must_use]
+    pub fn max_blocks(&self) -> usize {
+        self.max_blocks
+    }
+
+    fn start(&self, slot: usize) -> Result<usize, TableError> {
+        if slot < self.slots {
+            Ok(slot * self.max_blocks)
+        } else {
+            Err(TableError::Slot { slot, slots: self.slots })
+        }
+    }
+}
+
+/// No Rust allocation is larger.
+const MAX_TABLE_BYTES: usize = isize::MAX as usize;
+
+fn check_block(block: i32) -> Result<(), TableError> {
+    if block < -1 { Err(TableError::Block { block }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_keep_layout_address_and_minus_one_beyond_their_length() {
+        let mut table = BlockTable::new(3, 4).unwrap();
+        let address = table.as_slice().as_ptr();
+        table.append(1, 7).unwrap();
+        table.append(1, 8).unwrap();
+        table.set(2, 2, 9).unwrap();
+        assert_eq!(table.as_slice(), [-1, -1, -1, -1, 7, 8, -1, -1, -1, -1, 9, -1]);
+        assert_eq!((table.len(0), table.len(1), table.len(2)), (Ok(0), Ok(2), Ok(3)));
+        assert_eq!(table.row(1), Ok(&[7, 8, -1, -1][..]));
+        table.truncate(1, 1).unwrap();
+        assert_eq!(table.row(1), Ok(&[7, -1, -1, -1][..]));
+        table.truncate(1, 3).unwrap();
+        assert_eq!(table.len(1), Ok(1));
+        table.clear_row(2).unwrap();
+        assert_eq!(table.row(2), Ok(&[-1; 4][..]));
+        assert_eq!(table.len(2), Ok(0));
+        assert_eq!(table.as_slice().as_ptr(), address);
+    }
+
+    #[test]
+    fn every_bound_is_a_typed_error_that_changes_nothing() {
+        let mut table = BlockTable::new(2, 2).unwrap();
+        let slot = TableError::Slot { slot: 2, slots: 2 };
+        assert_eq!(table.set(2, 0, 1), Err(slot));
+        assert_eq!(table.append(2, 1), Err(slot));
+        assert_eq!(table.clear_row(2), Err(slot));
+        assert_eq!(table.row(2), Err(slot));
+        assert_eq!(table.len(2), Err(slot));
+        assert_eq!(table.set(0, 2, 1), Err(TableError::Column { logical: 2, max_blocks: 2 }));
+        assert_eq!(table.set(0, 0, -2), Err(TableError::Block { block: -2 }));
+        assert_eq!(table.append(0, i32::MIN), Err(TableError::Block { block: i32::MIN }));
+        assert_eq!(table.as_slice(), [-1; 4]);
+        table.append(0, 1).unwrap();
+        table.append(0, 2).unwrap();
+        assert_eq!(table.append(0, 3), Err(TableError::Full { slot: 0, max_blocks: 2 }));
+        assert_eq!(table.as_slice(), [1, 2, -1, -1]);
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        for (slots, max_blocks) in [(0, 1), (1, 0), (usize::MAX, 2), (usize::MAX / 8, 4)] {
+            let refused = BlockTable::new(slots, max_blocks).map(|_| ());
+            assert_eq!(refused, Err(TableError::Shape { slots, max_blocks }));
+        }
+    }
+}

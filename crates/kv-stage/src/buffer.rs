@@ -1,0 +1,275 @@
+//! One staging buffer: written by its owner, then readable by the device and by nobody else.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedBuffer, Stream};
+use smallvec::SmallVec;
+
+use crate::SubmitError;
+use crate::pool::{Events, Shared, Slot};
+
+/// A pinned buffer to write, owned by one caller.
+///
+/// Dropping it returns it to the pool at once: nothing on the device has seen it.
+/// [`submit`](StagingBuffer::submit) is the only way to show it to the device, and consumes it.
+pub struct StagingBuffer {
+    shared: Arc<Shared>,
+    /// # Invariants
+    /// Present until the buffer is dropped or submitted. It came from the pool's free list, so no
+    /// device operation refers to it; while it is here none is enqueued, because `submit`, the only
+    /// function that shows its memory to the device, takes it out.
+    slot: Option<Slot>,
+}
+
+impl StagingBuffer {
+    /// A buffer around a slot of the pool's free list.
+    pub(crate) fn new(shared: Arc<Shared>, slot: Slot) -> Self {
+        Self { shared, slot: Some(slot) }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.slot.as_ref().map_or(0, |slot| slot.pinned.bytes())
+    }
+
+    /// The bytes, to be filled. They hold what an earlier use left there.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let Some(slot) = &mut self.slot else { return &mut [] };
+        // SAFETY: no device operation that reads or writes the buffer is pending, and none can be
+        // enqueued while the slice borrows `self`: invariant of `slot`. (On a device that is lost,
+        // operations may have been cut off, but nothing runs any more.)
+        unsafe { slot.pinned.slice_mut() }
+    }
+
+    /// Copies `data` into the buffer at `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
+        match &mut self.slot {
+            Some(slot) => slot.pinned.write_at(offset, data),
+            None => Err(OutOfBounds { offset, bytes: data.len() as u64, capacity: 0 }),
+        }
+    }
+
+    /// Lets work on the device read the buffer, and gives the buffer up.
+    ///
+    /// `enqueue` enqueues the readers: copies with [`SubmittedView::copy_to_device`], kernels with
+    /// [`SubmittedView::address`]. The buffer returns to the pool when an event recorded after them
+    /// has completed. If `enqueue` fails, or panics, what it had enqueued may still run, so the
+    /// buffer waits for its event all the same.
+    ///
+    /// # Ordering
+    /// Waits for nothing. Covers work that `enqueue` enqueues on `stream` and on streams named with
+    /// [`SubmittedView::also_read_by`]; work enqueued elsewhere, or after this call, must not use the
+    /// address.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; each variant says what has been enqueued.
+    pub fn submit<R, E>(
+        mut self,
+        stream: &Stream,
+        enqueue: impl FnOnce(&SubmittedView<'_>) -> Result<R, E>,
+    ) -> Result<R, SubmitError<E>> {
+        let Some(slot) = self.slot.take() else {
+            unreachable!("only `submit` and `drop` take the slot, and both end the buffer's life")
+        };
+        let mut submission = Submission {
+            shared: self.shared.clone(),
+            pinned: Some(slot.pinned),
+            readers: RefCell::new(Readers { events: slot.events, reading: SmallVec::new() }),
+        };
+        if let Err(error) = submission.readers.get_mut().add(stream) {
+            submission.abandon();
+            return Err(SubmitError::Event(error));
+        }
+        let enqueued = match &submission.pinned {
+            Some(pinned) => {
+                enqueue(&SubmittedView { stream, pinned, readers: &submission.readers })
+            }
+            None => unreachable!("taken by `retire` and `abandon` only"),
+        };
+        let retired = submission.retire();
+        let result = enqueued.map_err(SubmitError::Enqueue)?;
+        retired.map_err(SubmitError::Retire)?;
+        Ok(result)
+    }
+}
+
+impl Drop for StagingBuffer {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.give_back(slot);
+        }
+    }
+}
+
+impl fmt::Debug for StagingBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StagingBuffer").field("bytes", &self.bytes()).finish_non_exhaustive()
+    }
+}
+
+/// A buffer on its way to the device; retired when this is dropped, however `enqueue` ended.
+struct Submission {
+    shared: Arc<Shared>,
+    /// Present until `retire` or `abandon`.
+    pinned: Option<PinnedBuffer>,
+    readers: RefCell<Readers>,
+}
+
+/// The streams that read a buffer, each with the event that will tell that it has.
+struct Readers {
+    /// All events of the buffer.
+    events: Events,
+    /// # Invariants
+    /// Each stream once, each with an event of its device that no other entry has.
+    reading: SmallVec<[(Stream, Arc<Event>); 2]>,
+}
+
+impl Readers {
+    /// Adds a stream, unless it is there, and creates an event for it, unless there is a spare one.
+    fn add(&mut self, stream: &Stream) -> Result<(), DeviceError> {
+        let known = |(other, _): &(Stream, _)| {
+            other.raw() == stream.raw() && other.device() == stream.device()
+        };
+        if self.reading.iter().any(known) {
+            return Ok(());
+        }
+        let spare = self.events.iter().find(|event| {
+            event.device() == stream.device()
+                && !self.reading.iter().any(|(_, taken)| Arc::ptr_eq(taken, event))
+        });
+        let event = match spare {
+            Some(event) => event.clone(),
+            None => {
+                let event = Arc::new(Event::new(stream.device())?);
+                self.events.push(event.clone());
+                event
+            }
+        };
+        self.reading.push((stream.clone(), event));
+        Ok(())
+    }
+}
+
+impl Submission {
+    /// Returns a buffer that nothing has been enqueued for.
+    fn abandon(&mut self) {
+        if let Some(slot) = self.take_slot() {
+            self.shared.give_back(slot);
+        }
+    }
+
+    /// Records the events and hands the buffer to the pool, to be kept until they complete.
+    fn retire(&mut self) -> Result<(), DeviceError> {
+        let reading = std::mem::take(&mut self.readers.get_mut().reading);
+        let Some(slot) = self.take_slot() else { return Ok(()) };
+        let mut outcome = Ok(());
+        let mut unordered = false;
+        for (stream, event) in &reading {
+            if let Err(error) = event.record(stream) {
+                // On a lost device nothing reads any more, so no event is needed.
+                unordered |= event.device().poison().is_none();
+                outcome = outcome.and(Err(error));
+            }
+        }
+        if unordered {
+            tracing::error!(?outcome, "a staging buffer cannot be retired and is not used again");
+            self.shared.leak(slot);
+        } else {
+            self.shared.keep(slot, &reading);
+        }
+        outcome
+    }
+
+    fn take_slot(&mut self) -> Option<Slot> {
+        let pinned = self.pinned.take()?;
+        let events = std::mem::take(&mut self.readers.get_mut().events);
+        Some(Slot { pinned, events })
+    }
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        // Does something only when `enqueue` panicked; `retire` logs what it cannot return.
+        let _ = self.retire();
+    }
+}
+
+/// A submitted buffer, while its readers are being enqueued.
+pub struct SubmittedView<'a> {
+    stream: &'a Stream,
+    pinned: &'a PinnedBuffer,
+    readers: &'a RefCell<Readers>,
+}
+
+impl SubmittedView<'_> {
+    /// The stream of the submission.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.stream
+    }
+
+    /// Address by which kernels read the buffer, for work enqueued within the closure.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.pinned.device_address()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.pinned.bytes()
+    }
+
+    /// Enqueues a copy of the buffer's bytes from `offset` on, filling `destination`.
+    ///
+    /// # Ordering
+    /// Runs on the submission's stream, after what was enqueued there before.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + destination` bytes.
+    pub fn copy_to_device(&self, destination: DeviceSpan, offset: u64) -> Result<(), CopyError> {
+        self.stream.copy_to_device(destination, self.pinned, offset)
+    }
+
+    /// As [`copy_to_device`](SubmittedView::copy_to_device), on another stream, also of another
+    /// device.
+    ///
+    /// # Errors
+    /// As `copy_to_device`; [`CopyError::Device`] when no event can be had, and nothing is enqueued.
+    pub fn copy_to_device_on(
+        &self,
+        stream: &Stream,
+        destination: DeviceSpan,
+        offset: u64,
+    ) -> Result<(), CopyError> {
+        self.also_read_by(stream)?;
+        stream.copy_to_device(destination, self.pinned, offset)
+    }
+
+    /// Keeps the buffer also until work on `stream`, enqueued within the closure, has completed.
+    ///
+    /// To be called before that work is enqueued, so that a failure leaves nothing unordered. The
+    /// stream may be of another device. The first use of a second stream creates an event, which
+    /// the buffer keeps.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn also_read_by(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.readers.borrow_mut().add(stream)
+    }
+}
+
+impl fmt::Debug for SubmittedView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SubmittedView")
+            .field("stream", &self.stream.raw())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
+}
