@@ -63,7 +63,6 @@ impl EpochGate {
     }
 
     /// Opens a lease. Take it before reading any address or block table that the batch will use.
-    #[must_use]
     pub fn lease(&self) -> Lease {
         let mut state = self.inner.state.lock();
         state.leased = true;
