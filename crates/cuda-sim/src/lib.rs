@@ -1,1 +1,78 @@
-//! A simulated CUDA device: address, stream, event, context and fault semantics of the driver, with every access checked.
+//! A simulated CUDA device: address, stream, event, context and fault semantics of the driver, with
+//! every access checked.
+//!
+//! A program that manages GPU memory goes wrong in ways that a GPU hides: an order that happened to
+//! hold, a buffer that happened not to be reused yet, a read one page past the end that happened to
+//! be mapped. [`SimDriver`] stands behind [`cuda_driver::Driver`] and makes these visible on any
+//! machine: it is as strict as the hardware, as lazy as the memory model allows, and it says what it
+//! saw.
+//!
+//! # Example
+//! ```
+//! use cuda_driver::Driver;
+//! use cuda_sim::{FindingKind, SimConfig, SimDriver};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let sim = SimDriver::new(SimConfig::default())?;
+//! let context = sim.device_primary_ctx_retain(0)?;
+//! // SAFETY: the context was retained above and is released by nobody.
+//! unsafe { sim.ctx_set_current(context) }?;
+//! let memory = sim.mem_alloc(4096)?;
+//! // One byte too many: refused, and explained.
+//! // SAFETY: stream 0 is the default stream; a wrong device address is answered with an error.
+//! assert!(unsafe { sim.memset_d8_async(memory, 0, 4097, 0) }.is_err());
+//! let finding = &sim.findings()[0];
+//! assert_eq!(finding.kind, FindingKind::InvalidRange);
+//! assert_eq!(finding.nearest.map(|n| (n.base, n.missed_by)), Some((memory, 1)));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Order
+//! Streams are queues and nothing runs when it is enqueued. Whenever the host waits, a seeded
+//! scheduler picks one ready stream after another and runs its next operation, until what the host
+//! waits for has happened, and no further. Copies and kernels read pinned host memory when they run.
+//! A query first runs up to three operations. So an order that the program did not ask for does not
+//! hold for every seed, and each run replays from its seed as long as one thread makes the calls.
+//!
+//! # Memory
+//! Device memory is host memory of this process, taken page by page when first touched and filled
+//! with a pattern that depends on the seed and is never zero. Device addresses are of ranges that no
+//! host memory has, are not reused by later allocations, and have gaps between them.
+//!
+//! # Faults
+//! A kernel or copy that touches what it may not access poisons its device: every later call in its
+//! context answers the same sticky error. Clean-up calls still do their work, and answer the error
+//! too, as on hardware. [`SimDriver::fail_nth`] makes any call fail on order.
+//!
+//! # What it does not do yet
+//! Kernels run by their registered CPU references rather than from their PTX; time is a count of
+//! operations.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod config;
+mod contexts;
+mod copies;
+mod driver;
+mod faults;
+mod findings;
+mod host_memory;
+mod kernels;
+mod leaks;
+mod memory;
+mod random;
+mod scheduler;
+mod sim;
+mod state;
+mod streams;
+mod work;
+
+pub use config::{SimConfig, SimConfigError};
+pub use findings::{Finding, FindingKind, NearMiss, RangeKind};
+pub use leaks::LeakReport;
+pub use sim::SimDriver;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

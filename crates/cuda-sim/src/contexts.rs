@@ -1,0 +1,173 @@
+//! Primary contexts, and which of them is current on which thread.
+
+use cuda_driver::ErrorCode;
+
+use crate::findings::{Finding, FindingKind};
+use crate::scheduler::Goal;
+use crate::state::{Answer, State};
+use crate::streams::Stream;
+
+/// One device and its primary context.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceState {
+    /// Times the primary context is retained.
+    retained: u32,
+    /// Handle of the live context.
+    pub(crate) context: Option<u64>,
+    /// Its legacy default stream.
+    pub(crate) legacy_stream: u64,
+    /// Devices whose `cuMemAlloc` memory this one may access, one bit each.
+    pub(crate) peers: u64,
+    /// The error that lost the device; it stays until the process ends.
+    pub(crate) poison: Option<ErrorCode>,
+}
+
+impl State {
+    /// Fails with the sticky error when the device is lost.
+    pub(crate) fn health(&self, device: u32) -> Answer<()> {
+        match self.devices[device as usize].poison {
+            Some(code) => Err(code),
+            None => Ok(()),
+        }
+    }
+
+    /// Loses a device: its pending work never runs.
+    pub(crate) fn poison(&mut self, device: u32, code: ErrorCode) {
+        self.devices[device as usize].poison.get_or_insert(code);
+        self.discard_work(device);
+    }
+
+    /// Device of the calling thread's context, lost or not: what clean-up calls need.
+    pub(crate) fn current_device(&self) -> Answer<u32> {
+        let context = self.ctx_get_current();
+        if context == 0 {
+            return Err(ErrorCode::INVALID_CONTEXT);
+        }
+        self.contexts.get(&context).copied().ok_or(ErrorCode::CONTEXT_IS_DESTROYED)
+    }
+
+    /// Device of the calling thread's context, which must not be lost.
+    pub(crate) fn current(&self) -> Answer<u32> {
+        let device = self.current_device()?;
+        self.health(device)?;
+        Ok(device)
+    }
+
+    /// The sticky error, for calls that need no context, when a current one is lost.
+    pub(crate) fn health_if_current(&self) -> Answer<()> {
+        self.current_device().map_or(Ok(()), |device| self.health(device))
+    }
+
+    pub(crate) fn ctx_retain(&mut self, device: u32) -> Answer<u64> {
+        self.health(device)?;
+        let index = device as usize;
+        self.devices[index].retained += 1;
+        if let Some(context) = self.devices[index].context {
+            return Ok(context);
+        }
+        let context = self.new_handle();
+        let legacy_stream = self.new_handle();
+        self.contexts.insert(context, device);
+        self.streams.insert(legacy_stream, Stream::legacy(device));
+        let state = &mut self.devices[index];
+        state.context = Some(context);
+        state.legacy_stream = legacy_stream;
+        Ok(context)
+    }
+
+    pub(crate) fn ctx_release(&mut self, device: u32) -> Answer<()> {
+        let state = &mut self.devices[device as usize];
+        state.retained = state.retained.checked_sub(1).ok_or(ErrorCode::INVALID_CONTEXT)?;
+        if state.retained > 0 {
+            return Ok(());
+        }
+        // Work that is held still is lost with the context; that was noted as a finding.
+        let _ = self.wait("cuDevicePrimaryCtxRelease", Goal::Device(device));
+        self.discard_work(device);
+        self.tear_down(device);
+        Ok(())
+    }
+
+    fn tear_down(&mut self, device: u32) {
+        let before = self.leaks();
+        self.streams.retain(|_, stream| stream.device != device);
+        self.events.retain(|_, event| event.device != device);
+        self.modules.retain(|_, module| module.device != device);
+        let modules = &self.modules;
+        self.functions.retain(|_, function| modules.contains_key(&function.module));
+        while let Some(index) =
+            self.memory.allocations.live().iter().position(|a| a.device == device)
+        {
+            self.memory.free(index);
+        }
+        while let Some(index) = self.memory.host.live().iter().position(|r| r.owner == device) {
+            self.memory.host.free(index);
+        }
+        let after = self.leaks();
+        if before != after {
+            let detail = format!("alive before: {before}; after: {after}");
+            let mut finding =
+                Finding::new(FindingKind::LostObjects, "cuDevicePrimaryCtxRelease", detail);
+            finding.device = Some(device);
+            self.findings.add(finding);
+        }
+        let state = &mut self.devices[device as usize];
+        state.peers = 0;
+        if let Some(context) = state.context.take() {
+            self.contexts.remove(&context);
+        }
+        for other in &mut self.devices {
+            other.peers &= !(1 << device);
+        }
+    }
+
+    pub(crate) fn ctx_get_current(&self) -> u64 {
+        self.current.get(&std::thread::current().id()).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn ctx_set_current(&mut self, context: u64) -> Answer<()> {
+        let thread = std::thread::current().id();
+        if context == 0 {
+            self.current.remove(&thread);
+            return Ok(());
+        }
+        if !self.contexts.contains_key(&context) {
+            return Err(ErrorCode::INVALID_CONTEXT);
+        }
+        self.current.insert(thread, context);
+        Ok(())
+    }
+
+    /// The current device and the device of the peer context.
+    fn peer(&self, peer_context: u64) -> Answer<(usize, u32)> {
+        let device = self.current()?;
+        let &peer = self.contexts.get(&peer_context).ok_or(ErrorCode::INVALID_CONTEXT)?;
+        if peer == device {
+            return Err(ErrorCode::INVALID_CONTEXT);
+        }
+        Ok((device as usize, peer))
+    }
+
+    pub(crate) fn enable_peer(&mut self, peer_context: u64) -> Answer<()> {
+        let (device, peer) = self.peer(peer_context)?;
+        if !self.config.peer_access {
+            return Err(ErrorCode::PEER_ACCESS_UNSUPPORTED);
+        }
+        let peers = &mut self.devices[device].peers;
+        if *peers >> peer & 1 == 1 {
+            return Err(ErrorCode::PEER_ACCESS_ALREADY_ENABLED);
+        }
+        *peers |= 1 << peer;
+        Ok(())
+    }
+
+    pub(crate) fn disable_peer(&mut self, peer_context: u64) -> Answer<()> {
+        let (device, peer) = self.peer(peer_context)?;
+        let peers = &mut self.devices[device].peers;
+        if *peers >> peer & 1 == 0 {
+            return Err(ErrorCode::PEER_ACCESS_NOT_ENABLED);
+        }
+        *peers &= !(1 << peer);
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! Allocation, copies and fills, as the driver checks them before they are enqueued.
+
+use cuda_driver::{AllocationProp, ErrorCode, HostAllocFlags, PeerCopy};
+
+use crate::findings::FindingKind;
+use crate::host_memory::{HostRange, PageableRange};
+use crate::memory::Viewer;
+use crate::scheduler::Goal;
+use crate::state::{Answer, State};
+use crate::work::Work;
+
+impl State {
+    pub(crate) fn mem_info(&self) -> Answer<(u64, u64)> {
+        let device = self.current()?;
+        let total = self.memory.capacity();
+        Ok((total - self.memory.used(device), total))
+    }
+
+    pub(crate) fn mem_alloc(&mut self, bytes: u64) -> Answer<u64> {
+        let device = self.current()?;
+        self.memory.allocate(device, bytes)
+    }
+
+    pub(crate) fn mem_free(&mut self, address: u64) -> Answer<()> {
+        self.current_device()?;
+        let index = self.memory.allocations.starting_at(address);
+        let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
+        let device = self.memory.allocations.live()[index].device;
+        self.wait("cuMemFree", Goal::Device(device))?;
+        self.memory.free(index);
+        self.health(device)
+    }
+
+    pub(crate) fn host_alloc(&mut self, bytes: u64, flags: HostAllocFlags) -> Answer<u64> {
+        let device = self.current()?;
+        self.memory.host.alloc(bytes, device, flags.portable)
+    }
+
+    pub(crate) fn host_free(&mut self, host: u64) -> Answer<()> {
+        self.current_device()?;
+        let index = self.memory.host.starting_at(host).ok_or(ErrorCode::INVALID_VALUE)?;
+        let region = &self.memory.host.live()[index];
+        let owner = region.owner;
+        let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
+        self.wait("cuMemFreeHost", goal)?;
+        self.memory.host.free(index);
+        self.health(owner)
+    }
+
+    /// With unified addressing, pinned memory has one address, whatever flags it was pinned with.
+    pub(crate) fn host_device_pointer(&self, host: u64) -> Answer<u64> {
+        self.current()?;
+        self.memory.host.find(host).map(|_| host).ok_or(ErrorCode::INVALID_VALUE)
+    }
+
+    /// Refuses a device range that is not of one live allocation or mapped run. Rights are checked
+    /// when the operation runs.
+    fn check_device_range(
+        &mut self,
+        call: &'static str,
+        at: (u32, u64),
+        address: u64,
+        bytes: u64,
+    ) -> Answer<()> {
+        if self.memory.check(Viewer::ANY, address, bytes).is_ok() {
+            return Ok(());
+        }
+        let reason = "not of one live allocation or mapping";
+        self.note_range(FindingKind::InvalidRange, call, at, (address, bytes), reason);
+        Err(ErrorCode::INVALID_VALUE)
+    }
+
+    /// Refuses host ranges that are no single memory, or no memory any more.
+    fn check_host_range(
+        &mut self,
+        call: &'static str,
+        at: (u32, u64),
+        range: PageableRange<'_>,
+    ) -> Answer<HostRange> {
+        let (address, bytes) = (range.address(), range.bytes());
+        let class = self.memory.host.classify(address, bytes);
+        let (kind, reason) = match class {
+            HostRange::Pinned | HostRange::Pageable(_) => return Ok(class),
+            HostRange::Straddles => (FindingKind::InvalidRange, "only partly pinned"),
+            HostRange::Freed => (FindingKind::FreedHostMemory, "pinned memory that was freed"),
+            HostRange::NotHost => (FindingKind::InvalidRange, "not a host address"),
+        };
+        self.note_range(kind, call, at, (address, bytes), reason);
+        Err(ErrorCode::INVALID_VALUE)
+    }
+
+    pub(crate) fn copy_to_device(
+        &mut self,
+        destination: u64,
+        host: PageableRange<'_>,
+        stream_argument: u64,
+    ) -> Answer<()> {
+        const CALL: &str = "cuMemcpyHtoDAsync";
+        let (stream, device) = self.stream(stream_argument)?;
+        let bytes = host.bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let at = (device, stream_argument);
+        self.check_device_range(CALL, at, destination, bytes)?;
+        let work = match self.check_host_range(CALL, at, host)? {
+            HostRange::Pageable(class) => {
+                Work::WriteStaged { destination, data: host.snapshot(class) }
+            }
+            _ => Work::Copy {
+                destination: (device, destination),
+                source: (device, host.address()),
+                bytes,
+            },
+        };
+        self.enqueue(stream, CALL, work);
+        Ok(())
+    }
+
+    pub(crate) fn copy_to_host(
+        &mut self,
+        host: PageableRange<'_>,
+        source: u64,
+        stream_argument: u64,
+    ) -> Answer<()> {
+        const CALL: &str = "cuMemcpyDtoHAsync";
+        let (stream, device) = self.stream(stream_argument)?;
+        let bytes = host.bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let at = (device, stream_argument);
+        self.check_device_range(CALL, at, source, bytes)?;
+        let class = self.check_host_range(CALL, at, host)?;
+        let HostRange::Pageable(class) = class else {
+            let destination = (device, host.address());
+            self.enqueue(stream, CALL, Work::Copy { destination, source: (device, source), bytes });
+            return Ok(());
+        };
+        // The caller's memory is only known to be valid during this call: wait for the bytes.
+        self.fetched = None;
+        let point = self.enqueue(stream, CALL, Work::Fetch { source, bytes });
+        if let Err(code) = self.wait(CALL, Goal::Point(point)) {
+            self.take_back(point);
+            return Err(code);
+        }
+        self.health(device)?;
+        if let Some(data) = self.fetched.take() {
+            host.fill_from(class, &data);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn copy_on_device(
+        &mut self,
+        destination: u64,
+        source: u64,
+        bytes: u64,
+        stream_argument: u64,
+    ) -> Answer<()> {
+        const CALL: &str = "cuMemcpyDtoDAsync";
+        let (stream, device) = self.stream(stream_argument)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let at = (device, stream_argument);
+        self.check_device_range(CALL, at, source, bytes)?;
+        self.check_device_range(CALL, at, destination, bytes)?;
+        let (destination, source) = ((device, destination), (device, source));
+        self.enqueue(stream, CALL, Work::Copy { destination, source, bytes });
+        Ok(())
+    }
+
+    pub(crate) fn copy_peer(&mut self, copy: PeerCopy, stream_argument: u64) -> Answer<()> {
+        const CALL: &str = "cuMemcpyPeerAsync";
+        let (stream, device) = self.stream(stream_argument)?;
+        let device_of =
+            |context| self.contexts.get(&context).copied().ok_or(ErrorCode::INVALID_CONTEXT);
+        let destination = (device_of(copy.destination_context)?, copy.destination);
+        let source = (device_of(copy.source_context)?, copy.source);
+        if copy.bytes == 0 {
+            return Ok(());
+        }
+        let at = (device, stream_argument);
+        self.check_device_range(CALL, at, source.1, copy.bytes)?;
+        self.check_device_range(CALL, at, destination.1, copy.bytes)?;
+        self.enqueue(stream, CALL, Work::Copy { destination, source, bytes: copy.bytes });
+        Ok(())
+    }
+
+    pub(crate) fn fill(
+        &mut self,
+        destination: u64,
+        value: u8,
+        bytes: u64,
+        stream_argument: u64,
+    ) -> Answer<()> {
+        const CALL: &str = "cuMemsetD8Async";
+        let (stream, device) = self.stream(stream_argument)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_device_range(CALL, (device, stream_argument), destination, bytes)?;
+        self.enqueue(stream, CALL, Work::Fill { destination, bytes, value });
+        Ok(())
+    }
+
+    pub(crate) fn mem_create(&mut self, bytes: u64, prop: AllocationProp) -> Answer<u64> {
+        self.health_if_current()?;
+        let device = self.device(prop.device)?;
+        let handle = self.new_handle();
+        self.memory.create(handle, device, bytes)?;
+        Ok(handle)
+    }
+}

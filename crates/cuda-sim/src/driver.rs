@@ -1,0 +1,336 @@
+//! The driver's calls, each one step on the machine's state.
+
+use cuda_driver::{
+    AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
+    ErrorCode, Granularity, HostAllocFlags, KernelArgs, LaunchConfig, PeerCopy,
+};
+
+use crate::SimDriver;
+use crate::host_memory::PageableRange;
+use crate::kernels::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, GRID_MAX};
+use crate::scheduler::Goal;
+use crate::state::{Answer, State};
+
+/// The driver version it stands for: that of CUDA 12.8.
+const DRIVER_VERSION: i32 = 12_080;
+
+/// Multiprocessors of an H100 SXM.
+const MULTIPROCESSORS: i32 = 132;
+
+/// Copy engines that CUDA reports for an H100.
+const COPY_ENGINES: i32 = 3;
+
+impl SimDriver {
+    /// Counts the call, fails it if that was ordered, and runs it under the machine's lock.
+    fn call<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut State) -> Answer<T>,
+    ) -> DriverResult<T> {
+        let mut state = self.state();
+        let answer = state.enter(call).and_then(|()| body(&mut state));
+        answer.map_err(|code| DriverError::new(call, code))
+    }
+}
+
+fn attribute(attribute: DeviceAttribute) -> Option<i32> {
+    Some(match attribute {
+        DeviceAttribute::MAX_THREADS_PER_BLOCK => BLOCK_THREADS_MAX as i32,
+        DeviceAttribute::MAX_GRID_DIM_X => GRID_MAX[0] as i32,
+        DeviceAttribute::MAX_GRID_DIM_Y => GRID_MAX[1] as i32,
+        DeviceAttribute::MAX_GRID_DIM_Z => GRID_MAX[2] as i32,
+        DeviceAttribute::MULTIPROCESSOR_COUNT => MULTIPROCESSORS,
+        DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => COMPUTE_CAPABILITY.0 as i32,
+        DeviceAttribute::COMPUTE_CAPABILITY_MINOR => COMPUTE_CAPABILITY.1 as i32,
+        DeviceAttribute::UNIFIED_ADDRESSING
+        | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
+        DeviceAttribute::ASYNC_ENGINE_COUNT => COPY_ENGINES,
+        _ => return None,
+    })
+}
+
+impl Driver for SimDriver {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn driver_get_version(&self) -> DriverResult<i32> {
+        self.call("cuDriverGetVersion", |_| Ok(DRIVER_VERSION))
+    }
+
+    fn device_get_count(&self) -> DriverResult<i32> {
+        self.call("cuDeviceGetCount", |state| Ok(state.config.devices as i32))
+    }
+
+    fn device_get_info(&self, device: i32) -> DriverResult<DeviceInfo> {
+        self.call("cuDeviceGetName", |state| {
+            let device = state.device(device)?;
+            let mut uuid = *b"simulated-gpu-00";
+            uuid[14] += (device / 10) as u8;
+            uuid[15] += (device % 10) as u8;
+            Ok(DeviceInfo {
+                name: state.config.name.clone(),
+                uuid,
+                total_bytes: state.config.device_bytes,
+                pci_bus_id: format!("0000:{:02x}:00.0", device + 1),
+            })
+        })
+    }
+
+    fn device_get_attribute(&self, device: i32, which: DeviceAttribute) -> DriverResult<i32> {
+        self.call("cuDeviceGetAttribute", |state| {
+            state.device(device)?;
+            attribute(which).ok_or(ErrorCode::INVALID_VALUE)
+        })
+    }
+
+    fn device_can_access_peer(&self, device: i32, peer: i32) -> DriverResult<bool> {
+        self.call("cuDeviceCanAccessPeer", |state| {
+            let (device, peer) = (state.device(device)?, state.device(peer)?);
+            Ok(device != peer && state.config.peer_access)
+        })
+    }
+
+    fn device_primary_ctx_retain(&self, device: i32) -> DriverResult<u64> {
+        self.call("cuDevicePrimaryCtxRetain", |state| state.ctx_retain(state.device(device)?))
+    }
+
+    unsafe fn device_primary_ctx_release(&self, device: i32) -> DriverResult<()> {
+        self.call("cuDevicePrimaryCtxRelease", |state| state.ctx_release(state.device(device)?))
+    }
+
+    fn ctx_get_current(&self) -> DriverResult<u64> {
+        self.call("cuCtxGetCurrent", |state| Ok(state.ctx_get_current()))
+    }
+
+    unsafe fn ctx_set_current(&self, context: u64) -> DriverResult<()> {
+        self.call("cuCtxSetCurrent", |state| state.ctx_set_current(context))
+    }
+
+    fn ctx_get_device(&self) -> DriverResult<i32> {
+        self.call("cuCtxGetDevice", |state| Ok(state.current()? as i32))
+    }
+
+    fn ctx_synchronize(&self) -> DriverResult<()> {
+        self.call("cuCtxSynchronize", |state| {
+            let device = state.current()?;
+            state.wait("cuCtxSynchronize", Goal::Device(device))?;
+            state.health(device)
+        })
+    }
+
+    unsafe fn ctx_enable_peer_access(&self, peer_context: u64) -> DriverResult<()> {
+        self.call("cuCtxEnablePeerAccess", |state| state.enable_peer(peer_context))
+    }
+
+    unsafe fn ctx_disable_peer_access(&self, peer_context: u64) -> DriverResult<()> {
+        self.call("cuCtxDisablePeerAccess", |state| state.disable_peer(peer_context))
+    }
+
+    fn stream_create(&self, blocking: bool) -> DriverResult<u64> {
+        self.call("cuStreamCreate", |state| state.stream_create(blocking))
+    }
+
+    unsafe fn stream_destroy(&self, stream: u64) -> DriverResult<()> {
+        self.call("cuStreamDestroy", |state| state.stream_destroy(stream))
+    }
+
+    unsafe fn stream_synchronize(&self, stream: u64) -> DriverResult<()> {
+        self.call("cuStreamSynchronize", |state| state.stream_synchronize(stream))
+    }
+
+    unsafe fn stream_query(&self, stream: u64) -> DriverResult<bool> {
+        self.call("cuStreamQuery", |state| state.stream_query(stream))
+    }
+
+    unsafe fn stream_wait_event(&self, stream: u64, event: u64) -> DriverResult<()> {
+        self.call("cuStreamWaitEvent", |state| state.stream_wait_event(stream, event))
+    }
+
+    unsafe fn stream_get_ctx(&self, stream: u64) -> DriverResult<u64> {
+        self.call("cuStreamGetCtx", |state| state.stream_context(stream))
+    }
+
+    fn event_create(&self, timing: bool) -> DriverResult<u64> {
+        self.call("cuEventCreate", |state| state.event_create(timing))
+    }
+
+    unsafe fn event_destroy(&self, event: u64) -> DriverResult<()> {
+        self.call("cuEventDestroy", |state| state.event_destroy(event))
+    }
+
+    unsafe fn event_record(&self, event: u64, stream: u64) -> DriverResult<()> {
+        self.call("cuEventRecord", |state| state.event_record(event, stream))
+    }
+
+    unsafe fn event_query(&self, event: u64) -> DriverResult<bool> {
+        self.call("cuEventQuery", |state| state.event_query(event))
+    }
+
+    unsafe fn event_synchronize(&self, event: u64) -> DriverResult<()> {
+        self.call("cuEventSynchronize", |state| state.event_synchronize(event))
+    }
+
+    unsafe fn event_elapsed_time(&self, start: u64, end: u64) -> DriverResult<f32> {
+        self.call("cuEventElapsedTime", |state| state.event_elapsed(start, end))
+    }
+
+    fn mem_get_info(&self) -> DriverResult<(u64, u64)> {
+        self.call("cuMemGetInfo", |state| state.mem_info())
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<u64> {
+        self.call("cuMemAlloc", |state| state.mem_alloc(bytes))
+    }
+
+    unsafe fn mem_free(&self, address: u64) -> DriverResult<()> {
+        self.call("cuMemFree", |state| state.mem_free(address))
+    }
+
+    fn mem_host_alloc(&self, bytes: u64, flags: HostAllocFlags) -> DriverResult<u64> {
+        self.call("cuMemHostAlloc", |state| state.host_alloc(bytes, flags))
+    }
+
+    unsafe fn mem_free_host(&self, host: u64) -> DriverResult<()> {
+        self.call("cuMemFreeHost", |state| state.host_free(host))
+    }
+
+    fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64> {
+        self.call("cuMemHostGetDevicePointer", |state| state.host_device_pointer(host))
+    }
+
+    unsafe fn memcpy_htod_async(
+        &self,
+        destination: u64,
+        host_source: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller promises that the range stays allocated, and so readable, until the
+        // operation has completed, which is not before this call returns (safety of the seam).
+        let host = unsafe { PageableRange::new(self, host_source, bytes) };
+        self.call("cuMemcpyHtoDAsync", |state| state.copy_to_device(destination, host, stream))
+    }
+
+    unsafe fn memcpy_dtoh_async(
+        &self,
+        host_destination: u64,
+        source: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller promises that the range stays allocated and that the host neither
+        // reads nor writes it until the operation has completed (safety of the seam).
+        let host = unsafe { PageableRange::new(self, host_destination, bytes) };
+        self.call("cuMemcpyDtoHAsync", |state| state.copy_to_host(host, source, stream))
+    }
+
+    unsafe fn memcpy_dtod_async(
+        &self,
+        destination: u64,
+        source: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()> {
+        self.call("cuMemcpyDtoDAsync", |state| {
+            state.copy_on_device(destination, source, bytes, stream)
+        })
+    }
+
+    unsafe fn memcpy_peer_async(&self, copy: PeerCopy, stream: u64) -> DriverResult<()> {
+        self.call("cuMemcpyPeerAsync", |state| state.copy_peer(copy, stream))
+    }
+
+    unsafe fn memset_d8_async(
+        &self,
+        destination: u64,
+        value: u8,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()> {
+        self.call("cuMemsetD8Async", |state| state.fill(destination, value, bytes, stream))
+    }
+
+    fn mem_get_allocation_granularity(
+        &self,
+        prop: AllocationProp,
+        _which: Granularity,
+    ) -> DriverResult<u64> {
+        self.call("cuMemGetAllocationGranularity", |state| {
+            state.device(prop.device)?;
+            Ok(state.memory.virtual_memory.granularity())
+        })
+    }
+
+    fn mem_address_reserve(&self, bytes: u64, alignment: u64, hint: u64) -> DriverResult<u64> {
+        self.call("cuMemAddressReserve", |state| {
+            state.health_if_current()?;
+            state.memory.virtual_memory.reserve(bytes, alignment, hint)
+        })
+    }
+
+    fn mem_address_free(&self, address: u64, bytes: u64) -> DriverResult<()> {
+        self.call("cuMemAddressFree", |state| {
+            state.memory.address_free(address, bytes)?;
+            state.health_if_current()
+        })
+    }
+
+    fn mem_create(&self, bytes: u64, prop: AllocationProp) -> DriverResult<u64> {
+        self.call("cuMemCreate", |state| state.mem_create(bytes, prop))
+    }
+
+    fn mem_release(&self, handle: u64) -> DriverResult<()> {
+        self.call("cuMemRelease", |state| {
+            state.memory.release(handle)?;
+            state.health_if_current()
+        })
+    }
+
+    fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()> {
+        self.call("cuMemMap", |state| {
+            state.health_if_current()?;
+            state.memory.virtual_memory.map(address, bytes, offset, handle)
+        })
+    }
+
+    fn mem_unmap(&self, address: u64, bytes: u64) -> DriverResult<()> {
+        self.call("cuMemUnmap", |state| {
+            state.memory.unmap(address, bytes)?;
+            state.health_if_current()
+        })
+    }
+
+    fn mem_set_access(&self, address: u64, bytes: u64, access: &[AccessDesc]) -> DriverResult<()> {
+        self.call("cuMemSetAccess", |state| {
+            state.health_if_current()?;
+            let devices: Result<Vec<u32>, _> =
+                access.iter().map(|desc| state.device(desc.device)).collect();
+            let devices = devices.map_err(|_| ErrorCode::INVALID_VALUE)?;
+            let peer_access = state.config.peer_access;
+            state.memory.virtual_memory.set_access(address, bytes, &devices, peer_access)
+        })
+    }
+
+    fn module_load_data(&self, ptx: &str, log: &mut String) -> DriverResult<u64> {
+        self.call("cuModuleLoadDataEx", |state| state.module_load(ptx, log))
+    }
+
+    unsafe fn module_unload(&self, module: u64) -> DriverResult<()> {
+        self.call("cuModuleUnload", |state| state.module_unload(module))
+    }
+
+    unsafe fn module_get_function(&self, module: u64, name: &str) -> DriverResult<u64> {
+        self.call("cuModuleGetFunction", |state| state.module_function(module, name))
+    }
+
+    unsafe fn launch_kernel(
+        &self,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+        stream: u64,
+    ) -> DriverResult<()> {
+        self.call("cuLaunchKernel", |state| state.launch(function, config, args, stream))
+    }
+}

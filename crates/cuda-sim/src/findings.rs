@@ -1,0 +1,153 @@
+//! What the device saw go wrong, in words that lead to the cause.
+
+use std::fmt;
+
+/// Most findings kept; the first ones are the causes, so later ones are dropped and counted.
+const FINDINGS_MAX: usize = 256;
+
+/// The sort of thing that went wrong.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// A kernel or copy, when it ran, touched memory it may not access. The device is lost.
+    IllegalAccess,
+    /// A copy was refused when it was enqueued: its range is not of one live allocation or mapping.
+    InvalidRange,
+    /// Host memory was used after `cuMemFreeHost`.
+    FreedHostMemory,
+    /// A kernel was asked for that has no registered reference.
+    MissingReference,
+    /// A kernel failed for a reason other than an access. The device is lost.
+    KernelFailed,
+    /// The host waits for work that can never run.
+    CannotComplete,
+    /// A context ended while objects in it were alive.
+    LostObjects,
+    /// A leak check found live objects.
+    Leak,
+}
+
+/// What sort of memory a range is.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum RangeKind {
+    /// Memory of `cuMemAlloc`.
+    Allocation,
+    /// Addresses of `cuMemAddressReserve`.
+    Reservation,
+    /// Memory of `cuMemHostAlloc`.
+    PinnedHost,
+}
+
+/// The range closest to a bad access.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct NearMiss {
+    /// What sort of memory it is.
+    pub kind: RangeKind,
+    /// Whether it was freed before.
+    pub freed: bool,
+    /// First address of the range.
+    pub base: u64,
+    /// Length of the range, in bytes.
+    pub bytes: u64,
+    /// How far the access reached out of the range, in bytes; 0 when it lay inside.
+    pub missed_by: u64,
+    /// Whether the access reached out before the start rather than past the end.
+    pub before: bool,
+}
+
+impl fmt::Display for NearMiss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            RangeKind::Allocation => "allocation",
+            RangeKind::Reservation => "reservation",
+            RangeKind::PinnedHost => "pinned host memory",
+        };
+        match (self.missed_by, self.before) {
+            (0, _) => write!(f, "inside")?,
+            (n, true) => write!(f, "{n} bytes before the start of")?,
+            (n, false) => write!(f, "{n} bytes past the end of")?,
+        }
+        let freed = if self.freed { "freed " } else { "" };
+        write!(f, " {freed}{kind} {:#x} of {} bytes", self.base, self.bytes)
+    }
+}
+
+/// One thing that went wrong.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What sort of thing.
+    pub kind: FindingKind,
+    /// The kernel's entry name, or the driver call.
+    pub operation: String,
+    /// Device on which the operation ran or was to run.
+    pub device: Option<u32>,
+    /// Stream of the operation; 0 is the legacy default stream.
+    pub stream: Option<u64>,
+    /// First address of the access.
+    pub address: Option<u64>,
+    /// Length of the access, in bytes.
+    pub bytes: u64,
+    /// The range closest to the access.
+    pub nearest: Option<NearMiss>,
+    /// What happened, in words.
+    pub detail: String,
+}
+
+impl Finding {
+    pub(crate) fn new(kind: FindingKind, operation: &str, detail: String) -> Self {
+        Self {
+            kind,
+            operation: operation.to_owned(),
+            device: None,
+            stream: None,
+            address: None,
+            bytes: 0,
+            nearest: None,
+            detail,
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.operation)?;
+        if let Some(device) = self.device {
+            write!(f, " on device {device}")?;
+        }
+        if let Some(stream) = self.stream {
+            write!(f, " in stream {stream:#x}")?;
+        }
+        if let Some(address) = self.address {
+            write!(f, ", {} bytes at {address:#x}", self.bytes)?;
+        }
+        write!(f, ": {}", self.detail)
+    }
+}
+
+/// The first findings, and how many came after them.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    kept: Vec<Finding>,
+    dropped: u64,
+}
+
+impl Findings {
+    pub(crate) fn add(&mut self, finding: Finding) {
+        tracing::debug!(%finding, "finding");
+        if self.kept.len() < FINDINGS_MAX {
+            self.kept.push(finding);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    pub(crate) fn kept(&self) -> &[Finding] {
+        &self.kept
+    }
+
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}

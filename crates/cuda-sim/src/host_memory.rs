@@ -1,0 +1,291 @@
+//! Host memory: the pinned regions that the device reaches, and the only raw pointers of the crate.
+//!
+//! Everything else is safe Rust over integers. Two things are reached through pointers here:
+//!
+//! * pinned regions, which this module allocates, and checks against its table on each access;
+//! * pageable memory of the caller, whose validity the caller of the trait method promised, kept as
+//!   a [`PageableRange`].
+
+use std::alloc::Layout;
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+
+use cuda_driver::ErrorCode;
+
+/// Alignment of pinned memory, in bytes.
+const PAGE_BYTES: usize = 4096;
+
+/// First address that no host memory has: device addresses begin here.
+pub(crate) const HOST_END: u64 = 1 << 48;
+
+/// Freed pinned memory that is kept aside, so that a late use of it is seen and harms nobody.
+const QUARANTINE_BYTES: u64 = 64 << 20;
+
+/// Byte that freed pinned memory is filled with.
+const FREED_BYTE: u8 = 0xDD;
+
+/// One pinned allocation.
+///
+/// # Invariants
+/// `base` is the exposed address of an allocation of `bytes` initialised bytes, made by
+/// [`Region::new`] with the layout of [`Region::layout`], which lives until this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Region {
+    base: u64,
+    bytes: u64,
+    /// Device whose context allocated it.
+    pub(crate) owner: u32,
+    /// Whether all contexts share it.
+    pub(crate) portable: bool,
+}
+
+impl Region {
+    fn layout(bytes: u64) -> Option<Layout> {
+        let bytes = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0)?;
+        Layout::from_size_align(bytes, PAGE_BYTES).ok()
+    }
+
+    fn new(bytes: u64, fill: u8, owner: u32, portable: bool) -> Option<Self> {
+        let layout = Self::layout(bytes)?;
+        // SAFETY: the size of `layout` is not zero (`Region::layout`).
+        let start = unsafe { std::alloc::alloc(layout) };
+        if start.is_null() {
+            return None;
+        }
+        // SAFETY: `start` is an allocation of `layout.size()` bytes that nobody else knows yet.
+        unsafe { start.write_bytes(fill, layout.size()) };
+        Some(Self { base: start.expose_provenance() as u64, bytes, owner, portable })
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn end(&self) -> u64 {
+        self.base + self.bytes
+    }
+
+    fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        address < self.end() && self.base < address.saturating_add(bytes)
+    }
+
+    fn fill(&mut self, byte: u8) {
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
+        // SAFETY: the region is live and `bytes` long (invariants), its provenance is exposed, and
+        // the caller of `cuMemFreeHost`, the only way here, promised that nothing refers to it.
+        unsafe { start.write_bytes(byte, self.bytes as usize) };
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.bytes) {
+            let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
+            // SAFETY: `start` was allocated with this same layout (invariants), and only here is it
+            // given back.
+            unsafe { std::alloc::dealloc(start, layout) };
+        }
+    }
+}
+
+/// Proof that a range is neither pinned, freed nor a device's: only [`HostMemory::classify`] makes it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Pageable(());
+
+/// What a host range is to the device.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum HostRange {
+    /// Inside one live pinned region: accessed when the operation runs.
+    Pinned,
+    /// Ordinary memory of the caller: accessed during the call.
+    Pageable(Pageable),
+    /// Partly pinned: no single memory.
+    Straddles,
+    /// Pinned memory that was freed.
+    Freed,
+    /// Null, an address of a device, or past the end of the address space.
+    NotHost,
+}
+
+/// The table of pinned memory.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    /// Live regions, by address.
+    live: Vec<Region>,
+    live_bytes: u64,
+    limit_bytes: u64,
+    quarantine: VecDeque<Region>,
+    quarantine_bytes: u64,
+    fill: u8,
+}
+
+impl HostMemory {
+    pub(crate) fn new(limit_bytes: u64, fill: u8) -> Self {
+        Self {
+            live: Vec::new(),
+            live_bytes: 0,
+            limit_bytes,
+            quarantine: VecDeque::new(),
+            quarantine_bytes: 0,
+            fill,
+        }
+    }
+
+    pub(crate) fn live(&self) -> &[Region] {
+        &self.live
+    }
+
+    pub(crate) fn quarantine(&self) -> impl Iterator<Item = &Region> {
+        self.quarantine.iter()
+    }
+
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    pub(crate) fn alloc(
+        &mut self,
+        bytes: u64,
+        owner: u32,
+        portable: bool,
+    ) -> Result<u64, ErrorCode> {
+        if bytes == 0 {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        if bytes > self.limit_bytes - self.live_bytes {
+            return Err(ErrorCode::OUT_OF_MEMORY);
+        }
+        let region =
+            Region::new(bytes, self.fill, owner, portable).ok_or(ErrorCode::OUT_OF_MEMORY)?;
+        let base = region.base;
+        let place = self.live.partition_point(|other| other.base < base);
+        self.live.insert(place, region);
+        self.live_bytes += bytes;
+        Ok(base)
+    }
+
+    /// Index of the live region that starts at `base`.
+    pub(crate) fn starting_at(&self, base: u64) -> Option<usize> {
+        self.live.binary_search_by_key(&base, |region| region.base).ok()
+    }
+
+    /// Takes region `index` out of use. Its memory is kept aside for a while.
+    pub(crate) fn free(&mut self, index: usize) {
+        let mut region = self.live.remove(index);
+        self.live_bytes -= region.bytes;
+        if region.bytes > QUARANTINE_BYTES {
+            return;
+        }
+        region.fill(FREED_BYTE);
+        self.quarantine_bytes += region.bytes;
+        self.quarantine.push_back(region);
+        while self.quarantine_bytes > QUARANTINE_BYTES {
+            let Some(oldest) = self.quarantine.pop_front() else { break };
+            self.quarantine_bytes -= oldest.bytes;
+        }
+    }
+
+    /// The bytes from `address` to the end of the live region that holds it.
+    pub(crate) fn find(&self, address: u64) -> Option<u64> {
+        let next = self.live.partition_point(|region| region.base <= address);
+        let region = self.live.get(next.checked_sub(1)?)?;
+        region.end().checked_sub(address).filter(|&rest| rest > 0)
+    }
+
+    pub(crate) fn classify(&self, address: u64, bytes: u64) -> HostRange {
+        let is_host = address != 0 && address.checked_add(bytes).is_some_and(|end| end <= HOST_END);
+        if !is_host {
+            HostRange::NotHost
+        } else if self.find(address).is_some_and(|rest| bytes <= rest) {
+            HostRange::Pinned
+        } else if self.live.iter().any(|region| region.overlaps(address, bytes)) {
+            HostRange::Straddles
+        } else if self.quarantine.iter().any(|region| region.overlaps(address, bytes)) {
+            HostRange::Freed
+        } else {
+            HostRange::Pageable(Pageable(()))
+        }
+    }
+
+    /// Copies pinned bytes out; `None` when the range is not inside one live region.
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Option<()> {
+        self.find(address).filter(|&rest| into.len() as u64 <= rest)?;
+        let source = std::ptr::with_exposed_provenance::<u8>(address as usize);
+        // SAFETY: the range is inside a live, initialised region (the check above and the
+        // invariants of `Region`), whose provenance is exposed. `into` is an exclusive borrow, so
+        // it does not overlap: Rust code has no exclusive reference into a region while an
+        // operation that reads it is pending (safety of the seam). A host thread that writes the
+        // bytes meanwhile is the program's error that a real device shows as torn bytes; no
+        // reference to them is formed here.
+        unsafe { std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len()) };
+        Some(())
+    }
+
+    /// Copies bytes into pinned memory; `None` when the range is not inside one live region.
+    pub(crate) fn write(&mut self, address: u64, from: &[u8]) -> Option<()> {
+        self.find(address).filter(|&rest| from.len() as u64 <= rest)?;
+        let destination = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        // SAFETY: the range is inside a live region whose provenance is exposed; the caller of the
+        // trait method that enqueued the operation promised that the host neither reads nor writes
+        // the range until it has completed (safety of the seam), so `from` is not in it either.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), destination, from.len()) };
+        Some(())
+    }
+}
+
+/// Memory of the caller that is not pinned; borrowed for the driver call, so that no operation that
+/// runs later can hold it.
+///
+/// # Invariants
+/// Unless the range is pinned, freed or a device's (which the tables tell), its `bytes` bytes at
+/// `address` may be read (a source) or written (a destination) for `'call`, and nobody else accesses
+/// them meanwhile in a way that conflicts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageableRange<'call> {
+    address: u64,
+    bytes: u64,
+    call: PhantomData<&'call mut [u8]>,
+}
+
+impl<'call> PageableRange<'call> {
+    /// A range that is valid as long as `_call`, which is borrowed by the driver call.
+    ///
+    /// # Safety
+    /// - the range meets the invariants of this type for `'call`.
+    pub(crate) unsafe fn new<T>(_call: &'call T, address: u64, bytes: u64) -> Self {
+        Self { address, bytes, call: PhantomData }
+    }
+
+    pub(crate) fn address(self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// A copy of the bytes, as the driver's own staging makes it.
+    pub(crate) fn snapshot(self, class: Pageable) -> Box<[u8]> {
+        let Pageable(()) = class;
+        let mut bytes = vec![0; self.bytes as usize].into_boxed_slice();
+        let source = std::ptr::with_exposed_provenance::<u8>(self.address as usize);
+        // SAFETY: the range is readable (invariants; `class` says that it is the caller's own
+        // memory); `bytes` is new memory of that length.
+        unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
+        bytes
+    }
+
+    /// Fills the range with `from`, which has its length.
+    pub(crate) fn fill_from(self, class: Pageable, from: &[u8]) {
+        let Pageable(()) = class;
+        assert_eq!(from.len() as u64, self.bytes, "a copy changed its length");
+        let destination = std::ptr::with_exposed_provenance_mut::<u8>(self.address as usize);
+        // SAFETY: the range is writable (invariants; `class` says that it is the caller's own
+        // memory) and of this length (asserted); `from` is memory of this crate, apart from it.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), destination, from.len()) };
+    }
+}

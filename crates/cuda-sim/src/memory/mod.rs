@@ -1,0 +1,299 @@
+//! All memory that a device can name: its own, that of its peers, and pinned host memory.
+
+mod allocations;
+mod miss;
+mod pages;
+mod view;
+mod virtual_memory;
+
+use std::collections::VecDeque;
+
+use cuda_driver::{AccessFault, ErrorCode};
+
+use allocations::Allocations;
+use miss::FreedRange;
+pub(crate) use miss::describe;
+pub(crate) use view::View;
+use virtual_memory::VirtualMemory;
+
+use crate::SimConfig;
+use crate::host_memory::{HOST_END, HostMemory};
+
+/// Device addresses of `cuMemAlloc` lie from here to [`VIRTUAL_START`].
+const ALLOCATION_START: u64 = HOST_END;
+
+/// Reservations lie from here on.
+const VIRTUAL_START: u64 = 1 << 52;
+
+/// Pages of `cuMemAlloc` memory are of this size, 2 MiB.
+const ALLOCATION_PAGE_SHIFT: u32 = 21;
+
+/// Most that one copy step moves through a temporary buffer.
+const COPY_STEP_BYTES: u64 = 1 << 20;
+
+/// Freed ranges that are remembered, to explain late accesses.
+const FREED_MAX: usize = 1024;
+
+/// Whose access it is, and what that one may reach.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Viewer {
+    /// Devices whose `cuMemAlloc` memory is in reach, one bit each.
+    allocations: u64,
+    /// Bits of a mapping's rights of which one must be set.
+    mappings: u64,
+}
+
+/// Right that every mapping has: that it exists.
+const MAPPED: u64 = 1 << 63;
+
+impl Viewer {
+    /// Sees all that is allocated or mapped, whoever may access it.
+    pub(crate) const ANY: Self = Self { allocations: u64::MAX, mappings: MAPPED };
+
+    /// A device that reaches the `cuMemAlloc` memory of `peers`, one bit each.
+    pub(crate) fn device(device: u32, peers: u64) -> Self {
+        Self { allocations: peers | 1 << device, mappings: 1 << device }
+    }
+}
+
+/// Where a byte lies.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Allocation { index: usize, offset: u64 },
+    Physical { index: u32, offset: u64 },
+    Host { address: u64 },
+}
+
+/// Why a byte may not be accessed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Denied {
+    /// Nothing is there.
+    Nothing,
+    /// Reserved, and not mapped.
+    Unmapped,
+    /// Mapped or allocated, without access for this device.
+    NoAccess,
+}
+
+/// The memory of the machine.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) allocations: Allocations,
+    pub(crate) virtual_memory: VirtualMemory,
+    pub(crate) host: HostMemory,
+    /// Bytes in use on each device.
+    used: Vec<u64>,
+    capacity: u64,
+    freed: VecDeque<FreedRange>,
+    seed: u64,
+    patterns: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(config: &SimConfig) -> Self {
+        Self {
+            allocations: Allocations::new(),
+            virtual_memory: VirtualMemory::new(config.granularity),
+            host: HostMemory::new(config.pinned_bytes, crate::random::mix(config.seed) as u8 | 1),
+            used: vec![0; config.devices as usize],
+            capacity: config.device_bytes,
+            freed: VecDeque::new(),
+            seed: config.seed,
+            patterns: 0,
+        }
+    }
+
+    pub(crate) fn used(&self, device: u32) -> u64 {
+        self.used.get(device as usize).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Takes `bytes` of `device`'s memory.
+    fn take(&mut self, device: u32, bytes: u64) -> Result<(), ErrorCode> {
+        let used = self.used.get_mut(device as usize).ok_or(ErrorCode::INVALID_DEVICE)?;
+        if bytes > self.capacity - *used {
+            return Err(ErrorCode::OUT_OF_MEMORY);
+        }
+        *used += bytes;
+        Ok(())
+    }
+
+    fn give_back(&mut self, device: u32, bytes: u64) {
+        let used = &mut self.used[device as usize];
+        assert!(*used >= bytes, "device memory given back twice");
+        *used -= bytes;
+    }
+
+    /// A fresh number for the pattern of new pages.
+    fn pattern(&mut self) -> u64 {
+        self.patterns += 1;
+        crate::random::mix(self.seed ^ self.patterns.rotate_left(32))
+    }
+
+    /// Where `address` lies, and how many bytes from there on lie in the same piece of it.
+    fn locate(&self, viewer: Viewer, address: u64) -> Result<(Place, u64), Denied> {
+        if address >= VIRTUAL_START {
+            self.virtual_memory.locate(viewer, address)
+        } else if address >= ALLOCATION_START {
+            self.allocations.locate(viewer, address)
+        } else {
+            let rest = self.host.find(address).ok_or(Denied::Nothing)?;
+            Ok((Place::Host { address }, rest))
+        }
+    }
+
+    /// Whether `viewer` may access all of the range.
+    pub(crate) fn check(
+        &self,
+        viewer: Viewer,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), AccessFault> {
+        let mut done = 0;
+        while done < bytes {
+            let at = address.checked_add(done).ok_or(Denied::Nothing);
+            match at.and_then(|at| self.locate(viewer, at)) {
+                Ok((_, rest)) => done += rest.min(bytes - done),
+                Err(denied) => return Err(self.fault(address, bytes, denied)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the range, which [`check`](Memory::check) passed, into `into`.
+    fn read_checked(&self, viewer: Viewer, address: u64, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            let most = (into.len() - done) as u64;
+            let Ok((place, rest)) = self.locate(viewer, address + done as u64) else { return };
+            let most = most.min(rest);
+            let moved = match place {
+                Place::Host { address } => {
+                    let part = &mut into[done..done + most as usize];
+                    self.host.read(address, part);
+                    part.len()
+                }
+                Place::Allocation { index, offset } => {
+                    let piece = self.allocations.pages(index).piece(offset, most);
+                    into[done..done + piece.len()].copy_from_slice(piece);
+                    piece.len()
+                }
+                Place::Physical { index, offset } => {
+                    let piece = self.virtual_memory.pages(index).piece(offset, most);
+                    into[done..done + piece.len()].copy_from_slice(piece);
+                    piece.len()
+                }
+            };
+            done += moved;
+        }
+    }
+
+    /// Hands each piece of the range, which [`check`](Memory::check) passed, to `write`, with the
+    /// offset of the piece in the range. Host pieces go through a temporary buffer.
+    fn write_checked(
+        &mut self,
+        viewer: Viewer,
+        address: u64,
+        bytes: u64,
+        mut write: impl FnMut(&HostMemory, &mut [u8], usize),
+    ) {
+        let mut done = 0;
+        while done < bytes {
+            let Ok((place, rest)) = self.locate(viewer, address + done) else { return };
+            let most = rest.min(bytes - done);
+            let moved = match place {
+                Place::Host { address } => {
+                    let mut part = vec![0; most.min(COPY_STEP_BYTES) as usize];
+                    write(&self.host, &mut part, done as usize);
+                    self.host.write(address, &part);
+                    part.len()
+                }
+                Place::Allocation { index, offset } => {
+                    let piece = self.allocations.pages_mut(index).piece_mut(offset, most);
+                    write(&self.host, piece, done as usize);
+                    piece.len()
+                }
+                Place::Physical { index, offset } => {
+                    let piece = self.virtual_memory.pages_mut(index).piece_mut(offset, most);
+                    write(&self.host, piece, done as usize);
+                    piece.len()
+                }
+            };
+            done += moved as u64;
+        }
+    }
+
+    /// Writes `data` at `address`.
+    pub(crate) fn store(
+        &mut self,
+        viewer: Viewer,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), AccessFault> {
+        self.check(viewer, address, data.len() as u64)?;
+        self.write_checked(viewer, address, data.len() as u64, |_, piece, offset| {
+            piece.copy_from_slice(&data[offset..offset + piece.len()]);
+        });
+        Ok(())
+    }
+
+    /// Sets every byte of the range to `value`.
+    pub(crate) fn fill(
+        &mut self,
+        viewer: Viewer,
+        address: u64,
+        bytes: u64,
+        value: u8,
+    ) -> Result<(), AccessFault> {
+        self.check(viewer, address, bytes)?;
+        self.write_checked(viewer, address, bytes, |_, piece, _| piece.fill(value));
+        Ok(())
+    }
+
+    /// Copies `bytes` bytes, each side with the rights of its viewer. Nothing is written when either
+    /// side is denied.
+    pub(crate) fn copy(
+        &mut self,
+        (to, destination): (Viewer, u64),
+        (from, source): (Viewer, u64),
+        bytes: u64,
+    ) -> Result<(), AccessFault> {
+        self.check(from, source, bytes)?;
+        self.check(to, destination, bytes)?;
+        if source < HOST_END {
+            // Straight from pinned memory into the pages, in one pass.
+            self.write_checked(to, destination, bytes, |host, piece, offset| {
+                host.read(source + offset as u64, piece);
+            });
+            return Ok(());
+        }
+        let mut buffer = vec![0; bytes.min(COPY_STEP_BYTES) as usize];
+        let mut done = 0;
+        while done < bytes {
+            let step = (bytes - done).min(COPY_STEP_BYTES);
+            let part = &mut buffer[..step as usize];
+            self.read_checked(from, source + done, part);
+            self.write_checked(to, destination + done, step, |_, piece, offset| {
+                piece.copy_from_slice(&part[offset..offset + piece.len()]);
+            });
+            done += step;
+        }
+        Ok(())
+    }
+
+    /// The bytes of the range, copied.
+    pub(crate) fn read(
+        &self,
+        viewer: Viewer,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Box<[u8]>, AccessFault> {
+        self.check(viewer, address, bytes)?;
+        let mut copy = vec![0; bytes as usize].into_boxed_slice();
+        self.read_checked(viewer, address, &mut copy);
+        Ok(copy)
+    }
+}

@@ -1,0 +1,44 @@
+//! Memory as one kernel sees it.
+
+use std::borrow::Cow;
+
+use cuda_driver::{AccessFault, DeviceMemory};
+
+use super::{Memory, Place, Viewer};
+
+/// The memory of the machine with the rights of one device.
+#[derive(Debug)]
+pub(crate) struct View<'a> {
+    memory: &'a mut Memory,
+    viewer: Viewer,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn new(memory: &'a mut Memory, viewer: Viewer) -> Self {
+        Self { memory, viewer }
+    }
+}
+
+impl DeviceMemory for View<'_> {
+    /// Takes no lock and looks nothing up in a hash table: a replay reads a terabyte through this.
+    fn load(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
+        let piece = match self.memory.locate(self.viewer, address) {
+            Ok((Place::Physical { index, offset }, rest)) => {
+                self.memory.virtual_memory.pages(index).piece(offset, bytes.min(rest))
+            }
+            Ok((Place::Allocation { index, offset }, rest)) => {
+                self.memory.allocations.pages(index).piece(offset, bytes.min(rest))
+            }
+            _ => &[],
+        };
+        if piece.len() as u64 == bytes {
+            return Ok(Cow::Borrowed(piece));
+        }
+        // In several pieces, in host memory (never borrowed, since the host may write it), or bad.
+        self.memory.read(self.viewer, address, bytes).map(|copy| Cow::Owned(copy.into_vec()))
+    }
+
+    fn store(&mut self, address: u64, data: &[u8]) -> Result<(), AccessFault> {
+        self.memory.store(self.viewer, address, data)
+    }
+}

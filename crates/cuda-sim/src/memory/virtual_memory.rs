@@ -1,0 +1,350 @@
+//! Reservations, physical memory, and the mappings between them.
+//!
+//! Answers are those of driver 580: see the crate's tests, one for each.
+
+use std::collections::{BTreeMap, HashMap};
+
+use cuda_driver::ErrorCode;
+
+use super::pages::Pages;
+use super::{Denied, MAPPED, Memory, Place, VIRTUAL_START, Viewer};
+use crate::RangeKind;
+
+/// Longest reservation, in bytes: what the addresses of a process can hold on hardware.
+const RESERVATION_BYTES_MAX: u64 = 1 << 47;
+
+/// End of the addresses that reservations may have.
+const VIRTUAL_END: u64 = 1 << 60;
+
+/// One page of addresses: `[(physical + 1) << 32 | page of it, rights]`, zero when not mapped.
+///
+/// Plain words, so that a large reservation costs only the pages of the table that are used.
+type Slot = [u64; 2];
+
+/// Reserved addresses.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    slots: Vec<Slot>,
+    /// Mappings by first address: their length and physical memory.
+    mappings: BTreeMap<u64, (u64, u32)>,
+}
+
+impl Reservation {
+    fn contains(&self, address: u64, bytes: u64) -> bool {
+        let end = address.checked_add(bytes);
+        address >= self.base && end.is_some_and(|end| end <= self.base + self.bytes)
+    }
+}
+
+/// Memory of one `cuMemCreate`.
+#[derive(Debug)]
+struct Physical {
+    device: u32,
+    /// Whether the handle is not released.
+    held: bool,
+    mappings: u32,
+    pages: Pages,
+}
+
+/// All virtual memory of the machine.
+#[derive(Debug)]
+pub(crate) struct VirtualMemory {
+    granularity: u64,
+    shift: u32,
+    /// By address.
+    reservations: Vec<Reservation>,
+    next: u64,
+    physical: Vec<Option<Physical>>,
+    /// Unused places in `physical`.
+    vacant: Vec<u32>,
+    handles: HashMap<u64, u32>,
+}
+
+impl VirtualMemory {
+    pub(super) fn new(granularity: u64) -> Self {
+        Self {
+            granularity,
+            shift: granularity.trailing_zeros(),
+            reservations: Vec::new(),
+            next: VIRTUAL_START + granularity,
+            physical: Vec::new(),
+            vacant: Vec::new(),
+            handles: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    pub(crate) fn reservations(&self) -> &[Reservation] {
+        &self.reservations
+    }
+
+    pub(crate) fn mapping_count(&self) -> usize {
+        self.reservations.iter().map(|reservation| reservation.mappings.len()).sum()
+    }
+
+    pub(crate) fn handle_count(&self) -> usize {
+        self.handles.len()
+    }
+
+    pub(crate) fn physical_bytes(&self) -> u64 {
+        self.physical.iter().flatten().map(|physical| physical.pages.bytes()).sum()
+    }
+
+    #[inline]
+    pub(super) fn locate(&self, viewer: Viewer, address: u64) -> Result<(Place, u64), Denied> {
+        let next = self.reservations.partition_point(|reservation| reservation.base <= address);
+        let index = next.checked_sub(1).ok_or(Denied::Nothing)?;
+        let reservation = &self.reservations[index];
+        let offset = address - reservation.base;
+        let slot = reservation.slots.get((offset >> self.shift) as usize).ok_or(Denied::Nothing)?;
+        let [target, rights] = *slot;
+        if rights & viewer.mappings == 0 {
+            return Err(if target == 0 { Denied::Unmapped } else { Denied::NoAccess });
+        }
+        let in_page = offset & (self.granularity - 1);
+        let place = Place::Physical {
+            index: (target >> 32) as u32 - 1,
+            offset: ((target & 0xffff_ffff) << self.shift) + in_page,
+        };
+        Ok((place, self.granularity - in_page))
+    }
+
+    #[inline]
+    pub(super) fn pages(&self, index: u32) -> &Pages {
+        match &self.physical[index as usize] {
+            Some(physical) => &physical.pages,
+            None => unreachable!("a mapping keeps its physical memory alive"),
+        }
+    }
+
+    pub(super) fn pages_mut(&mut self, index: u32) -> &mut Pages {
+        match &mut self.physical[index as usize] {
+            Some(physical) => &mut physical.pages,
+            None => unreachable!("a mapping keeps its physical memory alive"),
+        }
+    }
+
+    fn is_aligned(&self, address: u64, bytes: u64) -> bool {
+        bytes > 0 && (address | bytes) & (self.granularity - 1) == 0
+    }
+
+    /// The reservation that holds the whole of a non-empty, aligned range.
+    fn holding(&self, address: u64, bytes: u64) -> Result<usize, ErrorCode> {
+        if !self.is_aligned(address, bytes) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let next = self.reservations.partition_point(|reservation| reservation.base <= address);
+        let index = next.checked_sub(1).ok_or(ErrorCode::INVALID_VALUE)?;
+        if !self.reservations[index].contains(address, bytes) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        Ok(index)
+    }
+
+    pub(crate) fn reserve(
+        &mut self,
+        bytes: u64,
+        alignment: u64,
+        hint: u64,
+    ) -> Result<u64, ErrorCode> {
+        if !self.is_aligned(0, bytes) || !(alignment == 0 || alignment.is_power_of_two()) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let alignment = alignment.max(self.granularity);
+        if bytes > RESERVATION_BYTES_MAX || alignment > RESERVATION_BYTES_MAX {
+            return Err(ErrorCode::OUT_OF_MEMORY);
+        }
+        let base = if self.is_free(hint, bytes, alignment) {
+            hint
+        } else {
+            let base = self.next.next_multiple_of(alignment);
+            if base + bytes > VIRTUAL_END {
+                return Err(ErrorCode::OUT_OF_MEMORY);
+            }
+            base
+        };
+        // One page of gap, so that a run past the end meets nothing.
+        self.next = self.next.max(base + bytes + self.granularity);
+        let place = self.reservations.partition_point(|other| other.base < base);
+        let slots = vec![[0; 2]; (bytes >> self.shift) as usize];
+        let reservation = Reservation { base, bytes, slots, mappings: BTreeMap::new() };
+        self.reservations.insert(place, reservation);
+        Ok(base)
+    }
+
+    /// Whether a hint can be followed.
+    fn is_free(&self, hint: u64, bytes: u64, alignment: u64) -> bool {
+        let fits = (VIRTUAL_START..=VIRTUAL_END - bytes).contains(&hint);
+        fits && hint.is_multiple_of(alignment)
+            && self
+                .reservations
+                .iter()
+                .all(|other| hint + bytes <= other.base || other.base + other.bytes <= hint)
+    }
+
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+    ) -> Result<(), ErrorCode> {
+        let holding = self.holding(address, bytes)?;
+        let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
+        // The driver asks for offset 0: a handle is mapped from its start.
+        if offset != 0 || bytes > self.pages(index).bytes() {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let reservation = &mut self.reservations[holding];
+        let first = ((address - reservation.base) >> self.shift) as usize;
+        let slots = &mut reservation.slots[first..first + (bytes >> self.shift) as usize];
+        if slots.iter().any(|slot| slot[0] != 0) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        for (page, slot) in slots.iter_mut().enumerate() {
+            *slot = [(u64::from(index) + 1) << 32 | page as u64, MAPPED];
+        }
+        reservation.mappings.insert(address, (bytes, index));
+        if let Some(physical) = &mut self.physical[index as usize] {
+            physical.mappings += 1;
+        }
+        Ok(())
+    }
+
+    /// First addresses of the mappings in a range, unless the range splits one.
+    fn whole_mappings(
+        reservation: &Reservation,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Vec<u64>, ErrorCode> {
+        let end = address + bytes;
+        let before = reservation.mappings.range(..address).next_back();
+        if before.is_some_and(|(&start, &(length, _))| start + length > address) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let inside = reservation.mappings.range(address..end);
+        inside
+            .map(
+                |(&start, &(length, _))| {
+                    if start + length > end { Err(ErrorCode::INVALID_VALUE) } else { Ok(start) }
+                },
+            )
+            .collect()
+    }
+
+    pub(crate) fn set_access(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        devices: &[u32],
+        peer_access: bool,
+    ) -> Result<(), ErrorCode> {
+        let holding = self.holding(address, bytes)?;
+        let reservation = &self.reservations[holding];
+        let starts = Self::whole_mappings(reservation, address, bytes)?;
+        let mut mapped = 0;
+        for start in starts {
+            let (length, index) = reservation.mappings[&start];
+            mapped += length;
+            let owner = self.physical[index as usize].as_ref().map(|physical| physical.device);
+            let in_reach = |device: &u32| peer_access || Some(*device) == owner;
+            if !devices.iter().all(in_reach) {
+                return Err(ErrorCode::INVALID_VALUE);
+            }
+        }
+        if devices.is_empty() || mapped != bytes {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let rights = devices.iter().fold(0, |rights, device| rights | 1 << device);
+        let reservation = &mut self.reservations[holding];
+        let first = ((address - reservation.base) >> self.shift) as usize;
+        for slot in &mut reservation.slots[first..first + (bytes >> self.shift) as usize] {
+            slot[1] |= rights;
+        }
+        Ok(())
+    }
+}
+
+impl Memory {
+    pub(crate) fn address_free(&mut self, address: u64, bytes: u64) -> Result<(), ErrorCode> {
+        let virtual_memory = &mut self.virtual_memory;
+        let found = virtual_memory.reservations.binary_search_by_key(&address, |r| r.base);
+        let index = found.map_err(|_| ErrorCode::INVALID_VALUE)?;
+        let reservation = &virtual_memory.reservations[index];
+        if reservation.bytes != bytes || !reservation.mappings.is_empty() {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        virtual_memory.reservations.remove(index);
+        self.remember_freed(RangeKind::Reservation, address, bytes);
+        Ok(())
+    }
+
+    /// Physical memory on `device`, under the new handle `handle`.
+    pub(crate) fn create(&mut self, handle: u64, device: u32, bytes: u64) -> Result<(), ErrorCode> {
+        if !self.virtual_memory.is_aligned(0, bytes) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        self.take(device, bytes)?;
+        let pages = Pages::new(bytes, self.virtual_memory.shift, self.pattern());
+        let physical = Some(Physical { device, held: true, mappings: 0, pages });
+        let virtual_memory = &mut self.virtual_memory;
+        let index = match virtual_memory.vacant.pop() {
+            Some(index) => {
+                virtual_memory.physical[index as usize] = physical;
+                index
+            }
+            None => {
+                virtual_memory.physical.push(physical);
+                (virtual_memory.physical.len() - 1) as u32
+            }
+        };
+        virtual_memory.handles.insert(handle, index);
+        Ok(())
+    }
+
+    pub(crate) fn release(&mut self, handle: u64) -> Result<(), ErrorCode> {
+        let index = self.virtual_memory.handles.remove(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
+        if let Some(physical) = &mut self.virtual_memory.physical[index as usize] {
+            physical.held = false;
+        }
+        self.drop_unused(index);
+        Ok(())
+    }
+
+    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), ErrorCode> {
+        let virtual_memory = &mut self.virtual_memory;
+        let holding = virtual_memory.holding(address, bytes)?;
+        let reservation = &mut virtual_memory.reservations[holding];
+        let starts = VirtualMemory::whole_mappings(reservation, address, bytes)?;
+        let mut unused = Vec::with_capacity(starts.len());
+        for start in starts {
+            let Some((length, index)) = reservation.mappings.remove(&start) else { continue };
+            let first = ((start - reservation.base) >> virtual_memory.shift) as usize;
+            let count = (length >> virtual_memory.shift) as usize;
+            reservation.slots[first..first + count].fill([0; 2]);
+            if let Some(physical) = &mut virtual_memory.physical[index as usize] {
+                physical.mappings -= 1;
+            }
+            unused.push(index);
+        }
+        for index in unused {
+            self.drop_unused(index);
+        }
+        Ok(())
+    }
+
+    /// Frees physical memory that neither a handle nor a mapping keeps.
+    fn drop_unused(&mut self, index: u32) {
+        let place = &mut self.virtual_memory.physical[index as usize];
+        let unused = place.take_if(|physical| !physical.held && physical.mappings == 0);
+        if let Some(physical) = unused {
+            self.virtual_memory.vacant.push(index);
+            self.give_back(physical.device, physical.pages.bytes());
+        }
+    }
+}

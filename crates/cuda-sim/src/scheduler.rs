@@ -1,0 +1,135 @@
+//! Which stream advances next, and how far a waiting host lets the device run.
+
+use cuda_driver::ErrorCode;
+
+use crate::findings::{Finding, FindingKind};
+use crate::state::{Answer, State};
+use crate::streams::{DefaultOrder, Point, Stream};
+use crate::work::{Operation, Work};
+
+/// What a host waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Goal {
+    /// One point of a stream.
+    Point(Point),
+    /// All work of a stream.
+    Stream(u64),
+    /// All work of a device.
+    Device(u32),
+    /// All work.
+    Everything,
+}
+
+impl State {
+    /// Puts work at the end of a stream; nothing runs yet.
+    pub(crate) fn enqueue(&mut self, stream: u64, call: &'static str, work: Work) -> Point {
+        self.enqueued += 1;
+        let sequence = self.enqueued;
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.queue.push_back(Operation { sequence, call, work });
+        }
+        Point { stream, sequence }
+    }
+
+    pub(crate) fn is_reached(&self, goal: Goal) -> bool {
+        let is_idle = |stream: &Stream| stream.queue.is_empty();
+        match goal {
+            Goal::Point(point) => self.streams.get(&point.stream).is_none_or(|stream| {
+                stream.queue.front().is_none_or(|next| next.sequence > point.sequence)
+            }),
+            Goal::Stream(stream) => self.streams.get(&stream).is_none_or(is_idle),
+            Goal::Device(device) => {
+                self.streams.values().all(|stream| stream.device != device || is_idle(stream))
+            }
+            Goal::Everything => self.streams.values().all(is_idle),
+        }
+    }
+
+    /// Runs operations of any streams until the goal is reached, and not one more.
+    pub(crate) fn wait(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
+        while !self.is_reached(goal) {
+            if !self.step() {
+                self.note_stuck(call);
+                return Err(ErrorCode::LAUNCH_TIMEOUT);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_stuck(&mut self, call: &'static str) {
+        let held: Vec<String> = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.held)
+            .map(|(handle, stream)| format!("{handle:#x} with {} operations", stream.queue.len()))
+            .collect();
+        let detail = format!("the host waits for work behind held streams: {}", held.join(", "));
+        self.findings.add(Finding::new(FindingKind::CannotComplete, call, detail));
+    }
+
+    /// Runs the next operation of one ready stream; false when none is ready.
+    pub(crate) fn step(&mut self) -> bool {
+        let ready: Vec<u64> = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| self.is_ready(stream))
+            .map(|(&handle, _)| handle)
+            .collect();
+        if ready.is_empty() {
+            return false;
+        }
+        let handle = ready[self.random.below(ready.len())];
+        let Some(stream) = self.streams.get_mut(&handle) else { return false };
+        let Some(operation) = stream.queue.pop_front() else { return false };
+        let place = (stream.device, handle);
+        if stream.destroyed && stream.queue.is_empty() {
+            self.streams.remove(&handle);
+        }
+        self.ticks += 1;
+        self.run(place, operation);
+        true
+    }
+
+    fn is_ready(&self, stream: &Stream) -> bool {
+        let Some(next) = stream.queue.front().filter(|_| !stream.held) else { return false };
+        if let Work::Wait(point) = next.work
+            && !self.is_reached(Goal::Point(point))
+        {
+            return false;
+        }
+        self.is_after_defaults(stream, next.sequence)
+    }
+
+    /// Whether the order with the legacy default stream lets operation `sequence` of `stream` run.
+    fn is_after_defaults(&self, stream: &Stream, sequence: u64) -> bool {
+        let is_later = |other: &Stream| {
+            other.queue.front().is_none_or(|operation| operation.sequence > sequence)
+        };
+        match stream.order {
+            DefaultOrder::NonBlocking => true,
+            DefaultOrder::Blocking => {
+                let legacy = self.devices[stream.device as usize].legacy_stream;
+                self.streams.get(&legacy).is_none_or(is_later)
+            }
+            DefaultOrder::Legacy => self.streams.values().all(|other| {
+                let is_ordered =
+                    other.device == stream.device && other.order == DefaultOrder::Blocking;
+                !is_ordered || is_later(other)
+            }),
+        }
+    }
+
+    /// Drops all pending work of a device.
+    pub(crate) fn discard_work(&mut self, device: u32) {
+        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
+            stream.queue.clear();
+        }
+        self.streams.retain(|_, stream| !stream.destroyed || !stream.queue.is_empty());
+    }
+
+    /// Takes back the operation enqueued last on a stream, if it has not run.
+    pub(crate) fn take_back(&mut self, point: Point) {
+        let Some(stream) = self.streams.get_mut(&point.stream) else { return };
+        stream.queue.retain(|operation| operation.sequence != point.sequence);
+    }
+}

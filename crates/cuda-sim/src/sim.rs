@@ -1,0 +1,151 @@
+//! The handle of a simulated machine, and what a test may ask of it beyond the driver's calls.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver::{ErrorCode, KernelReference};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::findings::{Finding, FindingKind};
+use crate::state::State;
+use crate::streams::DefaultOrder;
+use crate::{LeakReport, SimConfig, SimConfigError};
+
+/// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
+///
+/// The machine does nothing by itself: operations run inside driver calls that wait or query, on
+/// the thread that makes the call, one call at a time.
+#[derive(Clone)]
+pub struct SimDriver {
+    /// The only lock of the crate. Nothing outside the crate is called while it is held, except
+    /// kernel references, which have no way to the driver that runs them.
+    state: Arc<Mutex<State>>,
+}
+
+impl SimDriver {
+    /// Builds a machine.
+    ///
+    /// # Errors
+    /// [`SimConfigError`] for a machine that cannot be simulated.
+    pub fn new(config: SimConfig) -> Result<Self, SimConfigError> {
+        config.check()?;
+        Ok(Self { state: Arc::new(Mutex::new(State::new(config))) })
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The machine's configuration.
+    #[must_use]
+    pub fn config(&self) -> SimConfig {
+        self.state().config.clone()
+    }
+
+    /// Says what kernels compute, by entry name; a later reference of a name replaces the earlier.
+    pub fn register_kernels(&self, references: &[KernelReference]) {
+        let mut state = self.state();
+        for reference in references {
+            state.references.insert(reference.name, *reference);
+        }
+    }
+
+    /// Holds a stream still: none of its operations runs until [`release_hold`](Self::release_hold).
+    ///
+    /// A host wait that cannot end because of it answers `LAUNCH_TIMEOUT`, with a finding, where a
+    /// real one would hang; the device is not lost by that. Stream 0 means the legacy default
+    /// streams of all devices; a handle that is no stream does nothing.
+    pub fn hold(&self, stream: u64) {
+        self.set_hold(stream, true);
+    }
+
+    /// Lets a held stream go on.
+    pub fn release_hold(&self, stream: u64) {
+        self.set_hold(stream, false);
+    }
+
+    fn set_hold(&self, handle: u64, held: bool) {
+        for (&other, stream) in &mut self.state().streams {
+            let is_default = handle == 0 && stream.order == DefaultOrder::Legacy;
+            if is_default || other == handle {
+                stream.held = held;
+            }
+        }
+    }
+
+    /// Runs the next operation of one ready stream; false when there is none.
+    pub fn step(&self) -> bool {
+        self.state().step()
+    }
+
+    /// Runs all operations that can run, and returns how many did.
+    pub fn run_all(&self) -> u64 {
+        let mut state = self.state();
+        let before = state.ticks;
+        while state.step() {}
+        state.ticks - before
+    }
+
+    /// Driver calls so far, by the driver's name of the call.
+    #[must_use]
+    pub fn calls(&self) -> BTreeMap<&'static str, u64> {
+        self.state().faults.calls()
+    }
+
+    /// What was seen to go wrong, oldest first; at most the first 256.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        self.state().findings.kept().to_vec()
+    }
+
+    /// Findings that came after the first 256 and were not kept.
+    #[must_use]
+    pub fn findings_dropped(&self) -> u64 {
+        self.state().findings.dropped()
+    }
+
+    /// What is still alive; a finding too, unless that is nothing.
+    #[must_use]
+    pub fn check_leaks(&self) -> LeakReport {
+        let mut state = self.state();
+        let report = state.leaks();
+        if !report.is_clean() {
+            let finding = Finding::new(FindingKind::Leak, "check_leaks", report.to_string());
+            state.findings.add(finding);
+        }
+        report
+    }
+
+    /// Makes the `nth` call of `call` from now on (1 is the next) answer `code`, once.
+    ///
+    /// The call does nothing then. A sticky code loses the calling thread's current device.
+    pub fn fail_nth(&self, call: &'static str, nth: u64, code: ErrorCode) {
+        self.state().faults.order(call, nth, code);
+    }
+
+    /// Makes an event late: after it completes, `queries` queries still answer "not ready".
+    ///
+    /// A synchronisation waits the lateness out. Streams that wait for the event are not delayed.
+    pub fn delay_event(&self, event: u64, queries: u64) {
+        self.state().delay_event(event, queries);
+    }
+
+    /// Live pinned host memory, in bytes.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.state().memory.host.live_bytes()
+    }
+
+    /// Memory in use on a device, in bytes; 0 for an ordinal that names none.
+    #[must_use]
+    pub fn device_used_bytes(&self, device: u32) -> u64 {
+        self.state().memory.used(device)
+    }
+}
+
+impl fmt::Debug for SimDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDriver").field("config", &self.config()).finish_non_exhaustive()
+    }
+}

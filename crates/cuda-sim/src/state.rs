@@ -1,0 +1,136 @@
+//! Everything the simulated machine is, behind one lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::thread::ThreadId;
+
+use cuda_driver::{ErrorCode, KernelReference};
+
+use crate::contexts::DeviceState;
+use crate::faults::Faults;
+use crate::findings::{Finding, FindingKind, Findings};
+use crate::kernels::{Function, Module};
+use crate::memory::{Memory, Viewer, describe};
+use crate::random::Random;
+use crate::streams::{Event, Stream};
+use crate::{LeakReport, SimConfig};
+
+/// What a call inside the simulated driver answers.
+pub(crate) type Answer<T> = Result<T, ErrorCode>;
+
+/// The machine. One call at a time works on it.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: SimConfig,
+    pub(crate) random: Random,
+    pub(crate) faults: Faults,
+    pub(crate) findings: Findings,
+    pub(crate) memory: Memory,
+    pub(crate) devices: Vec<DeviceState>,
+    /// Live context handles, and their devices.
+    pub(crate) contexts: HashMap<u64, u32>,
+    /// Context bound on each thread. A thread that unbinds has no entry.
+    pub(crate) current: HashMap<ThreadId, u64>,
+    /// By handle. A destroyed stream stays until its work has run.
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) modules: BTreeMap<u64, Module>,
+    pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) references: BTreeMap<&'static str, KernelReference>,
+    /// Bytes that the last copy to pageable memory fetched.
+    pub(crate) fetched: Option<Box<[u8]>>,
+    /// Operations enqueued so far: the sequence number of the next.
+    pub(crate) enqueued: u64,
+    /// Operations run so far: the clock.
+    pub(crate) ticks: u64,
+    handles: u64,
+}
+
+impl State {
+    pub(crate) fn new(config: SimConfig) -> Self {
+        Self {
+            random: Random::new(config.seed),
+            faults: Faults::default(),
+            findings: Findings::default(),
+            memory: Memory::new(&config),
+            devices: (0..config.devices).map(|_| DeviceState::default()).collect(),
+            contexts: HashMap::new(),
+            current: HashMap::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            references: BTreeMap::new(),
+            fetched: None,
+            enqueued: 0,
+            ticks: 0,
+            handles: 0x1000,
+            config,
+        }
+    }
+
+    /// A handle that no object has or had.
+    pub(crate) fn new_handle(&mut self) -> u64 {
+        self.handles += 0x10;
+        self.handles
+    }
+
+    /// Counts a call and fails it if that was ordered. A sticky code loses the current device.
+    pub(crate) fn enter(&mut self, call: &'static str) -> Answer<()> {
+        self.faults.count(call).inspect_err(|&code| {
+            if code.is_sticky()
+                && let Ok(device) = self.current_device()
+            {
+                self.poison(device, code);
+            }
+        })
+    }
+
+    /// The device of ordinal `ordinal`.
+    pub(crate) fn device(&self, ordinal: i32) -> Answer<u32> {
+        u32::try_from(ordinal)
+            .ok()
+            .filter(|&device| device < self.config.devices)
+            .ok_or(ErrorCode::INVALID_DEVICE)
+    }
+
+    /// Notes a range that an operation may not use, with what it probably meant.
+    pub(crate) fn note_range(
+        &mut self,
+        kind: FindingKind,
+        operation: &str,
+        at: (u32, u64),
+        (address, bytes): (u64, u64),
+        reason: &str,
+    ) {
+        let nearest = self.memory.nearest(address, bytes);
+        self.findings.add(Finding {
+            device: Some(at.0),
+            stream: Some(at.1),
+            address: Some(address),
+            bytes,
+            nearest,
+            ..Finding::new(kind, operation, describe(reason, nearest))
+        });
+    }
+
+    /// What `device` may access.
+    pub(crate) fn viewer(&self, device: u32) -> Viewer {
+        Viewer::device(device, self.devices[device as usize].peers)
+    }
+
+    pub(crate) fn leaks(&self) -> LeakReport {
+        LeakReport {
+            allocations: self.memory.allocations.live().len(),
+            allocated_bytes: self.memory.allocations.live().iter().map(|a| a.bytes()).sum(),
+            pinned_regions: self.memory.host.live().len(),
+            pinned_bytes: self.memory.host.live_bytes(),
+            reservations: self.memory.virtual_memory.reservations().len(),
+            mappings: self.memory.virtual_memory.mapping_count(),
+            physical_handles: self.memory.virtual_memory.handle_count(),
+            physical_bytes: self.memory.virtual_memory.physical_bytes(),
+            streams: self.streams.values().filter(|stream| stream.is_users()).count(),
+            events: self.events.len(),
+            modules: self.modules.len(),
+        }
+    }
+}

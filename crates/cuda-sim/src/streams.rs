@@ -1,0 +1,234 @@
+//! Streams as queues, and events as points in them.
+
+use std::collections::VecDeque;
+
+use cuda_driver::ErrorCode;
+
+use crate::scheduler::Goal;
+use crate::state::{Answer, State};
+use crate::work::{Operation, Work};
+
+/// The number by which CUDA also names the legacy default stream (`CU_STREAM_LEGACY`).
+const LEGACY_ALIAS: u64 = 1;
+
+/// Most operations that a query runs before it looks.
+const QUERY_STEPS_MAX: usize = 3;
+
+/// One stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) device: u32,
+    pub(crate) order: DefaultOrder,
+    /// Whether a test holds it still.
+    pub(crate) held: bool,
+    /// Whether it goes away when its work has run.
+    pub(crate) destroyed: bool,
+    pub(crate) queue: VecDeque<Operation>,
+}
+
+/// How a stream is ordered with the legacy default stream of its context.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum DefaultOrder {
+    /// It is that stream.
+    Legacy,
+    /// In both directions.
+    Blocking,
+    /// Not at all.
+    NonBlocking,
+}
+
+impl Stream {
+    fn new(device: u32, order: DefaultOrder) -> Self {
+        Self { device, order, held: false, destroyed: false, queue: VecDeque::new() }
+    }
+
+    pub(crate) fn legacy(device: u32) -> Self {
+        Self::new(device, DefaultOrder::Legacy)
+    }
+
+    /// Whether the program made it and did not destroy it.
+    pub(crate) fn is_users(&self) -> bool {
+        self.order != DefaultOrder::Legacy && !self.destroyed
+    }
+}
+
+/// A point in a stream: reached when no operation up to `sequence` is left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Point {
+    pub(crate) stream: u64,
+    pub(crate) sequence: u64,
+}
+
+/// One event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) device: u32,
+    timing: bool,
+    record: Option<Record>,
+    /// Queries that still answer "not ready" after completion.
+    late: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    point: Point,
+    /// The clock when it completed.
+    ticks: u64,
+}
+
+impl State {
+    /// Table key of a stream argument, and its device. 0 is the current context's default stream.
+    pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
+        let current = self.current()?;
+        if stream == 0 || stream == LEGACY_ALIAS {
+            return Ok((self.devices[current as usize].legacy_stream, current));
+        }
+        let found = self.streams.get(&stream).filter(|stream| stream.is_users());
+        let device = found.ok_or(ErrorCode::INVALID_HANDLE)?.device;
+        self.health(device)?;
+        Ok((stream, device))
+    }
+
+    fn event(&self, event: u64) -> Answer<&Event> {
+        self.current()?;
+        let event = self.events.get(&event).ok_or(ErrorCode::INVALID_HANDLE)?;
+        self.health(event.device)?;
+        Ok(event)
+    }
+
+    pub(crate) fn stream_create(&mut self, blocking: bool) -> Answer<u64> {
+        let device = self.current()?;
+        let order = if blocking { DefaultOrder::Blocking } else { DefaultOrder::NonBlocking };
+        let handle = self.new_handle();
+        self.streams.insert(handle, Stream::new(device, order));
+        Ok(handle)
+    }
+
+    pub(crate) fn stream_destroy(&mut self, stream: u64) -> Answer<()> {
+        self.current_device()?;
+        let found = self.streams.get_mut(&stream).filter(|stream| stream.is_users());
+        let found = found.ok_or(ErrorCode::INVALID_HANDLE)?;
+        found.destroyed = true;
+        let device = found.device;
+        if found.queue.is_empty() {
+            self.streams.remove(&stream);
+        }
+        self.health(device)
+    }
+
+    pub(crate) fn stream_synchronize(&mut self, stream: u64) -> Answer<()> {
+        let (stream, device) = self.stream(stream)?;
+        self.wait("cuStreamSynchronize", Goal::Stream(stream))?;
+        self.health(device)
+    }
+
+    pub(crate) fn stream_query(&mut self, stream: u64) -> Answer<bool> {
+        let (stream, device) = self.stream(stream)?;
+        self.run_some();
+        self.health(device)?;
+        Ok(self.is_reached(Goal::Stream(stream)))
+    }
+
+    pub(crate) fn stream_context(&self, stream: u64) -> Answer<u64> {
+        let (_, device) = self.stream(stream)?;
+        self.devices[device as usize].context.ok_or(ErrorCode::CONTEXT_IS_DESTROYED)
+    }
+
+    pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> Answer<()> {
+        let (stream, _) = self.stream(stream)?;
+        if let Some(record) = self.event(event)?.record {
+            self.enqueue(stream, "cuStreamWaitEvent", Work::Wait(record.point));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn event_create(&mut self, timing: bool) -> Answer<u64> {
+        let device = self.current()?;
+        let handle = self.new_handle();
+        self.events.insert(handle, Event { device, timing, record: None, late: 0 });
+        Ok(handle)
+    }
+
+    pub(crate) fn event_destroy(&mut self, event: u64) -> Answer<()> {
+        self.current_device()?;
+        let event = self.events.remove(&event).ok_or(ErrorCode::INVALID_HANDLE)?;
+        self.health(event.device)
+    }
+
+    pub(crate) fn event_record(&mut self, event: u64, stream: u64) -> Answer<()> {
+        let (stream, device) = self.stream(stream)?;
+        if self.event(event)?.device != device {
+            return Err(ErrorCode::INVALID_HANDLE);
+        }
+        let point = self.enqueue(stream, "cuEventRecord", Work::Record(event));
+        if let Some(event) = self.events.get_mut(&event) {
+            event.record = Some(Record { point, ticks: 0 });
+        }
+        Ok(())
+    }
+
+    /// A record of `event` at `point` has run: notes the time, unless it was recorded again since.
+    pub(crate) fn event_completed(&mut self, event: u64, point: Point) {
+        let ticks = self.ticks;
+        let record = self.events.get_mut(&event).and_then(|event| event.record.as_mut());
+        if let Some(record) = record.filter(|record| record.point == point) {
+            record.ticks = ticks;
+        }
+    }
+
+    pub(crate) fn event_query(&mut self, event: u64) -> Answer<bool> {
+        let device = self.event(event)?.device;
+        self.run_some();
+        self.health(device)?;
+        let Some(record) = self.event(event)?.record else { return Ok(true) };
+        if !self.is_reached(Goal::Point(record.point)) {
+            return Ok(false);
+        }
+        let Some(event) = self.events.get_mut(&event) else { return Ok(true) };
+        let on_time = event.late == 0;
+        event.late = event.late.saturating_sub(1);
+        Ok(on_time)
+    }
+
+    pub(crate) fn event_synchronize(&mut self, event: u64) -> Answer<()> {
+        let found = self.event(event)?;
+        let (device, record) = (found.device, found.record);
+        if let Some(record) = record {
+            self.wait("cuEventSynchronize", Goal::Point(record.point))?;
+        }
+        if let Some(event) = self.events.get_mut(&event) {
+            event.late = 0;
+        }
+        self.health(device)
+    }
+
+    /// Milliseconds of a clock that counts operations, a microsecond each.
+    pub(crate) fn event_elapsed(&self, start: u64, end: u64) -> Answer<f32> {
+        let (start, end) = (self.event(start)?, self.event(end)?);
+        let (Some(from), Some(to)) = (start.record, end.record) else {
+            return Err(ErrorCode::INVALID_HANDLE);
+        };
+        if !start.timing || !end.timing || start.device != end.device {
+            return Err(ErrorCode::INVALID_HANDLE);
+        }
+        let is_late = start.late > 0 || end.late > 0;
+        let is_done = |record: Record| self.is_reached(Goal::Point(record.point));
+        if is_late || !is_done(from) || !is_done(to) {
+            return Err(ErrorCode::NOT_READY);
+        }
+        Ok((to.ticks as f32 - from.ticks as f32) / 1000.0)
+    }
+
+    pub(crate) fn delay_event(&mut self, event: u64, steps: u64) {
+        if let Some(event) = self.events.get_mut(&event) {
+            event.late = steps;
+        }
+    }
+
+    /// What a device does while the host queries: a little, or nothing.
+    fn run_some(&mut self) {
+        for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
+            self.step();
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A machine with a bound context, and the calls that tests make most, without their ceremony.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+
+use cuda_driver::{
+    AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs,
+    KernelReference, LaunchConfig, ReferenceError,
+};
+use cuda_sim::{SimConfig, SimDriver};
+
+/// The default page size.
+pub const PAGE: u64 = 2 << 20;
+
+/// PTX with the entries that [`REFERENCES`] give meaning to, and one that has none.
+pub const PTX: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry copy_bytes(.param .u64 a, .param .u64 b, .param .u64 n) { ret; }
+.visible .entry add_one(.param .u64 a) { ret; }
+.visible .entry unknown_kernel() { ret; }
+";
+
+/// `copy_bytes(to, from, n)` and `add_one(to)`.
+pub const REFERENCES: &[KernelReference] = &[
+    KernelReference {
+        name: "copy_bytes",
+        run: |memory, _, args| {
+            let word = |index| args.get::<u64>(index).ok_or(ReferenceError::Argument { index });
+            let data = memory.load(word(1)?, word(2)?)?.into_owned();
+            Ok(memory.store(word(0)?, &data)?)
+        },
+    },
+    KernelReference {
+        name: "add_one",
+        run: |memory, _, args| {
+            let address = args.get::<u64>(0).ok_or(ReferenceError::Argument { index: 0 })?;
+            let value = memory.load(address, 1)?[0];
+            Ok(memory.store(address, &[value + 1])?)
+        },
+    },
+];
+
+/// A machine of `config` with device 0's context bound here.
+pub fn machine(config: SimConfig) -> SimDriver {
+    let sim = SimDriver::new(config).unwrap();
+    sim.register_kernels(REFERENCES);
+    bind(&sim, 0);
+    sim
+}
+
+pub fn seeded(seed: u64) -> SimDriver {
+    machine(SimConfig { seed, ..SimConfig::default() })
+}
+
+/// Retains the context of `device` and binds it on this thread.
+pub fn bind(sim: &SimDriver, device: i32) -> u64 {
+    let context = sim.device_primary_ctx_retain(device).unwrap();
+    set_current(sim, context).unwrap();
+    context
+}
+
+pub fn set_current(sim: &SimDriver, context: u64) -> DriverResult<()> {
+    // SAFETY: the simulated driver looks handles up; it follows none.
+    unsafe { sim.ctx_set_current(context) }
+}
+
+pub fn code<T: std::fmt::Debug>(result: DriverResult<T>) -> ErrorCode {
+    result.unwrap_err().code
+}
+
+pub fn prop(device: i32) -> AllocationProp {
+    AllocationProp { device, posix_fd: false }
+}
+
+/// Kernel `name` of a module of its own.
+pub fn kernel(sim: &SimDriver, name: &str) -> u64 {
+    let module = sim.module_load_data(PTX, &mut String::new()).unwrap();
+    // SAFETY: the module was loaded just now.
+    unsafe { sim.module_get_function(module, name) }.unwrap()
+}
+
+pub fn launch(sim: &SimDriver, function: u64, args: &KernelArgs, stream: u64) -> DriverResult<()> {
+    // SAFETY: the references check number and size of their arguments and every access; tests pass
+    // only addresses of device memory and of pinned memory that no reference names.
+    unsafe { sim.launch_kernel(function, &LaunchConfig::linear(1, 32), args, stream) }
+}
+
+/// Launches `copy_bytes`.
+pub fn launch_copy(
+    sim: &SimDriver,
+    (to, from): (u64, u64),
+    bytes: u64,
+    stream: u64,
+) -> DriverResult<()> {
+    let args = KernelArgs::new().arg(to).arg(from).arg(bytes);
+    launch(sim, kernel(sim, "copy_bytes"), &args, stream)
+}
+
+pub fn pinned(sim: &SimDriver, bytes: u64) -> u64 {
+    sim.mem_host_alloc(bytes, HostAllocFlags::CACHED).unwrap()
+}
+
+/// Writes live pinned memory from the host.
+pub fn host_write(host: u64, data: &[u8]) {
+    // SAFETY: tests pass ranges of live pinned memory, which no reference names.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), host as *mut u8, data.len()) };
+}
+
+pub fn host_read(host: u64, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    // SAFETY: as in `host_write`.
+    unsafe { std::ptr::copy_nonoverlapping(host as *const u8, data.as_mut_ptr(), bytes) };
+    data
+}
+
+pub fn upload_async(
+    sim: &SimDriver,
+    to: u64,
+    host: u64,
+    bytes: u64,
+    stream: u64,
+) -> DriverResult<()> {
+    // SAFETY: tests pass host ranges that are alive until the copy has run.
+    unsafe { sim.memcpy_htod_async(to, host, bytes, stream) }
+}
+
+/// Copies a slice, which is pageable memory.
+pub fn upload(sim: &SimDriver, to: u64, data: &[u8], stream: u64) -> DriverResult<()> {
+    upload_async(sim, to, data.as_ptr() as u64, data.len() as u64, stream)
+}
+
+pub fn download(sim: &SimDriver, from: u64, bytes: usize, stream: u64) -> DriverResult<Vec<u8>> {
+    let mut data = vec![0; bytes];
+    // SAFETY: `data` is pageable, so the copy is over when the call returns.
+    unsafe { sim.memcpy_dtoh_async(data.as_mut_ptr() as u64, from, bytes as u64, stream) }?;
+    Ok(data)
+}
+
+pub fn copy(sim: &SimDriver, to: u64, from: u64, bytes: u64, stream: u64) -> DriverResult<()> {
+    // SAFETY: device addresses only; a wrong one is answered with an error.
+    unsafe { sim.memcpy_dtod_async(to, from, bytes, stream) }
+}
+
+pub fn fill(sim: &SimDriver, to: u64, value: u8, bytes: u64, stream: u64) -> DriverResult<()> {
+    // SAFETY: as in `copy`.
+    unsafe { sim.memset_d8_async(to, value, bytes, stream) }
+}
+
+pub fn sync(sim: &SimDriver, stream: u64) -> DriverResult<()> {
+    // SAFETY: handles are looked up.
+    unsafe { sim.stream_synchronize(stream) }
+}
+
+pub fn record(sim: &SimDriver, event: u64, stream: u64) -> DriverResult<()> {
+    // SAFETY: handles are looked up.
+    unsafe { sim.event_record(event, stream) }
+}
+
+pub fn wait(sim: &SimDriver, stream: u64, event: u64) -> DriverResult<()> {
+    // SAFETY: handles are looked up.
+    unsafe { sim.stream_wait_event(stream, event) }
+}
+
+pub fn query(sim: &SimDriver, event: u64) -> DriverResult<bool> {
+    // SAFETY: handles are looked up.
+    unsafe { sim.event_query(event) }
+}
+
+pub fn free(sim: &SimDriver, address: u64) -> DriverResult<()> {
+    // SAFETY: addresses are looked up, and nothing on the host refers to device memory.
+    unsafe { sim.mem_free(address) }
+}
+
+pub fn free_host(sim: &SimDriver, host: u64) -> DriverResult<()> {
+    // SAFETY: addresses are looked up, and tests hold no references to pinned memory.
+    unsafe { sim.mem_free_host(host) }
+}
+
+/// A reservation of `pages` pages.
+pub fn reserve(sim: &SimDriver, pages: u64) -> u64 {
+    sim.mem_address_reserve(pages * PAGE, 0, 0).unwrap()
+}
+
+/// A page of device 0 mapped at `address`, with access for device 0; its handle.
+pub fn map_page(sim: &SimDriver, address: u64) -> u64 {
+    let handle = sim.mem_create(PAGE, prop(0)).unwrap();
+    sim.mem_map(address, PAGE, 0, handle).unwrap();
+    sim.mem_set_access(address, PAGE, &[AccessDesc { device: 0 }]).unwrap();
+    handle
+}
