@@ -1,0 +1,91 @@
+//! A simulated machine with a kernel that reads host memory, and the helpers every test needs.
+
+use std::sync::Arc;
+
+use cuda_driver::{
+    Device, DeviceBuffer, DeviceError, DeviceMemory, DeviceSpan, Kernel, KernelArgs,
+    KernelReference, LaunchConfig, Module, ReferenceError, Stream,
+};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_stage::{StagingOptions, StagingPool};
+
+/// Copies `bytes` bytes, one thread a byte.
+pub(crate) const COPY_PTX: &str = include_str!("../copy_bytes.ptx");
+
+pub(crate) struct Machine {
+    pub(crate) sim: SimDriver,
+    pub(crate) device: Device,
+    pub(crate) stream: Stream,
+    kernel: Kernel,
+}
+
+impl Machine {
+    pub(crate) fn new(seed: u64) -> Self {
+        let sim = SimDriver::new(SimConfig { seed, devices: 2, ..SimConfig::default() }).unwrap();
+        sim.register_kernels(&[KernelReference { name: "copy_bytes", run: copy_bytes }]);
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let kernel = Module::load(&device, COPY_PTX).unwrap().kernel("copy_bytes").unwrap();
+        Self { sim, device, stream, kernel }
+    }
+
+    pub(crate) fn pool(&self, buffer_bytes: u64, buffers_max: usize) -> StagingPool {
+        StagingPool::new(&self.device, StagingOptions { buffer_bytes, buffers_max }).unwrap()
+    }
+
+    pub(crate) fn memory(&self, bytes: u64) -> DeviceBuffer {
+        DeviceBuffer::alloc(&self.device, bytes).unwrap()
+    }
+
+    /// Enqueues the kernel: `destination.bytes()` bytes from `source`, host or device memory.
+    pub(crate) fn launch_copy(
+        &self,
+        stream: &Stream,
+        destination: DeviceSpan,
+        source: u64,
+    ) -> Result<(), DeviceError> {
+        let bytes = destination.bytes();
+        let config = LaunchConfig::linear(bytes.div_ceil(128) as u32, 128);
+        let args = KernelArgs::new().arg(destination.address()).arg(source).arg(bytes);
+        // SAFETY: three 64-bit parameters, as declared; host sources are staging buffers, which
+        // their pool keeps until the kernel has run; the destination is device memory.
+        unsafe { self.kernel.launch(stream, &config, &args) }
+    }
+
+    /// What `span` holds once all work of the machine's stream has run.
+    pub(crate) fn read(&self, span: DeviceSpan) -> Vec<u8> {
+        let mut bytes = vec![0; span.bytes() as usize];
+        self.stream.download(&mut bytes, span).unwrap();
+        bytes
+    }
+
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        self.sim.calls().get(name).copied().unwrap_or(0)
+    }
+}
+
+fn copy_bytes(
+    memory: &mut dyn DeviceMemory,
+    _: &LaunchConfig,
+    args: &KernelArgs,
+) -> Result<(), ReferenceError> {
+    let word = |index| args.get::<u64>(index).ok_or(ReferenceError::Argument { index });
+    let data = memory.load(word(1)?, word(2)?)?.into_owned();
+    Ok(memory.store(word(0)?, &data)?)
+}
+
+/// Bytes that differ from number to number and from place to place.
+pub(crate) fn pattern(number: u64, bytes: usize) -> Vec<u8> {
+    let mut random = Random(number.wrapping_mul(2).wrapping_add(1));
+    (0..bytes).map(|_| random.below(256) as u8).collect()
+}
+
+/// A small generator, so that every run is the same.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 33) % end
+    }
+}

@@ -1,0 +1,123 @@
+//! Long overlapped runs: how many buffers live, what is allocated, and what arrives.
+
+use std::collections::VecDeque;
+
+use cuda_driver::{DeviceBuffer, Event, Stream};
+use kv_stage::{AcquireError, BlockTable, StepStager, StepStagerOptions};
+
+use crate::machine::{Machine, Random, pattern};
+
+const ITERATIONS: usize = 10_000;
+const SLOTS: usize = 6;
+const COLUMNS: usize = 16;
+/// Steps between two looks at what arrived.
+const LOG: usize = 64;
+
+/// Lets a sequence arrive, grow or leave.
+fn edit(table: &mut BlockTable, random: &mut Random) {
+    let slot = random.below(SLOTS as u64) as usize;
+    if table.len(slot).unwrap() == COLUMNS || random.below(8) == 0 {
+        table.clear_row(slot).unwrap();
+    } else {
+        table.append(slot, random.below(1 << 30) as i32).unwrap();
+    }
+}
+
+/// Runs `ITERATIONS` steps with the host `depth` steps ahead; a kernel logs each staged table.
+fn run_at(depth: usize) {
+    let machine = Machine::new(depth as u64);
+    // More buffers than needed, so that it is not the pool's size that keeps the number down.
+    let pool = machine.pool(4096, depth + 4);
+    let options = StepStagerOptions { device_bytes: 4096 };
+    let mut stager = StepStager::new(&machine.device, &pool, options).unwrap();
+    let mut table = BlockTable::new(SLOTS, COLUMNS).unwrap();
+    let address = table.as_slice().as_ptr();
+    let log = machine.memory((LOG * SLOTS * COLUMNS * 4) as u64);
+    let row_bytes = (SLOTS * COLUMNS * 4) as u64;
+    let mut random = Random(depth as u64);
+    let mut spare: Vec<Event> = (0..=depth).map(|_| Event::new(&machine.device).unwrap()).collect();
+    let mut ahead = VecDeque::new();
+    let mut expected: Vec<i32> = Vec::new();
+    let allocating = ["cuMemHostAlloc", "cuMemAlloc", "cuEventCreate"];
+    let before = allocating.map(|call| machine.calls(call));
+
+    for iteration in 0..ITERATIONS {
+        if ahead.len() == depth {
+            let event: Event = ahead.pop_front().unwrap();
+            event.synchronize().unwrap();
+            spare.push(event);
+        }
+        edit(&mut table, &mut random);
+        let mut step = stager.begin().unwrap();
+        let rows = step.block_rows(&table, &[0, 1, 2, 3, 4, 5], COLUMNS).unwrap();
+        let staged = step.submit(&machine.stream).unwrap();
+        expected.extend_from_slice(table.as_slice());
+        let entry = log.span().slice((iteration % LOG) as u64 * row_bytes, row_bytes).unwrap();
+        let source = staged.span(rows).unwrap().address();
+        machine.launch_copy(&machine.stream, entry, source).unwrap();
+        let event = spare.pop().unwrap();
+        event.record(&machine.stream).unwrap();
+        ahead.push_back(event);
+        assert!(pool.live() <= depth + 1);
+        if expected.len() == LOG * SLOTS * COLUMNS {
+            let arrived = machine.read(log.span());
+            assert_eq!(arrived, bytemuck::cast_slice::<i32, u8>(&expected), "at {iteration}");
+            expected.clear();
+        }
+    }
+    assert!(pool.peak_live() <= depth + 1, "{} live at depth {depth}", pool.peak_live());
+    assert_eq!(allocating.map(|call| machine.calls(call)), before);
+    assert_eq!(pool.pinned_bytes(), 4096 * (depth as u64 + 4));
+    assert_eq!(table.as_slice().as_ptr(), address);
+    assert!(machine.sim.findings().is_empty());
+}
+
+#[test]
+fn live_buffers_stay_within_depth_plus_one_and_every_table_arrives() {
+    for depth in 1..=4 {
+        run_at(depth);
+    }
+}
+
+#[test]
+fn threads_with_streams_of_their_own_share_a_pool() {
+    const BYTES: usize = 128;
+    const ROUNDS: u64 = 2_000;
+    let machine = Machine::new(11);
+    let pool = machine.pool(BYTES as u64, 6);
+    let send = |number: u64, stream: &Stream, target: &DeviceBuffer| {
+        let mut buffer = loop {
+            match pool.acquire() {
+                Ok(buffer) => break buffer,
+                Err(AcquireError::Exhausted { .. }) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        buffer.bytes_mut().copy_from_slice(&pattern(number, BYTES));
+        buffer.submit(stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (send, device) = (&send, &machine.device);
+            scope.spawn(move || {
+                let stream = Stream::new(device).unwrap();
+                let targets = [0; 3].map(|_| DeviceBuffer::alloc(device, BYTES as u64).unwrap());
+                let mut arrived = vec![0; BYTES];
+                for round in 0..ROUNDS {
+                    let first = (thread * ROUNDS + round) * 3;
+                    for (number, target) in (first..).zip(&targets) {
+                        send(number, &stream, target);
+                    }
+                    for (number, target) in (first..).zip(&targets) {
+                        stream.download(&mut arrived, target.span()).unwrap();
+                        assert_eq!(arrived, pattern(number, BYTES), "thread {thread}");
+                    }
+                }
+            });
+        }
+    });
+    pool.drain().unwrap();
+    assert_eq!((pool.live(), pool.leaked()), (0, 0));
+    assert!(pool.peak_live() <= 6);
+    assert!(machine.sim.findings().is_empty());
+}
