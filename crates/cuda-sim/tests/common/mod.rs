@@ -1,6 +1,7 @@
 //! A machine with a bound context, and the calls that tests make most, without their ceremony.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_driver::{
     AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs,
