@@ -15,6 +15,36 @@
 //! * [`StepStager`]: snapshots of table rows and the small arrays of a step, in one buffer and one
 //!   copy.
 //!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//!
+//! use cuda_driver::{Device, DeviceBuffer, Stream};
+//! use cuda_sim::{SimConfig, SimDriver};
+//! use kv_stage::{StagingOptions, StagingPool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A simulated device; on a real one nothing else changes.
+//! let sim = SimDriver::new(SimConfig::default())?;
+//! let device = Device::open(Arc::new(sim.clone()), 0)?;
+//! let stream = Stream::new(&device)?;
+//! let target = DeviceBuffer::alloc(&device, 64)?;
+//!
+//! let pool = StagingPool::new(&device, StagingOptions { buffer_bytes: 64, buffers_max: 2 })?;
+//! sim.hold(stream.raw()); // the device is busy elsewhere: nothing runs yet
+//! let mut buffer = pool.acquire()?;
+//! buffer.bytes_mut().fill(7);
+//! buffer.submit(&stream, |view| view.copy_to_device(target.span(), 0))?;
+//! pool.acquire()?.bytes_mut().fill(8); // another buffer: the copy still has to read the first
+//!
+//! sim.release_hold(stream.raw());
+//! let mut arrived = [0; 64];
+//! stream.download(&mut arrived, target.span())?;
+//! assert_eq!(arrived, [7; 64]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Ordering
 //! `submit` records its event after the closure's work, on the same stream and on every stream named
 //! with [`SubmittedView::also_read_by`]. Nothing here waits on the host, except what says so:
