@@ -34,3 +34,32 @@ impl AccessList {
         &self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    #[test]
+    fn the_owner_comes_first_and_every_device_once() {
+        let config = SimConfig { devices: 4, ..SimConfig::default() };
+        let sim = SimDriver::new(config).unwrap();
+        let owner = Device::open(Arc::new(sim), 2).unwrap();
+        let list = AccessList::new(&owner, &[3, 0]).unwrap();
+        assert_eq!(list.as_slice(), [2, 3, 0].map(|device| AccessDesc { device }));
+        let twice = ReserveError::PeerTwice { peer: 3 };
+        assert_eq!(AccessList::new(&owner, &[3, 0, 3]).unwrap_err(), twice);
+    }
+
+    #[test]
+    fn a_peer_that_cannot_reach_the_owner_is_refused() {
+        let config = SimConfig { devices: 2, peer_access: false, ..SimConfig::default() };
+        let sim = SimDriver::new(config).unwrap();
+        let owner = Device::open(Arc::new(sim), 0).unwrap();
+        let refused = ReserveError::PeerUnreachable { peer: 1, owner: 0 };
+        assert_eq!(AccessList::new(&owner, &[1]).unwrap_err(), refused);
+    }
+}

@@ -1,5 +1,6 @@
 //! Clean-up in its one right order, complete under errors, and reported once.
 
+use crate::page::quiet_if_lost;
 use crate::page_pool::release;
 use crate::rest::AtRest;
 use crate::table::{Retirement, Ticket};
@@ -9,7 +10,8 @@ use crate::{CloseError, CloseStep, NotAtRest, Page, Reservation, UnmapReport, Un
 ///
 /// Every step is tried even if one before it failed. A refused unmapping and a refused release are
 /// tried a second time, so an error here does not by itself mean that something was left behind:
-/// [`leaked_bytes`](CloseReport::leaked_bytes) does.
+/// [`leaked_bytes`](CloseReport::leaked_bytes) does. On a lost device, whose every answer is the error
+/// that it was lost by, the steps are taken too and count as done.
 #[derive(Debug, Default)]
 pub struct CloseReport {
     /// Pages handed back to the caller of [`Reservation::close`]; a pool releases its own.
@@ -100,7 +102,7 @@ impl Closing {
         }
         report.note(inner.retry_quarantined());
         let Some(addresses) = inner.addresses.write().take() else { return report };
-        if let Err(error) = addresses.free() {
+        if let Err(error) = quiet_if_lost(&inner.device, addresses.free()) {
             report.errors.push(CloseError { step: CloseStep::FreeAddresses, error });
         }
         for page in inner.table.lock().take_rest() {

@@ -276,3 +276,71 @@ fn at_rest_if_lost<T>(
         answer => answer,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver::{Device, Stream};
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    fn held(gate: &EpochGate) -> usize {
+        gate.inner.state.lock().open.values().map(|epoch| epoch.submitted.len()).sum()
+    }
+
+    #[test]
+    fn submissions_are_forgotten_though_nothing_is_ever_retired() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let gate = EpochGate::new();
+        for _ in 0..10_000 {
+            let event = Arc::new(Event::new(&device).unwrap());
+            event.record(&stream).unwrap();
+            stream.synchronize().unwrap();
+            gate.lease().submitted([event]);
+            assert!(held(&gate) <= SWEEP_AT_LEAST);
+        }
+    }
+
+    #[test]
+    fn one_event_submitted_again_is_not_forgotten_with_its_first_submission() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let gate = EpochGate::new();
+        let event = Arc::new(Event::new(&device).unwrap());
+        gate.lease().submitted([Arc::clone(&event)]);
+        let point = gate.retire_point();
+
+        sim.hold(stream.raw());
+        gate.lease().submitted([Arc::clone(&event)]);
+        // Never recorded: the first submission is over, and only it is forgotten.
+        assert_eq!(point.check(), Ok(()));
+        assert_eq!(held(&gate), 1);
+        event.record(&stream).unwrap();
+        let later = gate.retire_point();
+        assert_eq!(later.check(), Err(Unrest::Events { pending: 1 }));
+        sim.release_hold(stream.raw());
+        stream.synchronize().unwrap();
+        assert_eq!(later.check(), Ok(()));
+        assert_eq!(held(&gate), 0);
+    }
+
+    #[test]
+    fn a_point_is_passed_by_older_leases_only() {
+        let gate = EpochGate::new();
+        let first = gate.lease();
+        let early = gate.retire_point();
+        let second = gate.lease();
+        let late = gate.retire_point();
+        drop(second);
+        assert_eq!(early.check(), Err(Unrest::Leases { open: 1 }));
+        assert_eq!(late.check(), Err(Unrest::Leases { open: 1 }));
+        drop(first);
+        let third = gate.lease();
+        assert_eq!((early.check(), late.check()), (Ok(()), Ok(())));
+        assert_eq!(gate.open_leases(), 1);
+        drop(third);
+    }
+}

@@ -1,4 +1,65 @@
 //! Virtual reservations, physical pages and mappings for KV memory on CUDA devices, transactional and ordered after use.
+//!
+//! CUDA reserves addresses without memory and puts memory under them later. The calls for it are raw:
+//! mapping races, a mapped page without access faults, and unmapping is ordered after nothing. Here,
+//! mapping is all or nothing and one thread at a time, and unmapping needs proof of rest.
+//!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//!
+//! use cuda_driver::Device;
+//! use cuda_sim::{SimConfig, SimDriver};
+//! use cuda_vmm::{PagePool, PagePoolOptions, PageState, Reservation, ReservationOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open(Arc::new(SimDriver::new(SimConfig::default())?), 0)?;
+//! let pages = PagePool::new(&device, PagePoolOptions { page_bytes: None, capacity_pages: 8 })?;
+//! let bytes = 64 * pages.page_bytes();
+//! let options = ReservationOptions { bytes, ..Default::default() };
+//! let addresses = Reservation::new(&device, options)?;
+//!
+//! addresses.map_range(10, pages.take_many(4)?)?;
+//! let span = addresses.mapped_span(10..14)?;
+//! assert_eq!(span.bytes(), 4 * pages.page_bytes());
+//!
+//! // A batch on the CPU still has the addresses: the pages are out of use, but stay mapped.
+//! let lease = addresses.gate().lease();
+//! let retiring = addresses.retire(10..14, &[])?;
+//! assert!(matches!(addresses.page_state(10), PageState::Retiring(_)));
+//! let retiring = retiring.try_complete().unwrap_err().request;
+//! drop(lease);
+//! for page in retiring.try_complete()?.pages {
+//!     pages.give_back(page)?;
+//! }
+//! assert_eq!(pages.stats().idle, 4);
+//! assert!(addresses.close(&[]).wait()?.is_clean());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Who owns what
+//! A [`PagePool`] creates [`PhysicalPage`]s, each with one holder and an identity. A [`Reservation`]
+//! takes pages over when it maps them and hands them back when it has unmapped them; whatever fails
+//! returns what it was given. An [`ElasticPool`] is one of each, seen as equal blocks.
+//!
+//! # Order
+//! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last
+//! step takes a proof that two kinds of users are done: work on the device, by the [`Event`]s
+//! recorded after it, and batches that the CPU has not enqueued yet, by the [`Lease`]s of an
+//! [`EpochGate`]. Nothing else unmaps. Between retiring and free the page is reported as neither
+//! mapped nor free, so no new user finds it and nothing is mapped over it.
+//!
+//! On a lost device no work goes on, so its events count as complete: clean-up finishes there too.
+//!
+//! # Features
+//! - `sabotage`: in builds with debug assertions, lets a test take the protection out.
+//!
+//! # What it does not do
+//! It does not say which block belongs to whom, creates nothing in the background, shares nothing
+//! between processes, and cannot know of work on its addresses without an event or a lease.
+//!
+//! [`Event`]: cuda_driver::Event
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -30,3 +91,7 @@ pub use page_pool::{PagePool, PagePoolOptions, PagePoolStats};
 pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats, leaked_bytes};
 pub use retire::{Retiring, UnmapFailure, UnmapReport};
 pub use table::PageState;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

@@ -51,9 +51,23 @@ impl Memory {
     /// Gives the handle up. After a refusal it is kept, so that dropping tries once more.
     fn release(&mut self) -> Result<(), DeviceError> {
         let Some(handle) = self.handle else { return Ok(()) };
-        self.device.clean_up(|driver| driver.mem_release(handle))?;
+        let released = self.device.clean_up(|driver| driver.mem_release(handle));
+        quiet_if_lost(&self.device, released)?;
         self.handle = None;
         Ok(())
+    }
+}
+
+/// A lost device answers every call of a clean-up with the error that it was lost by; what it held is
+/// gone with its context, so the step counts as done. The cause is in the device's
+/// [`poison`](Device::poison).
+pub(crate) fn quiet_if_lost(
+    device: &Device,
+    answer: Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    match answer {
+        Err(error) if device.poison().is_some() && error.driver_error().code.is_sticky() => Ok(()),
+        answer => answer,
     }
 }
 

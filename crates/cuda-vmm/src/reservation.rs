@@ -8,6 +8,7 @@ use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan, Event};
 use parking_lot::{Mutex, RwLock};
 
 use crate::access::AccessList;
+use crate::page::quiet_if_lost;
 use crate::page_pool::PageSize;
 use crate::rest::{AtRest, Quiescence};
 use crate::retire::Retiring;
@@ -289,7 +290,8 @@ impl Inner {
         addresses: &AddressRange,
         index: u64,
     ) -> Result<(), DeviceError> {
-        addresses.unmap(self.offset(index), self.page_bytes)
+        let unmapped = addresses.unmap(self.offset(index), self.page_bytes);
+        quiet_if_lost(&self.device, unmapped)
     }
 
     /// Unmaps what is provably at rest, without waiting, and leaks everything else; see

@@ -1,0 +1,113 @@
+//! A simulated machine with small pages, and helpers that several tests use.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, Event, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use cuda_vmm::{
+    ElasticPool, ElasticPoolOptions, EpochGate, PagePool, PagePoolOptions, PhysicalPage,
+    Reservation, ReservationOptions,
+};
+
+/// Granularity of the simulated machine.
+pub(crate) const PAGE: u64 = 64 << 10;
+
+/// Pages of memory on each simulated device.
+pub(crate) const DEVICE_PAGES: u64 = 64;
+
+pub(crate) struct Machine {
+    pub(crate) sim: SimDriver,
+    pub(crate) device: Device,
+}
+
+pub(crate) fn machine() -> Machine {
+    machine_with(1, 0)
+}
+
+pub(crate) fn machine_with(devices: u32, seed: u64) -> Machine {
+    let config = SimConfig {
+        devices,
+        device_bytes: DEVICE_PAGES * PAGE,
+        granularity: PAGE,
+        seed,
+        ..SimConfig::default()
+    };
+    let sim = SimDriver::new(config).unwrap();
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    Machine { sim, device }
+}
+
+impl Machine {
+    pub(crate) fn stream(&self) -> Stream {
+        Stream::new(&self.device).unwrap()
+    }
+
+    pub(crate) fn pages(&self, capacity_pages: u64) -> PagePool {
+        PagePool::new(&self.device, PagePoolOptions { page_bytes: None, capacity_pages }).unwrap()
+    }
+
+    pub(crate) fn reservation(&self, pages: u64) -> Reservation {
+        self.reservation_at(pages, EpochGate::new())
+    }
+
+    pub(crate) fn reservation_at(&self, pages: u64, gate: EpochGate) -> Reservation {
+        let options = ReservationOptions { bytes: pages * PAGE, ..Default::default() };
+        Reservation::with_gate(&self.device, options, gate).unwrap()
+    }
+
+    pub(crate) fn pool(&self, block_bytes: u64, capacity_blocks: u64, initial_blocks: u64) -> ElasticPool {
+        let options =
+            ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes: None, initial_blocks };
+        ElasticPool::new(&self.device, options).unwrap()
+    }
+
+    /// How often a driver call was made.
+    pub(crate) fn calls(&self, call: &str) -> u64 {
+        self.sim.calls().get(call).copied().unwrap_or(0)
+    }
+
+    /// Everything made through this machine must be gone by now.
+    #[track_caller]
+    pub(crate) fn assert_no_leak(self) {
+        let Self { sim, device } = self;
+        drop(device);
+        let left = sim.check_leaks();
+        assert!(left.is_clean(), "left behind: {left}");
+    }
+}
+
+/// An event recorded after all work of `stream` so far.
+pub(crate) fn recorded(stream: &Stream) -> Arc<Event> {
+    let event = Event::new(stream.device()).unwrap();
+    event.record(stream).unwrap();
+    Arc::new(event)
+}
+
+pub(crate) fn take(pages: &PagePool, count: u64) -> Vec<PhysicalPage> {
+    pages.take_many(count).unwrap()
+}
+
+/// Closes a reservation that nobody uses and gives its pages back.
+#[track_caller]
+pub(crate) fn close_into(reservation: Reservation, pages: &PagePool) {
+    let report = reservation.close(&[]).try_complete().unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors);
+    for page in report.pages {
+        pages.give_back(page).unwrap();
+    }
+}
+
+/// Bytes that only `tag` has.
+pub(crate) fn pattern(tag: u64, bytes: u64) -> Vec<u8> {
+    let mut state = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..bytes)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect()
+}

@@ -1,0 +1,251 @@
+//! The pool: blocks of any size, growth by whole pages, shrinking that waits for users.
+
+mod common;
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
+use cuda_vmm::{
+    BlockNotReady, ElasticPool, ElasticPoolOptions, GrowError, PoolError, Shrink, Unrest,
+};
+
+/// Four blocks on three pages: most blocks straddle two.
+const STRADDLING: u64 = PAGE / 4 * 3;
+
+#[track_caller]
+fn close(pool: ElasticPool) {
+    let report = pool.close(&[]).try_complete().unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors);
+    assert_eq!(report.leaked_bytes, 0);
+}
+
+#[test]
+fn grows_page_by_page_with_blocks_that_straddle_pages() {
+    for block_bytes in [STRADDLING, PAGE, 3 * PAGE, 5 * PAGE / 2, 1000, PAGE - 1] {
+        let machine = machine();
+        let capacity = 40 * PAGE / block_bytes;
+        let pool = machine.pool(block_bytes, capacity, 0);
+        let stream = machine.stream();
+        assert_eq!(pool.ready_blocks(), 0);
+        let mut written = 0;
+        while written < capacity {
+            let mapped = pool.stats().mapped_bytes / PAGE;
+            let ready = pool.grow_to(written + 1).unwrap();
+            let pages = pool.stats().mapped_bytes / PAGE;
+            assert_eq!(pages, ((written + 1) * block_bytes).div_ceil(PAGE));
+            assert!(pages > mapped, "a growth mapped nothing");
+            assert_eq!(ready, (pages * PAGE / block_bytes).min(capacity));
+            for block in written..ready {
+                let bytes = pattern(block, block_bytes);
+                stream.upload(pool.block_span(block).unwrap(), &bytes).unwrap();
+            }
+            written = ready;
+        }
+        let mut seen = vec![0; block_bytes as usize];
+        for block in 0..capacity {
+            let span = pool.block_span(block).unwrap();
+            assert_eq!(span.address(), pool.span().address() + block * block_bytes);
+            stream.download(&mut seen, span).unwrap();
+            assert!(seen == pattern(block, block_bytes), "block {block} of {block_bytes} bytes");
+        }
+        assert_eq!(machine.calls("cuMemMap"), (capacity * block_bytes).div_ceil(PAGE));
+        close(pool);
+        drop(stream);
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn only_ready_blocks_have_a_span() {
+    let machine = machine();
+    let pool = machine.pool(STRADDLING, 20, 3);
+    assert_eq!((pool.ready_blocks(), pool.stats().mapped_bytes), (4, 3 * PAGE));
+    assert_eq!(pool.block_span(3).unwrap().bytes(), STRADDLING);
+    for block in [4, 19, 20, u64::MAX] {
+        assert_eq!(pool.block_span(block), Err(BlockNotReady { block, ready_blocks: 4 }));
+    }
+    let asked_blocks = 21;
+    let refused = GrowError::OverCapacity { asked_blocks, capacity_blocks: 20 };
+    assert_eq!(pool.grow_to(asked_blocks), Err(refused));
+    assert_eq!(pool.span().bytes(), 15 * PAGE);
+    close(pool);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn sizes_that_overflow_are_named() {
+    let machine = machine();
+    let pool = |block_bytes, capacity_blocks, initial_blocks| {
+        let page_bytes = None;
+        let options =
+            ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes, initial_blocks };
+        ElasticPool::new(&machine.device, options).map(drop)
+    };
+    for (block_bytes, capacity_blocks) in [(1 << 40, 1 << 30), (u64::MAX, 1), (3, u64::MAX / 3)] {
+        let page_bytes = PAGE;
+        let overflow = PoolError::Overflow { block_bytes, capacity_blocks, page_bytes };
+        assert_eq!(pool(block_bytes, capacity_blocks, 0), Err(overflow));
+    }
+    for (block_bytes, capacity_blocks) in [(0, 5), (5, 0)] {
+        let empty = PoolError::Empty { block_bytes, capacity_blocks };
+        assert_eq!(pool(block_bytes, capacity_blocks, 0), Err(empty));
+    }
+    let over = GrowError::OverCapacity { asked_blocks: 6, capacity_blocks: 5 };
+    assert_eq!(pool(PAGE, 5, 6), Err(PoolError::Grow(over)));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
+    let machine = machine();
+    let pool = machine.pool(STRADDLING, 20, 20);
+    let stream = machine.stream();
+    machine.sim.hold(stream.raw());
+    stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
+
+    // Six blocks lie on 4.5 pages: five stay, ten go.
+    let shrink = pool.shrink_to(6, &[recorded(&stream)]).unwrap();
+    assert_eq!(shrink, Shrink { ready_blocks: 6, retiring_pages: 10 });
+    assert_eq!(pool.ready_blocks(), 6);
+    assert!(pool.block_span(6).is_err());
+    assert_eq!(pool.poll_retired().unmapped_pages, 0);
+    let stats = pool.stats();
+    assert_eq!((stats.mapped_bytes, stats.retiring_bytes), (5 * PAGE, 10 * PAGE));
+    assert_eq!(stats.waste_bytes, 5 * PAGE - 6 * STRADDLING);
+
+    // Back on the pages that were kept, at no cost; not on those that still have a user.
+    assert_eq!(pool.shrink_to(5, &[]).unwrap().retiring_pages, 1);
+    assert_eq!(pool.grow_to(6), Ok(6));
+    let refused = GrowError::Retiring { index: 5, ready_blocks: 6 };
+    assert_eq!(pool.grow_to(8), Err(refused));
+    assert!(refused.is_retryable());
+    assert_eq!(pool.pages().stats().in_use, 15);
+
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert_eq!(pool.poll_retired().unmapped_pages, 10);
+    assert_eq!(pool.stats().idle_bytes, 10 * PAGE);
+    let created = machine.calls("cuMemCreate");
+    assert_eq!(pool.grow_to(20), Ok(20));
+    assert_eq!(machine.calls("cuMemCreate"), created);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    close(pool);
+    drop(stream);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn growth_collects_what_has_come_to_rest_by_itself() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 10, 10);
+    let batch = pool.gate().lease();
+    pool.shrink_to(2, &[]).unwrap();
+    assert_eq!(pool.grow_to(4), Err(GrowError::Retiring { index: 2, ready_blocks: 2 }));
+    drop(batch);
+    assert_eq!(pool.grow_to(4), Ok(4));
+    assert_eq!((pool.trim(1), pool.stats().idle_bytes), (5, PAGE));
+    assert_eq!(machine.sim.device_used_bytes(0), 5 * PAGE);
+    let refused = pool.gate().lease();
+    let error = pool.close(&[]).try_complete().unwrap_err();
+    assert_eq!(error.reason, Unrest::Leases { open: 1 });
+    drop(refused);
+    let report = error.request.wait().unwrap();
+    assert_eq!((report.unmapped, report.released), (4, 5));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn running_out_of_memory_is_retryable_and_takes_none() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 2 * DEVICE_PAGES, 10);
+    let others = machine.pages(DEVICE_PAGES);
+    let theirs = others.take_many(40).unwrap();
+    let error = pool.grow_to(30).unwrap_err();
+    assert_eq!(error, GrowError::OutOfMemory { asked_blocks: 30, ready_blocks: 10 });
+    assert!(error.is_retryable());
+    assert_eq!(machine.sim.device_used_bytes(0), 50 * PAGE);
+    assert_eq!(pool.stats().idle_bytes, 0);
+    drop(theirs);
+    assert_eq!(pool.grow_to(30), Ok(30));
+    close(pool);
+    drop(others);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn threads_that_grow_at_once_map_each_page_once() {
+    const THREADS: usize = 8;
+    for seed in 0..20 {
+        let machine = machine_with(1, seed);
+        let pool = machine.pool(STRADDLING, 60, 0);
+        let start = Barrier::new(THREADS);
+        let next = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    start.wait();
+                    loop {
+                        let block = next.fetch_add(1, Ordering::Relaxed);
+                        if block >= 60 {
+                            return;
+                        }
+                        assert!(pool.grow_to(block + 1).unwrap() > block);
+                        assert!(pool.block_span(block).is_ok());
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.ready_blocks(), 60);
+        assert_eq!((machine.calls("cuMemMap"), machine.calls("cuMemCreate")), (45, 45));
+        close(pool);
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
+    const THREADS: u64 = 6;
+    const ROUNDS: u64 = 120;
+    for seed in 0..4 {
+        let machine = machine_with(1, seed);
+        let pool = machine.pool(STRADDLING, 60, 4);
+        let start = Barrier::new(THREADS as usize);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (pool, machine, start) = (&pool, &machine, &start);
+                scope.spawn(move || {
+                    let stream = machine.stream();
+                    start.wait();
+                    for round in 0..ROUNDS {
+                        let size = (thread * 37 + round * 23) % 61;
+                        match (thread + round) % 3 {
+                            0 => drop(pool.shrink_to(size, &[]).unwrap()),
+                            1 => match pool.grow_to(size) {
+                                Ok(ready) => assert!(ready >= size),
+                                Err(error) => assert!(error.is_retryable(), "{error:?}"),
+                            },
+                            _ => drop(pool.poll_retired()),
+                        }
+                        // A batch: addresses are read under a lease and used after that.
+                        let lease = pool.gate().lease();
+                        if let Ok(span) = pool.block_span(size.saturating_sub(1)) {
+                            stream.fill(span, thread as u8).unwrap();
+                        }
+                        lease.submitted([recorded(&stream)]);
+                    }
+                    stream.synchronize().unwrap();
+                });
+            }
+        });
+        machine.device.synchronize().unwrap();
+        assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+        let (stats, pages) = (pool.stats(), pool.pages().stats());
+        assert_eq!(pages.in_use * PAGE, stats.mapped_bytes + stats.retiring_bytes);
+        assert_eq!(stats.quarantined_bytes, 0);
+        let calls = |call| machine.calls(call);
+        assert_eq!(calls("cuMemMap") - calls("cuMemUnmap"), pages.in_use);
+        close(pool);
+        machine.assert_no_leak();
+    }
+}

@@ -1,0 +1,254 @@
+//! Every driver call made to fail, at every position: nothing half done, nothing lost, all told.
+
+mod common;
+
+use common::{PAGE, close_into, machine, take};
+use cuda_driver::{DeviceError, DriverError, ErrorCode};
+use cuda_vmm::{
+    CloseStep, GrowError, MapRefusal, MapStep, Page, PageError, PageState, ReserveError,
+};
+
+fn refused(call: &'static str, code: ErrorCode) -> DeviceError {
+    DeviceError::Driver(DriverError::new(call, code))
+}
+
+/// Four pages are mapped around one that lies there already: two runs.
+const NEW: [u64; 4] = [0, 1, 3, 4];
+
+#[test]
+fn a_failed_mapping_leaves_no_trace() {
+    let positions =
+        (1..=4).map(|nth| ("cuMemMap", nth, MapStep::Map, NEW[nth as usize - 1])).chain([
+            ("cuMemSetAccess", 1, MapStep::SetAccess, 0),
+            ("cuMemSetAccess", 2, MapStep::SetAccess, 3),
+        ]);
+    for (call, nth, step, index) in positions {
+        let machine = machine();
+        let (pages, space) = (machine.pages(8), machine.reservation(8));
+        let shared: Vec<_> = take(&pages, 5).into_iter().map(|page| page.share()).collect();
+        space.map(2, shared[2].clone()).unwrap();
+
+        machine.sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
+        let error = space.map_range(0, shared.clone()).unwrap_err();
+        let source = refused(call, ErrorCode::INVALID_VALUE);
+        assert_eq!(error.reason, MapRefusal::Device { step, index, source });
+        assert_eq!(error.quarantined, 0);
+        let offered: Vec<_> = shared.iter().map(|page| page.id()).collect();
+        assert_eq!(error.pages.iter().map(Page::id).collect::<Vec<_>>(), offered);
+        drop(error);
+
+        let mapped_before = if step == MapStep::Map { nth - 1 } else { 4 };
+        assert_eq!(machine.calls("cuMemUnmap"), mapped_before);
+        assert!(NEW.iter().all(|&index| space.page_state(index) == PageState::Free));
+        assert_eq!(space.stats().mapped_bytes, PAGE);
+        assert_eq!(pages.stats().in_use, 5);
+
+        // What failed once succeeds the second time.
+        assert_eq!(space.map_range(0, shared.clone()).unwrap(), 4);
+        drop(shared);
+        close_into(space, &pages);
+        assert_eq!((pages.stats().idle, pages.stats().live), (5, 5));
+        drop(pages);
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_unmapped_again_goes_into_quarantine() {
+    for nth_unmap in 1..=3 {
+        let machine = machine();
+        let (pages, space) = (machine.pages(8), machine.reservation(8));
+        machine.sim.fail_nth("cuMemSetAccess", 1, ErrorCode::INVALID_VALUE);
+        machine.sim.fail_nth("cuMemUnmap", nth_unmap, ErrorCode::INVALID_VALUE);
+        let error = space.map_range(2, take(&pages, 3)).unwrap_err();
+        assert_eq!((error.quarantined, error.pages.len()), (1, 2));
+        // Undone in reverse: the first unmapping is that of the last page.
+        let stuck = 5 - nth_unmap;
+        assert!(matches!(space.page_state(stuck), PageState::Quarantined(_)));
+        assert_eq!(space.stats().quarantined_bytes, PAGE);
+        for page in error.pages {
+            pages.give_back(page).unwrap();
+        }
+        assert_eq!((pages.stats().idle, pages.stats().in_use), (2, 1));
+        let error = space.map(stuck, pages.take().unwrap()).unwrap_err();
+        assert_eq!(error.reason, MapRefusal::Quarantined { index: stuck });
+        drop(error);
+
+        let report = space.retry_quarantined();
+        assert_eq!((report.pages.len(), report.failed.len()), (1, 0));
+        assert_eq!(space.page_state(stuck), PageState::Free);
+        drop(report);
+        close_into(space, &pages);
+        drop(pages);
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn a_page_that_will_not_unmap_is_reported_and_kept() {
+    for nth in 1..=3 {
+        let machine = machine();
+        let (pages, space) = (machine.pages(8), machine.reservation(8));
+        space.map_range(0, take(&pages, 3)).unwrap();
+        machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
+        let report = space.retire(0..3, &[]).unwrap().try_complete().unwrap();
+        assert_eq!(report.pages.len(), 2);
+        let failed: Vec<_> = report.failed.iter().map(|failure| failure.index).collect();
+        assert_eq!(failed, [nth - 1]);
+        assert!(matches!(space.page_state(nth - 1), PageState::Quarantined(_)));
+        drop(report);
+        close_into(space, &pages);
+        drop(pages);
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn closing_takes_every_step_whichever_fails() {
+    for nth in 1..=3 {
+        let machine = machine();
+        let pool = machine.pool(PAGE, 3, 3);
+        machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
+        let report = pool.close(&[]).try_complete().unwrap();
+        assert_eq!(report.errors.len(), 1);
+        assert_eq!(report.errors[0].step, CloseStep::Unmap { index: nth - 1 });
+        assert_eq!(report.errors[0].error, refused("cuMemUnmap", ErrorCode::INVALID_VALUE));
+        assert_eq!((report.unmapped, report.released, report.leaked_bytes), (3, 3, 0));
+        machine.assert_no_leak();
+    }
+    for nth in 1..=3 {
+        let machine = machine();
+        let pool = machine.pool(PAGE, 3, 3);
+        machine.sim.fail_nth("cuMemRelease", nth, ErrorCode::INVALID_VALUE);
+        let report = pool.close(&[]).try_complete().unwrap();
+        assert_eq!(report.errors.len(), 1);
+        assert!(matches!(report.errors[0].step, CloseStep::Release { .. }));
+        assert_eq!((report.unmapped, report.leaked_bytes), (3, 0));
+        machine.assert_no_leak();
+    }
+    // Addresses that are not freed are all that is left.
+    let machine = machine();
+    let pool = machine.pool(PAGE, 3, 3);
+    machine.sim.fail_nth("cuMemAddressFree", 1, ErrorCode::INVALID_VALUE);
+    let report = pool.close(&[]).try_complete().unwrap();
+    assert_eq!(report.errors.len(), 1);
+    assert_eq!(report.errors[0].step, CloseStep::FreeAddresses);
+    assert_eq!((report.unmapped, report.released, report.leaked_bytes), (3, 3, 0));
+    let left = machine.sim.check_leaks();
+    assert_eq!((left.reservations, left.mappings, left.physical_bytes), (1, 0, 0));
+}
+
+#[test]
+fn closing_reports_all_errors_in_the_order_of_its_steps() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 3, 3);
+    // Page 1 will not unmap, nor the second time: so the addresses are not free either.
+    for nth in [2, 4] {
+        machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
+    }
+    machine.sim.fail_nth("cuMemRelease", 3, ErrorCode::INVALID_VALUE);
+    let report = pool.close(&[]).try_complete().unwrap();
+    let steps: Vec<_> = report.errors.iter().map(|error| error.step).collect();
+    assert_eq!(steps.len(), 4, "{steps:?}");
+    assert_eq!(
+        steps[..3],
+        [CloseStep::Unmap { index: 1 }, CloseStep::Unmap { index: 1 }, CloseStep::FreeAddresses,]
+    );
+    assert!(matches!(steps[3], CloseStep::Release { .. }));
+    assert_eq!((report.unmapped, report.leaked_bytes), (2, PAGE));
+    // Every handle was released all the same; one mapping and its memory stay.
+    let left = machine.sim.check_leaks();
+    assert_eq!((left.reservations, left.mappings, left.physical_handles), (1, 1, 0));
+    assert_eq!(left.physical_bytes, PAGE);
+}
+
+#[test]
+fn growth_that_fails_anywhere_changes_nothing() {
+    let calls = [("cuMemCreate", 4), ("cuMemMap", 4), ("cuMemSetAccess", 1)];
+    for (call, count) in calls {
+        for (nth, code) in (1..=count)
+            .flat_map(|nth| [(nth, ErrorCode::INVALID_VALUE), (nth, ErrorCode::OUT_OF_MEMORY)])
+        {
+            let machine = machine();
+            let pool = machine.pool(PAGE, 8, 2);
+            machine.sim.fail_nth(call, nth, code);
+            let error = pool.grow_to(6).unwrap_err();
+            if code == ErrorCode::OUT_OF_MEMORY {
+                assert_eq!(error, GrowError::OutOfMemory { asked_blocks: 6, ready_blocks: 2 });
+                assert!(error.is_retryable());
+            } else {
+                let source = refused(call, code);
+                assert_eq!(error, GrowError::Device { ready_blocks: 2, source });
+                assert!(!error.is_retryable());
+            }
+            let stats = pool.stats();
+            assert_eq!((stats.ready_blocks, stats.mapped_bytes), (2, 2 * PAGE));
+            assert_eq!((stats.retiring_bytes, stats.quarantined_bytes), (0, 0));
+            let pages = pool.pages().stats();
+            assert_eq!(pages.in_use, 2);
+            // Memory created by a growth that ran short of it is not sat upon.
+            let kept = if call == "cuMemCreate" { 0 } else { 4 };
+            assert_eq!((pages.idle, pages.live), (kept, 2 + kept));
+            assert_eq!(pool.grow_to(6).unwrap(), 6);
+            assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+            machine.assert_no_leak();
+        }
+    }
+}
+
+#[test]
+fn a_quarantined_page_does_not_stop_later_growth() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 8, 4);
+    machine.sim.fail_nth("cuMemUnmap", 1, ErrorCode::INVALID_VALUE);
+    pool.shrink_to(2, &[]).unwrap();
+    let report = pool.poll_retired();
+    assert_eq!((report.unmapped_pages, report.failed.len()), (1, 1));
+    assert_eq!(pool.stats().quarantined_bytes, PAGE);
+    machine.sim.fail_nth("cuMemUnmap", 1, ErrorCode::INVALID_VALUE);
+    let error = pool.grow_to(4).unwrap_err();
+    assert_eq!(error, GrowError::Quarantined { index: 2, ready_blocks: 2 });
+    assert_eq!(pool.grow_to(4).unwrap(), 4);
+    assert_eq!(pool.stats().quarantined_bytes, 0);
+    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    machine.assert_no_leak();
+}
+
+#[test]
+fn construction_that_fails_leaves_nothing() {
+    let machine = machine();
+    let options = |bytes| cuda_vmm::ReservationOptions { bytes, ..Default::default() };
+    for call in ["cuMemGetAllocationGranularity", "cuMemAddressReserve"] {
+        machine.sim.fail_nth(call, 1, ErrorCode::NOT_SUPPORTED);
+        let error = cuda_vmm::Reservation::new(&machine.device, options(PAGE)).map(drop);
+        assert_eq!(error, Err(ReserveError::Device(refused(call, ErrorCode::NOT_SUPPORTED))));
+    }
+    machine.sim.fail_nth("cuMemMap", 2, ErrorCode::INVALID_VALUE);
+    let options = cuda_vmm::ElasticPoolOptions {
+        block_bytes: PAGE,
+        capacity_blocks: 4,
+        page_bytes: None,
+        initial_blocks: 3,
+    };
+    let error = cuda_vmm::ElasticPool::new(&machine.device, options).map(drop).unwrap_err();
+    let source = refused("cuMemMap", ErrorCode::INVALID_VALUE);
+    let grow = GrowError::Device { ready_blocks: 0, source };
+    assert_eq!(error, cuda_vmm::PoolError::Grow(grow));
+    let left = machine.sim.check_leaks();
+    assert_eq!((left.reservations, left.mappings, left.physical_handles), (0, 0, 0));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_page_that_cannot_be_created_is_not_counted() {
+    let machine = machine();
+    let pages = machine.pages(8);
+    machine.sim.fail_nth("cuMemCreate", 3, ErrorCode::OUT_OF_MEMORY);
+    let error = pages.take_many(5).unwrap_err();
+    assert_eq!(error, PageError::OutOfMemory { page_bytes: PAGE, live: 2 });
+    let stats = pages.stats();
+    assert_eq!((stats.live, stats.created, stats.released), (0, 2, 2));
+    assert_eq!(take(&pages, 5).len(), 5);
+    drop(pages);
+    machine.assert_no_leak();
+}

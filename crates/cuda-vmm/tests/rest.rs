@@ -1,0 +1,210 @@
+//! Unmapping: never before the last user is done, whoever that is.
+
+mod common;
+
+use common::{PAGE, close_into, machine, recorded, take};
+use cuda_vmm::{EpochGate, MapRefusal, NotMapped, PageState, Unrest};
+
+#[test]
+fn pages_stay_mapped_until_the_event_completes() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 4)).unwrap();
+    machine.sim.hold(stream.raw());
+    stream.fill(space.mapped_span(1..3).unwrap(), 9).unwrap();
+    let retiring = space.retire(1..3, &[recorded(&stream)]).unwrap();
+
+    let refused = retiring.try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Events { pending: 1 });
+    assert_eq!(refused.request.pages(), 1..3);
+    assert_eq!(space.poll_retired().pages.len(), 0);
+    assert_eq!(machine.calls("cuMemUnmap"), 0);
+
+    // Neither mapped nor free: no new user finds the pages and nothing is mapped over them.
+    assert!(matches!(space.page_state(1), PageState::Retiring(_)));
+    assert_eq!(space.mapped_span(0..4), Err(NotMapped { index: 1 }));
+    assert_eq!(space.retire(1..3, &[]).map(drop), Err(NotMapped { index: 1 }));
+    let error = space.map_range(0, take(&pages, 4)).unwrap_err();
+    assert!(matches!(error.reason, MapRefusal::Occupied { index: 0, .. }));
+    drop(error);
+    let error = space.map(1, pages.take().unwrap()).unwrap_err();
+    assert_eq!(error.reason, MapRefusal::Retiring { index: 1 });
+    drop(error);
+    let stats = space.stats();
+    assert_eq!((stats.mapped_bytes, stats.retiring_bytes), (2 * PAGE, 2 * PAGE));
+
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    let report = refused.request.try_complete().unwrap();
+    assert_eq!((report.pages.len(), report.failed.len()), (2, 0));
+    assert_eq!(space.page_state(1), PageState::Free);
+    for page in report.pages {
+        pages.give_back(page).unwrap();
+    }
+    space.map_range(1, take(&pages, 2)).unwrap();
+    close_into(space, &pages);
+    drop((pages, stream));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_batch_on_the_cpu_counts_as_a_user() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 2)).unwrap();
+    let batch = space.gate().lease();
+    let other = space.gate().lease();
+    let retiring = space.retire(0..2, &[]).unwrap();
+    let later = space.gate().lease();
+
+    let refused = retiring.try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Leases { open: 2 });
+    drop(other);
+    let refused = refused.request.try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Leases { open: 1 });
+
+    // The batch is enqueued after the pages were retired, with the old addresses.
+    machine.sim.hold(stream.raw());
+    stream.fill(space.span().slice(0, 2 * PAGE).unwrap(), 1).unwrap();
+    batch.submitted([recorded(&stream)]);
+    let refused = refused.request.try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Events { pending: 1 });
+
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert_eq!(refused.request.try_complete().unwrap().pages.len(), 2);
+    assert_eq!(space.gate().open_leases(), 1);
+    drop(later);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    close_into(space, &pages);
+    drop((pages, stream));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn one_gate_covers_several_reservations() {
+    let machine = machine();
+    let (pages, gate) = (machine.pages(8), EpochGate::new());
+    let keys = machine.reservation_at(4, gate.clone());
+    let values = machine.reservation_at(4, gate.clone());
+    keys.map(0, pages.take().unwrap()).unwrap();
+    values.map(0, pages.take().unwrap()).unwrap();
+    let batch = gate.lease();
+    let retiring = [keys.retire(0..1, &[]).unwrap(), values.retire(0..1, &[]).unwrap()];
+    let retiring = retiring.map(|retiring| retiring.try_complete().unwrap_err().request);
+    drop(batch);
+    for retiring in retiring {
+        assert_eq!(retiring.try_complete().unwrap().pages.len(), 1);
+    }
+    close_into(keys, &pages);
+    close_into(values, &pages);
+    drop(pages);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn waiting_ends_when_the_last_lease_and_event_do() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 2)).unwrap();
+    let batch = space.gate().lease();
+    let retiring = space.retire(0..2, &[]).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| retiring.wait().unwrap().pages.len());
+        stream.fill(space.span().slice(0, PAGE).unwrap(), 1).unwrap();
+        batch.submitted([recorded(&stream)]);
+        assert_eq!(waiter.join().unwrap(), 2);
+    });
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    close_into(space, &pages);
+    drop((pages, stream));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_dropped_retirement_is_completed_by_polling_and_only_once() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    space.map_range(0, take(&pages, 3)).unwrap();
+    let lease = space.gate().lease();
+    drop(space.retire(0..1, &[]).unwrap());
+    let kept = space.retire(1..3, &[]).unwrap();
+    assert_eq!(space.poll_retired().pages.len(), 0);
+    drop(lease);
+    assert_eq!(space.poll_retired().pages.len(), 3);
+    assert_eq!(kept.try_complete().unwrap().pages.len(), 0);
+    assert_eq!(machine.calls("cuMemUnmap"), 3);
+    close_into(space, &pages);
+    drop(pages);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn many_threads_complete_one_retirement_once() {
+    for _ in 0..50 {
+        let machine = machine();
+        let (pages, space) = (machine.pages(8), machine.reservation(8));
+        space.map_range(0, take(&pages, 8)).unwrap();
+        for index in 0..8 {
+            drop(space.retire(index..index + 1, &[]).unwrap());
+        }
+        let unmapped: usize = std::thread::scope(|scope| {
+            let workers: Vec<_> =
+                (0..4).map(|_| scope.spawn(|| space.poll_retired().pages.len())).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+        });
+        assert_eq!((unmapped, machine.calls("cuMemUnmap")), (8, 8));
+        drop((space, pages));
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn closing_is_refused_while_in_use_and_changes_nothing() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 2)).unwrap();
+    machine.sim.hold(stream.raw());
+    stream.fill(space.mapped_span(0..2).unwrap(), 1).unwrap();
+    let lease = space.gate().lease();
+    let refused = space.close(&[recorded(&stream)]).try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Events { pending: 1 });
+    assert_eq!(machine.calls("cuMemUnmap"), 0);
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    let refused = refused.request.try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Leases { open: 1 });
+    drop(lease);
+    let report = refused.request.wait().unwrap();
+    assert!(report.is_clean());
+    assert_eq!((report.unmapped, report.pages.len()), (2, 2));
+    drop((report, pages, stream));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn clean_up_finishes_quietly_on_a_lost_device() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 3)).unwrap();
+    drop(space.retire(0..1, &[]).unwrap().try_complete().unwrap());
+    let spare = pages.take().unwrap();
+    machine.sim.fail_nth("cuStreamSynchronize", 1, cuda_driver::ErrorCode::ILLEGAL_ADDRESS);
+    let event = recorded(&stream);
+    assert!(stream.synchronize().is_err());
+    assert!(machine.device.poison().is_some());
+
+    let error = space.map(5, spare).unwrap_err();
+    assert!(matches!(error.reason, MapRefusal::Device { .. }), "{error:?}");
+    drop(error);
+    let report = space.close(&[event]).try_complete().unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors);
+    assert_eq!((report.unmapped, report.leaked_bytes), (2, 0));
+    drop((report, pages, stream));
+    machine.assert_no_leak();
+}
