@@ -75,8 +75,9 @@ impl Region {
 
     fn fill(&mut self, byte: u8) {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
-        // SAFETY: the region is live and `bytes` long (invariants), its provenance is exposed, and
-        // the caller of `cuMemFreeHost`, the only way here, promised that nothing refers to it.
+        // SAFETY: the region is live and `bytes` long (invariants) and its provenance is exposed.
+        // The callers of `cuMemFreeHost` and of the last `cuDevicePrimaryCtxRelease`, the only ways
+        // here, promised that nothing refers to the memory any more.
         unsafe { start.write_bytes(byte, self.bytes as usize) };
     }
 }

@@ -15,7 +15,8 @@ use crate::{LeakReport, SimConfig, SimConfigError};
 /// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
 ///
 /// The machine does nothing by itself: operations run inside driver calls that wait or query, on
-/// the thread that makes the call, one call at a time.
+/// the thread that makes the call, one call at a time. It ends, and its pinned memory with it, when
+/// the last clone is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
     /// The only lock of the crate. Nothing outside the crate is called while it is held, except
