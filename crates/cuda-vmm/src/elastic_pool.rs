@@ -204,7 +204,8 @@ impl ElasticPool {
     /// driver calls, less for pages that were [prepared](PagePool::prepare): not for the step path.
     ///
     /// # Errors
-    /// [`GrowError`]; nothing changed, and memory created for this call was released.
+    /// [`GrowError`]; nothing changed, except that pages created for this call may be idle now. If
+    /// memory ran short, they were released.
     pub fn grow_to(&self, blocks: u64) -> Result<u64, GrowError> {
         let capacity_blocks = self.capacity_blocks;
         if blocks > capacity_blocks {
@@ -310,6 +311,8 @@ impl ElasticPool {
 
     /// Maps the pages from `from` up to `to`. On failure everything is as before.
     fn map_pages(&self, from: u64, to: u64) -> Result<(), GrowFailure> {
+        // Before any page is created in vain; nobody else maps here while `size` is locked.
+        self.reservation.check_free(from..to).map_err(GrowFailure::Map)?;
         let pages = self.pages.take_many(to - from)?;
         match self.reservation.map_range(from, pages) {
             Ok(_) => Ok(()),

@@ -227,6 +227,11 @@ impl Reservation {
         Ok(Retiring::new(Arc::clone(&self.inner), ticket, pages))
     }
 
+    /// Whether pages could be mapped over all of a range.
+    pub(crate) fn check_free(&self, pages: Range<u64>) -> Result<(), MapRefusal> {
+        self.inner.table.lock().check_free(pages)
+    }
+
     /// Unmaps every retired page that is at rest, those of dropped [`Retiring`]s included. Does not
     /// wait.
     pub fn poll_retired(&self) -> UnmapReport {

@@ -38,6 +38,15 @@ impl Slot {
         }
     }
 
+    /// Why another page cannot be mapped over this one.
+    fn refusal(&self, index: u64) -> MapRefusal {
+        match self {
+            Self::Mapped(held) => MapRefusal::Occupied { index, held: held.id() },
+            Self::Retiring(_) => MapRefusal::Retiring { index },
+            Self::Quarantined(_) => MapRefusal::Quarantined { index },
+        }
+    }
+
     fn into_page(self) -> Page {
         match self {
             Self::Mapped(page) | Self::Retiring(page) | Self::Quarantined(page) => page,
@@ -96,12 +105,18 @@ impl Table {
 
     /// Whether `page` has yet to be mapped at `index`: false when it already is.
     pub(crate) fn wants(&self, index: u64, page: PageId) -> Result<bool, MapRefusal> {
-        match self.state(index) {
-            PageState::Free => Ok(true),
-            PageState::Mapped(held) if held == page => Ok(false),
-            PageState::Mapped(held) => Err(MapRefusal::Occupied { index, held }),
-            PageState::Retiring(_) => Err(MapRefusal::Retiring { index }),
-            PageState::Quarantined(_) => Err(MapRefusal::Quarantined { index }),
+        match self.slots.get(&index) {
+            None => Ok(true),
+            Some(Slot::Mapped(held)) if held.id() == page => Ok(false),
+            Some(slot) => Err(slot.refusal(index)),
+        }
+    }
+
+    /// Whether nothing lies in `range`.
+    pub(crate) fn check_free(&self, range: Range<u64>) -> Result<(), MapRefusal> {
+        match self.slots.range(range).next() {
+            None => Ok(()),
+            Some((&index, slot)) => Err(slot.refusal(index)),
         }
     }
 

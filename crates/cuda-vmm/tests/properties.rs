@@ -47,7 +47,10 @@ impl Model {
 
     fn grow(&mut self, blocks: u64, open: &[(u64, Lease)]) -> Result<u64, GrowError> {
         if blocks > CAPACITY {
-            return Err(GrowError::OverCapacity { asked_blocks: blocks, capacity_blocks: CAPACITY });
+            return Err(GrowError::OverCapacity {
+                asked_blocks: blocks,
+                capacity_blocks: CAPACITY,
+            });
         }
         if blocks <= self.ready {
             return Ok(self.ready);

@@ -57,7 +57,12 @@ impl Machine {
         Reservation::with_gate(&self.device, options, gate).unwrap()
     }
 
-    pub(crate) fn pool(&self, block_bytes: u64, capacity_blocks: u64, initial_blocks: u64) -> ElasticPool {
+    pub(crate) fn pool(
+        &self,
+        block_bytes: u64,
+        capacity_blocks: u64,
+        initial_blocks: u64,
+    ) -> ElasticPool {
         let options =
             ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes: None, initial_blocks };
         ElasticPool::new(&self.device, options).unwrap()
