@@ -1,5 +1,7 @@
 //! The pool: blocks of any size, growth by whole pages, shrinking that waits for users.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::Barrier;

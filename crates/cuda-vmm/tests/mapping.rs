@@ -1,5 +1,7 @@
 //! Mapping: once, whole, by one thread at a time, with the right access.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::Barrier;

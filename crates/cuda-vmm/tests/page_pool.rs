@@ -1,5 +1,7 @@
 //! The stock of pages: limits, reuse, and accounts that add up.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::sync::Barrier;

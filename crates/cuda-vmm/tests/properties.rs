@@ -1,5 +1,7 @@
 //! Random growth, shrinking, leases and failures against a naive model; the seed is in the message.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::{PAGE, machine_with};

@@ -1,5 +1,7 @@
 //! Unmapping: never before the last user is done, whoever that is.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::{PAGE, close_into, machine, recorded, take};

@@ -1,5 +1,6 @@
 //! The protection taken out: unmapping at once faults on the device, waiting for rest does not.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(debug_assertions)]
 
 mod common;

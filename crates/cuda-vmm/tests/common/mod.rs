@@ -1,6 +1,9 @@
 //! A simulated machine with small pages, and helpers that several tests use.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test binary uses a part")]
+
+pub(crate) mod scenarios;
 
 use std::sync::Arc;
 
