@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use common::{PAGE, close_into, machine, recorded, take};
 use cuda_vmm::{EpochGate, MapRefusal, NotMapped, PageState, Unrest};
 
@@ -111,15 +114,26 @@ fn waiting_ends_when_the_last_lease_and_event_do() {
     let machine = machine();
     let (pages, space) = (machine.pages(8), machine.reservation(8));
     let stream = machine.stream();
-    space.map_range(0, take(&pages, 2)).unwrap();
-    let batch = space.gate().lease();
-    let retiring = space.retire(0..2, &[]).unwrap();
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| retiring.wait().unwrap().pages.len());
-        stream.fill(space.span().slice(0, PAGE).unwrap(), 1).unwrap();
-        batch.submitted([recorded(&stream)]);
-        assert_eq!(waiter.join().unwrap(), 2);
-    });
+    for _ in 0..200 {
+        space.map_range(0, take(&pages, 2)).unwrap();
+        let batch = space.gate().lease();
+        let retiring = space.retire(0..2, &[]).unwrap();
+        let (start, submitted) = (Barrier::new(2), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                start.wait();
+                let report = retiring.wait().unwrap();
+                assert!(submitted.load(Ordering::Relaxed), "unmapped under an open lease");
+                assert_eq!(report.pages.len(), 2);
+                report.pages.into_iter().try_for_each(|page| pages.give_back(page)).unwrap();
+            });
+            start.wait();
+            stream.fill(space.span().slice(0, PAGE).unwrap(), 1).unwrap();
+            submitted.store(true, Ordering::Relaxed);
+            batch.submitted([recorded(&stream)]);
+            waiter.join().unwrap();
+        });
+    }
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close_into(space, &pages);
     drop((pages, stream));
