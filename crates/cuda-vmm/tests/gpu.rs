@@ -1,0 +1,155 @@
+//! The scenarios of every device, on a GPU, and what only a GPU or a pair of them can show.
+//!
+//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. The trial that needs
+//! two devices is listed as ignored without a second one.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{pattern, scenarios};
+use cuda_driver::{CudaDriver, Device, Stream};
+use cuda_vmm::{
+    ElasticPool, ElasticPoolOptions, GrowError, PagePool, PagePoolOptions, Reservation,
+    ReservationOptions,
+};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Needs one device.
+const SINGLE: &[(&str, scenarios::Scenario)] = &[
+    ("memory_runs_out_and_comes_back", memory_runs_out_and_comes_back),
+    ("larger_pages", larger_pages),
+    ("addresses_beyond_four_gib", addresses_beyond_four_gib),
+];
+
+fn main() {
+    let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
+    let single = scenarios::ALL.iter().chain(SINGLE).map(|&(name, scenario)| {
+        let trial = Trial::test(name, move || {
+            scenario(&open(0).map_err(Failed::from)?);
+            Ok(())
+        });
+        trial.with_ignored_flag(open(0).is_err() && !required)
+    });
+    let pair = Trial::test("peers_named_in_the_reservation_have_access", || {
+        let (owner, peer) = pair().map_err(Failed::from)?;
+        peers_have_access(&owner, &peer);
+        Ok(())
+    });
+    // One device is what is required; a second is a luxury.
+    let pair = pair.with_ignored_flag(self::pair().is_err());
+    libtest_mimic::run(&Arguments::from_args(), single.chain([pair]).collect()).exit();
+}
+
+fn open(ordinal: i32) -> Result<Device, String> {
+    let driver = CudaDriver::load().map_err(|error| error.to_string())?;
+    Device::open(Arc::new(driver), ordinal).map_err(|error| format!("{error}: {error:?}"))
+}
+
+/// Two devices of which the second can access the first one's memory.
+fn pair() -> Result<(Device, Device), String> {
+    let owner = open(0)?;
+    let peer = Device::open(Arc::clone(owner.driver()), 1).map_err(|error| error.to_string())?;
+    match owner.run(|driver| driver.device_can_access_peer(1, 0)) {
+        Ok(true) => Ok((owner, peer)),
+        Ok(false) => Err("device 1 cannot access device 0".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Asks for more than the card has: no block is lost, no byte kept, and growth works again after.
+fn memory_runs_out_and_comes_back(device: &Device) {
+    let (free, total) = device.memory_info().unwrap();
+    let page_bytes = Some(64 << 20);
+    let pool = ElasticPool::new(
+        device,
+        ElasticPoolOptions {
+            block_bytes: 96 << 20,
+            capacity_blocks: 2 * total / (96 << 20),
+            page_bytes,
+            initial_blocks: 10,
+        },
+    )
+    .unwrap();
+    let stream = Stream::new(device).unwrap();
+    let bytes = pattern(3, 1 << 20);
+    let head = pool.block_span(9).unwrap().slice(0, 1 << 20).unwrap();
+    stream.upload(head, &bytes).unwrap();
+    let ready_blocks = pool.ready_blocks();
+    let asked_blocks = pool.capacity_blocks();
+    let refused = GrowError::OutOfMemory { asked_blocks, ready_blocks };
+    assert_eq!(pool.grow_to(asked_blocks), Err(refused));
+    let (free_now, _) = device.memory_info().unwrap();
+    assert!(free_now + (2 << 30) > free, "{} bytes are kept", free - free_now);
+    assert!(pool.grow_to(20).unwrap() >= 20);
+    let mut seen = vec![0; bytes.len()];
+    stream.download(&mut seen, head).unwrap();
+    assert!(seen == bytes, "a growth that failed changed a block");
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
+}
+
+fn larger_pages(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    for page_bytes in [16 << 20, 64 << 20] {
+        let options = PagePoolOptions { page_bytes: Some(page_bytes), capacity_pages: 3 };
+        let pages = PagePool::new(device, options).unwrap();
+        let options = ReservationOptions {
+            bytes: 4 * page_bytes,
+            page_bytes: Some(page_bytes),
+            peers: Vec::new(),
+        };
+        let space = Reservation::new(device, options).unwrap();
+        space.map_range(1, pages.take_many(3).unwrap()).unwrap();
+        let seam = space.span().slice(2 * page_bytes - 512, 1024).unwrap();
+        let bytes = pattern(page_bytes, 1024);
+        stream.upload(seam, &bytes).unwrap();
+        let mut seen = vec![0; bytes.len()];
+        stream.download(&mut seen, seam).unwrap();
+        assert!(seen == bytes, "bytes were lost across the seam of two pages");
+        assert!(space.close(&[]).wait().unwrap().is_clean());
+    }
+}
+
+/// The last block of a pool that is larger than 32 bits can address.
+fn addresses_beyond_four_gib(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let options = ElasticPoolOptions {
+        block_bytes: 100 << 20,
+        capacity_blocks: 90,
+        page_bytes: Some(64 << 20),
+        initial_blocks: 90,
+    };
+    let pool = ElasticPool::new(device, options).unwrap();
+    let tail = |block| {
+        let span = pool.block_span(block).unwrap();
+        span.slice(span.bytes() - 4096, 4096).unwrap()
+    };
+    for block in [0, 44, 89] {
+        stream.upload(tail(block), &pattern(block, 4096)).unwrap();
+    }
+    let mut seen = vec![0; 4096];
+    for block in [0, 44, 89] {
+        stream.download(&mut seen, tail(block)).unwrap();
+        assert!(seen == pattern(block, 4096), "block {block} lost its bytes");
+    }
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
+}
+
+fn peers_have_access(owner: &Device, peer: &Device) {
+    let pages =
+        PagePool::new(owner, PagePoolOptions { page_bytes: None, capacity_pages: 2 }).unwrap();
+    let peers = vec![peer.ordinal()];
+    let bytes = 2 * pages.page_bytes();
+    let space =
+        Reservation::new(owner, ReservationOptions { bytes, page_bytes: None, peers }).unwrap();
+    space.map_range(0, pages.take_many(2).unwrap()).unwrap();
+    let span = space.mapped_span(0..2).unwrap();
+    let data = pattern(21, span.bytes());
+    Stream::new(peer).unwrap().upload(span, &data).unwrap();
+    let mut seen = vec![0; data.len()];
+    Stream::new(owner).unwrap().download(&mut seen, span).unwrap();
+    assert!(seen == data, "the owner does not see what the peer wrote");
+    assert!(space.close(&[]).wait().unwrap().is_clean());
+}
