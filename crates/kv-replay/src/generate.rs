@@ -1,0 +1,1 @@
+//! Workloads in the trace format, generated from a seed.

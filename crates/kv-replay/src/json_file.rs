@@ -1,0 +1,1 @@
+//! Files that are either written whole or not at all.

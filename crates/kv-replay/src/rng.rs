@@ -1,0 +1,1 @@
+//! A small seeded random number generator, so that a workload follows from its seed on every platform.

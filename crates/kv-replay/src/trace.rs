@@ -1,0 +1,1 @@
+//! Request traces: one JSON object a line, checked line by line.
