@@ -3,6 +3,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod counting;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod driver;
 mod error;
@@ -14,6 +16,9 @@ mod stream;
 mod virtual_memory;
 
 pub use counting::CountingDriver;
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,

@@ -1,0 +1,128 @@
+//! The real driver, found and loaded at run time.
+
+mod api;
+mod calls;
+mod descriptors;
+pub mod interop;
+mod jit;
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use crate::{Driver, DriverError, ErrorCode, Unavailable};
+use api::Api;
+
+// Sizes and host addresses pass between `u64` and `usize` unchanged.
+const _: () = assert!(size_of::<usize>() == size_of::<u64>());
+
+/// NVIDIA's driver library (`libcuda`), as a [`Driver`].
+///
+/// The library is loaded when [`load`](CudaDriver::load) is called, so programs build and start on
+/// machines without one. All calls used are looked up then: once there is a `CudaDriver`, no call
+/// can turn out to be missing.
+///
+/// A result code is kept as the number that the library returned, so a driver newer than this
+/// crate may answer with codes that this crate has no name for.
+///
+/// ```
+/// match cuda_driver::CudaDriver::load() {
+///     Ok(driver) => assert_eq!(cuda_driver::Driver::name(&driver), "cuda"),
+///     Err(unavailable) => assert!(!unavailable.to_string().is_empty()),
+/// }
+/// ```
+pub struct CudaDriver {
+    api: Api,
+}
+
+impl CudaDriver {
+    /// Finds the driver library, loads and initialises it.
+    ///
+    /// The library stays loaded until the process ends. Loading again is cheap.
+    ///
+    /// # Errors
+    /// [`Unavailable`] says what is missing: the library, one of its calls, a working installation
+    /// or a device.
+    pub fn load() -> Result<Self, Unavailable> {
+        // SAFETY: loading a library runs its initialisers. Those of NVIDIA's driver may run at any
+        // time and in any thread; nothing else is installed under its names.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Unavailable::NoLibrary);
+        }
+        // SAFETY: as above; the library was just found, which is what this call panics without.
+        let library = unsafe { sys::culib() };
+        let mut address_of = |symbol: &'static str| -> *mut c_void {
+            // SAFETY: the address is only carried here; `Api::resolve` gives it its type.
+            let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) };
+            found.map_or(ptr::null_mut(), |address| *address)
+        };
+        // SAFETY: the addresses come from the driver library, which `culib` never unloads.
+        let api = unsafe { Api::resolve(&mut address_of) }?;
+        // SAFETY: takes no pointers; the flags must be 0.
+        unsafe { api.cuInit(0) }.map_err(unavailable)?;
+        let driver = Self { api };
+        let count = driver.device_get_count().map_err(unavailable)?;
+        if count < 1 {
+            return Err(Unavailable::NoDevice);
+        }
+        driver.check_ordinals(count).map_err(Unavailable::Init)?;
+        Ok(driver)
+    }
+
+    /// As [`load`](CudaDriver::load), in the form that the handles of this crate take.
+    ///
+    /// # Errors
+    /// As [`load`](CudaDriver::load).
+    pub fn probe() -> Result<Arc<dyn Driver>, Unavailable> {
+        Ok(Arc::new(Self::load()?))
+    }
+
+    /// Holds the driver to what `calls` relies on: that a `CUdevice` is the device's ordinal.
+    fn check_ordinals(&self, count: i32) -> Result<(), DriverError> {
+        for ordinal in 0..count {
+            let mut device = -1;
+            // SAFETY: `device` is live and of the type that the call writes.
+            unsafe { self.api.cuDeviceGet(&mut device, ordinal) }?;
+            if device != ordinal {
+                return Err(DriverError::new("cuDeviceGet", ErrorCode::INVALID_DEVICE));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver").finish_non_exhaustive()
+    }
+}
+
+/// What an answer to initialisation means for the caller.
+fn unavailable(error: DriverError) -> Unavailable {
+    match error.code {
+        ErrorCode::NO_DEVICE => Unavailable::NoDevice,
+        _ => Unavailable::Init(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_devices_is_told_from_a_broken_installation() {
+        let no_device = DriverError::new("cuInit", ErrorCode::NO_DEVICE);
+        assert_eq!(unavailable(no_device), Unavailable::NoDevice);
+        let stub = DriverError::new("cuInit", ErrorCode::STUB_LIBRARY);
+        assert_eq!(unavailable(stub), Unavailable::Init(stub));
+    }
+
+    #[test]
+    fn the_driver_can_be_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<CudaDriver>();
+    }
+}
