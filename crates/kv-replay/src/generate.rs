@@ -1,1 +1,280 @@
 //! Workloads in the trace format, generated from a seed.
+//!
+//! The project ships no recorded traffic. [`generate`] makes some with the traits that decide how well a KV cache
+//! does: prompts that many chats share, chats whose every turn repeats all that was said before, and long documents
+//! that nobody asks for again.
+//!
+//! # Shape
+//!
+//! Sessions begin as a Poisson process: the gaps between them are exponential with a mean of
+//! [`SESSION_GAP_MEAN_MS`]. [`DOCUMENT_PERCENT`] % of the sessions are documents, the others chats.
+//!
+//! | quantity | distribution |
+//! | --- | --- |
+//! | document: prompt | 4,096 to 131,071 tokens (8 to 256 blocks), by octaves; shared with nothing |
+//! | document: answer | as a chat's |
+//! | chat: system prompt | one of [`SYSTEM_PROMPTS`], the k-th most popular chosen with a weight of 1/k (Zipf) |
+//! | system prompt: length | 1 to 8 whole blocks, evenly |
+//! | chat: user text of each turn | 32 to 4,095 tokens, by octaves |
+//! | chat: answer | 16 to 2,047 tokens, by octaves |
+//! | chat: another turn follows | with [`NEXT_TURN_PERCENT`] %, up to [`TURNS_MAX`] turns: 4 on average |
+//! | chat: from one turn to the next | [`MS_PER_ANSWER_TOKEN`] ms for each answer token, then a think time of 5 to 639 s, by octaves |
+//!
+//! "By octaves" is [`SplitMix64::octaves`]: the range is a number of doublings, one is chosen evenly, and a number in
+//! it evenly. The prompt of a chat's first turn is the system prompt and user text; that of each later turn is the
+//! previous prompt, the previous answer and new user text. Requests are listed in order of arrival until there are as
+//! many as were asked for, so chats near the end are cut short, and a longer workload of the same seed begins with the
+//! shorter one.
+//!
+//! # Ids
+//!
+//! Ids count up from 0; the blocks of the system prompts come first. Two ids are equal exactly where the prompts are
+//! equal up to the end of that block. A block that a prompt fills only in part is not yet the block that a later turn
+//! fills up, so it has an id of its own, as in the published traces.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::path::Path;
+
+use crate::json_file::WriteError;
+use crate::rng::SplitMix64;
+use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
+
+/// System prompts that the chats of a workload share.
+pub const SYSTEM_PROMPTS: usize = 32;
+
+/// Of 100 sessions, how many are one-off documents.
+pub const DOCUMENT_PERCENT: u64 = 40;
+
+/// After a turn of a chat, the chance of another one, in percent.
+pub const NEXT_TURN_PERCENT: u64 = 75;
+
+/// The longest chat, in turns.
+pub const TURNS_MAX: u32 = 32;
+
+/// Mean gap between the beginnings of two sessions, in milliseconds: about three requests a second.
+pub const SESSION_GAP_MEAN_MS: u64 = 900;
+
+/// Time that an answer takes, in milliseconds a token.
+pub const MS_PER_ANSWER_TOKEN: u64 = 20;
+
+/// The largest workload: its ids take about a gigabyte.
+pub const REQUESTS_MAX: u64 = 4_000_000;
+
+/// What to generate.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GenerateOptions {
+    /// Requests, from 1 to [`REQUESTS_MAX`].
+    pub requests: u64,
+    /// Seed from which everything follows.
+    pub seed: u64,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self { requests: 1000, seed: 0 }
+    }
+}
+
+/// Why no workload was generated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A trace has at least one request.
+    #[error("0 requests asked for, expected at least 1")]
+    NoRequests,
+    /// More requests than one workload may have.
+    #[error("{requests} requests asked for, more than the largest allowed, {REQUESTS_MAX}")]
+    TooManyRequests {
+        /// Requests asked for.
+        requests: u64,
+    },
+    /// The file could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Generates a workload of the shape that the [module](self) describes.
+///
+/// # Errors
+///
+/// [`GenerateError`] if the number of requests is 0 or above [`REQUESTS_MAX`].
+///
+/// # Examples
+///
+/// ```
+/// use kv_replay::generate::{GenerateOptions, generate};
+///
+/// let trace = generate(&GenerateOptions { requests: 100, seed: 7 })?;
+/// assert_eq!(trace.requests.len(), 100);
+/// # Ok::<(), kv_replay::generate::GenerateError>(())
+/// ```
+pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
+    match options.requests {
+        0 => return Err(GenerateError::NoRequests),
+        1..=REQUESTS_MAX => {}
+        requests => return Err(GenerateError::TooManyRequests { requests }),
+    }
+    let mut sessions = Sessions::new(options.seed);
+    let requests = (0..options.requests).map(|_| sessions.next_request()).collect();
+    Ok(Trace { requests })
+}
+
+/// What `kv-replay generate` does: writes the workload to the file `out` and returns a line that says so, or returns
+/// the workload itself where no file is named.
+///
+/// # Errors
+///
+/// As [`generate`], and [`GenerateError::Write`] if the file cannot be written.
+pub fn run(requests: u64, seed: u64, out: Option<&Path>) -> Result<String, GenerateError> {
+    let trace = generate(&GenerateOptions { requests, seed })?;
+    let Some(path) = out else {
+        return Ok(trace.to_jsonl());
+    };
+    trace.write(path)?;
+    let lookups = trace.block_lookups();
+    Ok(format!(
+        "wrote {requests} requests with {lookups} block lookups (seed {seed}) to {}\n",
+        path.display()
+    ))
+}
+
+/// The sessions under way, and those to come.
+struct Sessions {
+    rng: SplitMix64,
+    /// Block ids of each system prompt, the most popular first.
+    system_prompts: Vec<Vec<u64>>,
+    /// Weights of the system prompts, summed up to and including each.
+    popularity: Vec<u64>,
+    next_id: u64,
+    /// When the next session begins, in milliseconds with a fraction.
+    next_session_ms: f64,
+    /// When each waiting chat asks again, the earliest first, and which it is. Chats of one instant go in order.
+    waiting: BinaryHeap<Reverse<(u64, usize)>>,
+    /// The waiting chats, by number; `None` where the number is free.
+    chats: Vec<Option<Chat>>,
+    free_numbers: Vec<usize>,
+}
+
+/// A chat between two of its turns.
+struct Chat {
+    /// Ids of the blocks that the latest prompt filled.
+    full_blocks: Vec<u64>,
+    /// Tokens of the latest prompt and its answer: what every later prompt begins with.
+    tokens: u64,
+    turns: u32,
+}
+
+impl Sessions {
+    fn new(seed: u64) -> Self {
+        let mut rng = SplitMix64::new(seed);
+        let mut next_id = 0;
+        let system_prompts = (0..SYSTEM_PROMPTS)
+            .map(|_| {
+                let first = next_id;
+                next_id += rng.between(1, 8);
+                (first..next_id).collect()
+            })
+            .collect();
+        // Whole weights, so that the choice does not depend on how fractions are rounded.
+        let popularity = (1..=SYSTEM_PROMPTS as u64)
+            .scan(0, |sum, rank| {
+                *sum += 1_000_000 / rank;
+                Some(*sum)
+            })
+            .collect();
+        let next_session_ms = SESSION_GAP_MEAN_MS as f64 * rng.exponential();
+        Self {
+            rng,
+            system_prompts,
+            popularity,
+            next_id,
+            next_session_ms,
+            waiting: BinaryHeap::new(),
+            chats: Vec::new(),
+            free_numbers: Vec::new(),
+        }
+    }
+
+    /// The earliest request that is still to come: a chat's next turn or the first of a new session.
+    fn next_request(&mut self) -> Request {
+        let new_session_ms = self.next_session_ms as u64;
+        if let Some(&Reverse((timestamp_ms, number))) = self.waiting.peek()
+            && timestamp_ms < new_session_ms
+        {
+            self.waiting.pop();
+            self.free_numbers.push(number);
+            // A number waits exactly as long as its chat does, so there is one.
+            if let Some(chat) = self.chats[number].take() {
+                return self.turn(timestamp_ms, chat);
+            }
+        }
+        self.next_session_ms += SESSION_GAP_MEAN_MS as f64 * self.rng.exponential();
+        if self.rng.percent(DOCUMENT_PERCENT) {
+            return self.document(new_session_ms);
+        }
+        let full_blocks = self.system_prompt();
+        let tokens = full_blocks.len() as u64 * BLOCK_TOKENS_IN_TRACE;
+        self.turn(new_session_ms, Chat { full_blocks, tokens, turns: 0 })
+    }
+
+    fn document(&mut self, timestamp_ms: u64) -> Request {
+        let input_length = self.rng.octaves(4096, 5);
+        let output_length = self.answer_tokens();
+        let mut blocks = Vec::new();
+        let hash_ids = self.prompt_ids(&mut blocks, input_length);
+        Request { timestamp_ms, input_length, output_length, hash_ids }
+    }
+
+    /// A turn of `chat`, which goes on waiting if another one is to follow.
+    fn turn(&mut self, timestamp_ms: u64, mut chat: Chat) -> Request {
+        let input_length = chat.tokens + self.rng.octaves(32, 7);
+        let output_length = self.answer_tokens();
+        let hash_ids = self.prompt_ids(&mut chat.full_blocks, input_length);
+        chat.tokens = input_length + output_length;
+        chat.turns += 1;
+        if chat.turns < TURNS_MAX && self.rng.percent(NEXT_TURN_PERCENT) {
+            let think_ms = 1000 * self.rng.octaves(5, 7) + self.rng.below(1000);
+            self.wait(timestamp_ms + output_length * MS_PER_ANSWER_TOKEN + think_ms, chat);
+        }
+        Request { timestamp_ms, input_length, output_length, hash_ids }
+    }
+
+    fn wait(&mut self, until_ms: u64, chat: Chat) {
+        let number = self.free_numbers.pop().unwrap_or_else(|| {
+            self.chats.push(None);
+            self.chats.len() - 1
+        });
+        self.chats[number] = Some(chat);
+        self.waiting.push(Reverse((until_ms, number)));
+    }
+
+    fn system_prompt(&mut self) -> Vec<u64> {
+        let total = self.popularity.last().copied().unwrap_or_default();
+        let draw = self.rng.below(total);
+        let chosen = self.popularity.partition_point(|&sum| sum <= draw);
+        self.system_prompts[chosen].clone()
+    }
+
+    fn answer_tokens(&mut self) -> u64 {
+        self.rng.octaves(16, 7)
+    }
+
+    /// Ids of a prompt of `tokens` that begins with `full_blocks`, which grow by those that it fills.
+    fn prompt_ids(&mut self, full_blocks: &mut Vec<u64>, tokens: u64) -> Vec<u64> {
+        while (full_blocks.len() as u64) < tokens / BLOCK_TOKENS_IN_TRACE {
+            full_blocks.push(self.new_id());
+        }
+        let mut ids = full_blocks.clone();
+        if !tokens.is_multiple_of(BLOCK_TOKENS_IN_TRACE) {
+            ids.push(self.new_id());
+        }
+        ids
+    }
+
+    fn new_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+}

@@ -1,1 +1,173 @@
 //! Files that are either written whole or not at all.
+//!
+//! Reports and traces are read by other programs, which must never find half of one: the bytes go to a new file in
+//! the same folder, reach the disk, and only then take the name that was asked for.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+/// How often a temporary name that already exists is replaced by another before the write is given up.
+const NAME_ATTEMPTS_MAX: u32 = 64;
+
+/// Distinguishes the temporary files of one process.
+static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
+
+/// Why a file was not written. Whatever stood under its name before still stands there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The path ends in no file name, as `..` or `/` do.
+    #[error("cannot write {}: it does not name a file", path.display())]
+    NoFileName {
+        /// The path that was asked for.
+        path: PathBuf,
+    },
+    /// The path names a folder.
+    #[error("cannot write {}: it is a folder", path.display())]
+    Folder {
+        /// The path that was asked for.
+        path: PathBuf,
+    },
+    /// The content has no JSON form.
+    #[error("cannot write {}: its content has no JSON form", path.display())]
+    Encode {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// What the encoder refused.
+        source: serde_json::Error,
+    },
+    /// The operating system refused.
+    #[error("cannot write {}", path.display())]
+    Io {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Writes `value` to `path` as indented JSON with a final line break, whole or not at all.
+///
+/// # Errors
+///
+/// [`WriteError`], naming the path; the file under that name, if any, is as it was.
+pub fn write_json<T: Serialize + ?Sized>(path: &Path, value: &T) -> Result<(), WriteError> {
+    let mut bytes = serde_json::to_vec_pretty(value)
+        .map_err(|source| WriteError::Encode { path: path.to_owned(), source })?;
+    bytes.push(b'\n');
+    write_atomically(path, &bytes)
+}
+
+/// Writes `bytes` to `path`, whole or not at all.
+///
+/// The bytes go to a temporary file in the same folder, which is flushed to the disk and then renamed. A symbolic
+/// link is followed, so that it stays a link. A pipe, terminal or device cannot be replaced by a rename and is
+/// written directly.
+///
+/// # Errors
+///
+/// [`WriteError`], naming the path; the file under that name, if any, is as it was, and no temporary file remains.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    let io = |source| WriteError::Io { path: path.to_owned(), source };
+    let target = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(WriteError::Folder { path: path.to_owned() }),
+        Ok(found) if found.is_file() => fs::canonicalize(path).map_err(io)?,
+        Ok(_) => {
+            let mut stream = OpenOptions::new().write(true).open(path).map_err(io)?;
+            return stream.write_all(bytes).and_then(|()| stream.flush()).map_err(io);
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+        Err(error) => return Err(io(error)),
+    };
+    let Some(name) = target.file_name() else {
+        return Err(WriteError::NoFileName { path: path.to_owned() });
+    };
+    let (mut file, temporary) = create_temporary(&target, name).map_err(io)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    drop(file);
+    written.and_then(|()| fs::rename(&temporary, &target)).map_err(|source| {
+        // The first error is the one worth reporting; a temporary file that cannot be removed changes nothing in it.
+        let _ = fs::remove_file(&temporary);
+        io(source)
+    })
+}
+
+/// Creates a file beside `target` under a name that nothing else has.
+fn create_temporary(target: &Path, name: &std::ffi::OsStr) -> io::Result<(File, PathBuf)> {
+    let mut attempts = 0;
+    loop {
+        // Relaxed: the counter only has to give each caller another number.
+        let number = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
+        let mut temporary_name = OsString::from(".");
+        temporary_name.push(name);
+        temporary_name.push(format!(".{}-{number}.tmp", std::process::id()));
+        let temporary = target.with_file_name(temporary_name);
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, temporary)),
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists && attempts < NAME_ATTEMPTS_MAX =>
+            {
+                attempts += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names_in(folder: &Path) -> Vec<OsString> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn replaces_a_file_and_leaves_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        write_atomically(&path, b"old").unwrap();
+        write_json(&path, &[1, 2]).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[\n  1,\n  2\n]\n");
+        assert_eq!(names_in(folder.path()), ["report.json"]);
+    }
+
+    #[test]
+    fn a_missing_folder_is_named_and_nothing_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("absent/report.json");
+        let error = write_atomically(&path, b"x").unwrap_err();
+        assert!(matches!(error, WriteError::Io { .. }));
+        assert_eq!(error.to_string(), format!("cannot write {}", path.display()));
+        assert!(names_in(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn a_folder_and_a_nameless_path_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(write_atomically(folder.path(), b"x"), Err(WriteError::Folder { .. })));
+        let nameless = folder.path().join("absent/..");
+        assert!(write_atomically(&nameless, b"x").is_err());
+        assert!(names_in(folder.path()).is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_atomically(&link, b"new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    }
+}

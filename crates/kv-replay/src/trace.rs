@@ -1,1 +1,389 @@
 //! Request traces: one JSON object a line, checked line by line.
+//!
+//! The format is that of the public Mooncake traces:
+//!
+//! ```json
+//! {"timestamp": 0, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}
+//! ```
+//!
+//! | field | meaning |
+//! | --- | --- |
+//! | `timestamp` | arrival, in milliseconds from the start; never before the line above |
+//! | `input_length` | prompt tokens, at least 1 |
+//! | `output_length` | generated tokens, at least 1 |
+//! | `hash_ids` | one id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block |
+//!
+//! Fields that are not in the table are ignored. Whether equal ids indeed follow equal ids is not checked: a policy can
+//! be simulated on any sequence of ids.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::json_file::{WriteError, write_atomically};
+
+/// Prompt tokens that one hash id of a trace stands for.
+pub const BLOCK_TOKENS_IN_TRACE: u64 = 512;
+
+/// The longest prompt or answer that a trace may ask for, in tokens.
+pub const LENGTH_MAX_TOKENS: u64 = 1 << 31;
+
+/// The latest arrival, in milliseconds: the largest integer that every JSON reader keeps exact.
+pub const TIMESTAMP_MAX_MS: u64 = 1 << 53;
+
+/// The longest line that is read, in bytes: room for the ids of the longest prompt. A file without line breaks is
+/// refused here instead of filling the memory.
+pub const LINE_MAX_BYTES: u64 = 128 << 20;
+
+/// One request of a trace.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Request {
+    /// Arrival, in milliseconds from the start of the trace.
+    pub timestamp_ms: u64,
+    /// Prompt tokens.
+    pub input_length: u64,
+    /// Generated tokens.
+    pub output_length: u64,
+    /// One id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens.
+    pub hash_ids: Vec<u64>,
+}
+
+impl Request {
+    /// Checks everything that a line of a trace promises about its own request.
+    ///
+    /// # Errors
+    ///
+    /// The [`LineProblem`] that the same request has as a line.
+    pub fn check(&self) -> Result<(), LineProblem> {
+        check_length("input_length", self.input_length)?;
+        check_length("output_length", self.output_length)?;
+        check_timestamp(self.timestamp_ms)?;
+        let expected = self.input_length.div_ceil(BLOCK_TOKENS_IN_TRACE);
+        let found = self.hash_ids.len() as u64;
+        if found != expected {
+            return Err(LineProblem::BlockCount {
+                input_length: self.input_length,
+                expected,
+                found,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The requests of a trace, in order of arrival.
+///
+/// # Examples
+///
+/// ```
+/// use kv_replay::trace::Trace;
+///
+/// let line = r#"{"timestamp": 0, "input_length": 700, "output_length": -3, "hash_ids": [0, 1]}"#;
+/// let error = Trace::parse(line.as_bytes(), "trace.jsonl").unwrap_err();
+/// assert_eq!(error.to_string(), "trace.jsonl:1: output_length is -3, expected a positive integer");
+/// ```
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Trace {
+    /// The requests. Those of a trace that was read or generated all pass [`Request::check`], and none arrives before
+    /// the one above it.
+    pub requests: Vec<Request>,
+}
+
+/// Why a trace was not read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The file could not be opened.
+    #[error("cannot open trace {}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file could be opened but not read to its end.
+    #[error("cannot read trace {name} after line {lines_read}")]
+    Read {
+        /// The file, as it was named.
+        name: String,
+        /// Lines that had been read.
+        lines_read: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A line breaks the format.
+    #[error("{name}:{line}: {problem}")]
+    Line {
+        /// The file, as it was named.
+        name: String,
+        /// The line, counted from 1.
+        line: u64,
+        /// What is wrong with it.
+        problem: LineProblem,
+    },
+    /// There is no request in it.
+    #[error("trace {name} is empty")]
+    Empty {
+        /// The file, as it was named.
+        name: String,
+    },
+}
+
+/// What is wrong with one line of a trace.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LineProblem {
+    /// The line is not JSON.
+    #[error("not valid JSON: {message} at column {column}")]
+    NotJson {
+        /// What the parser said.
+        message: String,
+        /// Where, in bytes from 1.
+        column: usize,
+    },
+    /// The line is JSON, but not an object.
+    #[error("expected a JSON object, found {value}")]
+    NotAnObject {
+        /// The value, shortened.
+        value: String,
+    },
+    /// A field is missing.
+    #[error("field {field} is missing")]
+    MissingField {
+        /// The field.
+        field: &'static str,
+    },
+    /// A field holds something that it must not hold.
+    #[error("{field} is {value}, expected {expected}")]
+    BadValue {
+        /// The field, with the index if it is a list.
+        field: String,
+        /// The value, shortened.
+        value: String,
+        /// What belongs there.
+        expected: &'static str,
+    },
+    /// A field is larger than any trace has need of.
+    #[error("{field} is {value}, more than the largest allowed, {limit}")]
+    TooLarge {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// The largest value allowed.
+        limit: u64,
+    },
+    /// There are more or fewer ids than blocks of prompt.
+    #[error(
+        "hash_ids has {found} ids, but input_length {input_length} makes {expected} blocks of {BLOCK_TOKENS_IN_TRACE} tokens"
+    )]
+    BlockCount {
+        /// Prompt tokens.
+        input_length: u64,
+        /// Blocks they make.
+        expected: u64,
+        /// Ids there are.
+        found: u64,
+    },
+    /// The request arrives before the one above it.
+    #[error("timestamp goes back from {previous_ms} to {timestamp_ms}")]
+    Backwards {
+        /// Arrival of this request.
+        timestamp_ms: u64,
+        /// Arrival of the request above.
+        previous_ms: u64,
+    },
+    /// The line is longer than any that a trace has need of.
+    #[error("the line is longer than {limit} bytes")]
+    TooLong {
+        /// The longest line that is read.
+        limit: u64,
+    },
+}
+
+impl Trace {
+    /// Reads the trace in the file `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`], naming the file, and the line and value where the format is broken.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let file = File::open(path)
+            .map_err(|source| TraceError::Open { path: path.to_owned(), source })?;
+        Self::parse(BufReader::new(file), &path.display().to_string())
+    }
+
+    /// Reads a trace from `reader`; `name` stands for it in errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`Trace::read`].
+    pub fn parse(mut reader: impl BufRead, name: &str) -> Result<Self, TraceError> {
+        let mut requests: Vec<Request> = Vec::new();
+        let mut bytes = Vec::new();
+        let mut line = 0;
+        loop {
+            bytes.clear();
+            let read =
+                reader.by_ref().take(LINE_MAX_BYTES + 1).read_until(b'\n', &mut bytes).map_err(
+                    |source| TraceError::Read { name: name.to_owned(), lines_read: line, source },
+                )?;
+            if read == 0 {
+                break;
+            }
+            line += 1;
+            let previous_ms = requests.last().map_or(0, |request| request.timestamp_ms);
+            let request = parse_line(&bytes, previous_ms).map_err(|problem| TraceError::Line {
+                name: name.to_owned(),
+                line,
+                problem,
+            })?;
+            requests.push(request);
+        }
+        if requests.is_empty() {
+            return Err(TraceError::Empty { name: name.to_owned() });
+        }
+        Ok(Self { requests })
+    }
+
+    /// Writes the trace to the file `path`, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`WriteError`], naming the path; the file under that name, if any, is as it was.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        write_atomically(path, self.to_jsonl().as_bytes())
+    }
+
+    /// Keeps the first `requests_max` requests.
+    #[must_use]
+    pub fn limit(mut self, requests_max: usize) -> Self {
+        self.requests.truncate(requests_max);
+        self
+    }
+
+    /// The trace as text, one line a request. Every line ends in a line break.
+    #[must_use]
+    pub fn to_jsonl(&self) -> String {
+        self.requests.iter().map(|request| format!("{}\n", Line(request))).collect()
+    }
+
+    /// Block lookups that the requests make: one for each of their hash ids.
+    #[must_use]
+    pub fn block_lookups(&self) -> u64 {
+        self.requests.iter().map(|request| request.hash_ids.len() as u64).sum()
+    }
+}
+
+/// A request in the form that the published traces have.
+struct Line<'a>(&'a Request);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Request { timestamp_ms, input_length, output_length, hash_ids } = self.0;
+        write!(
+            f,
+            "{{\"timestamp\": {timestamp_ms}, \"input_length\": {input_length}, \"output_length\": {output_length}, \
+             \"hash_ids\": {hash_ids:?}}}"
+        )
+    }
+}
+
+fn parse_line(bytes: &[u8], previous_ms: u64) -> Result<Request, LineProblem> {
+    if bytes.len() as u64 > LINE_MAX_BYTES {
+        return Err(LineProblem::TooLong { limit: LINE_MAX_BYTES });
+    }
+    // A line break inside a value that was cut off would be what the parser complains about, not the cut.
+    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let fields = match serde_json::from_slice(bytes.strip_suffix(b"\r").unwrap_or(bytes)) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(other) => return Err(LineProblem::NotAnObject { value: shortened(&other) }),
+        Err(error) => return Err(not_json(&error)),
+    };
+    let request = Request {
+        timestamp_ms: integer(&fields, "timestamp", "a non-negative integer")?,
+        input_length: integer(&fields, "input_length", POSITIVE)?,
+        output_length: integer(&fields, "output_length", POSITIVE)?,
+        hash_ids: hash_ids(&fields)?,
+    };
+    request.check()?;
+    if request.timestamp_ms < previous_ms {
+        return Err(LineProblem::Backwards { timestamp_ms: request.timestamp_ms, previous_ms });
+    }
+    Ok(request)
+}
+
+const POSITIVE: &str = "a positive integer";
+
+fn not_json(error: &serde_json::Error) -> LineProblem {
+    let text = error.to_string();
+    // The parser sees one line at a time, so its own "line 1" would only mislead.
+    let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+    LineProblem::NotJson { message: message.to_owned(), column: error.column() }
+}
+
+fn field<'a>(
+    fields: &'a Map<String, Value>,
+    field: &'static str,
+) -> Result<&'a Value, LineProblem> {
+    fields.get(field).ok_or(LineProblem::MissingField { field })
+}
+
+fn integer(
+    fields: &Map<String, Value>,
+    name: &'static str,
+    expected: &'static str,
+) -> Result<u64, LineProblem> {
+    let value = field(fields, name)?;
+    value.as_u64().ok_or_else(|| bad_value(name, value, expected))
+}
+
+fn hash_ids(fields: &Map<String, Value>) -> Result<Vec<u64>, LineProblem> {
+    const NAME: &str = "hash_ids";
+    let value = field(fields, NAME)?;
+    let ids = value.as_array().ok_or_else(|| bad_value(NAME, value, "a list of ids"))?;
+    ids.iter()
+        .enumerate()
+        .map(|(index, id)| {
+            id.as_u64().ok_or_else(|| {
+                bad_value(format!("{NAME}[{index}]"), id, "a non-negative 64-bit integer")
+            })
+        })
+        .collect()
+}
+
+fn bad_value(field: impl Into<String>, value: &Value, expected: &'static str) -> LineProblem {
+    LineProblem::BadValue { field: field.into(), value: shortened(value), expected }
+}
+
+/// The value as JSON, cut where it would drown the message.
+fn shortened(value: &Value) -> String {
+    const SHOWN_MAX_CHARS: usize = 48;
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn check_length(field: &'static str, value: u64) -> Result<(), LineProblem> {
+    match value {
+        0 => Err(LineProblem::BadValue {
+            field: field.to_owned(),
+            value: "0".to_owned(),
+            expected: POSITIVE,
+        }),
+        1..=LENGTH_MAX_TOKENS => Ok(()),
+        _ => Err(LineProblem::TooLarge { field, value, limit: LENGTH_MAX_TOKENS }),
+    }
+}
+
+fn check_timestamp(value: u64) -> Result<(), LineProblem> {
+    if value > TIMESTAMP_MAX_MS {
+        return Err(LineProblem::TooLarge { field: "timestamp", value, limit: TIMESTAMP_MAX_MS });
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! The block lookups of a trace, with blocks numbered from 0 so that policies can keep what they know in tables.
+
+use std::collections::HashMap;
+
+use crate::trace::{Request, Trace};
+
+/// A block, numbered in the order of first lookup.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Block(pub(super) usize);
+
+impl Block {
+    /// Its number, below [`Lookups::distinct`].
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// The block lookups of a trace, in order.
+#[derive(Clone, Debug)]
+pub struct Lookups<'a> {
+    trace: &'a Trace,
+    /// # Invariants
+    ///
+    /// As long as the hash ids of all requests together.
+    blocks: Vec<Block>,
+    distinct: usize,
+}
+
+/// One request and the blocks that it looks up.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestBlocks<'a> {
+    /// The request.
+    pub request: &'a Request,
+    /// Its blocks, from the first of the prompt to the last.
+    pub blocks: &'a [Block],
+    /// Position of its first lookup among those of the trace.
+    pub first_lookup: usize,
+}
+
+impl<'a> Lookups<'a> {
+    /// The lookups of `trace`.
+    #[must_use]
+    pub fn new(trace: &'a Trace) -> Self {
+        let mut numbers = HashMap::new();
+        let ids = trace.requests.iter().flat_map(|request| &request.hash_ids);
+        let blocks = ids
+            .map(|&id| {
+                let next = numbers.len();
+                Block(*numbers.entry(id).or_insert(next))
+            })
+            .collect();
+        Self { trace, blocks, distinct: numbers.len() }
+    }
+
+    /// The requests, in order of arrival.
+    pub fn requests(&self) -> impl Iterator<Item = RequestBlocks<'_>> {
+        self.trace.requests.iter().scan(0, |next, request| {
+            let first_lookup = *next;
+            *next += request.hash_ids.len();
+            Some(RequestBlocks { request, blocks: &self.blocks[first_lookup..*next], first_lookup })
+        })
+    }
+
+    /// The block of each lookup.
+    #[must_use]
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// How many different blocks are looked up.
+    #[must_use]
+    pub fn distinct(&self) -> usize {
+        self.distinct
+    }
+}

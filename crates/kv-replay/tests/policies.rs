@@ -1,0 +1,352 @@
+//! Every policy against a model so plain that it can be checked by eye: lists that are searched from end to end.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::policies::{
+    self, Capacity, CapacityError, PoliciesError, hit_rates, parse_capacities,
+};
+use kv_replay::rng::SplitMix64;
+use kv_replay::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
+
+/// Hits of a policy on the requests' ids with a capacity.
+type Model = fn(&[Vec<u64>], usize) -> u64;
+
+const MODELS: [(&str, Model); 6] = [
+    ("lru", prefix_lru),
+    ("belady", belady),
+    ("slru", slru),
+    ("s3fifo", s3fifo),
+    ("arc", arc),
+    ("lru_block", block_lru),
+];
+
+fn take(list: &mut Vec<u64>, id: u64) -> bool {
+    let found = list.iter().position(|&other| other == id);
+    found.map(|index| list.remove(index)).is_some()
+}
+
+fn prefix_lru(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let (mut cached, mut hits) = (Vec::new(), 0);
+    for ids in requests {
+        let run = ids.iter().take_while(|id| cached.contains(*id)).count();
+        hits += run as u64;
+        for &id in &ids[run..] {
+            if !cached.contains(&id) {
+                if cached.len() == capacity {
+                    cached.remove(0);
+                }
+                cached.push(id);
+            }
+        }
+        for &id in ids.iter().rev() {
+            if take(&mut cached, id) {
+                cached.push(id);
+            }
+        }
+    }
+    hits
+}
+
+fn block_lru(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let (mut cached, mut hits) = (Vec::new(), 0);
+    for id in requests.concat() {
+        if take(&mut cached, id) {
+            hits += 1;
+        } else if cached.len() == capacity {
+            cached.remove(0);
+        }
+        cached.push(id);
+    }
+    hits
+}
+
+fn belady(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let sequence = requests.concat();
+    let (mut cached, mut hits) = (Vec::new(), 0);
+    for (position, &id) in sequence.iter().enumerate() {
+        if cached.contains(&id) {
+            hits += 1;
+            continue;
+        }
+        if cached.len() == capacity {
+            let wait = |other: &u64| {
+                sequence[position..].iter().position(|later| later == other).unwrap_or(usize::MAX)
+            };
+            let furthest = *cached.iter().max_by_key(|other| wait(other)).unwrap();
+            take(&mut cached, furthest);
+        }
+        cached.push(id);
+    }
+    hits
+}
+
+fn slru(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let (mut probation, mut protected, mut hits) = (Vec::new(), Vec::new(), 0);
+    for id in requests.concat() {
+        if take(&mut protected, id) || take(&mut probation, id) {
+            hits += 1;
+            protected.push(id);
+            if protected.len() > capacity / 5 {
+                probation.push(protected.remove(0));
+            }
+            continue;
+        }
+        if probation.len() + protected.len() == capacity {
+            let from = if probation.is_empty() { &mut protected } else { &mut probation };
+            from.remove(0);
+        }
+        probation.push(id);
+    }
+    hits
+}
+
+/// A cached id and its hits.
+type Counted = (u64, u32);
+
+fn s3fifo(requests: &[Vec<u64>], capacity: usize) -> u64 {
+    let small_max = (capacity / 10).max(1);
+    let (mut small, mut main): (Vec<Counted>, Vec<Counted>) = (Vec::new(), Vec::new());
+    let (mut ghosts, mut hits) = (Vec::new(), 0);
+    for id in requests.concat() {
+        if let Some(entry) = small.iter_mut().chain(&mut main).find(|entry| entry.0 == id) {
+            entry.1 = 3.min(entry.1 + 1);
+            hits += 1;
+            continue;
+        }
+        while small.len() + main.len() >= capacity {
+            let mut evicted = false;
+            if small.len() >= small_max || main.is_empty() {
+                while !small.is_empty() && !evicted {
+                    let entry = small.remove(0);
+                    if entry.1 > 1 {
+                        main.push(entry);
+                        if main.len() > capacity - small_max {
+                            s3fifo_evict_main(&mut main);
+                        }
+                    } else {
+                        ghosts.push(entry.0);
+                        if ghosts.len() > capacity {
+                            ghosts.remove(0);
+                        }
+                        evicted = true;
+                    }
+                }
+            }
+            if !evicted {
+                s3fifo_evict_main(&mut main);
+            }
+        }
+        if take(&mut ghosts, id) { main.push((id, 0)) } else { small.push((id, 0)) }
+    }
+    hits
+}
+
+fn s3fifo_evict_main(main: &mut Vec<Counted>) {
+    while !main.is_empty() {
+        let (id, count) = main.remove(0);
+        if count == 0 {
+            return;
+        }
+        main.push((id, count - 1));
+    }
+}
+
+/// The lists and target of ARC, as its publication names them.
+#[derive(Default)]
+struct ArcLists {
+    t1: Vec<u64>,
+    t2: Vec<u64>,
+    b1: Vec<u64>,
+    b2: Vec<u64>,
+    p: usize,
+}
+
+impl ArcLists {
+    fn replace(&mut self, id: u64) {
+        let t1_len = self.t1.len();
+        if t1_len > 0 && (t1_len > self.p || (self.b2.contains(&id) && t1_len == self.p)) {
+            self.b1.push(self.t1.remove(0));
+        } else {
+            self.b2.push(self.t2.remove(0));
+        }
+    }
+}
+
+fn arc(requests: &[Vec<u64>], c: usize) -> u64 {
+    let (mut lists, mut hits) = (ArcLists::default(), 0);
+    for id in requests.concat() {
+        if take(&mut lists.t1, id) || take(&mut lists.t2, id) {
+            lists.t2.push(id);
+            hits += 1;
+        } else if lists.b1.contains(&id) {
+            lists.p = c.min(lists.p + 1.max(lists.b2.len() / lists.b1.len()));
+            lists.replace(id);
+            take(&mut lists.b1, id);
+            lists.t2.push(id);
+        } else if lists.b2.contains(&id) {
+            lists.p = lists.p.saturating_sub(1.max(lists.b1.len() / lists.b2.len()));
+            lists.replace(id);
+            take(&mut lists.b2, id);
+            lists.t2.push(id);
+        } else {
+            let (l1, l2) = (lists.t1.len() + lists.b1.len(), lists.t2.len() + lists.b2.len());
+            if l1 == c && lists.t1.len() < c {
+                lists.b1.remove(0);
+                lists.replace(id);
+            } else if l1 == c {
+                lists.t1.remove(0);
+            } else if l1 + l2 >= c {
+                if l1 + l2 == 2 * c {
+                    lists.b2.remove(0);
+                }
+                lists.replace(id);
+            }
+            lists.t1.push(id);
+        }
+    }
+    hits
+}
+
+fn trace_of(requests: Vec<Vec<u64>>) -> Trace {
+    let request = |hash_ids: Vec<u64>| Request {
+        timestamp_ms: 0,
+        input_length: hash_ids.len() as u64 * BLOCK_TOKENS_IN_TRACE,
+        output_length: 1,
+        hash_ids,
+    };
+    Trace { requests: requests.into_iter().map(request).collect() }
+}
+
+/// Compares every policy with its model, and says on which trace and capacity they part.
+fn assert_models_agree(label: &str, trace: &Trace, capacities: &str) {
+    let ids: Vec<Vec<u64>> =
+        trace.requests.iter().map(|request| request.hash_ids.clone()).collect();
+    let report = hit_rates(trace, &parse_capacities(capacities).unwrap());
+    assert_eq!(report.block_lookups, trace.block_lookups());
+    for row in &report.capacities {
+        let found: Vec<_> = row.hits.iter().map(|hits| (hits.policy, hits.hits)).collect();
+        let expected = MODELS.map(|(name, model)| (name, model(&ids, row.capacity.blocks())));
+        assert_eq!(found, expected, "{label}, capacity {}", row.capacity.blocks());
+    }
+}
+
+#[test]
+fn policies_equal_their_models_on_generated_workloads() {
+    for seed in 0..6 {
+        let trace = generate(&GenerateOptions { requests: 60, seed }).unwrap();
+        assert_models_agree(
+            &format!("generated from seed {seed}"),
+            &trace,
+            "1,2,7,40,150,400,100000",
+        );
+    }
+}
+
+#[test]
+fn policies_equal_their_models_on_any_sequence_of_ids() {
+    // Few ids, in no order and twice in a request: what no prefix cache sees, and every corner of the policies.
+    for seed in 0..60 {
+        let mut rng = SplitMix64::new(seed);
+        let ids = rng.between(2, 40);
+        let requests = (0..80).map(|_| {
+            let length = rng.between(1, 12);
+            (0..length).map(|_| rng.below(ids).min(rng.below(ids))).collect()
+        });
+        let trace = trace_of(requests.collect());
+        assert_models_agree(&format!("random, seed {seed}"), &trace, "1,2,3,5,8,11,13,20,39");
+    }
+}
+
+#[test]
+fn a_prefix_cache_loses_tails_before_heads() {
+    let trace = trace_of(vec![vec![1, 2, 3], vec![4], vec![1, 2, 3]]);
+    let report = hit_rates(&trace, &[Capacity::new(3).unwrap()]);
+    // Block 3 made room for 4, and 1 and 2 are still there. Block by block, LRU would have lost 1 and then all.
+    assert_eq!(report.capacities[0].hit_rate("lru"), Some(2.0 / 7.0));
+    assert_eq!(report.capacities[0].hit_rate("lru_block"), Some(0.0));
+    assert_eq!(report.capacities[0].hit_rate("unknown"), None);
+}
+
+#[test]
+fn a_capacity_beyond_all_blocks_hits_every_repetition() {
+    let trace = generate(&GenerateOptions { requests: 300, seed: 3 }).unwrap();
+    let mut ids: Vec<u64> =
+        trace.requests.iter().flat_map(|request| request.hash_ids.clone()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let repeated = trace.block_lookups() - ids.len() as u64;
+    let report = hit_rates(&trace, &[Capacity::new(policies::CAPACITY_MAX_BLOCKS).unwrap()]);
+    assert_eq!(report.capacities[0].hits.len(), MODELS.len());
+    for hits in &report.capacities[0].hits {
+        assert_eq!(hits.hits, repeated, "{}", hits.policy);
+    }
+}
+
+#[test]
+fn capacities_are_checked_and_named() {
+    let blocks = |list| {
+        parse_capacities(list).map(|all| all.iter().map(|one| one.blocks()).collect::<Vec<_>>())
+    };
+    assert_eq!(blocks("3000, 1000"), Ok(vec![3000, 1000]));
+    assert_eq!(blocks(" "), Err(CapacityError::Empty));
+    for (list, value) in [
+        ("1000,0", "0"),
+        ("-5", "-5"),
+        ("10,,20", ""),
+        ("1e3", "1e3"),
+        ("2.5", "2.5"),
+        ("99999999999999999999", "99999999999999999999"),
+        ("1073741825", "1073741825"),
+    ] {
+        assert_eq!(blocks(list), Err(CapacityError::Invalid { value: value.to_owned() }), "{list}");
+    }
+    let message = parse_capacities("1000,0").unwrap_err().to_string();
+    assert_eq!(message, "capacity \"0\" is not a whole number of blocks from 1 to 1073741824");
+}
+
+#[test]
+fn the_report_has_the_documented_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace_path, json_path) =
+        (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
+    trace_of(vec![vec![1, 2], vec![1, 2]]).write(&trace_path).unwrap();
+    let table = policies::run(&trace_path, "2,1", Some(&json_path)).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&json_path).unwrap()).unwrap();
+    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "lru_block": rate});
+    assert_eq!(
+        json,
+        serde_json::json!({"block_lookups": 4, "capacities": [
+            {"capacity": 2, "hit_rate": rates(0.5, 0.5, 0.5)},
+            {"capacity": 1, "hit_rate": rates(0.0, 0.0, 0.0)},
+        ]})
+    );
+    let expected = "4 block lookups; hit rate by capacity in blocks\n\n\
+        capacity     lru  belady    slru  s3fifo     arc  lru_block\n       \
+        2  0.5000  0.5000  0.5000  0.5000  0.5000     0.5000\n       \
+        1  0.0000  0.0000  0.0000  0.0000  0.0000     0.0000\n";
+    assert_eq!(table, expected);
+}
+
+#[test]
+fn a_failed_run_writes_no_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace_path, json_path) =
+        (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
+    assert!(matches!(
+        policies::run(&trace_path, "10", Some(&json_path)),
+        Err(PoliciesError::Trace(_))
+    ));
+    trace_of(vec![vec![1]]).write(&trace_path).unwrap();
+    assert!(matches!(
+        policies::run(&trace_path, "0", Some(&json_path)),
+        Err(PoliciesError::Capacities(_))
+    ));
+    assert!(!json_path.exists());
+    let unwritable = folder.path().join("absent/report.json");
+    assert!(matches!(
+        policies::run(&trace_path, "10", Some(&unwritable)),
+        Err(PoliciesError::Write(_))
+    ));
+}

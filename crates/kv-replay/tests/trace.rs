@@ -1,0 +1,147 @@
+//! Traces are read exactly, and a broken one is refused with its file, line and value.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::trace::{LINE_MAX_BYTES, LineProblem, Trace, TraceError};
+
+const GOOD: &str =
+    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
+
+/// The message for a trace whose second line is `line`.
+fn message(line: &str) -> String {
+    let text = format!("{GOOD}\n{line}\n");
+    Trace::parse(text.as_bytes(), "trace.jsonl").unwrap_err().to_string()
+}
+
+#[test]
+fn reads_what_stands_there() {
+    let last = r#"{"hash_ids":[18446744073709551615],"output_length":1,"input_length":512,"timestamp":5,"extra":{}}"#;
+    let trace = Trace::parse(format!("{GOOD}\r\n{last}").as_bytes(), "trace.jsonl").unwrap();
+    let [first, second] = &trace.requests[..] else { panic!("two requests, found {trace:?}") };
+    assert_eq!((first.timestamp_ms, first.input_length, first.output_length), (5, 700, 52));
+    assert_eq!(first.hash_ids, [0, 1]);
+    assert_eq!((second.timestamp_ms, second.input_length, second.output_length), (5, 512, 1));
+    assert_eq!(second.hash_ids, [u64::MAX]);
+    assert_eq!(trace.block_lookups(), 3);
+    assert_eq!(trace.limit(1).requests.len(), 1);
+}
+
+#[test]
+fn a_broken_line_is_named_with_its_value() {
+    let with = |from: &str, to: &str| message(&GOOD.replace(from, to));
+    for (found, expected) in [
+        (with("52", "-3"), "output_length is -3, expected a positive integer"),
+        (with("52", "0"), "output_length is 0, expected a positive integer"),
+        (with("52", "1.5"), "output_length is 1.5, expected a positive integer"),
+        (with("52", "\"many\""), "output_length is \"many\", expected a positive integer"),
+        (with("52", "null"), "output_length is null, expected a positive integer"),
+        (with("700", "-700"), "input_length is -700, expected a positive integer"),
+        (with("700", "0"), "input_length is 0, expected a positive integer"),
+        (
+            with("700", "2147483649"),
+            "input_length is 2147483649, more than the largest allowed, 2147483648",
+        ),
+        (
+            with("52", "99999999999"),
+            "output_length is 99999999999, more than the largest allowed, 2147483648",
+        ),
+        (with("700", "1e30"), "input_length is 1e+30, expected a positive integer"),
+        (
+            with("700", "1025"),
+            "hash_ids has 2 ids, but input_length 1025 makes 3 blocks of 512 tokens",
+        ),
+        (
+            with("700", "512"),
+            "hash_ids has 2 ids, but input_length 512 makes 1 blocks of 512 tokens",
+        ),
+        (
+            with("[0, 1]", "[]"),
+            "hash_ids has 0 ids, but input_length 700 makes 2 blocks of 512 tokens",
+        ),
+        (with("[0, 1]", "[0, -1]"), "hash_ids[1] is -1, expected a non-negative 64-bit integer"),
+        (with("[0, 1]", "7"), "hash_ids is 7, expected a list of ids"),
+        (with("\"timestamp\": 5", "\"timestamp\": 4"), "timestamp goes back from 5 to 4"),
+        (
+            with("\"timestamp\": 5", "\"timestamp\": -4"),
+            "timestamp is -4, expected a non-negative integer",
+        ),
+        (
+            with("\"timestamp\": 5", "\"timestamp\": 9007199254740993"),
+            "timestamp is 9007199254740993, more than the largest allowed, 9007199254740992",
+        ),
+        (with("output_length", "output"), "field output_length is missing"),
+        (with("hash_ids", "hashes"), "field hash_ids is missing"),
+        (message("[1, 2]"), "expected a JSON object, found [1,2]"),
+        (message(&GOOD[..20]), "not valid JSON: EOF while parsing a string at column 20"),
+        (message(&format!("{GOOD} x")), "not valid JSON: trailing characters at column 80"),
+    ] {
+        assert_eq!(found, format!("trace.jsonl:2: {expected}"));
+    }
+    assert!(message("").starts_with("trace.jsonl:2: not valid JSON: "));
+    assert!(message("not json").starts_with("trace.jsonl:2: not valid JSON: "));
+}
+
+#[test]
+fn a_long_value_is_cut_in_the_message() {
+    let line = GOOD.replace("52", &format!("\"{}\"", "ü".repeat(5000)));
+    let found = message(&line);
+    assert!(found.contains("ü…, expected a positive integer"), "{found}");
+    assert!(found.len() < 250, "{} bytes", found.len());
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused() {
+    let error = Trace::parse(&b"{\"timestamp\": \xff}\n"[..], "x").unwrap_err();
+    assert!(
+        matches!(error, TraceError::Line { line: 1, problem: LineProblem::NotJson { .. }, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_without_line_breaks_is_refused_before_it_fills_the_memory() {
+    let error =
+        Trace::parse(std::io::BufReader::new(std::io::repeat(b' ')), "endless").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("endless:1: the line is longer than {LINE_MAX_BYTES} bytes")
+    );
+}
+
+#[test]
+fn empty_and_unreadable_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let absent = folder.path().join("absent.jsonl");
+    let error = Trace::read(&absent).unwrap_err();
+    assert!(matches!(error, TraceError::Open { .. }));
+    assert_eq!(error.to_string(), format!("cannot open trace {}", absent.display()));
+    assert!(matches!(
+        Trace::read(folder.path()),
+        Err(TraceError::Read { lines_read: 0, .. } | TraceError::Open { .. })
+    ));
+    let empty = folder.path().join("empty.jsonl");
+    std::fs::write(&empty, "").unwrap();
+    assert_eq!(
+        Trace::read(&empty).unwrap_err().to_string(),
+        format!("trace {} is empty", empty.display())
+    );
+}
+
+#[test]
+fn what_is_written_is_what_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl");
+    let trace = generate(&GenerateOptions { requests: 500, seed: 11 }).unwrap();
+    trace.write(&path).unwrap();
+    assert_eq!(Trace::read(&path).unwrap(), trace);
+    assert!(trace.write(Path::new("/absent/folder/trace.jsonl")).is_err());
+}
+
+#[test]
+fn a_line_is_written_in_the_form_of_the_published_traces() {
+    let trace = Trace::parse(GOOD.as_bytes(), "x").unwrap();
+    assert_eq!(trace.to_jsonl(), format!("{GOOD}\n"));
+}
