@@ -1,0 +1,129 @@
+// Reads every live KV row through the device's block table, as attention does, and sums it.
+//
+// Entry (s, b) covers the tokens of logical block b of sequence s: the wrapping sum, over tokens t
+// of that block that the sequence has, planes p and 64-bit words w of a row, of
+//   word * weight((t * planes + p) * words_of_row + w),   weight(i) = ((i + 1) * GOLDEN) | 1
+// Odd weights make every changed bit change the sum, and different weights show a row that lies in
+// another's place. Addition wraps, so the order of summing does not matter: the result is exact.
+//
+// Launch: gridDim.x over logical blocks, gridDim.y over sequences, both in grid strides, so any
+// grid is correct; blockDim.x a multiple of 32 and at most KV_SUM_THREADS (best: that). Choose
+//   gridDim.x = blocks of the longest sequence (at most table_stride), gridDim.y = min(sequences,
+//   65535)
+// A block beyond its sequence's length returns at once.
+//
+// Reads  seq_lens[0 .. sequences], the live entries of block_table, plane_ptrs[0 .. planes], and
+//        the rows of every live block whose id is in 0 .. num_blocks.
+// Writes checksums[s * table_stride + b] of live blocks; BAD_BLOCK where the id is out of range,
+//        and then no row is read. Entries beyond a sequence's length are left as they are.
+// The caller has checked: row_bytes, strides and plane addresses are multiples of 8, block_tokens
+// is not 0, and rows of blocks below num_blocks lie in their plane.
+#include "kv.cuh"
+
+static constexpr u64 GOLDEN = 0x9E3779B97F4A7C15ull;
+static constexpr u64 BAD_BLOCK = 0xBADB10C0BADB10C0ull;
+
+// The product of `weighted` and a vector whose first word has the weight `product | 1`.
+template <typename Words>
+static __device__ __forceinline__ u64 weighted_sum(Words vector, u64 product) {
+    u64 sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < Words::COUNT; ++i) sum += vector.word[i] * ((product + i * GOLDEN) | 1);
+    return sum;
+}
+
+// This thread's share of one row, whose first word has the index `index`. Four loads are in flight
+// before the first is used; weights advance by addition.
+template <typename Words>
+static __device__ __forceinline__ u64 sum_row(u64 address, u64 row_bytes, u64 index,
+                                              RowGroup group) {
+    const Words* row = reinterpret_cast<const Words*>(address);
+    const u64 count = row_bytes / sizeof(Words);
+    const u64 step = group.width();
+    const u64 product_step = step * Words::COUNT * GOLDEN;
+    u64 at = group.lane;
+    u64 product = (index + at * Words::COUNT + 1) * GOLDEN;
+    u64 sum = 0;
+    for (; at + 3 * step < count; at += 4 * step) {
+        const Words a = row[at];
+        const Words b = row[at + step];
+        const Words c = row[at + 2 * step];
+        const Words d = row[at + 3 * step];
+        sum += weighted_sum(a, product);
+        sum += weighted_sum(b, product + product_step);
+        sum += weighted_sum(c, product + 2 * product_step);
+        sum += weighted_sum(d, product + 3 * product_step);
+        product += 4 * product_step;
+    }
+    for (; at < count; at += step) {
+        sum += weighted_sum(row[at], product);
+        product += product_step;
+    }
+    return sum;
+}
+
+// The sum over the threads of a block, in thread 0. Every thread of the block calls it.
+static __device__ __forceinline__ u64 sum_over_block(u64 value) {
+    __shared__ u64 of_warp[KV_SUM_THREADS / KV_WARP];
+#pragma unroll
+    for (u32 apart = KV_WARP / 2; apart > 0; apart /= 2) {
+        value += __shfl_down_sync(0xFFFFFFFFu, value, apart);
+    }
+    if (threadIdx.x % KV_WARP == 0) of_warp[threadIdx.x / KV_WARP] = value;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 warp = 1; warp < blockDim.x / KV_WARP; ++warp) value += of_warp[warp];
+    }
+    // The next item overwrites the warps' sums.
+    __syncthreads();
+    return value;
+}
+
+// This thread's share of the tokens of one block.
+static __device__ __forceinline__ u64 sum_of_thread(u64 block, u64 tokens, const u64* plane_ptrs,
+                                                    u32 planes, u64 row_bytes, PagedLayout paged,
+                                                    RowGroup group) {
+    const u64 words_of_row = row_bytes / 8;
+    const u64 rows = tokens * planes;
+    u64 sum = 0;
+    // Plane by plane, so that the rows of a block that lie together are read together.
+    for (u64 row = group.first_in_block(); row < rows; row += group.rows_of_block()) {
+        const u64 plane = row / tokens;
+        const u64 token = row - plane * tokens;
+        const u64 address = plane_ptrs[plane] + paged.offset(block, token);
+        const u64 index = (token * planes + plane) * words_of_row;
+        if (aligned_16(address | row_bytes)) {
+            sum += sum_row<Words2>(address, row_bytes, index, group);
+        } else {
+            sum += sum_row<Words1>(address, row_bytes, index, group);
+        }
+    }
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(KV_SUM_THREADS)
+paged_checksum(const i32* block_table, u64 table_stride, const u32* seq_lens, u32 sequences,
+               const u64* plane_ptrs, u32 planes, u64 row_bytes, u64 block_tokens,
+               u64 block_stride_bytes, u64 token_stride_bytes, u64 num_blocks, u64* checksums) {
+    const PagedLayout paged{block_tokens, block_stride_bytes, token_stride_bytes};
+    const RowGroup group = RowGroup::over(row_bytes);
+
+    for (u64 sequence = blockIdx.y; sequence < sequences; sequence += gridDim.y) {
+        const u64 length = seq_lens[sequence];
+        for (u64 logical = blockIdx.x; logical < table_stride; logical += gridDim.x) {
+            const u64 start = logical * block_tokens;
+            if (start >= length) break;
+            const u64 entry = sequence * table_stride + logical;
+            const i32 block = block_table[entry];
+            if (block < 0 || (u64)block >= num_blocks) {
+                if (threadIdx.x == 0) checksums[entry] = BAD_BLOCK;
+                continue;
+            }
+            const u64 left = length - start;
+            const u64 tokens = left < block_tokens ? left : block_tokens;
+            const u64 sum = sum_over_block(
+                sum_of_thread((u64)block, tokens, plane_ptrs, planes, row_bytes, paged, group));
+            if (threadIdx.x == 0) checksums[entry] = sum;
+        }
+    }
+}

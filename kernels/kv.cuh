@@ -1,0 +1,80 @@
+// What every kernel of this folder shares: fixed-width integers, tuning constants, and the way in
+// which threads are laid over rows.
+//
+// No system header is included, so the sources need nothing but a compiler: `cargo xtask kernels`
+// hands this file to the run-time compiler beside the source that includes it.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+static_assert(sizeof(u32) == 4 && sizeof(i32) == 4, "u32 and i32 are four bytes");
+static_assert(sizeof(u64) == 8 && sizeof(i64) == 8, "u64 and i64 are eight bytes");
+static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
+
+// Threads of a block, at most, for kernels that move or fill rows.
+#define KV_ROW_THREADS 256
+// Threads of a block, at most, for the reader, whose blocks each sum one KV block.
+#define KV_SUM_THREADS 512
+// Threads of a warp.
+#define KV_WARP 32
+
+// One and two 64-bit words: what a thread moves at once where only 8, or 16, bytes are aligned.
+struct __align__(8) Words1 {
+    static constexpr u32 COUNT = 1;
+    u64 word[1];
+};
+struct __align__(16) Words2 {
+    static constexpr u32 COUNT = 2;
+    u64 word[2];
+};
+
+// Whether 16 bytes at a time are aligned, given everything that must be a multiple of 16 or-ed
+// together.
+static __device__ __forceinline__ bool aligned_16(u64 bits) { return (bits & 15) == 0; }
+
+// Threads laid over rows: a group of neighbouring threads takes a row, and the threads of the
+// group take neighbouring vectors of it. A group is a warp, or the smallest power of two that
+// covers a row of fewer than 32 vectors, so that short rows leave few threads idle.
+struct RowGroup {
+    u32 shift; // log2 of the threads of a group
+    u32 lane;  // this thread within its group
+
+    static __device__ __forceinline__ RowGroup over(u64 row_bytes) {
+        // Where an address forbids 16 bytes at a time, the group takes the row in two strides.
+        const u64 vector_bytes = aligned_16(row_bytes) ? 16 : 8;
+        u32 shift = 5;
+        while (shift > 0 && (vector_bytes << (shift - 1)) >= row_bytes) shift -= 1;
+        return RowGroup{shift, threadIdx.x & ((1u << shift) - 1)};
+    }
+
+    // The threads of a group: the stride from one vector of a thread to its next.
+    __device__ __forceinline__ u32 width() const { return 1u << shift; }
+
+    // The first row of this thread's group, of all rows that the whole grid walks.
+    __device__ __forceinline__ u64 first_in_grid() const {
+        return ((u64)blockIdx.x * blockDim.x + threadIdx.x) >> shift;
+    }
+    // How many rows the whole grid takes at once.
+    __device__ __forceinline__ u64 rows_of_grid() const {
+        return ((u64)gridDim.x * blockDim.x) >> shift;
+    }
+
+    // The same two for rows that one block walks alone.
+    __device__ __forceinline__ u64 first_in_block() const { return threadIdx.x >> shift; }
+    __device__ __forceinline__ u64 rows_of_block() const { return blockDim.x >> shift; }
+};
+
+// Where the row of a token lies in a paged plane.
+struct PagedLayout {
+    u64 block_tokens;
+    u64 block_stride_bytes;
+    u64 token_stride_bytes;
+
+    __device__ __forceinline__ u64 offset(u64 block, u64 token_in_block) const {
+        return block * block_stride_bytes + token_in_block * token_stride_bytes;
+    }
+};

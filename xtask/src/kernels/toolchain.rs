@@ -1,0 +1,225 @@
+//! The pinned compiler and assembler: fetched once as public wheels, checked by hash, unpacked into
+//! the target folder. Nothing is installed, and nothing is fetched again while it is still right.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// One wheel, pinned.
+pub(super) struct Wheel {
+    project: &'static str,
+    pub(super) version: &'static str,
+    file: &'static str,
+    sha256: &'static str,
+}
+
+/// The run-time compiler. 12.0 gives PTX 8.0, which every driver since 525 loads.
+pub(super) const NVRTC: Wheel = Wheel {
+    project: "nvidia-cuda-nvrtc-cu12",
+    version: "12.0.140",
+    file: "nvidia_cuda_nvrtc_cu12-12.0.140-py3-none-manylinux1_x86_64.whl",
+    sha256: "8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071",
+};
+
+/// The package that has the assembler, `ptxas`, of the same release.
+const NVCC: Wheel = Wheel {
+    project: "nvidia-cuda-nvcc-cu12",
+    version: "12.0.140",
+    file: "nvidia_cuda_nvcc_cu12-12.0.140-py3-none-manylinux1_x86_64.whl",
+    sha256: "958d54df87d0c0b7207e7fed403d6eeda0890a01cc44cfeaccf87c7f90e9b165",
+};
+
+/// Where the tools lie.
+pub(super) struct Toolchain {
+    /// The folder of `libnvrtc.so.12` and its builtins.
+    pub(super) nvrtc_dir: PathBuf,
+    /// The assembler.
+    pub(super) ptxas: PathBuf,
+}
+
+impl Toolchain {
+    /// The tools in `folder`, fetched first where they are missing or wrong.
+    pub(super) fn obtain(folder: &Path) -> Result<Self> {
+        ensure!(
+            cfg!(all(target_os = "linux", target_arch = "x86_64")),
+            "the pinned CUDA compiler exists for Linux on x86_64 only, and this is {} on {}; \
+             the committed PTX needs no compiler, so only the building of kernels is out of reach here",
+            std::env::consts::OS,
+            std::env::consts::ARCH
+        );
+        let nvrtc = unpacked(&NVRTC, folder)?;
+        let nvcc = unpacked(&NVCC, folder)?;
+        let ptxas = nvcc.join("nvidia/cuda_nvcc/bin/ptxas");
+        make_executable(&ptxas)?;
+        Ok(Self { nvrtc_dir: nvrtc.join("nvidia/cuda_nvrtc/lib"), ptxas })
+    }
+}
+
+/// The folder with the wheel's content.
+fn unpacked(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
+    let archive = folder.join("wheels").join(wheel.file);
+    if !archive.exists() || sha256(&archive)? != wheel.sha256 {
+        fetch(wheel, folder)?;
+        verify(&archive, wheel.sha256)?;
+    }
+    let content = folder.join(format!("{}-{}", wheel.project, wheel.version));
+    if !content.exists() {
+        // Unpacked aside and then renamed: a folder of that name is always whole.
+        let aside = folder.join(format!("{}.{}.partial", wheel.project, std::process::id()));
+        let arguments = ["-m", "zipfile", "-e"].map(std::ffi::OsStr::new);
+        let output = python(&[&arguments[..], &[archive.as_os_str(), aside.as_os_str()]].concat())?;
+        succeeded(&output, &format!("unpacking {}", wheel.file))?;
+        if let Err(error) = fs::rename(&aside, &content) {
+            fs::remove_dir_all(&aside)
+                .with_context(|| format!("cannot remove {}", aside.display()))?;
+            // Another run of this task may have come first.
+            ensure!(content.exists(), "cannot create {}: {error}", content.display());
+        }
+    }
+    Ok(content)
+}
+
+/// Downloads a wheel through pip, which checks the hash before it leaves the file.
+fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
+    let wheels = folder.join("wheels");
+    fs::create_dir_all(&wheels).with_context(|| format!("cannot create {}", wheels.display()))?;
+    let pip = python(&["-m", "pip", "--version"].map(std::ffi::OsStr::new))?;
+    ensure!(
+        pip.status.success(),
+        "python3 has no pip, which fetches the pinned CUDA compiler; install it \
+         (`python3 -m ensurepip --user`, or the package python3-pip) and run this again"
+    );
+    // pip would keep a wrong file of the same name.
+    let archive = wheels.join(wheel.file);
+    if let Err(error) = fs::remove_file(&archive)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error).with_context(|| format!("cannot remove {}", archive.display()));
+    }
+    let pins = folder.join(format!("{}.txt", wheel.project));
+    fs::write(
+        &pins,
+        format!("{}=={} --hash=sha256:{}\n", wheel.project, wheel.version, wheel.sha256),
+    )
+    .with_context(|| format!("cannot write {}", pins.display()))?;
+    println!("fetching {} {}", wheel.project, wheel.version);
+    let before = [
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--requirement",
+    ]
+    .map(std::ffi::OsStr::new);
+    let after = [pins.as_os_str(), std::ffi::OsStr::new("--dest"), wheels.as_os_str()];
+    let output = python(&[&before[..], &after].concat())?;
+    succeeded(&output, &format!("fetching {} {}", wheel.project, wheel.version))
+}
+
+/// Fails unless the file has the hash.
+fn verify(path: &Path, sha256_expected: &str) -> Result<()> {
+    let found = sha256(path)?;
+    ensure!(
+        found == sha256_expected,
+        "{} has the sha256 {found}, and {sha256_expected} is pinned: it is not used",
+        path.display()
+    );
+    Ok(())
+}
+
+/// The SHA-256 of a file, in lower-case hexadecimal.
+fn sha256(path: &Path) -> Result<String> {
+    let program = "import hashlib, sys\n\
+                   print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())";
+    let output = python(&["-c".as_ref(), program.as_ref(), path.as_os_str()])?;
+    succeeded(&output, &format!("hashing {}", path.display()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn python(arguments: &[&std::ffi::OsStr]) -> Result<Output> {
+    match Command::new("python3").args(arguments).output() {
+        Ok(output) => Ok(output),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("python3 is not on the PATH; it fetches and unpacks the pinned CUDA compiler")
+        }
+        Err(error) => Err(error).context("cannot run python3"),
+    }
+}
+
+fn succeeded(output: &Output, doing: &str) -> Result<()> {
+    ensure!(
+        output.status.success(),
+        "{doing} failed ({}):\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim_end()
+    );
+    Ok(())
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let context = || format!("cannot make {} executable", path.display());
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(context)
+}
+
+#[cfg(not(unix))]
+fn make_executable(_path: &Path) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of its own for one test, removed when dropped.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn holding(name: &str, bytes: &[u8]) -> Self {
+            let path = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
+            fs::write(&path, bytes).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_hash_is_that_of_the_standard() {
+        let file = Scratch::holding("abc", b"abc");
+        assert_eq!(
+            sha256(&file.0).unwrap(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+
+    #[test]
+    fn a_corrupted_file_is_refused_by_name() {
+        let file = Scratch::holding("corrupt", b"a whole wheel");
+        let pinned = sha256(&file.0).unwrap();
+        verify(&file.0, &pinned).unwrap();
+        fs::write(&file.0, b"a whole whee1").unwrap();
+        let error = verify(&file.0, &pinned).unwrap_err().to_string();
+        assert!(error.contains("corrupt"), "{error}");
+        assert!(error.contains(&pinned), "{error}");
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_that_says_so() {
+        let error = sha256(Path::new("/nowhere/at-all.whl")).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/at-all.whl"), "{error}");
+        assert!(error.contains("No such file"), "{error}");
+    }
+}
