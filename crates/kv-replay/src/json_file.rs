@@ -74,20 +74,14 @@ pub fn write_json<T: Serialize + ?Sized>(path: &Path, value: &T) -> Result<(), W
 /// [`WriteError`], naming the path; the file under that name, if any, is as it was, and no temporary file remains.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let io = |source| WriteError::Io { path: path.to_owned(), source };
-    let target = match fs::metadata(path) {
-        Ok(found) if found.is_dir() => return Err(WriteError::Folder { path: path.to_owned() }),
-        Ok(found) if found.is_file() => fs::canonicalize(path).map_err(io)?,
-        Ok(_) => {
+    let target = match Target::of(path)? {
+        Target::File(target) => target,
+        Target::Stream => {
             let mut stream = OpenOptions::new().write(true).open(path).map_err(io)?;
             return stream.write_all(bytes).and_then(|()| stream.flush()).map_err(io);
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        Err(error) => return Err(io(error)),
     };
-    let Some(name) = target.file_name() else {
-        return Err(WriteError::NoFileName { path: path.to_owned() });
-    };
-    let (mut file, temporary) = create_temporary(&target, name).map_err(io)?;
+    let (mut file, temporary) = create_temporary(&target).map_err(io)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all());
     drop(file);
     written.and_then(|()| fs::rename(&temporary, &target)).map_err(|source| {
@@ -97,8 +91,54 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     })
 }
 
+/// Checks that a file can be written to `path`, so that a long run is not lost at its end.
+///
+/// A temporary file is created where the file will be, and removed again.
+///
+/// # Errors
+///
+/// What [`write_atomically`] would answer now.
+pub fn check_writable(path: &Path) -> Result<(), WriteError> {
+    let Target::File(target) = Target::of(path)? else {
+        // Opening a pipe would wait for a reader, and a terminal or device has no folder to check.
+        return Ok(());
+    };
+    let io = |source| WriteError::Io { path: path.to_owned(), source };
+    let (file, temporary) = create_temporary(&target).map_err(io)?;
+    drop(file);
+    fs::remove_file(&temporary).map_err(io)
+}
+
+/// What stands under a path.
+enum Target {
+    /// A file, or nothing yet: the path with links followed.
+    File(PathBuf),
+    /// A pipe, terminal or device.
+    Stream,
+}
+
+impl Target {
+    fn of(path: &Path) -> Result<Self, WriteError> {
+        let io = |source| WriteError::Io { path: path.to_owned(), source };
+        let target = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                return Err(WriteError::Folder { path: path.to_owned() });
+            }
+            Ok(found) if found.is_file() => fs::canonicalize(path).map_err(io)?,
+            Ok(_) => return Ok(Self::Stream),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(error) => return Err(io(error)),
+        };
+        match target.file_name() {
+            Some(_) => Ok(Self::File(target)),
+            None => Err(WriteError::NoFileName { path: path.to_owned() }),
+        }
+    }
+}
+
 /// Creates a file beside `target` under a name that nothing else has.
-fn create_temporary(target: &Path, name: &std::ffi::OsStr) -> io::Result<(File, PathBuf)> {
+fn create_temporary(target: &Path) -> io::Result<(File, PathBuf)> {
+    let name = target.file_name().unwrap_or_default();
     let mut attempts = 0;
     loop {
         // Relaxed: the counter only has to give each caller another number.
@@ -157,6 +197,21 @@ mod tests {
         let nameless = folder.path().join("absent/..");
         assert!(write_atomically(&nameless, b"x").is_err());
         assert!(names_in(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn a_check_finds_what_a_write_would_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        check_writable(&path).unwrap();
+        assert!(names_in(folder.path()).is_empty());
+        fs::write(&path, "old").unwrap();
+        check_writable(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert!(matches!(check_writable(folder.path()), Err(WriteError::Folder { .. })));
+        let absent = folder.path().join("absent/report.json");
+        assert!(matches!(check_writable(&absent), Err(WriteError::Io { .. })));
+        assert_eq!(names_in(folder.path()), ["report.json"]);
     }
 
     #[cfg(unix)]

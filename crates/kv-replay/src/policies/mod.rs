@@ -45,7 +45,7 @@ pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacitie
 pub use lookups::{Block, Lookups, RequestBlocks};
 pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates};
 
-use crate::json_file::{WriteError, write_json};
+use crate::json_file::{WriteError, check_writable, write_json};
 use crate::trace::{Trace, TraceError};
 
 /// A cache that decides by some rule which block to evict.
@@ -117,6 +117,9 @@ pub enum PoliciesError {
 /// [`PoliciesError`]; no report is written then.
 pub fn run(trace: &Path, capacities: &str, json: Option<&Path>) -> Result<String, PoliciesError> {
     let capacities = parse_capacities(capacities)?;
+    if let Some(path) = json {
+        check_writable(path)?;
+    }
     let report = hit_rates(&Trace::read(trace)?, &capacities);
     if let Some(path) = json {
         write_json(path, &report)?;

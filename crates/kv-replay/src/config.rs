@@ -1,0 +1,390 @@
+//! What a run is asked to do, checked before anything is allocated; and how it tells how far it is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+use crate::shape::{Dtype, ModelShape, ShapeError};
+use crate::trace::{BLOCK_TOKENS_IN_TRACE, Trace};
+
+/// The most blocks of device memory: a block table holds signed 32-bit ids.
+pub const DEVICE_BLOCKS_MAX: u64 = i32::MAX as u64;
+
+/// The most blocks of host memory.
+pub const HOST_BLOCKS_MAX: u64 = u32::MAX as u64;
+
+/// The largest batch: every row of it is staged at full width in each iteration.
+pub const BATCH_MAX: u32 = 1 << 16;
+
+/// The largest pool, in bytes: half the address space leaves room for every rounding up to a page.
+const POOL_BYTES_MAX: u64 = 1 << 62;
+
+/// How much of what is read back is compared.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Verify {
+    /// Nothing.
+    None,
+    /// In each iteration some blocks, chosen by the seed.
+    Sample,
+    /// Every block of every live request in each iteration.
+    #[default]
+    Full,
+}
+
+impl Verify {
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Sample => "sample",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl fmt::Display for Verify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for Verify {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// A text that names no degree of verification.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("unknown verification {found:?}; expected none, sample or full")]
+pub struct UnknownVerify {
+    /// The text.
+    pub found: String,
+}
+
+impl FromStr for Verify {
+    type Err = UnknownVerify;
+
+    fn from_str(text: &str) -> Result<Self, UnknownVerify> {
+        [Self::None, Self::Sample, Self::Full]
+            .into_iter()
+            .find(|verify| verify.name() == text)
+            .ok_or_else(|| UnknownVerify { found: text.to_owned() })
+    }
+}
+
+/// What a run is asked to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RunConfig {
+    /// Shape of the model's KV.
+    pub shape: ModelShape,
+    /// Tokens of a block: a divisor of [`BLOCK_TOKENS_IN_TRACE`].
+    pub block_tokens: u32,
+    /// Most blocks in device memory. On several devices each holds its layers' part of every block.
+    pub device_blocks: u64,
+    /// Most blocks in pinned host memory; 0 for no host tier.
+    pub host_blocks: u64,
+    /// Most requests at once.
+    pub max_batch: u32,
+    /// Most tokens, prompt and generated together, that one iteration writes.
+    pub step_tokens: u32,
+    /// How much of what is read back is compared.
+    pub verify: Verify,
+    /// Seed of every choice that the run makes.
+    pub seed: u64,
+}
+
+impl Default for RunConfig {
+    /// A model so small that a simulated device replays a long trace in a minute or two.
+    fn default() -> Self {
+        Self {
+            shape: ModelShape { layers: 2, kv_heads: 1, head_size: 8, dtype: Dtype::Bf16 },
+            block_tokens: 64,
+            device_blocks: 16_384,
+            host_blocks: 32_768,
+            max_batch: 64,
+            step_tokens: 16_384,
+            verify: Verify::Full,
+            seed: 0,
+        }
+    }
+}
+
+/// Why a run cannot be as it was asked for.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// An option is zero that must not be.
+    #[error("{option} is 0, expected at least 1")]
+    Zero {
+        /// The option.
+        option: &'static str,
+    },
+    /// An option is beyond its limit.
+    #[error("{option} is {value}, more than the largest allowed, {limit}")]
+    TooLarge {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: u64,
+        /// The largest value allowed.
+        limit: u64,
+    },
+    /// Blocks of this size do not subdivide the blocks of a trace.
+    #[error("--block-tokens is {block_tokens}, expected a divisor of {BLOCK_TOKENS_IN_TRACE}")]
+    BlockTokens {
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
+    /// The shape cannot be laid out.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A pool would not fit into the address space.
+    #[error("{option} {blocks} of {block_bytes} bytes each overflow the address space")]
+    PoolOverflow {
+        /// The option that sizes the pool.
+        option: &'static str,
+        /// Blocks of the pool.
+        blocks: u64,
+        /// Bytes of a block.
+        block_bytes: u64,
+    },
+    /// The layers are split over the devices, so each needs one at least.
+    #[error("{devices} devices for {layers} layers, expected at least one layer a device")]
+    DevicesOverLayers {
+        /// Devices asked for.
+        devices: usize,
+        /// Layers of the model.
+        layers: u32,
+    },
+    /// A request of the trace could never run, even alone.
+    #[error(
+        "request {request} has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
+         but --device-blocks is {device_blocks}"
+    )]
+    RequestTooLarge {
+        /// The request, counted from 0.
+        request: usize,
+        /// Its prompt and answer.
+        tokens: u64,
+        /// Blocks they take.
+        blocks: u64,
+        /// Tokens of a block.
+        block_tokens: u32,
+        /// Blocks there are.
+        device_blocks: u64,
+    },
+}
+
+impl RunConfig {
+    /// Checks everything that can be known without a device.
+    ///
+    /// # Errors
+    ///
+    /// The first [`ConfigError`] there is.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        for (option, value, limit) in [
+            ("--device-blocks", self.device_blocks, DEVICE_BLOCKS_MAX),
+            ("--max-batch", self.max_batch.into(), BATCH_MAX.into()),
+            ("--step-tokens", self.step_tokens.into(), u32::MAX.into()),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::Zero { option });
+            }
+            if value > limit {
+                return Err(ConfigError::TooLarge { option, value, limit });
+            }
+        }
+        if self.host_blocks > HOST_BLOCKS_MAX {
+            return Err(ConfigError::TooLarge {
+                option: "--host-blocks",
+                value: self.host_blocks,
+                limit: HOST_BLOCKS_MAX,
+            });
+        }
+        let block_tokens = self.block_tokens;
+        if block_tokens == 0 || !BLOCK_TOKENS_IN_TRACE.is_multiple_of(block_tokens.into()) {
+            return Err(ConfigError::BlockTokens { block_tokens });
+        }
+        let block_bytes = self.block_bytes()?;
+        for (option, blocks) in
+            [("--device-blocks", self.device_blocks), ("--host-blocks", self.host_blocks)]
+        {
+            if blocks.checked_mul(block_bytes).is_none_or(|bytes| bytes > POOL_BYTES_MAX) {
+                return Err(ConfigError::PoolOverflow { option, blocks, block_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the layers can be split over so many devices.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::DevicesOverLayers`] if some would get none.
+    pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
+        let layers = self.shape.layers;
+        if devices as u64 > u64::from(layers) {
+            return Err(ConfigError::DevicesOverLayers { devices, layers });
+        }
+        Ok(())
+    }
+
+    /// Checks that every request of `trace` can run at least alone.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::RequestTooLarge`] for the first that cannot, [`ConfigError::BlockTokens`] for blocks of no
+    /// tokens.
+    pub fn check_trace(&self, trace: &Trace) -> Result<(), ConfigError> {
+        let &Self { block_tokens, device_blocks, .. } = self;
+        if block_tokens == 0 {
+            return Err(ConfigError::BlockTokens { block_tokens });
+        }
+        for (request, entry) in trace.requests.iter().enumerate() {
+            let tokens = entry.input_length.saturating_add(entry.output_length);
+            let blocks = tokens.div_ceil(block_tokens.into());
+            if blocks > device_blocks {
+                return Err(ConfigError::RequestTooLarge {
+                    request,
+                    tokens,
+                    blocks,
+                    block_tokens,
+                    device_blocks,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of a block in all layers, K and V.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapeError`] for a shape that cannot be laid out.
+    pub fn block_bytes(&self) -> Result<u64, ShapeError> {
+        self.shape.block_bytes(self.block_tokens)
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProgressState {
+    /// Requests of the trace.
+    pub requests: u64,
+    /// Requests that have finished.
+    pub finished: u64,
+    /// Requests in the batch.
+    pub running: u64,
+    /// Iterations so far.
+    pub iterations: u64,
+    /// Blocks that held bytes of somebody else.
+    pub corrupt_blocks: u64,
+    /// Blocks that were compared.
+    pub verified_blocks: u64,
+    /// Device blocks that hold something.
+    pub device_blocks_in_use: u64,
+    /// Share of block lookups that hit, from 0 to 1.
+    pub hit_rate: f64,
+}
+
+/// Somebody who is told how far a run is.
+pub trait Progress {
+    /// Called on the run's own thread, up to once an iteration: it must be quick.
+    fn update(&mut self, state: &ProgressState);
+}
+
+/// Nobody.
+impl Progress for () {
+    fn update(&mut self, _state: &ProgressState) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Request;
+
+    fn message(change: impl FnOnce(&mut RunConfig)) -> String {
+        let mut config = RunConfig::default();
+        change(&mut config);
+        config.check().map_or_else(|error| error.to_string(), |()| "fine".to_owned())
+    }
+
+    #[test]
+    fn the_default_and_a_run_without_host_tier_are_fine() {
+        assert_eq!(message(|_| {}), "fine");
+        assert_eq!(message(|config| config.host_blocks = 0), "fine");
+        assert_eq!(message(|config| config.block_tokens = 512), "fine");
+    }
+
+    #[test]
+    fn each_option_is_named_with_its_value() {
+        for (found, expected) in [
+            (message(|c| c.device_blocks = 0), "--device-blocks is 0, expected at least 1"),
+            (message(|c| c.max_batch = 0), "--max-batch is 0, expected at least 1"),
+            (message(|c| c.step_tokens = 0), "--step-tokens is 0, expected at least 1"),
+            (message(|c| c.block_tokens = 0), "--block-tokens is 0, expected a divisor of 512"),
+            (message(|c| c.block_tokens = 48), "--block-tokens is 48, expected a divisor of 512"),
+            (
+                message(|c| c.device_blocks = 1 << 31),
+                "--device-blocks is 2147483648, more than the largest allowed, 2147483647",
+            ),
+            (
+                message(|c| c.host_blocks = 1 << 32),
+                "--host-blocks is 4294967296, more than the largest allowed, 4294967295",
+            ),
+            (
+                message(|c| c.max_batch = 65_537),
+                "--max-batch is 65537, more than the largest allowed, 65536",
+            ),
+            (message(|c| c.shape.layers = 0), "--layers is 0, expected at least 1"),
+            (
+                message(|c| {
+                    c.device_blocks = DEVICE_BLOCKS_MAX;
+                    c.shape.head_size = 1 << 31;
+                }),
+                "--device-blocks 2147483647 of 1099511627776 bytes each overflow the address space",
+            ),
+        ] {
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn more_devices_than_layers_are_refused() {
+        let config = RunConfig::default();
+        assert_eq!(config.check_devices(2), Ok(()));
+        assert_eq!(
+            config.check_devices(3),
+            Err(ConfigError::DevicesOverLayers { devices: 3, layers: 2 })
+        );
+    }
+
+    #[test]
+    fn a_request_that_could_never_run_is_named() {
+        let request = |input_length: u64| Request {
+            timestamp_ms: 0,
+            input_length,
+            output_length: 1,
+            hash_ids: vec![0; input_length.div_ceil(BLOCK_TOKENS_IN_TRACE) as usize],
+        };
+        let config = RunConfig { device_blocks: 8, ..RunConfig::default() };
+        let mut trace = Trace { requests: vec![request(511)] };
+        assert_eq!(config.check_trace(&trace), Ok(()));
+        trace.requests.push(request(512));
+        assert_eq!(
+            config.check_trace(&trace).unwrap_err().to_string(),
+            "request 1 has 513 tokens, which take 9 blocks of 64, but --device-blocks is 8"
+        );
+    }
+
+    #[test]
+    fn names_of_degrees_are_read_back() {
+        for verify in [Verify::None, Verify::Sample, Verify::Full] {
+            assert_eq!(verify.to_string().parse(), Ok(verify));
+        }
+        assert!("all".parse::<Verify>().unwrap_err().to_string().contains("\"all\""));
+    }
+}

@@ -1,0 +1,349 @@
+//! The devices that a run is to use: simulated ones, or GPUs by their ordinals.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceError, Driver, Unavailable};
+use cuda_sim::{SimConfig, SimConfigError, SimDriver};
+use kv_multigpu::{DeviceRegistry, RegistryError};
+
+use crate::config::RunConfig;
+
+/// The devices that a run is to use.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum DeviceSpec {
+    /// So many simulated devices.
+    Sim {
+        /// How many, at least 1.
+        devices: u32,
+    },
+    /// GPUs, by the ordinals that CUDA gives them.
+    Cuda {
+        /// The ordinals, at least one and each once.
+        ordinals: Vec<i32>,
+    },
+}
+
+/// Why a text names no devices.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceSpecError {
+    /// A part of the text is no device.
+    #[error("unknown device {token:?}; expected sim, sim:N or cuda:0[,cuda:1…]")]
+    Unknown {
+        /// The part.
+        token: String,
+    },
+    /// A device is named twice.
+    #[error("device {token:?} is named twice")]
+    Twice {
+        /// The device.
+        token: String,
+    },
+}
+
+impl Default for DeviceSpec {
+    fn default() -> Self {
+        Self::Sim { devices: 1 }
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = DeviceSpecError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceSpecError> {
+        if text == "sim" {
+            return Ok(Self::default());
+        }
+        if let Some(devices) = text.strip_prefix("sim:").and_then(number)
+            && devices > 0
+        {
+            return Ok(Self::Sim { devices });
+        }
+        let mut ordinals = Vec::new();
+        for token in text.split(',') {
+            let ordinal = token
+                .strip_prefix("cuda:")
+                .and_then(number)
+                .ok_or_else(|| DeviceSpecError::Unknown { token: token.to_owned() })?;
+            if ordinals.contains(&ordinal) {
+                return Err(DeviceSpecError::Twice { token: token.to_owned() });
+            }
+            ordinals.push(ordinal);
+        }
+        Ok(Self::Cuda { ordinals })
+    }
+}
+
+/// A number in digits alone: Rust's own parser would take a sign as well.
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sim { devices: 1 } => f.write_str("sim"),
+            Self::Sim { devices } => write!(f, "sim:{devices}"),
+            Self::Cuda { ordinals } => {
+                for (index, ordinal) in ordinals.iter().enumerate() {
+                    let separator = if index == 0 { "" } else { "," };
+                    write!(f, "{separator}cuda:{ordinal}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl DeviceSpec {
+    /// How many devices it names.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Sim { devices } => *devices as usize,
+            Self::Cuda { ordinals } => ordinals.len(),
+        }
+    }
+}
+
+/// What simulated devices are to have; GPUs have what they have.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SimSizes {
+    /// Memory of each device, in bytes. Only what is touched takes memory of this process.
+    pub device_bytes: u64,
+    /// Most pinned host memory, in bytes.
+    pub pinned_bytes: u64,
+    /// Seed of the scheduler and of the pattern in fresh memory.
+    pub seed: u64,
+}
+
+impl SimSizes {
+    /// Room for the pools of `config` and for all else that a run keeps.
+    ///
+    /// A shape that cannot be laid out gets the room for all else alone: [`RunConfig::check`] refuses it.
+    #[must_use]
+    pub fn for_config(config: &RunConfig) -> Self {
+        /// Block tables, staging, checksums, and rounding up to pages, with room to spare.
+        const BESIDE_POOLS_BYTES: u64 = 4 << 30;
+        let block_bytes = config.block_bytes().unwrap_or(0);
+        let room =
+            |blocks: u64| blocks.saturating_mul(block_bytes).saturating_add(BESIDE_POOLS_BYTES);
+        Self {
+            device_bytes: room(config.device_blocks),
+            pinned_bytes: room(config.host_blocks),
+            seed: config.seed,
+        }
+    }
+}
+
+/// Why devices were not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceOpenError {
+    /// The machine has no usable driver.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// The machine has fewer devices.
+    #[error("there is no cuda:{ordinal}; the driver reports {count} device(s)")]
+    NoSuchDevice {
+        /// The device asked for.
+        ordinal: i32,
+        /// How many there are.
+        count: i32,
+    },
+    /// No such machine can be simulated.
+    #[error("cannot simulate this machine")]
+    Sim(#[from] SimConfigError),
+    /// The driver refused to list or open devices.
+    #[error("cannot open the devices")]
+    Registry(#[from] RegistryError),
+    /// A device does not say how much memory it has.
+    #[error("cannot ask device {ordinal} for its memory")]
+    MemoryInfo {
+        /// The device.
+        ordinal: i32,
+        /// What the driver said.
+        source: DeviceError,
+    },
+    /// The pool could never be mapped, however late that would show.
+    #[error(
+        "--device-blocks takes {needed_bytes} bytes on {device}, which has {total_bytes} bytes \
+         of memory"
+    )]
+    TooSmall {
+        /// The device.
+        device: String,
+        /// Bytes of its part of the pool.
+        needed_bytes: u64,
+        /// Bytes it has in all.
+        total_bytes: u64,
+    },
+}
+
+/// Devices, opened on one driver that counts the calls made through it.
+#[derive(Debug)]
+pub struct OpenDevices {
+    /// The driver that all of them are reached through.
+    pub driver: Arc<CountingDriver>,
+    /// The devices, in the order asked for.
+    pub devices: Vec<Device>,
+    /// What they are, for reports.
+    pub description: String,
+    /// The simulated machine, if they are simulated.
+    pub sim: Option<Arc<SimDriver>>,
+}
+
+/// Opens the devices of `spec`; simulated ones as `sim` says.
+///
+/// # Errors
+///
+/// [`DeviceOpenError`]: no driver, fewer devices than asked for, or what the driver said.
+///
+/// # Examples
+///
+/// ```
+/// use kv_replay::config::RunConfig;
+/// use kv_replay::device::{SimSizes, open};
+///
+/// let devices = open(&"sim:2".parse()?, SimSizes::for_config(&RunConfig::default()))?;
+/// assert_eq!(devices.devices.len(), 2);
+/// assert_eq!(devices.description, "sim:2 (2 x Simulated H100)");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenError> {
+    let (upstream, ordinals, sim): (Arc<dyn Driver>, Vec<i32>, _) = match spec {
+        DeviceSpec::Sim { devices } => {
+            let machine = Arc::new(SimDriver::new(SimConfig {
+                devices: *devices,
+                device_bytes: sim.device_bytes,
+                pinned_bytes: sim.pinned_bytes,
+                seed: sim.seed,
+                ..SimConfig::default()
+            })?);
+            machine.register_kernels(&[]);
+            (machine.clone(), (0..*devices as i32).collect(), Some(machine))
+        }
+        DeviceSpec::Cuda { ordinals } => (Arc::new(CudaDriver::load()?), ordinals.clone(), None),
+    };
+    let driver = Arc::new(CountingDriver::new(upstream));
+    let registry = DeviceRegistry::new(driver.clone())?;
+    let count = registry.count();
+    if let Some(&ordinal) = ordinals.iter().find(|&&ordinal| ordinal >= count) {
+        return Err(DeviceOpenError::NoSuchDevice { ordinal, count });
+    }
+    let devices = ordinals
+        .iter()
+        .map(|&ordinal| registry.device(ordinal))
+        .collect::<Result<Vec<Device>, RegistryError>>()?;
+    let description = format!("{spec} ({})", names(&devices));
+    Ok(OpenDevices { driver, devices, description, sim })
+}
+
+/// The devices' names, those of equal neighbours once.
+fn names(devices: &[Device]) -> String {
+    let same = |a: &Device, b: &Device| a.info().name == b.info().name;
+    let groups = devices.chunk_by(same).map(|group| match group {
+        [one] => one.info().name.clone(),
+        many => format!("{} x {}", many.len(), many[0].info().name),
+    });
+    groups.collect::<Vec<_>>().join(", ")
+}
+
+impl OpenDevices {
+    /// Checks that each device's part of the pool fits into its memory, which a run would find out only when the
+    /// pool had grown that far.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceOpenError::TooSmall`], with the device and both sizes.
+    pub fn check_fits(&self, config: &RunConfig) -> Result<(), DeviceOpenError> {
+        let layers = u64::from(config.shape.layers).max(1);
+        let layer_bytes = config.block_bytes().unwrap_or(0) / layers;
+        // Layers are split evenly, so a device has at least this many, and the first ones perhaps one more.
+        let layers_here = layers / self.devices.len().max(1) as u64;
+        let needed_bytes = config.device_blocks.saturating_mul(layer_bytes * layers_here);
+        for device in &self.devices {
+            let (_, total_bytes) = device.memory_info().map_err(|source| {
+                DeviceOpenError::MemoryInfo { ordinal: device.ordinal(), source }
+            })?;
+            if needed_bytes > total_bytes {
+                let device = device.info().name.clone();
+                return Err(DeviceOpenError::TooSmall { device, needed_bytes, total_bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
+        text.parse()
+    }
+
+    #[test]
+    fn devices_are_read_and_written_alike() {
+        for (text, devices) in [("sim", 1), ("sim:4", 4), ("cuda:0", 1), ("cuda:3,cuda:1", 2)] {
+            let spec = parsed(text).unwrap();
+            assert_eq!((spec.to_string(), spec.count()), (text.to_owned(), devices));
+        }
+        assert_eq!(parsed("sim:1").unwrap(), DeviceSpec::default());
+        assert_eq!(parsed("cuda:2,cuda:0"), Ok(DeviceSpec::Cuda { ordinals: vec![2, 0] }));
+    }
+
+    #[test]
+    fn what_is_no_device_is_named() {
+        for (text, token) in [
+            ("gpu0", "gpu0"),
+            ("", ""),
+            ("sim:0", "sim:0"),
+            ("sim:-1", "sim:-1"),
+            ("sim:+1", "sim:+1"),
+            ("sim:x", "sim:x"),
+            ("cuda", "cuda"),
+            ("cuda:", "cuda:"),
+            ("cuda:-1", "cuda:-1"),
+            ("cuda:0,", ""),
+            ("cuda:0,1", "1"),
+            ("cuda:0,sim", "sim"),
+            ("cuda:99999999999", "cuda:99999999999"),
+            ("SIM", "SIM"),
+        ] {
+            let expected = DeviceSpecError::Unknown { token: token.to_owned() };
+            assert_eq!(parsed(text), Err(expected), "{text:?}");
+        }
+        assert_eq!(
+            parsed("gpu0").unwrap_err().to_string(),
+            "unknown device \"gpu0\"; expected sim, sim:N or cuda:0[,cuda:1…]"
+        );
+        assert_eq!(
+            parsed("cuda:1,cuda:1").unwrap_err().to_string(),
+            "device \"cuda:1\" is named twice"
+        );
+    }
+
+    #[test]
+    fn simulated_devices_have_room_for_the_pools() {
+        let config = RunConfig { device_blocks: 1 << 20, ..RunConfig::default() };
+        let devices = open(&parsed("sim:2").unwrap(), SimSizes::for_config(&config)).unwrap();
+        assert!(devices.sim.is_some());
+        devices.check_fits(&config).unwrap();
+        let larger = RunConfig { device_blocks: 1 << 30, ..config };
+        assert!(matches!(
+            devices.check_fits(&larger),
+            Err(DeviceOpenError::TooSmall { needed_bytes, .. }) if needed_bytes == 2048 << 30
+        ));
+        assert!(devices.driver.calls().contains_key("cuDevicePrimaryCtxRetain"));
+    }
+
+    #[test]
+    fn machines_that_cannot_be_simulated_are_refused() {
+        let sizes = SimSizes::for_config(&RunConfig::default());
+        let error = open(&parsed("sim:33").unwrap(), sizes).unwrap_err();
+        assert!(matches!(error, DeviceOpenError::Sim(SimConfigError::Devices { devices: 33, .. })));
+    }
+}

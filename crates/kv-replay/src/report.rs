@@ -1,0 +1,437 @@
+//! What a run found, as a record for programs and as a few lines for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::config::{RunConfig, Verify};
+use crate::shape::{Dtype, ShapeError};
+
+/// Corrupt blocks that are kept with all that is known of them; the others are only counted.
+pub const CORRUPTIONS_KEPT_MAX: usize = 32;
+
+/// Corrupt blocks that the summary names.
+const CORRUPTIONS_SHOWN_MAX: usize = 5;
+
+/// Driver calls that the summary names, the most frequent first.
+const CALLS_SHOWN_MAX: usize = 4;
+
+/// What a run found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunReport {
+    /// Requests of the trace.
+    pub requests: u64,
+    /// Requests that finished.
+    pub finished: u64,
+    /// Blocks looked up in the prefix index.
+    pub block_lookups: u64,
+    /// Lookups that hit, in device or host memory.
+    pub block_hits: u64,
+    /// Share of lookups that hit, from 0 to 1.
+    pub hit_rate: f64,
+    /// Blocks whose device memory was taken for something else.
+    pub blocks_evicted: u64,
+    /// Blocks copied from device to host memory.
+    pub blocks_offloaded: u64,
+    /// Blocks copied from host back to device memory.
+    pub blocks_onboarded: u64,
+    /// Bytes that crossed between host and device, or were moved on one.
+    pub bytes_transferred: u64,
+    /// Iterations of the engine.
+    pub iterations: u64,
+    /// Prompt tokens of the requests that finished.
+    pub prompt_tokens: u64,
+    /// Tokens generated for them.
+    pub generated_tokens: u64,
+    /// Prompt tokens that were not written, because the cache held them.
+    pub prefix_tokens_reused: u64,
+    /// Times that a request was put back to make room for others.
+    pub preemptions: u64,
+    /// Blocks that were read back and compared.
+    pub verified_blocks: u64,
+    /// Of these, blocks that held a byte which does not belong to their request.
+    pub corrupt_blocks: u64,
+    /// The first [`CORRUPTIONS_KEPT_MAX`] corrupt blocks.
+    pub corruptions: Vec<CorruptBlock>,
+    /// Pinned host memory allocated after the first iterations; 0 in a steady state.
+    pub pinned_bytes_allocated_after_warmup: u64,
+    /// Driver calls by name.
+    pub driver_calls: BTreeMap<String, u64>,
+    /// The devices.
+    pub device: String,
+    /// Shape of the KV.
+    pub shape: ReportShape,
+    /// Most blocks in device memory.
+    pub device_blocks: u64,
+    /// Most blocks in host memory.
+    pub host_blocks: u64,
+    /// Most device blocks that were in use at once.
+    pub peak_device_blocks: u64,
+    /// Most requests at once.
+    pub max_batch: u32,
+    /// Most tokens that one iteration writes.
+    pub step_tokens: u32,
+    /// How much of what was read back was compared.
+    pub verify: Verify,
+    /// Seed of every choice that the run made.
+    pub seed: u64,
+    /// How long the run took, in seconds.
+    pub wall_s: f64,
+}
+
+/// Shape of the KV that a run used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+pub struct ReportShape {
+    /// Layers.
+    pub layers: u32,
+    /// Heads of K, and of V, in one layer.
+    pub kv_heads: u32,
+    /// Elements of one head.
+    pub head_size: u32,
+    /// Type of one element.
+    pub dtype: Dtype,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Bytes of a block in all layers, K and V.
+    pub block_bytes: u64,
+}
+
+/// A block that held a byte which does not belong to its request.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct CorruptBlock {
+    /// The request, counted from 0 in the order of the trace.
+    pub request: u64,
+    /// The iteration that read the block.
+    pub iteration: u64,
+    /// The block's place in the request, counted from 0.
+    pub block: u64,
+    /// The device block that its table named.
+    pub physical_block: u64,
+    /// The device, by its position in the list that was asked for.
+    pub device: u32,
+    /// What was found and what was expected.
+    pub message: String,
+}
+
+impl RunReport {
+    /// A report of a run that has not begun: what `config` asked for, and zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`ShapeError`] for a shape that cannot be laid out.
+    pub fn new(config: &RunConfig, device: &str) -> Result<Self, ShapeError> {
+        let shape = config.shape;
+        Ok(Self {
+            requests: 0,
+            finished: 0,
+            block_lookups: 0,
+            block_hits: 0,
+            hit_rate: 0.0,
+            blocks_evicted: 0,
+            blocks_offloaded: 0,
+            blocks_onboarded: 0,
+            bytes_transferred: 0,
+            iterations: 0,
+            prompt_tokens: 0,
+            generated_tokens: 0,
+            prefix_tokens_reused: 0,
+            preemptions: 0,
+            verified_blocks: 0,
+            corrupt_blocks: 0,
+            corruptions: Vec::new(),
+            pinned_bytes_allocated_after_warmup: 0,
+            driver_calls: BTreeMap::new(),
+            device: device.to_owned(),
+            shape: ReportShape {
+                layers: shape.layers,
+                kv_heads: shape.kv_heads,
+                head_size: shape.head_size,
+                dtype: shape.dtype,
+                block_tokens: config.block_tokens,
+                block_bytes: config.block_bytes()?,
+            },
+            device_blocks: config.device_blocks,
+            host_blocks: config.host_blocks,
+            peak_device_blocks: 0,
+            max_batch: config.max_batch,
+            step_tokens: config.step_tokens,
+            verify: config.verify,
+            seed: config.seed,
+            wall_s: 0.0,
+        })
+    }
+
+    /// Counts a corrupt block, and keeps it if it is one of the first.
+    pub fn add_corruption(&mut self, corrupt: CorruptBlock) {
+        self.corrupt_blocks += 1;
+        if self.corruptions.len() < CORRUPTIONS_KEPT_MAX {
+            self.corruptions.push(corrupt);
+        }
+    }
+
+    /// The report in a few lines, the last of which says whether every byte was where it belongs.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let shape = &self.shape;
+        let mut text = format!(
+            "{} of {} requests finished on {} in {:.1} s\n\n",
+            grouped(self.finished),
+            grouped(self.requests),
+            self.device,
+            self.wall_s,
+        );
+        let mut line = |name: &str, what: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  {name:<10}{what}");
+        };
+        line(
+            "model",
+            format!(
+                "{} layers, {} KV heads of {} x {}; blocks of {} tokens, {} each",
+                shape.layers,
+                shape.kv_heads,
+                shape.head_size,
+                shape.dtype,
+                shape.block_tokens,
+                bytes(shape.block_bytes),
+            ),
+        );
+        line(
+            "tokens",
+            format!(
+                "{} prompt, of which {} came from the cache; {} generated",
+                grouped(self.prompt_tokens),
+                grouped(self.prefix_tokens_reused),
+                grouped(self.generated_tokens),
+            ),
+        );
+        line(
+            "lookups",
+            format!(
+                "{} blocks, {} hit ({:.1} %)",
+                grouped(self.block_lookups),
+                grouped(self.block_hits),
+                100.0 * self.hit_rate,
+            ),
+        );
+        line(
+            "memory",
+            format!(
+                "{} device blocks, {} in use at most; {} host blocks; {} pinned after warm-up",
+                grouped(self.device_blocks),
+                grouped(self.peak_device_blocks),
+                grouped(self.host_blocks),
+                bytes(self.pinned_bytes_allocated_after_warmup),
+            ),
+        );
+        line(
+            "moves",
+            format!(
+                "{} blocks evicted, {} offloaded, {} onboarded; {} transferred",
+                grouped(self.blocks_evicted),
+                grouped(self.blocks_offloaded),
+                grouped(self.blocks_onboarded),
+                bytes(self.bytes_transferred),
+            ),
+        );
+        line(
+            "steps",
+            format!(
+                "{} iterations, {} preemptions",
+                grouped(self.iterations),
+                grouped(self.preemptions),
+            ),
+        );
+        line("driver", self.calls_line());
+        line("verified", self.verdict());
+        self.name_corruptions(&mut text);
+        text
+    }
+
+    /// How often the driver was called, and for what most of all.
+    fn calls_line(&self) -> String {
+        let mut calls: Vec<_> = self.driver_calls.iter().collect();
+        calls.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
+        let total = self.driver_calls.values().sum();
+        let named = calls.iter().take(CALLS_SHOWN_MAX);
+        let named: Vec<_> =
+            named.map(|(name, count)| format!("{name} {}", grouped(**count))).collect();
+        let more = if calls.len() > CALLS_SHOWN_MAX { ", …" } else { "" };
+        if named.is_empty() {
+            return "no calls".to_owned();
+        }
+        format!("{} calls: {}{more}", grouped(total), named.join(", "))
+    }
+
+    fn verdict(&self) -> String {
+        let verified = grouped(self.verified_blocks);
+        match (self.corrupt_blocks, self.verify) {
+            (0, Verify::None) => "nothing, as asked for".to_owned(),
+            (0, verify) => {
+                format!("{verified} blocks ({verify}): every byte belongs to its request")
+            }
+            (corrupt, verify) => {
+                format!("{verified} blocks ({verify}): {} CORRUPT", grouped(corrupt))
+            }
+        }
+    }
+
+    fn name_corruptions(&self, text: &mut String) {
+        let shown = self.corruptions.iter().take(CORRUPTIONS_SHOWN_MAX);
+        for corrupt in shown.clone() {
+            let CorruptBlock { request, iteration, block, physical_block, device, message } =
+                corrupt;
+            let _ = writeln!(
+                text,
+                "    request {request}, block {block}, iteration {iteration}: device block \
+                 {physical_block} on device {device}: {message}"
+            );
+        }
+        let more = self.corrupt_blocks.saturating_sub(shown.len() as u64);
+        if more > 0 {
+            let _ = writeln!(text, "    and {} more", grouped(more));
+        }
+    }
+}
+
+/// A number with a comma after every third digit from the right.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A size in the largest binary unit that it fills.
+fn bytes(size: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if size < 1024 {
+        return format!("{size} B");
+    }
+    let exponent = size.ilog2() / 10;
+    let value = size as f64 / (1_u64 << (10 * exponent)) as f64;
+    let unit = UNITS[exponent as usize - 1];
+    if value.fract() == 0.0 { format!("{value} {unit}") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> RunReport {
+        let mut report = RunReport::new(&RunConfig::default(), "sim (Simulated H100)").unwrap();
+        report.requests = 1000;
+        report.finished = 1000;
+        report.block_lookups = 1234;
+        report.block_hits = 617;
+        report.hit_rate = 0.5;
+        report.verified_blocks = 1_234_567;
+        report.bytes_transferred = 3 << 29;
+        report.wall_s = 3.25;
+        let calls =
+            [("cuLaunchKernel", 70), ("cuEventQuery", 70), ("cuMemMap", 9), ("a", 2), ("b", 1)];
+        report.driver_calls = calls.map(|(name, count)| (name.to_owned(), count)).into();
+        report
+    }
+
+    fn corrupt(request: u64) -> CorruptBlock {
+        CorruptBlock {
+            request,
+            iteration: 7,
+            block: 3,
+            physical_block: 99,
+            device: 0,
+            message: "checksum 1 where 2 belongs".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_summary_of_a_clean_run() {
+        let expected = "\
+1,000 of 1,000 requests finished on sim (Simulated H100) in 3.2 s
+
+  model     2 layers, 1 KV heads of 8 x bf16; blocks of 64 tokens, 4 KiB each
+  tokens    0 prompt, of which 0 came from the cache; 0 generated
+  lookups   1,234 blocks, 617 hit (50.0 %)
+  memory    16,384 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
+  moves     0 blocks evicted, 0 offloaded, 0 onboarded; 1.5 GiB transferred
+  steps     0 iterations, 0 preemptions
+  driver    152 calls: cuEventQuery 70, cuLaunchKernel 70, cuMemMap 9, a 2, …
+  verified  1,234,567 blocks (full): every byte belongs to its request
+";
+        assert_eq!(report().summary(), expected);
+        let unverified =
+            RunReport { verify: Verify::None, driver_calls: BTreeMap::new(), ..report() };
+        assert!(unverified.summary().ends_with("no calls\n  verified  nothing, as asked for\n"));
+    }
+
+    #[test]
+    fn corrupt_blocks_are_counted_and_the_first_are_named() {
+        let mut report = report();
+        for request in 0..40 {
+            report.add_corruption(corrupt(request));
+        }
+        assert_eq!((report.corrupt_blocks, report.corruptions.len()), (40, CORRUPTIONS_KEPT_MAX));
+        let summary = report.summary();
+        assert!(summary.contains("1,234,567 blocks (full): 40 CORRUPT\n"), "{summary}");
+        assert!(
+            summary.contains(
+                "    request 4, block 3, iteration 7: device block 99 on device 0: checksum 1 \
+                 where 2 belongs\n    and 35 more\n"
+            ),
+            "{summary}"
+        );
+    }
+
+    #[test]
+    fn the_record_has_the_documented_fields() {
+        let mut report = report();
+        report.add_corruption(corrupt(1));
+        let json = serde_json::to_value(&report).unwrap();
+        for field in [
+            "requests",
+            "finished",
+            "block_lookups",
+            "block_hits",
+            "hit_rate",
+            "blocks_evicted",
+            "blocks_offloaded",
+            "blocks_onboarded",
+            "bytes_transferred",
+            "iterations",
+            "verified_blocks",
+            "corrupt_blocks",
+            "pinned_bytes_allocated_after_warmup",
+            "driver_calls",
+            "device",
+            "seed",
+            "wall_s",
+        ] {
+            assert!(json.get(field).is_some(), "{field}");
+        }
+        assert_eq!(json["driver_calls"]["cuMemMap"], 9);
+        assert_eq!(json["verify"], "full");
+        assert_eq!(json["shape"]["dtype"], "bf16");
+        assert_eq!(json["shape"]["block_bytes"], 4096);
+        assert_eq!(json["corruptions"][0]["physical_block"], 99);
+    }
+
+    #[test]
+    fn sizes_and_numbers_are_readable() {
+        assert_eq!(
+            [grouped(0), grouped(999), grouped(1000), grouped(1_234_567)],
+            ["0", "999", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [bytes(0), bytes(1023), bytes(4096), bytes(5 << 19)],
+            ["0 B", "1023 B", "4 KiB", "2.5 MiB"]
+        );
+        assert_eq!(bytes(u64::MAX), "16 EiB");
+    }
+}
