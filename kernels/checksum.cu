@@ -20,8 +20,7 @@
 // is not 0, and rows of blocks below num_blocks lie in their plane.
 #include "kv.cuh"
 
-static constexpr u64 GOLDEN = 0x9E3779B97F4A7C15ull;
-static constexpr u64 BAD_BLOCK = 0xBADB10C0BADB10C0ull;
+enum : u64 { GOLDEN = 0x9E3779B97F4A7C15ull, BAD_BLOCK = 0xBADB10C0BADB10C0ull };
 
 // The product of `weighted` and a vector whose first word has the weight `product | 1`.
 template <typename Words>
@@ -62,19 +61,25 @@ static __device__ __forceinline__ u64 sum_row(u64 address, u64 row_bytes, u64 in
     return sum;
 }
 
-// The sum over the threads of a block, in thread 0. Every thread of the block calls it.
-static __device__ __forceinline__ u64 sum_over_block(u64 value) {
-    __shared__ u64 of_warp[KV_SUM_THREADS / KV_WARP];
+// The sum over the threads of a warp, in its lane 0. Every thread of the warp calls it.
+static __device__ __forceinline__ u64 sum_over_warp(u64 value) {
 #pragma unroll
     for (u32 apart = KV_WARP / 2; apart > 0; apart /= 2) {
         value += __shfl_down_sync(0xFFFFFFFFu, value, apart);
     }
-    if (threadIdx.x % KV_WARP == 0) of_warp[threadIdx.x / KV_WARP] = value;
+    return value;
+}
+
+// The sum over the threads of a block, in thread 0. Every thread of the block calls it, with room
+// for a word of each warp in shared memory.
+static __device__ __forceinline__ u64 sum_over_block(u64 value, u64* of_warp) {
+    const u32 warp = threadIdx.x / KV_WARP;
+    const u32 lane = threadIdx.x % KV_WARP;
+    value = sum_over_warp(value);
+    if (lane == 0) of_warp[warp] = value;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        for (u32 warp = 1; warp < blockDim.x / KV_WARP; ++warp) value += of_warp[warp];
-    }
-    // The next item overwrites the warps' sums.
+    if (warp == 0) value = sum_over_warp(lane < blockDim.x / KV_WARP ? of_warp[lane] : 0);
+    // Whoever calls next writes to the same room.
     __syncthreads();
     return value;
 }
@@ -105,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(KV_SUM_THREADS)
 paged_checksum(const i32* block_table, u64 table_stride, const u32* seq_lens, u32 sequences,
                const u64* plane_ptrs, u32 planes, u64 row_bytes, u64 block_tokens,
                u64 block_stride_bytes, u64 token_stride_bytes, u64 num_blocks, u64* checksums) {
+    __shared__ u64 of_warp[KV_SUM_THREADS / KV_WARP];
     const PagedLayout paged{block_tokens, block_stride_bytes, token_stride_bytes};
     const RowGroup group = RowGroup::over(row_bytes);
 
@@ -121,8 +127,9 @@ paged_checksum(const i32* block_table, u64 table_stride, const u32* seq_lens, u3
             }
             const u64 left = length - start;
             const u64 tokens = left < block_tokens ? left : block_tokens;
-            const u64 sum = sum_over_block(
-                sum_of_thread((u64)block, tokens, plane_ptrs, planes, row_bytes, paged, group));
+            const u64 share =
+                sum_of_thread((u64)block, tokens, plane_ptrs, planes, row_bytes, paged, group);
+            const u64 sum = sum_over_block(share, of_warp);
             if (threadIdx.x == 0) checksums[entry] = sum;
         }
     }

@@ -23,12 +23,13 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 #define KV_WARP 32
 
 // One and two 64-bit words: what a thread moves at once where only 8, or 16, bytes are aligned.
+// Constants are enumerators here and elsewhere: variables would be left over in the module.
 struct __align__(8) Words1 {
-    static constexpr u32 COUNT = 1;
+    enum : u32 { COUNT = 1 };
     u64 word[1];
 };
 struct __align__(16) Words2 {
-    static constexpr u32 COUNT = 2;
+    enum : u32 { COUNT = 2 };
     u64 word[2];
 };
 

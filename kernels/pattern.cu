@@ -12,7 +12,7 @@
 // The caller has checked: row_bytes and the chunk's address are multiples of 8, and the chunk fits.
 #include "kv.cuh"
 
-static constexpr u64 MIX = 0xD6E8FEB86659FD93ull;
+enum : u64 { MIX = 0xD6E8FEB86659FD93ull };
 
 // A mixed word for each word index of a token: the same for every token, different in each place.
 static __device__ __forceinline__ u64 plane_word(u64 index) {

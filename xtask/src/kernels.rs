@@ -32,19 +32,13 @@ const OPTIONS: [&str; 4] =
 pub(crate) struct Args {
     /// Compare with the committed PTX instead of writing it.
     #[arg(long)]
-    check: bool,
+    pub(crate) check: bool,
 }
 
 /// Builds the PTX of every kernel and writes it, or compares it with what is committed.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let built = build_all()?;
     if args.check { compare(&built) } else { write(&built) }
-}
-
-/// Fails unless the committed PTX is what the sources give: `cargo xtask kernels --check`.
-#[allow(dead_code, reason = "called by the task that runs every check")]
-pub(crate) fn check() -> Result<()> {
-    run(&Args { check: true })
 }
 
 /// The PTX of one source.
