@@ -1,0 +1,112 @@
+//! What can go wrong, one enum for each family of operations.
+
+use crate::{BlockHash, BlockId, Epoch, Location, Tier};
+
+/// Why no blocks were claimed. Nothing was evicted then.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// There are not enough blocks that nobody uses.
+    #[error(
+        "{requested} blocks were asked for, {claimable} can be claimed \
+         and {retiring} more once the work that uses them is complete"
+    )]
+    Exhausted {
+        /// Blocks asked for.
+        requested: usize,
+        /// Blocks that could have been claimed.
+        claimable: usize,
+        /// Released blocks whose epoch is not complete yet.
+        retiring: usize,
+    },
+}
+
+/// Why an epoch was not completed.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EpochError {
+    /// That epoch was never begun.
+    #[error("epoch {} was never begun, the latest is {}", epoch.number(), latest.number())]
+    NotBegun {
+        /// The epoch that was named.
+        epoch: Epoch,
+        /// The latest that was begun.
+        latest: Epoch,
+    },
+}
+
+/// Why no content is moved to the primary tier. Pin and block come back unharmed.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OnboardError {
+    /// The pinned block is in the primary tier already.
+    #[error("the block to onboard is already at {location:?}")]
+    NotSecondary {
+        /// Where it is.
+        location: Location,
+    },
+    /// The pin and the claimed block belong to two pools.
+    #[error("the pin and the target belong to different pools")]
+    DifferentPools,
+    /// The target still carries the content of an evicted block.
+    #[error("the target's evicted content must be offloaded or dropped first")]
+    TargetNotEmpty,
+}
+
+/// Why no slots were added.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrowError {
+    /// The tier was made for fewer slots.
+    #[error("{requested} primary slots are more than the {capacity} that the pool was made for")]
+    OverCapacity {
+        /// Slots asked for.
+        requested: u64,
+        /// The most that is possible.
+        capacity: u64,
+    },
+}
+
+/// A rule that the pool's own state breaks: a defect of the pool.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IntegrityError {
+    /// A block is in a list that its state does not name, or missing from the one it names.
+    #[error("block {} is {place}, but the lists say otherwise", block.index())]
+    Place {
+        /// The block.
+        block: BlockId,
+        /// Its recorded state.
+        place: String,
+    },
+    /// A block's references do not fit its state.
+    #[error("block {} has {references} references and is {place}", block.index())]
+    References {
+        /// The block.
+        block: BlockId,
+        /// References counted.
+        references: u32,
+        /// Its recorded state.
+        place: String,
+    },
+    /// The index and the blocks disagree about a hash.
+    #[error("the index and the blocks disagree about {hash:?}")]
+    Index {
+        /// The hash.
+        hash: BlockHash,
+    },
+    /// Two blocks have the same slot.
+    #[error("slot {slot} of the {tier:?} tier belongs to two blocks")]
+    SharedSlot {
+        /// The tier.
+        tier: Tier,
+        /// The slot.
+        slot: usize,
+    },
+    /// A release was refused because its block was not held.
+    #[error("{count} releases of blocks that were not held")]
+    Misuse {
+        /// How many.
+        count: u64,
+    },
+}

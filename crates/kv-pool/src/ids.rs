@@ -1,0 +1,134 @@
+//! Names of things: blocks, slots, tiers, priorities and epochs.
+
+use std::fmt;
+
+/// A block of the pool: an identity that content belongs to, wherever the content lies.
+///
+/// When content moves to another tier, the block keeps its id and gets another slot.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct BlockId(pub(crate) u32);
+
+impl BlockId {
+    /// The id as an index, from 0 to one below the number of blocks in all tiers.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where in its tier a block lies, counted in blocks from the start of the tier's memory.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SlotIndex(pub(crate) u32);
+
+impl SlotIndex {
+    /// The index, counted in blocks.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The index as block tables hold it. Pools are at most `i32::MAX` slots large.
+    #[must_use]
+    pub fn as_i32(self) -> i32 {
+        self.0 as i32
+    }
+}
+
+impl fmt::Display for SlotIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A kind of memory that blocks lie in.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Tier {
+    /// The memory that attention reads: a GPU's.
+    Primary,
+    /// The memory that evicted content goes to: the host's.
+    Secondary,
+}
+
+impl Tier {
+    pub(crate) const ALL: [Self; 2] = [Self::Primary, Self::Secondary];
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// A tier and a slot in it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Location {
+    /// The tier.
+    pub tier: Tier,
+    /// The slot in that tier.
+    pub slot: SlotIndex,
+}
+
+/// How much a cached block is worth keeping: of two blocks the one with the lower number is
+/// evicted first, however recently it was used.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Priority(u8);
+
+impl Priority {
+    /// The lowest priority.
+    pub const MIN: Self = Self(0);
+    /// The highest priority.
+    pub const MAX: Self = Self(100);
+    /// The priority of blocks that nobody said anything about.
+    pub const DEFAULT: Self = Self(35);
+    /// The lowest priority whose content is offloaded, unless a pool is told otherwise.
+    pub const OFFLOAD_MIN: Self = Self(30);
+    /// How many priorities there are.
+    pub(crate) const COUNT: usize = 101;
+
+    /// A priority, if `value` is at most 100.
+    #[must_use]
+    pub const fn new(value: u8) -> Option<Self> {
+        if value <= Self::MAX.0 { Some(Self(value)) } else { None }
+    }
+
+    /// The number, from 0 to 100.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl Default for Priority {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// A stretch of device work, numbered in the order in which it was begun.
+///
+/// A block that is released may still be read by work that was enqueued before. It is therefore
+/// stamped with the epoch of its release, and handed out again when that epoch is complete.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Epoch(pub(crate) u64);
+
+impl Epoch {
+    /// The number of the epoch; the first that is begun is 1.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities_end_at_a_hundred() {
+        assert_eq!(Priority::new(100), Some(Priority::MAX));
+        assert_eq!(Priority::new(101), None);
+        assert_eq!(Priority::default().get(), 35);
+    }
+}

@@ -1,0 +1,62 @@
+//! Counts of what a pool holds and has done.
+
+/// What one tier holds. Every slot that has memory is counted in exactly one field but `slots`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct TierStats {
+    /// Slots that have memory.
+    pub slots: u64,
+    /// Unused and without content.
+    pub empty: u64,
+    /// Unused, with content that a lookup may find.
+    pub cached: u64,
+    /// Released, and not claimable before the epoch of the release is complete.
+    pub retiring: u64,
+    /// Pinned at least once.
+    pub pinned: u64,
+    /// Claimed by one owner, or target of a move.
+    pub claimed: u64,
+}
+
+impl TierStats {
+    /// Blocks that a claim can take at once.
+    #[must_use]
+    pub fn claimable(&self) -> u64 {
+        self.empty + self.cached
+    }
+}
+
+/// What a pool has done since it was made.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PoolCounters {
+    /// Blocks looked up by prefix.
+    pub lookups: u64,
+    /// Of these, blocks found.
+    pub hits: u64,
+    /// Blocks claimed.
+    pub claimed: u64,
+    /// Content given a hash for the first time.
+    pub registered: u64,
+    /// Content that turned out to be there already when it was registered.
+    pub duplicates: u64,
+    /// Cached content that lost its primary slot to a claim, whether it was kept elsewhere or not.
+    pub evicted: u64,
+    /// Of these, content that was moved to the secondary tier.
+    pub offloaded: u64,
+    /// Content that came back to the primary tier.
+    pub onboarded: u64,
+    /// Cached content that is gone from every tier.
+    pub dropped: u64,
+    /// Releases refused because the block was not held. Always 0: the types see to it.
+    pub misuses: u64,
+}
+
+/// What a pool holds and has done, as of one moment.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PoolStats {
+    /// The primary tier.
+    pub primary: TierStats,
+    /// The secondary tier.
+    pub secondary: TierStats,
+    /// What was done.
+    pub counters: PoolCounters,
+}
