@@ -5,7 +5,13 @@
     reason = "a command-line program reports here"
 )]
 
+mod cargo;
+mod gpu_bundle;
 mod kernels;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -19,12 +25,32 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Runs every check and test, as continuous integration does.
+    Test(test::Args),
+    /// Checks rules of the tree that no compiler knows.
+    Tidy,
+    /// Packs GPU tests, GPU benchmarks and `kv-replay` for a machine with a GPU.
+    GpuBundle,
     /// Builds the PTX of every kernel with the pinned compiler, or checks what is committed.
     Kernels(kernels::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().task {
+fn main() -> ExitCode {
+    // Not by returning the error, which would show a backtrace for what is no fault of ours.
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
+        Task::Test(args) => test::run(&args),
+        Task::Tidy => tidy::run(),
+        Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),
     }
 }

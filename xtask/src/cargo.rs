@@ -1,0 +1,98 @@
+//! The workspace as Cargo sees it: where it lies, and the crates and targets in it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+/// A crate of the workspace.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub(crate) struct Package {
+    /// Its name, as `-p` takes it.
+    pub(crate) name: String,
+    /// What Cargo builds of it.
+    pub(crate) targets: Vec<Target>,
+    /// `Some` of an empty list for what is never published.
+    pub(crate) publish: Option<Vec<String>>,
+}
+
+/// A library, program, test or benchmark.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub(crate) struct Target {
+    /// Its name, as `--test` or `--bench` takes it.
+    pub(crate) name: String,
+    /// One of `lib`, `bin`, `test`, `bench`, …
+    pub(crate) kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+impl Package {
+    /// Names of the targets of `kind`.
+    pub(crate) fn targets_of(&self, kind: &str) -> impl Iterator<Item = &str> {
+        self.targets
+            .iter()
+            .filter(move |target| target.kind.iter().any(|other| other == kind))
+            .map(|target| target.name.as_str())
+    }
+
+    /// Whether others can depend on it: it has a library and may be published.
+    pub(crate) fn is_published_library(&self) -> bool {
+        self.publish.is_none() && self.targets_of("lib").next().is_some()
+    }
+}
+
+/// The folder of the workspace's manifest.
+pub(crate) fn workspace_root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().unwrap_or(own).to_path_buf()
+}
+
+/// The Cargo that runs us, so that a toolchain chosen on the command line stays chosen.
+pub(crate) fn program() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// That Cargo, started at the workspace's root.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(program());
+    command.current_dir(workspace_root());
+    command
+}
+
+/// The crates of the workspace, by name.
+pub(crate) fn packages() -> anyhow::Result<Vec<Package>> {
+    let output = command()
+        .args(["metadata", "--format-version", "1", "--no-deps"])
+        .output()
+        .context("cannot start `cargo metadata`")?;
+    if !output.status.success() {
+        bail!("`cargo metadata` failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("cannot read `cargo metadata`")?;
+    let mut packages = metadata.packages;
+    packages.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(packages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_found_and_read() {
+        assert!(workspace_root().join("Cargo.lock").exists());
+        let packages = packages().unwrap();
+        let own = packages.iter().find(|package| package.name == "xtask").unwrap();
+        assert_eq!(own.targets_of("bin").collect::<Vec<_>>(), ["xtask"]);
+        assert!(!own.is_published_library());
+        let driver = packages.iter().find(|package| package.name == "cuda-driver").unwrap();
+        assert!(driver.is_published_library());
+    }
+}

@@ -1,0 +1,245 @@
+//! `cargo xtask gpu-bundle`: the GPU tests, the GPU benchmarks and `kv-replay` in one folder, for a machine with a
+//! GPU and nothing to build with.
+
+mod artifacts;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo::{self, Package, workspace_root};
+use artifacts::{Artifact, executables};
+
+/// What travels is small enough to be copied to any machine in a moment.
+const BYTES_MAX: u64 = 40 << 20;
+/// Runs what was packed and prints a table.
+const SCRIPT: &str = include_str!("run.sh");
+const PROGRAM: &str = "kv-replay";
+
+/// Builds, strips and packs into `gpu-bundle/`, which is made anew.
+pub(crate) fn run() -> Result<()> {
+    let wanted = Wanted::of(&cargo::packages()?);
+    ensure!(!wanted.tests.is_empty(), "no crate has a test target named `gpu`");
+    let mut built = Vec::new();
+    for args in wanted.cargo_args() {
+        built.extend(build(&args)?);
+    }
+    let bundle = workspace_root().join("gpu-bundle");
+    if bundle.exists() {
+        fs::remove_dir_all(&bundle).context("cannot remove the last gpu-bundle")?;
+    }
+    let mut sizes = Vec::new();
+    for (place, executable) in wanted.places(&built)? {
+        sizes.push((pack(&executable, &bundle.join(&place))?, place));
+    }
+    write_script(&bundle.join("run.sh"))?;
+    println!("{}", report(&mut sizes)?);
+    Ok(())
+}
+
+/// What is packed, each with its crate's name.
+#[derive(Debug, Default, PartialEq)]
+struct Wanted {
+    /// Crates with a test target named `gpu`.
+    tests: Vec<String>,
+    /// Benchmarks whose names end in `_gpu`: crate and benchmark.
+    benches: Vec<(String, String)>,
+}
+
+impl Wanted {
+    fn of(packages: &[Package]) -> Self {
+        let mut wanted = Self::default();
+        for package in packages {
+            if package.targets_of("test").any(|name| name == "gpu") {
+                wanted.tests.push(package.name.clone());
+            }
+            let benches = package.targets_of("bench").filter(|name| name.ends_with("_gpu"));
+            wanted.benches.extend(benches.map(|name| (package.name.clone(), name.to_owned())));
+        }
+        wanted
+    }
+
+    /// One run of Cargo for each crate: a run for several would build each with the features of the others.
+    fn cargo_args(&self) -> Vec<Vec<String>> {
+        let line = |text: String| text.split_whitespace().map(str::to_owned).collect();
+        let tests =
+            self.tests.iter().map(|name| format!("test --no-run --package {name} --test gpu"));
+        let benches = self
+            .benches
+            .iter()
+            .map(|(name, bench)| format!("bench --no-run --package {name} --bench {bench}"));
+        let program = format!("build --package {PROGRAM} --bin {PROGRAM}");
+        tests.chain(benches).chain([program]).map(line).collect()
+    }
+
+    /// Where in the bundle each executable goes.
+    fn places(&self, built: &[Artifact]) -> Result<Vec<(String, PathBuf)>> {
+        let find = |package: &str, kind: &str, target: &str| {
+            let found = built.iter().find(|artifact| artifact.is(package, kind, target));
+            let missing = || format!("Cargo built no {kind} `{target}` of {package}");
+            found.map(|artifact| artifact.executable.clone()).with_context(missing)
+        };
+        let mut places = Vec::new();
+        for package in &self.tests {
+            places.push((format!("tests/{package}-gpu"), find(package, "test", "gpu")?));
+        }
+        for (package, bench) in &self.benches {
+            let place = format!("benches/{package}-{bench}");
+            places.push((place, find(package, "bench", bench)?));
+        }
+        places.push((format!("bin/{PROGRAM}"), find(PROGRAM, "bin", PROGRAM)?));
+        Ok(places)
+    }
+}
+
+/// Builds in the release profile, which is what users run: without debug assertions.
+fn build(args: &[String]) -> Result<Vec<Artifact>> {
+    println!("cargo {} --release", args.join(" "));
+    let mut command = cargo::command();
+    command.args(args);
+    if args.first().is_none_or(|name| name != "bench") {
+        command.arg("--release");
+    }
+    command.arg("--message-format=json-render-diagnostics").stderr(std::process::Stdio::inherit());
+    let output = command.output().context("cannot start Cargo")?;
+    if !output.status.success() {
+        bail!("cargo {} failed", args.join(" "));
+    }
+    executables(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Copies an executable and strips the copy; returns its size in bytes.
+fn pack(executable: &Path, place: &Path) -> Result<u64> {
+    let folder = place.parent().context("a place in the bundle has a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    fs::copy(executable, place).with_context(|| format!("cannot copy to {}", place.display()))?;
+    // Without `strip` the copy is larger and as good: the limit on the size still holds.
+    if let Ok(status) = Command::new("strip").arg(place).status() {
+        ensure!(status.success(), "`strip {}` failed", place.display());
+    }
+    Ok(fs::metadata(place)?.len())
+}
+
+fn write_script(place: &Path) -> Result<()> {
+    fs::write(place, SCRIPT).with_context(|| format!("cannot write {}", place.display()))?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(place, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+/// The sizes, largest first; an error with the same lines when they are too much together.
+fn report(sizes: &mut [(u64, String)]) -> Result<String> {
+    sizes.sort_by(|a, b| b.cmp(a));
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let mut lines: Vec<String> =
+        sizes.iter().map(|(bytes, place)| format!("{:7.2} MiB  {place}", mib(*bytes))).collect();
+    let total = sizes.iter().map(|(bytes, _)| bytes).sum();
+    lines.push(format!("{:7.2} MiB  in all, of {:.0} MiB allowed", mib(total), mib(BYTES_MAX)));
+    let lines = lines.join("\n");
+    ensure!(total <= BYTES_MAX, "gpu-bundle is too large:\n{lines}");
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::Target;
+
+    fn package(name: &str, targets: &[(&str, &str)]) -> Package {
+        let targets = targets
+            .iter()
+            .map(|&(kind, name)| Target { name: name.to_owned(), kind: vec![kind.to_owned()] })
+            .collect();
+        Package { name: name.to_owned(), targets, publish: None }
+    }
+
+    fn wanted() -> Wanted {
+        Wanted::of(&[
+            package("kv-a", &[("lib", "kv_a"), ("test", "gpu"), ("bench", "copy_gpu")]),
+            package("kv-b", &[("test", "gpu_less"), ("bench", "copy")]),
+        ])
+    }
+
+    #[test]
+    fn gpu_targets_are_found_by_name() {
+        let benches = vec![("kv-a".to_owned(), "copy_gpu".to_owned())];
+        assert_eq!(wanted(), Wanted { tests: vec!["kv-a".to_owned()], benches });
+    }
+
+    #[test]
+    fn each_executable_has_its_place_and_none_may_be_missing() {
+        let artifact = |package: &str, kind: &str, target: &str| Artifact {
+            package: package.to_owned(),
+            kinds: vec![kind.to_owned()],
+            target: target.to_owned(),
+            executable: PathBuf::from(format!("target/{target}")),
+        };
+        let mut built = vec![
+            artifact("kv-a", "test", "gpu"),
+            artifact("kv-a", "bench", "copy_gpu"),
+            artifact("kv-replay", "bin", "kv-replay"),
+        ];
+        let places: Vec<String> =
+            wanted().places(&built).unwrap().into_iter().map(|(place, _)| place).collect();
+        assert_eq!(places, ["tests/kv-a-gpu", "benches/kv-a-copy_gpu", "bin/kv-replay"]);
+        built.remove(1);
+        let error = wanted().places(&built).unwrap_err().to_string();
+        assert_eq!(error, "Cargo built no bench `copy_gpu` of kv-a");
+    }
+
+    #[test]
+    fn too_large_a_bundle_is_refused_with_its_sizes() {
+        let mut sizes = vec![(1 << 20, "bin/a".to_owned()), (39 << 20, "bin/b".to_owned())];
+        let fits = "  39.00 MiB  bin/b\n   1.00 MiB  bin/a\n  40.00 MiB  in all, of 40 MiB allowed";
+        assert_eq!(report(&mut sizes).unwrap(), fits);
+        sizes.push((1, "bin/c".to_owned()));
+        let error = report(&mut sizes).unwrap_err().to_string();
+        assert!(error.starts_with("gpu-bundle is too large:\n  39.00 MiB  bin/b\n"), "{error}");
+    }
+
+    /// Lays a bundle of shell scripts and runs it; returns the table and whether the run succeeded.
+    fn run_script(programs: &[(&str, &str)]) -> (String, bool) {
+        let folder = tempfile::tempdir().unwrap();
+        for (place, body) in programs {
+            let place = folder.path().join(place);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            write_script(&place).unwrap();
+            fs::write(&place, format!("#!/bin/sh\n{body}\n")).unwrap();
+        }
+        let script = folder.path().join("run.sh");
+        write_script(&script).unwrap();
+        let out = folder.path().join("results");
+        let output = Command::new("bash").arg(&script).env("OUT", &out).output().unwrap();
+        let table = fs::read_to_string(out.join("results.txt")).unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).ends_with(&table));
+        (table, output.status.success())
+    }
+
+    #[test]
+    fn the_script_requires_a_gpu_and_runs_benches_after_tests() {
+        let (table, success) = run_script(&[
+            ("tests/a-gpu", "test \"$KV_REQUIRE_GPU\" = 1"),
+            ("benches/b_gpu", "test \"$1\" = --bench"),
+        ]);
+        let names: Vec<&str> =
+            table.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(names, ["name", "tests/a-gpu", "benches/b_gpu"]);
+        assert!(success && !table.contains("FAILED"), "{table}");
+    }
+
+    #[test]
+    fn the_script_remembers_a_failure_and_runs_the_other_tests_but_no_bench() {
+        let (table, success) = run_script(&[
+            ("tests/a-gpu", "exit 3"),
+            ("tests/b-gpu", "exit 0"),
+            ("benches/b_gpu", "exit 0"),
+        ]);
+        assert!(table.contains("FAILED (3)") && table.contains("tests/b-gpu"), "{table}");
+        assert!(!success && !table.contains("benches/"), "{table}");
+    }
+}

@@ -1,0 +1,232 @@
+//! `cargo xtask test`: everything that continuous integration runs, step by step, all of it even after a failure.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use crate::cargo::{self, Package};
+use crate::{kernels, tidy};
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Leave out what seldom breaks: rustdoc, the kernel check, crates built alone, the release build.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0.
+const SMOKE: &[&str] = &[];
+
+/// One thing to do, and the line that announces it.
+struct Step {
+    line: String,
+    work: Work,
+}
+
+enum Work {
+    /// A run of Cargo with these arguments and variables.
+    Cargo(Vec<String>, &'static [(&'static str, &'static str)]),
+    /// A task of our own.
+    Own(fn() -> anyhow::Result<()>),
+}
+
+/// What became of a step.
+struct Outcome {
+    line: String,
+    elapsed: Duration,
+    failure: Option<String>,
+}
+
+/// Runs every step and reports all failures at the end.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let steps = steps(args, &cargo::packages()?, has_nextest());
+    let count = steps.len();
+    let mut outcomes = Vec::new();
+    for (index, step) in steps.into_iter().enumerate() {
+        println!("[{}/{count}] {}", index + 1, step.line);
+        let start = Instant::now();
+        let failure = step.work.run().err().map(|error| format!("{error:#}"));
+        let elapsed = start.elapsed();
+        let verdict = failure.as_deref().unwrap_or("ok");
+        println!("[{}/{count}] {verdict}, {:.1} s\n", index + 1, elapsed.as_secs_f64());
+        outcomes.push(Outcome { line: step.line, elapsed, failure });
+    }
+    print!("{}", summary(&outcomes));
+    match outcomes.iter().filter(|outcome| outcome.failure.is_some()).count() {
+        0 => Ok(()),
+        1 => bail!("1 of {count} steps failed"),
+        failed => bail!("{failed} of {count} steps failed"),
+    }
+}
+
+impl Step {
+    fn cargo(args: &str) -> Self {
+        Self::cargo_with(args, &[])
+    }
+
+    fn cargo_with(args: &str, variables: &'static [(&'static str, &'static str)]) -> Self {
+        let mut line = String::new();
+        for (name, value) in variables {
+            line.push_str(&format!("{name}=\"{value}\" "));
+        }
+        line.push_str("cargo ");
+        line.push_str(args);
+        let args = args.split_whitespace().map(str::to_owned).collect();
+        Self { line, work: Work::Cargo(args, variables) }
+    }
+
+    fn own(args: &str, task: fn() -> anyhow::Result<()>) -> Self {
+        Self { line: format!("cargo xtask {args}"), work: Work::Own(task) }
+    }
+}
+
+impl Work {
+    fn run(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Own(task) => task(),
+            Self::Cargo(args, variables) => {
+                let mut command = cargo::command();
+                command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
+                let status = command.status().context("cannot start Cargo")?;
+                if !status.success() {
+                    bail!("failed ({status})");
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The steps in order: what fails soonest first, and all with the same features, so that little is built twice.
+///
+/// `--all-features` brings in the features `sabotage`, whose code exists in builds with debug assertions only.
+fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
+    let tests = if nextest {
+        "nextest run --workspace --all-features"
+    } else {
+        "test --workspace --all-features --lib --bins --tests"
+    };
+    let mut steps = vec![
+        Step::cargo("fmt --all --check"),
+        Step::own("tidy", tidy::run),
+        Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
+        Step::cargo(tests),
+        Step::cargo("test --doc --workspace --all-features"),
+    ];
+    if args.quick {
+        return steps;
+    }
+    steps.push(Step::cargo_with(
+        "doc --workspace --no-deps --all-features",
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    ));
+    steps.push(Step::own("kernels --check", || kernels::run(&kernels::Args { check: true })));
+    // Each crate is picked alone by someone: it must not live on the features that a sibling asks for.
+    for package in packages.iter().filter(|package| package.is_published_library()) {
+        let name = &package.name;
+        steps.push(Step::cargo(&format!("check --package {name} --lib --no-default-features")));
+    }
+    steps.push(Step::cargo("build --release --package kv-replay"));
+    for arguments in SMOKE {
+        steps.push(Step::cargo(&format!(
+            "run --release --quiet --package kv-replay -- {arguments}"
+        )));
+    }
+    steps
+}
+
+fn has_nextest() -> bool {
+    Command::new(cargo::program())
+        .args(["nextest", "--version"])
+        .stdin(Stdio::null())
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+/// One line a step, and the failed ones once more at the end, where a reader looks first.
+fn summary(outcomes: &[Outcome]) -> String {
+    let mut text = String::new();
+    for Outcome { line, elapsed, failure } in outcomes {
+        let verdict = if failure.is_some() { "FAIL" } else { "ok" };
+        text.push_str(&format!("{verdict:>4} {:>7.1} s  {line}\n", elapsed.as_secs_f64()));
+    }
+    let total: Duration = outcomes.iter().map(|outcome| outcome.elapsed).sum();
+    text.push_str(&format!("     {:>7.1} s  in all\n", total.as_secs_f64()));
+    for Outcome { line, failure, .. } in outcomes {
+        if let Some(failure) = failure {
+            text.push_str(&format!("\n{line}\n    {failure}\n"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::Target;
+
+    fn library(name: &str) -> Package {
+        let target = Target { name: name.to_owned(), kind: vec!["lib".to_owned()] };
+        Package { name: name.to_owned(), targets: vec![target], publish: None }
+    }
+
+    fn lines(quick: bool, nextest: bool) -> Vec<String> {
+        let mut unpublished = library("kv-tests");
+        unpublished.publish = Some(Vec::new());
+        let packages = [library("kv-pool"), unpublished];
+        let steps = steps(&Args { quick }, &packages, nextest);
+        steps.into_iter().map(|step| step.line).collect()
+    }
+
+    #[test]
+    fn a_machine_without_nextest_runs_the_same_tests() {
+        let (with, without) = (lines(true, true), lines(true, false));
+        assert!(with.contains(&"cargo nextest run --workspace --all-features".to_owned()));
+        let plain = "cargo test --workspace --all-features --lib --bins --tests";
+        assert!(without.contains(&plain.to_owned()));
+        assert_eq!(with.len(), without.len());
+    }
+
+    #[test]
+    fn warnings_are_denied_and_published_crates_built_alone() {
+        let lines = lines(false, false);
+        for line in [
+            "cargo clippy --workspace --all-targets --all-features -- -D warnings",
+            "RUSTDOCFLAGS=\"-D warnings\" cargo doc --workspace --no-deps --all-features",
+            "cargo xtask tidy",
+            "cargo xtask kernels --check",
+            "cargo check --package kv-pool --lib --no-default-features",
+        ] {
+            assert!(lines.iter().any(|other| other == line), "{line} is not among {lines:?}");
+        }
+        assert!(!lines.iter().any(|line| line.contains("kv-tests")));
+    }
+
+    #[test]
+    fn quick_is_a_beginning_of_the_whole() {
+        let (quick, whole) = (lines(true, false), lines(false, false));
+        assert_eq!(whole[..quick.len()], quick);
+        assert!(whole.len() > quick.len());
+    }
+
+    #[test]
+    fn a_failed_command_is_a_failed_step() {
+        let step = Step::cargo("no-such-subcommand-of-cargo");
+        assert!(step.work.run().unwrap_err().to_string().starts_with("failed (exit status: 101"));
+    }
+
+    #[test]
+    fn the_summary_repeats_failures_at_the_end() {
+        let outcome = |line: &str, failure: Option<&str>| Outcome {
+            line: line.to_owned(),
+            elapsed: Duration::from_millis(1500),
+            failure: failure.map(str::to_owned),
+        };
+        let text = summary(&[outcome("cargo a", Some("failed")), outcome("cargo b", None)]);
+        let expected = "FAIL     1.5 s  cargo a\n  ok     1.5 s  cargo b\n         3.0 s  in all\n\
+                        \ncargo a\n    failed\n";
+        assert_eq!(text, expected);
+    }
+}

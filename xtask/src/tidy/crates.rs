@@ -1,0 +1,81 @@
+//! What every crate must bring along to be picked alone: a README, a changelog and both licences.
+
+use super::{Files, Problem};
+
+const NEEDED: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
+
+/// Checks each folder under `crates/` that has a manifest.
+pub(super) fn check(files: &Files) -> Vec<Problem> {
+    names(files).flat_map(|name| check_crate(files, name)).collect()
+}
+
+/// Names of the folders under `crates/` that have a manifest.
+pub(super) fn names(files: &Files) -> impl Iterator<Item = &str> {
+    files.paths().filter_map(|path| {
+        let name = path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml")?;
+        (!name.contains('/')).then_some(name)
+    })
+}
+
+fn check_crate(files: &Files, name: &str) -> Vec<Problem> {
+    let folder = format!("crates/{name}");
+    let mut problems: Vec<Problem> = NEEDED
+        .iter()
+        .filter(|file| !files.contains(&format!("{folder}/{file}")))
+        .map(|file| {
+            let manifest = format!("{folder}/Cargo.toml");
+            Problem::new(&manifest, 1, format!("the crate has no {file}"))
+        })
+        .collect();
+    let changelog = format!("{folder}/CHANGELOG.md");
+    if files.text(&changelog).is_some_and(|text| !has_unreleased(text)) {
+        problems.push(Problem::new(&changelog, 1, "there is no heading `## Unreleased`"));
+    }
+    problems
+}
+
+fn has_unreleased(text: &str) -> bool {
+    text.lines().any(|line| line.trim_end() == "## Unreleased")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: [&str; 0] = [];
+
+    fn messages(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Files::of(files)).iter().map(Problem::to_string).collect()
+    }
+
+    #[test]
+    fn a_whole_crate_passes() {
+        let files = [
+            ("crates/a/Cargo.toml", ""),
+            ("crates/a/CHANGELOG.md", "# Changelog\n\n## Unreleased\n"),
+            ("crates/a/LICENSE-APACHE", ""),
+            ("crates/a/LICENSE-MIT", ""),
+            ("crates/a/README.md", ""),
+            // No crate of ours: data of a test.
+            ("crates/a/tests/data/Cargo.toml", ""),
+        ];
+        assert_eq!(messages(&files), NONE);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let files = [
+            ("crates/a/Cargo.toml", ""),
+            ("crates/a/CHANGELOG.md", "# Changelog\n\nUnreleased\n"),
+            ("crates/a/README.md", ""),
+            ("crates/a/LICENSE-MIT", ""),
+        ];
+        assert_eq!(
+            messages(&files),
+            [
+                "crates/a/Cargo.toml:1: the crate has no LICENSE-APACHE",
+                "crates/a/CHANGELOG.md:1: there is no heading `## Unreleased`",
+            ]
+        );
+    }
+}
