@@ -28,18 +28,13 @@ impl Links {
 pub(crate) struct List {
     front: u32,
     back: u32,
-    len: usize,
 }
 
 impl List {
-    pub(crate) const EMPTY: Self = Self { front: NONE, back: NONE, len: 0 };
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
+    pub(crate) const EMPTY: Self = Self { front: NONE, back: NONE };
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.front == NONE
     }
 
     pub(crate) fn front(&self) -> Option<BlockId> {
@@ -53,7 +48,6 @@ impl List {
             back => links.0[back as usize].after = block.0,
         }
         self.back = block.0;
-        self.len += 1;
     }
 
     pub(crate) fn push_front(&mut self, links: &mut Links, block: BlockId) {
@@ -63,7 +57,6 @@ impl List {
             front => links.0[front as usize].before = block.0,
         }
         self.front = block.0;
-        self.len += 1;
     }
 
     pub(crate) fn remove(&mut self, links: &mut Links, block: BlockId) {
@@ -76,7 +69,6 @@ impl List {
             NONE => self.back = before,
             after => links.0[after as usize].before = before,
         }
-        self.len -= 1;
     }
 
     /// The blocks from front to back.
@@ -107,7 +99,7 @@ mod tests {
             let rest: Vec<u32> = list.iter(&links).map(|block| block.0).collect();
             let expected: Vec<u32> = (0..4).filter(|&block| block != removed).collect();
             assert_eq!(rest, expected);
-            assert_eq!(list.len(), 3);
+
             list.push_back(&mut links, BlockId(removed));
             assert_eq!(list.iter(&links).last(), Some(BlockId(removed)));
         }

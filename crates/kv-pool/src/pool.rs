@@ -161,7 +161,7 @@ impl BlockPool {
         &self,
         source: BlockPin,
         target: ClaimedBlock,
-    ) -> Result<Onboard, OnboardRefused> {
+    ) -> Result<Onboard, Box<OnboardRefused>> {
         let refusal = if !source.belongs_to(self) || !target.belongs_to(self) {
             Some(OnboardError::DifferentPools)
         } else if source.location().tier != Tier::Secondary {
@@ -172,7 +172,7 @@ impl BlockPool {
             None
         };
         match refusal {
-            Some(reason) => Err(OnboardRefused { reason, pin: source, target }),
+            Some(reason) => Err(Box::new(OnboardRefused { reason, pin: source, target })),
             None => Ok(Onboard::new(source, target)),
         }
     }
