@@ -268,12 +268,15 @@ fn free_all(driver: &dyn Driver, retired: &[Retired]) -> DriverResult<()> {
 impl Drop for Inner {
     fn drop(&mut self) {
         let retired = std::mem::take(self.retired.get_mut());
-        // SAFETY: the context is alive until the release below (invariant of `context`).
-        let bound = unsafe { Bound::enter(&*self.driver, self.context) };
-        if let Ok(bound) = bound {
-            // Refusals are logged there; a destructor has nobody to tell.
-            let _ = free_all(&*self.driver, &retired);
-            drop(bound);
+        if !retired.is_empty() {
+            // SAFETY: the context is alive until the release below (invariant of `context`).
+            match unsafe { Bound::enter(&*self.driver, self.context) } {
+                // Refusals are logged there; a destructor has nobody to tell.
+                Ok(_bound) => drop(free_all(&*self.driver, &retired)),
+                Err(error) => {
+                    tracing::warn!(%error, buffers = retired.len(), "memory was not freed");
+                }
+            }
         }
         if self.retained {
             // SAFETY: `open` retained it once, and every handle made from this device holds a

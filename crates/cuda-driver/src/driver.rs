@@ -109,8 +109,8 @@ impl HostAllocFlags {
 /// * every handle argument came from this driver object, is of the right kind and was not
 ///   destroyed;
 /// * every host range that an operation reads stays allocated until the operation has completed on
-///   the device, not only until the call returned; a host range that it writes is, until then,
-///   neither read nor written by the host;
+///   the device, not only until the call returned, and is not written by the host meanwhile; a host
+///   range that it writes is, until then, neither read nor written by the host;
 /// * every device range that an operation writes is not host memory that Rust code accesses (with
 ///   unified addressing a device address may name host memory);
 /// * a kernel's arguments have the number, order and sizes of its parameters, and all that it

@@ -50,14 +50,22 @@ error_codes! {
     INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
     /// No context is current on the thread, or the context is not valid.
     INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
+    /// The module has no code that this device can run.
+    NO_BINARY_FOR_GPU = 209, "CUDA_ERROR_NO_BINARY_FOR_GPU";
     /// Uncorrectable memory error.
     ECC_UNCORRECTABLE = 214, "CUDA_ERROR_ECC_UNCORRECTABLE";
     /// Peer access between the two devices is not possible.
     PEER_ACCESS_UNSUPPORTED = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
     /// The PTX could not be compiled.
     INVALID_PTX = 218, "CUDA_ERROR_INVALID_PTX";
+    /// Uncorrectable error of a link between GPUs.
+    NVLINK_UNCORRECTABLE = 220, "CUDA_ERROR_NVLINK_UNCORRECTABLE";
+    /// The driver's PTX compiler is not installed.
+    JIT_COMPILER_NOT_FOUND = 221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND";
     /// The PTX is of a version this driver's compiler does not know.
     UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
+    /// A device exception, such as an invalid access of a peer's memory, that the GPU contained.
+    CONTAINED = 226, "CUDA_ERROR_CONTAINED";
     /// The handle is not valid.
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
     /// A named symbol was not found.
@@ -100,6 +108,8 @@ error_codes! {
     NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED";
     /// The driver and the kernel module do not match.
     SYSTEM_DRIVER_MISMATCH = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
+    /// The client of the Multi-Process Service was terminated.
+    MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
     /// Unknown internal error.
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
 }
@@ -116,6 +126,9 @@ impl ErrorCode {
             self,
             Self::ECC_UNCORRECTABLE
                 | Self::DEVICE_UNAVAILABLE
+                | Self::NVLINK_UNCORRECTABLE
+                | Self::CONTAINED
+                | Self::MPS_CLIENT_TERMINATED
                 | Self::ILLEGAL_ADDRESS
                 | Self::LAUNCH_TIMEOUT
                 | Self::ASSERT

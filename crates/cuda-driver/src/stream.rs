@@ -114,8 +114,9 @@ impl Stream {
         let host = source.host_range(offset, destination.bytes())?;
         self.enqueue(destination.bytes(), |driver, stream| {
             // SAFETY: the range lies inside the pinned buffer, whose memory is not freed before
-            // the device has finished (a drop only retires it; `cuMemFreeHost` waits); the
-            // destination is device memory (invariant of `DeviceSpan`).
+            // the device has finished (a drop only retires it; `cuMemFreeHost` waits). The host
+            // writes it through `write_at` and `slice_mut` only, whose callers wait for readers.
+            // The destination is device memory (invariant of `DeviceSpan`).
             unsafe {
                 driver.memcpy_htod_async(destination.address(), host, destination.bytes(), stream)
             }
@@ -137,9 +138,10 @@ impl Stream {
     ) -> Result<(), CopyError> {
         let host = destination.host_range(offset, source.bytes())?;
         self.enqueue(source.bytes(), |driver, stream| {
-            // SAFETY: the range lies inside the pinned buffer, which hands out no references to
-            // its bytes except through `slice_mut`, whose caller rules out device access; it is
-            // not freed before the device has finished.
+            // SAFETY: the range lies inside the pinned buffer, which is not freed before the
+            // device has finished and hands out no references to its bytes except through
+            // `slice_mut`, whose caller rules out device access; `read_at` and `write_at` leave
+            // the wait to their callers.
             unsafe { driver.memcpy_dtoh_async(host, source.address(), source.bytes(), stream) }
         })
     }
@@ -200,8 +202,8 @@ impl Stream {
             });
         }
         self.enqueue(destination.bytes(), |driver, stream| {
-            // SAFETY: `data` outlives the call, and the synchronisation below ends every read of
-            // it; the destination is device memory.
+            // SAFETY: `data` is borrowed until `settle` has ended every read of it; the
+            // destination is device memory (invariant of `DeviceSpan`).
             unsafe {
                 driver.memcpy_htod_async(
                     destination.address(),
@@ -211,7 +213,7 @@ impl Stream {
                 )
             }
         })?;
-        Ok(self.synchronize()?)
+        self.settle()
     }
 
     /// Copies `source` from the device and waits until it has arrived. For set-up and tests.
@@ -230,11 +232,22 @@ impl Stream {
         }
         let host = destination.as_mut_ptr() as u64;
         self.enqueue(source.bytes(), |driver, stream| {
-            // SAFETY: `destination` is borrowed exclusively until the synchronisation below has
-            // ended every write to it.
+            // SAFETY: `destination` is borrowed exclusively until `settle` has ended every write
+            // to it.
             unsafe { driver.memcpy_dtoh_async(host, source.address(), source.bytes(), stream) }
         })?;
-        Ok(self.synchronize()?)
+        self.settle()
+    }
+
+    /// Waits until no operation enqueued here uses borrowed host memory any more.
+    ///
+    /// Tried on a lost device too: another thread may lose it between the enqueueing of a copy and
+    /// this call, and the copy must be over before the borrow ends. An error here means that the
+    /// device has stopped, so that nothing of this stream runs any more either.
+    fn settle(&self) -> Result<(), CopyError> {
+        let device = &self.inner.device;
+        // SAFETY: the stream is live (invariant of `raw`).
+        Ok(device.clean_up(|driver| unsafe { driver.stream_synchronize(self.raw()) })?)
     }
 
     /// Enqueues one operation of `bytes` bytes; of no bytes, nothing.

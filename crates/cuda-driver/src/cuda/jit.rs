@@ -1,6 +1,6 @@
 //! Compiling PTX, with what the driver's compiler has to say.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 
 use cudarc::driver::sys::{CUjit_option, CUmodule};
 
@@ -10,11 +10,17 @@ use crate::{DriverError, DriverResult, ErrorCode};
 /// Bytes of each of the two logs; the driver cuts longer ones off.
 const LOG_BYTES: usize = 16 << 10;
 
+/// NULs after the text: the longest mark that may be looked for in a text however short.
+const MARK_BYTES: usize = 64;
+
 /// Loads `ptx` into the current context and appends the compiler's messages to `log`.
 pub(super) fn load(api: &Api, ptx: &str, log: &mut String) -> DriverResult<CUmodule> {
-    let Ok(image) = CString::new(ptx) else {
-        append(log, b"the PTX text has a NUL byte in it");
-        return Err(DriverError::new("cuModuleLoadDataEx", ErrorCode::INVALID_PTX));
+    let image = match image(ptx) {
+        Ok(image) => image,
+        Err((code, message)) => {
+            append(log, message.as_bytes());
+            return Err(DriverError::new("cuModuleLoadDataEx", code));
+        }
     };
     let mut info = vec![0u8; LOG_BYTES];
     let mut errors = vec![0u8; LOG_BYTES];
@@ -32,10 +38,11 @@ pub(super) fn load(api: &Api, ptx: &str, log: &mut String) -> DriverResult<CUmod
         std::ptr::without_provenance_mut(LOG_BYTES),
     ];
     let mut module: CUmodule = std::ptr::null_mut();
-    // SAFETY: `module` is live; the image is text that ends with a NUL, which the driver takes for
-    // PTX and only reads; there are `options.len()` options and as many values, of the kinds that
-    // each option asks for; each log has the length that its size option says. All of them
-    // outlive the call, and the driver keeps none of them.
+    // SAFETY: `module` is live; the image is text that ends with a NUL and has no binary's mark
+    // (`image`), so that the driver takes it for PTX, reads it up to the NUL, and writes nothing;
+    // there are `options.len()` options and as many values, of the kinds that each option asks
+    // for; each log has the length that its size option says. All of them outlive the call, and
+    // the driver keeps none of them.
     let loaded = unsafe {
         api.cuModuleLoadDataEx(
             &mut module,
@@ -48,6 +55,24 @@ pub(super) fn load(api: &Api, ptx: &str, log: &mut String) -> DriverResult<CUmod
     append(log, &errors);
     append(log, &info);
     loaded.map(|()| module)
+}
+
+/// What the driver may be shown: `ptx` with NULs after it.
+///
+/// The driver tells binaries from text by their first bytes and then believes the lengths that a
+/// binary states, so one that comes as text is refused here. The marks of fat binaries and of
+/// compiler bitcode are no UTF-8; that of an ELF file begins with 0x7F, as no PTX does.
+fn image(ptx: &str) -> Result<Vec<u8>, (ErrorCode, &'static str)> {
+    if ptx.starts_with('\x7f') {
+        return Err((ErrorCode::INVALID_IMAGE, "the PTX text is a binary"));
+    }
+    if ptx.contains('\0') {
+        return Err((ErrorCode::INVALID_IMAGE, "the PTX text has a NUL byte in it"));
+    }
+    let mut image = Vec::with_capacity(ptx.len() + MARK_BYTES);
+    image.extend_from_slice(ptx.as_bytes());
+    image.resize(ptx.len() + MARK_BYTES, 0);
+    Ok(image)
 }
 
 /// Appends the text before the first NUL as lines of its own, if there is any.
@@ -68,6 +93,19 @@ fn append(log: &mut String, message: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_text_is_shown_to_the_driver() {
+        let shown = image(".version 7.0").unwrap();
+        assert_eq!(&shown[..12], b".version 7.0");
+        assert_eq!(shown[12..], [0; MARK_BYTES]);
+        assert_eq!(image("").unwrap(), [0; MARK_BYTES]);
+        for (binary, word) in [("\x7fELF\x02\x01", "binary"), (".version\0 7.0", "NUL")] {
+            let (code, message) = image(binary).unwrap_err();
+            assert_eq!(code, ErrorCode::INVALID_IMAGE);
+            assert!(message.contains(word), "{message}");
+        }
+    }
 
     #[test]
     fn messages_are_appended_line_by_line() {

@@ -1,0 +1,108 @@
+//! What must hold of a driver with two devices whose memory each can access.
+
+use std::sync::Arc;
+
+use cuda_driver::{
+    AccessDesc, AddressRange, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event,
+    PeerCopy, PhysicalMemory, Stream,
+};
+
+use super::{Scenario, contents, open, pattern};
+
+/// Every scenario, by name.
+pub(crate) const ALL: &[(&str, Scenario)] = &[
+    ("handles_bind_their_own_device", handles_bind_their_own_device),
+    ("peer_access_is_enabled_once", peer_access_is_enabled_once),
+    ("peer_copies_carry_the_bytes", peer_copies_carry_the_bytes),
+    ("a_mapping_names_the_devices_that_see_it", a_mapping_names_the_devices_that_see_it),
+];
+
+fn handles_bind_their_own_device(driver: &Arc<dyn Driver>) {
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    assert_ne!(first.info().uuid, second.info().uuid);
+    // SAFETY: the context lives as long as `second`, and is unbound before.
+    unsafe { driver.ctx_set_current(second.context()) }.unwrap();
+    {
+        // All of these belong to the device that is not current.
+        let stream = Stream::new(&first).unwrap();
+        let buffer = DeviceBuffer::alloc(&first, 4096).unwrap();
+        stream.fill(buffer.span(), 6).unwrap();
+        assert_eq!(contents(&stream, &buffer), [6; 4096]);
+        Event::new(&first).unwrap().record(&stream).unwrap();
+        buffer.free().unwrap();
+        // SAFETY: a live stream, which is refused because it is the other device's.
+        let refused = unsafe { Stream::adopt(&second, stream.raw()) }.unwrap_err();
+        assert_eq!(refused.driver_error().code, ErrorCode::INVALID_CONTEXT);
+        let recorded = Event::new(&second).unwrap().record(&stream).unwrap_err();
+        assert_eq!(recorded.driver_error().code, ErrorCode::INVALID_HANDLE);
+    }
+    assert_eq!(driver.ctx_get_current(), Ok(second.context()));
+    // SAFETY: 0 unbinds.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
+}
+
+fn peer_access_is_enabled_once(driver: &Arc<dyn Driver>) {
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    assert_eq!(driver.device_can_access_peer(0, 1), Ok(true));
+    // SAFETY: `second` outlives these calls.
+    let enable = || first.run(|driver| unsafe { driver.ctx_enable_peer_access(second.context()) });
+    // SAFETY: as above.
+    let disable =
+        || first.run(|driver| unsafe { driver.ctx_disable_peer_access(second.context()) });
+    let refused = |call, code| Err::<(), _>(DeviceError::Driver(DriverError::new(call, code)));
+    enable().unwrap();
+    let again = refused("cuCtxEnablePeerAccess", ErrorCode::PEER_ACCESS_ALREADY_ENABLED);
+    assert_eq!(enable(), again);
+
+    let stream = Stream::new(&first).unwrap();
+    let [near, far] = [&first, &second].map(|device| DeviceBuffer::alloc(device, 4096).unwrap());
+    let data = pattern(1, 4096);
+    stream.upload(near.span(), &data).unwrap();
+    stream.copy_on_device(far.span(), near.span()).unwrap();
+    stream.synchronize().unwrap();
+    assert!(contents(&Stream::new(&second).unwrap(), &far) == data);
+
+    disable().unwrap();
+    let again = refused("cuCtxDisablePeerAccess", ErrorCode::PEER_ACCESS_NOT_ENABLED);
+    assert_eq!(disable(), again);
+    assert_eq!(first.poison(), None);
+}
+
+fn peer_copies_carry_the_bytes(driver: &Arc<dyn Driver>) {
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    let stream = Stream::new(&first).unwrap();
+    let [near, far] = [&first, &second].map(|device| DeviceBuffer::alloc(device, 4096).unwrap());
+    let data = pattern(2, 4096);
+    stream.upload(near.span(), &data).unwrap();
+    let copy = PeerCopy {
+        destination: far.address(),
+        destination_context: second.context(),
+        source: near.address(),
+        source_context: first.context(),
+        bytes: 4096,
+    };
+    // SAFETY: live contexts and stream; both ranges are device memory.
+    first.run(|driver| unsafe { driver.memcpy_peer_async(copy, stream.raw()) }).unwrap();
+    // The reader is on the other device: an event of this one orders it.
+    let copied = Event::new(&first).unwrap();
+    copied.record(&stream).unwrap();
+    let reader = Stream::new(&second).unwrap();
+    reader.wait(&copied).unwrap();
+    assert!(contents(&reader, &far) == data);
+}
+
+fn a_mapping_names_the_devices_that_see_it(driver: &Arc<dyn Driver>) {
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    let page = PhysicalMemory::granularity(&first).unwrap();
+    let range = AddressRange::reserve(&first, page).unwrap();
+    let memory = PhysicalMemory::create(&first, page).unwrap();
+    range.map(0, &memory).unwrap();
+    range.set_access(0, page, &[0, 1].map(|device| AccessDesc { device })).unwrap();
+    let span = range.span(0, 1000).unwrap();
+    let data = pattern(3, 1000);
+    Stream::new(&second).unwrap().upload(span, &data).unwrap();
+    let mut seen = vec![0; 1000];
+    Stream::new(&first).unwrap().download(&mut seen, span).unwrap();
+    assert!(seen == data);
+    range.unmap(0, page).unwrap();
+}

@@ -1,0 +1,133 @@
+//! The scenarios of every driver, on a GPU, and what only NVIDIA's driver can show.
+//!
+//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. Trials that
+//! need two devices are listed as ignored without a second one, required or not.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios};
+use cuda_driver::{
+    CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, HostAllocFlags, Module, ModuleError,
+    PinnedBuffer, Stream, interop,
+};
+use cudarc::driver::CudaContext;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Needs one device.
+const SINGLE: &[(&str, Scenario)] = &[
+    ("the_compilers_log_names_the_line", the_compilers_log_names_the_line),
+    ("two_loads_share_contexts_and_streams", two_loads_share_contexts_and_streams),
+    ("cudarc_context_and_stream_are_adopted", cudarc_context_and_stream_are_adopted),
+    ("dropped_memory_outlives_a_running_copy", dropped_memory_outlives_a_running_copy),
+];
+
+fn main() {
+    let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
+    let missing = CudaDriver::load().is_err();
+    let single = scenarios::ALL
+        .iter()
+        .chain(SINGLE)
+        .map(|&(name, scenario)| trial(name, scenario).with_ignored_flag(missing && !required));
+    let alone = !has_pair();
+    let pairs = pairs::ALL.iter().map(|&(name, scenario)| {
+        // One device is what is required; a second is a luxury.
+        trial(name, scenario).with_ignored_flag(alone)
+    });
+    libtest_mimic::run(&Arguments::from_args(), single.chain(pairs).collect()).exit();
+}
+
+fn trial(name: &str, scenario: Scenario) -> Trial {
+    Trial::test(name, move || {
+        scenario(&CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?);
+        Ok(())
+    })
+}
+
+/// Whether devices 0 and 1 can access each other's memory.
+fn has_pair() -> bool {
+    CudaDriver::load().is_ok_and(|driver| {
+        [(0, 1), (1, 0)].iter().all(|&(a, b)| driver.device_can_access_peer(a, b) == Ok(true))
+    })
+}
+
+fn the_compilers_log_names_the_line(driver: &Arc<dyn Driver>) {
+    let device = open(driver, 0);
+    let nonsense = kernel::PTX.replace("mad.lo.u32 %r6", "mad.lo.u32 %nowhere");
+    let ModuleError::Load { log, source } = Module::load(&device, &nonsense).unwrap_err() else {
+        panic!("a module was asked for");
+    };
+    assert_eq!(source.driver_error().code, ErrorCode::INVALID_PTX, "{log}");
+    assert!(log.contains("nowhere") && log.contains("line"), "{log}");
+    let ModuleError::Load { log, source } = Module::load(&device, "no PTX at all").unwrap_err()
+    else {
+        panic!("a module was asked for");
+    };
+    let refusals = [ErrorCode::INVALID_PTX, ErrorCode::INVALID_IMAGE];
+    assert!(refusals.contains(&source.driver_error().code), "{source:?}: {log}");
+    for binary in ["\x7fELF", "", "\n"] {
+        assert!(Module::load(&device, binary).is_err(), "{binary:?}");
+    }
+    assert_eq!(device.poison(), None);
+    Module::load(&device, kernel::PTX).unwrap();
+}
+
+fn two_loads_share_contexts_and_streams(driver: &Arc<dyn Driver>) {
+    let other = CudaDriver::probe().unwrap();
+    let theirs = open(&other, 0);
+    let their_stream = Stream::new(&theirs).unwrap();
+    // SAFETY: `theirs` is dropped after what is made of its context here.
+    let device = unsafe { Device::adopt(Arc::clone(driver), theirs.context()) }.unwrap();
+    // SAFETY: likewise.
+    let stream = unsafe { Stream::adopt(&device, their_stream.raw()) }.unwrap();
+    let buffer = DeviceBuffer::alloc(&device, 4096).unwrap();
+    stream.fill(buffer.span(), 8).unwrap();
+    assert_eq!(contents(&their_stream, &buffer), [8; 4096]);
+    drop((buffer, stream, device));
+    their_stream.synchronize().unwrap();
+}
+
+fn cudarc_context_and_stream_are_adopted(driver: &Arc<dyn Driver>) {
+    let theirs = CudaContext::new(0).unwrap();
+    let their_stream = theirs.new_stream().unwrap();
+    let (context, raw) = (interop::context_handle(&theirs), interop::stream_handle(&their_stream));
+    // SAFETY: cudarc's context is dropped after what is made of it here.
+    let device = unsafe { Device::adopt(Arc::clone(driver), context) }.unwrap();
+    // SAFETY: likewise.
+    let stream = unsafe { Stream::adopt(&device, raw) }.unwrap();
+    assert_eq!(open(driver, 0).context(), device.context(), "cudarc uses the primary context");
+    let buffer = DeviceBuffer::alloc(&device, 4096).unwrap();
+    let data = pattern(4, 4096);
+    stream.upload(buffer.span(), &data).unwrap();
+    let current = driver.ctx_get_current().unwrap();
+    assert!(contents(&stream, &buffer) == data);
+    drop((buffer, stream, device));
+    assert_eq!(driver.ctx_get_current(), Ok(current), "cudarc's binding was left alone");
+    // Still cudarc's own, and in order.
+    let slice = their_stream.clone_htod(&data).unwrap();
+    assert!(their_stream.clone_dtoh(&slice).unwrap() == data);
+}
+
+/// The copies read and write memory whose handles are gone before they have run.
+fn dropped_memory_outlives_a_running_copy(driver: &Arc<dyn Driver>) {
+    const BYTES: u64 = 256 << 20;
+    let device = open(driver, 0);
+    let stream = Stream::new(&device).unwrap();
+    let kept = DeviceBuffer::alloc(&device, BYTES).unwrap();
+    let mut pinned = PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).unwrap();
+    let middle = DeviceBuffer::alloc(&device, BYTES).unwrap();
+    for offset in (0..BYTES).step_by(1 << 20) {
+        pinned.write_at(offset, &[(offset >> 20) as u8; 1 << 20]).unwrap();
+    }
+    for _ in 0..4 {
+        stream.copy_to_device(middle.span(), &pinned, 0).unwrap();
+    }
+    stream.copy_on_device(kept.span(), middle.span()).unwrap();
+    drop((pinned, middle));
+    assert_eq!(device.free_retired(), Ok(2), "freeing waits for the copies");
+    let seen = contents(&stream, &kept);
+    assert!(seen.iter().enumerate().all(|(i, &byte)| byte == (i >> 20) as u8));
+}
