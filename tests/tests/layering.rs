@@ -1,0 +1,434 @@
+//! The layers of the workspace: which crate may depend on which, what none may depend on, and where `unsafe` may be.
+//!
+//! The tables below are the rules. A new dependency is a change of a table, seen in review, or a failure here.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde::Deserialize;
+
+/// Where a crate stands.
+struct Layer {
+    name: &'static str,
+    /// Our crates right below; what is below those is allowed too.
+    below: &'static [&'static str],
+    /// Crates of others beside `LIBRARIES`.
+    others: &'static [&'static str],
+    /// Crates that must not appear anywhere in its tree, at any depth.
+    never: &'static [&'static [&'static str]],
+    /// Whether its sources may contain `unsafe`; `docs/UNSAFE.md` says why.
+    may_be_unsafe: bool,
+}
+
+/// Crates of others that any crate of ours may use.
+const LIBRARIES: &[&str] = &["bytemuck", "parking_lot", "smallvec", "thiserror", "tracing"];
+
+/// Our crates that the tests of any crate may use, though they stand on the same layer.
+const TEST_DEVICES: &[&str] = &["cuda-sim"];
+
+/// Too heavy for a library, or a choice that belongs to the program: runtimes, command lines, formats, loggers.
+const HEAVY: &[&str] = &[
+    "anyhow",
+    "async-std",
+    "clap",
+    "console",
+    "env_logger",
+    "eyre",
+    "futures",
+    "indicatif",
+    "rand",
+    "rayon",
+    "serde",
+    "serde_json",
+    "smol",
+    "tokio",
+    "tracing-subscriber",
+];
+
+/// What a crate that knows nothing of CUDA must not reach.
+const CUDA: &[&str] = &["cuda-driver", "cudarc", "libloading"];
+
+const LAYERS: &[Layer] = &[
+    Layer {
+        name: "cuda-driver",
+        below: &[],
+        others: &["cudarc"],
+        never: &[HEAVY],
+        may_be_unsafe: true,
+    },
+    Layer {
+        name: "cuda-sim",
+        below: &["cuda-driver"],
+        others: &[],
+        never: &[HEAVY],
+        may_be_unsafe: true,
+    },
+    Layer {
+        name: "cuda-vmm",
+        below: &["cuda-driver"],
+        others: &[],
+        never: &[HEAVY],
+        may_be_unsafe: false,
+    },
+    Layer {
+        name: "kv-pool",
+        below: &[],
+        others: &["xxhash-rust"],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
+        name: "kv-stage",
+        below: &["cuda-driver"],
+        others: &[],
+        never: &[HEAVY],
+        may_be_unsafe: true,
+    },
+    Layer {
+        name: "kv-kernels",
+        below: &["cuda-driver"],
+        others: &[],
+        never: &[HEAVY],
+        may_be_unsafe: true,
+    },
+    Layer {
+        name: "kv-multigpu",
+        below: &["cuda-driver"],
+        others: &[],
+        never: &[HEAVY],
+        may_be_unsafe: true,
+    },
+    Layer {
+        name: "kv-cache",
+        below: &["cuda-vmm", "kv-kernels", "kv-multigpu", "kv-pool", "kv-stage"],
+        others: &[],
+        never: &[HEAVY],
+        may_be_unsafe: false,
+    },
+    Layer {
+        name: "kv-replay",
+        below: &["cuda-sim", "kv-cache"],
+        others: &["clap", "indicatif", "serde", "serde_json"],
+        never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],
+        may_be_unsafe: false,
+    },
+];
+
+/// Members that nothing depends on and that are never published.
+const OUTSIDE: &[&str] = &["kv-tests", "xtask"];
+
+/// A member of the workspace.
+#[derive(Clone, Default)]
+struct Member {
+    name: String,
+    /// What it names under `[dependencies]` and `[build-dependencies]`, optional or not.
+    normal: Vec<String>,
+    /// What it names under `[dev-dependencies]`.
+    dev: Vec<String>,
+    /// Text of the root of its library and of each program, with its path.
+    roots: Vec<(String, String)>,
+}
+
+/// The workspace, and below it everything that Cargo resolved.
+#[derive(Default)]
+struct Graph {
+    members: Vec<Member>,
+    /// Normal and build dependencies of every crate, with all features, by name.
+    edges: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Graph {
+    /// Everything below `name`.
+    fn tree(&self, name: &str) -> BTreeSet<&str> {
+        let mut seen = BTreeSet::new();
+        let mut next = vec![name];
+        while let Some(name) = next.pop() {
+            for below in self.edges.get(name).into_iter().flatten() {
+                if seen.insert(below.as_str()) {
+                    next.push(below);
+                }
+            }
+        }
+        seen
+    }
+}
+
+/// Our crates that a crate may name: those below it, at any depth.
+fn allowed_below<'a>(layers: &'a [Layer], layer: &'a Layer) -> BTreeSet<&'a str> {
+    let mut allowed = BTreeSet::new();
+    let mut next = vec![layer];
+    while let Some(layer) = next.pop() {
+        for name in layer.below {
+            if allowed.insert(*name) {
+                next.extend(layers.iter().find(|layer| layer.name == *name));
+            }
+        }
+    }
+    allowed
+}
+
+/// What in `graph` breaks `layers`, one sentence each.
+fn violations(graph: &Graph, layers: &[Layer]) -> Vec<String> {
+    let mut found = Vec::new();
+    for member in &graph.members {
+        match layers.iter().find(|layer| layer.name == member.name) {
+            Some(layer) => found.extend(violations_of(graph, layers, member, layer)),
+            None if OUTSIDE.contains(&member.name.as_str()) => {}
+            None => found.push(format!("{} has no place in the layers", member.name)),
+        }
+    }
+    found
+}
+
+fn violations_of(graph: &Graph, layers: &[Layer], member: &Member, layer: &Layer) -> Vec<String> {
+    let name = &member.name;
+    let below = allowed_below(layers, layer);
+    let is_ours = |dependency: &str| graph.members.iter().any(|member| member.name == dependency);
+    let mut found = Vec::new();
+    for dependency in member.normal.iter().map(String::as_str) {
+        let allowed = below.contains(dependency)
+            || LIBRARIES.contains(&dependency)
+            || layer.others.contains(&dependency);
+        if !allowed {
+            found.push(format!("{name} must not depend on {dependency}"));
+        }
+    }
+    for dependency in member.dev.iter().map(String::as_str) {
+        let allowed = below.contains(dependency) || TEST_DEVICES.contains(&dependency);
+        if is_ours(dependency) && !allowed {
+            found.push(format!("tests of {name} must not depend on {dependency}"));
+        }
+    }
+    let tree = graph.tree(name);
+    for dependency in
+        layer.never.concat().into_iter().filter(|dependency| tree.contains(dependency))
+    {
+        found.push(format!("{dependency} is in the tree of {name}"));
+    }
+    if !layer.may_be_unsafe {
+        for (path, text) in &member.roots {
+            if !text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]") {
+                found.push(format!("{path} does not forbid unsafe code"));
+            }
+        }
+    }
+    found
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    resolve: Resolve,
+    workspace_members: Vec<String>,
+    workspace_root: String,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    src_path: String,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Edge>,
+}
+
+#[derive(Deserialize)]
+struct Edge {
+    pkg: String,
+    dep_kinds: Vec<EdgeKind>,
+}
+
+#[derive(Deserialize)]
+struct EdgeKind {
+    kind: Option<String>,
+}
+
+fn cargo(args: &[&str]) -> String {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output =
+        Command::new(program).args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo {} failed: {errors}", args.join(" "));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// This workspace, as Cargo resolves it for this machine with what is already downloaded.
+fn workspace() -> Graph {
+    let version = cargo(&["--version", "--verbose"]);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+    let metadata: Metadata = serde_json::from_str(&cargo(&[
+        "metadata",
+        "--format-version=1",
+        "--locked",
+        "--offline",
+        "--all-features",
+        "--filter-platform",
+        host,
+    ]))
+    .unwrap();
+    let names: BTreeMap<&str, &str> = metadata
+        .packages
+        .iter()
+        .map(|package| (package.id.as_str(), package.name.as_str()))
+        .collect();
+    let mut graph = Graph::default();
+    for node in &metadata.resolve.nodes {
+        let below = node
+            .deps
+            .iter()
+            .filter(|edge| edge.dep_kinds.iter().any(|of| of.kind.as_deref() != Some("dev")))
+            .map(|edge| names[edge.pkg.as_str()].to_owned());
+        graph.edges.entry(names[node.id.as_str()].to_owned()).or_default().extend(below);
+    }
+    for package in &metadata.packages {
+        if metadata.workspace_members.contains(&package.id) {
+            graph.members.push(member(package, &metadata.workspace_root));
+        }
+    }
+    graph
+}
+
+fn member(package: &Package, workspace_root: &str) -> Member {
+    let dependencies = |dev: bool| {
+        package
+            .dependencies
+            .iter()
+            .filter(|dependency| (dependency.kind.as_deref() == Some("dev")) == dev)
+            .map(|dependency| dependency.name.clone())
+            .collect()
+    };
+    let is_root = |target: &&Target| target.kind.iter().any(|kind| kind == "lib" || kind == "bin");
+    let read = |target: &Target| {
+        let path = target.src_path.strip_prefix(workspace_root).unwrap();
+        (
+            path.trim_start_matches('/').to_owned(),
+            std::fs::read_to_string(&target.src_path).unwrap(),
+        )
+    };
+    Member {
+        name: package.name.clone(),
+        normal: dependencies(false),
+        dev: dependencies(true),
+        roots: package.targets.iter().filter(is_root).map(read).collect(),
+    }
+}
+
+#[test]
+fn the_workspace_keeps_to_its_layers() {
+    let graph = workspace();
+    // The graph was read: without it the next assertion would hold of nothing.
+    let driver = graph.members.iter().find(|member| member.name == "cuda-driver").unwrap();
+    assert!(driver.normal.iter().any(|name| name == "cudarc"));
+    assert_eq!(driver.roots.len(), 1);
+    assert!(graph.tree("kv-replay").contains("cudarc"), "the tree is not followed down");
+    assert!(graph.tree("kv-replay").contains("serde_json"), "other people's crates are missing");
+    let found = violations(&graph, LAYERS);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn the_layers_have_no_cycle() {
+    for layer in LAYERS {
+        assert!(
+            !allowed_below(LAYERS, layer).contains(layer.name),
+            "{} is below itself",
+            layer.name
+        );
+        for name in layer.below {
+            assert!(LAYERS.iter().any(|other| other.name == *name), "{name} is no layer");
+        }
+    }
+}
+
+/// A graph in which every crate keeps the rules; `edit` then breaks one.
+fn made_up(edit: impl FnOnce(&mut Graph)) -> Vec<String> {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let member = |name: &str, normal: &[&str], dev: &[&str]| Member {
+        name: name.to_owned(),
+        normal: names(normal),
+        dev: names(dev),
+        roots: vec![(format!("{name}/lib.rs"), "//! A.\n#![forbid(unsafe_code)]\n".to_owned())],
+    };
+    let members = vec![
+        member("cuda-driver", &["cudarc", "thiserror"], &["cuda-sim"]),
+        member("cuda-sim", &["cuda-driver"], &[]),
+        member("cuda-vmm", &["cuda-driver", "smallvec"], &["cuda-sim", "libtest-mimic"]),
+        member("kv-pool", &["smallvec"], &[]),
+        member("kv-cache", &["cuda-driver", "cuda-vmm", "kv-pool"], &["cuda-sim"]),
+        member("xtask", &["anyhow", "clap"], &[]),
+    ];
+    let mut graph = Graph { members, ..Graph::default() };
+    graph.edges.insert("kv-pool".to_owned(), BTreeSet::from(["smallvec".to_owned()]));
+    graph.edges.insert("cuda-driver".to_owned(), BTreeSet::from(["cudarc".to_owned()]));
+    edit(&mut graph);
+    violations(&graph, LAYERS)
+}
+
+#[test]
+fn a_graph_that_keeps_the_rules_passes() {
+    assert_eq!(made_up(|_| ()), [""; 0]);
+}
+
+#[test]
+fn every_broken_rule_is_named() {
+    let of = |graph: &mut Graph, name: &str| {
+        graph.members.iter().position(|member| member.name == name).unwrap()
+    };
+    let upward = made_up(|graph| {
+        let vmm = of(graph, "cuda-vmm");
+        graph.members[vmm].normal.push("kv-cache".to_owned());
+    });
+    assert_eq!(upward, ["cuda-vmm must not depend on kv-cache"]);
+    let sim_in_a_library = made_up(|graph| {
+        let cache = of(graph, "kv-cache");
+        graph.members[cache].normal.push("cuda-sim".to_owned());
+    });
+    assert_eq!(sim_in_a_library, ["kv-cache must not depend on cuda-sim"]);
+    let heavy = made_up(|graph| {
+        let vmm = of(graph, "cuda-vmm");
+        graph.members[vmm].normal.push("tokio".to_owned());
+    });
+    assert_eq!(heavy, ["cuda-vmm must not depend on tokio"]);
+    let sideways_in_tests = made_up(|graph| {
+        let vmm = of(graph, "cuda-vmm");
+        graph.members[vmm].dev.push("kv-pool".to_owned());
+    });
+    assert_eq!(sideways_in_tests, ["tests of cuda-vmm must not depend on kv-pool"]);
+    let deep = made_up(|graph| {
+        graph.edges.insert("smallvec".to_owned(), BTreeSet::from(["cudarc".to_owned()]));
+    });
+    assert_eq!(deep, ["cudarc is in the tree of kv-pool"]);
+    let allows_unsafe = made_up(|graph| {
+        let pool = of(graph, "kv-pool");
+        graph.members[pool].roots[0].1 = "//! No #![forbid(unsafe_code)] here.\n".to_owned();
+    });
+    assert_eq!(allows_unsafe, ["kv-pool/lib.rs does not forbid unsafe code"]);
+    let unknown = made_up(|graph| {
+        graph.members.push(Member { name: "kv-new".to_owned(), ..Member::default() });
+    });
+    assert_eq!(unknown, ["kv-new has no place in the layers"]);
+}
