@@ -79,6 +79,16 @@ pub enum IntegrityError {
         /// Its recorded state.
         place: String,
     },
+    /// The count of unused blocks with content is wrong.
+    #[error("{cached} unused blocks of the {tier:?} tier have content, {counted} were counted")]
+    Cached {
+        /// The tier.
+        tier: Tier,
+        /// What the pool counted.
+        counted: usize,
+        /// What is there.
+        cached: usize,
+    },
     /// A block's references do not fit its state.
     #[error("block {} has {references} references and is {place}", block.index())]
     References {

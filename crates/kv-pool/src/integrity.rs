@@ -42,6 +42,17 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
             return Err(misplaced(id, block.place));
         }
     }
+    for tier in Tier::ALL {
+        let queued = state.queues[tier.index()].iter(&state.links);
+        let cached = queued.filter(|(id, _)| state.blocks[id.index()].hash.is_some()).count();
+        if cached != state.cached[tier.index()] {
+            return Err(IntegrityError::Cached {
+                tier,
+                counted: state.cached[tier.index()],
+                cached,
+            });
+        }
+    }
     for (index, block) in state.blocks.iter().enumerate() {
         let in_a_list = matches!(block.place, Place::Queued(_) | Place::Retiring(_));
         let id = BlockId(index as u32);

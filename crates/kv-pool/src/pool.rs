@@ -220,6 +220,14 @@ impl BlockPool {
         self.shared.state.lock().queues[Tier::Primary.index()].len()
     }
 
+    /// Primary blocks that a claim can take without evicting anything, in constant time.
+    #[must_use]
+    pub fn empty(&self) -> usize {
+        let state = self.shared.state.lock();
+        let tier = Tier::Primary.index();
+        state.queues[tier].len() - state.cached[tier]
+    }
+
     /// Checks every list, count, slot and name against each other, for tests and diagnosis. Takes
     /// time in proportion to the blocks.
     ///

@@ -62,6 +62,8 @@ pub(crate) struct State {
     pub(crate) index: HashMap<BlockHash, BlockId, BuildHashOfHash>,
     pub(crate) links: Links,
     pub(crate) queues: [EvictionQueues; 2],
+    /// Queued blocks with content, by tier.
+    pub(crate) cached: [usize; 2],
     pub(crate) retiring: List,
     pub(crate) current: Epoch,
     pub(crate) completed: Epoch,
@@ -92,6 +94,7 @@ impl State {
             links: Links::new(blocks.len()),
             index: HashMap::with_capacity_and_hasher(blocks.len(), BuildHashOfHash::default()),
             queues: [EvictionQueues::new(), EvictionQueues::new()],
+            cached: [0; 2],
             blocks,
             retiring: List::EMPTY,
             current: Epoch(0),
@@ -192,7 +195,13 @@ impl State {
 
     #[cfg(not(all(feature = "sabotage", debug_assertions)))]
     fn next_primary(&mut self) -> Option<BlockId> {
-        self.queues[Tier::Primary.index()].pop(&mut self.links)
+        self.pop(Tier::Primary)
+    }
+
+    fn pop(&mut self, tier: Tier) -> Option<BlockId> {
+        let id = self.queues[tier.index()].pop(&mut self.links)?;
+        self.cached[tier.index()] -= usize::from(self.blocks[id.index()].hash.is_some());
+        Some(id)
     }
 
     /// Takes a primary block that has just left its queue, and finds its content another slot.
@@ -202,7 +211,7 @@ impl State {
         };
         self.counters.evicted += 1;
         let keep = self.blocks[id.index()].priority >= self.offload_min_priority;
-        let target = keep.then(|| self.queues[Tier::Secondary.index()].pop(&mut self.links));
+        let target = keep.then(|| self.pop(Tier::Secondary));
         let Some(target) = target.flatten() else {
             self.counters.dropped += 1;
             return self.claimed(id, true, None);
@@ -275,11 +284,14 @@ impl State {
 
     /// Takes the name from a block's content: no lookup finds it any more.
     pub(crate) fn forget(&mut self, id: BlockId) {
+        let queued = matches!(self.blocks[id.index()].place, Place::Queued(_));
+        if queued {
+            self.take_out(id);
+        }
         if self.unname(id).is_some() {
             self.counters.dropped += 1;
         }
-        if let Place::Queued(_) = self.blocks[id.index()].place {
-            self.take_out(id);
+        if queued {
             self.enqueue(id);
         }
     }
@@ -303,6 +315,7 @@ impl State {
         match block.place {
             Place::Queued(priority) => {
                 let tier = block.location.tier.index();
+                self.cached[tier] -= usize::from(block.hash.is_some());
                 self.queues[tier].remove(&mut self.links, id, priority);
             }
             Place::Retiring(_) => self.retiring.remove(&mut self.links, id),
@@ -315,6 +328,7 @@ impl State {
         let block = &mut self.blocks[id.index()];
         let queues = &mut self.queues[block.location.tier.index()];
         if block.hash.is_some() {
+            self.cached[block.location.tier.index()] += 1;
             block.place = Place::Queued(block.priority);
             queues.insert_last(&mut self.links, id, block.priority);
         } else {
@@ -330,7 +344,7 @@ impl State {
         if let Some(stale) = self.sabotage.stale() {
             return Some(stale);
         }
-        let id = self.queues[Tier::Primary.index()].pop(&mut self.links)?;
+        let id = self.pop(Tier::Primary)?;
         self.sabotage.peeked(id);
         Some(id)
     }
