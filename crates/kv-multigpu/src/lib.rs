@@ -20,8 +20,18 @@
 //! # }
 //! ```
 //!
+//! # One registry
+//! A program makes one registry and hands it to whoever needs a device: two registries are two sets
+//! of instances again. GPUs are told apart by UUID, not by ordinal, because `CUDA_VISIBLE_DEVICES`
+//! renumbers them.
+//!
+//! # Life and loss
+//! The registry keeps every instance open; a device lives until the registry and all handles made
+//! from it are gone. A GPU that was lost stays registered, and every operation on it answers with
+//! the error that lost it, in whatever part of the program: its context is gone for the process.
+//!
 //! # What it does not do
-//! It measures no links and places nothing.
+//! It measures no links, places nothing and moves nothing between devices.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
