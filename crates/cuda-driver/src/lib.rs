@@ -1,6 +1,79 @@
-//! The CUDA driver calls that a KV cache makes, behind one object-safe trait.
+//! The CUDA driver calls that a KV cache makes, behind one object-safe trait, with RAII handles.
+//!
+//! Code that manages GPU memory is hard to test: what goes wrong depends on which context is current
+//! on the thread, on the order in which streams happen to run, and on a machine that has a GPU. Here
+//! every driver call passes through one seam, the trait [`Driver`]. [`CudaDriver`] stands behind it
+//! on a machine with a GPU; a simulated device (the crate `cuda-sim`) stands behind it anywhere else,
+//! when it is asked for by name. What is written against the handles runs on both unchanged.
+//!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//!
+//! use cuda_driver::{Device, DeviceBuffer, Driver, Event, HostAllocFlags, PinnedBuffer, Stream};
+//! use cuda_sim::{SimConfig, SimDriver};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // With a GPU: `let driver = cuda_driver::CudaDriver::probe()?;`. Nothing below changes.
+//! let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default())?);
+//! let device = Device::open(driver, 0)?;
+//! let stream = Stream::new(&device)?;
+//! let memory = DeviceBuffer::alloc(&device, 4096)?;
+//! let mut host = PinnedBuffer::alloc(&device, 4096, HostAllocFlags::CACHED)?;
+//!
+//! host.write_at(0, &[7; 4096])?;
+//! stream.copy_to_device(memory.span(), &host, 0)?;
+//! let sent = Event::new(&device)?;
+//! sent.record(&stream)?;
+//! sent.synchronize()?; // until now the copy may not have read `host`
+//!
+//! let mut seen = [0; 16];
+//! stream.download(&mut seen, memory.span().slice(4080, 16)?)?;
+//! assert_eq!(seen, [7; 16]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Layers
+//! 1. [`Driver`]: one method per driver call, plain integers in, [`DriverError`] out. What follows a
+//!    handle or a host address is `unsafe`. [`CountingDriver`] counts the calls over any driver.
+//! 2. The handles: [`Device`], [`Stream`], [`Event`], [`DeviceBuffer`], [`PinnedBuffer`],
+//!    [`AddressRange`], [`PhysicalMemory`], [`Module`] and [`Kernel`]. Each owns one driver object and
+//!    keeps its device alive. [`DeviceSpan`] is an address and a length, and owns nothing.
+//!
+//! What a host program already has is taken in: a context by [`Device::adopt`], a stream by
+//! [`Stream::adopt`], memory by [`DeviceSpan::from_raw`]; [`interop`] gets them out of cudarc's
+//! objects. Adopted objects stay their owner's, and our raw handles ([`Device::context`],
+//! [`Stream::raw`], [`DeviceBuffer::address`]) may be lent the other way.
+//!
+//! # Contexts
+//! Every operation of a handle, a drop too, binds its own device's context on the calling thread and
+//! restores what was current. So handles may be used and dropped on any thread, whatever the host
+//! program has bound there. [`Device::run`] does the same for calls that no handle wraps.
+//!
+//! # Order
+//! Operations of a stream run in the order of their calls and nothing else is ordered, except by
+//! [`Event::record`] and [`Stream::wait`]. An operation uses memory when it runs, not when it is
+//! enqueued. What waits on the host says so under *Ordering*. No drop waits for the device: the memory
+//! of a dropped buffer is freed by the next allocation, by [`Device::free_retired`], or with the last
+//! handle of the device.
+//!
+//! # Loss
+//! After an illegal access every later call in the context fails. The first such error poisons the
+//! [`Device`]: later operations fail at once and name it ([`DeviceError::Poisoned`]), and clean-up is
+//! still tried ([`Device::clean_up`]). Running out of memory is no loss:
+//! [`DeviceError::is_out_of_memory`] tells it apart.
+//!
+//! # Features
+//! - `cuda` (on by default): [`CudaDriver`], through cudarc's bindings. The library is loaded at run
+//!   time; without one there is a typed [`Unavailable`] and never a panic.
+//!
+//! # What it does not do
+//! It keeps no book of mappings and proves no rest before an unmap (`cuda-vmm` does), pools no memory,
+//! orders nothing on its own, and wraps no call that these crates do not make.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(feature = "cuda"), allow(rustdoc::broken_intra_doc_links))]
 
 mod counting;
 #[cfg(feature = "cuda")]
@@ -31,3 +104,7 @@ pub use module::{Kernel, Module, ModuleError};
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 pub use stream::{Event, Stream};
 pub use virtual_memory::{AddressRange, PhysicalMemory};
+
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
