@@ -1,0 +1,106 @@
+//! Reading all of each sequence's KV through its block table, as attention does.
+
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
+
+use crate::kernels::{GRID_Y_MAX, SUM_THREADS, planes_of};
+use crate::operand::{TableExtent, check_array, check_table};
+use crate::{KernelError, KvKernels, Operand, PagedKv};
+
+/// What [`KvKernels::paged_checksum`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct ChecksumArgs {
+    /// Block ids (`i32`), a row of `table_stride` for each sequence.
+    pub block_table: DeviceSpan,
+    /// Entries of a row of `block_table` and of `checksums`.
+    pub table_stride: u64,
+    /// Tokens (`u32`) of each sequence.
+    pub seq_lens: DeviceSpan,
+    /// Number of sequences.
+    pub sequences: u32,
+    /// Where the sums (`u64`) go, at the place of their block in the table.
+    pub checksums: DeviceSpan,
+    /// Blocks that are ready, the first of the paged memory; others are not read.
+    pub num_blocks: u64,
+}
+
+impl KvKernels {
+    /// Sums every block of every sequence, weighted by [`weight`](crate::weight), over the tokens
+    /// that the sequence has in it.
+    ///
+    /// Entries beyond a sequence's blocks are not written. An entry that names no ready block
+    /// becomes [`BAD_BLOCK`](crate::BAD_BLOCK). [`Expected`](crate::Expected) says what a block must
+    /// sum to. Nothing is launched without sequences or entries.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Table and lengths are read when the kernel runs; a
+    /// sequence longer than its row of the table is cut to it.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then.
+    pub fn paged_checksum(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        checksum: ChecksumArgs,
+    ) -> Result<(), KernelError> {
+        self.check_stream(stream)?;
+        self.check_paged(paged, checksum.num_blocks)?;
+        let ChecksumArgs { block_table, table_stride, seq_lens, sequences, checksums, num_blocks } =
+            checksum;
+        let shape = paged.shape();
+        let planes = planes_of(shape)?;
+        let table = |entry_bytes| TableExtent {
+            rows: u64::from(sequences),
+            width: table_stride,
+            stride: table_stride,
+            entry_bytes,
+        };
+        check_table(Operand::BlockTable, block_table, table(size_of::<i32>() as u64))?;
+        check_table(Operand::Checksums, checksums, table(size_of::<u64>() as u64))?;
+        check_array(Operand::SeqLens, seq_lens, u64::from(sequences), size_of::<u32>() as u64)?;
+        if sequences == 0 || table_stride == 0 {
+            return Ok(());
+        }
+
+        let layout = paged.layout();
+        let args = KernelArgs::new()
+            .arg(block_table.address())
+            .arg(table_stride)
+            .arg(seq_lens.address())
+            .arg(sequences)
+            .arg(paged.planes_address())
+            .arg(planes)
+            .arg(shape.row_bytes())
+            .arg(u64::from(shape.block_tokens()))
+            .arg(layout.block_stride_bytes())
+            .arg(layout.token_stride_bytes())
+            .arg(num_blocks)
+            .arg(checksums.address());
+        let config = self.checksum_launch(sequences, table_stride);
+        // SAFETY: the 12 arguments are the parameters of `paged_checksum` in `kernels/checksum.cu`,
+        // in order and size. All addresses come from device spans and a device buffer, and the
+        // kernel stays inside them: table and sums have `table_stride` entries for each sequence, to
+        // which the kernel keeps whatever the lengths say; there is a length for each sequence and a
+        // plane address for each plane; and rows of blocks below `num_blocks`, to which the kernel
+        // keeps, lie in the paged span (invariant of `PagedKv`).
+        unsafe { self.launch(&self.checksum, stream, &config, &args) }
+    }
+
+    /// Enough blocks for one long sequence to fill the device, and no more than pay for themselves
+    /// when many short sequences leave most of them without work.
+    fn checksum_launch(&self, sequences: u32, table_stride: u64) -> LaunchConfig {
+        let rows = sequences.min(GRID_Y_MAX);
+        let of_device = self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR;
+        let columns = (of_device * WAVES / u64::from(rows)).max(of_device).min(table_stride);
+        LaunchConfig {
+            grid: [columns as u32, rows, 1],
+            block: [SUM_THREADS, 1, 1],
+            shared_bytes: 0,
+        }
+    }
+}
+
+/// Blocks of [`SUM_THREADS`] that are resident on a multiprocessor at once.
+const BLOCKS_OF_MULTIPROCESSOR: u64 = 4;
+/// How many times over the grid of a launch with few sequences covers the device.
+const WAVES: u64 = 16;

@@ -1,0 +1,202 @@
+//! Why a launch was refused, one enum for each family of operations.
+
+use std::fmt;
+
+use cuda_driver::{CopyError, DeviceError};
+
+use crate::LayoutError;
+
+/// The memory that a kernel is given, by its role.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum Operand {
+    /// The paged memory itself.
+    Pages,
+    /// The contiguous rows of a run of tokens.
+    Chunk,
+    /// One slot for each token of the chunk.
+    SlotMapping,
+    /// One key for each token of the chunk.
+    TokenKeys,
+    /// Rows of block ids.
+    BlockTable,
+    /// One length for each sequence.
+    SeqLens,
+    /// One sum for each entry of the block table.
+    Checksums,
+    /// The table that rows are gathered from.
+    Table,
+    /// Which row to gather, for each row of the result.
+    RowIndex,
+    /// The gathered rows.
+    Out,
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pages => "paged memory",
+            Self::Chunk => "chunk",
+            Self::SlotMapping => "slot mapping",
+            Self::TokenKeys => "token keys",
+            Self::BlockTable => "block table",
+            Self::SeqLens => "sequence lengths",
+            Self::Checksums => "checksums",
+            Self::Table => "table",
+            Self::RowIndex => "row index",
+            Self::Out => "output",
+        })
+    }
+}
+
+/// Memory that is too short for what a kernel would access, or not aligned for it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperandError {
+    /// The kernel would access more than there is.
+    #[error("the {operand} needs {needed_bytes} bytes and has {bytes}")]
+    TooShort {
+        /// Which memory.
+        operand: Operand,
+        /// Bytes that the kernel would access.
+        needed_bytes: u64,
+        /// Bytes that there are.
+        bytes: u64,
+    },
+    /// The kernel would access more bytes than 64 bits can count.
+    #[error("the {operand} of {rows} rows of {row_bytes} bytes does not fit in 64 bits")]
+    Overflow {
+        /// Which memory.
+        operand: Operand,
+        /// Rows, or single values, that the kernel would access.
+        rows: u64,
+        /// Bytes from one to the next.
+        row_bytes: u64,
+    },
+    /// The address is not a multiple of the size of what lies there.
+    #[error("the {operand} at {address:#x} is not aligned to {alignment} bytes")]
+    Misaligned {
+        /// Which memory.
+        operand: Operand,
+        /// Its address.
+        address: u64,
+        /// The alignment it needs, in bytes.
+        alignment: u64,
+    },
+    /// Rows of a table would overlap.
+    #[error("the {operand} has rows of {width} entries and only {stride} from one to the next")]
+    Stride {
+        /// Which memory.
+        operand: Operand,
+        /// Entries of a row.
+        width: u64,
+        /// Entries from a row's start to the next row's.
+        stride: u64,
+    },
+}
+
+/// Why paged memory could not be described to the device.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PagedKvError {
+    /// No block, or more than block ids (32 bits, signed) and slots (64 bits, signed) can name.
+    #[error("{blocks} blocks of {block_tokens} tokens, where 1 to 2147483647 blocks are possible")]
+    Blocks {
+        /// Blocks asked for.
+        blocks: u64,
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
+    /// The layout does not hold that many blocks.
+    #[error("the layout does not hold the blocks")]
+    Layout(#[from] LayoutError),
+    /// The memory is too short or not aligned.
+    #[error(transparent)]
+    Operand(#[from] OperandError),
+    /// The device refused, or is lost.
+    #[error("the plane addresses did not reach the device")]
+    Device(#[from] DeviceError),
+}
+
+impl PagedKvError {
+    pub(crate) fn from_copy(error: CopyError) -> Self {
+        match error {
+            CopyError::Device(error) => Self::Device(error),
+            // The buffer was made with the length of the data.
+            other => unreachable!("a copy between equal lengths: {other}"),
+        }
+    }
+}
+
+/// Why a kernel was not launched. Nothing was enqueued.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// More tokens are to be skipped than there are.
+    #[error("{skip_prefix_n_tokens} tokens to skip, of {tokens}")]
+    Skip {
+        /// Tokens to skip.
+        skip_prefix_n_tokens: u64,
+        /// Tokens of the chunk.
+        tokens: u64,
+    },
+    /// The chunk does not hold that many tokens. Its planes are spaced by its token count, so a
+    /// wrong count would move the wrong rows.
+    #[error("the chunk has {bytes} bytes, and {tokens} tokens of {token_bytes} bytes were named")]
+    ChunkTokens {
+        /// Bytes of the chunk.
+        bytes: u64,
+        /// Tokens named.
+        tokens: u64,
+        /// Bytes of one token in all planes.
+        token_bytes: u64,
+    },
+    /// The host's copy of the slot mapping has another length than the chunk.
+    #[error("{slots} slots for {tokens} tokens")]
+    SlotCount {
+        /// Slots given.
+        slots: u64,
+        /// Tokens of the chunk.
+        tokens: u64,
+    },
+    /// A token would go to, or come from, beyond the ready blocks.
+    #[error("token {token} has slot {slot}, of {slots}")]
+    SlotOutOfRange {
+        /// Position of the token in the chunk.
+        token: u64,
+        /// Its slot.
+        slot: i64,
+        /// Slots of the blocks that the launch may touch.
+        slots: u64,
+    },
+    /// The launch names more blocks than the paged memory has.
+    #[error("{num_blocks} blocks, of {capacity}")]
+    Blocks {
+        /// Blocks named.
+        num_blocks: u64,
+        /// Blocks of the paged memory.
+        capacity: u64,
+    },
+    /// More planes than a kernel can count.
+    #[error("{planes} planes, of at most {}", u32::MAX)]
+    Planes {
+        /// Planes of the shape.
+        planes: u64,
+    },
+    /// An operand is too short or not aligned.
+    #[error(transparent)]
+    Operand(#[from] OperandError),
+    /// The stream or the paged memory belongs to another device than the kernels.
+    #[error("the kernels are on device {kernels}, the {operand} on device {other}")]
+    OtherDevice {
+        /// Ordinal of the kernels' device.
+        kernels: i32,
+        /// What is elsewhere: `"stream"` or `"paged memory"`.
+        operand: &'static str,
+        /// Ordinal of the other device.
+        other: i32,
+    },
+    /// The driver refused the launch, or the device is lost.
+    #[error("the kernel was not launched")]
+    Device(#[from] DeviceError),
+}

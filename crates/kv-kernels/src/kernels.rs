@@ -1,0 +1,158 @@
+//! The loaded kernels of one device, and what every launch has in common.
+
+use cuda_driver::{
+    Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, ModuleError,
+    Stream,
+};
+
+use crate::{KernelError, KvShape, PagedKv};
+
+/// Names of the kernels in their modules.
+pub(crate) mod entry {
+    pub(crate) const TRANSFER: &str = "multi_layer_transfer";
+    pub(crate) const CHECKSUM: &str = "paged_checksum";
+    pub(crate) const FILL: &str = "fill_pattern";
+    pub(crate) const GATHER: &str = "gather_rows";
+}
+
+const TRANSFER_PTX: &str = include_str!("../ptx/transfer.compute_80.ptx");
+const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
+const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
+const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
+
+/// The kernels of this crate, loaded on one device.
+///
+/// # Checks
+/// Before a launch the host checks every quantity with checked 64-bit arithmetic: lengths and
+/// alignment of all memory, token counts, slots, blocks. What only the device knows (the mapping, the
+/// table and the lengths *as they are when the kernel runs*) the kernel checks again: a slot out of
+/// range is skipped, a block out of range is not read, lengths are cut to the table's width.
+///
+/// # Ordering
+/// Every method enqueues at most one launch on the stream it is given and waits for nothing. The
+/// kernel reads its operands when it runs: until an event recorded after the call has completed,
+/// they must stay allocated, what it reads must not change, and what it writes must not be read.
+/// Work on other streams is ordered by events, by the caller. Memory that was freed or unmapped
+/// meanwhile is an error of the device, never undefined behaviour on the host.
+#[derive(Debug)]
+pub struct KvKernels {
+    device: Device,
+    /// # Invariants
+    /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
+    pub(crate) transfer: Kernel,
+    pub(crate) checksum: Kernel,
+    pub(crate) fill: Kernel,
+    pub(crate) gather: Kernel,
+    /// Multiprocessors of the device, 1 to 65536.
+    pub(crate) multiprocessors: u64,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) ignore_skip: std::sync::atomic::AtomicBool,
+}
+
+impl KvKernels {
+    /// Loads the kernels on `device`, which compiles their PTX.
+    ///
+    /// # Ordering
+    /// Waits for the compiler, tenths of a second the first time; not for the device's work.
+    ///
+    /// # Errors
+    /// [`ModuleError`], with the compiler's log.
+    pub fn load(device: &Device) -> Result<Self, ModuleError> {
+        let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
+        // Only a matter of speed: a device that does not tell gets a grid for a middling one.
+        let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
+        Ok(Self {
+            device: device.clone(),
+            transfer: load(TRANSFER_PTX, entry::TRANSFER)?,
+            checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
+            fill: load(PATTERN_PTX, entry::FILL)?,
+            gather: load(GATHER_PTX, entry::GATHER)?,
+            multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            ignore_skip: false.into(),
+        })
+    }
+
+    /// The device that the kernels run on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Checks that a stream's work runs on the kernels' device.
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<(), KernelError> {
+        self.check_device("stream", stream.device())
+    }
+
+    /// Checks that paged memory is of the kernels' device and has `num_blocks` blocks.
+    pub(crate) fn check_paged(&self, paged: &PagedKv, num_blocks: u64) -> Result<(), KernelError> {
+        self.check_device("paged memory", paged.device())?;
+        if num_blocks > paged.blocks() {
+            return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, operand: &'static str, other: &Device) -> Result<(), KernelError> {
+        if other.context() == self.device.context() {
+            return Ok(());
+        }
+        let (kernels, other) = (self.device.ordinal(), other.ordinal());
+        Err(KernelError::OtherDevice { kernels, operand, other })
+    }
+
+    /// The grid and block for kernels that give each row to a group of threads.
+    pub(crate) fn row_launch(&self, rows: u64, shape: &KvShape) -> LaunchConfig {
+        let group = shape.row_words().next_power_of_two().min(WARP_THREADS);
+        let blocks = rows.saturating_mul(group).div_ceil(ROW_THREADS);
+        let most = self.multiprocessors * ROW_BLOCKS_OF_MULTIPROCESSOR;
+        LaunchConfig::linear(blocks.clamp(1, most) as u32, ROW_THREADS as u32)
+    }
+
+    /// Enqueues a kernel over device memory that has been checked.
+    ///
+    /// # Safety
+    /// - `args` has the number, order and sizes of the kernel's parameters;
+    /// - every address in `args` is device memory, and the kernel accesses no host memory.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        stream: &Stream,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> Result<(), KernelError> {
+        // SAFETY: the arguments are the kernel's, by this function's contract; the kernel accesses
+        // no host memory, by the same, so nothing is asked of host memory.
+        Ok(unsafe { kernel.launch(stream, config, args) }?)
+    }
+}
+
+/// Threads of a warp.
+const WARP_THREADS: u64 = 32;
+/// Threads of a block of the kernels that move or fill rows: `KV_ROW_THREADS` of `kernels/kv.cuh`.
+pub(crate) const ROW_THREADS: u64 = 256;
+/// Blocks of a multiprocessor beyond which more bring nothing: four times what is resident.
+const ROW_BLOCKS_OF_MULTIPROCESSOR: u64 = 32;
+/// Threads of a block of the reader: `KV_SUM_THREADS` of `kernels/kv.cuh`.
+pub(crate) const SUM_THREADS: u32 = 512;
+/// Most blocks of a grid in y on any device.
+pub(crate) const GRID_Y_MAX: u32 = 65_535;
+
+/// The planes of a shape, as kernels count them.
+pub(crate) fn planes_of(shape: &KvShape) -> Result<u32, KernelError> {
+    let planes = shape.planes();
+    u32::try_from(planes).map_err(|_| KernelError::Planes { planes })
+}
+
+/// Checks that a chunk holds exactly `tokens` tokens, because its planes are spaced by that number.
+pub(crate) fn check_chunk(
+    shape: &KvShape,
+    chunk: DeviceSpan,
+    tokens: u64,
+) -> Result<(), KernelError> {
+    let (bytes, token_bytes) = (chunk.bytes(), shape.token_bytes());
+    if tokens.checked_mul(token_bytes) != Some(bytes) {
+        return Err(KernelError::ChunkTokens { bytes, tokens, token_bytes });
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! What `paged_checksum` computes: the reader that takes most of a replay's time.
+
+use std::sync::OnceLock;
+
+use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
+
+use super::lane_sums::{LANES, LaneSums, load_word};
+use super::{Arguments, at, load_array};
+use crate::pattern::{BAD_BLOCK, GOLDEN, weight};
+
+/// Bytes below which a launch is not worth another thread.
+const BYTES_OF_THREAD_MIN: u64 = 1 << 20;
+
+pub(super) fn run(
+    memory: &mut dyn DeviceMemory,
+    _: &LaunchConfig,
+    args: &KernelArgs,
+) -> Result<(), ReferenceError> {
+    let mut args = Arguments::new(args);
+    let block_table: u64 = args.take()?;
+    let table_stride: u64 = args.take()?;
+    let seq_lens: u64 = args.take()?;
+    let sequences = u64::from(args.take::<u32>()?);
+    let plane_ptrs: u64 = args.take()?;
+    let planes = u64::from(args.take::<u32>()?);
+    let row_bytes: u64 = args.take()?;
+    let block_tokens = args.take_divisor()?;
+    let block_stride_bytes: u64 = args.take()?;
+    let token_stride_bytes: u64 = args.take()?;
+    let num_blocks: u64 = args.take()?;
+    let checksums: u64 = args.take()?;
+
+    let pages = Pages {
+        planes: load_array(memory, plane_ptrs, planes)?,
+        row_bytes,
+        block_stride_bytes,
+        token_stride_bytes,
+        num_blocks,
+    };
+    let lens = load_array::<u32>(memory, seq_lens, sequences)?;
+    let mut items = Vec::new();
+    for (sequence, &len) in (0u64..).zip(&lens) {
+        let len = u64::from(len);
+        let live = len.div_ceil(block_tokens).min(table_stride);
+        let row = at(block_table, sequence.wrapping_mul(table_stride), 4);
+        let blocks = load_array::<i32>(memory, row, live)?;
+        items.extend((0u64..).zip(blocks).map(|(logical, block)| Item {
+            block,
+            tokens: (len - logical * block_tokens).min(block_tokens),
+        }));
+    }
+
+    let mut sums = vec![0u64; items.len()];
+    sum_all(&*memory, &pages, &items, &mut sums)?;
+
+    let mut rest = sums.as_slice();
+    for (sequence, &len) in (0u64..).zip(&lens) {
+        let live = u64::from(len).div_ceil(block_tokens).min(table_stride);
+        if live > 0 {
+            let (row, after) = rest.split_at(live as usize);
+            let to = at(checksums, sequence.wrapping_mul(table_stride), 8);
+            memory.store(to, bytemuck::cast_slice(row))?;
+            rest = after;
+        }
+    }
+    Ok(())
+}
+
+/// A live entry of the block table.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    block: i32,
+    /// Tokens of the block that its sequence has.
+    tokens: u64,
+}
+
+impl Item {
+    fn bytes(self, token_bytes: u64) -> u64 {
+        self.tokens.saturating_mul(token_bytes)
+    }
+}
+
+/// Where rows lie.
+#[derive(Debug)]
+struct Pages {
+    planes: Vec<u64>,
+    row_bytes: u64,
+    block_stride_bytes: u64,
+    token_stride_bytes: u64,
+    num_blocks: u64,
+}
+
+/// Sums every item, on several threads when there is enough to read.
+fn sum_all(
+    memory: &dyn DeviceMemory,
+    pages: &Pages,
+    items: &[Item],
+    sums: &mut [u64],
+) -> Result<(), ReferenceError> {
+    let token_bytes = (pages.planes.len() as u64).saturating_mul(pages.row_bytes);
+    let bytes = items.iter().fold(0u64, |sum, item| sum.saturating_add(item.bytes(token_bytes)));
+    let threads = (bytes / BYTES_OF_THREAD_MIN).clamp(1, threads_max());
+    if threads == 1 {
+        return sum_some(memory, pages, items, sums);
+    }
+    let share = bytes.div_ceil(threads);
+    std::thread::scope(|scope| {
+        let (mut items, mut sums) = (items, sums);
+        let mut workers = Vec::new();
+        while workers.len() as u64 + 1 < threads {
+            let count = items_of_share(items, share, token_bytes);
+            let (mine, left) = items.split_at(count);
+            let (into, left_sums) = sums.split_at_mut(count);
+            (items, sums) = (left, left_sums);
+            workers.push(scope.spawn(move || sum_some(memory, pages, mine, into)));
+        }
+        // This thread takes the last share. Whichever fails, the first failure in order is told.
+        let last = sum_some(memory, pages, items, sums);
+        let outcomes = workers.into_iter().map(|worker| match worker.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        outcomes.chain([last]).collect()
+    })
+}
+
+/// How many of the first items have `share` bytes together.
+fn items_of_share(items: &[Item], share: u64, token_bytes: u64) -> usize {
+    let mut bytes = 0;
+    items
+        .iter()
+        .position(|item| {
+            bytes = item.bytes(token_bytes).saturating_add(bytes);
+            bytes >= share
+        })
+        .map_or(items.len(), |last| last + 1)
+}
+
+/// Threads of this machine, asked for once: the answer takes reading files.
+fn threads_max() -> u64 {
+    static THREADS: OnceLock<u64> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u64))
+}
+
+fn sum_some(
+    memory: &dyn DeviceMemory,
+    pages: &Pages,
+    items: &[Item],
+    sums: &mut [u64],
+) -> Result<(), ReferenceError> {
+    for (item, sum) in items.iter().zip(sums) {
+        *sum = pages.sum(memory, *item)?;
+    }
+    Ok(())
+}
+
+impl Pages {
+    fn sum(&self, memory: &dyn DeviceMemory, item: Item) -> Result<u64, ReferenceError> {
+        let Some(block) = u64::try_from(item.block).ok().filter(|id| *id < self.num_blocks) else {
+            return Ok(BAD_BLOCK);
+        };
+        let planes = self.planes.len() as u64;
+        let row_words = self.row_bytes / 8;
+        let mut sum = 0u64;
+        for (plane, &base) in (0u64..).zip(&self.planes) {
+            let rows = Rows {
+                row_words,
+                first: plane.wrapping_mul(row_words),
+                step: planes.wrapping_mul(row_words),
+            };
+            let start = at(base, block, self.block_stride_bytes);
+            if self.token_stride_bytes == self.row_bytes {
+                let bytes = memory.load(start, item.tokens.saturating_mul(self.row_bytes))?;
+                sum = sum.wrapping_add(rows.sum(&bytes));
+                continue;
+            }
+            for token in 0..item.tokens {
+                let bytes =
+                    memory.load(at(start, token, self.token_stride_bytes), self.row_bytes)?;
+                let row = Rows { first: rows.first + token * rows.step, ..rows };
+                sum = sum.wrapping_add(row.sum(&bytes));
+            }
+        }
+        Ok(sum)
+    }
+}
+
+/// Rows that lie together in memory, whose indices do not follow each other.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    row_words: u64,
+    /// Index of the first row's first word.
+    first: u64,
+    /// Between the indices of two rows' first words.
+    step: u64,
+}
+
+impl Rows {
+    /// The weighted sum of whole rows.
+    fn sum(&self, bytes: &[u8]) -> u64 {
+        let lanes = LANES as u64;
+        if self.step == self.row_words {
+            // One plane: indices follow each other through all rows.
+            return sum_run(bytes, self.first);
+        }
+        if lanes.is_multiple_of(self.row_words) {
+            return self.sum_short(bytes);
+        }
+        let rows = bytes.chunks_exact(self.row_words as usize * 8);
+        (0u64..).zip(rows).fold(0u64, |sum, (row, bytes)| {
+            sum.wrapping_add(sum_run(bytes, self.first + row * self.step))
+        })
+    }
+
+    /// Rows of 1, 2, 4 or 8 words: several of them make a group of lanes.
+    fn sum_short(&self, bytes: &[u8]) -> u64 {
+        let rows_of_group = LANES as u64 / self.row_words;
+        let whole = bytes.len() / (LANES * 8) * (LANES * 8);
+        let (groups, tail) = bytes.split_at(whole);
+        let step = rows_of_group * self.step;
+        // A group of 8 words is 1 row of 8, 2 of 4, 4 of 2 or 8 of 1, so the step is even: it is a
+        // multiple of 8.
+        let index =
+            |word: u64| self.first + word / self.row_words * self.step + word % self.row_words;
+        let sum = LaneSums::of(groups).weigh(|lane| index(lane as u64), step);
+        (whole as u64 / 8..).zip(tail.chunks_exact(8)).fold(sum, |sum, (word, bytes)| {
+            sum.wrapping_add(load_word(bytes).wrapping_mul(weight(index(word))))
+        })
+    }
+}
+
+/// The weighted sum of words whose indices follow each other from `first` on.
+fn sum_run(bytes: &[u8], first: u64) -> u64 {
+    let whole = bytes.len() / (LANES * 8) * (LANES * 8);
+    let (groups, tail) = bytes.split_at(whole);
+    let mut sum = LaneSums::of(groups).weigh(|lane| first + lane as u64, LANES as u64);
+    let mut product = (first + whole as u64 / 8 + 1).wrapping_mul(GOLDEN);
+    for bytes in tail.chunks_exact(8) {
+        sum = sum.wrapping_add(load_word(bytes).wrapping_mul(product | 1));
+        product = product.wrapping_add(GOLDEN);
+    }
+    sum
+}

@@ -1,0 +1,76 @@
+//! What each kernel computes, over any device memory: the oracle of tests, and what a simulated
+//! device runs.
+//!
+//! They are exact and geometry does not matter to them. They are also fast, because a replay on a
+//! simulated device moves and reads terabytes through them.
+
+mod checksum;
+mod fill;
+mod gather;
+mod lane_sums;
+mod transfer;
+
+use bytemuck::AnyBitPattern;
+use cuda_driver::{DeviceMemory, KernelArgs, KernelReference, ReferenceError};
+
+use crate::entry;
+
+/// The references of all kernels, to register with a simulated device.
+#[must_use]
+pub fn references() -> &'static [KernelReference] {
+    const {
+        &[
+            KernelReference { name: entry::TRANSFER, run: transfer::run },
+            KernelReference { name: entry::CHECKSUM, run: checksum::run },
+            KernelReference { name: entry::FILL, run: fill::run },
+            KernelReference { name: entry::GATHER, run: gather::run },
+        ]
+    }
+}
+
+/// Takes arguments one after another.
+struct Arguments<'a> {
+    args: &'a KernelArgs,
+    next: usize,
+}
+
+impl<'a> Arguments<'a> {
+    fn new(args: &'a KernelArgs) -> Self {
+        Self { args, next: 0 }
+    }
+
+    fn take<T: AnyBitPattern>(&mut self) -> Result<T, ReferenceError> {
+        let index = self.next;
+        self.next += 1;
+        self.args.get(index).ok_or(ReferenceError::Argument { index })
+    }
+
+    /// An argument that divides, and so is never 0.
+    fn take_divisor(&mut self) -> Result<u64, ReferenceError> {
+        let index = self.next;
+        match self.take()? {
+            0 => Err(ReferenceError::Argument { index }),
+            divisor => Ok(divisor),
+        }
+    }
+}
+
+/// The address `index` steps of `stride` bytes after `base`, wrapping as it does on a device.
+fn at(base: u64, index: u64, stride: u64) -> u64 {
+    base.wrapping_add(index.wrapping_mul(stride))
+}
+
+/// `count` values at `address`, as the device has them.
+fn load_array<T: AnyBitPattern>(
+    memory: &dyn DeviceMemory,
+    address: u64,
+    count: u64,
+) -> Result<Vec<T>, ReferenceError> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let size = size_of::<T>() as u64;
+    // More bytes than 64 bits can count are more than any memory has.
+    let bytes = memory.load(address, count.saturating_mul(size))?;
+    Ok(bytes.chunks_exact(size as usize).map(bytemuck::pod_read_unaligned).collect())
+}

@@ -1,0 +1,199 @@
+//! What the KV of one token and of one block looks like, in numbers that are known to fit.
+
+/// What a [`KvShape`] is made of.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct KvShapeOptions {
+    /// Layers whose KV is kept, at least 1.
+    pub layers: u32,
+    /// Tensors of each layer: 2 for keys and values, 1 where both are compressed into one.
+    pub kv_count: u32,
+    /// Bytes of one token in one tensor (heads x head size x bytes of an element); a multiple of 8.
+    pub row_bytes: u64,
+    /// Tokens of a block, at least 1.
+    pub block_tokens: u32,
+}
+
+/// The shape of a KV cache: layers, tensors of a layer, bytes of a row, tokens of a block.
+///
+/// A *row* is one token's bytes in one tensor of one layer. A *plane* is one tensor of one layer;
+/// planes are numbered `layer * kv_count + kv`.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct KvShape {
+    /// # Invariants
+    /// All four are at least 1, `row_bytes` is a multiple of 8, and `block_bytes` is their product,
+    /// which fits.
+    layers: u32,
+    kv_count: u32,
+    row_bytes: u64,
+    block_tokens: u32,
+    block_bytes: u64,
+}
+
+impl KvShape {
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`ShapeError`].
+    pub fn new(options: KvShapeOptions) -> Result<Self, ShapeError> {
+        let KvShapeOptions { layers, kv_count, row_bytes, block_tokens } = options;
+        let zero = [
+            ("layers", u64::from(layers)),
+            ("kv_count", u64::from(kv_count)),
+            ("row_bytes", row_bytes),
+            ("block_tokens", u64::from(block_tokens)),
+        ];
+        if let Some(&(quantity, _)) = zero.iter().find(|(_, value)| *value == 0) {
+            return Err(ShapeError::Zero { quantity });
+        }
+        if !row_bytes.is_multiple_of(WORD_BYTES) {
+            return Err(ShapeError::RowBytes { row_bytes });
+        }
+        let planes = u64::from(layers) * u64::from(kv_count);
+        let block_bytes = planes
+            .checked_mul(row_bytes)
+            .and_then(|token_bytes| token_bytes.checked_mul(u64::from(block_tokens)))
+            .ok_or(ShapeError::BlockBytes { layers, kv_count, row_bytes, block_tokens })?;
+        Ok(Self { layers, kv_count, row_bytes, block_tokens, block_bytes })
+    }
+
+    /// The same shape with another number of layers.
+    ///
+    /// # Errors
+    /// [`ShapeError::Zero`], [`ShapeError::BlockBytes`].
+    pub fn with_layers(self, layers: u32) -> Result<Self, ShapeError> {
+        Self::new(KvShapeOptions {
+            layers,
+            kv_count: self.kv_count,
+            row_bytes: self.row_bytes,
+            block_tokens: self.block_tokens,
+        })
+    }
+
+    /// Number of layers.
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Tensors of a layer.
+    #[must_use]
+    pub fn kv_count(&self) -> u32 {
+        self.kv_count
+    }
+
+    /// Bytes of one token in one plane.
+    #[must_use]
+    pub fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
+
+    /// 64-bit words of a row.
+    #[must_use]
+    pub fn row_words(&self) -> u64 {
+        self.row_bytes / WORD_BYTES
+    }
+
+    /// Tokens of a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Number of planes: layers times tensors of a layer.
+    #[must_use]
+    pub fn planes(&self) -> u64 {
+        u64::from(self.layers) * u64::from(self.kv_count)
+    }
+
+    /// Bytes of one token in all planes.
+    #[must_use]
+    pub fn token_bytes(&self) -> u64 {
+        self.planes() * self.row_bytes
+    }
+
+    /// Bytes of one block in one plane.
+    #[must_use]
+    pub fn block_plane_bytes(&self) -> u64 {
+        self.row_bytes * u64::from(self.block_tokens)
+    }
+
+    /// Bytes of one block in all planes.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+}
+
+/// Rows are sequences of such words.
+pub(crate) const WORD_BYTES: u64 = 8;
+
+/// A shape that a KV cache cannot have.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShapeError {
+    /// There would be nothing to keep.
+    #[error("{quantity} is 0")]
+    Zero {
+        /// Name of the number that is 0.
+        quantity: &'static str,
+    },
+    /// Rows are copied and checked in words of 8 bytes.
+    #[error("row_bytes {row_bytes} is not a multiple of 8")]
+    RowBytes {
+        /// Bytes of a row asked for.
+        row_bytes: u64,
+    },
+    /// A block would have more bytes than 64 bits can count.
+    #[error(
+        "a block of {layers} layers x {kv_count} tensors x {row_bytes} bytes x {block_tokens} \
+         tokens does not fit in 64 bits"
+    )]
+    BlockBytes {
+        /// Layers asked for.
+        layers: u32,
+        /// Tensors of a layer asked for.
+        kv_count: u32,
+        /// Bytes of a row asked for.
+        row_bytes: u64,
+        /// Tokens of a block asked for.
+        block_tokens: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LLAMA: KvShapeOptions =
+        KvShapeOptions { layers: 32, kv_count: 2, row_bytes: 2048, block_tokens: 16 };
+
+    #[test]
+    fn sizes_follow_from_the_shape() {
+        let shape = KvShape::new(LLAMA).unwrap();
+        assert_eq!((shape.planes(), shape.token_bytes()), (64, 128 << 10));
+        assert_eq!((shape.block_plane_bytes(), shape.block_bytes()), (32 << 10, 2 << 20));
+        assert_eq!(shape.row_words(), 256);
+        let one = shape.with_layers(1).unwrap();
+        assert_eq!((one.layers(), one.kv_count(), one.block_bytes()), (1, 2, 64 << 10));
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused_with_their_numbers() {
+        let zero = |quantity| Err(ShapeError::Zero { quantity });
+        assert_eq!(KvShape::new(KvShapeOptions { layers: 0, ..LLAMA }), zero("layers"));
+        assert_eq!(KvShape::new(KvShapeOptions { kv_count: 0, ..LLAMA }), zero("kv_count"));
+        assert_eq!(KvShape::new(KvShapeOptions { row_bytes: 0, ..LLAMA }), zero("row_bytes"));
+        assert_eq!(KvShape::new(KvShapeOptions { block_tokens: 0, ..LLAMA }), zero("block_tokens"));
+        assert_eq!(KvShape::new(LLAMA).unwrap().with_layers(0), zero("layers"));
+        assert_eq!(
+            KvShape::new(KvShapeOptions { row_bytes: 12, ..LLAMA }),
+            Err(ShapeError::RowBytes { row_bytes: 12 })
+        );
+        let (layers, row_bytes) = (u32::MAX, 1 << 32);
+        let refused = KvShape::new(KvShapeOptions { layers, row_bytes, ..LLAMA });
+        let (kv_count, block_tokens) = (2, 16);
+        let error = ShapeError::BlockBytes { layers, kv_count, row_bytes, block_tokens };
+        assert_eq!(refused, Err(error));
+        assert!(error.to_string().contains("4294967295 layers x 2 tensors x 4294967296 bytes"));
+    }
+}
