@@ -5,7 +5,7 @@ mod artifacts;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -64,13 +64,15 @@ impl Wanted {
     /// One run of Cargo for each crate: a run for several would build each with the features of the others.
     fn cargo_args(&self) -> Vec<Vec<String>> {
         let line = |text: String| text.split_whitespace().map(str::to_owned).collect();
-        let tests =
-            self.tests.iter().map(|name| format!("test --no-run --package {name} --test gpu"));
+        let tests = self
+            .tests
+            .iter()
+            .map(|name| format!("test --release --no-run --package {name} --test gpu"));
         let benches = self
             .benches
             .iter()
             .map(|(name, bench)| format!("bench --no-run --package {name} --bench {bench}"));
-        let program = format!("build --package {PROGRAM} --bin {PROGRAM}");
+        let program = format!("build --release --package {PROGRAM} --bin {PROGRAM}");
         tests.chain(benches).chain([program]).map(line).collect()
     }
 
@@ -86,7 +88,11 @@ impl Wanted {
             places.push((format!("tests/{package}-gpu"), find(package, "test", "gpu")?));
         }
         for (package, bench) in &self.benches {
-            let place = format!("benches/{package}-{bench}");
+            let place = format!("benches/{bench}");
+            ensure!(
+                places.iter().all(|(other, _)| *other != place),
+                "two crates have a benchmark `{bench}`"
+            );
             places.push((place, find(package, "bench", bench)?));
         }
         places.push((format!("bin/{PROGRAM}"), find(PROGRAM, "bin", PROGRAM)?));
@@ -94,16 +100,15 @@ impl Wanted {
     }
 }
 
-/// Builds in the release profile, which is what users run: without debug assertions.
+/// Builds one target; all are built in the release profile, which is what users run: without debug assertions.
 fn build(args: &[String]) -> Result<Vec<Artifact>> {
-    println!("cargo {} --release", args.join(" "));
-    let mut command = cargo::command();
-    command.args(args);
-    if args.first().is_none_or(|name| name != "bench") {
-        command.arg("--release");
-    }
-    command.arg("--message-format=json-render-diagnostics").stderr(std::process::Stdio::inherit());
-    let output = command.output().context("cannot start Cargo")?;
+    println!("cargo {}", args.join(" "));
+    let output = cargo::command()
+        .args(args)
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start Cargo")?;
     if !output.status.success() {
         bail!("cargo {} failed", args.join(" "));
     }
@@ -158,6 +163,19 @@ mod tests {
         Package { name: name.to_owned(), targets, publish: None }
     }
 
+    fn artifact(package: &str, kind: &str, target: &str) -> Artifact {
+        Artifact {
+            package: package.to_owned(),
+            kinds: vec![kind.to_owned()],
+            target: target.to_owned(),
+            executable: PathBuf::from(format!("target/{target}")),
+        }
+    }
+
+    fn bench(package: &str) -> Artifact {
+        artifact(package, "bench", "copy_gpu")
+    }
+
     fn wanted() -> Wanted {
         Wanted::of(&[
             package("kv-a", &[("lib", "kv_a"), ("test", "gpu"), ("bench", "copy_gpu")]),
@@ -173,23 +191,25 @@ mod tests {
 
     #[test]
     fn each_executable_has_its_place_and_none_may_be_missing() {
-        let artifact = |package: &str, kind: &str, target: &str| Artifact {
-            package: package.to_owned(),
-            kinds: vec![kind.to_owned()],
-            target: target.to_owned(),
-            executable: PathBuf::from(format!("target/{target}")),
-        };
         let mut built = vec![
             artifact("kv-a", "test", "gpu"),
-            artifact("kv-a", "bench", "copy_gpu"),
+            bench("kv-a"),
             artifact("kv-replay", "bin", "kv-replay"),
         ];
         let places: Vec<String> =
             wanted().places(&built).unwrap().into_iter().map(|(place, _)| place).collect();
-        assert_eq!(places, ["tests/kv-a-gpu", "benches/kv-a-copy_gpu", "bin/kv-replay"]);
+        assert_eq!(places, ["tests/kv-a-gpu", "benches/copy_gpu", "bin/kv-replay"]);
         built.remove(1);
         let error = wanted().places(&built).unwrap_err().to_string();
         assert_eq!(error, "Cargo built no bench `copy_gpu` of kv-a");
+    }
+
+    #[test]
+    fn two_benches_of_one_name_are_refused() {
+        let copy = [("bench", "copy_gpu")];
+        let wanted = Wanted::of(&[package("kv-a", &copy), package("kv-b", &copy)]);
+        let error = wanted.places(&[bench("kv-a"), bench("kv-b")]).unwrap_err().to_string();
+        assert_eq!(error, "two crates have a benchmark `copy_gpu`");
     }
 
     #[test]
@@ -223,7 +243,7 @@ mod tests {
     #[test]
     fn the_script_requires_a_gpu_and_runs_benches_after_tests() {
         let (table, success) = run_script(&[
-            ("tests/a-gpu", "test \"$KV_REQUIRE_GPU\" = 1"),
+            ("tests/a-gpu", "test \"$KV_REQUIRE_GPU\" = 1 && echo 'test result: ok. 1 passed'"),
             ("benches/b_gpu", "test \"$1\" = --bench"),
         ]);
         let names: Vec<&str> =
@@ -236,10 +256,25 @@ mod tests {
     fn the_script_remembers_a_failure_and_runs_the_other_tests_but_no_bench() {
         let (table, success) = run_script(&[
             ("tests/a-gpu", "exit 3"),
-            ("tests/b-gpu", "exit 0"),
+            ("tests/b-gpu", "echo 'test result: ok. 2 passed; 0 failed'"),
             ("benches/b_gpu", "exit 0"),
         ]);
-        assert!(table.contains("FAILED (3)") && table.contains("tests/b-gpu"), "{table}");
-        assert!(!success && !table.contains("benches/"), "{table}");
+        let results: Vec<(&str, &str)> = table
+            .lines()
+            .filter_map(|line| Some((line.split_whitespace().next()?, line.get(41..53)?.trim())))
+            .collect();
+        assert_eq!(
+            results,
+            [("name", "result"), ("tests/a-gpu", "FAILED (3)"), ("tests/b-gpu", "ok")]
+        );
+        assert!(!success);
+    }
+
+    #[test]
+    fn the_script_fails_for_a_test_that_ran_nothing() {
+        for says in ["", "echo 'test result: ok. 0 passed; 0 failed; 9 ignored'"] {
+            let (table, success) = run_script(&[("tests/a-gpu", says)]);
+            assert!(!success && table.contains("RAN NOTHING"), "{table}");
+        }
     }
 }

@@ -42,11 +42,13 @@ run_one() {
     local result=ok
     if [ "$status" -ne 0 ]; then
         result="FAILED ($status)"
+    elif [ "$log" = "$tests_log" ] && ! grep '^test result: ok\. [1-9]' "$part"; then
+        # Neither a program without trials nor one that left them all out shows anything.
+        result="RAN NOTHING"
+    fi
+    if [ "$result" != ok ]; then
         failures=$((failures + 1))
         tail -n 60 "$part"
-    else
-        # A harness's own count, if it gives one.
-        grep '^test result:' "$part"
     fi
     rm -f "$part"
     printf '%-40s %-12s %8d\n' "$name" "$result" "$seconds" >>"$table"
