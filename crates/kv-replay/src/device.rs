@@ -222,7 +222,7 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
                 seed: sim.seed,
                 ..SimConfig::default()
             })?);
-            machine.register_kernels(&[]);
+            machine.register_kernels(kv_kernels::references());
             (machine.clone(), (0..*devices as i32).collect(), Some(machine))
         }
         DeviceSpec::Cuda { ordinals } => (Arc::new(CudaDriver::load()?), ordinals.clone(), None),

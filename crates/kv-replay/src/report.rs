@@ -170,10 +170,9 @@ impl RunReport {
         }
     }
 
-    /// The report in a few lines, the last of which says whether every byte was where it belongs.
+    /// The report in a few lines, the last of which say whether every byte was where it belongs.
     #[must_use]
     pub fn summary(&self) -> String {
-        let shape = &self.shape;
         let mut text = format!(
             "{} of {} requests finished on {} in {:.1} s\n\n",
             grouped(self.finished),
@@ -181,72 +180,74 @@ impl RunReport {
             self.device,
             self.wall_s,
         );
-        let mut line = |name: &str, what: String| {
+        for (name, what) in [
+            ("model", self.model_line()),
+            ("tokens", self.tokens_line()),
+            ("lookups", self.lookups_line()),
+            ("memory", self.memory_line()),
+            ("moves", self.moves_line()),
+            ("steps", self.steps_line()),
+            ("driver", self.calls_line()),
+            ("verified", self.verdict()),
+        ] {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "  {name:<10}{what}");
-        };
-        line(
-            "model",
-            format!(
-                "{} layers, {} KV heads of {} x {}; blocks of {} tokens, {} each",
-                shape.layers,
-                shape.kv_heads,
-                shape.head_size,
-                shape.dtype,
-                shape.block_tokens,
-                bytes(shape.block_bytes),
-            ),
-        );
-        line(
-            "tokens",
-            format!(
-                "{} prompt, of which {} came from the cache; {} generated",
-                grouped(self.prompt_tokens),
-                grouped(self.prefix_tokens_reused),
-                grouped(self.generated_tokens),
-            ),
-        );
-        line(
-            "lookups",
-            format!(
-                "{} blocks, {} hit ({:.1} %)",
-                grouped(self.block_lookups),
-                grouped(self.block_hits),
-                100.0 * self.hit_rate,
-            ),
-        );
-        line(
-            "memory",
-            format!(
-                "{} device blocks, {} in use at most; {} host blocks; {} pinned after warm-up",
-                grouped(self.device_blocks),
-                grouped(self.peak_device_blocks),
-                grouped(self.host_blocks),
-                bytes(self.pinned_bytes_allocated_after_warmup),
-            ),
-        );
-        line(
-            "moves",
-            format!(
-                "{} blocks evicted, {} offloaded, {} onboarded; {} transferred",
-                grouped(self.blocks_evicted),
-                grouped(self.blocks_offloaded),
-                grouped(self.blocks_onboarded),
-                bytes(self.bytes_transferred),
-            ),
-        );
-        line(
-            "steps",
-            format!(
-                "{} iterations, {} preemptions",
-                grouped(self.iterations),
-                grouped(self.preemptions),
-            ),
-        );
-        line("driver", self.calls_line());
-        line("verified", self.verdict());
+        }
         self.name_corruptions(&mut text);
         text
+    }
+
+    fn model_line(&self) -> String {
+        let ReportShape { layers, kv_heads, head_size, dtype, block_tokens, block_bytes } =
+            self.shape;
+        format!(
+            "{layers} layers, {kv_heads} KV heads of {head_size} x {dtype}; blocks of \
+             {block_tokens} tokens, {} each",
+            bytes(block_bytes),
+        )
+    }
+
+    fn tokens_line(&self) -> String {
+        format!(
+            "{} prompt, of which {} came from the cache; {} generated",
+            grouped(self.prompt_tokens),
+            grouped(self.prefix_tokens_reused),
+            grouped(self.generated_tokens),
+        )
+    }
+
+    fn lookups_line(&self) -> String {
+        format!(
+            "{} blocks, {} hit ({:.1} %)",
+            grouped(self.block_lookups),
+            grouped(self.block_hits),
+            100.0 * self.hit_rate,
+        )
+    }
+
+    fn memory_line(&self) -> String {
+        format!(
+            "{} device blocks, {} in use at most; {} host blocks; {} pinned after warm-up",
+            grouped(self.device_blocks),
+            grouped(self.peak_device_blocks),
+            grouped(self.host_blocks),
+            bytes(self.pinned_bytes_allocated_after_warmup),
+        )
+    }
+
+    fn moves_line(&self) -> String {
+        format!(
+            "{} blocks evicted, {} offloaded, {} onboarded; {} transferred",
+            grouped(self.blocks_evicted),
+            grouped(self.blocks_offloaded),
+            grouped(self.blocks_onboarded),
+            bytes(self.bytes_transferred),
+        )
+    }
+
+    fn steps_line(&self) -> String {
+        let (iterations, preemptions) = (grouped(self.iterations), grouped(self.preemptions));
+        format!("{iterations} iterations, {preemptions} preemptions")
     }
 
     /// How often the driver was called, and for what most of all.
@@ -268,6 +269,7 @@ impl RunReport {
         let verified = grouped(self.verified_blocks);
         match (self.corrupt_blocks, self.verify) {
             (0, Verify::None) => "nothing, as asked for".to_owned(),
+            (0, _) if self.verified_blocks == 0 => "no block was read back".to_owned(),
             (0, verify) => {
                 format!("{verified} blocks ({verify}): every byte belongs to its request")
             }
@@ -369,6 +371,8 @@ mod tests {
         let unverified =
             RunReport { verify: Verify::None, driver_calls: BTreeMap::new(), ..report() };
         assert!(unverified.summary().ends_with("no calls\n  verified  nothing, as asked for\n"));
+        let unread = RunReport { verified_blocks: 0, ..report() };
+        assert!(unread.summary().ends_with("  verified  no block was read back\n"));
     }
 
     #[test]

@@ -1,0 +1,158 @@
+//! The command line: subcommands, flags and their defaults.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use kv_replay::config::{RunConfig, Verify};
+use kv_replay::device::DeviceSpec;
+use kv_replay::shape::{Dtype, ModelShape};
+
+const AFTER_HELP: &str = "\
+Without a command, kv-replay generates a workload and replays it on a simulated device, verifying every byte.
+
+Exit status:
+  0  all is well
+  1  the engine or the driver failed
+  2  bad input, or something that the machine lacks
+  3  a byte was found that does not belong to its request";
+
+/// Replays LLM request traces through mapped, pooled, staged and transferred KV memory and verifies every byte.
+#[derive(Debug, Parser)]
+#[command(version, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Replays a trace, or a generated workload, and reports what it found.
+    Run(RunArgs),
+    /// Compares eviction policies and Belady's optimum on a trace, one request at a time, exactly.
+    Policies(PoliciesArgs),
+    /// Generates a workload in the trace format.
+    Generate(GenerateArgs),
+}
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct RunArgs {
+    /// The trace, one JSON object a line; without it a workload is generated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Only the first N requests of the trace, or as many generated ones [default: all, or 1000].
+    #[arg(long, value_name = "N")]
+    pub(crate) requests: Option<u64>,
+    /// Where to run: sim, sim:N for N simulated devices, or GPUs as in cuda:0,cuda:1.
+    #[arg(long, value_name = "DEVICES", default_value_t)]
+    pub(crate) device: DeviceSpec,
+    /// Layers of the model, split over the devices.
+    #[arg(long, value_name = "L", default_value_t = RunConfig::default().shape.layers)]
+    layers: u32,
+    /// Heads of K, and of V, in one layer.
+    #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads)]
+    kv_heads: u32,
+    /// Elements of one head.
+    #[arg(long, value_name = "D", default_value_t = RunConfig::default().shape.head_size)]
+    head_size: u32,
+    /// Type of one element: f32, f16, bf16 or fp8.
+    #[arg(long, value_name = "T", default_value_t = RunConfig::default().shape.dtype)]
+    dtype: Dtype,
+    /// Tokens of a block, a divisor of 512.
+    #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens)]
+    block_tokens: u32,
+    /// Most blocks in device memory.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks)]
+    device_blocks: u64,
+    /// Most blocks in pinned host memory; 0 for no host tier.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().host_blocks)]
+    host_blocks: u64,
+    /// Most requests at once.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch)]
+    max_batch: u32,
+    /// Most tokens, prompt and generated together, that one iteration writes.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens)]
+    step_tokens: u32,
+    /// How much of what is read back to compare: none, sample or full.
+    #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
+    verify: Verify,
+    /// Seed of every choice that is made.
+    #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed)]
+    seed: u64,
+    /// Writes the report to this file as JSON, whole or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl RunArgs {
+    pub(crate) fn config(&self) -> RunConfig {
+        RunConfig {
+            shape: ModelShape {
+                layers: self.layers,
+                kv_heads: self.kv_heads,
+                head_size: self.head_size,
+                dtype: self.dtype,
+            },
+            block_tokens: self.block_tokens,
+            device_blocks: self.device_blocks,
+            host_blocks: self.host_blocks,
+            max_batch: self.max_batch,
+            step_tokens: self.step_tokens,
+            verify: self.verify,
+            seed: self.seed,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct PoliciesArgs {
+    /// The trace, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: PathBuf,
+    /// Cache sizes to compare at, in blocks of 512 tokens.
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "1000,3000,10000,30000,50000,100000",
+        allow_hyphen_values = true
+    )]
+    pub(crate) capacities: String,
+    /// Writes the hit rates to this file as JSON, whole or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
+pub(crate) struct GenerateArgs {
+    /// How many requests.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) requests: u64,
+    /// Seed from which the whole workload follows.
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Writes the workload to this file, whole or not at all, instead of standard output.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_library() {
+        let cli = Cli::try_parse_from(["kv-replay", "run"]).unwrap();
+        let Some(Command::Run(args)) = cli.command else { panic!("run, found {cli:?}") };
+        assert_eq!(args.config(), RunConfig::default());
+        assert_eq!(args.device, DeviceSpec::default());
+    }
+}

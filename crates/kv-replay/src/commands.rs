@@ -1,0 +1,172 @@
+//! What each subcommand does, and with which exit status it ends.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use kv_replay::config::{ConfigError, RunConfig, Verify};
+use kv_replay::device::{self, DeviceOpenError, DeviceSpec, SimSizes};
+use kv_replay::engine::{self, RunError};
+use kv_replay::generate::{self, GenerateError, GenerateOptions};
+use kv_replay::json_file::{WriteError, check_writable, write_json};
+use kv_replay::policies::{self, PoliciesError};
+use kv_replay::report::RunReport;
+use kv_replay::trace::{Trace, TraceError};
+
+use crate::cli::{Command, RunArgs};
+use crate::progress::Bar;
+
+/// Requests of the demonstration: what a simulated device replays in some ten seconds on two cores.
+const DEMO_REQUESTS: u64 = 400;
+
+/// Seed of the demonstration.
+const DEMO_SEED: u64 = 7;
+
+/// A demonstration whose pools are small enough for blocks to be evicted, offloaded and onboarded.
+fn demo_config() -> RunConfig {
+    RunConfig {
+        device_blocks: 8192,
+        host_blocks: 16_384,
+        verify: Verify::Full,
+        seed: DEMO_SEED,
+        ..RunConfig::default()
+    }
+}
+
+/// How a command that did its work ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Outcome {
+    /// All is well.
+    Clean,
+    /// Bytes were found that do not belong to their request.
+    Corrupt,
+}
+
+/// Why a command did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("--requests is 0, expected at least 1")]
+    NoRequests,
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    #[error(transparent)]
+    Policies(#[from] PoliciesError),
+    #[error("cannot use device {spec}")]
+    Device { spec: DeviceSpec, source: DeviceOpenError },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("cannot write to standard output")]
+    Stdout(#[source] io::Error),
+    #[error("the replay failed")]
+    Run(#[from] RunError),
+    #[error("only {finished} of {requests} requests finished")]
+    Unfinished { finished: u64, requests: u64 },
+}
+
+impl Failure {
+    /// 2 for bad input and what the machine lacks, 1 for all that failed on the way.
+    pub(crate) fn exit_status(&self) -> u8 {
+        match self {
+            Self::Run(_) | Self::Unfinished { .. } => 1,
+            _ => 2,
+        }
+    }
+}
+
+/// Does what was asked for; without a command, the demonstration.
+pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
+    match command {
+        None => demo(),
+        Some(Command::Run(args)) => run(args),
+        Some(Command::Policies(args)) => {
+            say(&policies::run(&args.trace, &args.capacities, args.json.as_deref())?)?;
+            Ok(Outcome::Clean)
+        }
+        Some(Command::Generate(args)) => {
+            say(&generate::run(args.requests, args.seed, args.output.as_deref())?)?;
+            Ok(Outcome::Clean)
+        }
+    }
+}
+
+fn demo() -> Result<Outcome, Failure> {
+    let trace = generate::generate(&GenerateOptions { requests: DEMO_REQUESTS, seed: DEMO_SEED })?;
+    say(&format!(
+        "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
+    ))?;
+    let outcome = replay(&demo_config(), &DeviceSpec::default(), &trace, None)?;
+    say("\nTry your own: kv-replay run --help\n")?;
+    Ok(outcome)
+}
+
+fn run(args: &RunArgs) -> Result<Outcome, Failure> {
+    if args.requests == Some(0) {
+        return Err(Failure::NoRequests);
+    }
+    let config = args.config();
+    // All that can be wrong is looked for before anything that takes long.
+    config.check()?;
+    config.check_devices(args.device.count())?;
+    if let Some(path) = &args.json {
+        check_writable(path)?;
+    }
+    let trace = match &args.trace {
+        Some(path) => {
+            let requests = args.requests.unwrap_or(u64::MAX);
+            Trace::read(path)?.limit(usize::try_from(requests).unwrap_or(usize::MAX))
+        }
+        None => {
+            let requests = args.requests.unwrap_or(GenerateOptions::default().requests);
+            generate::generate(&GenerateOptions { requests, seed: config.seed })?
+        }
+    };
+    replay(&config, &args.device, &trace, args.json.as_deref())
+}
+
+/// Replays `trace`, says what was found, and writes it to the file `json` if one is named.
+fn replay(
+    config: &RunConfig,
+    spec: &DeviceSpec,
+    trace: &Trace,
+    json: Option<&Path>,
+) -> Result<Outcome, Failure> {
+    config.check_trace(trace)?;
+    let unusable = |source| Failure::Device { spec: spec.clone(), source };
+    let devices = device::open(spec, SimSizes::for_config(config)).map_err(unusable)?;
+    devices.check_fits(config).map_err(unusable)?;
+    let mut bar = Bar::new(trace.requests.len() as u64);
+    let report = engine::run(config, trace, &devices, &mut bar);
+    bar.clear();
+    let report = report?;
+    say(&report.summary())?;
+    let written = json.map_or(Ok(()), |path| write_json(path, &report));
+    let outcome = judge(&report)?;
+    // Corrupt bytes outweigh a report that could not be written: the summary has named them.
+    if outcome == Outcome::Clean {
+        written?;
+    }
+    Ok(outcome)
+}
+
+fn judge(report: &RunReport) -> Result<Outcome, Failure> {
+    let &RunReport { corrupt_blocks, finished, requests, .. } = report;
+    if corrupt_blocks > 0 {
+        return Ok(Outcome::Corrupt);
+    }
+    if finished != requests {
+        return Err(Failure::Unfinished { finished, requests });
+    }
+    Ok(Outcome::Clean)
+}
+
+/// Writes `text` to standard output. A reader that has seen enough and closed the pipe is no failure.
+fn say(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Stdout(error)),
+        _ => Ok(()),
+    }
+}

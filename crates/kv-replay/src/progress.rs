@@ -1,0 +1,75 @@
+//! The progress bar: on standard error, and only if that is a terminal.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kv_replay::config::{Progress, ProgressState};
+
+/// The bar is brought up to date at most this often.
+const UPDATE_GAP: Duration = Duration::from_millis(100);
+
+const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {msg}";
+
+/// A bar of requests finished.
+pub(crate) struct Bar {
+    bar: ProgressBar,
+    updated: Option<Instant>,
+}
+
+impl Bar {
+    pub(crate) fn new(requests: u64) -> Self {
+        let bar = ProgressBar::new(requests);
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self { bar, updated: None }
+    }
+
+    /// Takes the bar away, so that what is said next stands where it was.
+    pub(crate) fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Progress for Bar {
+    fn update(&mut self, state: &ProgressState) {
+        if self.bar.is_hidden() || self.updated.is_some_and(|then| then.elapsed() < UPDATE_GAP) {
+            return;
+        }
+        self.updated = Some(Instant::now());
+        self.bar.set_position(state.finished);
+        self.bar.set_message(message(state));
+    }
+}
+
+fn message(state: &ProgressState) -> String {
+    format!(
+        "{} running in {} blocks, {:.1} % hit; {} blocks verified, {} corrupt",
+        state.running,
+        state.device_blocks_in_use,
+        100.0 * state.hit_rate,
+        state.verified_blocks,
+        state.corrupt_blocks,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_says_what_matters() {
+        let state = ProgressState {
+            running: 3,
+            device_blocks_in_use: 40,
+            hit_rate: 0.25,
+            verified_blocks: 7,
+            corrupt_blocks: 1,
+            ..ProgressState::default()
+        };
+        assert_eq!(
+            message(&state),
+            "3 running in 40 blocks, 25.0 % hit; 7 blocks verified, 1 corrupt"
+        );
+    }
+}

@@ -1,0 +1,222 @@
+//! The program refuses bad input with exit status 2 and a message that names it, before it writes anything.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const GOOD: &str =
+    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
+
+/// An empty folder, and a report to be written in it.
+struct Case {
+    folder: TempDir,
+    report: PathBuf,
+}
+
+impl Case {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let report = folder.path().join("report.json");
+        Self { folder, report }
+    }
+
+    /// A trace of these lines, outside the folder's list of names.
+    fn trace(&self, lines: &[&str]) -> PathBuf {
+        let path = self.folder.path().join("trace.jsonl");
+        std::fs::write(&path, lines.join("\n")).unwrap();
+        path
+    }
+
+    /// Runs `kv-replay run` with `args` and a report asked for; the error that it must answer.
+    fn refused(&self, args: &[&str]) -> String {
+        let mut all = vec!["run", "--json", self.report.to_str().unwrap()];
+        all.extend(args);
+        let message = refused(&all);
+        self.assert_nothing_written();
+        message
+    }
+
+    fn assert_nothing_written(&self) {
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
+        let written: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name != "trace.jsonl")
+            .collect();
+        assert!(written.is_empty(), "left behind: {written:?}");
+    }
+}
+
+fn kv_replay(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    // A machine with GPUs then has none as far as the program can see.
+    command.args(args).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
+}
+
+/// What a run with `args` says on standard error, having ended with exit status 2 and nothing on standard output.
+fn refused(args: &[&str]) -> String {
+    let output = kv_replay(args);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "{args:?}");
+    assert!(message.starts_with("error: "), "{message}");
+    message
+}
+
+#[track_caller]
+fn assert_says(message: &str, expected: &str) {
+    assert!(message.contains(expected), "expected {expected:?} in: {message}");
+}
+
+#[test]
+fn a_bad_line_of_a_trace_is_named() {
+    for (line, expected) in [
+        ("{\"timestamp\": 6,", "not valid JSON: EOF while parsing"),
+        (&GOOD.replace("52", "-3"), "output_length is -3, expected a positive integer"),
+        (&GOOD.replace("700", "-700"), "input_length is -700, expected a positive integer"),
+        (
+            &GOOD.replace("700", "1025"),
+            "hash_ids has 2 ids, but input_length 1025 makes 3 blocks of 512 tokens",
+        ),
+    ] {
+        let case = Case::new();
+        let trace = case.trace(&[GOOD, line]);
+        let trace = trace.to_str().unwrap();
+        let place = format!("error: {trace}:2: {expected}");
+        assert_says(&case.refused(&["--trace", trace]), &place);
+        let report = case.report.to_str().unwrap();
+        assert_says(&refused(&["policies", "--trace", trace, "--json", report]), &place);
+        case.assert_nothing_written();
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_read_is_named_with_the_cause() {
+    let case = Case::new();
+    let absent = case.folder.path().join("absent.jsonl");
+    let message = case.refused(&["--trace", absent.to_str().unwrap()]);
+    assert_says(&message, &format!("error: cannot open trace {}\n", absent.display()));
+    assert_says(&message, "  caused by: No such file");
+}
+
+#[test]
+fn options_are_named_with_their_values() {
+    for (args, expected) in [
+        (&["--device-blocks", "0"][..], "error: --device-blocks is 0, expected at least 1"),
+        (&["--max-batch", "0"], "error: --max-batch is 0, expected at least 1"),
+        (&["--step-tokens", "0"], "error: --step-tokens is 0, expected at least 1"),
+        (&["--requests", "0"], "error: --requests is 0, expected at least 1"),
+        (&["--layers", "0"], "error: --layers is 0, expected at least 1"),
+        (&["--block-tokens", "48"], "error: --block-tokens is 48, expected a divisor of 512"),
+        (&["--requests", "4000001"], "error: 4000001 requests asked for, more than the largest"),
+        (&["--device-blocks", "-5"], "invalid value '-5' for '--device-blocks <N>'"),
+        (&["--layers", "4294967296"], "invalid value '4294967296' for '--layers <L>'"),
+        (&["--verify", "most"], "unknown verification \"most\"; expected none, sample or full"),
+        (&["--dtype", "int8"], "unknown dtype \"int8\"; expected f32, f16, bf16 or fp8"),
+        (&["--head-size", "3"], "has 6 bytes, expected a multiple of 8"),
+        (&["--device-blocks", "3"], "tokens, which take"),
+    ] {
+        assert_says(&Case::new().refused(args), expected);
+    }
+}
+
+#[test]
+fn a_shape_that_overflows_is_named() {
+    let huge = ["--layers", "4294967295", "--kv-heads", "4294967295", "--head-size", "4294967288"];
+    assert_says(
+        &Case::new().refused(&huge),
+        "error: a block of 64 tokens x 4294967295 layers x K and V x 4294967295 heads x \
+         4294967288 elements of bf16 has more bytes than 64 bits can count",
+    );
+    let pool = ["--device-blocks", "2147483647", "--head-size", "2147483648"];
+    assert_says(
+        &Case::new().refused(&pool),
+        "error: --device-blocks 2147483647 of 1099511627776 bytes each overflow the address space",
+    );
+}
+
+#[test]
+fn devices_that_do_not_exist_are_named() {
+    for (device, expected) in [
+        ("gpu0", "unknown device \"gpu0\"; expected sim, sim:N or cuda:0[,cuda:1…]"),
+        ("cuda:0,cuda:0", "device \"cuda:0\" is named twice"),
+        ("sim:3", "error: 3 devices for 2 layers, expected at least one layer a device"),
+    ] {
+        assert_says(&Case::new().refused(&["--device", device]), expected);
+    }
+    let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);
+    assert_says(&many, "error: cannot use device sim:33\n  caused by: ");
+    assert_says(&many, "33 devices, where 1 to 32 can be simulated");
+}
+
+#[test]
+fn a_machine_without_a_driver_or_device_says_so() {
+    let message = Case::new().refused(&["--device", "cuda:0"]);
+    assert_says(&message, "error: cannot use device cuda:0\n  caused by: ");
+    let known = ["no CUDA driver library", "could not be initialised", "reports no device"];
+    assert!(known.iter().any(|reason| message.contains(reason)), "{message}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_found_before_the_trace_is_read() {
+    let case = Case::new();
+    let report = case.folder.path().join("absent/report.json");
+    let report = report.to_str().unwrap();
+    for command in ["run", "policies"] {
+        let message = refused(&[command, "--trace", "/absent/trace.jsonl", "--json", report]);
+        assert_says(&message, &format!("error: cannot write {report}\n  caused by: No such file"));
+    }
+    case.assert_nothing_written();
+    let folder = case.folder.path().to_str().unwrap();
+    let message = refused(&["run", "--json", folder]);
+    assert_says(&message, &format!("error: cannot write {folder}: it is a folder"));
+}
+
+#[test]
+fn generate_writes_a_file_whole_or_says_why_not() {
+    let case = Case::new();
+    let path = case.trace(&[]);
+    let path_text = path.to_str().unwrap();
+    let output = kv_replay(&["generate", "--requests", "20", "--seed", "3", "--output", path_text]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_says(&String::from_utf8(output.stdout).unwrap(), "wrote 20 requests");
+    let printed = kv_replay(&["generate", "--requests", "20", "--seed", "3"]);
+    assert_eq!(std::fs::read(&path).unwrap(), printed.stdout);
+    let nowhere = case.folder.path().join("absent/x.jsonl");
+    let message = refused(&["generate", "--output", nowhere.to_str().unwrap()]);
+    assert_says(&message, "error: cannot write ");
+    assert_says(&refused(&["generate", "--requests", "0"]), "0 requests asked for");
+    case.assert_nothing_written();
+}
+
+#[test]
+fn policies_prints_a_table_and_writes_the_record() {
+    let case = Case::new();
+    let trace = case.trace(&[GOOD, GOOD]);
+    let trace = trace.to_str().unwrap();
+    let report = case.report.to_str().unwrap();
+    let output =
+        kv_replay(&["policies", "--trace", trace, "--capacities", "1,2", "--json", report]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_says(&String::from_utf8(output.stdout).unwrap(), "4 block lookups");
+    let json = read_json(&case.report);
+    assert_eq!(json["block_lookups"], 4);
+    assert_eq!(json["capacities"][1]["hit_rate"]["belady"], 0.5);
+    let message = refused(&["policies", "--trace", trace, "--capacities", "1,-2"]);
+    assert_says(&message, "error: capacity \"-2\" is not a whole number of blocks");
+}
+
+fn read_json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn usage_errors_have_the_status_of_bad_input() {
+    for args in [&["policies"][..], &["replay"], &["run", "--colour"]] {
+        refused(args);
+    }
+    assert_eq!(kv_replay(&["--help"]).status.code(), Some(0));
+    assert_eq!(kv_replay(&["run", "--help"]).status.code(), Some(0));
+}
