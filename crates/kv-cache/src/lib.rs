@@ -1,1 +1,40 @@
-//! A KV cache an LLM engine can talk to: admit, extend, stage, offload, onboard and release, over mapped and pooled GPU memory.
+//! A KV cache that an LLM engine can talk to: admit, extend, stage, offload, onboard and release.
+//!
+//! This crate composes the others: `kv-pool` decides which block lies where, `cuda-vmm` maps memory
+//! under them, `kv-stage` brings block tables to the device, `kv-kernels` moves tokens. An engine with
+//! an overlap scheduler uses it like this:
+//!
+//! 1. [`KvCache::begin_step`] waits until the device is at most `overlap_depth` steps behind.
+//! 2. [`KvCache::admit`] new requests, [`KvCache::extend`] running ones.
+//! 3. [`KvCache::stage`] sends the block tables, and the engine's own small arrays, to the devices.
+//! 4. The engine enqueues its kernels on the compute streams of [`KvCache::parts`].
+//! 5. [`KvCache::seal`] lets others find the blocks that this step fills.
+//! 6. [`KvCache::finish_step`]; requests that are done are dropped.
+//!
+//! No step calls the driver for memory once the pool has grown, and none waits for a copy on the host.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod admit;
+mod cache;
+mod close;
+mod error;
+mod host_tier;
+mod options;
+mod part;
+mod rows;
+mod sequence;
+mod step;
+mod steps;
+
+pub use cache::{CacheStats, KvCache};
+pub use error::{AdmitError, BuildError, CloseError, SealError, SlotError, StepError};
+pub use options::{KvCacheOptions, OptionsError};
+pub use part::Part;
+pub use sequence::Sequence;
+pub use step::{OpenStep, StagedPart};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

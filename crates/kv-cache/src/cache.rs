@@ -1,0 +1,158 @@
+//! The cache: blocks on one or several devices, and a tier in host memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cuda_driver::{Event, Stream};
+use cuda_vmm::EpochGate;
+use kv_kernels::KvShape;
+use kv_pool::{BlockPool, PoolConfig, Priority};
+use kv_stage::BlockTable;
+
+use crate::part::Part;
+use crate::rows::RowPool;
+use crate::step::InFlight;
+use crate::{BuildError, KvCacheOptions};
+
+/// Bytes and blocks that a cache has moved and mapped.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct CacheStats {
+    /// Blocks that have device memory.
+    pub ready_blocks: u64,
+    /// Blocks copied to host memory.
+    pub offloaded_blocks: u64,
+    /// Blocks copied back from host memory.
+    pub onboarded_blocks: u64,
+    /// Bytes of both kinds of copies, on all devices.
+    pub copied_bytes: u64,
+    /// Steps finished.
+    pub steps: u64,
+}
+
+/// A KV cache that an engine talks to.
+///
+/// Device memory is mapped page by page as blocks are first needed; blocks are found by prefix,
+/// shared, evicted to pinned host memory and brought back. Layers may be split over several devices,
+/// which share one numbering of blocks.
+///
+/// # Ordering
+/// The engine enqueues the work of a step on the compute streams between
+/// [`begin_step`](KvCache::begin_step) and [`finish_step`](KvCache::finish_step), after it has
+/// [staged](KvCache::stage) what the step reads. Copies between device and host run on streams of
+/// their own, and the work of a step that is staged after them waits for them on the device. Blocks
+/// that are released are handed out again when the step during which they were released has
+/// completed on every device.
+#[derive(Debug)]
+pub struct KvCache {
+    pub(crate) options: KvCacheOptions,
+    pub(crate) pool: BlockPool,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) gate: EpochGate,
+    pub(crate) table: BlockTable,
+    pub(crate) rows: RowPool,
+    /// Steps that were not yet seen to complete, oldest first.
+    pub(crate) in_flight: VecDeque<InFlight>,
+    /// Events of completed steps, one for each part, to be recorded again.
+    pub(crate) spare_events: Vec<Vec<Arc<Event>>>,
+    /// Copies were enqueued that no compute stream waits for yet.
+    pub(crate) copies_pending: bool,
+    /// The devices have no memory left, so the pool stays as large as it is.
+    pub(crate) memory_exhausted: bool,
+    pub(crate) stats: CacheStats,
+}
+
+impl KvCache {
+    /// A cache on the devices of `compute`, one stream each, with the layers split over them in
+    /// contiguous runs of nearly equal length.
+    ///
+    /// Reserves addresses, pins the host tier and the staging buffers, and loads the kernels; maps
+    /// no device memory yet. Slow: about 0.4 s for each GiB of host memory.
+    ///
+    /// # Errors
+    /// [`BuildError`]; nothing stays allocated.
+    pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
+        options.check(compute.len())?;
+        let gate = EpochGate::new();
+        let parts = layer_runs(options.shape.layers(), compute.len())
+            .zip(compute)
+            .map(|(layers, stream)| Part::new(stream, layers, &options, &gate))
+            .collect::<Result<Vec<_>, _>>()?;
+        let pool = BlockPool::new(&PoolConfig {
+            primary_blocks: u64::from(options.device_blocks),
+            primary_ready: 0,
+            secondary_blocks: u64::from(options.host_blocks),
+            offload_min_priority: Priority::OFFLOAD_MIN,
+        })?;
+        let rows = options.sequences_max as usize;
+        let table = BlockTable::new(rows, options.blocks_per_sequence_max as usize)?;
+        Ok(Self {
+            pool,
+            parts,
+            gate,
+            table,
+            rows: RowPool::new(rows),
+            in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
+            spare_events: Vec::new(),
+            copies_pending: false,
+            memory_exhausted: false,
+            stats: CacheStats::default(),
+            options,
+        })
+    }
+
+    /// The shape of the KV of all layers.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.options.shape
+    }
+
+    /// What the cache was built with.
+    #[must_use]
+    pub fn options(&self) -> &KvCacheOptions {
+        &self.options
+    }
+
+    /// The devices' parts, in the order of their layers.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The pool that decides which block lies where.
+    #[must_use]
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// What was moved and mapped so far.
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
+        let ready = self.parts.iter().map(Part::ready_blocks).min();
+        CacheStats { ready_blocks: ready.unwrap_or(0), ..self.stats }
+    }
+
+    /// Blocks of `tokens` tokens.
+    pub(crate) fn blocks_for(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(u64::from(self.options.shape.block_tokens()))
+    }
+}
+
+/// Contiguous runs of layers, the first ones longer by one if they don't divide evenly.
+fn layer_runs(layers: u32, devices: usize) -> impl Iterator<Item = std::ops::Range<u32>> {
+    let devices = devices as u32;
+    let (each, more) = (layers / devices, layers % devices);
+    let start = move |device: u32| device * each + device.min(more);
+    (0..devices).map(move |device| start(device)..start(device + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_split_in_order_and_without_gaps() {
+        let runs: Vec<_> = layer_runs(10, 4).collect();
+        assert_eq!(runs, [0..3, 3..6, 6..8, 8..10]);
+        assert_eq!(layer_runs(2, 2).collect::<Vec<_>>(), [0..1, 1..2]);
+    }
+}

@@ -1,0 +1,201 @@
+//! What can go wrong, one enum for each family of operations.
+
+use cuda_driver::{CopyError, DeviceError, ModuleError};
+use cuda_vmm::GrowError;
+use kv_kernels::{PagedKvError, ShapeError};
+use kv_pool::{ClaimError, ConfigError, OnboardError};
+use kv_stage::{AcquireError, PartError, StagingError, StepError as StageStepError, TableError};
+
+use crate::OptionsError;
+
+/// Why a cache was not built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The options contradict each other or cannot be met anywhere.
+    #[error("the cache's options are not possible")]
+    Options(#[from] OptionsError),
+    /// The layers of one device have no shape.
+    #[error("the shape of one device's layers is not possible")]
+    Shape(#[from] ShapeError),
+    /// The pool refused its size.
+    #[error("the block pool is not possible")]
+    Pool(#[from] ConfigError),
+    /// No addresses could be reserved.
+    #[error("the device memory could not be reserved")]
+    Memory(#[from] cuda_vmm::PoolError),
+    /// The memory could not be described to the kernels.
+    #[error("the device memory could not be described to the kernels")]
+    Paged(#[from] PagedKvError),
+    /// The kernels could not be loaded.
+    #[error("the kernels could not be loaded")]
+    Kernels(#[from] ModuleError),
+    /// The staging buffers could not be pinned.
+    #[error("the staging buffers could not be made")]
+    Staging(#[from] StagingError),
+    /// The block table is not possible.
+    #[error("the block table is not possible")]
+    Table(#[from] TableError),
+    /// A span of the reservation is not where it should be.
+    #[error("the device memory is too short")]
+    Span(#[from] CopyError),
+    /// The device refused: a stream, an event, or pinned memory for the host tier.
+    #[error("the device refused")]
+    Device(#[from] DeviceError),
+}
+
+/// Why a request was not admitted, or a sequence not extended. Nothing changed, except that cached
+/// content may have moved to host memory or been dropped on the way.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmitError {
+    /// A sequence has at least one token.
+    #[error("a sequence of no tokens")]
+    NoTokens,
+    /// The hashes are those of full blocks of the prompt.
+    #[error("{hashes} block hashes for a prompt with {full_blocks} full blocks")]
+    TooManyHashes {
+        /// Hashes given.
+        hashes: usize,
+        /// Full blocks of the prompt.
+        full_blocks: usize,
+    },
+    /// The sequence needs more columns than the block table has.
+    #[error("the sequence needs {blocks} blocks, and the block table has {max}")]
+    TooLong {
+        /// Blocks needed.
+        blocks: u64,
+        /// The most that a sequence may have.
+        max: u64,
+    },
+    /// The sequence needs more blocks than there are: it can never be admitted.
+    #[error("the sequence needs {blocks} blocks, and there are {capacity}")]
+    NeverFits {
+        /// Blocks needed.
+        blocks: u64,
+        /// Blocks of the device.
+        capacity: u64,
+    },
+    /// Every row of the block table is taken: an expected outcome.
+    #[error("all {rows} rows of the block table are in use")]
+    NoRow {
+        /// Rows of the table.
+        rows: u32,
+    },
+    /// Not enough blocks are free: an expected outcome. Try again when sequences were released and
+    /// steps completed.
+    #[error("not enough free blocks")]
+    NoSpace(#[source] ClaimError),
+    /// The sequence belongs to another cache.
+    #[error("the sequence belongs to another cache")]
+    ForeignSequence,
+    /// Device memory could not be mapped, for another reason than that there is none left.
+    #[error("the device memory could not grow")]
+    Grow(#[from] GrowError),
+    /// A copy to or from host memory could not be enqueued.
+    #[error("a copy between device and host memory failed")]
+    Copy(#[from] CopyError),
+    /// The pool refused to bring a block back: a defect of this crate.
+    #[error("a block could not be brought back from host memory")]
+    Onboard(#[source] OnboardError),
+    /// The block table refused an entry.
+    #[error("the block table refused an entry")]
+    Table(#[from] TableError),
+}
+
+impl AdmitError {
+    /// Whether the same call may succeed when other sequences were released and steps completed.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::NoRow { .. } | Self::NoSpace(_))
+    }
+}
+
+/// Why blocks were not made findable. The blocks before the refused one were.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealError {
+    /// More hashes than the sequence has full blocks.
+    #[error("{hashes} block hashes for a sequence with {full_blocks} full blocks")]
+    TooManyHashes {
+        /// Hashes given.
+        hashes: usize,
+        /// Full blocks of the sequence.
+        full_blocks: usize,
+    },
+    /// The sequence belongs to another cache.
+    #[error("the sequence belongs to another cache")]
+    ForeignSequence,
+    /// The block table refused an entry.
+    #[error("the block table refused an entry")]
+    Table(#[from] TableError),
+}
+
+/// Why slots could not be named.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SlotError {
+    /// The sequence has fewer tokens.
+    #[error("tokens {start} to {end} of a sequence of {tokens}")]
+    OutOfRange {
+        /// First token asked for.
+        start: u64,
+        /// One past the last.
+        end: u64,
+        /// Tokens of the sequence.
+        tokens: u64,
+    },
+}
+
+/// Why a step could not begin, be staged or finish.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// No staging buffer is left.
+    #[error("no staging buffer for the step")]
+    Buffer(#[from] AcquireError),
+    /// The step does not fit, or could not be sent.
+    #[error("the step could not be staged")]
+    Stage(#[from] StageStepError),
+    /// A part of another step was asked for.
+    #[error("the step has no such part")]
+    Part(#[from] PartError),
+    /// A staged sequence belongs to another cache.
+    #[error("the sequence belongs to another cache")]
+    ForeignSequence,
+    /// A staged sequence has more tokens than a kernel can count.
+    #[error("a sequence of {tokens} tokens is too long to be staged")]
+    TooLong {
+        /// Its tokens.
+        tokens: u64,
+    },
+    /// The device refused or is lost.
+    #[error("the step failed on the device")]
+    Device(#[from] DeviceError),
+}
+
+/// Why a cache could not be closed in full.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// The device could not be waited for, so its memory may be in use and stays.
+    #[error("device {ordinal} could not be waited for; its memory was left alone")]
+    NotAtRest {
+        /// Ordinal of the device.
+        ordinal: i32,
+    },
+    /// The driver refused a step of the clean-up.
+    #[error("device {ordinal} refused a step of the clean-up; {leaked_bytes} bytes stay mapped")]
+    Refused {
+        /// Ordinal of the device.
+        ordinal: i32,
+        /// Bytes that stay mapped until the process ends.
+        leaked_bytes: u64,
+        /// The first refusal.
+        #[source]
+        source: cuda_vmm::CloseError,
+    },
+    /// The staging buffers could not be freed.
+    #[error("the staging buffers could not be freed")]
+    Staging(#[from] StagingError),
+}

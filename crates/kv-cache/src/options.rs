@@ -1,0 +1,96 @@
+//! What a cache is built with, checked before anything is allocated.
+
+use kv_kernels::KvShape;
+
+/// Shape and size of a [`KvCache`](crate::KvCache).
+#[derive(Clone, Debug)]
+pub struct KvCacheOptions {
+    /// All layers of the model; they are split over the devices in contiguous runs.
+    pub shape: KvShape,
+    /// Most blocks on the device. Memory is mapped under them as they are first needed.
+    pub device_blocks: u32,
+    /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
+    pub host_blocks: u32,
+    /// Most sequences at once: rows of the block table.
+    pub sequences_max: u32,
+    /// Most blocks of one sequence: columns of the block table.
+    pub blocks_per_sequence_max: u32,
+    /// How many steps the host may be ahead of the device; 1 for an overlap scheduler.
+    pub overlap_depth: u32,
+    /// Bytes that the caller's own arrays add to a staged step, for each device.
+    pub step_array_bytes: u64,
+}
+
+/// Options that no cache can be built with.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionsError {
+    /// A count is zero.
+    #[error("{field} is 0")]
+    Zero {
+        /// Name of the option.
+        field: &'static str,
+    },
+    /// More devices than layers to give them.
+    #[error("{devices} devices for {layers} layers")]
+    DevicesOverLayers {
+        /// Number of devices.
+        devices: usize,
+        /// Number of layers.
+        layers: u32,
+    },
+    /// The cache would not fit into the address space.
+    #[error("{blocks} blocks of {block_bytes} bytes overflow the address space")]
+    Overflow {
+        /// Number of blocks.
+        blocks: u32,
+        /// Size of one.
+        block_bytes: u64,
+    },
+    /// A block id must fit the block table's entries.
+    #[error("{blocks} device and host blocks are more than {}", kv_pool::BLOCKS_MAX)]
+    TooManyBlocks {
+        /// Number of blocks.
+        blocks: u64,
+    },
+}
+
+impl KvCacheOptions {
+    /// Checks what can be checked without a device.
+    pub(crate) fn check(&self, devices: usize) -> Result<(), OptionsError> {
+        for (field, value) in [
+            ("device_blocks", self.device_blocks),
+            ("sequences_max", self.sequences_max),
+            ("blocks_per_sequence_max", self.blocks_per_sequence_max),
+            ("overlap_depth", self.overlap_depth),
+            ("devices", devices as u32),
+        ] {
+            if value == 0 {
+                return Err(OptionsError::Zero { field });
+            }
+        }
+        if devices as u64 > u64::from(self.shape.layers()) {
+            return Err(OptionsError::DevicesOverLayers { devices, layers: self.shape.layers() });
+        }
+        let block_bytes = self.shape.block_bytes();
+        let all = u64::from(self.device_blocks) + u64::from(self.host_blocks);
+        if all > kv_pool::BLOCKS_MAX {
+            return Err(OptionsError::TooManyBlocks { blocks: all });
+        }
+        for blocks in [self.device_blocks, self.host_blocks] {
+            // Half the address space leaves room for every rounding up to a page.
+            if u64::from(blocks).checked_mul(block_bytes).is_none_or(|bytes| bytes > 1 << 62) {
+                return Err(OptionsError::Overflow { blocks, block_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of one step's staged arrays: every row at full width, and what the caller adds.
+    pub(crate) fn step_bytes(&self) -> u64 {
+        let rows = u64::from(self.sequences_max) * u64::from(self.blocks_per_sequence_max) * 4;
+        let lengths = u64::from(self.sequences_max) * 4;
+        // Each part starts at a multiple of 256.
+        rows + lengths + self.step_array_bytes + 8 * 256
+    }
+}

@@ -1,0 +1,157 @@
+//! One device's part of a cache: its layers of every block, and what moves them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cuda_driver::{CopyError, Device, DeviceSpan, Event, Stream};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, GrowError};
+use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout};
+use kv_stage::{StagingOptions, StagingPool, StepStager, StepStagerOptions};
+
+use crate::host_tier::HostTier;
+use crate::{BuildError, KvCacheOptions};
+
+/// The layers of every block that lie on one device.
+///
+/// Blocks have the same numbers on all devices of a cache; block `b` lies at `b * block_bytes` from
+/// the start of each device's memory, in the layout `[plane, token, row]`.
+#[derive(Debug)]
+pub struct Part {
+    layers: Range<u32>,
+    pub(crate) compute: Stream,
+    /// Copies between device and host memory, in the order in which they were decided.
+    pub(crate) transfer: Stream,
+    pub(crate) arrived: Arc<Event>,
+    pub(crate) memory: ElasticPool,
+    paged: PagedKv,
+    kernels: KvKernels,
+    host: HostTier,
+    staging: StagingPool,
+    pub(crate) stager: StepStager,
+}
+
+impl Part {
+    pub(crate) fn new(
+        compute: &Stream,
+        layers: Range<u32>,
+        options: &KvCacheOptions,
+        gate: &EpochGate,
+    ) -> Result<Self, BuildError> {
+        let device = compute.device();
+        let shape = options.shape.with_layers(layers.end - layers.start)?;
+        let pool = ElasticPoolOptions {
+            block_bytes: shape.block_bytes(),
+            capacity_blocks: u64::from(options.device_blocks),
+            page_bytes: None,
+            initial_blocks: 0,
+        };
+        let memory = ElasticPool::with_gate(device, pool, gate.clone())?;
+        let layout = PagedLayout::block_major(&shape);
+        let blocks = u64::from(options.device_blocks);
+        let extent = layout.extent_bytes(&shape, blocks).map_err(kv_kernels::PagedKvError::from)?;
+        let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
+        let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
+        let kernels = KvKernels::load(device)?;
+        let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
+        let step_bytes = options.step_bytes();
+        let buffers = StagingOptions {
+            buffer_bytes: step_bytes,
+            buffers_max: options.overlap_depth as usize + 1,
+        };
+        let staging = StagingPool::new(device, buffers)?;
+        let stager =
+            StepStager::new(device, &staging, StepStagerOptions { device_bytes: step_bytes })?;
+        Ok(Self {
+            layers,
+            compute: compute.clone(),
+            transfer: Stream::new(device)?,
+            arrived: Arc::new(Event::new(device)?),
+            memory,
+            paged,
+            kernels,
+            host,
+            staging,
+            stager,
+        })
+    }
+
+    /// The model's layers that lie here.
+    #[must_use]
+    pub fn layers(&self) -> Range<u32> {
+        self.layers.clone()
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.compute.device()
+    }
+
+    /// The stream that the engine enqueues its steps on.
+    #[must_use]
+    pub fn compute(&self) -> &Stream {
+        &self.compute
+    }
+
+    /// The shape of the KV here: the whole cache's, with these layers only.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        self.paged.shape()
+    }
+
+    /// The memory as kernels see it. Only the first [`ready_blocks`](Part::ready_blocks) are mapped.
+    #[must_use]
+    pub fn paged(&self) -> &PagedKv {
+        &self.paged
+    }
+
+    /// The kernels, loaded on this device.
+    #[must_use]
+    pub fn kernels(&self) -> &KvKernels {
+        &self.kernels
+    }
+
+    /// Blocks that have memory, from block 0 on.
+    #[must_use]
+    pub fn ready_blocks(&self) -> u64 {
+        self.memory.ready_blocks()
+    }
+
+    /// The pinned buffers that steps are staged in.
+    #[must_use]
+    pub fn staging(&self) -> &StagingPool {
+        &self.staging
+    }
+
+    /// The memory itself, for tests that take its protection out.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[must_use]
+    pub fn sabotage_memory(&self) -> &ElasticPool {
+        &self.memory
+    }
+
+    pub(crate) fn grow_to(&self, blocks: u64) -> Result<u64, GrowError> {
+        self.memory.grow_to(blocks)
+    }
+
+    /// Enqueues the copy of a device block to a host slot.
+    pub(crate) fn offload(&self, block: usize, host_slot: usize) -> Result<(), CopyError> {
+        self.host.store(&self.transfer, host_slot, self.block_span(block)?)
+    }
+
+    /// Enqueues the copy of a host slot to a device block.
+    pub(crate) fn onboard(&self, host_slot: usize, block: usize) -> Result<(), CopyError> {
+        self.host.load(&self.transfer, host_slot, self.block_span(block)?)
+    }
+
+    /// Makes the work that is enqueued on the compute stream from now on wait for the copies.
+    pub(crate) fn await_copies(&self) -> Result<(), cuda_driver::DeviceError> {
+        self.arrived.record(&self.transfer)?;
+        self.compute.wait(&self.arrived)
+    }
+
+    fn block_span(&self, block: usize) -> Result<DeviceSpan, CopyError> {
+        let bytes = self.shape().block_bytes();
+        Ok(self.paged.span().slice(block as u64 * bytes, bytes)?)
+    }
+}

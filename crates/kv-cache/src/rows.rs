@@ -1,0 +1,46 @@
+//! Rows of the block table, each leased to one sequence.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// The rows that no sequence has.
+#[derive(Clone, Debug)]
+pub(crate) struct RowPool {
+    free: Arc<Mutex<Vec<usize>>>,
+}
+
+impl RowPool {
+    pub(crate) fn new(rows: usize) -> Self {
+        Self { free: Arc::new(Mutex::new((0..rows).rev().collect())) }
+    }
+
+    pub(crate) fn lease(&self) -> Option<RowLease> {
+        let row = self.free.lock().pop()?;
+        Some(RowLease { rows: self.clone(), row })
+    }
+
+    pub(crate) fn owns(&self, lease: &RowLease) -> bool {
+        Arc::ptr_eq(&self.free, &lease.rows.free)
+    }
+}
+
+/// One row, which goes back when the lease is dropped. What is in it is the table's concern.
+#[derive(Debug)]
+pub(crate) struct RowLease {
+    rows: RowPool,
+    row: usize,
+}
+
+impl RowLease {
+    pub(crate) fn row(&self) -> usize {
+        self.row
+    }
+}
+
+impl Drop for RowLease {
+    fn drop(&mut self) {
+        // There is room: the vector once held every row.
+        self.rows.free.lock().push(self.row);
+    }
+}

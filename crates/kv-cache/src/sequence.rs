@@ -1,0 +1,105 @@
+//! A sequence: one request's blocks, in order, and its row of the block table.
+
+use kv_pool::{BlockPin, BlockPool, ClaimedBlock, SlotIndex};
+
+use crate::rows::RowLease;
+
+/// The blocks of one request, from its first token on.
+///
+/// Dropping a sequence releases its blocks, from last to first, so that the tail of a prefix is
+/// evicted before its head. The device may still be working on them: they are handed out again only
+/// when the step that is open now, or was last, has completed.
+#[derive(Debug)]
+#[must_use = "dropping a sequence releases its blocks"]
+pub struct Sequence {
+    pub(crate) pool: BlockPool,
+    pub(crate) row: RowLease,
+    pub(crate) blocks: Vec<Held>,
+    pub(crate) tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) onboarded_blocks: usize,
+    /// Blocks from the first on that have been offered to the prefix index.
+    pub(crate) sealed: usize,
+}
+
+/// How a sequence holds a block.
+#[derive(Debug)]
+pub(crate) enum Held {
+    /// Content with a name, which others may hold as well and nobody writes.
+    Shared(BlockPin),
+    /// A block that this sequence alone reads and writes.
+    Own(ClaimedBlock),
+}
+
+impl Held {
+    pub(crate) fn slot(&self) -> SlotIndex {
+        match self {
+            Self::Shared(pin) => pin.slot(),
+            Self::Own(block) => block.slot(),
+        }
+    }
+}
+
+impl Sequence {
+    /// Tokens that the sequence has room for, in its blocks.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Of these, the first ones that were found in the cache: not to be computed, and never to be
+    /// written, for other sequences may be reading them.
+    #[must_use]
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens
+    }
+
+    /// Blocks that came back from host memory for this sequence.
+    #[must_use]
+    pub fn onboarded_blocks(&self) -> usize {
+        self.onboarded_blocks
+    }
+
+    /// How many blocks it has.
+    #[must_use]
+    pub fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The device block that holds logical block `index`.
+    #[must_use]
+    pub fn block(&self, index: usize) -> Option<u32> {
+        self.blocks.get(index).map(|held| held.slot().index() as u32)
+    }
+
+    /// Its row of the block table.
+    #[must_use]
+    pub fn row(&self) -> usize {
+        self.row.row()
+    }
+
+    /// Puts `held` in the place of what `hold` took from block `index`.
+    pub(crate) fn replace(&mut self, index: usize, renew: impl FnOnce(Held) -> Held) {
+        if index >= self.blocks.len() {
+            return;
+        }
+        let held = self.blocks.swap_remove(index);
+        self.blocks.push(renew(held));
+        let last = self.blocks.len() - 1;
+        self.blocks.swap(index, last);
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        let mut pins = Vec::with_capacity(self.blocks.len());
+        for held in self.blocks.drain(..).rev() {
+            match held {
+                Held::Shared(pin) => pins.push(pin),
+                Held::Own(block) => drop(block),
+            }
+        }
+        pins.reverse();
+        self.pool.release(pins);
+    }
+}
