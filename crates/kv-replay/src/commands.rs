@@ -170,3 +170,36 @@ fn say(text: &str) -> Result<(), Failure> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(finished: u64, corrupt_blocks: u64) -> RunReport {
+        let report = RunReport::new(&RunConfig::default(), "sim").unwrap();
+        RunReport { requests: 2, finished, corrupt_blocks, ..report }
+    }
+
+    #[test]
+    fn corrupt_bytes_outweigh_all_else() {
+        assert_eq!(judge(&report(2, 0)).unwrap(), Outcome::Clean);
+        assert_eq!(judge(&report(2, 1)).unwrap(), Outcome::Corrupt);
+        assert_eq!(judge(&report(1, 1)).unwrap(), Outcome::Corrupt);
+    }
+
+    #[test]
+    fn a_run_that_left_requests_behind_has_failed() {
+        let failure = judge(&report(1, 0)).unwrap_err();
+        assert_eq!(failure.to_string(), "only 1 of 2 requests finished");
+        assert_eq!(failure.exit_status(), 1);
+        assert_eq!(Failure::NoRequests.exit_status(), 2);
+    }
+
+    #[test]
+    fn the_demonstration_can_run() {
+        let options = GenerateOptions { requests: DEMO_REQUESTS, seed: DEMO_SEED };
+        let config = demo_config();
+        config.check().unwrap();
+        config.check_trace(&generate::generate(&options).unwrap()).unwrap();
+    }
+}
