@@ -1,4 +1,4 @@
-//! Every crate with `unsafe` in it has a section in `docs/UNSAFE.md`, and no section outlives its reason.
+//! Every crate with `unsafe` in it has a section in `docs/UNSAFE.md`, and a section of a crate without says so.
 
 use super::{Files, Problem, crates};
 
@@ -6,7 +6,7 @@ const PAGE: &str = "docs/UNSAFE.md";
 
 /// Compares the sections of `docs/UNSAFE.md` with the sources of the crates.
 pub(super) fn check(files: &Files) -> Vec<Problem> {
-    let sections: Vec<(usize, &str)> = sections(files.text(PAGE).unwrap_or_default()).collect();
+    let sections = sections(files.text(PAGE).unwrap_or_default());
     let mut problems = Vec::new();
     let mut reasons = Vec::new();
     for name in crates::names(files) {
@@ -14,27 +14,43 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
             continue;
         };
         reasons.push(name);
-        if !sections.iter().any(|&(_, section)| section == name) {
+        if !sections.iter().any(|section| section.name == name) {
             let message = format!("`unsafe` in a crate without a section `## {name}` in {PAGE}");
             problems.push(Problem::new(path, line, message));
         }
     }
-    for (line, section) in sections {
-        let is_crate = crates::names(files).any(|name| name == section);
-        if is_crate && !reasons.contains(&section) {
-            let message = format!("{section} has no `unsafe` any more");
+    for Section { name, line, body } in sections {
+        let is_crate = crates::names(files).any(|other| other == name);
+        if is_crate && !reasons.contains(&name) && !body.starts_with("None") {
+            let message =
+                format!("{name} has no `unsafe`: remove the section or begin it with `None`");
             problems.push(Problem::new(PAGE, line, message));
         }
     }
     problems
 }
 
-/// Headings of the second level, each with its line.
-fn sections(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    text.lines().enumerate().filter_map(|(index, line)| {
-        let name = line.strip_prefix("## ")?.trim().trim_matches('`');
-        Some((index + 1, name))
-    })
+/// What stands under a heading of the second level.
+struct Section<'a> {
+    name: &'a str,
+    /// Where the heading is.
+    line: usize,
+    /// The first line that is not blank.
+    body: &'a str,
+}
+
+fn sections(text: &str) -> Vec<Section<'_>> {
+    let mut sections: Vec<Section<'_>> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if let Some(name) = line.strip_prefix("## ") {
+            sections.push(Section { name: name.trim(), line: index + 1, body: "" });
+        } else if let Some(section) = sections.last_mut()
+            && section.body.is_empty()
+        {
+            section.body = line.trim();
+        }
+    }
+    sections
 }
 
 /// Where the sources of a crate first say `unsafe`.
@@ -165,10 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn a_section_needs_unsafe() {
+    fn a_section_needs_unsafe_or_says_that_there_is_none() {
         let source = "//! A, with no unsafe code.\n#![forbid(unsafe_code)]\n";
-        let message = "docs/UNSAFE.md:3: a has no `unsafe` any more";
+        let message =
+            "docs/UNSAFE.md:3: a has no `unsafe`: remove the section or begin it with `None`";
         assert_eq!(messages("# Unsafe\n\n## a\n", source), [message]);
+        assert_eq!(messages("# Unsafe\n\n## a\n\nNone: forbidden.\n\n## b\n", source), NONE);
         // A heading that names no crate is prose.
         assert_eq!(messages("# Unsafe\n\n## Rules\n", source), NONE);
     }
