@@ -37,7 +37,10 @@ fn main() {
         // One device is what is required; a second is a luxury.
         trial(name, scenario).with_ignored_flag(alone)
     });
-    libtest_mimic::run(&Arguments::from_args(), single.chain(pairs).collect()).exit();
+    let mut arguments = Arguments::from_args();
+    // They share a device, and its memory.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, single.chain(pairs).collect()).exit();
 }
 
 fn trial(name: &str, scenario: Scenario) -> Trial {
@@ -109,6 +112,9 @@ fn cudarc_context_and_stream_are_adopted(driver: &Arc<dyn Driver>) {
     // Still cudarc's own, and in order.
     let slice = their_stream.clone_htod(&data).unwrap();
     assert!(their_stream.clone_dtoh(&slice).unwrap() == data);
+    drop((slice, their_stream, theirs));
+    // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
 }
 
 /// The copies read and write memory whose handles are gone before they have run.

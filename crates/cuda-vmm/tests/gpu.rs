@@ -40,7 +40,10 @@ fn main() {
     });
     // One device is what is required; a second is a luxury.
     let pair = pair.with_ignored_flag(self::pair().is_err());
-    libtest_mimic::run(&Arguments::from_args(), single.chain([pair]).collect()).exit();
+    let mut arguments = Arguments::from_args();
+    // One fills the memory of the device that all of them share.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, single.chain([pair]).collect()).exit();
 }
 
 fn open(ordinal: i32) -> Result<Device, String> {

@@ -26,7 +26,10 @@ fn main() {
         });
         trial.with_ignored_flag(missing && !required)
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    let mut arguments = Arguments::from_args();
+    // They share a device, and its memory.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 
 fn all_threads_get_the_same_instance(registry: &DeviceRegistry) {

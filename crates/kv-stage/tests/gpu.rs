@@ -41,7 +41,10 @@ fn main() {
         });
         trial.with_ignored_flag(missing.is_some() && !required)
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    let mut arguments = Arguments::from_args();
+    // They share a device, and its memory.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 
 fn open() -> Result<Device, String> {
