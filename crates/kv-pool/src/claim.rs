@@ -34,7 +34,7 @@ pub enum Registration {
 
 impl ClaimedBlock {
     pub(crate) fn new(pool: &BlockPool, claim: Claim) -> Self {
-        let offload = claim.offload.map(|moved| Offload { pool: pool.clone(), moved: Some(moved) });
+        let offload = claim.offload.map(|moved| Offload { pool: pool.clone(), moved, open: true });
         Self {
             pool: pool.clone(),
             block: claim.block,
@@ -63,8 +63,10 @@ impl ClaimedBlock {
         self.evicted
     }
 
-    /// The move of the evicted content to the secondary tier, if there is to be one. The slot must
-    /// not be written before that copy has read it.
+    /// The move of the evicted content to the secondary tier, if there is to be one, once.
+    ///
+    /// The slot must not be written before that copy has read it. So keep this block, or the pin
+    /// that it becomes, until the copy is enqueued: dropped earlier, the slot is another claim's.
     #[must_use]
     pub fn take_offload(&mut self) -> Option<Offload> {
         self.offload.take()
@@ -75,8 +77,11 @@ impl ClaimedBlock {
     /// The content must have been written, or its writing enqueued where all readers come after
     /// it. An offload that was not taken is given up.
     pub fn register(mut self, hash: BlockHash, priority: Priority) -> Registration {
-        self.offload = None;
+        let given_up = self.offload.take().map(Offload::into_move);
         let mut state = self.pool.shared.state.lock();
+        if let Some(moved) = given_up {
+            state.abort_offload(moved);
+        }
         let existing = state.register(self.block, hash, priority);
         let location = existing.map(|block| state.blocks[block.index()].location);
         drop(state);
@@ -109,9 +114,16 @@ impl ClaimedBlock {
 
 impl Drop for ClaimedBlock {
     fn drop(&mut self) {
-        self.offload = None;
+        let given_up = self.offload.take().map(Offload::into_move);
+        if given_up.is_none() && !self.owned {
+            return;
+        }
+        let mut state = self.pool.shared.state.lock();
+        if let Some(moved) = given_up {
+            state.abort_offload(moved);
+        }
         if self.owned {
-            self.pool.shared.state.lock().release_claimed(self.block);
+            state.release_claimed(self.block);
         }
     }
 }
@@ -124,35 +136,41 @@ impl Drop for ClaimedBlock {
 #[must_use = "evicted content is lost unless its copy is committed"]
 pub struct Offload {
     pool: BlockPool,
-    moved: Option<Move>,
+    moved: Move,
+    open: bool,
 }
 
 impl Offload {
     /// The primary slot that holds the content.
     #[must_use]
     pub fn from(&self) -> SlotIndex {
-        self.moved.map_or(SlotIndex(0), |moved| moved.from)
+        self.moved.from
     }
 
     /// The secondary slot that it goes to.
     #[must_use]
     pub fn to(&self) -> SlotIndex {
-        self.moved.map_or(SlotIndex(0), |moved| moved.to)
+        self.moved.to
     }
 
     /// Says that the copy is done, or enqueued where every later use of the secondary slot comes
     /// after it.
     pub fn commit(mut self) {
-        if let Some(moved) = self.moved.take() {
-            self.pool.shared.state.lock().commit_offload(moved);
-        }
+        self.open = false;
+        self.pool.shared.state.lock().commit_offload(self.moved);
+    }
+
+    /// Hands the move over to the caller, who ends it.
+    fn into_move(mut self) -> Move {
+        self.open = false;
+        self.moved
     }
 }
 
 impl Drop for Offload {
     fn drop(&mut self) {
-        if let Some(moved) = self.moved.take() {
-            self.pool.shared.state.lock().abort_offload(moved);
+        if self.open {
+            self.pool.shared.state.lock().abort_offload(self.moved);
         }
     }
 }

@@ -89,6 +89,16 @@ pub enum IntegrityError {
         /// What is there.
         cached: usize,
     },
+    /// A tier's lists hold more or fewer blocks than their count says.
+    #[error("a list of the {tier:?} tier holds {counted} blocks, but its count says {recorded}")]
+    Count {
+        /// The tier.
+        tier: Tier,
+        /// Blocks in the list.
+        counted: usize,
+        /// Its recorded count.
+        recorded: usize,
+    },
     /// A block's references do not fit its state.
     #[error("block {} has {references} references and is {place}", block.index())]
     References {

@@ -1,87 +1,112 @@
-//! Which block goes next: least recently released first, within the lowest priority.
+//! Which block goes next: empty ones, then least recently released first in the lowest priority.
 
 use crate::list::{Links, List};
 use crate::{BlockId, Priority};
 
+/// What a queued block is queued as: the priority of its content, `None` without content. Blocks
+/// leave in the order of their classes, so those without content come before all others.
+pub(crate) type Class = Option<Priority>;
+
+const EMPTY: usize = 0;
+const CLASSES: usize = Priority::COUNT + 1;
+
 /// The unreferenced blocks of one tier, in the order in which they will be handed out.
 ///
-/// One list a priority, and a bit for each list that is not empty, so every operation takes the
-/// same time however many blocks or priorities there are. The priority that a block was inserted
-/// with is the caller's to remember: it names the list, whatever the block's priority is by now.
+/// One list a class, and a bit for each list that is not empty, so every operation takes the same
+/// time however many blocks or priorities there are. The class that a block was inserted with is
+/// the caller's to remember: it names the list, whatever the block's priority is by now.
 #[derive(Debug)]
 pub(crate) struct EvictionQueues {
-    lists: Box<[List; Priority::COUNT]>,
+    lists: Box<[List; CLASSES]>,
     occupied: u128,
     len: usize,
+    empty: usize,
 }
 
 impl EvictionQueues {
     pub(crate) fn new() -> Self {
-        Self { lists: Box::new([List::EMPTY; Priority::COUNT]), occupied: 0, len: 0 }
+        Self { lists: Box::new([List::EMPTY; CLASSES]), occupied: 0, len: 0, empty: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Inserts a block that will be handed out after all others of its priority.
-    pub(crate) fn insert_last(&mut self, links: &mut Links, block: BlockId, priority: Priority) {
-        self.lists[priority.index()].push_back(links, block);
-        self.inserted(priority);
+    /// Blocks without content.
+    pub(crate) fn empty(&self) -> usize {
+        self.empty
     }
 
-    /// Inserts a block that will be handed out before all others of its priority.
-    pub(crate) fn insert_first(&mut self, links: &mut Links, block: BlockId, priority: Priority) {
-        self.lists[priority.index()].push_front(links, block);
-        self.inserted(priority);
+    /// Inserts a block that will be handed out after all others of its class.
+    pub(crate) fn insert_last(&mut self, links: &mut Links, block: BlockId, class: Class) {
+        self.lists[index(class)].push_back(links, block);
+        self.inserted(class);
     }
 
-    /// Takes out a block that was inserted with `priority`.
-    pub(crate) fn remove(&mut self, links: &mut Links, block: BlockId, priority: Priority) {
-        let list = &mut self.lists[priority.index()];
-        list.remove(links, block);
-        if list.is_empty() {
-            self.occupied &= !(1 << priority.index());
-        }
-        self.len -= 1;
+    /// Inserts a block that will be handed out before all others of its class.
+    pub(crate) fn insert_first(&mut self, links: &mut Links, block: BlockId, class: Class) {
+        self.lists[index(class)].push_front(links, block);
+        self.inserted(class);
+    }
+
+    /// Takes out a block that was inserted with `class`.
+    pub(crate) fn remove(&mut self, links: &mut Links, block: BlockId, class: Class) {
+        self.remove_at(links, block, index(class));
     }
 
     /// Finds and takes out the next block, in one step.
     pub(crate) fn pop(&mut self, links: &mut Links) -> Option<BlockId> {
-        let lowest = self.occupied.trailing_zeros() as u8;
-        let priority = Priority::new(lowest)?;
-        let block = self.lists[priority.index()].front()?;
-        self.remove(links, block, priority);
+        let lowest = self.occupied.trailing_zeros() as usize;
+        let block = self.lists.get(lowest)?.front()?;
+        self.remove_at(links, block, lowest);
         Some(block)
     }
 
-    /// Every block with the priority that it is queued by, in the order of [`pop`](Self::pop).
+    /// Every block with the class that it is queued by, in the order of [`pop`](Self::pop).
     pub(crate) fn iter<'a>(
         &'a self,
         links: &'a Links,
-    ) -> impl Iterator<Item = (BlockId, Priority)> + 'a {
-        (0..=Priority::MAX.get()).filter_map(Priority::new).flat_map(move |priority| {
-            self.lists[priority.index()].iter(links).map(move |block| (block, priority))
+    ) -> impl Iterator<Item = (BlockId, Class)> + 'a {
+        let priorities = (0..=Priority::MAX.get()).filter_map(Priority::new).map(Some);
+        std::iter::once(None).chain(priorities).flat_map(move |class| {
+            self.lists[index(class)].iter(links).map(move |block| (block, class))
         })
     }
 
-    fn inserted(&mut self, priority: Priority) {
-        self.occupied |= 1 << priority.index();
+    fn inserted(&mut self, class: Class) {
+        self.occupied |= 1 << index(class);
         self.len += 1;
+        self.empty += usize::from(class.is_none());
     }
+
+    fn remove_at(&mut self, links: &mut Links, block: BlockId, index: usize) {
+        let list = &mut self.lists[index];
+        list.remove(links, block);
+        if list.is_empty() {
+            self.occupied &= !(1 << index);
+        }
+        self.len -= 1;
+        self.empty -= usize::from(index == EMPTY);
+    }
+}
+
+fn index(class: Class) -> usize {
+    class.map_or(EMPTY, |priority| 1 + priority.index())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const P5: Priority = Priority::MIN;
+    const MIN: Class = Some(Priority::MIN);
+    const MAX: Class = Some(Priority::MAX);
+    const DEFAULT: Class = Some(Priority::DEFAULT);
 
     fn queues(blocks: u32) -> (EvictionQueues, Links) {
         let mut links = Links::new(blocks as usize);
         let mut queues = EvictionQueues::new();
         for block in 0..blocks {
-            queues.insert_last(&mut links, BlockId(block), Priority::DEFAULT);
+            queues.insert_last(&mut links, BlockId(block), DEFAULT);
         }
         (queues, links)
     }
@@ -91,8 +116,8 @@ mod tests {
         let (mut queues, mut links) = queues(8);
         let first = queues.pop(&mut links).unwrap();
         let second = queues.pop(&mut links).unwrap();
-        queues.insert_last(&mut links, second, Priority::DEFAULT);
-        queues.insert_last(&mut links, first, Priority::DEFAULT);
+        queues.insert_last(&mut links, second, DEFAULT);
+        queues.insert_last(&mut links, first, DEFAULT);
         for _ in 0..6 {
             let untouched = queues.pop(&mut links).unwrap();
             assert!(untouched != first && untouched != second);
@@ -108,26 +133,39 @@ mod tests {
         let (mut queues, mut links) = queues(2);
         let high = queues.pop(&mut links).unwrap();
         let low = queues.pop(&mut links).unwrap();
-        queues.insert_last(&mut links, high, Priority::MAX);
-        queues.insert_last(&mut links, low, P5);
+        queues.insert_last(&mut links, high, MAX);
+        queues.insert_last(&mut links, low, MIN);
         assert_eq!(queues.pop(&mut links), Some(low));
         assert_eq!(queues.pop(&mut links), Some(high));
+    }
+
+    #[test]
+    fn blocks_without_content_leave_before_the_lowest_priority() {
+        let mut links = Links::new(3);
+        let mut queues = EvictionQueues::new();
+        queues.insert_last(&mut links, BlockId(0), MIN);
+        queues.insert_last(&mut links, BlockId(1), None);
+        queues.insert_last(&mut links, BlockId(2), None);
+        assert_eq!((queues.len(), queues.empty()), (3, 2));
+        let order: Vec<_> = std::iter::from_fn(|| queues.pop(&mut links)).collect();
+        assert_eq!(order, [BlockId(1), BlockId(2), BlockId(0)]);
+        assert_eq!((queues.len(), queues.empty()), (0, 0));
     }
 
     #[test]
     fn a_block_released_to_the_front_is_next_and_one_to_the_back_is_not() {
         let (mut queues, mut links) = queues(3);
         let block = queues.pop(&mut links).unwrap();
-        queues.insert_first(&mut links, block, Priority::DEFAULT);
+        queues.insert_first(&mut links, block, DEFAULT);
         assert_eq!(queues.pop(&mut links), Some(block));
-        queues.insert_last(&mut links, block, Priority::DEFAULT);
+        queues.insert_last(&mut links, block, DEFAULT);
         assert_ne!(queues.pop(&mut links), Some(block));
     }
 
     #[test]
     fn removal_from_the_middle_leaves_the_counts_right() {
         let (mut queues, mut links) = queues(3);
-        queues.remove(&mut links, BlockId(1), Priority::DEFAULT);
+        queues.remove(&mut links, BlockId(1), DEFAULT);
         assert_eq!(queues.len(), 2);
         let left: Vec<u32> = queues.iter(&links).map(|(block, _)| block.0).collect();
         assert_eq!(left, [0, 2]);

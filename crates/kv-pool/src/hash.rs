@@ -4,6 +4,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use xxhash_rust::xxh3::Xxh3;
 
+const SALT_SEED: u64 = 0x73_61_6c_74;
+
 /// The name of a block's content: its own tokens and all tokens before them.
 ///
 /// Each hash is chained from the one of the block before, so equal hashes mean equal prefixes and
@@ -22,20 +24,25 @@ impl BlockHash {
     /// tenant's, an adapter's, another model's.
     #[must_use]
     pub fn salted(salt: &[u8]) -> Self {
-        Self::of(Self::ROOT, &mut |hasher| hasher.update(salt))
+        // Seeded apart from `chain`, or a salt would be the name of the tokens with the same bytes.
+        let mut hasher = Xxh3::with_seed(SALT_SEED);
+        hasher.update(salt);
+        Self(hasher.digest128())
     }
 
     /// The hash of a block of `tokens` that follows the block named `parent`.
     #[must_use]
     pub fn chain(parent: Self, tokens: &[u32]) -> Self {
-        Self::of(parent, &mut |hasher| {
-            for &token in tokens {
-                hasher.update(&token.to_le_bytes());
-            }
-        })
+        let mut hasher = Xxh3::new();
+        hasher.update(&parent.0.to_le_bytes());
+        for &token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        Self(hasher.digest128())
     }
 
-    /// A hash that was computed elsewhere.
+    /// A hash that was computed elsewhere. Its low 64 bits must differ as those of a good hash do,
+    /// for the index spreads names by them.
     #[must_use]
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
@@ -45,13 +52,6 @@ impl BlockHash {
     #[must_use]
     pub const fn to_u128(self) -> u128 {
         self.0
-    }
-
-    fn of(parent: Self, content: &mut dyn FnMut(&mut Xxh3)) -> Self {
-        let mut hasher = Xxh3::new();
-        hasher.update(&parent.0.to_le_bytes());
-        content(&mut hasher);
-        Self(hasher.digest128())
     }
 }
 
@@ -99,6 +99,14 @@ mod tests {
         ];
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
         assert_eq!(BlockHash::chain(root, &[1, 2]), all[2]);
+    }
+
+    #[test]
+    fn a_salt_never_names_tokens_with_the_same_bytes() {
+        let salt = [1_u32, 2].map(u32::to_le_bytes).concat();
+        assert_ne!(BlockHash::salted(&salt), BlockHash::chain(BlockHash::ROOT, &[1, 2]));
+        let whole = [&[0; 16], &salt[..]].concat();
+        assert_ne!(BlockHash::salted(&whole), BlockHash::chain(BlockHash::ROOT, &[1, 2]));
     }
 
     #[test]

@@ -57,6 +57,7 @@ mod list;
 mod onboard;
 mod pin;
 mod pool;
+mod retiring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
 mod state;

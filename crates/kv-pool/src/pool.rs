@@ -129,7 +129,7 @@ impl BlockPool {
         let mut state = self.shared.state.lock();
         let claimable = state.queues[Tier::Primary.index()].len();
         if count > claimable {
-            let retiring = integrity::retiring(&state, Tier::Primary);
+            let retiring = state.retiring.len(Tier::Primary);
             return Err(ClaimError::Exhausted { requested: count, claimable, retiring });
         }
         let claims = state.claim(count);
@@ -148,7 +148,7 @@ impl BlockPool {
             state.unpin(pin.into_block());
         }
         drop(state);
-        drop(others);
+        others.into_iter().rev().for_each(drop);
     }
 
     /// Begins to bring pinned content of the secondary tier into a claimed primary block.
@@ -178,12 +178,10 @@ impl BlockPool {
     }
 
     /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
-    /// it. Whether there was any.
+    /// it; content that is being offloaded is given up when its [`Offload`](crate::Offload) ends.
+    /// Whether there was any.
     pub fn remove(&self, hash: BlockHash) -> bool {
-        let mut state = self.shared.state.lock();
-        let Some(&block) = state.index.get(&hash) else { return false };
-        state.forget(block);
-        true
+        self.shared.state.lock().remove(hash)
     }
 
     /// What the pool holds and has done, as of one moment. Takes time in proportion to the blocks.
@@ -223,9 +221,7 @@ impl BlockPool {
     /// Primary blocks that a claim can take without evicting anything, in constant time.
     #[must_use]
     pub fn empty(&self) -> usize {
-        let state = self.shared.state.lock();
-        let tier = Tier::Primary.index();
-        state.queues[tier].len() - state.cached[tier]
+        self.shared.state.lock().queues[Tier::Primary.index()].empty()
     }
 
     /// Checks every list, count, slot and name against each other, for tests and diagnosis. Takes

@@ -26,6 +26,9 @@ impl Sabotage {
 
     /// A claim is over: the next one is the other caller's.
     pub(crate) fn next_caller(&mut self) {
+        if !self.on {
+            return;
+        }
         self.second_caller = !self.second_caller;
         if !self.second_caller {
             self.peeked.clear();
@@ -39,6 +42,6 @@ impl BlockPool {
     ///
     /// Only in builds with debug assertions and the feature `sabotage`, for tests.
     pub fn sabotage_peek_then_claim(&self) {
-        self.shared.state.lock().sabotage.on = true;
+        self.shared.state.lock().sabotage = Sabotage { on: true, ..Sabotage::default() };
     }
 }

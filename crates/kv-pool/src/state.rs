@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::eviction::EvictionQueues;
+use crate::eviction::{Class, EvictionQueues};
 use crate::hash::BuildHashOfHash;
-use crate::list::{Links, List};
+use crate::list::Links;
+use crate::retiring::Retiring;
 use crate::stats::PoolCounters;
 use crate::{BlockHash, BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, Tier};
 
@@ -17,8 +18,8 @@ use crate::{BlockHash, BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex
 pub(crate) enum Place {
     /// Its slot has no memory yet.
     Absent,
-    /// In its tier's eviction queues, under this priority.
-    Queued(Priority),
+    /// In its tier's eviction queues, under this class.
+    Queued(Class),
     /// In the list of released blocks whose epoch is not complete.
     Retiring(Epoch),
     /// Held by one `ClaimedBlock`.
@@ -51,7 +52,6 @@ pub(crate) struct Claim {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     pub(crate) block: BlockId,
-    pub(crate) hash: BlockHash,
     pub(crate) from: SlotIndex,
     pub(crate) to: SlotIndex,
 }
@@ -62,9 +62,9 @@ pub(crate) struct State {
     pub(crate) index: HashMap<BlockHash, BlockId, BuildHashOfHash>,
     pub(crate) links: Links,
     pub(crate) queues: [EvictionQueues; 2],
-    /// Queued blocks with content, by tier.
-    pub(crate) cached: [usize; 2],
-    pub(crate) retiring: List,
+    pub(crate) retiring: Retiring,
+    /// The names of content that is on its way to the secondary tier, which it may get back.
+    pub(crate) moving: HashMap<BlockId, BlockHash>,
     pub(crate) current: Epoch,
     pub(crate) completed: Epoch,
     pub(crate) primary_ready: u64,
@@ -94,9 +94,9 @@ impl State {
             links: Links::new(blocks.len()),
             index: HashMap::with_capacity_and_hasher(blocks.len(), BuildHashOfHash::default()),
             queues: [EvictionQueues::new(), EvictionQueues::new()],
-            cached: [0; 2],
             blocks,
-            retiring: List::EMPTY,
+            retiring: Retiring::new(),
+            moving: HashMap::new(),
             current: Epoch(0),
             completed: Epoch(0),
             primary_ready: 0,
@@ -124,15 +124,16 @@ impl State {
     /// Lets a new block be claimed, after the empty blocks that are there already.
     fn appear(&mut self, id: BlockId) {
         let tier = self.blocks[id.index()].location.tier;
-        self.blocks[id.index()].place = Place::Queued(Priority::MIN);
-        self.queues[tier.index()].insert_last(&mut self.links, id, Priority::MIN);
+        self.blocks[id.index()].place = Place::Queued(None);
+        self.queues[tier.index()].insert_last(&mut self.links, id, None);
     }
 
     /// Takes one reference: the block leaves the lists if it is the first.
     pub(crate) fn pin(&mut self, id: BlockId) {
         self.take_out(id);
         let block = &mut self.blocks[id.index()];
-        block.references += 1;
+        // A count that ever got this high stays there: better held for good than given away early.
+        block.references = block.references.saturating_add(1);
         block.place = Place::Pinned;
     }
 
@@ -143,6 +144,9 @@ impl State {
             self.counters.misuses += 1;
             return;
         };
+        if references == u32::MAX - 1 {
+            return;
+        }
         block.references = references;
         if references == 0 {
             self.rest(id);
@@ -163,8 +167,9 @@ impl State {
         if self.current <= self.completed {
             self.enqueue(id);
         } else {
-            self.blocks[id.index()].place = Place::Retiring(self.current);
-            self.retiring.push_back(&mut self.links, id);
+            let block = &mut self.blocks[id.index()];
+            block.place = Place::Retiring(self.current);
+            self.retiring.insert(&mut self.links, id, block.location.tier);
         }
     }
 
@@ -173,11 +178,12 @@ impl State {
         self.completed = self.completed.max(epoch);
         // Stamps never fall from front to back, for they are the epoch that was current.
         while let Some(id) = self.retiring.front() {
-            match self.blocks[id.index()].place {
+            let block = &self.blocks[id.index()];
+            match block.place {
                 Place::Retiring(stamp) if stamp > self.completed => break,
                 _ => {}
             }
-            self.retiring.remove(&mut self.links, id);
+            self.retiring.remove(&mut self.links, id, block.location.tier);
             self.enqueue(id);
         }
     }
@@ -199,9 +205,7 @@ impl State {
     }
 
     fn pop(&mut self, tier: Tier) -> Option<BlockId> {
-        let id = self.queues[tier.index()].pop(&mut self.links)?;
-        self.cached[tier.index()] -= usize::from(self.blocks[id.index()].hash.is_some());
-        Some(id)
+        self.queues[tier.index()].pop(&mut self.links)
     }
 
     /// Takes a primary block that has just left its queue, and finds its content another slot.
@@ -224,7 +228,8 @@ impl State {
             (self.blocks[target.index()].location.slot, self.blocks[id.index()].location.slot);
         // No lookup can find the content before the copy is committed.
         self.blocks[id.index()].place = Place::Moving;
-        self.claimed(target, true, Some(Move { block: id, hash, from, to }))
+        self.moving.insert(id, hash);
+        self.claimed(target, true, Some(Move { block: id, from, to }))
     }
 
     fn claimed(&mut self, id: BlockId, evicted: bool, offload: Option<Move>) -> Claim {
@@ -236,21 +241,37 @@ impl State {
 
     /// Names content that has arrived at its secondary slot, so that lookups find it.
     pub(crate) fn commit_offload(&mut self, moved: Move) {
-        if let Entry::Vacant(name) = self.index.entry(moved.hash) {
-            name.insert(moved.block);
-            self.blocks[moved.block.index()].hash = Some(moved.hash);
-            self.counters.offloaded += 1;
-        } else {
+        let Some(hash) = self.moving.remove(&moved.block) else {
+            return self.give_up(moved.block);
+        };
+        let Entry::Vacant(name) = self.index.entry(hash) else {
             // Computed again meanwhile. The newer copy is nearer, so this one is dropped.
-            self.counters.dropped += 1;
-        }
+            return self.give_up(moved.block);
+        };
+        name.insert(moved.block);
+        self.blocks[moved.block.index()].hash = Some(hash);
+        self.counters.offloaded += 1;
         self.rest(moved.block);
     }
 
     /// Gives up content whose copy was not made.
     pub(crate) fn abort_offload(&mut self, moved: Move) {
+        self.moving.remove(&moved.block);
+        self.give_up(moved.block);
+    }
+
+    fn give_up(&mut self, moved: BlockId) {
         self.counters.dropped += 1;
-        self.rest(moved.block);
+        self.rest(moved);
+    }
+
+    /// Takes a name away wherever it is, also from content on its way. Whether anybody bore it.
+    pub(crate) fn remove(&mut self, hash: BlockHash) -> bool {
+        let moving = self.moving.len();
+        self.moving.retain(|_, name| *name != hash);
+        let Some(&id) = self.index.get(&hash) else { return self.moving.len() != moving };
+        self.forget(id);
+        true
     }
 
     /// Names a claimed block's content, or pins the block that holds the same content already.
@@ -284,14 +305,11 @@ impl State {
 
     /// Takes the name from a block's content: no lookup finds it any more.
     pub(crate) fn forget(&mut self, id: BlockId) {
-        let queued = matches!(self.blocks[id.index()].place, Place::Queued(_));
-        if queued {
-            self.take_out(id);
-        }
         if self.unname(id).is_some() {
             self.counters.dropped += 1;
         }
-        if queued {
+        if let Place::Queued(_) = self.blocks[id.index()].place {
+            self.take_out(id);
             self.enqueue(id);
         }
     }
@@ -313,12 +331,13 @@ impl State {
     fn take_out(&mut self, id: BlockId) {
         let block = &self.blocks[id.index()];
         match block.place {
-            Place::Queued(priority) => {
+            Place::Queued(class) => {
                 let tier = block.location.tier.index();
-                self.cached[tier] -= usize::from(block.hash.is_some());
-                self.queues[tier].remove(&mut self.links, id, priority);
+                self.queues[tier].remove(&mut self.links, id, class);
             }
-            Place::Retiring(_) => self.retiring.remove(&mut self.links, id),
+            Place::Retiring(_) => {
+                self.retiring.remove(&mut self.links, id, block.location.tier);
+            }
             Place::Absent | Place::Claimed | Place::Pinned | Place::Moving => {}
         }
     }
@@ -328,12 +347,11 @@ impl State {
         let block = &mut self.blocks[id.index()];
         let queues = &mut self.queues[block.location.tier.index()];
         if block.hash.is_some() {
-            self.cached[block.location.tier.index()] += 1;
-            block.place = Place::Queued(block.priority);
-            queues.insert_last(&mut self.links, id, block.priority);
+            block.place = Place::Queued(Some(block.priority));
+            queues.insert_last(&mut self.links, id, Some(block.priority));
         } else {
-            block.place = Place::Queued(Priority::MIN);
-            queues.insert_first(&mut self.links, id, Priority::MIN);
+            block.place = Place::Queued(None);
+            queues.insert_first(&mut self.links, id, None);
         }
     }
 }
@@ -347,5 +365,42 @@ impl State {
         let id = self.pop(Tier::Primary)?;
         self.sabotage.peeked(id);
         Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        State::new(&PoolConfig::primary_only(2))
+    }
+
+    #[test]
+    fn a_release_of_what_is_not_held_is_counted_and_changes_nothing() {
+        let mut state = state();
+        let id = state.claim(1)[0].block;
+        state.release_claimed(id);
+        state.release_claimed(id);
+        state.unpin(id);
+        assert_eq!(state.counters.misuses, 2);
+        assert_eq!(state.blocks[id.index()].references, 0);
+        assert_eq!(state.queues[0].iter(&state.links).count(), 2);
+        assert_eq!(state.claim(2).iter().map(|claim| claim.block).collect::<Vec<_>>().len(), 2);
+    }
+
+    #[test]
+    fn a_count_that_reaches_its_end_holds_the_block_for_good() {
+        let mut state = state();
+        let id = state.claim(1)[0].block;
+        assert_eq!(state.register(id, BlockHash::from_u128(1), Priority::DEFAULT), None);
+        state.blocks[id.index()].references = u32::MAX - 1;
+        state.pin(id);
+        state.pin(id);
+        for _ in 0..3 {
+            state.unpin(id);
+        }
+        assert_eq!(state.blocks[id.index()].references, u32::MAX);
+        assert_eq!(state.blocks[id.index()].place, Place::Pinned);
     }
 }

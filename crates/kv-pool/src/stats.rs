@@ -34,7 +34,7 @@ pub struct PoolCounters {
     pub hits: u64,
     /// Blocks claimed.
     pub claimed: u64,
-    /// Content given a hash for the first time.
+    /// Blocks whose content was given a name that no block had, or an unused secondary copy only.
     pub registered: u64,
     /// Content that turned out to be there already when it was registered.
     pub duplicates: u64,
@@ -42,9 +42,11 @@ pub struct PoolCounters {
     pub evicted: u64,
     /// Of these, content that was moved to the secondary tier.
     pub offloaded: u64,
-    /// Content that came back to the primary tier.
+    /// Content that came back to the primary tier, moved or as a private copy.
     pub onboarded: u64,
-    /// Cached content that is gone from every tier.
+    /// Names taken from content that was evicted and not kept, removed, or cached a second time.
+    /// `registered - dropped` is what is cached or pinned under a name, or on its way to the
+    /// secondary tier.
     pub dropped: u64,
     /// Releases refused because the block was not held. Always 0: the types see to it.
     pub misuses: u64,
