@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 
-use super::lane_sums::{LANES, LaneSums, load_word};
+use super::lane_sums::{GROUP_BYTES, LANES, LaneSums, load_word};
 use super::{Arguments, at, load_array};
 use crate::pattern::{BAD_BLOCK, GOLDEN, weight};
 
@@ -199,45 +199,49 @@ impl Rows {
     /// The weighted sum of whole rows.
     fn sum(&self, bytes: &[u8]) -> u64 {
         let lanes = LANES as u64;
-        if self.step == self.row_words {
+        let (row_words, first, step) = (self.row_words, self.first, self.step);
+        if step == row_words {
             // One plane: indices follow each other through all rows.
-            return sum_run(bytes, self.first);
+            return self.sum_groups(bytes, |word| first.wrapping_add(word), lanes);
         }
-        if lanes.is_multiple_of(self.row_words) {
-            return self.sum_short(bytes);
+        if lanes.is_multiple_of(row_words) {
+            // Rows of 1, 2, 4 or 8 words: several make a group.
+            let index = |word: u64| {
+                first.wrapping_add(word / row_words * step).wrapping_add(word % row_words)
+            };
+            return self.sum_groups(bytes, index, lanes / row_words * step);
         }
-        let rows = bytes.chunks_exact(self.row_words as usize * 8);
-        (0u64..).zip(rows).fold(0u64, |sum, (row, bytes)| {
-            sum.wrapping_add(sum_run(bytes, self.first + row * self.step))
+        if row_words.is_multiple_of(lanes) {
+            let sums = LaneSums::of(bytes, (row_words / lanes) as usize);
+            return sums.weigh(|lane| first.wrapping_add(lane as u64), lanes, step);
+        }
+        let rows = bytes.chunks_exact(row_words as usize * 8);
+        rows.fold((0u64, first), |(sum, first), bytes| {
+            (sum.wrapping_add(sum_words(bytes, first)), first.wrapping_add(step))
         })
+        .0
     }
 
-    /// Rows of 1, 2, 4 or 8 words: several of them make a group of lanes.
-    fn sum_short(&self, bytes: &[u8]) -> u64 {
-        let rows_of_group = LANES as u64 / self.row_words;
-        let whole = bytes.len() / (LANES * 8) * (LANES * 8);
+    /// The weighted sum of words with indices `index(word)`, which grow by `step`, an even number,
+    /// from one group of words to the next.
+    fn sum_groups(&self, bytes: &[u8], index: impl Fn(u64) -> u64, step: u64) -> u64 {
+        let whole = bytes.len() / GROUP_BYTES * GROUP_BYTES;
         let (groups, tail) = bytes.split_at(whole);
-        let step = rows_of_group * self.step;
-        // A group of 8 words is 1 row of 8, 2 of 4, 4 of 2 or 8 of 1, so the step is even: it is a
-        // multiple of 8.
-        let index =
-            |word: u64| self.first + word / self.row_words * self.step + word % self.row_words;
-        let sum = LaneSums::of(groups).weigh(|lane| index(lane as u64), step);
+        let sums = LaneSums::of(groups, (whole / GROUP_BYTES).max(1));
+        let sum = sums.weigh(|lane| index(lane as u64), step, 0);
         (whole as u64 / 8..).zip(tail.chunks_exact(8)).fold(sum, |sum, (word, bytes)| {
             sum.wrapping_add(load_word(bytes).wrapping_mul(weight(index(word))))
         })
     }
 }
 
-/// The weighted sum of words whose indices follow each other from `first` on.
-fn sum_run(bytes: &[u8], first: u64) -> u64 {
-    let whole = bytes.len() / (LANES * 8) * (LANES * 8);
-    let (groups, tail) = bytes.split_at(whole);
-    let mut sum = LaneSums::of(groups).weigh(|lane| first + lane as u64, LANES as u64);
-    let mut product = (first + whole as u64 / 8 + 1).wrapping_mul(GOLDEN);
-    for bytes in tail.chunks_exact(8) {
-        sum = sum.wrapping_add(load_word(bytes).wrapping_mul(product | 1));
-        product = product.wrapping_add(GOLDEN);
-    }
-    sum
+/// The weighted sum of a few words whose indices follow each other from `first` on.
+fn sum_words(bytes: &[u8], first: u64) -> u64 {
+    let product = first.wrapping_add(1).wrapping_mul(GOLDEN);
+    let words = bytes.chunks_exact(8).map(load_word);
+    words
+        .fold((0u64, product), |(sum, product), word| {
+            (sum.wrapping_add(word.wrapping_mul(product | 1)), product.wrapping_add(GOLDEN))
+        })
+        .0
 }

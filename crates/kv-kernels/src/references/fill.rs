@@ -2,11 +2,11 @@
 
 use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 
-use super::{Arguments, load_array};
+use super::{Arguments, at, load_array};
 use crate::pattern::plane_word;
 
 /// Bytes made before they are stored.
-const PIECE_BYTES: usize = 64 << 10;
+const PIECE_BYTES: u64 = 64 << 10;
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -23,36 +23,37 @@ pub(super) fn run(
 
     let keys = load_array::<u64>(memory, token_keys, tokens)?;
     let row_words = row_bytes / 8;
-    let mut at = chunk;
-    let mut piece: Vec<u64> = Vec::new();
+    if row_words == 0 {
+        return Ok(());
+    }
+    let piece_rows = (PIECE_BYTES / row_bytes).max(1);
+    let mut to = chunk;
     for kv in 0..kv_count {
         for layer in 0..layers {
-            let first = (layer * kv_count + kv) * row_words;
-            let words: Vec<u64> = (first..first + row_words).map(plane_word).collect();
-            for &key in &keys {
-                piece.extend(words.iter().map(|word| key.wrapping_add(*word)));
-                if piece.len() * 8 >= PIECE_BYTES {
-                    at = store(memory, at, &mut piece)?;
-                }
+            let first = (layer * kv_count + kv).wrapping_mul(row_words);
+            let words: Vec<u64> =
+                (0..row_words).map(|word| plane_word(first.wrapping_add(word))).collect();
+            for keys in keys.chunks(piece_rows as usize) {
+                let piece = fill_rows(&words, keys);
+                memory.store(to, bytemuck::cast_slice(&piece))?;
+                to = at(to, keys.len() as u64, row_bytes);
             }
-            at = store(memory, at, &mut piece)?;
         }
     }
     Ok(())
 }
 
-/// Stores the piece and empties it; where the next one goes.
-fn store(
-    memory: &mut dyn DeviceMemory,
-    address: u64,
-    piece: &mut Vec<u64>,
-) -> Result<u64, ReferenceError> {
-    if piece.is_empty() {
-        return Ok(address);
+/// The rows of tokens with these keys in the plane with these constants.
+fn fill_rows(words: &[u64], keys: &[u64]) -> Vec<u64> {
+    if let &[a, b] = words {
+        // The shortest rows in use, for which the general loop is mostly overhead.
+        return keys.iter().flat_map(|key| [key.wrapping_add(a), key.wrapping_add(b)]).collect();
     }
-    let bytes = bytemuck::cast_slice::<u64, u8>(piece);
-    memory.store(address, bytes)?;
-    let next = address + bytes.len() as u64;
-    piece.clear();
-    Ok(next)
+    let mut rows = vec![0; words.len() * keys.len()];
+    for (row, key) in rows.chunks_exact_mut(words.len()).zip(keys) {
+        for (out, word) in row.iter_mut().zip(words) {
+            *out = key.wrapping_add(*word);
+        }
+    }
+    rows
 }
