@@ -1,0 +1,457 @@
+//! What a caller can rely on: who is evicted, what is found, what is pinned, and what a refusal says.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{cache, checked, claim, find, name, named, pool, priority, write};
+use kv_pool::{
+    BLOCKS_MAX, BlockHash, BlockId, BlockPool, ClaimError, ConfigError, EpochError, GrowError,
+    PoolConfig, Priority, Registration, SlotIndex, Tier,
+};
+
+mod eviction {
+    use super::*;
+
+    #[test]
+    fn a_claim_takes_from_the_primary_tier_alone() {
+        let pool = pool(8, 4);
+        assert_eq!((pool.claimable(), pool.stats().secondary.claimable()), (8, 4));
+        let block = claim(&pool);
+        assert_eq!((pool.claimable(), pool.stats().secondary.claimable()), (7, 4));
+        assert!(!block.evicted());
+        checked(&pool);
+    }
+
+    #[test]
+    fn every_slot_is_handed_out_once_before_any_returns() {
+        let pool = pool(8, 4);
+        let mut slots: Vec<_> = pool.claim(8).unwrap().iter().map(|b| b.slot().index()).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, (0..8).collect::<Vec<_>>());
+        let all = pool.claim(8).unwrap();
+        let exhausted = ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 };
+        assert_eq!(pool.claim(1).unwrap_err(), exhausted);
+        assert!(pool.claim(0).unwrap().is_empty());
+        drop(all);
+        assert_eq!(pool.claimable(), 8);
+    }
+
+    #[test]
+    fn an_empty_block_is_claimed_next_and_cached_content_last() {
+        let pool = pool(8, 0);
+        let empty = claim(&pool);
+        let slot = empty.slot();
+        drop(empty);
+        assert_eq!(claim(&pool).slot(), slot);
+
+        cache(&pool, 1, Priority::DEFAULT);
+        let cached = find(&pool, 1).unwrap().slot();
+        let others = pool.claim(7).unwrap();
+        assert!(others.iter().all(|block| block.slot() != cached && !block.evicted()));
+        assert_eq!(pool.empty(), 0);
+        let last = claim(&pool);
+        assert!(last.slot() == cached && last.evicted());
+    }
+
+    #[test]
+    fn equal_priorities_leave_in_the_order_of_their_release() {
+        let pool = pool(8, 0);
+        let (first, second) = (write(&pool, 1), write(&pool, 2));
+        let slots = [second.slot(), first.slot()];
+        drop(second);
+        drop(first);
+        let untouched = pool.claim(6).unwrap();
+        let order = pool.claim(2).unwrap();
+        assert_eq!([order[0].slot(), order[1].slot()], slots);
+        drop(untouched);
+        checked(&pool);
+    }
+
+    #[test]
+    fn lower_priorities_leave_first_however_lately_released() {
+        let pool = pool(2, 0);
+        let high = named(claim(&pool), 1, priority(80));
+        let low = named(claim(&pool), 2, priority(5));
+        let slots = [low.slot(), high.slot()];
+        drop(high);
+        drop(low);
+        let order = pool.claim(2).unwrap();
+        assert_eq!([order[0].slot(), order[1].slot()], slots);
+    }
+
+    #[test]
+    fn a_priority_outlives_later_uses() {
+        let pool = pool(2, 0);
+        cache(&pool, 1, priority(5));
+        cache(&pool, 2, Priority::DEFAULT);
+        // Used last, and still the first to go.
+        let slot = find(&pool, 1).unwrap().slot();
+        assert_eq!(claim(&pool).slot(), slot);
+    }
+
+    #[test]
+    fn the_tail_of_a_request_leaves_before_its_head() {
+        let pool = pool(3, 0);
+        let pins: Vec<_> = (0..3).map(|content| write(&pool, content)).collect();
+        let slots: Vec<_> = pins.iter().map(|pin| pin.slot()).rev().collect();
+        pool.release(pins);
+        let order: Vec<_> = pool.claim(3).unwrap().iter().map(|block| block.slot()).collect();
+        assert_eq!(order, slots);
+    }
+
+    #[test]
+    fn a_use_makes_content_young() {
+        let pool = pool(2, 0);
+        cache(&pool, 1, Priority::DEFAULT);
+        cache(&pool, 2, Priority::DEFAULT);
+        drop(find(&pool, 1).unwrap());
+        let victim = claim(&pool);
+        assert!(find(&pool, 2).is_none());
+        assert!(find(&pool, 1).is_some());
+        drop(victim);
+    }
+
+    #[test]
+    fn a_victim_is_forgotten_alone() {
+        let pool = pool(3, 0);
+        let hashes: Vec<_> = (0..3).map(name).collect();
+        for content in 0..3 {
+            cache(&pool, content, Priority::DEFAULT);
+        }
+        let victim = claim(&pool);
+        assert!(pool.match_prefix(&hashes).is_empty(), "the prefix is broken at its first block");
+        assert_eq!(pool.match_prefix(&hashes[1..]).len(), 2);
+        drop(victim);
+    }
+
+    #[test]
+    fn a_refused_claim_changes_nothing() {
+        let pool = pool(4, 1);
+        let held = write(&pool, 0);
+        for content in 1..4 {
+            cache(&pool, content, Priority::DEFAULT);
+        }
+        let before = pool.stats();
+        let exhausted = ClaimError::Exhausted { requested: 4, claimable: 3, retiring: 0 };
+        assert_eq!(pool.claim(4).unwrap_err(), exhausted);
+        assert!(matches!(
+            pool.claim(usize::MAX).unwrap_err(),
+            ClaimError::Exhausted { requested: usize::MAX, .. }
+        ));
+        assert_eq!(pool.stats(), before);
+        assert!((1..4).all(|content| find(&pool, content).is_some()));
+        drop(held);
+        checked(&pool);
+    }
+
+    #[test]
+    fn pinned_content_is_never_evicted() {
+        let pool = pool(2, 0);
+        let pin = write(&pool, 1);
+        let again = pin.clone();
+        drop(pin);
+        let other = claim(&pool);
+        assert_ne!(other.slot(), again.slot());
+        assert!(pool.claim(1).is_err());
+        drop(again);
+        assert!(claim(&pool).evicted());
+    }
+}
+
+mod growth {
+    use super::*;
+
+    #[test]
+    fn slots_can_be_claimed_when_they_have_memory() {
+        let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(4) };
+        let pool = BlockPool::new(&config).unwrap();
+        assert_eq!((pool.claimable(), pool.stats().primary.slots), (2, 2));
+        pool.add_primary_slots(3).unwrap();
+        pool.add_primary_slots(1).unwrap();
+        assert_eq!((pool.claimable(), pool.stats().primary.slots), (3, 3));
+        let over = GrowError::OverCapacity { requested: 5, capacity: 4 };
+        assert_eq!(pool.add_primary_slots(5), Err(over));
+        assert_eq!(pool.claimable(), 3);
+        pool.add_primary_slots(4).unwrap();
+        let slots: Vec<_> = pool.claim(4).unwrap().iter().map(|b| b.slot().index()).collect();
+        assert_eq!(slots, [0, 1, 2, 3]);
+        checked(&pool);
+    }
+
+    #[test]
+    fn new_slots_are_claimed_before_content_of_any_priority_is_evicted() {
+        let config = PoolConfig { primary_ready: 1, ..PoolConfig::primary_only(2) };
+        let pool = BlockPool::new(&config).unwrap();
+        cache(&pool, 1, Priority::MIN);
+        pool.add_primary_slots(2).unwrap();
+        assert_eq!(pool.empty(), 1);
+        let block = claim(&pool);
+        assert_eq!((block.slot().index(), block.evicted()), (1, false));
+        assert!(find(&pool, 1).is_some());
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        let refused = |primary_blocks, primary_ready, secondary_blocks| {
+            let config = PoolConfig {
+                primary_blocks,
+                primary_ready,
+                secondary_blocks,
+                ..PoolConfig::default()
+            };
+            BlockPool::new(&config).unwrap_err()
+        };
+        assert_eq!(refused(0, 0, 4), ConfigError::NoBlocks);
+        assert_eq!(refused(2, 3, 0), ConfigError::ReadyOverCapacity { ready: 3, capacity: 2 });
+        for secondary in [BLOCKS_MAX, u64::MAX] {
+            assert_eq!(
+                refused(1, 0, secondary),
+                ConfigError::TooManyBlocks { primary: 1, secondary }
+            );
+        }
+    }
+}
+
+mod names {
+    use super::*;
+
+    #[test]
+    fn the_longest_cached_prefix_is_pinned_and_no_more() {
+        let pool = pool(4, 0);
+        let pins = [1, 2, 4].map(|content| write(&pool, content));
+        drop(pins);
+        let found = pool.match_prefix(&[1, 2, 3, 4].map(name));
+        assert_eq!(
+            found.iter().map(|pin| pin.hash()).collect::<Vec<_>>(),
+            [Some(name(1)), Some(name(2))]
+        );
+        assert_eq!(pool.stats().primary.pinned, 2);
+        assert_eq!((pool.counters().lookups, pool.counters().hits), (4, 2));
+        assert!(pool.match_prefix(&[]).is_empty());
+    }
+
+    #[test]
+    fn equal_content_resolves_to_the_block_that_has_the_name() {
+        let pool = pool(2, 0);
+        let first = write(&pool, 1);
+        let own = claim(&pool);
+        let own_slot = own.slot();
+        let Registration::Duplicate { existing, own } = own.register(name(1), priority(90)) else {
+            panic!("the name was given twice");
+        };
+        assert_eq!((existing.block(), existing.location()), (first.block(), first.location()));
+        assert_eq!(own.slot(), own_slot);
+        assert_eq!(pool.counters().duplicates, 1);
+        // The block is still its owner's, and can bear another name.
+        drop(named(own, 2, Priority::DEFAULT));
+        drop(first);
+        assert_eq!(pool.stats().primary.pinned, 1, "the duplicate's pin counts");
+        drop(existing);
+        checked(&pool);
+    }
+
+    #[test]
+    fn removed_content_is_not_found_and_what_is_pinned_stays() {
+        let pool = pool(3, 0);
+        assert!(!pool.remove(name(1)));
+
+        let pin = write(&pool, 1);
+        let slot = pin.slot();
+        assert!(pool.remove(name(1)));
+        assert!(!pool.remove(name(1)));
+        assert!(find(&pool, 1).is_none());
+        assert_eq!((pin.hash(), pin.slot()), (None, slot));
+        let again = write(&pool, 1);
+        assert_ne!(again.slot(), slot);
+        drop(pin);
+        assert_eq!(claim(&pool).slot(), slot, "without a name it is empty");
+        drop(again);
+        checked(&pool);
+    }
+
+    #[test]
+    fn removed_content_that_waits_for_eviction_is_empty() {
+        let pool = pool(2, 0);
+        cache(&pool, 1, priority(90));
+        cache(&pool, 2, Priority::MIN);
+        let slot = find(&pool, 1).unwrap().slot();
+        assert!(pool.remove(name(1)));
+        assert_eq!((pool.empty(), pool.stats().primary.cached), (1, 1));
+        checked(&pool);
+        let block = claim(&pool);
+        assert_eq!((block.slot(), block.evicted()), (slot, false));
+    }
+
+    #[test]
+    fn removed_content_that_retires_is_empty_afterwards() {
+        let pool = pool(1, 0);
+        let epoch = pool.begin_epoch();
+        cache(&pool, 1, Priority::DEFAULT);
+        assert!(pool.remove(name(1)));
+        checked(&pool);
+        assert_eq!(pool.stats().primary.retiring, 1);
+        pool.complete_epoch(epoch).unwrap();
+        assert_eq!(pool.empty(), 1);
+        checked(&pool);
+    }
+
+    #[test]
+    fn a_reader_finds_content_of_the_tier_that_it_asks_for() {
+        let pool = pool(2, 1);
+        cache(&pool, 1, Priority::DEFAULT);
+        assert!(pool.find_and_pin(name(1), Tier::Secondary).is_none());
+        assert!(pool.find_and_pin(name(2), Tier::Primary).is_none());
+        let pin = pool.find_and_pin(name(1), Tier::Primary).unwrap();
+        assert_eq!(pin.location().tier, Tier::Primary);
+        // A second pin of a block in use takes nothing from the queues.
+        let claimable = pool.claimable();
+        let again = pool.find_and_pin(name(1), Tier::Primary).unwrap();
+        assert_eq!((again.block(), pool.claimable()), (pin.block(), claimable));
+    }
+}
+
+mod epochs {
+    use super::*;
+
+    #[test]
+    fn released_is_not_claimable_before_the_epoch_is_complete() {
+        let pool = pool(2, 0);
+        let epoch = pool.begin_epoch();
+        cache(&pool, 1, Priority::DEFAULT);
+        drop(claim(&pool));
+        let exhausted = ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 2 };
+        assert_eq!(pool.claim(1).unwrap_err(), exhausted);
+        assert_eq!(pool.stats().primary.retiring, 2);
+        pool.complete_epoch(epoch).unwrap();
+        pool.complete_epoch(epoch).unwrap();
+        assert_eq!((pool.claimable(), pool.empty()), (2, 1));
+        checked(&pool);
+    }
+
+    #[test]
+    fn a_release_waits_for_the_epoch_that_was_current_then() {
+        let pool = pool(2, 0);
+        let first = pool.begin_epoch();
+        let early = claim(&pool);
+        let late = claim(&pool);
+        drop(early);
+        let second = pool.begin_epoch();
+        drop(late);
+        assert_eq!((first.number(), second.number()), (1, 2));
+        pool.complete_epoch(first).unwrap();
+        assert_eq!(pool.claimable(), 1);
+        pool.complete_epoch(second).unwrap();
+        assert_eq!(pool.claimable(), 2);
+    }
+
+    #[test]
+    fn retiring_content_can_be_pinned_and_waits_anew_after_it() {
+        let pool = pool(1, 0);
+        let first = pool.begin_epoch();
+        cache(&pool, 1, Priority::DEFAULT);
+        let second = pool.begin_epoch();
+        let pin = find(&pool, 1).unwrap();
+        pool.complete_epoch(first).unwrap();
+        assert_eq!(pool.claimable(), 0);
+        checked(&pool);
+        drop(pin);
+        assert_eq!(pool.claimable(), 0, "the second use is not over");
+        pool.complete_epoch(second).unwrap();
+        assert_eq!(pool.claimable(), 1);
+    }
+
+    #[test]
+    fn an_epoch_completes_those_before_it() {
+        let pool = pool(1, 0);
+        pool.begin_epoch();
+        drop(claim(&pool));
+        let second = pool.begin_epoch();
+        pool.complete_epoch(second).unwrap();
+        assert_eq!(pool.claimable(), 1);
+        // With no work under way, released is free at once.
+        drop(claim(&pool));
+        assert_eq!(pool.claimable(), 1);
+    }
+
+    #[test]
+    fn an_epoch_that_never_began_is_refused() {
+        let (ours, other) = (pool(1, 0), pool(1, 0));
+        other.begin_epoch();
+        let epoch = other.begin_epoch();
+        let latest = ours.begin_epoch();
+        drop(claim(&ours));
+        assert_eq!(ours.complete_epoch(epoch), Err(EpochError::NotBegun { epoch, latest }));
+        assert_eq!(ours.claimable(), 0);
+    }
+}
+
+#[test]
+fn pins_of_another_pool_go_back_to_theirs() {
+    let (ours, other) = (pool(2, 0), pool(2, 0));
+    let foreign: Vec<_> = (1..3).map(|content| write(&other, content)).collect();
+    let tail = foreign[1].slot();
+    let mut pins = vec![write(&ours, 1)];
+    pins.extend(foreign);
+    pins.push(write(&ours, 2));
+    ours.release(pins);
+    assert_eq!((ours.claimable(), other.claimable()), (2, 2));
+    assert_eq!(claim(&other).slot(), tail);
+    assert!(find(&other, 1).is_some());
+    checked(&ours);
+    checked(&other);
+}
+
+#[test]
+fn errors_say_their_numbers() {
+    let pool = pool(2, 1);
+    let epoch = pool.begin_epoch();
+    drop(claim(&pool));
+    assert_eq!(
+        pool.claim(3).unwrap_err().to_string(),
+        "3 blocks were asked for, 1 can be claimed and 1 more once the work that uses them is complete"
+    );
+    let latest = epoch;
+    assert_eq!(
+        EpochError::NotBegun { epoch, latest }.to_string(),
+        "epoch 1 was never begun, the latest is 1"
+    );
+    assert_eq!(
+        pool.add_primary_slots(9).unwrap_err().to_string(),
+        "9 primary slots are more than the 2 that the pool was made for"
+    );
+    let refused = pool.begin_onboard(write(&pool, 1), write_target(&pool, epoch)).unwrap_err();
+    assert!(refused.to_string().starts_with("the block to onboard is already at"), "{refused}");
+}
+
+fn write_target(pool: &BlockPool, epoch: kv_pool::Epoch) -> kv_pool::ClaimedBlock {
+    pool.complete_epoch(epoch).unwrap();
+    claim(pool)
+}
+
+#[test]
+fn counters_account_for_every_name() {
+    let pool = pool(2, 1);
+    for content in 0..9 {
+        let mut block = claim(&pool);
+        if let Some(offload) = block.take_offload() {
+            offload.commit();
+        }
+        drop(named(block, content, Priority::DEFAULT));
+        let (stats, names) =
+            (pool.stats(), pool.stats().primary.cached + pool.stats().secondary.cached);
+        assert_eq!(stats.counters.registered - stats.counters.dropped, names);
+    }
+    assert_eq!(pool.counters().misuses, 0);
+}
+
+#[test]
+fn handles_cross_threads() {
+    fn crosses<T: Send + Sync>() {}
+    crosses::<BlockPool>();
+    crosses::<kv_pool::BlockPin>();
+    crosses::<kv_pool::ClaimedBlock>();
+    crosses::<kv_pool::Offload>();
+    crosses::<kv_pool::Onboard>();
+    crosses::<(BlockHash, BlockId, SlotIndex)>();
+}
