@@ -104,16 +104,16 @@ impl Work {
 /// `--all-features` brings in the features `sabotage`, whose code exists in builds with debug assertions only.
 fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     let tests = if nextest {
-        "nextest run --workspace --all-features"
+        "nextest run --workspace --all-features --no-fail-fast"
     } else {
-        "test --workspace --all-features --lib --bins --tests"
+        "test --workspace --all-features --no-fail-fast --lib --bins --tests"
     };
     let mut steps = vec![
         Step::cargo("fmt --all --check"),
         Step::own("tidy", tidy::run),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
         Step::cargo(tests),
-        Step::cargo("test --doc --workspace --all-features"),
+        Step::cargo("test --doc --workspace --all-features --no-fail-fast"),
     ];
     if args.quick {
         return steps;
@@ -183,8 +183,12 @@ mod tests {
     #[test]
     fn a_machine_without_nextest_runs_the_same_tests() {
         let (with, without) = (lines(true, true), lines(true, false));
-        assert!(with.contains(&"cargo nextest run --workspace --all-features".to_owned()));
-        let plain = "cargo test --workspace --all-features --lib --bins --tests";
+        assert!(
+            with.contains(
+                &"cargo nextest run --workspace --all-features --no-fail-fast".to_owned()
+            )
+        );
+        let plain = "cargo test --workspace --all-features --no-fail-fast --lib --bins --tests";
         assert!(without.contains(&plain.to_owned()));
         assert_eq!(with.len(), without.len());
     }
