@@ -177,7 +177,7 @@ impl Pages {
             for token in 0..item.tokens {
                 let bytes =
                     memory.load(at(start, token, self.token_stride_bytes), self.row_bytes)?;
-                let row = Rows { first: rows.first + token * rows.step, ..rows };
+                let row = Rows { first: at(rows.first, token, rows.step), ..rows };
                 sum = sum.wrapping_add(row.sum(&bytes));
             }
         }
