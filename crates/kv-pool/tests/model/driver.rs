@@ -128,20 +128,20 @@ impl Driver {
 
     pub fn step(&mut self) {
         match self.random.below(100) {
-            0..20 => self.claim(),
-            20..28 => self.take_offload(),
-            28..36 => self.end_offload(),
-            36..50 => self.register(),
-            50..53 => self.drop_claimed(),
-            53..68 => self.release(),
-            68..71 => self.clone_pin(),
-            71..78 => self.match_prefix(),
-            78..82 => self.find_and_pin(),
-            82..88 => self.begin_onboard(),
-            88..93 => self.end_onboard(),
-            93..95 => self.remove(),
-            95..97 => self.begin_epoch(),
-            97..99 => self.complete_epoch(),
+            0..14 => self.claim(),
+            14..22 => self.take_offload(),
+            22..30 => self.end_offload(),
+            30..42 => self.register(),
+            42..46 => self.drop_claimed(),
+            46..66 => self.release(),
+            66..67 => self.clone_pin(),
+            67..71 => self.match_prefix(),
+            71..74 => self.find_and_pin(),
+            74..82 => self.begin_onboard(),
+            82..88 => self.end_onboard(),
+            88..90 => self.remove(),
+            90..93 => self.begin_epoch(),
+            93..99 => self.complete_epoch(),
             _ => self.add_slots(),
         }
         self.compare();
@@ -338,9 +338,20 @@ impl Driver {
         }
     }
 
+    /// Pins the first content of the secondary tier, if there is any.
+    fn find_secondary(&mut self) {
+        let secondary = self.model.blocks.iter().filter(|block| block.level == Level::Secondary);
+        let Some(content) = secondary.filter_map(|block| block.content).next() else { return };
+        let found = self.model.find(content).unwrap();
+        let pin = self.pool.find_and_pin(name(content), Tier::Secondary).unwrap();
+        self.found(pin, found);
+    }
+
     fn begin_onboard(&mut self) {
-        let secondary =
-            |(_, id): &(BlockPin, usize)| self.model.blocks[*id].level == Level::Secondary;
+        if !self.pins.iter().any(|(pin, _)| pin.location().tier == Tier::Secondary) {
+            self.find_secondary();
+        }
+        let secondary = |(pin, _): &(BlockPin, usize)| pin.location().tier == Tier::Secondary;
         // Mostly what can be onboarded, now and then anything.
         let at = self.pins.iter().position(secondary).filter(|_| self.random.below(8) > 0);
         let pin = match at {
@@ -348,7 +359,12 @@ impl Driver {
             None => self.random.pick(&mut self.pins),
         };
         let Some((pin, source)) = pin else { return };
-        let Some(Held { block, id, moving }) = self.random.pick(&mut self.held) else {
+        let clean = self.held.iter().position(|held| held.moving.is_none());
+        let target = match clean.filter(|_| self.random.below(8) > 0) {
+            Some(at) => Some(self.held.swap_remove(at)),
+            None => self.random.pick(&mut self.held),
+        };
+        let Some(Held { block, id, moving }) = target else {
             self.pins.push((pin, source));
             return;
         };
