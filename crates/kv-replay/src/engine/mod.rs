@@ -1,10 +1,47 @@
 //! The engine: plays an overlap scheduler over the whole stack.
+//!
+//! The host prepares one iteration while the device works on the one before. In each iteration
+//!
+//! 1. the checksums of the iteration before the last have arrived and are compared;
+//! 2. requests whose last token was compared are released;
+//! 3. waiting requests are admitted, in the order of the trace, while the batch and the pool have room:
+//!    arrival times are not waited for;
+//! 4. every running request writes its next tokens: one if it is generating, a piece of its prompt
+//!    otherwise, within the iteration's budget;
+//! 5. block tables, lengths, slots and keys are staged; the tokens are written by the transfer kernel;
+//!    and all of every running request's KV is read through the staged table.
+//!
+//! A request that finds no block for its next token makes room by preempting the one admitted last,
+//! which is computed again later.
 
-use crate::config::{Progress, RunConfig};
+mod batch;
+mod content;
+mod expected;
+mod live;
+mod scheduler;
+mod verify;
+mod work;
+
+use std::time::Instant;
+
+use cuda_driver::{CopyError, DeviceError, Stream};
+use kv_cache::{
+    AdmitError, BuildError, CloseError, KvCache, KvCacheOptions, SealError, SlotError, StepError,
+};
+use kv_kernels::{KernelError, KvShape, KvShapeOptions};
+
+use crate::config::{Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
 use crate::report::RunReport;
-use crate::shape::ShapeError;
+use crate::shape::{KV_COUNT, ShapeError};
 use crate::trace::Trace;
+use scheduler::Scheduler;
+
+/// How many iterations the host is ahead of the device.
+const OVERLAP_DEPTH: u32 = 1;
+
+/// Iterations after which no pinned memory may be allocated any more.
+const WARMUP_ITERATIONS: u64 = 4;
 
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
@@ -13,20 +50,210 @@ pub enum RunError {
     /// The shape cannot be laid out.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// The kernels cannot work with the shape.
+    #[error("the kernels cannot work with the shape")]
+    KernelShape(#[from] kv_kernels::ShapeError),
+    /// A number is larger than the cache can count.
+    #[error("{what} is {value}, more than the cache can count")]
+    TooLarge {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The tokens of an iteration have more bytes than 64 bits can count.
+    #[error("an iteration of {tokens} tokens has more bytes than 64 bits can count")]
+    ChunkOverflow {
+        /// Tokens of an iteration.
+        tokens: u64,
+    },
+    /// The cache could not be built.
+    #[error("the KV cache could not be built")]
+    Build(#[from] BuildError),
+    /// A request could not be admitted or extended, and waiting would not help.
+    #[error("request {request} could not be given blocks")]
+    Admit {
+        /// The request, counted from 0.
+        request: usize,
+        /// Why.
+        source: AdmitError,
+    },
+    /// A step failed.
+    #[error("an iteration failed")]
+    Step(#[from] StepError),
+    /// A kernel was not launched.
+    #[error("a kernel was not launched")]
+    Kernel(#[from] KernelError),
+    /// A copy was not enqueued.
+    #[error("a copy was not enqueued")]
+    Copy(#[from] CopyError),
+    /// Slots could not be named.
+    #[error("a slot mapping was refused")]
+    Slots(#[from] SlotError),
+    /// Blocks could not be shared.
+    #[error("blocks could not be made findable")]
+    Seal(#[from] SealError),
+    /// The device refused.
+    #[error("the device refused")]
+    Device(#[from] DeviceError),
+    /// The cache could not be closed.
+    #[error("the KV cache could not be closed in full ({count} refusals)")]
+    Close {
+        /// How many refusals there were.
+        count: usize,
+        /// The first.
+        source: Box<CloseError>,
+    },
+    /// The simulated device saw work that a real one might not survive.
+    #[error("the simulated device has {count} findings, the first: {first}")]
+    Findings {
+        /// How many.
+        count: usize,
+        /// The first of them.
+        first: String,
+    },
 }
 
-/// Replays `trace` on `devices`.
+/// Replays `trace` on `devices`, and says what was found. Corrupt blocks are no error: they are in the
+/// report.
 ///
 /// # Errors
 ///
 /// [`RunError`].
+///
+/// # Examples
+///
+/// ```
+/// use kv_replay::config::RunConfig;
+/// use kv_replay::device::{SimSizes, open};
+/// use kv_replay::engine;
+/// use kv_replay::generate::{GenerateOptions, generate};
+///
+/// let trace = generate(&GenerateOptions { requests: 4, seed: 1 })?;
+/// let config = RunConfig::default();
+/// let devices = open(&"sim".parse()?, SimSizes::for_config(&config))?;
+/// let report = engine::run(&config, &trace, &devices, &mut ())?;
+/// assert_eq!((report.finished, report.corrupt_blocks), (4, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn run(
     config: &RunConfig,
     trace: &Trace,
     devices: &OpenDevices,
-    _progress: &mut dyn Progress,
+    progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
+    let cache = build_cache(config, trace, devices)?;
+    run_on(cache, config, trace, devices, progress)
+}
+
+/// The cache that a run of `trace` needs.
+///
+/// # Errors
+///
+/// [`RunError`], when the devices refuse or have too little memory.
+pub fn build_cache(
+    config: &RunConfig,
+    trace: &Trace,
+    devices: &OpenDevices,
+) -> Result<KvCache, RunError> {
+    let shape = KvShape::new(KvShapeOptions {
+        layers: config.shape.layers,
+        kv_count: KV_COUNT as u32,
+        row_bytes: config.shape.row_bytes()?,
+        block_tokens: config.block_tokens,
+    })?;
+    let tokens = trace.requests.iter().map(|entry| entry.input_length + entry.output_length);
+    let blocks = tokens.max().unwrap_or(1).div_ceil(config.block_tokens.into());
+    let step_tokens = u64::from(config.step_tokens);
+    let options = KvCacheOptions {
+        shape,
+        device_blocks: counted("--device-blocks", config.device_blocks)?,
+        host_blocks: counted("--host-blocks", config.host_blocks)?,
+        sequences_max: config.max_batch,
+        blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
+        overlap_depth: OVERLAP_DEPTH,
+        // A length for each sequence, a slot and a key for each token, each array aligned.
+        step_array_bytes: u64::from(config.max_batch) * 4 + step_tokens * 16 + 3 * 256,
+    };
+    let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
+    Ok(KvCache::new(&streams, options)?)
+}
+
+/// As [`run`], with a cache from [`build_cache`].
+///
+/// # Errors
+///
+/// [`RunError`].
+pub fn run_on(
+    cache: KvCache,
+    config: &RunConfig,
+    trace: &Trace,
+    devices: &OpenDevices,
+    progress: &mut dyn Progress,
+) -> Result<RunReport, RunError> {
+    let begun = Instant::now();
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests = trace.requests.len() as u64;
+    let mut scheduler = Scheduler::new(cache, config, trace)?;
+    let mut warm_pinned_bytes = None;
+    while scheduler.has_work() {
+        scheduler.iterate(&mut report)?;
+        if report.iterations == WARMUP_ITERATIONS {
+            warm_pinned_bytes = Some(devices.driver.pinned_bytes_allocated());
+        }
+        progress.update(&state_of(&report, &scheduler));
+    }
+    let cache = scheduler.into_cache();
+    let pinned_bytes = devices.driver.pinned_bytes_allocated();
+    report.pinned_bytes_allocated_after_warmup =
+        pinned_bytes - warm_pinned_bytes.unwrap_or(pinned_bytes);
+    let counters = cache.pool().counters();
+    let moved = cache.stats();
+    report.blocks_evicted = counters.evicted;
+    report.blocks_offloaded = moved.offloaded_blocks;
+    report.blocks_onboarded = moved.onboarded_blocks;
+    report.bytes_transferred += moved.copied_bytes;
+    close(cache)?;
+    check_findings(devices)?;
+    report.driver_calls =
+        devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    report.wall_s = begun.elapsed().as_secs_f64();
     Ok(report)
+}
+
+fn counted(what: &'static str, value: u64) -> Result<u32, RunError> {
+    u32::try_from(value).map_err(|_| RunError::TooLarge { what, value })
+}
+
+fn state_of(report: &RunReport, scheduler: &Scheduler<'_>) -> ProgressState {
+    ProgressState {
+        requests: report.requests,
+        finished: report.finished,
+        running: scheduler.running() as u64,
+        iterations: report.iterations,
+        corrupt_blocks: report.corrupt_blocks,
+        verified_blocks: report.verified_blocks,
+        device_blocks_in_use: scheduler.blocks_in_use(),
+        hit_rate: report.hit_rate,
+    }
+}
+
+fn close(cache: KvCache) -> Result<(), RunError> {
+    cache.close().map_err(|errors| {
+        let count = errors.len();
+        match errors.into_iter().next() {
+            Some(first) => RunError::Close { count, source: Box::new(first) },
+            None => {
+                RunError::Close { count, source: Box::new(CloseError::NotAtRest { ordinal: -1 }) }
+            }
+        }
+    })
+}
+
+fn check_findings(devices: &OpenDevices) -> Result<(), RunError> {
+    let findings = devices.sim.as_ref().map(|sim| sim.findings()).unwrap_or_default();
+    match findings.first() {
+        Some(first) => Err(RunError::Findings { count: findings.len(), first: first.to_string() }),
+        None => Ok(()),
+    }
 }

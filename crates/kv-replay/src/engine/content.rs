@@ -1,0 +1,117 @@
+//! What every token of every request must hold, as a key that only its content can have.
+
+use kv_pool::BlockHash;
+
+use crate::rng::SplitMix64;
+use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request};
+
+/// Turns trace blocks into KV blocks, and tokens into keys.
+///
+/// The key of a prompt token follows from the hash of its block, which names all tokens before it, so
+/// requests hold equal bytes exactly where their prompts are equal from the start. The key of a
+/// generated token follows from its request and position, so nobody else has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Content {
+    seed: u64,
+    block_tokens: u64,
+}
+
+/// The blocks and keys of one request.
+#[derive(Debug)]
+pub(super) struct RequestContent {
+    /// One hash for each block that the prompt touches; the last block may be part full.
+    hashes: Vec<BlockHash>,
+    prompt_tokens: u64,
+    block_tokens: u64,
+    answer_base: u64,
+    seed: u64,
+}
+
+impl Content {
+    pub(super) fn new(seed: u64, block_tokens: u32) -> Self {
+        Self { seed: mix(seed, 0), block_tokens: block_tokens.into() }
+    }
+
+    /// Blocks smaller than those of the trace subdivide them.
+    pub(super) fn of(&self, number: usize, request: &Request) -> RequestContent {
+        let blocks = request.input_length.div_ceil(self.block_tokens);
+        let per_id = BLOCK_TOKENS_IN_TRACE / self.block_tokens;
+        let mut hashes = Vec::with_capacity(blocks as usize);
+        let mut parent = BlockHash::ROOT;
+        for block in 0..blocks {
+            let id = request.hash_ids.get((block / per_id) as usize).copied().unwrap_or(0);
+            let part = (block % per_id) as u32;
+            parent = BlockHash::chain(parent, &[id as u32, (id >> 32) as u32, part]);
+            hashes.push(parent);
+        }
+        RequestContent {
+            hashes,
+            prompt_tokens: request.input_length,
+            block_tokens: self.block_tokens,
+            answer_base: mix(!self.seed, number as u64),
+            seed: self.seed,
+        }
+    }
+}
+
+impl RequestContent {
+    /// The hashes of the prompt's full blocks, which others may share.
+    pub(super) fn full_block_hashes(&self) -> &[BlockHash] {
+        &self.hashes[..(self.prompt_tokens / self.block_tokens) as usize]
+    }
+
+    pub(super) fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
+    }
+
+    /// The key of token `position`, prompt and answer counted through.
+    pub(super) fn key(&self, position: u64) -> u64 {
+        if position >= self.prompt_tokens {
+            return mix(self.answer_base, position);
+        }
+        let hash = self.hashes[(position / self.block_tokens) as usize].to_u128() as u64;
+        mix(self.seed ^ hash, position % self.block_tokens)
+    }
+}
+
+fn mix(base: u64, index: u64) -> u64 {
+    SplitMix64::new(base.wrapping_add(index.wrapping_mul(0xD134_2543_DE82_EF95))).next_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(input_length: u64, hash_ids: Vec<u64>) -> Request {
+        Request { timestamp_ms: 0, input_length, output_length: 10, hash_ids }
+    }
+
+    #[test]
+    fn prompts_share_keys_and_hashes_exactly_as_far_as_they_are_equal() {
+        let content = Content::new(1, 64);
+        let one = content.of(0, &request(1500, vec![7, 8, 9]));
+        let two = content.of(1, &request(1500, vec![7, 8, 10]));
+        let other = content.of(2, &request(1024, vec![6, 8]));
+        assert_eq!(one.full_block_hashes().len(), 23);
+        assert_eq!(one.full_block_hashes()[..16], two.full_block_hashes()[..16]);
+        assert_ne!(one.full_block_hashes()[16], two.full_block_hashes()[16]);
+        assert_eq!(one.key(1023), two.key(1023));
+        assert_ne!(one.key(1024), two.key(1024));
+        // An equal id after another prefix is other content.
+        assert_ne!(one.full_block_hashes()[8], other.full_block_hashes()[8]);
+        assert_ne!(one.key(600), other.key(600));
+    }
+
+    #[test]
+    fn no_two_tokens_of_a_run_have_one_key() {
+        let content = Content::new(3, 16);
+        let requests =
+            [content.of(0, &request(1000, vec![0, 1])), content.of(1, &request(600, vec![2, 3]))];
+        let mut keys = std::collections::HashSet::new();
+        for (request, tokens) in requests.iter().zip([1010, 610]) {
+            for position in 0..tokens {
+                assert!(keys.insert(request.key(position)), "position {position}");
+            }
+        }
+    }
+}

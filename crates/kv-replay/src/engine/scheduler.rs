@@ -1,0 +1,396 @@
+//! The scheduler: who runs, who waits, and what each iteration writes and reads.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kv_cache::{AdmitError, KvCache, OpenStep, Sequence};
+
+use super::RunError;
+use super::batch::Batch;
+use super::content::Content;
+use super::expected::{ExpectedSums, Oracle};
+use super::live::Live;
+use super::verify::{Reading, Row, Verifier};
+use super::work::DeviceWork;
+use crate::config::RunConfig;
+use crate::report::RunReport;
+use crate::trace::Trace;
+
+/// Iterations in a row without any work after which a request that waits will wait forever.
+const IDLE_ITERATIONS_MAX: u32 = 4;
+
+/// The state of a run between two iterations.
+pub(super) struct Scheduler<'a> {
+    trace: &'a Trace,
+    live: BTreeMap<usize, Live>,
+    cache: KvCache,
+    work: DeviceWork,
+    verifier: Verifier,
+    content: Content,
+    oracle: Oracle,
+    max_batch: usize,
+    step_tokens: u64,
+    block_tokens: u64,
+    token_bytes: u64,
+    /// The next request of the trace that was never admitted.
+    next: usize,
+    /// That request, once its blocks were named.
+    prepared: Option<Live>,
+    /// Requests that were put back, to be admitted before all others.
+    preempted: VecDeque<usize>,
+    /// Requests that have tokens to write, in the order of their admission.
+    running: Vec<usize>,
+    /// Steps whose checksums were not compared yet, oldest first.
+    readings: VecDeque<Reading>,
+    /// Claimable blocks when an admission last failed, with the request and the reason.
+    refused: Option<(usize, usize, AdmitError)>,
+    idle_iterations: u32,
+    batch: Batch,
+    checksums: Vec<u64>,
+}
+
+/// What came of an attempt to write a request's next tokens.
+enum Advance {
+    Done,
+    /// There is no block for the next token; as many are being given back already.
+    Stalled {
+        retiring: usize,
+        error: AdmitError,
+    },
+}
+
+impl<'a> Scheduler<'a> {
+    pub(super) fn new(
+        cache: KvCache,
+        config: &RunConfig,
+        trace: &'a Trace,
+    ) -> Result<Self, RunError> {
+        let work = DeviceWork::new(&cache, config.step_tokens.into())?;
+        let shapes = cache.parts().iter().map(|part| *part.shape());
+        Ok(Self {
+            trace,
+            live: BTreeMap::new(),
+            work,
+            verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
+            content: Content::new(config.seed, config.block_tokens),
+            oracle: Oracle::new(shapes, config.block_tokens),
+            max_batch: config.max_batch as usize,
+            step_tokens: config.step_tokens.into(),
+            block_tokens: config.block_tokens.into(),
+            token_bytes: cache.shape().token_bytes(),
+            cache,
+            next: 0,
+            prepared: None,
+            preempted: VecDeque::new(),
+            running: Vec::new(),
+            readings: VecDeque::new(),
+            refused: None,
+            idle_iterations: 0,
+            batch: Batch::default(),
+            checksums: Vec::new(),
+        })
+    }
+
+    /// Whether a request is left that is not finished and compared.
+    pub(super) fn has_work(&self) -> bool {
+        self.next < self.trace.requests.len() || !self.live.is_empty()
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Device blocks that hold something.
+    pub(super) fn blocks_in_use(&self) -> u64 {
+        self.cache.stats().ready_blocks.saturating_sub(self.cache.pool().empty() as u64)
+    }
+
+    /// Plays one iteration.
+    pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        let step = self.cache.begin_step()?;
+        self.compare_completed(report)?;
+        self.batch.clear();
+        self.advance_running(report)?;
+        self.admit_waiting(report)?;
+        if self.running.is_empty() {
+            return self.idle(step, report);
+        }
+        self.idle_iterations = 0;
+        self.launch(&step)?;
+        self.seal_written()?;
+        self.retire_finished(step.number());
+        self.cache.finish_step(step)?;
+        report.iterations += 1;
+        report.bytes_transferred += self.batch.written() * self.token_bytes;
+        report.peak_device_blocks = report.peak_device_blocks.max(self.blocks_in_use());
+        Ok(())
+    }
+
+    /// Gives the cache back, with every sequence released.
+    pub(super) fn into_cache(self) -> KvCache {
+        self.cache
+    }
+
+    /// An iteration without work: what is on the device is waited for, since it holds the blocks that
+    /// waiting requests need.
+    fn idle(&mut self, step: OpenStep, report: &mut RunReport) -> Result<(), RunError> {
+        self.cache.finish_step(step)?;
+        self.cache.drain()?;
+        self.compare_completed(report)?;
+        self.idle_iterations += 1;
+        match self.refused.take() {
+            Some((_, request, source)) if self.idle_iterations > IDLE_ITERATIONS_MAX => {
+                Err(RunError::Admit { request, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives every running request its next tokens, within the budget.
+    fn advance_running(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        let mut index = 0;
+        while index < self.running.len() {
+            let number = self.running[index];
+            index += 1;
+            let Advance::Stalled { retiring, error } = self.advance(number)? else { continue };
+            let releasing = self.live.values().any(|request| request.finished_in.is_some());
+            if retiring > 0 || releasing {
+                // Blocks are on their way; the request sits this iteration out.
+                continue;
+            }
+            // Requests behind this one have written nothing in this iteration yet.
+            match self.running.len() {
+                1 => return Err(RunError::Admit { request: number, source: error }),
+                _ => self.preempt_last(report),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the blocks from the request that was admitted last; it is computed again later.
+    fn preempt_last(&mut self, report: &mut RunReport) {
+        let Some(number) = self.running.pop() else { return };
+        if let Some(request) = self.live.get_mut(&number) {
+            request.sequence = None;
+            request.written = 0;
+        }
+        self.preempted.push_front(number);
+        report.preemptions += 1;
+    }
+
+    /// Adds a request's next tokens to the batch: one if it is generating, else a piece of its prompt.
+    fn advance(&mut self, number: usize) -> Result<Advance, RunError> {
+        let budget = self.step_tokens - self.batch.len() as u64;
+        let Some(request) = self.live.get_mut(&number) else { return Ok(Advance::Done) };
+        let Some(sequence) = request.sequence.as_mut() else { return Ok(Advance::Done) };
+        if budget == 0 {
+            return Ok(Advance::Done);
+        }
+        let start = request.written;
+        if request.written == request.known {
+            match self.cache.extend(sequence, request.known + 1) {
+                Ok(()) => request.known += 1,
+                Err(error) if error.is_retryable() => {
+                    return Ok(Advance::Stalled { retiring: retiring(&error), error });
+                }
+                Err(source) => return Err(RunError::Admit { request: number, source }),
+            }
+        }
+        let end = request.known.min(start + budget);
+        self.batch.add(&self.cache, sequence, &request.content, start..end)?;
+        request.written = end;
+        Ok(Advance::Done)
+    }
+
+    /// Admits waiting requests in order, until the batch, the budget or the pool is full.
+    fn admit_waiting(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        // Rows are held until the last result was compared, so finished requests count.
+        while self.live.len() - self.preempted.len() < self.max_batch
+            && (self.batch.len() as u64) < self.step_tokens
+        {
+            let claimable = self.cache.pool().claimable();
+            if self.refused.as_ref().is_some_and(|(then, ..)| claimable <= *then) {
+                break;
+            }
+            let Some((number, mut request)) = self.next_waiting() else { break };
+            let hashes = request.content.full_block_hashes();
+            match self.cache.admit(request.known, hashes) {
+                Ok(sequence) => {
+                    self.refused = None;
+                    count_lookups(&mut request, &sequence, self.block_tokens, report);
+                    self.begin(number, request, sequence)?;
+                }
+                Err(error) if error.is_retryable() => {
+                    // Counted after the attempt, which pins what it finds and lets go of it.
+                    let claimable = self.cache.pool().claimable();
+                    self.refused = Some((claimable, number, error));
+                    self.put_back(number, request);
+                    break;
+                }
+                Err(source) => return Err(RunError::Admit { request: number, source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The request to admit next, preempted ones first.
+    fn next_waiting(&mut self) -> Option<(usize, Live)> {
+        if let Some(number) = self.preempted.front().copied() {
+            let request = self.live.remove(&number)?;
+            self.preempted.pop_front();
+            return Some((number, request));
+        }
+        let entry = self.trace.requests.get(self.next)?;
+        let request = self.prepared.take().unwrap_or_else(|| {
+            let content = self.content.of(self.next, entry);
+            Live::new(content, ExpectedSums::new(&self.oracle), entry.output_length)
+        });
+        self.next += 1;
+        Some((self.next - 1, request))
+    }
+
+    /// Undoes [`next_waiting`](Self::next_waiting).
+    fn put_back(&mut self, number: usize, request: Live) {
+        if request.counted {
+            self.live.insert(number, request);
+            self.preempted.push_front(number);
+        } else {
+            self.next = number;
+            self.prepared = Some(request);
+        }
+    }
+
+    /// Adds the first tokens of an admitted request to the batch: those after its cached prefix, in a
+    /// chunk that begins on the grid if the budget allows.
+    fn begin(
+        &mut self,
+        number: usize,
+        mut request: Live,
+        sequence: Sequence,
+    ) -> Result<(), RunError> {
+        let budget = self.step_tokens - self.batch.len() as u64;
+        let start = sequence.cached_tokens();
+        let skipped = start % grid_tokens(self.block_tokens);
+        let (cache, content) = (&self.cache, &request.content);
+        let end;
+        if skipped > 0 && skipped < budget {
+            end = request.known.min(start + budget - skipped);
+            self.batch.add_with_skip(cache, &sequence, content, (start - skipped, start, end))?;
+        } else {
+            end = request.known.min(start + budget);
+            self.batch.add(cache, &sequence, content, start..end)?;
+        }
+        request.written = end;
+        request.sequence = Some(sequence);
+        self.live.insert(number, request);
+        self.running.push(number);
+        Ok(())
+    }
+
+    /// Enqueues the iteration and notes what it reads.
+    fn launch(&mut self, step: &OpenStep) -> Result<(), RunError> {
+        self.batch.finish();
+        let mut rows = Vec::with_capacity(self.running.len());
+        for &number in &self.running {
+            let Some(request) = self.live.get_mut(&number) else { continue };
+            request.expected.cover(&request.content, request.written);
+            let partial = request.expected.partial(&request.content, request.written);
+            rows.push(Row { request: number, tokens: request.written, partial });
+        }
+        let readers: Vec<&Sequence> =
+            rows.iter().filter_map(|row| self.live.get(&row.request)?.sequence.as_ref()).collect();
+        // No longer than a sequence that could be staged.
+        let lengths: Vec<u32> = rows.iter().map(|row| row.tokens as u32).collect();
+        let read = self.verifier.reads();
+        let enqueued = self.work.enqueue(
+            &mut self.cache,
+            step.number(),
+            &self.batch,
+            &readers,
+            &lengths,
+            read,
+        )?;
+        if read {
+            let (width, arrival) = (enqueued.width, enqueued.arrival);
+            self.readings.push_back(Reading { step: step.number(), width, arrival, rows });
+        }
+        Ok(())
+    }
+
+    /// Lets others find the prompt blocks that are written by now.
+    fn seal_written(&mut self) -> Result<(), RunError> {
+        for number in &self.running {
+            let Some(request) = self.live.get_mut(number) else { continue };
+            let Some(sequence) = request.sequence.as_mut() else { continue };
+            let hashes = request.content.full_block_hashes();
+            let written = (request.written / self.block_tokens) as usize;
+            self.cache.seal(sequence, &hashes[..written.min(hashes.len())])?;
+        }
+        Ok(())
+    }
+
+    /// Takes requests out of the batch whose last token this step writes.
+    fn retire_finished(&mut self, step: u64) {
+        let live = &mut self.live;
+        self.running.retain(|number| {
+            let Some(request) = live.get_mut(number) else { return false };
+            if request.written == request.total {
+                request.finished_in = Some(step);
+            }
+            request.finished_in.is_none()
+        });
+    }
+
+    /// Compares the checksums that have arrived, and releases requests whose last ones did.
+    fn compare_completed(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        let completed = self.cache.completed_step();
+        while let Some(reading) = self.readings.pop_front_if(|reading| reading.step <= completed) {
+            let entries = reading.rows.len() * reading.width;
+            for part in 0..self.oracle.parts() {
+                self.work.arrived(part, reading.arrival, entries, &mut self.checksums)?;
+                self.verifier.compare(&reading, part, &self.checksums, &self.live, report);
+            }
+        }
+        self.live.retain(|_, request| {
+            let released = request.finished_in.is_some_and(|step| step <= completed);
+            if released {
+                let prompt = request.content.prompt_tokens();
+                report.finished += 1;
+                report.prompt_tokens += prompt;
+                report.generated_tokens += request.total - prompt;
+            }
+            !released
+        });
+        Ok(())
+    }
+}
+
+/// Tokens of a chunk of the grid that stores are aligned to: several blocks, so that a cached prefix
+/// often ends inside one.
+fn grid_tokens(block_tokens: u64) -> u64 {
+    (4 * block_tokens).max(256)
+}
+
+/// Blocks that can be claimed once steps have completed.
+fn retiring(error: &AdmitError) -> usize {
+    match error {
+        AdmitError::NoSpace(kv_pool::ClaimError::Exhausted { retiring, .. }) => *retiring,
+        _ => 0,
+    }
+}
+
+/// Counts a request's lookups, at its first admission only.
+fn count_lookups(
+    request: &mut Live,
+    sequence: &Sequence,
+    block_tokens: u64,
+    report: &mut RunReport,
+) {
+    if std::mem::replace(&mut request.counted, true) {
+        return;
+    }
+    // The last token of a prompt is computed whatever is cached, so its block is not looked up.
+    report.block_lookups += (request.content.prompt_tokens() - 1) / block_tokens;
+    report.block_hits += sequence.cached_tokens() / block_tokens;
+    report.hit_rate = report.block_hits as f64 / report.block_lookups.max(1) as f64;
+    report.prefix_tokens_reused += sequence.cached_tokens();
+}

@@ -1,0 +1,122 @@
+//! Comparing what was read with what must be there.
+
+use std::collections::BTreeMap;
+
+use kv_kernels::BAD_BLOCK;
+
+use super::live::Live;
+use crate::config::Verify;
+use crate::report::{CorruptBlock, RunReport};
+use crate::rng::SplitMix64;
+
+/// Of how many blocks one is compared when only a sample is.
+const SAMPLE_ONE_IN: u64 = 16;
+
+/// A step whose checksums are on their way.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) step: u64,
+    pub(super) width: usize,
+    pub(super) arrival: usize,
+    pub(super) rows: Vec<Row>,
+}
+
+/// What one sequence had when it was read.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// Its request.
+    pub(super) request: usize,
+    /// Tokens that it had.
+    pub(super) tokens: u64,
+    /// The sums, for each device, of its last block if that was part full.
+    pub(super) partial: Vec<u64>,
+}
+
+/// Compares checksums and names what is wrong.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    verify: Verify,
+    block_tokens: u64,
+    seed: u64,
+}
+
+impl Verifier {
+    pub(super) fn new(verify: Verify, block_tokens: u32, seed: u64) -> Self {
+        Self { verify, block_tokens: block_tokens.into(), seed }
+    }
+
+    /// Whether anything is to be read at all.
+    pub(super) fn reads(&self) -> bool {
+        self.verify != Verify::None
+    }
+
+    /// Compares the checksums of one device for one step.
+    pub(super) fn compare(
+        &self,
+        reading: &Reading,
+        part: usize,
+        checksums: &[u64],
+        live: &BTreeMap<usize, Live>,
+        report: &mut RunReport,
+    ) {
+        let mut chance = SplitMix64::new(self.seed ^ reading.step);
+        for (row, found) in reading.rows.iter().zip(checksums.chunks_exact(reading.width.max(1))) {
+            let Some(request) = live.get(&row.request) else { continue };
+            let full = (row.tokens / self.block_tokens) as usize;
+            let blocks = row.tokens.div_ceil(self.block_tokens) as usize;
+            for (block, &sum) in found.iter().enumerate().take(blocks) {
+                if self.verify == Verify::Sample && chance.below(SAMPLE_ONE_IN) != 0 {
+                    continue;
+                }
+                let expected = match block < full {
+                    true => request.expected.full(block, part),
+                    false => row.partial.get(part).copied(),
+                };
+                report.verified_blocks += 1;
+                if expected == Some(sum) {
+                    continue;
+                }
+                let corrupt = CorruptBlock {
+                    request: row.request as u64,
+                    iteration: reading.step,
+                    block: block as u64,
+                    physical_block: physical(request, block),
+                    device: part as u32,
+                    message: self.message(sum, expected, part, live),
+                };
+                report.add_corruption(corrupt);
+            }
+        }
+    }
+
+    fn message(
+        &self,
+        sum: u64,
+        expected: Option<u64>,
+        part: usize,
+        live: &BTreeMap<usize, Live>,
+    ) -> String {
+        if sum == BAD_BLOCK {
+            return "the block table on the device names no block that is ready".to_owned();
+        }
+        let owner = live.iter().find_map(|(&number, request)| {
+            request.expected.find(sum, part).map(|block| (number, block))
+        });
+        match (owner, expected) {
+            (Some((request, block)), _) => {
+                format!("it holds what belongs to request {request}, block {block}")
+            }
+            (None, Some(expected)) => format!(
+                "it sums to {sum:#018x} instead of {expected:#018x}, and to no block of a live \
+                 request"
+            ),
+            (None, None) => format!("it sums to {sum:#018x}, and nothing was written there"),
+        }
+    }
+}
+
+/// The device block that the request has there by now; `u64::MAX` if it has none any more.
+fn physical(request: &Live, block: usize) -> u64 {
+    let sequence = request.sequence.as_ref();
+    sequence.and_then(|sequence| sequence.block(block)).map_or(u64::MAX, u64::from)
+}

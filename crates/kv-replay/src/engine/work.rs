@@ -1,0 +1,175 @@
+//! The device work of an iteration: fill, store, read, and bring the checksums back.
+
+use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
+use kv_cache::{KvCache, Part, Sequence, StagedPart};
+use kv_kernels::{ChecksumArgs, Direction, FillPattern, Transfer};
+use kv_stage::PartId;
+
+use super::RunError;
+use super::batch::{Batch, Launch};
+use super::expected::Oracle;
+
+/// One device's buffers, all allocated before the first iteration.
+#[derive(Debug)]
+struct Buffers {
+    /// Room for the tokens of an iteration, as a model's forward pass would leave them.
+    chunk: DeviceBuffer,
+    /// A checksum for each entry of the largest block table.
+    checksums: DeviceBuffer,
+    /// Where checksums arrive, one buffer for each step that may be in flight, and one to compare.
+    arrivals: Vec<PinnedBuffer>,
+}
+
+/// The arrays of one iteration that lie beside the block table.
+struct Arrays {
+    lengths: PartId,
+    slots: PartId,
+    keys: PartId,
+}
+
+/// The engine's kernels and copies.
+#[derive(Debug)]
+pub(super) struct DeviceWork {
+    buffers: Vec<Buffers>,
+    /// Keys as the device of a part has them, kept to avoid allocation.
+    keys: Vec<u64>,
+}
+
+/// What was enqueued for an iteration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Enqueued {
+    /// Entries of a row of the checksums.
+    pub(super) width: usize,
+    /// Which of the arrival buffers holds them.
+    pub(super) arrival: usize,
+}
+
+impl DeviceWork {
+    pub(super) fn new(cache: &KvCache, chunk_tokens: u64) -> Result<Self, RunError> {
+        let options = cache.options();
+        let entries = u64::from(options.sequences_max) * u64::from(options.blocks_per_sequence_max);
+        let arrivals = options.overlap_depth + 1;
+        let buffers = |part: &Part| -> Result<Buffers, RunError> {
+            let device = part.device();
+            let pinned = |_| PinnedBuffer::alloc(device, entries * 8, HostAllocFlags::CACHED);
+            let chunk_bytes = chunk_tokens
+                .checked_mul(part.shape().token_bytes())
+                .ok_or(RunError::ChunkOverflow { tokens: chunk_tokens })?;
+            Ok(Buffers {
+                chunk: DeviceBuffer::alloc(device, chunk_bytes)?,
+                checksums: DeviceBuffer::alloc(device, entries * 8)?,
+                arrivals: (0..arrivals).map(pinned).collect::<Result<_, _>>()?,
+            })
+        };
+        let buffers = cache.parts().iter().map(buffers).collect::<Result<_, _>>()?;
+        Ok(Self { buffers, keys: Vec::new() })
+    }
+
+    /// Stages and enqueues one iteration: the batch's tokens are written, and then all of `readers`
+    /// are read up to their `lengths`, if `read` says so.
+    pub(super) fn enqueue(
+        &mut self,
+        cache: &mut KvCache,
+        step: u64,
+        batch: &Batch,
+        readers: &[&Sequence],
+        lengths: &[u32],
+        read: bool,
+    ) -> Result<Enqueued, RunError> {
+        let keys = &mut self.keys;
+        let staged = cache.stage(readers, |part, step| {
+            keys.clear();
+            keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
+            Ok(Arrays {
+                lengths: step.array(lengths)?,
+                slots: step.array(&batch.slots)?,
+                keys: step.array(keys)?,
+            })
+        })?;
+        let arrival = (step % self.buffers[0].arrivals.len() as u64) as usize;
+        let mut width = 0;
+        for ((part, staged), buffers) in cache.parts().iter().zip(&staged).zip(&self.buffers) {
+            width = staged.width();
+            for &launch in batch.launches() {
+                write(part, staged, buffers, launch, &batch.slots)?;
+            }
+            if read && width > 0 {
+                checksum(part, staged, buffers, lengths.len(), arrival)?;
+            }
+        }
+        Ok(Enqueued { width, arrival })
+    }
+
+    /// Copies out the checksums of a step that has completed: `entries` of them.
+    pub(super) fn arrived(
+        &self,
+        part: usize,
+        arrival: usize,
+        entries: usize,
+        checksums: &mut Vec<u64>,
+    ) -> Result<(), RunError> {
+        checksums.resize(entries, 0);
+        let bytes = bytemuck::cast_slice_mut(checksums);
+        self.buffers[part].arrivals[arrival]
+            .read_at(0, bytes)
+            .map_err(cuda_driver::CopyError::from)?;
+        Ok(())
+    }
+}
+
+/// Fills the chunk's part of one launch and stores it.
+fn write(
+    part: &Part,
+    staged: &StagedPart<Arrays>,
+    buffers: &Buffers,
+    launch: Launch,
+    host_slots: &[i64],
+) -> Result<(), RunError> {
+    let Launch { first, tokens, skip } = launch;
+    let (first_token, token_count) = (first as u64, tokens as u64);
+    let token_bytes = part.shape().token_bytes();
+    let bounds = cuda_driver::CopyError::from;
+    let chunk = buffers.chunk.span();
+    let chunk =
+        chunk.slice(first_token * token_bytes, token_count * token_bytes).map_err(bounds)?;
+    let array = |id| -> Result<_, RunError> {
+        Ok(staged.span(id)?.slice(first_token * 8, token_count * 8).map_err(bounds)?)
+    };
+    let fill = FillPattern { chunk, token_keys: array(staged.extra().keys)?, tokens: token_count };
+    part.kernels().fill_pattern(part.compute(), part.shape(), fill)?;
+    let transfer = Transfer {
+        chunk,
+        slot_mapping: array(staged.extra().slots)?,
+        host_slots: &host_slots[first..first + tokens],
+        tokens: token_count,
+        skip_prefix_n_tokens: skip as u64,
+        direction: Direction::ChunkToPaged,
+        num_blocks: part.ready_blocks(),
+    };
+    part.kernels().multi_layer_transfer(part.compute(), part.paged(), transfer)?;
+    Ok(())
+}
+
+/// Reads all staged sequences through the staged block table, and sends the checksums home.
+fn checksum(
+    part: &Part,
+    staged: &StagedPart<Arrays>,
+    buffers: &Buffers,
+    sequences: usize,
+    arrival: usize,
+) -> Result<(), RunError> {
+    let entries = (sequences * staged.width()) as u64;
+    let checksums =
+        buffers.checksums.span().slice(0, entries * 8).map_err(cuda_driver::CopyError::from)?;
+    let args = ChecksumArgs {
+        block_table: staged.block_table()?,
+        table_stride: staged.width() as u64,
+        seq_lens: staged.span(staged.extra().lengths)?,
+        sequences: sequences as u32,
+        checksums,
+        num_blocks: part.ready_blocks(),
+    };
+    part.kernels().paged_checksum(part.compute(), part.paged(), args)?;
+    part.compute().copy_to_host(&buffers.arrivals[arrival], 0, checksums)?;
+    Ok(())
+}
