@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
+pub mod memory;
+
 use kv_pool::{
     BlockHash, BlockPin, BlockPool, ClaimedBlock, Offload, PoolConfig, Priority, Registration,
 };

@@ -1,0 +1,178 @@
+//! What one operation of the pool costs a thread that has the pool to itself.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kv_pool::{BlockHash, BlockPool, Onboarded, PoolConfig, Priority, Registration};
+
+const SAMPLES: usize = 15;
+const BLOCKS: u64 = 65_536;
+const PREFIX: usize = 256;
+const TOKENS: u32 = 16;
+
+/// The median over several samples of the nanoseconds of one of `operations`, done by `work`.
+fn measure(operations: usize, mut work: impl FnMut()) -> f64 {
+    work();
+    let mut samples: Vec<f64> = (0..SAMPLES)
+        .map(|_| {
+            let start = Instant::now();
+            work();
+            start.elapsed().as_nanos() as f64 / operations as f64
+        })
+        .collect();
+    samples.sort_by(f64::total_cmp);
+    samples[SAMPLES / 2]
+}
+
+fn row(what: &str, nanoseconds: f64) {
+    println!("| {what:<58} | {nanoseconds:>8.1} |");
+}
+
+fn chain(start: u32, blocks: usize) -> Vec<BlockHash> {
+    let mut parent = BlockHash::ROOT;
+    (0..blocks as u32)
+        .map(|block| {
+            let first = start + block * TOKENS;
+            let tokens: [u32; TOKENS as usize] = std::array::from_fn(|token| first + token as u32);
+            parent = BlockHash::chain(parent, &tokens);
+            parent
+        })
+        .collect()
+}
+
+/// Writes `hashes` into new blocks and releases them, as a request does.
+fn serve(pool: &BlockPool, hashes: &[BlockHash]) {
+    let mut pins = Vec::with_capacity(hashes.len());
+    for (mut block, &hash) in pool.claim(hashes.len()).unwrap().into_iter().zip(hashes) {
+        if let Some(offload) = block.take_offload() {
+            offload.commit();
+        }
+        match block.register(hash, Priority::DEFAULT) {
+            Registration::New(pin) => pins.push(pin),
+            Registration::Duplicate { existing, .. } => pins.push(existing),
+        }
+    }
+    pool.release(pins);
+}
+
+fn names(count: &mut u128, blocks: usize) -> Vec<BlockHash> {
+    (0..blocks)
+        .map(|_| {
+            *count += 1;
+            BlockHash::chain(BlockHash::from_u128(*count), &[])
+        })
+        .collect()
+}
+
+fn one_tier() {
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
+    let nanoseconds = measure(PREFIX, || drop(pool.claim(PREFIX).unwrap()));
+    row("claim and drop, a block of 256 without content", nanoseconds);
+
+    let mut count = 0;
+    let rounds = BLOCKS as usize / PREFIX;
+    let batches: Vec<_> = (0..rounds * (SAMPLES + 2)).map(|_| names(&mut count, PREFIX)).collect();
+    let mut batch = batches.iter();
+    // The first pass, which is not measured, fills the pool: then every claim evicts.
+    let nanoseconds = measure(rounds * PREFIX, || {
+        batch.by_ref().take(rounds).for_each(|hashes| serve(&pool, hashes));
+    });
+    row("claim with eviction, register, release, a block of 256", nanoseconds);
+
+    let prefix = chain(0, PREFIX);
+    serve(&pool, &prefix);
+    let nanoseconds = measure(PREFIX * 100, || {
+        for _ in 0..100 {
+            pool.release(black_box(pool.match_prefix(&prefix)));
+        }
+    });
+    row("match a prefix and release, a block of 256", nanoseconds);
+
+    let held = pool.match_prefix(&prefix);
+    let nanoseconds = measure(10_000, || {
+        for _ in 0..10_000 {
+            drop(black_box(held[7].clone()));
+        }
+    });
+    row("pin and unpin a block that is in use", nanoseconds);
+    pool.release(held);
+    let nanoseconds = measure(10_000, || {
+        for _ in 0..10_000 {
+            drop(black_box(pool.match_prefix(&prefix[..1])));
+        }
+    });
+    row("find, pin and unpin a block that is unused", nanoseconds);
+    let absent = chain(u32::MAX / 2, 1);
+    let nanoseconds = measure(10_000, || {
+        for _ in 0..10_000 {
+            black_box(pool.match_prefix(&absent));
+        }
+    });
+    row("look for a prefix that is not there", nanoseconds);
+}
+
+fn epochs() {
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
+    let nanoseconds = measure(PREFIX * 10, || {
+        for _ in 0..10 {
+            let epoch = pool.begin_epoch();
+            drop(pool.claim(PREFIX).unwrap());
+            pool.complete_epoch(epoch).unwrap();
+        }
+    });
+    row("claim, drop and complete the epoch, a block of 256", nanoseconds);
+}
+
+fn two_tiers() {
+    let config = PoolConfig { secondary_blocks: BLOCKS, ..PoolConfig::primary_only(BLOCKS) };
+    let pool = BlockPool::new(&config).unwrap();
+    let mut count = 0;
+    let rounds = BLOCKS as usize / PREFIX;
+    let batches: Vec<_> = (0..rounds * (SAMPLES + 3)).map(|_| names(&mut count, PREFIX)).collect();
+    let mut batch = batches.iter();
+    batch.by_ref().take(rounds).for_each(|hashes| serve(&pool, hashes));
+    let nanoseconds = measure(rounds * PREFIX, || {
+        batch.by_ref().take(rounds).for_each(|hashes| serve(&pool, hashes));
+    });
+    row("the same with an offload that evicts in the second tier", nanoseconds);
+    assert!(pool.counters().offloaded >= BLOCKS * SAMPLES as u64);
+
+    // Back and forth: what one moves in makes the other move out.
+    let hashes: Vec<_> = batches[batches.len() - 2 * rounds..].concat();
+    let onboards = 2_000;
+    let mut far = hashes.iter().cycle();
+    let nanoseconds = measure(onboards, || {
+        let mut moved = 0;
+        while moved < onboards {
+            let hash = *far.next().unwrap();
+            let Some(pin) = pool.find_and_pin(hash, kv_pool::Tier::Secondary) else { continue };
+            let mut target = pool.claim(1).unwrap().remove(0);
+            if let Some(offload) = target.take_offload() {
+                offload.commit();
+            }
+            match pool.begin_onboard(pin, target).unwrap().commit() {
+                Onboarded::Moved(pin) => drop(pin),
+                Onboarded::Copied { .. } => unreachable!("nobody else is there"),
+            }
+            moved += 1;
+        }
+    });
+    row("find, claim, offload, onboard and release a block", nanoseconds);
+}
+
+fn main() {
+    println!("| {:<58} | {:>8} |", format!("{BLOCKS} blocks a tier, one thread"), "ns");
+    println!("| {:-<58} | {:->8} |", "", ":");
+    one_tier();
+    epochs();
+    two_tiers();
+    let tokens: Vec<u32> = (0..TOKENS).collect();
+    let nanoseconds = measure(10_000, || {
+        for _ in 0..10_000 {
+            black_box(BlockHash::chain(BlockHash::ROOT, black_box(&tokens)));
+        }
+    });
+    row("hash a block of 16 tokens", nanoseconds);
+}

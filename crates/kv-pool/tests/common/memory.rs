@@ -1,0 +1,101 @@
+//! The memory behind the slots, and who owns each, so that a wrong hand-out does visible harm.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use kv_pool::{BlockPin, ClaimedBlock, Location, Offload, Onboard, SlotIndex, Tier};
+
+const NOBODY: u32 = 0;
+
+/// One number stands for the bytes of each slot. All accesses are relaxed: what orders them is the
+/// pool's lock, as it must order the copies of an engine.
+pub struct Memory {
+    tiers: [Vec<AtomicU64>; 2],
+    owners: Vec<AtomicU32>,
+}
+
+/// A slot that was given to somebody who should not have it, or changed under a reader.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Harm {
+    HandedOutTwice { slot: usize, owner: u32, second: u32 },
+    NotOurs { slot: usize, owner: u32, expected: u32 },
+    Overwritten { slot: usize, read: u64, expected: u64 },
+}
+
+impl Memory {
+    pub fn new(primary: usize, secondary: usize) -> Self {
+        let slots = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            tiers: [slots(primary), slots(secondary)],
+            owners: (0..primary).map(|_| AtomicU32::new(NOBODY)).collect(),
+        }
+    }
+
+    fn at(&self, location: Location) -> &AtomicU64 {
+        let tier = usize::from(location.tier == Tier::Secondary);
+        &self.tiers[tier][location.slot.index()]
+    }
+
+    fn copy(&self, from: Location, to: Location) {
+        self.at(to).store(self.at(from).load(Relaxed), Relaxed);
+    }
+
+    /// Records that `owner`, which is not 0, has claimed a block.
+    pub fn take(&self, block: &ClaimedBlock, owner: u32) -> Option<Harm> {
+        let slot = block.slot().index();
+        let first = self.owners[slot].swap(owner, Relaxed);
+        (first != NOBODY).then_some(Harm::HandedOutTwice { slot, owner: first, second: owner })
+    }
+
+    /// Records that a block is about to be shared or given back by its owner.
+    pub fn give(&self, block: &ClaimedBlock, owner: u32) -> Option<Harm> {
+        self.give_slot(block.slot().index(), owner)
+    }
+
+    fn give_slot(&self, slot: usize, owner: u32) -> Option<Harm> {
+        let found = self.owners[slot].swap(NOBODY, Relaxed);
+        (found != owner).then_some(Harm::NotOurs { slot, owner: found, expected: owner })
+    }
+
+    /// Records that the block which is onboarded to is about to be shared or handed on.
+    pub fn give_target(&self, onboard: &Onboard, owner: u32) -> Option<Harm> {
+        self.give_slot(onboard.to().index(), owner)
+    }
+
+    pub fn write(&self, block: &ClaimedBlock, content: u64) {
+        self.at(primary(block.slot())).store(content, Relaxed);
+    }
+
+    /// Reads a block that is claimed.
+    pub fn own(&self, block: &ClaimedBlock, expected: u64) -> Option<Harm> {
+        self.expect(primary(block.slot()), expected)
+    }
+
+    /// Reads a block that is pinned.
+    pub fn shared(&self, pin: &BlockPin, expected: u64) -> Option<Harm> {
+        self.expect(pin.location(), expected)
+    }
+
+    fn expect(&self, location: Location, expected: u64) -> Option<Harm> {
+        let read = self.at(location).load(Relaxed);
+        let slot = location.slot.index();
+        (read != expected).then_some(Harm::Overwritten { slot, read, expected })
+    }
+
+    pub fn offload(&self, offload: &Offload) {
+        self.copy(primary(offload.from()), secondary(offload.to()));
+    }
+
+    pub fn onboard(&self, onboard: &Onboard) {
+        self.copy(secondary(onboard.from()), primary(onboard.to()));
+    }
+}
+
+fn primary(slot: SlotIndex) -> Location {
+    Location { tier: Tier::Primary, slot }
+}
+
+fn secondary(slot: SlotIndex) -> Location {
+    Location { tier: Tier::Secondary, slot }
+}
