@@ -1,4 +1,88 @@
-//! Checked launches of KV-cache transfer kernels, with committed PTX and a CPU reference for each.
+//! Kernels that move and read the paged KV of an LLM engine, launched only when every quantity has
+//! been checked.
+//!
+//! A transfer kernel with a wrong slot, a rounded prefix or a 32-bit offset does not crash: it
+//! overwrites another request's bytes. Here a launch is a typed request. Lengths, strides, alignment,
+//! token counts, slots and block counts are checked on the host with 64-bit checked arithmetic before
+//! anything is enqueued; what only the device can know, the kernel checks again. Each kernel has a CPU
+//! reference beside it, which is the oracle of the tests and what a simulated device runs.
+//!
+//! * [`KvShape`] and [`PagedLayout`]: what a token's KV is, and where its rows lie.
+//! * [`PagedKv`]: paged memory as kernels see it.
+//! * [`KvKernels`]: the kernels, loaded from PTX that is built into this crate.
+//!   [`multi_layer_transfer`](KvKernels::multi_layer_transfer) moves tokens between a contiguous chunk
+//!   and pages, all layers in one launch; [`paged_checksum`](KvKernels::paged_checksum) reads every
+//!   live byte through a block table, as attention does;
+//!   [`fill_pattern`](KvKernels::fill_pattern) writes bytes that only their token can have;
+//!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device.
+//! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
+//!   knows what every block must sum to without holding its bytes.
+//! * [`references()`]: what the kernels compute, for simulated devices.
+//!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//!
+//! use cuda_driver::{Device, DeviceBuffer, Stream};
+//! use cuda_sim::{SimConfig, SimDriver};
+//! use kv_kernels::{
+//!     Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer, references,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A simulated device; on a real one nothing else changes.
+//! let sim = SimDriver::new(SimConfig::default())?;
+//! sim.register_kernels(references());
+//! let device = Device::open(Arc::new(sim), 0)?;
+//! let stream = Stream::new(&device)?;
+//! let kernels = KvKernels::load(&device)?;
+//!
+//! let shape =
+//!     KvShape::new(KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 64, block_tokens: 4 })?;
+//! let pages = DeviceBuffer::alloc(&device, 8 * shape.block_bytes())?;
+//! let paged = PagedKv::new(&stream, shape, PagedLayout::block_major(&shape), pages.span(), 8)?;
+//!
+//! // Six tokens go to blocks 2 and 3. The first is in a block that others read: it is skipped.
+//! let chunk = DeviceBuffer::alloc(&device, 6 * shape.token_bytes())?;
+//! let slots: [i64; 6] = [8, 9, 10, 11, 12, 13];
+//! let slot_mapping = DeviceBuffer::alloc(&device, 6 * 8)?;
+//! stream.upload(slot_mapping.span(), bytemuck::cast_slice(&slots))?;
+//! let transfer = Transfer {
+//!     chunk: chunk.span(),
+//!     slot_mapping: slot_mapping.span(),
+//!     host_slots: &slots,
+//!     tokens: 6,
+//!     skip_prefix_n_tokens: 1,
+//!     direction: Direction::ChunkToPaged,
+//!     num_blocks: 8,
+//! };
+//! kernels.multi_layer_transfer(&stream, &paged, transfer)?;
+//! // With 3 blocks ready, slots 12 and 13 would be out of range: an error, and no launch.
+//! let refused = kernels.multi_layer_transfer(&stream, &paged, Transfer { num_blocks: 3, ..transfer });
+//! assert_eq!(refused.unwrap_err().to_string(), "token 4 has slot 12, of 12");
+//! stream.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Ownership and ordering
+//! Launches borrow nothing: they take spans, which are addresses and lengths. Nothing here waits,
+//! except [`PagedKv::new`] for its upload. A kernel reads its operands when it runs, so they must stay
+//! as they are until an event recorded after the launch has completed; see [`KvKernels`].
+//!
+//! # Skipped prefixes
+//! `skip_prefix_n_tokens` is a parameter of the kernel. Skipped tokens are neither read nor written,
+//! nothing is rounded to blocks or chunks, and nothing is sliced or copied to express it: token `t` is
+//! at position `t` of chunk and mapping, skipped head or not. The token count is the chunk's own: a
+//! chunk of another length is refused, because its planes are spaced by that count.
+//!
+//! # Features
+//! * `sabotage` (debug builds only): a switch that makes transfers ignore the skip, so that tests can
+//!   show what it is for. Off unless switched on at run time.
+//!
+//! # What it does not do
+//! It allocates no KV memory, chooses no slots, and records no events. Rows are moved as bytes: no
+//! element type is converted and none is interpreted. The PTX is for compute capability 8.0 and later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -28,3 +112,7 @@ pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
 pub use references::references;
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
 pub use transfer::{Direction, Transfer};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
