@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 
-use super::lane_sums::{GROUP_BYTES, LANES, LaneSums, load_word};
+use super::lane_sums::{GROUP_BYTES, Indices, LANES, load_word, weighted_sum};
 use super::{Arguments, at, load_array};
 use crate::pattern::{BAD_BLOCK, GOLDEN, weight};
 
@@ -212,8 +212,9 @@ impl Rows {
             return self.sum_groups(bytes, index, lanes / row_words * step);
         }
         if row_words.is_multiple_of(lanes) {
-            let sums = LaneSums::of(bytes, (row_words / lanes) as usize);
-            return sums.weigh(|lane| first.wrapping_add(lane as u64), lanes, step);
+            let first = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
+            let indices = Indices { first, group_step: lanes, row_step: step };
+            return weighted_sum(bytes, (row_words / lanes) as usize, &indices);
         }
         let rows = bytes.chunks_exact(row_words as usize * 8);
         rows.fold((0u64, first), |(sum, first), bytes| {
@@ -227,8 +228,9 @@ impl Rows {
     fn sum_groups(&self, bytes: &[u8], index: impl Fn(u64) -> u64, step: u64) -> u64 {
         let whole = bytes.len() / GROUP_BYTES * GROUP_BYTES;
         let (groups, tail) = bytes.split_at(whole);
-        let sums = LaneSums::of(groups, (whole / GROUP_BYTES).max(1));
-        let sum = sums.weigh(|lane| index(lane as u64), step, 0);
+        let first = std::array::from_fn(|lane| index(lane as u64));
+        let indices = Indices { first, group_step: step, row_step: 0 };
+        let sum = weighted_sum(groups, (whole / GROUP_BYTES).max(1), &indices);
         (whole as u64 / 8..).zip(tail.chunks_exact(8)).fold(sum, |sum, (word, bytes)| {
             sum.wrapping_add(load_word(bytes).wrapping_mul(weight(index(word))))
         })
