@@ -49,27 +49,46 @@ impl KvCache {
             sealed: pins.len(),
         };
         let in_host = pins.iter().filter(|pin| pin.location().tier == Tier::Secondary).count();
-        let mut claimed = match self.claim(blocks as usize - pins.len() + in_host) {
-            Ok(claimed) => claimed.into_iter(),
+        let claimed = match self.claim(blocks as usize - pins.len() + in_host) {
+            Ok(claimed) => claimed,
             Err(error) => {
                 self.pool.release(pins);
                 return Err(error);
             }
         };
-        for pin in pins {
+        self.hold(&mut sequence, pins, claimed)?;
+        self.write_row(&sequence, 0)?;
+        Ok(sequence)
+    }
+
+    /// Gives a new sequence its blocks: the pinned prefix, with what lies in host memory brought back
+    /// to the first claimed blocks, and the other claimed blocks.
+    fn hold(
+        &mut self,
+        sequence: &mut Sequence,
+        pins: Vec<BlockPin>,
+        claimed: Vec<ClaimedBlock>,
+    ) -> Result<(), AdmitError> {
+        let (mut pins, mut claimed) = (pins.into_iter(), claimed.into_iter());
+        while let Some(pin) = pins.next() {
             let held = match pin.location().tier {
-                Tier::Primary => Held::Shared(pin),
+                Tier::Primary => Ok(Held::Shared(pin)),
                 Tier::Secondary => {
                     let Some(target) = claimed.next() else { break };
                     sequence.onboarded_blocks += 1;
-                    self.onboard(pin, target)?
+                    self.onboard(pin, target)
                 }
             };
-            sequence.blocks.push(held);
+            match held {
+                Ok(held) => sequence.blocks.push(held),
+                Err(error) => {
+                    self.pool.release(pins.collect());
+                    return Err(error);
+                }
+            }
         }
         sequence.blocks.extend(claimed.map(Held::Own));
-        self.write_row(&sequence, 0)?;
-        Ok(sequence)
+        Ok(())
     }
 
     /// Gives a sequence room for `tokens` tokens in all; it never shrinks.
@@ -142,6 +161,9 @@ impl KvCache {
         tokens: Range<u64>,
         slots: &mut Vec<i64>,
     ) -> Result<(), SlotError> {
+        if !self.rows.owns(&sequence.row) {
+            return Err(SlotError::ForeignSequence);
+        }
         let Range { start, end } = tokens;
         if start > end || end > sequence.tokens {
             return Err(SlotError::OutOfRange { start, end, tokens: sequence.tokens });
@@ -196,11 +218,12 @@ impl KvCache {
         if wanted <= ready || self.memory_exhausted {
             return Ok(());
         }
+        let mut reachable = wanted;
         for part in &self.parts {
-            match part.grow_to(wanted) {
-                Ok(_) => {}
-                Err(cuda_vmm::GrowError::OutOfMemory { .. }) => self.memory_exhausted = true,
-                Err(error) => return Err(error.into()),
+            let ready = part.grow_towards(reachable)?;
+            if ready < reachable {
+                self.memory_exhausted = true;
+                reachable = ready;
             }
         }
         // Pages hold whole numbers of blocks on no two devices alike: what all have counts.
@@ -213,7 +236,7 @@ impl KvCache {
 
     /// Enqueues the copy of evicted content to host memory.
     fn offload(&mut self, offload: Offload) -> Result<(), AdmitError> {
-        self.copies_pending = true;
+        self.expect_copies();
         for part in &self.parts {
             part.offload(offload.from().index(), offload.to().index())?;
         }
@@ -230,8 +253,7 @@ impl KvCache {
             .pool
             .begin_onboard(pin, target)
             .map_err(|refused| AdmitError::Onboard(refused.reason))?;
-        // Also if only some of the copies can be enqueued: what they write must be waited for.
-        self.copies_pending = true;
+        self.expect_copies();
         for part in &self.parts {
             part.onboard(onboard.from().index(), onboard.to().index())?;
         }
@@ -243,6 +265,12 @@ impl KvCache {
             // every later use of that slot, so the pin need not outlive this call.
             Onboarded::Copied { copy, .. } => Held::Own(copy),
         })
+    }
+
+    /// To be called before a copy is enqueued, so that also copies of which only some can be enqueued
+    /// are waited for.
+    fn expect_copies(&mut self) {
+        self.copies.get_or_insert_with(|| self.gate.lease());
     }
 
     /// Writes a sequence's row of the block table, from block `first` on.

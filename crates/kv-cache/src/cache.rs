@@ -1,12 +1,12 @@
 //! The cache: blocks on one or several devices, and a tier in host memory.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cuda_driver::{Event, Stream};
-use cuda_vmm::EpochGate;
+use cuda_vmm::{EpochGate, Lease};
 use kv_kernels::KvShape;
-use kv_pool::{BlockPool, PoolConfig, Priority};
+use kv_pool::{BlockPool, Epoch, PoolConfig, Priority};
 use kv_stage::BlockTable;
 
 use crate::part::Part;
@@ -46,7 +46,11 @@ pub struct CacheStats {
 pub struct KvCache {
     pub(crate) options: KvCacheOptions,
     pub(crate) pool: BlockPool,
+    /// Dropped before the leases below: what they cover may be in use and stays mapped then.
     pub(crate) parts: Vec<Part>,
+    /// # Invariants
+    /// A lease, or the events of one, stands for all work that may use the parts' memory: the steps'
+    /// and the copies'.
     pub(crate) gate: EpochGate,
     pub(crate) table: BlockTable,
     pub(crate) rows: RowPool,
@@ -54,8 +58,14 @@ pub struct KvCache {
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Events of completed steps, one for each part, to be recorded again.
     pub(crate) spare_events: Vec<Vec<Arc<Event>>>,
-    /// Copies were enqueued that no compute stream waits for yet.
-    pub(crate) copies_pending: bool,
+    /// Held while copies are enqueued that not every compute stream waits for yet.
+    pub(crate) copies: Option<Lease>,
+    /// Leases of steps whose work is enqueued with no event after it.
+    pub(crate) unrecorded: Vec<Lease>,
+    /// Alive as long as the latest step is open.
+    pub(crate) open: Weak<()>,
+    /// The epoch of the latest step.
+    pub(crate) begun: Option<Epoch>,
     /// The devices have no memory left, so the pool stays as large as it is.
     pub(crate) memory_exhausted: bool,
     pub(crate) stats: CacheStats,
@@ -72,7 +82,21 @@ impl KvCache {
     /// [`BuildError`]; nothing stays allocated.
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
         options.check(compute.len())?;
+        let built = Self::build(compute, options);
+        if built.is_err() {
+            for stream in compute {
+                // A refusal here would hide the error that matters; the driver crate logs it.
+                let _ = stream.device().free_retired();
+            }
+        }
+        built
+    }
+
+    /// `options` has been checked.
+    fn build(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
         let gate = EpochGate::new();
+        // A gate that was leased answers for its memory alone; see the invariant.
+        drop(gate.lease());
         let parts = layer_runs(options.shape.layers(), compute.len())
             .zip(compute)
             .map(|(layers, stream)| Part::new(stream, layers, &options, &gate))
@@ -93,7 +117,10 @@ impl KvCache {
             rows: RowPool::new(rows),
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             spare_events: Vec::new(),
-            copies_pending: false,
+            copies: None,
+            unrecorded: Vec::new(),
+            open: Weak::new(),
+            begun: None,
             memory_exhausted: false,
             stats: CacheStats::default(),
             options,

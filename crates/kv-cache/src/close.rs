@@ -6,41 +6,33 @@ impl KvCache {
     /// Waits for all devices and gives everything back: mappings, addresses, physical and pinned
     /// memory. Sequences that are still alive lose their memory, and nothing else of them.
     ///
-    /// Dropping a cache instead is safe at any time and gives back what is provably at rest.
+    /// Dropping a cache instead is safe at any time. It waits for nothing, gives the memory under the
+    /// blocks back if it is provably at rest, and leaves the pinned memory to the device's next
+    /// allocation or to its end.
     ///
     /// # Ordering
-    /// Waits on the host for the compute and transfer streams. An [`OpenStep`](crate::OpenStep) that
-    /// is still open must be finished or dropped before, or this waits for it forever.
+    /// Waits on the host for the compute and transfer streams.
     ///
     /// # Errors
-    /// Every device is tried; all that was refused is returned.
-    pub fn close(self) -> Result<(), Vec<CloseError>> {
-        let mut errors = Vec::new();
-        for part in self.parts {
-            let ordinal = part.device().ordinal();
-            let at_rest = part.transfer.synchronize().is_ok() & part.compute.synchronize().is_ok();
-            // A lost device runs nothing any more, so its memory is at rest as well.
-            if !at_rest && part.device().poison().is_none() {
-                errors.push(CloseError::NotAtRest { ordinal });
-                continue;
-            }
-            if let Err(error) = part.staging().clone().close() {
-                errors.push(error.into());
-            }
-            match part.memory.close(&[]).wait() {
-                Ok(report) => {
-                    let leaked_bytes = report.leaked_bytes;
-                    errors.extend(
-                        report.errors.into_iter().take(1).map(|source| CloseError::Refused {
-                            ordinal,
-                            leaked_bytes,
-                            source,
-                        }),
-                    );
-                }
-                Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
-            }
+    /// All that was refused, on every device. With a step open, or a device that cannot be waited
+    /// for, the cache is dropped instead.
+    pub fn close(mut self) -> Result<(), Vec<CloseError>> {
+        if self.has_open_step() {
+            return Err(vec![CloseError::StepOpen]);
         }
+        // All devices first: their work shares one gate.
+        let restless: Vec<_> = self
+            .parts
+            .iter()
+            .filter(|part| !part.come_to_rest())
+            .map(|part| CloseError::NotAtRest { ordinal: part.device().ordinal() })
+            .collect();
+        if !restless.is_empty() {
+            return Err(restless);
+        }
+        self.copies = None;
+        self.unrecorded.clear();
+        let errors: Vec<_> = self.parts.into_iter().flat_map(|part| part.close()).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 }

@@ -44,8 +44,9 @@ pub enum BuildError {
     Device(#[from] DeviceError),
 }
 
-/// Why a request was not admitted, or a sequence not extended. Nothing changed, except that cached
-/// content may have moved to host memory or been dropped on the way.
+/// Why a request was not admitted, or a sequence not extended. Nobody holds more or less than before;
+/// what may have changed is that memory was mapped, and, after [`Copy`](AdmitError::Copy) only, that
+/// cached content moved between device and host memory or was dropped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
@@ -145,6 +146,9 @@ pub enum SlotError {
         /// Tokens of the sequence.
         tokens: u64,
     },
+    /// The sequence belongs to another cache.
+    #[error("the sequence belongs to another cache")]
+    ForeignSequence,
 }
 
 /// Why a step could not begin, be staged or finish.
@@ -163,6 +167,12 @@ pub enum StepError {
     /// A staged sequence belongs to another cache.
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
+    /// The step before was neither finished nor dropped.
+    #[error("the step before is still open")]
+    StillOpen,
+    /// The step was begun by another cache; it stays unfinished there.
+    #[error("the step belongs to another cache")]
+    ForeignStep,
     /// A staged sequence has more tokens than a kernel can count.
     #[error("a sequence of {tokens} tokens is too long to be staged")]
     TooLong {
@@ -178,8 +188,11 @@ pub enum StepError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
-    /// The device could not be waited for, so its memory may be in use and stays.
-    #[error("device {ordinal} could not be waited for; its memory was left alone")]
+    /// A step is open, which may yet use the memory: only what is provably at rest was given back.
+    #[error("a step is still open")]
+    StepOpen,
+    /// The device could not be waited for: only what is provably at rest was given back.
+    #[error("device {ordinal} could not be waited for")]
     NotAtRest {
         /// Ordinal of the device.
         ordinal: i32,
@@ -198,4 +211,13 @@ pub enum CloseError {
     /// The staging buffers could not be freed.
     #[error("the staging buffers could not be freed")]
     Staging(#[from] StagingError),
+    /// The host tier's pinned memory, or a small buffer on the device, could not be freed.
+    #[error("device {ordinal} did not free all memory")]
+    Free {
+        /// Ordinal of the device.
+        ordinal: i32,
+        /// The first refusal.
+        #[source]
+        source: DeviceError,
+    },
 }

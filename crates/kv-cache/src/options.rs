@@ -2,6 +2,9 @@
 
 use kv_kernels::KvShape;
 
+/// Most steps that the host may be ahead of the device.
+const OVERLAP_DEPTH_MAX: u32 = 1024;
+
 /// Shape and size of a [`KvCache`](crate::KvCache).
 #[derive(Clone, Debug)]
 pub struct KvCacheOptions {
@@ -15,9 +18,10 @@ pub struct KvCacheOptions {
     pub sequences_max: u32,
     /// Most blocks of one sequence: columns of the block table.
     pub blocks_per_sequence_max: u32,
-    /// How many steps the host may be ahead of the device; 1 for an overlap scheduler.
+    /// How many steps the host may be ahead of the device, at most 1024; 1 for an overlap scheduler.
     pub overlap_depth: u32,
-    /// Bytes that the caller's own arrays add to a staged step, for each device.
+    /// Bytes that the caller's own arrays add to a staged step, for each device. Each array takes up to
+    /// 255 more, of which six arrays' are provided for.
     pub step_array_bytes: u64,
 }
 
@@ -30,6 +34,12 @@ pub enum OptionsError {
     Zero {
         /// Name of the option.
         field: &'static str,
+    },
+    /// The host would run further ahead than is of use, with a staging buffer for each step.
+    #[error("overlap_depth is {overlap_depth}, more than {OVERLAP_DEPTH_MAX}")]
+    OverlapDepth {
+        /// Depth asked for.
+        overlap_depth: u32,
     },
     /// More devices than layers to give them.
     #[error("{devices} devices for {layers} layers")]
@@ -69,6 +79,9 @@ impl KvCacheOptions {
                 return Err(OptionsError::Zero { field });
             }
         }
+        if self.overlap_depth > OVERLAP_DEPTH_MAX {
+            return Err(OptionsError::OverlapDepth { overlap_depth: self.overlap_depth });
+        }
         if devices as u64 > u64::from(self.shape.layers()) {
             return Err(OptionsError::DevicesOverLayers { devices, layers: self.shape.layers() });
         }
@@ -88,9 +101,13 @@ impl KvCacheOptions {
 
     /// Bytes of one step's staged arrays: every row at full width, and what the caller adds.
     pub(crate) fn step_bytes(&self) -> u64 {
-        let rows = u64::from(self.sequences_max) * u64::from(self.blocks_per_sequence_max) * 4;
+        let entries = u64::from(self.sequences_max) * u64::from(self.blocks_per_sequence_max);
         let lengths = u64::from(self.sequences_max) * 4;
-        // Each part starts at a multiple of 256.
-        rows + lengths + self.step_array_bytes + 8 * 256
+        // Each part starts at a multiple of 256. More bytes than can be counted are refused when they
+        // are to be pinned.
+        entries
+            .saturating_mul(4)
+            .saturating_add(lengths + 8 * 256)
+            .saturating_add(self.step_array_bytes)
     }
 }

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Device, DeviceSpan, Event, Stream};
+use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, Stream};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, GrowError};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout};
 use kv_stage::{StagingOptions, StagingPool, StepStager, StepStagerOptions};
 
 use crate::host_tier::HostTier;
-use crate::{BuildError, KvCacheOptions};
+use crate::{BuildError, CloseError, KvCacheOptions};
 
 /// The layers of every block that lie on one device.
 ///
@@ -130,8 +130,24 @@ impl Part {
         &self.memory
     }
 
-    pub(crate) fn grow_to(&self, blocks: u64) -> Result<u64, GrowError> {
-        self.memory.grow_to(blocks)
+    /// Makes `blocks` blocks ready, or as many as there is memory for; returns how many are.
+    pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
+        match self.memory.grow_to(blocks) {
+            Err(GrowError::OutOfMemory { .. }) => {}
+            grown => return grown,
+        }
+        // Growth is all or nothing, so the most that there is memory for is searched for: once, for
+        // the cache asks for no more afterwards.
+        let (mut ready, mut refused) = (self.ready_blocks(), blocks);
+        while ready + 1 < refused {
+            let middle = ready + (refused - ready) / 2;
+            match self.memory.grow_to(middle) {
+                Ok(_) => ready = middle,
+                Err(GrowError::OutOfMemory { .. }) => refused = middle,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.ready_blocks())
     }
 
     /// Enqueues the copy of a device block to a host slot.
@@ -145,9 +161,46 @@ impl Part {
     }
 
     /// Makes the work that is enqueued on the compute stream from now on wait for the copies.
-    pub(crate) fn await_copies(&self) -> Result<(), cuda_driver::DeviceError> {
+    pub(crate) fn await_copies(&self) -> Result<(), DeviceError> {
         self.arrived.record(&self.transfer)?;
         self.compute.wait(&self.arrived)
+    }
+
+    /// Waits until nothing uses the memory any more; whether that can be said.
+    pub(crate) fn come_to_rest(&self) -> bool {
+        let streams = [&self.transfer, &self.compute];
+        let waited = streams.into_iter().all(|stream| stream.synchronize().is_ok());
+        // A refusal may be of the moment. A lost device runs nothing any more.
+        waited || self.device().synchronize().is_ok() || self.device().poison().is_some()
+    }
+
+    /// Gives everything back. The device is at rest, and no lease of the gate is open.
+    pub(crate) fn close(self) -> Vec<CloseError> {
+        let device = self.device().clone();
+        let ordinal = device.ordinal();
+        let Self { memory, staging, stager, host, paged, .. } = self;
+        let mut errors = Vec::new();
+        match memory.close(&[]).wait() {
+            Ok(report) => {
+                let leaked_bytes = report.leaked_bytes;
+                let first = report.errors.into_iter().next();
+                errors.extend(first.map(|source| CloseError::Refused {
+                    ordinal,
+                    leaked_bytes,
+                    source,
+                }));
+            }
+            Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
+        }
+        drop((stager, host, paged));
+        errors.extend(staging.close().err().map(CloseError::from));
+        // What was dropped above is freed by this, or was with the staging buffers.
+        if let Err(source) = device.free_retired()
+            && device.poison().is_none()
+        {
+            errors.push(CloseError::Free { ordinal, source });
+        }
+        errors
     }
 
     fn block_span(&self, block: usize) -> Result<DeviceSpan, CopyError> {

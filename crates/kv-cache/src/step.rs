@@ -12,14 +12,16 @@ use crate::StepError;
 /// A step whose work is being put together: from [`begin_step`](crate::KvCache::begin_step) to
 /// [`finish_step`](crate::KvCache::finish_step).
 ///
-/// While it lives, memory that its work may use stays mapped. Dropping it instead of finishing it
-/// says that nothing was enqueued.
+/// While it lives, memory that its work may use stays mapped, and no other step begins. Dropping it
+/// instead of finishing it says that nothing was enqueued; the next step has the same number.
 #[derive(Debug)]
 #[must_use = "finish the step when its work is enqueued"]
 pub struct OpenStep {
     pub(crate) number: u64,
     pub(crate) epoch: Epoch,
     pub(crate) lease: Lease,
+    /// Lets the cache see whether this step is still open, and whether it is its own.
+    pub(crate) life: Arc<()>,
 }
 
 impl OpenStep {

@@ -1,13 +1,15 @@
 //! Beginning, staging and finishing steps.
 
+use std::sync::Arc;
+
+use cuda_driver::{DeviceError, Event};
+use kv_pool::Epoch;
 use kv_stage::Step;
 
 use crate::part::Part;
 use crate::sequence::Sequence;
 use crate::step::{InFlight, OpenStep, StagedPart};
 use crate::{KvCache, StepError};
-use cuda_driver::Event;
-use std::sync::Arc;
 
 impl KvCache {
     /// Begins a step, when the device is at most `overlap_depth` steps behind.
@@ -17,13 +19,21 @@ impl KvCache {
     /// What was released during the steps that have completed can be claimed again.
     ///
     /// # Errors
-    /// [`StepError::Device`], with the sticky error if the work of a step failed.
+    /// [`StepError::StillOpen`] before the last step was finished or dropped; [`StepError::Device`],
+    /// with the sticky error if the work of a step failed.
     pub fn begin_step(&mut self) -> Result<OpenStep, StepError> {
+        if self.has_open_step() {
+            return Err(StepError::StillOpen);
+        }
         while self.in_flight.len() > self.options.overlap_depth as usize {
             self.complete_oldest()?;
         }
+        self.complete_if_idle();
         let epoch = self.pool.begin_epoch();
-        Ok(OpenStep { number: self.stats.steps + 1, epoch, lease: self.gate.lease() })
+        let life = Arc::new(());
+        self.begun = Some(epoch);
+        self.open = Arc::downgrade(&life);
+        Ok(OpenStep { number: self.stats.steps + 1, epoch, lease: self.gate.lease(), life })
     }
 
     /// The number of the latest step that was seen to complete; 0 for none.
@@ -32,7 +42,8 @@ impl KvCache {
         self.in_flight.front().map_or(self.stats.steps, |oldest| oldest.number - 1)
     }
 
-    /// Waits until every step that was finished has completed.
+    /// Waits until every step that was finished has completed. What was released by then, during
+    /// dropped steps too, can be claimed, unless a step is open.
     ///
     /// # Ordering
     /// Waits on the host.
@@ -43,6 +54,7 @@ impl KvCache {
         while !self.in_flight.is_empty() {
             self.complete_oldest()?;
         }
+        self.complete_if_idle();
         Ok(())
     }
 
@@ -81,12 +93,7 @@ impl KvCache {
             lengths.push(length);
             width = width.max(sequence.blocks.len());
         }
-        if self.copies_pending {
-            for part in &self.parts {
-                part.await_copies()?;
-            }
-            self.copies_pending = false;
-        }
+        self.await_copies()?;
         let table = &self.table;
         let stage = |(index, part): (usize, &mut Part)| {
             let mut step = part.stager.begin_wait()?;
@@ -102,9 +109,50 @@ impl KvCache {
     /// Ends a step: its work is enqueued on the compute streams.
     ///
     /// # Errors
-    /// [`StepError::Device`] when no event could be recorded; the step then counts as in flight with
-    /// the next one.
+    /// [`StepError::Device`] when no event could be recorded after the work. It counts as in flight
+    /// with the next step that is finished, which has the same number; until then what it may use
+    /// stays mapped and is not handed out. [`StepError::ForeignStep`].
     pub fn finish_step(&mut self, step: OpenStep) -> Result<(), StepError> {
+        let OpenStep { number, epoch, lease, life } = step;
+        if !std::ptr::eq(self.open.as_ptr(), Arc::as_ptr(&life)) {
+            return Err(StepError::ForeignStep);
+        }
+        let events = match self.record_events() {
+            Ok(events) => events,
+            Err(error) => {
+                self.unrecorded.push(lease);
+                return Err(error.into());
+            }
+        };
+        for lease in self.unrecorded.drain(..).chain([lease]) {
+            lease.submitted(events.iter().cloned());
+        }
+        self.stats.steps = number;
+        self.in_flight.push_back(InFlight { number, epoch, events });
+        Ok(())
+    }
+
+    pub(crate) fn has_open_step(&self) -> bool {
+        self.open.strong_count() > 0
+    }
+
+    /// Makes the compute streams wait for the copies enqueued so far, of which the gate keeps the
+    /// events: they are not covered by a step's until a step comes after them.
+    fn await_copies(&mut self) -> Result<(), DeviceError> {
+        if self.copies.is_none() {
+            return Ok(());
+        }
+        for part in &self.parts {
+            part.await_copies()?;
+        }
+        if let Some(lease) = self.copies.take() {
+            lease.submitted(self.parts.iter().map(|part| part.arrived.clone()));
+        }
+        Ok(())
+    }
+
+    /// Records an event on every compute stream.
+    fn record_events(&mut self) -> Result<Vec<Arc<Event>>, DeviceError> {
         let events = match self.spare_events.pop() {
             Some(events) => events,
             None => self
@@ -113,14 +161,31 @@ impl KvCache {
                 .map(|part| Event::new(part.device()).map(Arc::new))
                 .collect::<Result<Vec<_>, _>>()?,
         };
-        for (part, event) in self.parts.iter().zip(&events) {
-            event.record(&part.compute)?;
+        let recorded = self
+            .parts
+            .iter()
+            .zip(&events)
+            .try_for_each(|(part, event)| event.record(&part.compute));
+        if let Err(error) = recorded {
+            self.spare_events.push(events);
+            return Err(error);
         }
-        let OpenStep { number, epoch, lease } = step;
-        lease.submitted(events.iter().cloned());
-        self.stats.steps = number;
-        self.in_flight.push_back(InFlight { number, epoch, events });
-        Ok(())
+        Ok(events)
+    }
+
+    /// Completes the epochs of dropped steps, of which no event tells, once no work of any step is
+    /// left. Without this, what was released during them would wait for a step that may never come.
+    fn complete_if_idle(&mut self) {
+        let idle = self.in_flight.is_empty() && self.unrecorded.is_empty() && !self.has_open_step();
+        if let Some(epoch) = self.begun.filter(|_| idle) {
+            self.complete(epoch);
+        }
+    }
+
+    fn complete(&self, epoch: Epoch) {
+        if let Err(error) = self.pool.complete_epoch(epoch) {
+            tracing::error!(%error, "a step's epoch was never begun");
+        }
     }
 
     fn complete_oldest(&mut self) -> Result<(), StepError> {
@@ -131,9 +196,7 @@ impl KvCache {
         let Some(InFlight { epoch, events, .. }) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        if let Err(error) = self.pool.complete_epoch(epoch) {
-            tracing::error!(%error, "a step's epoch was never begun");
-        }
+        self.complete(epoch);
         self.spare_events.push(events);
         Ok(())
     }

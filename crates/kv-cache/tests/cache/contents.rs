@@ -1,0 +1,58 @@
+//! The scenarios of every device, on simulated ones.
+
+use crate::common::engine::shape;
+use crate::common::scenarios;
+use crate::machine::{Machine, small};
+
+/// Plays every scenario for some seeds of the device's scheduler.
+fn play(devices: u32, shape: kv_kernels::KvShape) {
+    for &(name, scenario) in scenarios::ALL {
+        for seed in 0..4 {
+            let machine = Machine::new(seed, devices, shape);
+            scenario(&machine.rig);
+            assert_eq!(machine.sim.findings(), [], "{name} with seed {seed}");
+            machine.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn small_blocks() {
+    play(1, small());
+}
+
+#[test]
+fn blocks_that_straddle_pages() {
+    // 3 KiB: three pages hold four blocks.
+    play(1, shape(3, 64, 8));
+}
+
+#[test]
+fn blocks_of_several_pages() {
+    play(1, shape(2, 256, 16));
+}
+
+#[test]
+fn layers_split_unevenly_over_two_devices() {
+    play(2, shape(3, 64, 8));
+}
+
+#[test]
+fn two_parts_on_one_device() {
+    let mut machine = Machine::new(7, 1, shape(5, 32, 4));
+    let device = machine.rig.devices[0].clone();
+    machine.rig.devices.push(device);
+    for (_, scenario) in scenarios::ALL {
+        scenario(&machine.rig);
+    }
+    machine.assert_clean();
+}
+
+#[test]
+fn thousands_of_random_requests_for_many_seeds() {
+    for seed in 0..6 {
+        let machine = Machine::new(seed * 31 + 1, 1 + (seed % 2) as u32, small());
+        scenarios::random_requests(&machine.rig, seed, 4_000);
+        machine.assert_clean();
+    }
+}

@@ -1,0 +1,65 @@
+//! Simulated machines that run the kernels.
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, Driver};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::{KvShape, references};
+
+use crate::common::engine::shape;
+use crate::common::scenarios::Rig;
+
+/// Pages of the simulated devices, in bytes.
+pub(crate) const PAGE: u64 = 4 << 10;
+
+/// Blocks of 1 KiB: four on a page.
+pub(crate) fn small() -> KvShape {
+    shape(4, 32, 4)
+}
+
+pub(crate) struct Machine {
+    pub(crate) sim: SimDriver,
+    pub(crate) rig: Rig,
+}
+
+impl Machine {
+    /// A machine on which `devices` share the layers.
+    pub(crate) fn new(seed: u64, devices: u32, shape: KvShape) -> Self {
+        Self::with(SimConfig { seed, devices, ..config() }, shape)
+    }
+
+    pub(crate) fn with(config: SimConfig, shape: KvShape) -> Self {
+        let sim = sim(config);
+        let rig = rig(&(Arc::new(sim.clone()) as Arc<dyn Driver>), sim.config().devices, shape);
+        Self { sim, rig }
+    }
+
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        self.sim.calls().get(name).copied().unwrap_or(0)
+    }
+
+    /// Nothing went wrong on the device, and nothing is left of what was made.
+    #[track_caller]
+    pub(crate) fn assert_clean(self) {
+        let Self { sim, rig } = self;
+        drop(rig);
+        assert!(sim.findings().is_empty(), "{:?}", sim.findings());
+        let leaks = sim.check_leaks();
+        assert!(leaks.is_clean(), "{leaks}");
+    }
+}
+
+pub(crate) fn config() -> SimConfig {
+    SimConfig { granularity: PAGE, ..SimConfig::default() }
+}
+
+pub(crate) fn sim(config: SimConfig) -> SimDriver {
+    let sim = SimDriver::new(config).unwrap();
+    sim.register_kernels(references());
+    sim
+}
+
+pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
+    let open = |ordinal| Device::open(Arc::clone(driver), ordinal).unwrap();
+    Rig { devices: (0..devices as i32).map(open).collect(), shape }
+}

@@ -1,0 +1,286 @@
+//! What must hold on every device, the simulated one and a GPU: all content, through everything that
+//! a cache does with it. Lengths are counted in blocks, whatever a block is.
+
+use cuda_driver::Device;
+use kv_cache::{AdmitError, KvCacheOptions};
+use kv_kernels::KvShape;
+
+use super::engine::{Engine, Live, Prompt, Random, options, streams};
+
+/// Where a scenario plays: one device for each part of the cache, and the shape of all layers.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) shape: KvShape,
+}
+
+impl Rig {
+    pub(crate) fn engine(&self, device_blocks: u32, host_blocks: u32) -> Engine {
+        self.engine_with(options(self.shape, device_blocks, host_blocks))
+    }
+
+    pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
+        Engine::new(&streams(&self.devices), options)
+    }
+
+    /// A prompt of `blocks` blocks and one token more.
+    fn prompt(&self, seed: u32, blocks: u64) -> Prompt {
+        Prompt::new(seed, blocks * self.block_tokens() + 1)
+    }
+
+    fn block_tokens(&self) -> u64 {
+        u64::from(self.shape.block_tokens())
+    }
+}
+
+pub(crate) type Scenario = fn(&Rig);
+
+/// Every scenario, by name.
+pub(crate) const ALL: &[(&str, Scenario)] = &[
+    ("a_prefix_is_shared", a_prefix_is_shared),
+    ("the_last_token_is_always_computed", the_last_token_is_always_computed),
+    ("decoding_crosses_blocks", decoding_crosses_blocks),
+    ("content_goes_to_the_host_and_comes_back", content_goes_to_the_host_and_comes_back),
+    ("content_is_dropped_without_a_host_tier", content_is_dropped_without_a_host_tier),
+    ("content_is_dropped_from_a_full_host_tier", content_is_dropped_from_a_full_host_tier),
+    ("equal_content_is_held_once", equal_content_is_held_once),
+    ("a_pinned_host_block_is_copied", a_pinned_host_block_is_copied),
+    ("space_comes_back_when_steps_complete", space_comes_back_when_steps_complete),
+    ("random_requests", |rig| random_requests(rig, 1, 300)),
+];
+
+fn a_prefix_is_shared(rig: &Rig) {
+    let mut engine = rig.engine(32, 0);
+    let system = Prompt::new(1, 3 * rig.block_tokens());
+    let mut first = engine.admit(&system.then(2, 5)).unwrap();
+    assert_eq!(first.sequence.cached_tokens(), 0);
+    engine.run(&mut [&mut first]).unwrap();
+    // While the first runs on, and after it is gone.
+    let mut second = engine.admit(&system.then(3, 7)).unwrap();
+    assert_eq!(second.sequence.cached_tokens(), 3 * rig.block_tokens());
+    let blocks = |live: &Live| [0, 1, 2].map(|index| live.sequence.block(index).unwrap());
+    assert_eq!(blocks(&first), blocks(&second));
+    assert_ne!(first.sequence.block(3), second.sequence.block(3));
+    engine.run(&mut [&mut second, &mut first]).unwrap();
+    let shared = blocks(&second);
+    drop((first, second));
+    let mut third = engine.admit(&system.then(4, 1)).unwrap();
+    assert_eq!(blocks(&third), shared);
+    engine.run(&mut [&mut third]).unwrap();
+    drop(third);
+    engine.close();
+}
+
+fn the_last_token_is_always_computed(rig: &Rig) {
+    let mut engine = rig.engine(32, 0);
+    let prompt = Prompt::new(1, 3 * rig.block_tokens());
+    for cached_blocks in [0, 2, 2] {
+        let mut live = engine.admit(&prompt).unwrap();
+        assert_eq!(live.sequence.cached_tokens(), cached_blocks * rig.block_tokens());
+        engine.run(&mut [&mut live]).unwrap();
+    }
+    // One token more, and all three blocks are found.
+    let mut live = engine.admit(&prompt.then(2, 1)).unwrap();
+    assert_eq!(live.sequence.cached_tokens(), 3 * rig.block_tokens());
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+}
+
+fn decoding_crosses_blocks(rig: &Rig) {
+    let mut engine = rig.engine(32, 0);
+    let mut lives =
+        [1, 2, 3].map(|seed| engine.admit(&Prompt::new(seed, u64::from(seed))).unwrap());
+    let steps = 2 * rig.block_tokens() + 2;
+    for step in 0..steps {
+        let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+        engine.run(&mut all).unwrap();
+        for live in &mut lives {
+            engine.extend(live, 100 + step as u32, 1).unwrap();
+        }
+    }
+    let blocks = (1 + steps).div_ceil(rig.block_tokens());
+    assert_eq!(lives[0].sequence.block_count() as u64, blocks);
+    drop(lives);
+    engine.close();
+}
+
+/// Runs one request alone, from admission to the end of its step.
+fn serve(engine: &mut Engine, prompt: &Prompt) -> (u64, usize) {
+    let mut live = engine.admit(prompt).unwrap();
+    let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    found
+}
+
+fn content_goes_to_the_host_and_comes_back(rig: &Rig) {
+    let mut engine = rig.engine(8, 32);
+    let prompts = [1, 2, 3, 4].map(|seed| rig.prompt(seed, 5));
+    for prompt in &prompts {
+        assert_eq!(serve(&mut engine, prompt), (0, 0));
+    }
+    assert!(engine.cache.stats().offloaded_blocks >= 10);
+    for _ in 0..3 {
+        for prompt in &prompts {
+            let (cached_tokens, onboarded) = serve(&mut engine, prompt);
+            assert_eq!(cached_tokens, 5 * rig.block_tokens());
+            // What was evicted is its tail first, so something of it always was.
+            assert!(onboarded > 0);
+        }
+    }
+    let stats = engine.cache.stats();
+    assert_eq!(stats.onboarded_blocks, engine.cache.pool().counters().onboarded);
+    assert_eq!(stats.offloaded_blocks, engine.cache.pool().counters().offloaded);
+    let moved = stats.onboarded_blocks + stats.offloaded_blocks;
+    assert_eq!(stats.copied_bytes, moved * rig.shape.block_bytes());
+    engine.close();
+}
+
+fn content_is_dropped_without_a_host_tier(rig: &Rig) {
+    let mut engine = rig.engine(8, 0);
+    let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 7));
+    assert_eq!(serve(&mut engine, &first), (0, 0));
+    assert_eq!(serve(&mut engine, &first), (7 * rig.block_tokens(), 0));
+    assert_eq!(serve(&mut engine, &second), (0, 0));
+    assert_eq!(serve(&mut engine, &first), (0, 0));
+    assert_eq!(engine.cache.stats().offloaded_blocks, 0);
+    assert!(engine.cache.pool().counters().dropped >= 7);
+    engine.close();
+}
+
+fn content_is_dropped_from_a_full_host_tier(rig: &Rig) {
+    let mut engine = rig.engine(8, 3);
+    for seed in 1..=4 {
+        assert_eq!(serve(&mut engine, &rig.prompt(seed, 7)), (0, 0));
+    }
+    let counters = engine.cache.pool().counters();
+    assert!(counters.offloaded > 0 && counters.dropped > 0, "{counters:?}");
+    for seed in (1..=4).rev() {
+        serve(&mut engine, &rig.prompt(seed, 7));
+    }
+    engine.close();
+}
+
+fn equal_content_is_held_once(rig: &Rig) {
+    let mut engine = rig.engine(16, 0);
+    let prompt = rig.prompt(1, 3);
+    // Both are computed, for neither finds the other when it is admitted.
+    let mut first = engine.admit(&prompt).unwrap();
+    let mut second = engine.admit(&prompt).unwrap();
+    assert_eq!(second.sequence.cached_tokens(), 0);
+    assert_ne!(first.sequence.block(0), second.sequence.block(0));
+    engine.run(&mut [&mut first, &mut second]).unwrap();
+    for index in 0..3 {
+        assert_eq!(first.sequence.block(index), second.sequence.block(index));
+    }
+    assert_ne!(first.sequence.block(3), second.sequence.block(3));
+    assert_eq!(engine.cache.pool().counters().duplicates, 3);
+    for seed in 10..14 {
+        engine.run(&mut [&mut second, &mut first]).unwrap();
+        engine.extend(&mut first, seed, 1).unwrap();
+        engine.extend(&mut second, seed + 100, 1).unwrap();
+    }
+    drop((first, second));
+    engine.drain().unwrap();
+    // The blocks given back are empty again: four of the two requests' eight hold no name.
+    assert_eq!(engine.cache.pool().stats().primary.pinned, 0);
+    engine.close();
+}
+
+fn a_pinned_host_block_is_copied(rig: &Rig) {
+    let mut engine = rig.engine(8, 16);
+    let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 6));
+    serve(&mut engine, &first);
+    serve(&mut engine, &second);
+    // A reader elsewhere holds what was evicted.
+    let hashes = first.hashes(rig.block_tokens());
+    let pool = engine.cache.pool().clone();
+    let held: Vec<_> = hashes
+        .iter()
+        .filter_map(|hash| pool.find_and_pin(*hash, kv_pool::Tier::Secondary))
+        .collect();
+    assert!(!held.is_empty());
+    for _ in 0..2 {
+        let (cached_tokens, onboarded) = serve(&mut engine, &first);
+        assert_eq!(cached_tokens, 6 * rig.block_tokens());
+        assert!(onboarded >= held.len());
+    }
+    drop(held);
+    serve(&mut engine, &second);
+    serve(&mut engine, &first);
+    engine.close();
+}
+
+fn space_comes_back_when_steps_complete(rig: &Rig) {
+    let mut engine = rig.engine(8, 0);
+    let mut first = engine.admit(&rig.prompt(1, 5)).unwrap();
+    engine.run(&mut [&mut first]).unwrap();
+    // All memory is mapped by the first refusal; the second changes nothing at all.
+    engine.admit(&rig.prompt(2, 5)).unwrap_err();
+    let before = engine.cache.pool().stats();
+    let refused = engine.admit(&rig.prompt(2, 5)).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoSpace(_)) && refused.is_retryable(), "{refused}");
+    let after = engine.cache.pool().stats();
+    assert_eq!((before.primary, before.counters.evicted), (after.primary, after.counters.evicted));
+    engine.run(&mut [&mut first]).unwrap();
+    drop(first);
+    engine.drain().unwrap();
+    let mut second = engine.admit(&rig.prompt(2, 5)).unwrap();
+    engine.run(&mut [&mut second]).unwrap();
+    drop(second);
+    engine.close();
+}
+
+/// Requests that share prefixes arrive, grow, and leave, under constant pressure.
+pub(crate) fn random_requests(rig: &Rig, seed: u64, operations: u64) {
+    let mut engine = rig.engine(40, 30);
+    let mut random = Random(seed);
+    let mut lives: Vec<Live> = Vec::new();
+    let bt = rig.block_tokens();
+    for operation in 0..operations {
+        match random.below(8) {
+            0..3 => {
+                let mut prompt = Prompt::new(random.below(3) as u32, bt * (1 + random.below(5)));
+                if random.below(2) == 0 {
+                    prompt = prompt.then(10 + random.below(12) as u32, bt * random.below(4));
+                }
+                prompt = prompt.then(operation as u32 + 100, random.below(2 * bt));
+                match engine.admit(&prompt) {
+                    Ok(live) => lives.push(live),
+                    Err(error) => assert!(error.is_retryable(), "{error}"),
+                }
+            }
+            3 if !lives.is_empty() => {
+                let gone = random.below(lives.len() as u64) as usize;
+                drop(lives.swap_remove(gone));
+            }
+            4 if !lives.is_empty() => {
+                let grown = random.below(lives.len() as u64) as usize;
+                match engine.extend(&mut lives[grown], operation as u32, 1 + random.below(bt)) {
+                    Ok(()) => {}
+                    Err(error) if error.is_retryable() => drop(lives.swap_remove(grown)),
+                    Err(AdmitError::TooLong { .. }) => drop(lives.swap_remove(grown)),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            5 if random.below(4) == 0 => drop(engine.begin().unwrap()),
+            _ => {
+                let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+                if all.is_empty() {
+                    engine.drain().unwrap();
+                } else {
+                    engine.run(&mut all).unwrap();
+                }
+            }
+        }
+        if operation % 64 == 0 {
+            engine.cache.pool().check_integrity().unwrap();
+        }
+    }
+    drop(lives);
+    let stats = engine.cache.stats();
+    assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
+    engine.close();
+}

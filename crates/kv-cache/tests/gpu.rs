@@ -1,0 +1,67 @@
+//! The scenarios of every device, on a GPU.
+//!
+//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. Trials with the
+//! layers on two devices are listed as ignored without a second one.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::engine::shape;
+use common::scenarios::{ALL, Rig, random_requests};
+use cuda_driver::{CudaDriver, Device};
+use kv_kernels::KvShape;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Devices of the parts of a cache.
+type Parts = &'static [i32];
+
+fn main() {
+    let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
+    // Blocks of 18 KiB, which no page holds a whole number of, and blocks of one page of 2 MiB.
+    let shapes = [("small", shape(9, 128, 8)), ("page", shape(16, 2048, 32))];
+    let places: [(&str, Parts); 3] = [("one", &[0]), ("shared", &[0, 0]), ("pair", &[0, 1])];
+    let mut trials = Vec::new();
+    for (shape_name, shape) in shapes {
+        for (place, parts) in places {
+            // One device is what is required; a second is a luxury.
+            let ignored = devices(parts).is_err() && !(required && place != "pair");
+            for &(name, scenario) in ALL {
+                let trial =
+                    trial(&format!("{place}::{shape_name}::{name}"), parts, shape, scenario);
+                trials.push(trial.with_ignored_flag(ignored));
+            }
+        }
+    }
+    let long = |rig: &Rig| (0..4).for_each(|seed| random_requests(rig, seed, 4_000));
+    let ignored = devices(&[0]).is_err() && !required;
+    trials.push(trial("one::small::long", &[0], shapes[0].1, long).with_ignored_flag(ignored));
+    let mut arguments = Arguments::from_args();
+    // They share a device, and its memory.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(name: &str, parts: Parts, shape: KvShape, scenario: fn(&Rig)) -> Trial {
+    Trial::test(name, move || {
+        scenario(&Rig { devices: devices(parts).map_err(Failed::from)?, shape });
+        Ok(())
+    })
+}
+
+/// The devices of all parts, each opened once.
+fn devices(parts: Parts) -> Result<Vec<Device>, String> {
+    let driver = Arc::new(CudaDriver::load().map_err(|error| error.to_string())?);
+    let mut devices: Vec<Device> = Vec::new();
+    for &ordinal in parts {
+        let device = match devices.iter().find(|device| device.ordinal() == ordinal) {
+            Some(device) => device.clone(),
+            None => Device::open(driver.clone(), ordinal)
+                .map_err(|error| format!("{error}: {error:?}"))?,
+        };
+        devices.push(device);
+    }
+    Ok(devices)
+}
