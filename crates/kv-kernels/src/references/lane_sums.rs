@@ -111,9 +111,9 @@ impl Running {
 
     #[inline(always)]
     fn add_row(&mut self, row: &[u64; LANES]) {
-        for lane in 0..LANES {
-            self.before_rows[lane] = self.before_rows[lane].wrapping_add(self.words[lane]);
-            self.words[lane] = self.words[lane].wrapping_add(row[lane]);
+        for ((before, words), of_row) in self.before_rows.iter_mut().zip(&mut self.words).zip(row) {
+            *before = before.wrapping_add(*words);
+            *words = words.wrapping_add(*of_row);
         }
     }
 
