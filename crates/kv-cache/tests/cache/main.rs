@@ -6,4 +6,9 @@
 mod common;
 
 mod contents;
+mod faults;
+mod growth;
 mod machine;
+mod order;
+mod overlap;
+mod refusals;

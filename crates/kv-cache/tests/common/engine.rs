@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 use std::error::Error;
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
-use kv_cache::{AdmitError, KvCache, KvCacheOptions, OpenStep, Part, Sequence, StagedPart};
+use kv_cache::{
+    AdmitError, CloseError, KvCache, KvCacheOptions, OpenStep, Part, Sequence, StagedPart,
+};
 use kv_kernels::{
     ChecksumArgs, Direction, Expected, FillPattern, KvShape, KvShapeOptions, Transfer,
 };
@@ -229,7 +231,11 @@ impl Engine {
     /// Closes the cache, with a look at all that was read.
     pub(crate) fn close(mut self) {
         self.assert_intact();
-        self.cache.close().unwrap();
+        self.try_close().unwrap();
+    }
+
+    pub(crate) fn try_close(self) -> Result<(), Vec<CloseError>> {
+        self.cache.close()
     }
 
     fn ring(&self, number: u64) -> usize {

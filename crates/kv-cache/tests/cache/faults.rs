@@ -1,0 +1,178 @@
+//! Every driver call of a request's life fails once: the error is typed, trying again succeeds with all
+//! content right, and nothing is left behind.
+
+use std::collections::BTreeMap;
+
+use cuda_driver::ErrorCode;
+use cuda_sim::{Finding, FindingKind};
+use kv_cache::KvCache;
+
+use crate::common::engine::{Engine, Failure, Live, Prompt, options, streams};
+use crate::machine::{Machine, small};
+
+/// Does what `operation` does, again if it fails: the error was of the moment.
+fn again<T, E: std::fmt::Display>(
+    failures: &mut Vec<String>,
+    mut operation: impl FnMut() -> Result<T, E>,
+) -> T {
+    match operation() {
+        Ok(done) => done,
+        Err(error) => {
+            failures.push(error.to_string());
+            operation().map_err(|error| error.to_string()).unwrap()
+        }
+    }
+}
+
+/// Admissions with growth, eviction and onboarding, and steps of all of them.
+fn live_through(engine: &mut Engine, failures: &mut Vec<String>) {
+    for seed in [1, 2, 1] {
+        let prompt = Prompt::new(seed, 21);
+        let mut live = again(failures, || engine.admit(&prompt));
+        again(failures, || engine.run(&mut [&mut live]));
+        again(failures, || engine.extend(&mut live, 7, 5));
+        again(failures, || engine.run(&mut [&mut live]));
+        drop(live);
+        again(failures, || engine.drain());
+    }
+}
+
+fn differences(
+    before: &BTreeMap<&'static str, u64>,
+    after: BTreeMap<&'static str, u64>,
+) -> Vec<(&'static str, u64)> {
+    let made = |(name, count)| (name, count - before.get(name).copied().unwrap_or(0));
+    after.into_iter().map(made).filter(|(_, count)| *count > 0).collect()
+}
+
+#[test]
+fn every_call_of_requests_and_steps_fails_once() {
+    for devices in [1, 2] {
+        let healthy = Machine::new(1, devices, small());
+        let mut engine = healthy.rig.engine(8, 8);
+        let before = healthy.sim.calls();
+        live_through(&mut engine, &mut Vec::new());
+        let calls = differences(&before, healthy.sim.calls());
+        let stats = engine.cache.stats();
+        assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
+        engine.close();
+        healthy.assert_clean();
+
+        let (mut faults, mut failed) = (0, 0);
+        for (call, count) in calls {
+            for nth in 1..=count {
+                let machine = Machine::new(1, devices, small());
+                let mut engine = machine.rig.engine(8, 8);
+                machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+                let mut failures = Vec::new();
+                live_through(&mut engine, &mut failures);
+                assert!(failures.len() <= 1, "{call} {nth}: {failures:?}");
+                faults += 1;
+                failed += failures.len();
+                engine.close();
+                machine.assert_clean();
+            }
+        }
+        // Few calls may fail without anybody being told: those that restore a context.
+        assert!(faults > 100 && failed * 2 > faults, "{failed} of {faults} faults were told");
+    }
+}
+
+#[test]
+fn a_lost_device_is_told_and_cleaned_up() {
+    for call in ["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuEventRecord", "cuMemMap"] {
+        for devices in [1, 2] {
+            let machine = Machine::new(1, devices, small());
+            let mut engine = machine.rig.engine(16, 8);
+            let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
+            engine.run(&mut [&mut live]).unwrap();
+            machine.sim.fail_nth(call, 1, ErrorCode::ILLEGAL_ADDRESS);
+            let mut first: Option<Failure> = None;
+            for step in 0..4 {
+                let outcome = engine
+                    .extend(&mut live, step, 8)
+                    .map_err(Failure::from)
+                    .and_then(|()| engine.run(&mut [&mut live]));
+                first = first.or(outcome.err());
+            }
+            let first = first.unwrap();
+            assert!(first.source().is_some(), "{call}: {first}");
+            // Every later step names the cause.
+            let cause = machine.rig.devices.iter().find_map(|device| device.poison()).unwrap();
+            assert_eq!((cause.call, cause.code), (call, ErrorCode::ILLEGAL_ADDRESS));
+            assert!(engine.run(&mut [&mut live]).is_err());
+            drop(live);
+            engine.try_close().unwrap();
+            drop(machine.rig);
+            let leaks = machine.sim.check_leaks();
+            assert_eq!((leaks.mappings, leaks.reservations, leaks.physical_handles), (0, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn every_call_of_building_a_cache_fails_once() {
+    for devices in [1, 2] {
+        let build = |machine: &Machine| {
+            let streams = streams(&machine.rig.devices);
+            let before = machine.sim.calls();
+            let built = KvCache::new(&streams, options(small(), 8, 8));
+            (built, differences(&before, machine.sim.calls()))
+        };
+        let healthy = Machine::new(1, devices, small());
+        let (built, calls) = build(&healthy);
+        built.unwrap().close().unwrap();
+        healthy.assert_clean();
+        for (call, count) in calls {
+            for nth in 1..=count {
+                let machine = Machine::new(1, devices, small());
+                let streams = streams(&machine.rig.devices);
+                machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+                // Some facts about a device are only a matter of speed.
+                let failed = match KvCache::new(&streams, options(small(), 8, 8)) {
+                    Ok(cache) => cache.close().is_ok(),
+                    Err(error) => !error.to_string().is_empty(),
+                };
+                assert!(failed, "{call} {nth}");
+                drop(streams);
+                machine.assert_clean();
+            }
+        }
+    }
+}
+
+#[test]
+fn every_call_of_closing_fails_once() {
+    let prepare = || {
+        let machine = Machine::new(1, 2, small());
+        let mut engine = machine.rig.engine(8, 8);
+        let mut live: Live = engine.admit(&Prompt::new(1, 20)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        (machine, engine)
+    };
+    let (machine, engine) = prepare();
+    let before = machine.sim.calls();
+    engine.try_close().unwrap();
+    let calls = differences(&before, machine.sim.calls());
+    for (call, count) in calls {
+        for nth in 1..=count {
+            let (machine, engine) = prepare();
+            machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+            let told = engine.try_close().is_err();
+            drop(machine.rig);
+            machine.sim.run_all();
+            // An event that the driver would not destroy ends with its context.
+            let lost = |finding: &Finding| finding.kind == FindingKind::LostObjects;
+            assert!(machine.sim.findings().iter().all(lost), "{call} {nth}");
+            let leaks = machine.sim.check_leaks();
+            assert!(leaks.is_clean() || told || is_small(&leaks), "{call} {nth}: {leaks}");
+        }
+    }
+}
+
+/// Nothing but a handle whose destruction the driver refused: the driver's own loss.
+fn is_small(leaks: &cuda_sim::LeakReport) -> bool {
+    let memory = leaks.mappings + leaks.reservations + leaks.physical_handles;
+    memory + leaks.pinned_regions + leaks.allocations == 0
+}

@@ -1,0 +1,117 @@
+//! Memory is mapped as blocks are first needed, as far as there is any, and then no more.
+
+use std::sync::Arc;
+
+use cuda_driver::{CountingDriver, Driver};
+use cuda_sim::SimConfig;
+use kv_cache::AdmitError;
+
+use crate::common::engine::{Prompt, shape};
+use crate::machine::{Machine, PAGE, config, rig, sim, small};
+
+#[test]
+fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
+    let sim = sim(config());
+    let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
+    let rig = rig(&(counting.clone() as Arc<dyn Driver>), 1, small());
+    let maps = || counting.calls().get("cuMemMap").copied().unwrap_or(0);
+    let mut engine = rig.engine(32, 32);
+    assert_eq!((engine.cache.stats().ready_blocks, maps()), (0, 0));
+    // Four blocks on a page.
+    for (seed, blocks, ready) in [(1, 1, 4), (2, 3, 4), (3, 1, 8), (4, 11, 16), (5, 16, 32)] {
+        let mut live = engine.admit(&Prompt::new(seed, blocks * 4)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        // What has content is not evicted while there are addresses without memory.
+        assert_eq!((engine.cache.stats().ready_blocks, maps()), (ready, ready / 4));
+        drop(live);
+        engine.drain().unwrap();
+    }
+    let memory_calls = || {
+        let calls = counting.calls();
+        ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemAlloc", "cuMemHostAlloc"]
+            .map(|name| calls.get(name).copied().unwrap_or(0))
+    };
+    let grown = memory_calls();
+    for seed in 10..30 {
+        let mut live = engine.admit(&Prompt::new(seed, 40)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+    }
+    assert!(engine.cache.stats().offloaded_blocks > 0);
+    assert_eq!(memory_calls(), grown);
+    engine.close();
+}
+
+#[test]
+fn devices_with_unequal_shares_of_the_layers_grow_to_what_all_have() {
+    // Two layers of 1 KiB and one: 2 KiB and 1 KiB of a block.
+    let machine = Machine::new(1, 2, shape(3, 64, 8));
+    let mut engine = machine.rig.engine(32, 0);
+    let mut live = engine.admit(&Prompt::new(1, 3 * 8)).unwrap();
+    let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
+    assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![4, 4], 4));
+    engine.extend(&mut live, 2, 2 * 8).unwrap();
+    let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
+    assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![6, 8], 6));
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+    machine.assert_clean();
+}
+
+/// A machine whose device has memory for `pages` pages beside what an engine needs for itself.
+fn machine_with(pages: u64, devices: u32) -> Machine {
+    let machine = Machine::new(1, devices, small());
+    let engine = machine.rig.engine(64, 4);
+    let own = (0..devices).map(|device| machine.sim.device_used_bytes(device)).max().unwrap();
+    engine.try_close().unwrap();
+    Machine::with(SimConfig { devices, device_bytes: own + pages * PAGE, ..config() }, small())
+}
+
+#[test]
+fn a_device_without_memory_is_used_as_far_as_it_goes() {
+    for devices in [1, 2] {
+        let machine = machine_with(5, devices);
+        let mut engine = machine.rig.engine(64, 4);
+        let ready = if devices == 1 { 20 } else { 40 };
+        let mut first = engine.admit(&Prompt::new(1, 9 * 4)).unwrap();
+        let mut others: Vec<_> = Vec::new();
+        let refused = loop {
+            // Never all of it is there, so the search for what is there begins with a refusal.
+            match engine.admit(&Prompt::new(2 + others.len() as u32, 16 * 4)) {
+                Ok(live) => others.push(live),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused}");
+        assert_eq!(engine.cache.stats().ready_blocks, ready);
+        let mut all: Vec<_> = others.iter_mut().chain([&mut first]).collect();
+        engine.run(&mut all).unwrap();
+        drop((first, others));
+        engine.drain().unwrap();
+        let maps = machine.calls("cuMemCreate");
+        for seed in 10..20 {
+            let mut live = engine.admit(&Prompt::new(seed, 14 * 4)).unwrap();
+            engine.run(&mut [&mut live]).unwrap();
+            drop(live);
+            engine.drain().unwrap();
+        }
+        assert_eq!(machine.calls("cuMemCreate"), maps, "memory was asked for again");
+        engine.close();
+        assert_eq!(machine.sim.findings(), []);
+    }
+}
+
+#[test]
+fn what_will_never_fit_is_told_once_memory_has_run_out() {
+    let machine = machine_with(2, 1);
+    let mut engine = machine.rig.engine(64, 4);
+    let refused = engine.admit(&Prompt::new(1, 16 * 4)).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused}");
+    let refused = engine.admit(&Prompt::new(1, 16 * 4)).unwrap_err();
+    assert!(matches!(refused, AdmitError::NeverFits { blocks: 16, capacity: 8 }), "{refused}");
+    let mut live = engine.admit(&Prompt::new(1, 8 * 4)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+}

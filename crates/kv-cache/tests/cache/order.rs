@@ -1,0 +1,204 @@
+//! Released is not free, enqueued is not done, and what may be in use is left alone.
+
+use cuda_driver::ErrorCode;
+use kv_cache::{AdmitError, CloseError};
+use kv_pool::ClaimError;
+
+use crate::common::engine::{Engine, Prompt};
+use crate::machine::{Machine, small};
+
+fn hold(machine: &Machine, engine: &Engine) {
+    engine.cache.parts().iter().for_each(|part| machine.sim.hold(part.compute().raw()));
+}
+
+fn let_go(machine: &Machine, engine: &Engine) {
+    engine.cache.parts().iter().for_each(|part| machine.sim.release_hold(part.compute().raw()));
+}
+
+#[test]
+fn a_released_block_is_not_handed_out_before_its_step_completes() {
+    for devices in [1, 2] {
+        let machine = Machine::new(1, devices, small());
+        let mut engine = machine.rig.engine(8, 8);
+        let mut first = engine.admit(&Prompt::new(1, 23)).unwrap();
+        hold(&machine, &engine);
+        engine.run(&mut [&mut first]).unwrap();
+        drop(first);
+        for _ in 0..3 {
+            let refused = engine.admit(&Prompt::new(2, 23)).unwrap_err();
+            let AdmitError::NoSpace(ClaimError::Exhausted { requested, claimable, retiring }) =
+                refused
+            else {
+                panic!("{refused}")
+            };
+            assert_eq!((requested, claimable, retiring), (6, 2, 6));
+            // Neither an open step nor a dropped one makes it otherwise.
+            drop(engine.begin().unwrap());
+        }
+        // The content is still there to be found, though.
+        let mut again = engine.admit(&Prompt::new(1, 23)).unwrap();
+        assert_eq!(again.sequence.cached_tokens(), 20);
+        let_go(&machine, &engine);
+        engine.run(&mut [&mut again]).unwrap();
+        drop(again);
+        engine.drain().unwrap();
+        let mut second = engine.admit(&Prompt::new(2, 23)).unwrap();
+        engine.run(&mut [&mut second]).unwrap();
+        drop(second);
+        engine.close();
+        machine.assert_clean();
+    }
+}
+
+#[test]
+fn what_was_released_in_a_dropped_step_comes_back_with_the_steps_before_it() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 0);
+    let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    let step = engine.begin().unwrap();
+    drop(live);
+    assert!(engine.admit(&Prompt::new(2, 32)).unwrap_err().is_retryable());
+    drop(step);
+    drop(engine.begin().unwrap());
+    engine.drain().unwrap();
+    let mut live = engine.admit(&Prompt::new(2, 32)).unwrap();
+    // Nothing is in flight, so that a dropped step leaves nothing to wait for.
+    let step = engine.begin().unwrap();
+    engine.enqueue(step, &mut [&mut live]).unwrap();
+    engine.drain().unwrap();
+    let step = engine.begin().unwrap();
+    drop((live, step));
+    drop(engine.begin().unwrap());
+    let mut live = engine.admit(&Prompt::new(3, 32)).map_err(|error| error.to_string());
+    if live.is_err() {
+        engine.drain().unwrap();
+        live = engine.admit(&Prompt::new(3, 32)).map_err(|error| error.to_string());
+    }
+    engine.run(&mut [&mut live.unwrap()]).unwrap();
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn an_open_step_keeps_what_was_released_in_it() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 0);
+    let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    let step = engine.begin().unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    assert!(engine.admit(&Prompt::new(2, 32)).unwrap_err().is_retryable());
+    drop(step);
+    engine.drain().unwrap();
+    let mut live = engine.admit(&Prompt::new(2, 32)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+}
+
+#[test]
+fn the_device_is_at_most_the_depth_behind() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 0);
+    let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
+    assert_eq!(engine.cache.completed_step(), 0);
+    for number in 1..10 {
+        let step = engine.begin().unwrap();
+        assert_eq!(step.number(), number);
+        assert!(engine.cache.completed_step() + 2 >= number);
+        engine.enqueue(step, &mut [&mut live]).unwrap();
+    }
+    assert!(engine.cache.completed_step() < 9);
+    engine.drain().unwrap();
+    assert_eq!((engine.cache.completed_step(), engine.cache.stats().steps), (9, 9));
+    drop(live);
+    engine.close();
+}
+
+/// Makes a cache drop content to host memory, with the copies enqueued and not run.
+fn with_copies_pending(engine: &mut Engine) {
+    let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    drop(engine.admit(&Prompt::new(2, 32)).unwrap());
+    assert!(engine.cache.stats().offloaded_blocks > 0);
+}
+
+#[test]
+fn a_cache_dropped_with_copies_pending_leaves_their_memory() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 8);
+    with_copies_pending(&mut engine);
+    drop(engine);
+    machine.sim.run_all();
+    assert_eq!(machine.sim.findings(), []);
+    assert!(machine.sim.check_leaks().mappings > 0);
+}
+
+#[test]
+fn a_cache_closed_with_copies_pending_waits_for_them() {
+    let machine = Machine::new(1, 2, small());
+    let mut engine = machine.rig.engine(8, 8);
+    with_copies_pending(&mut engine);
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_cache_dropped_at_rest_leaves_nothing() {
+    let machine = Machine::new(1, 2, small());
+    let mut engine = machine.rig.engine(8, 8);
+    for seed in 0..4 {
+        let mut live = engine.admit(&Prompt::new(seed, 20)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    machine.sim.run_all();
+    drop(engine);
+    // And one that never had a step.
+    let mut engine = machine.rig.engine(8, 8);
+    let live = engine.admit(&Prompt::new(1, 20)).unwrap();
+    drop((engine, live));
+    machine.assert_clean();
+}
+
+#[test]
+fn a_cache_dropped_with_work_running_leaves_its_memory() {
+    for recorded in [true, false] {
+        let machine = Machine::new(1, 1, small());
+        let mut engine = machine.rig.engine(8, 8);
+        let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
+        if !recorded {
+            // The last of a step's calls: after all its work.
+            let step = engine.begin().unwrap();
+            engine.enqueue(step, &mut [&mut live]).unwrap();
+            engine.drain().unwrap();
+            let before = machine.calls("cuEventRecord");
+            engine.run(&mut [&mut live]).unwrap();
+            engine.drain().unwrap();
+            let of_a_step = machine.calls("cuEventRecord") - before;
+            machine.sim.fail_nth("cuEventRecord", of_a_step, ErrorCode::UNKNOWN);
+        }
+        assert_eq!(engine.run(&mut [&mut live]).is_ok(), recorded);
+        drop((live, engine));
+        machine.sim.run_all();
+        assert_eq!(machine.sim.findings(), []);
+        assert!(machine.sim.check_leaks().mappings > 0);
+    }
+}
+
+#[test]
+fn a_cache_is_not_closed_under_an_open_step() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 8);
+    let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    let step = engine.begin().unwrap();
+    let errors = engine.try_close().unwrap_err();
+    assert!(matches!(errors[..], [CloseError::StepOpen]), "{errors:?}");
+    drop((step, live));
+}

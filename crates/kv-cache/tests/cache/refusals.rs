@@ -1,0 +1,154 @@
+//! What is refused is refused by name, and changes nothing.
+
+use cuda_sim::SimConfig;
+use kv_cache::{
+    AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, SealError, SlotError, StepError,
+};
+
+use crate::common::engine::{Prompt, options, shape, streams};
+use crate::machine::{Machine, config, small};
+
+#[test]
+fn requests_that_cannot_be() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(12, 0);
+    let hashes = Prompt::new(1, 64).hashes(4);
+    let refuse = |engine: &mut crate::common::engine::Engine, tokens, hashes| {
+        let before = engine.cache.pool().stats();
+        let refused = engine.cache.admit(tokens, hashes).unwrap_err();
+        assert_eq!(engine.cache.pool().stats(), before);
+        assert!(!refused.is_retryable());
+        refused
+    };
+    assert!(matches!(refuse(&mut engine, 0, &[]), AdmitError::NoTokens));
+    assert!(matches!(
+        refuse(&mut engine, 11, &hashes[..3]),
+        AdmitError::TooManyHashes { hashes: 3, full_blocks: 2 }
+    ));
+    assert!(matches!(
+        refuse(&mut engine, 65, &hashes),
+        AdmitError::TooLong { blocks: 17, max: 16 }
+    ));
+    assert!(matches!(refuse(&mut engine, u64::MAX, &[]), AdmitError::TooLong { .. }));
+    assert!(matches!(
+        refuse(&mut engine, 49, &hashes[..12]),
+        AdmitError::NeverFits { blocks: 13, capacity: 12 }
+    ));
+    let mut live = engine.admit(&Prompt::new(1, 40)).unwrap();
+    let refused = engine.cache.extend(&mut live.sequence, 65).unwrap_err();
+    assert!(matches!(refused, AdmitError::TooLong { .. }));
+    let refused = engine.cache.extend(&mut live.sequence, 49).unwrap_err();
+    assert!(matches!(refused, AdmitError::NeverFits { .. }));
+    // It never shrinks.
+    engine.cache.extend(&mut live.sequence, 1).unwrap();
+    assert_eq!((live.sequence.tokens(), live.sequence.block_count()), (40, 10));
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn rows_run_out_and_come_back() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(32, 0);
+    let mut lives: Vec<_> =
+        (0..8).map(|seed| engine.admit(&Prompt::new(seed, 3)).unwrap()).collect();
+    let refused = engine.admit(&Prompt::new(9, 3)).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoRow { rows: 8 }) && refused.is_retryable());
+    let mut all: Vec<_> = lives.iter_mut().collect();
+    engine.run(&mut all).unwrap();
+    let row = lives.pop().unwrap().sequence.row();
+    let live = engine.admit(&Prompt::new(9, 3)).unwrap();
+    assert_eq!(live.sequence.row(), row);
+    drop((live, lives));
+    engine.close();
+}
+
+#[test]
+fn sequences_and_steps_of_another_cache() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(32, 0);
+    // Other blocks, so that mixing them up would leave the sequence's blocks.
+    let options = options(shape(1, 8, 1), 16, 0);
+    let mut other = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
+    let mut live = engine.admit(&Prompt::new(1, 30)).unwrap();
+    let hashes = live.prompt.hashes(4);
+    let sequence = &mut live.sequence;
+    assert!(matches!(other.extend(sequence, 31), Err(AdmitError::ForeignSequence)));
+    assert_eq!(other.seal(sequence, &hashes), Err(SealError::ForeignSequence));
+    let slots = other.slot_mapping(sequence, 0..30, &mut Vec::new());
+    assert_eq!(slots, Err(SlotError::ForeignSequence));
+    assert!(matches!(other.stage(&[sequence], |_, _| Ok(())), Err(StepError::ForeignSequence)));
+
+    let step = other.begin_step().unwrap();
+    assert!(matches!(engine.cache.finish_step(step), Err(StepError::ForeignStep)));
+    let step = engine.begin().unwrap();
+    assert!(matches!(engine.cache.begin_step(), Err(StepError::StillOpen)));
+    engine.enqueue(step, &mut [&mut live]).unwrap();
+    drop(live);
+    other.close().unwrap();
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn slots_and_seals_beyond_a_sequence() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(32, 0);
+    let mut live = engine.admit(&Prompt::new(1, 10)).unwrap();
+    let mut slots = vec![7];
+    for tokens in [0..11, 11..11, u64::MAX - 1..u64::MAX] {
+        let (start, end) = (tokens.start, tokens.end);
+        let refused = engine.cache.slot_mapping(&live.sequence, tokens, &mut slots);
+        assert_eq!(refused, Err(SlotError::OutOfRange { start, end, tokens: 10 }));
+    }
+    assert_eq!(slots, [7]);
+    engine.cache.slot_mapping(&live.sequence, 3..6, &mut slots).unwrap();
+    let block = |index| i64::from(live.sequence.block(index).unwrap());
+    assert_eq!(slots, [7, block(0) * 4 + 3, block(1) * 4, block(1) * 4 + 1]);
+    let hashes = Prompt::new(1, 12).hashes(4);
+    let refused = engine.cache.seal(&mut live.sequence, &hashes);
+    assert_eq!(refused, Err(SealError::TooManyHashes { hashes: 3, full_blocks: 2 }));
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+}
+
+#[test]
+fn options_that_no_cache_can_have() {
+    let machine =
+        Machine::with(SimConfig { devices: 2, pinned_bytes: 1 << 20, ..config() }, small());
+    let good = options(small(), 8, 8);
+    let build = |options: KvCacheOptions| {
+        let built = KvCache::new(&streams(&machine.rig.devices), options);
+        built.map(|_| ()).unwrap_err()
+    };
+    let zero = build(KvCacheOptions { device_blocks: 0, ..good.clone() });
+    assert!(matches!(zero, BuildError::Options(OptionsError::Zero { field: "device_blocks" })));
+    let devices = build(KvCacheOptions { shape: shape(1, 32, 4), ..good.clone() });
+    assert!(matches!(
+        devices,
+        BuildError::Options(OptionsError::DevicesOverLayers { devices: 2, layers: 1 })
+    ));
+    let depth = build(KvCacheOptions { overlap_depth: u32::MAX, ..good.clone() });
+    assert!(matches!(depth, BuildError::Options(OptionsError::OverlapDepth { .. })));
+    let blocks = build(KvCacheOptions { device_blocks: u32::MAX, ..good.clone() });
+    assert!(matches!(blocks, BuildError::Options(OptionsError::TooManyBlocks { .. })));
+    let bytes = build(KvCacheOptions {
+        shape: shape(1 << 20, 1 << 20, 1),
+        device_blocks: i32::MAX as u32 - 8,
+        ..good.clone()
+    });
+    assert!(matches!(bytes, BuildError::Options(OptionsError::Overflow { .. })));
+    let step = build(KvCacheOptions { step_array_bytes: u64::MAX, ..good.clone() });
+    assert!(matches!(step, BuildError::Staging(_)));
+    let table = KvCacheOptions { sequences_max: u32::MAX, ..good.clone() };
+    let table = build(KvCacheOptions { blocks_per_sequence_max: u32::MAX, ..table });
+    assert!(matches!(table, BuildError::Staging(_)));
+    // More pinned memory than the machine has.
+    let host = build(KvCacheOptions { host_blocks: 4 << 10, ..good });
+    assert!(matches!(&host, BuildError::Device(e) if e.is_out_of_memory()), "{host:?}");
+    assert!(KvCache::new(&[], options(small(), 8, 8)).is_err());
+    machine.assert_clean();
+}
