@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kv_pool::{BlockHash, BlockPool, Onboarded, PoolConfig, Priority, Registration};
+use kv_pool::{BlockHash, BlockPool, Onboarded, PoolConfig, Priority, Registration, Tier};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -130,7 +130,7 @@ fn two_tiers() {
     let pool = BlockPool::new(&config).unwrap();
     let mut count = 0;
     let rounds = BLOCKS as usize / PREFIX;
-    let batches: Vec<_> = (0..rounds * (SAMPLES + 3)).map(|_| names(&mut count, PREFIX)).collect();
+    let batches: Vec<_> = (0..rounds * (SAMPLES + 2)).map(|_| names(&mut count, PREFIX)).collect();
     let mut batch = batches.iter();
     batch.by_ref().take(rounds).for_each(|hashes| serve(&pool, hashes));
     let nanoseconds = measure(rounds * PREFIX, || {
@@ -139,15 +139,14 @@ fn two_tiers() {
     row("the same with an offload that evicts in the second tier", nanoseconds);
     assert!(pool.counters().offloaded >= BLOCKS * SAMPLES as u64);
 
-    // Back and forth: what one moves in makes the other move out.
+    // Back and forth: what one moves in makes the other move out. Half is in each tier.
     let hashes: Vec<_> = batches[batches.len() - 2 * rounds..].concat();
     let onboards = 2_000;
     let mut far = hashes.iter().cycle();
     let nanoseconds = measure(onboards, || {
-        let mut moved = 0;
-        while moved < onboards {
-            let hash = *far.next().unwrap();
-            let Some(pin) = pool.find_and_pin(hash, kv_pool::Tier::Secondary) else { continue };
+        for _ in 0..onboards {
+            let find = |&hash: &BlockHash| pool.find_and_pin(hash, Tier::Secondary);
+            let pin = far.by_ref().take(hashes.len()).find_map(find).unwrap();
             let mut target = pool.claim(1).unwrap().remove(0);
             if let Some(offload) = target.take_offload() {
                 offload.commit();
@@ -156,7 +155,6 @@ fn two_tiers() {
                 Onboarded::Moved(pin) => drop(pin),
                 Onboarded::Copied { .. } => unreachable!("nobody else is there"),
             }
-            moved += 1;
         }
     });
     row("find, claim, offload, onboard and release a block", nanoseconds);
