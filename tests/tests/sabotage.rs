@@ -1,0 +1,181 @@
+//! Each protection of the data plane taken out, and the harm seen by an engine that checks all it reads.
+//!
+//! Every scenario is played twice, the same but for the defect: without it nothing is corrupt, with it
+//! the corruption shows. So the checks of a replay are known to notice what they are there for.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+#![cfg(all(feature = "sabotage", debug_assertions))]
+
+#[allow(dead_code, reason = "this test uses its share")]
+#[path = "../../crates/kv-cache/tests/common/engine.rs"]
+mod engine;
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, ErrorCode};
+use cuda_sim::{FindingKind, SimConfig, SimDriver};
+use engine::{Engine, Live, Prompt, options, shape, streams};
+use kv_cache::{Part, StepError};
+
+/// Whether the protection is taken out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Protection {
+    In,
+    Out,
+}
+
+struct Machine {
+    sim: SimDriver,
+    engine: Engine,
+}
+
+impl Machine {
+    /// An engine whose layers lie on `devices` simulated devices.
+    fn new(seed: u64, devices: u32) -> Self {
+        let config = SimConfig { seed, devices, granularity: 4 << 10, ..SimConfig::default() };
+        let sim = SimDriver::new(config).unwrap();
+        sim.register_kernels(kv_kernels::references());
+        let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
+        let devices: Vec<Device> = (0..devices as i32).map(open).collect();
+        let engine = Engine::new(&streams(&devices), options(shape(3, 64, 4), 32, 8));
+        Self { sim, engine }
+    }
+
+    fn admit(&mut self, prompt: &Prompt) -> Live {
+        self.engine.admit(prompt).unwrap()
+    }
+
+    fn parts(&self) -> &[Part] {
+        self.engine.cache.parts()
+    }
+
+    fn hold(&self) {
+        self.parts().iter().for_each(|part| self.sim.hold(part.compute().raw()));
+    }
+
+    fn release_hold(&self) {
+        self.parts().iter().for_each(|part| self.sim.release_hold(part.compute().raw()));
+    }
+
+    /// Blocks that were read and did not hold what they should, of all steps so far.
+    #[track_caller]
+    fn corrupt(&mut self) -> u64 {
+        self.engine.drain().unwrap();
+        assert!(self.engine.verified > 0);
+        // The device saw nothing wrong: only the bytes tell.
+        assert_eq!(self.sim.findings(), []);
+        self.engine.corrupt
+    }
+}
+
+/// Plays `scenario`, which answers how many corrupt blocks were read, on one device and on two and
+/// under several schedules, with the protection and without it.
+#[track_caller]
+fn assert_protected(scenario: fn(&mut Machine, Protection) -> u64) {
+    for devices in [1, 2] {
+        for seed in 0..8 {
+            let guarded = scenario(&mut Machine::new(seed, devices), Protection::In);
+            assert_eq!(guarded, 0, "on {devices} devices with seed {seed}");
+            let harmed = scenario(&mut Machine::new(seed, devices), Protection::Out);
+            assert!(harmed > 0, "not seen on {devices} devices with seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_staging_buffer_reused_before_its_event_is_seen() {
+    assert_protected(|machine, protection| {
+        if protection == Protection::Out {
+            machine.parts().iter().for_each(|part| part.staging().sabotage_reuse_before_event());
+        }
+        let mut first = machine.admit(&Prompt::new(1, 13));
+        let mut second = machine.admit(&Prompt::new(2, 13));
+        // The host is a step ahead of devices that stand still.
+        machine.hold();
+        machine.engine.run(&mut [&mut first]).unwrap();
+        machine.engine.run(&mut [&mut second]).unwrap();
+        machine.release_hold();
+        machine.corrupt()
+    });
+}
+
+#[test]
+fn a_block_that_two_requests_claimed_is_seen() {
+    assert_protected(|machine, protection| {
+        if protection == Protection::Out {
+            machine.engine.cache.pool().sabotage_peek_then_claim();
+        }
+        let mut first = machine.admit(&Prompt::new(1, 13));
+        let mut second = machine.admit(&Prompt::new(2, 13));
+        let same = first.sequence.block(0) == second.sequence.block(0);
+        assert_eq!(same, protection == Protection::Out);
+        machine.engine.run(&mut [&mut first, &mut second]).unwrap();
+        machine.corrupt()
+    });
+}
+
+#[test]
+fn a_transfer_that_ignores_the_skip_is_seen() {
+    assert_protected(|machine, protection| {
+        let system = Prompt::new(1, 8);
+        let mut first = machine.admit(&system.then(2, 5));
+        machine.engine.run(&mut [&mut first]).unwrap();
+        // It shares two blocks, which its chunk has junk for.
+        let mut second = machine.admit(&system.then(3, 5));
+        assert_eq!(second.sequence.cached_tokens(), 8);
+        let ignore = protection == Protection::Out;
+        machine.parts().iter().for_each(|part| part.kernels().sabotage_ignore_skip(ignore));
+        machine.engine.run(&mut [&mut second, &mut first]).unwrap();
+        machine.corrupt()
+    });
+}
+
+/// A step that reads all blocks stands still while its memory is taken away.
+fn shrink_under_a_reader(machine: &mut Machine, protection: Protection) -> Live {
+    let mut live = machine.admit(&Prompt::new(1, 13));
+    machine.engine.run(&mut [&mut live]).unwrap();
+    machine.engine.drain().unwrap();
+    machine.hold();
+    machine.engine.run(&mut [&mut live]).unwrap();
+    for part in machine.parts() {
+        let memory = part.sabotage_memory();
+        let mapped = memory.stats().mapped_bytes;
+        assert!(mapped > 0);
+        if protection == Protection::Out {
+            memory.sabotage_unmap_at_once();
+        }
+        memory.shrink_to(0, &[]).unwrap();
+        memory.poll_retired();
+        // Only the steps in flight stand between the memory and its unmapping.
+        let kept = if protection == Protection::In { mapped } else { 0 };
+        assert_eq!(memory.stats().retiring_bytes, kept);
+    }
+    machine.release_hold();
+    live
+}
+
+#[test]
+fn memory_unmapped_under_its_reader_is_seen() {
+    for (seed, devices) in [(0, 1), (1, 1), (2, 2), (3, 2)] {
+        let mut machine = Machine::new(seed, devices);
+        let live = shrink_under_a_reader(&mut machine, Protection::In);
+        assert_eq!(machine.corrupt(), 0);
+        for part in machine.parts() {
+            assert!(part.sabotage_memory().poll_retired().unmapped_pages > 0);
+        }
+        drop(live);
+        machine.engine.try_close().unwrap();
+        assert_eq!(machine.sim.findings(), []);
+
+        let mut machine = Machine::new(seed, devices);
+        let live = shrink_under_a_reader(&mut machine, Protection::Out);
+        let error = machine.engine.drain().unwrap_err();
+        let Some(StepError::Device(error)) = error.downcast_ref() else { panic!("{error}") };
+        assert_eq!(error.driver_error().code, ErrorCode::ILLEGAL_ADDRESS);
+        let findings = machine.sim.findings();
+        assert_eq!(findings[0].kind, FindingKind::IllegalAccess, "{findings:?}");
+        drop(live);
+        // A lost device is cleaned up all the same.
+        machine.engine.try_close().unwrap();
+    }
+}
