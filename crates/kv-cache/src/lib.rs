@@ -12,6 +12,21 @@
 //! 6. [`KvCache::finish_step`]; requests that are done are dropped.
 //!
 //! No step calls the driver for memory once the pool has grown, and none waits for a copy on the host.
+//! The README has a whole loop, on the simulated device.
+//!
+//! # Who may use memory, and until when
+//! Blocks are numbered alike on all devices. What a step may use is its own until an event after its
+//! work has completed on every device: blocks by the pool's epochs, mappings by the leases of one
+//! gate, staging buffers by events of their own. Copies between device and host run on one stream a
+//! device, in the order in which they were decided, so that slots in host memory need no events; the
+//! compute streams wait for them when the next step is staged, and the gate counts them as users of
+//! the memory until then.
+//!
+//! # Features
+//! - `sabotage`: in builds with debug assertions, lets a test take a protection out.
+//!
+//! # What it does not do
+//! It schedules nothing, shrinks never, and computes no hashes.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,10 +1,10 @@
 //! Released is not free, enqueued is not done, and what may be in use is left alone.
 
 use cuda_driver::ErrorCode;
-use kv_cache::{AdmitError, CloseError};
+use kv_cache::{AdmitError, CloseError, KvCache};
 use kv_pool::ClaimError;
 
-use crate::common::engine::{Engine, Prompt};
+use crate::common::engine::{Engine, Prompt, options, streams};
 use crate::machine::{Machine, small};
 
 fn hold(machine: &Machine, engine: &Engine) {
@@ -201,4 +201,20 @@ fn a_cache_is_not_closed_under_an_open_step() {
     let errors = engine.try_close().unwrap_err();
     assert!(matches!(errors[..], [CloseError::StepOpen]), "{errors:?}");
     drop((step, live));
+}
+
+#[test]
+fn a_closed_cache_has_given_everything_back_at_once() {
+    let machine = Machine::new(1, 2, small());
+    let before = [0, 1].map(|device| machine.sim.device_used_bytes(device));
+    let streams = streams(&machine.rig.devices);
+    let mut cache = KvCache::new(&streams, options(small(), 8, 8)).unwrap();
+    assert!(machine.sim.pinned_bytes() > 0);
+    let sequence = cache.admit(20, &[]).unwrap();
+    cache.close().unwrap();
+    // The devices live on, and nobody allocates on them.
+    assert_eq!(machine.sim.pinned_bytes(), 0);
+    assert_eq!([0, 1].map(|device| machine.sim.device_used_bytes(device)), before);
+    drop((sequence, streams));
+    machine.assert_clean();
 }
