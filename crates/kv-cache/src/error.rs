@@ -208,16 +208,8 @@ pub enum CloseError {
         #[source]
         source: cuda_vmm::CloseError,
     },
-    /// The staging buffers could not be freed.
-    #[error("the staging buffers could not be freed")]
+    /// The staging buffers, the host tier's pinned memory or a small buffer on the device could not
+    /// be freed.
+    #[error("the staging buffers or the host tier could not be freed")]
     Staging(#[from] StagingError),
-    /// The host tier's pinned memory, or a small buffer on the device, could not be freed.
-    #[error("device {ordinal} did not free all memory")]
-    Free {
-        /// Ordinal of the device.
-        ordinal: i32,
-        /// The first refusal.
-        #[source]
-        source: DeviceError,
-    },
 }

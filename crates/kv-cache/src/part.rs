@@ -176,8 +176,7 @@ impl Part {
 
     /// Gives everything back. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
-        let device = self.device().clone();
-        let ordinal = device.ordinal();
+        let ordinal = self.device().ordinal();
         let Self { memory, staging, stager, host, paged, .. } = self;
         let mut errors = Vec::new();
         match memory.close(&[]).wait() {
@@ -193,13 +192,8 @@ impl Part {
             Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
         }
         drop((stager, host, paged));
+        // Frees what was dropped just now, too: the device's memory that waits to be freed is one list.
         errors.extend(staging.close().err().map(CloseError::from));
-        // What was dropped above is freed by this, or was with the staging buffers.
-        if let Err(source) = device.free_retired()
-            && device.poison().is_none()
-        {
-            errors.push(CloseError::Free { ordinal, source });
-        }
         errors
     }
 

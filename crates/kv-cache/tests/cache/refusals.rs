@@ -2,7 +2,8 @@
 
 use cuda_sim::SimConfig;
 use kv_cache::{
-    AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, SealError, SlotError, StepError,
+    AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, SealError, Sequence, SlotError,
+    StepError,
 };
 
 use crate::common::engine::{Prompt, options, shape, streams};
@@ -63,6 +64,35 @@ fn rows_run_out_and_come_back() {
     assert_eq!(live.sequence.row(), row);
     drop((live, lives));
     engine.close();
+}
+
+#[test]
+fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
+    let machine = Machine::new(1, 1, small());
+    let streams = streams(&machine.rig.devices);
+    let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
+    let (long, other) = (cache.admit(40, &[]).unwrap(), cache.admit(36, &[]).unwrap());
+    let row = long.row();
+    drop(long);
+    let short = cache.admit(5, &[]).unwrap();
+    assert_eq!(short.row(), row);
+    let step = cache.begin_step().unwrap();
+    let staged = cache.stage(&[&other, &short], |_, _| Ok(())).unwrap();
+    assert_eq!(staged[0].width(), 9);
+    let mut bytes = [0; 2 * 9 * 4];
+    streams[0].download(&mut bytes, staged[0].block_table().unwrap()).unwrap();
+    let table: Vec<i32> =
+        bytes.chunks_exact(4).map(|entry| i32::from_ne_bytes(entry.try_into().unwrap())).collect();
+    let blocks = |sequence: &Sequence| -> Vec<i32> {
+        (0..9).map(|index| sequence.block(index).map_or(-1, |block| block as i32)).collect()
+    };
+    assert_eq!(table, [&other, &short].map(blocks).concat());
+    let mut bytes = [0; 8];
+    streams[0].download(&mut bytes, staged[0].lengths().unwrap()).unwrap();
+    assert_eq!(bytes, [36_u32.to_ne_bytes(), 5_u32.to_ne_bytes()].concat()[..]);
+    cache.finish_step(step).unwrap();
+    drop((other, short));
+    cache.close().unwrap();
 }
 
 #[test]
