@@ -166,28 +166,44 @@ fn a_cache_dropped_at_rest_leaves_nothing() {
     machine.assert_clean();
 }
 
+/// A cache whose last step runs, with an event after it or with none because that was refused.
+fn with_work_running(machine: &Machine, recorded: bool) -> Engine {
+    let mut engine = machine.rig.engine(8, 8);
+    let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    engine.drain().unwrap();
+    let before = machine.calls("cuEventRecord");
+    engine.run(&mut [&mut live]).unwrap();
+    engine.drain().unwrap();
+    if !recorded {
+        // The last of a step's calls: after all its work.
+        let of_a_step = machine.calls("cuEventRecord") - before;
+        machine.sim.fail_nth("cuEventRecord", of_a_step, ErrorCode::UNKNOWN);
+    }
+    assert_eq!(engine.run(&mut [&mut live]).is_ok(), recorded);
+    engine
+}
+
 #[test]
 fn a_cache_dropped_with_work_running_leaves_its_memory() {
     for recorded in [true, false] {
         let machine = Machine::new(1, 1, small());
-        let mut engine = machine.rig.engine(8, 8);
-        let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
-        if !recorded {
-            // The last of a step's calls: after all its work.
-            let step = engine.begin().unwrap();
-            engine.enqueue(step, &mut [&mut live]).unwrap();
-            engine.drain().unwrap();
-            let before = machine.calls("cuEventRecord");
-            engine.run(&mut [&mut live]).unwrap();
-            engine.drain().unwrap();
-            let of_a_step = machine.calls("cuEventRecord") - before;
-            machine.sim.fail_nth("cuEventRecord", of_a_step, ErrorCode::UNKNOWN);
-        }
-        assert_eq!(engine.run(&mut [&mut live]).is_ok(), recorded);
-        drop((live, engine));
+        drop(with_work_running(&machine, recorded));
         machine.sim.run_all();
         assert_eq!(machine.sim.findings(), []);
         assert!(machine.sim.check_leaks().mappings > 0);
+    }
+}
+
+#[test]
+fn a_cache_closed_with_work_running_waits_for_it() {
+    for recorded in [true, false] {
+        for devices in [1, 2] {
+            let machine = Machine::new(1, devices, small());
+            with_work_running(&machine, recorded).try_close().unwrap();
+            machine.sim.run_all();
+            machine.assert_clean();
+        }
     }
 }
 

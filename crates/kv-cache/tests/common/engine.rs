@@ -137,8 +137,16 @@ impl Engine {
     }
 
     pub(crate) fn admit(&mut self, prompt: &Prompt) -> Result<Live, AdmitError> {
-        let hashes = prompt.hashes(self.block_tokens());
-        let sequence = self.cache.admit(prompt.len(), &hashes)?;
+        self.admit_named(prompt, &prompt.hashes(self.block_tokens()))
+    }
+
+    /// Admits a prompt of which only `hashes` may be found.
+    pub(crate) fn admit_named(
+        &mut self,
+        prompt: &Prompt,
+        hashes: &[BlockHash],
+    ) -> Result<Live, AdmitError> {
+        let sequence = self.cache.admit(prompt.len(), hashes)?;
         let computed = sequence.cached_tokens();
         Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
     }

@@ -4,6 +4,7 @@
 use cuda_driver::Device;
 use kv_cache::{AdmitError, KvCacheOptions};
 use kv_kernels::KvShape;
+use kv_pool::{BlockHash, Tier};
 
 use super::engine::{Engine, Live, Prompt, Random, options, streams};
 
@@ -43,8 +44,10 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("content_goes_to_the_host_and_comes_back", content_goes_to_the_host_and_comes_back),
     ("content_is_dropped_without_a_host_tier", content_is_dropped_without_a_host_tier),
     ("content_is_dropped_from_a_full_host_tier", content_is_dropped_from_a_full_host_tier),
+    ("the_tail_of_a_prefix_is_evicted_first", the_tail_of_a_prefix_is_evicted_first),
     ("equal_content_is_held_once", equal_content_is_held_once),
     ("a_pinned_host_block_is_copied", a_pinned_host_block_is_copied),
+    ("content_pinned_on_the_host_is_not_read_there", content_pinned_on_the_host_is_not_read_there),
     ("space_comes_back_when_steps_complete", space_comes_back_when_steps_complete),
     ("random_requests", |rig| random_requests(rig, 1, 300)),
 ];
@@ -163,6 +166,16 @@ fn content_is_dropped_from_a_full_host_tier(rig: &Rig) {
     engine.close();
 }
 
+fn the_tail_of_a_prefix_is_evicted_first(rig: &Rig) {
+    let mut engine = rig.engine(8, 0);
+    let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 5));
+    serve(&mut engine, &first);
+    // Six blocks, of which three are empty.
+    serve(&mut engine, &second);
+    assert_eq!(serve(&mut engine, &first), (2 * rig.block_tokens(), 0));
+    engine.close();
+}
+
 fn equal_content_is_held_once(rig: &Rig) {
     let mut engine = rig.engine(16, 0);
     let prompt = rig.prompt(1, 3);
@@ -197,10 +210,8 @@ fn a_pinned_host_block_is_copied(rig: &Rig) {
     // A reader elsewhere holds what was evicted.
     let hashes = first.hashes(rig.block_tokens());
     let pool = engine.cache.pool().clone();
-    let held: Vec<_> = hashes
-        .iter()
-        .filter_map(|hash| pool.find_and_pin(*hash, kv_pool::Tier::Secondary))
-        .collect();
+    let held: Vec<_> =
+        hashes.iter().filter_map(|hash| pool.find_and_pin(*hash, Tier::Secondary)).collect();
     assert!(!held.is_empty());
     for _ in 0..2 {
         let (cached_tokens, onboarded) = serve(&mut engine, &first);
@@ -210,6 +221,27 @@ fn a_pinned_host_block_is_copied(rig: &Rig) {
     drop(held);
     serve(&mut engine, &second);
     serve(&mut engine, &first);
+    engine.close();
+}
+
+fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
+    let mut engine = rig.engine(8, 16);
+    let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 6));
+    serve(&mut engine, &first);
+    serve(&mut engine, &second);
+    let pool = engine.cache.pool().clone();
+    let hashes = first.hashes(rig.block_tokens());
+    let pin = |hash: &BlockHash| pool.find_and_pin(*hash, Tier::Secondary);
+    let held: Vec<_> = hashes.iter().filter_map(pin).collect();
+    assert!(!held.is_empty());
+    // Computed again unseen, and sealed: the names stay with the blocks on the host.
+    let mut live = engine.admit_named(&first, &[]).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    assert!(pool.counters().duplicates >= held.len() as u64);
+    drop((live, held));
+    engine.drain().unwrap();
+    assert_eq!(serve(&mut engine, &first).0, 6 * rig.block_tokens());
     engine.close();
 }
 
