@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
@@ -19,6 +20,7 @@ fn claim_all(pool: &BlockPool, threads: usize, count: usize) -> Vec<ClaimedBlock
         start.wait();
         let mut blocks = Vec::new();
         while let Ok(more) = pool.claim(count) {
+            assert_eq!(more.len(), count, "all or none");
             blocks.extend(more);
         }
         blocks
@@ -160,6 +162,7 @@ impl Worker<'_> {
     fn claim(&mut self) {
         let count = 1 + self.below(2) as usize;
         let Ok(blocks) = self.pool.claim(count) else { return self.give_way() };
+        assert_eq!(blocks.len(), count, "all or none");
         for mut block in blocks {
             self.saw(self.memory.take(&block, self.id));
             if let Some(offload) = block.take_offload() {
@@ -283,14 +286,18 @@ fn mixed_work_of_many_threads_never_meets_a_foreign_slot() {
             };
             let (barrier, torn) = (&barrier, &torn);
             scope.spawn(move || {
+                let mut alive = true;
                 for _ in 0..ROUNDS {
-                    (0..STEPS).for_each(|_| worker.step());
+                    // A thread that panics still comes to the barrier, or the others never leave it.
+                    let steps = AssertUnwindSafe(|| (0..STEPS).for_each(|_| worker.step()));
+                    alive = alive && catch_unwind(steps).is_ok();
                     // All stand still while one looks.
                     if barrier.wait().is_leader() {
                         torn.lock().unwrap().extend(worker.pool.check_integrity().err());
                     }
                     barrier.wait();
                 }
+                assert!(alive, "a step panicked");
                 worker.finish();
             });
         }
