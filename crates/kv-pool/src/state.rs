@@ -164,6 +164,9 @@ impl State {
 
     /// Puts a block that nobody holds where it waits for its next user.
     pub(crate) fn rest(&mut self, id: BlockId) {
+        // Of two owners the other may have released it before.
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.take_out(id);
         if self.current <= self.completed {
             self.enqueue(id);
         } else {
@@ -293,6 +296,8 @@ impl State {
             // An unused copy in host memory gives way to the one that is nearer.
             self.forget(existing);
         }
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.part_from_other_owner(id);
         self.index.insert(hash, id);
         let block = &mut self.blocks[id.index()];
         block.hash = Some(hash);
@@ -358,8 +363,17 @@ impl State {
 
 #[cfg(all(feature = "sabotage", debug_assertions))]
 impl State {
+    /// Keeps the lists whole when a block with two owners is named by the second: its bytes are what
+    /// a test wants to see damaged.
+    fn part_from_other_owner(&mut self, id: BlockId) {
+        self.take_out(id);
+        self.unname(id);
+    }
+
     fn next_primary(&mut self) -> Option<BlockId> {
         if let Some(stale) = self.sabotage.stale() {
+            // Its other owner may have released it already.
+            self.take_out(stale);
             return Some(stale);
         }
         let id = self.pop(Tier::Primary)?;

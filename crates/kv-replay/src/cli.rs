@@ -46,9 +46,9 @@ pub(crate) struct RunArgs {
     /// Where to run: sim, sim:N for N simulated devices, or GPUs as in cuda:0,cuda:1.
     #[arg(long, value_name = "DEVICES", default_value_t)]
     pub(crate) device: DeviceSpec,
-    /// Layers of the model, split over the devices.
-    #[arg(long, value_name = "L", default_value_t = RunConfig::default().shape.layers)]
-    layers: u32,
+    /// Layers of the model, split over the devices [default: one for each device].
+    #[arg(long, value_name = "L")]
+    layers: Option<u32>,
     /// Heads of K, and of V, in one layer.
     #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads)]
     kv_heads: u32,
@@ -82,13 +82,17 @@ pub(crate) struct RunArgs {
     /// Writes the report to this file as JSON, whole or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Takes a protection out: staging, claim or skip.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
 }
 
 impl RunArgs {
     pub(crate) fn config(&self) -> RunConfig {
         RunConfig {
             shape: ModelShape {
-                layers: self.layers,
+                layers: self.layers.unwrap_or(self.device.count() as u32),
                 kv_heads: self.kv_heads,
                 head_size: self.head_size,
                 dtype: self.dtype,

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, SimSizes};
 use kv_replay::engine::{self, RunError};
@@ -10,13 +11,14 @@ use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
 use kv_replay::policies::{self, PoliciesError};
 use kv_replay::report::RunReport;
+use kv_replay::shape::ModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
 use crate::cli::{Command, RunArgs};
 use crate::progress::Bar;
 
 /// Requests of the demonstration: what a simulated device replays in some ten seconds on two cores.
-const DEMO_REQUESTS: u64 = 400;
+const DEMO_REQUESTS: u64 = 250;
 
 /// Seed of the demonstration.
 const DEMO_SEED: u64 = 7;
@@ -24,6 +26,8 @@ const DEMO_SEED: u64 = 7;
 /// A demonstration whose pools are small enough for blocks to be evicted, offloaded and onboarded.
 fn demo_config() -> RunConfig {
     RunConfig {
+        shape: ModelShape { layers: 2, ..RunConfig::default().shape },
+        block_tokens: 64,
         device_blocks: 8192,
         host_blocks: 16_384,
         verify: Verify::Full,
@@ -97,7 +101,7 @@ fn demo() -> Result<Outcome, Failure> {
     say(&format!(
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
     ))?;
-    let outcome = replay(&demo_config(), &DeviceSpec::default(), &trace, None)?;
+    let outcome = replay(&demo_config(), &DeviceSpec::default(), &trace, None, |_| ())?;
     say("\nTry your own: kv-replay run --help\n")?;
     Ok(outcome)
 }
@@ -123,22 +127,32 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             generate::generate(&GenerateOptions { requests, seed: config.seed })?
         }
     };
-    replay(&config, &args.device, &trace, args.json.as_deref())
+    replay(&config, &args.device, &trace, args.json.as_deref(), |_cache| {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if let Some(sabotage) = args.sabotage {
+            sabotage.apply(_cache);
+        }
+    })
 }
 
-/// Replays `trace`, says what was found, and writes it to the file `json` if one is named.
+/// Replays `trace` with a cache that `prepare` saw first, says what was found, and writes it to the file `json` if one is
+/// named.
 fn replay(
     config: &RunConfig,
     spec: &DeviceSpec,
     trace: &Trace,
     json: Option<&Path>,
+    prepare: impl FnOnce(&KvCache),
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
     let unusable = |source| Failure::Device { spec: spec.clone(), source };
     let devices = device::open(spec, SimSizes::for_config(config)).map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
     let mut bar = Bar::new(trace.requests.len() as u64);
-    let report = engine::run(config, trace, &devices, &mut bar);
+    let report = engine::build_cache(config, trace, &devices).and_then(|cache| {
+        prepare(&cache);
+        engine::run_on(cache, config, trace, &devices, &mut bar)
+    });
     bar.clear();
     let report = report?;
     say(&report.summary())?;

@@ -100,11 +100,11 @@ impl Default for RunConfig {
     /// A model so small that a simulated device replays a long trace in a minute or two.
     fn default() -> Self {
         Self {
-            shape: ModelShape { layers: 2, kv_heads: 1, head_size: 8, dtype: Dtype::Bf16 },
-            block_tokens: 64,
-            device_blocks: 16_384,
+            shape: ModelShape { layers: 1, kv_heads: 1, head_size: 8, dtype: Dtype::Fp8 },
+            block_tokens: 512,
+            device_blocks: 8192,
             host_blocks: 32_768,
-            max_batch: 64,
+            max_batch: 32,
             step_tokens: 16_384,
             verify: Verify::Full,
             seed: 0,
@@ -345,7 +345,7 @@ mod tests {
                     c.device_blocks = DEVICE_BLOCKS_MAX;
                     c.shape.head_size = 1 << 31;
                 }),
-                "--device-blocks 2147483647 of 1099511627776 bytes each overflow the address space",
+                "--device-blocks 2147483647 of 2199023255552 bytes each overflow the address space",
             ),
         ] {
             assert_eq!(found, expected);
@@ -355,10 +355,10 @@ mod tests {
     #[test]
     fn more_devices_than_layers_are_refused() {
         let config = RunConfig::default();
-        assert_eq!(config.check_devices(2), Ok(()));
+        assert_eq!(config.check_devices(1), Ok(()));
         assert_eq!(
-            config.check_devices(3),
-            Err(ConfigError::DevicesOverLayers { devices: 3, layers: 2 })
+            config.check_devices(2),
+            Err(ConfigError::DevicesOverLayers { devices: 2, layers: 1 })
         );
     }
 
@@ -370,7 +370,7 @@ mod tests {
             output_length: 1,
             hash_ids: vec![0; input_length.div_ceil(BLOCK_TOKENS_IN_TRACE) as usize],
         };
-        let config = RunConfig { device_blocks: 8, ..RunConfig::default() };
+        let config = RunConfig { device_blocks: 8, block_tokens: 64, ..RunConfig::default() };
         let mut trace = Trace { requests: vec![request(511)] };
         assert_eq!(config.check_trace(&trace), Ok(()));
         trace.requests.push(request(512));

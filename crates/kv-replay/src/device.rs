@@ -280,6 +280,7 @@ impl OpenDevices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::ModelShape;
 
     fn parsed(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
         text.parse()
@@ -328,14 +329,15 @@ mod tests {
 
     #[test]
     fn simulated_devices_have_room_for_the_pools() {
-        let config = RunConfig { device_blocks: 1 << 20, ..RunConfig::default() };
+        let shape = ModelShape { layers: 2, ..RunConfig::default().shape };
+        let config = RunConfig { shape, device_blocks: 1 << 20, ..RunConfig::default() };
         let devices = open(&parsed("sim:2").unwrap(), SimSizes::for_config(&config)).unwrap();
         assert!(devices.sim.is_some());
         devices.check_fits(&config).unwrap();
         let larger = RunConfig { device_blocks: 1 << 30, ..config };
         assert!(matches!(
             devices.check_fits(&larger),
-            Err(DeviceOpenError::TooSmall { needed_bytes, .. }) if needed_bytes == 2048 << 30
+            Err(DeviceOpenError::TooSmall { needed_bytes, .. }) if needed_bytes == 8 << 40
         ));
         assert!(devices.driver.calls().contains_key("cuDevicePrimaryCtxRetain"));
     }

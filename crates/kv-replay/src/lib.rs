@@ -27,6 +27,7 @@
 //! far a run is.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
 
 pub mod config;
 pub mod device;

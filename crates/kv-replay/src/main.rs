@@ -1,8 +1,12 @@
 //! The `kv-replay` program: a command line over the library of the same name.
 
+#![forbid(unsafe_code)]
+
 mod cli;
 mod commands;
 mod progress;
+#[cfg(all(feature = "sabotage", debug_assertions))]
+mod sabotage;
 
 use std::error::Error;
 use std::io::{self, Write as _};

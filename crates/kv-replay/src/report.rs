@@ -358,10 +358,10 @@ mod tests {
         let expected = "\
 1,000 of 1,000 requests finished on sim (Simulated H100) in 3.2 s
 
-  model     2 layers, 1 KV heads of 8 x bf16; blocks of 64 tokens, 4 KiB each
+  model     1 layers, 1 KV heads of 8 x fp8; blocks of 512 tokens, 8 KiB each
   tokens    0 prompt, of which 0 came from the cache; 0 generated
   lookups   1,234 blocks, 617 hit (50.0 %)
-  memory    16,384 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
+  memory    8,192 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
   moves     0 blocks evicted, 0 offloaded, 0 onboarded; 1.5 GiB transferred
   steps     0 iterations, 0 preemptions
   driver    152 calls: cuEventQuery 70, cuLaunchKernel 70, cuMemMap 9, a 2, …
@@ -421,8 +421,8 @@ mod tests {
         }
         assert_eq!(json["driver_calls"]["cuMemMap"], 9);
         assert_eq!(json["verify"], "full");
-        assert_eq!(json["shape"]["dtype"], "bf16");
-        assert_eq!(json["shape"]["block_bytes"], 4096);
+        assert_eq!(json["shape"]["dtype"], "fp8");
+        assert_eq!(json["shape"]["block_bytes"], 8192);
         assert_eq!(json["corruptions"][0]["physical_block"], 99);
     }
 

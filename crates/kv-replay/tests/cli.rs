@@ -115,7 +115,7 @@ fn options_are_named_with_their_values() {
         (&["--layers", "4294967296"], "invalid value '4294967296' for '--layers <L>'"),
         (&["--verify", "most"], "unknown verification \"most\"; expected none, sample or full"),
         (&["--dtype", "int8"], "unknown dtype \"int8\"; expected f32, f16, bf16 or fp8"),
-        (&["--head-size", "3"], "has 6 bytes, expected a multiple of 8"),
+        (&["--head-size", "3"], "has 3 bytes, expected a multiple of 8"),
         (&["--device-blocks", "3"], "tokens, which take"),
     ] {
         assert_says(&Case::new().refused(args), expected);
@@ -127,13 +127,13 @@ fn a_shape_that_overflows_is_named() {
     let huge = ["--layers", "4294967295", "--kv-heads", "4294967295", "--head-size", "4294967288"];
     assert_says(
         &Case::new().refused(&huge),
-        "error: a block of 64 tokens x 4294967295 layers x K and V x 4294967295 heads x \
-         4294967288 elements of bf16 has more bytes than 64 bits can count",
+        "error: a block of 512 tokens x 4294967295 layers x K and V x 4294967295 heads x \
+         4294967288 elements of fp8 has more bytes than 64 bits can count",
     );
     let pool = ["--device-blocks", "2147483647", "--head-size", "2147483648"];
     assert_says(
         &Case::new().refused(&pool),
-        "error: --device-blocks 2147483647 of 1099511627776 bytes each overflow the address space",
+        "error: --device-blocks 2147483647 of 2199023255552 bytes each overflow the address space",
     );
 }
 
@@ -142,10 +142,11 @@ fn devices_that_do_not_exist_are_named() {
     for (device, expected) in [
         ("gpu0", "unknown device \"gpu0\"; expected sim, sim:N or cuda:0[,cuda:1…]"),
         ("cuda:0,cuda:0", "device \"cuda:0\" is named twice"),
-        ("sim:3", "error: 3 devices for 2 layers, expected at least one layer a device"),
     ] {
         assert_says(&Case::new().refused(&["--device", device]), expected);
     }
+    let split = Case::new().refused(&["--device", "sim:3", "--layers", "2"]);
+    assert_says(&split, "error: 3 devices for 2 layers, expected at least one layer a device");
     let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);
     assert_says(&many, "error: cannot use device sim:33\n  caused by: ");
     assert_says(&many, "33 devices, where 1 to 32 can be simulated");

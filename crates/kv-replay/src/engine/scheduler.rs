@@ -18,6 +18,10 @@ use crate::trace::Trace;
 /// Iterations in a row without any work after which a request that waits will wait forever.
 const IDLE_ITERATIONS_MAX: u32 = 4;
 
+/// Tokens of a chunk of the grid that stores are aligned to: several of the trace's blocks, so that a
+/// cached prefix often ends inside one.
+const GRID_TOKENS: u64 = 2048;
+
 /// The state of a run between two iterations.
 pub(super) struct Scheduler<'a> {
     trace: &'a Trace,
@@ -269,7 +273,7 @@ impl<'a> Scheduler<'a> {
     ) -> Result<(), RunError> {
         let budget = self.step_tokens - self.batch.len() as u64;
         let start = sequence.cached_tokens();
-        let skipped = start % grid_tokens(self.block_tokens);
+        let skipped = start % GRID_TOKENS;
         let (cache, content) = (&self.cache, &request.content);
         let end;
         if skipped > 0 && skipped < budget {
@@ -362,12 +366,6 @@ impl<'a> Scheduler<'a> {
         });
         Ok(())
     }
-}
-
-/// Tokens of a chunk of the grid that stores are aligned to: several blocks, so that a cached prefix
-/// often ends inside one.
-fn grid_tokens(block_tokens: u64) -> u64 {
-    (4 * block_tokens).max(256)
 }
 
 /// Blocks that can be claimed once steps have completed.

@@ -1,0 +1,42 @@
+//! Protections that can be taken out, to see that the reader notices.
+
+use std::str::FromStr;
+
+use kv_cache::KvCache;
+
+/// A published defect, brought back.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Sabotage {
+    /// Staging buffers are written again before the device has read them (H13, H14).
+    Staging,
+    /// Two callers peek at the free blocks before either claims (H10).
+    Claim,
+    /// Transfers ignore how many tokens to skip (H12).
+    Skip,
+}
+
+impl Sabotage {
+    /// Takes the protection out of `cache`, for good.
+    pub(crate) fn apply(self, cache: &KvCache) {
+        for part in cache.parts() {
+            match self {
+                Self::Staging => part.staging().sabotage_reuse_before_event(),
+                Self::Claim => cache.pool().sabotage_peek_then_claim(),
+                Self::Skip => part.kernels().sabotage_ignore_skip(true),
+            }
+        }
+    }
+}
+
+impl FromStr for Sabotage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "staging" => Ok(Self::Staging),
+            "claim" => Ok(Self::Claim),
+            "skip" => Ok(Self::Skip),
+            _ => Err(format!("unknown sabotage {text:?}; expected staging, claim or skip")),
+        }
+    }
+}

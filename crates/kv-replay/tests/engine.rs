@@ -1,0 +1,177 @@
+//! The engine on the simulated device: every request finishes, and every byte is where it belongs.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
+use kv_replay::device::{SimSizes, open};
+use kv_replay::engine;
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::report::RunReport;
+use kv_replay::shape::{Dtype, ModelShape};
+use kv_replay::trace::{Request, Trace};
+
+fn small(blocks: u64) -> RunConfig {
+    RunConfig {
+        block_tokens: 64,
+        device_blocks: blocks,
+        host_blocks: 0,
+        max_batch: 8,
+        step_tokens: 2048,
+        ..RunConfig::default()
+    }
+}
+
+fn request(input_length: u64, output_length: u64, first_id: u64) -> Request {
+    let ids = input_length.div_ceil(512);
+    Request {
+        timestamp_ms: 0,
+        input_length,
+        output_length,
+        hash_ids: (first_id..first_id + ids).collect(),
+    }
+}
+
+fn replay_on(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
+    config.check().unwrap();
+    config.check_trace(trace).unwrap();
+    let devices = open(&device.parse().unwrap(), SimSizes::for_config(config)).unwrap();
+    let report = engine::run(config, trace, &devices, &mut ()).unwrap();
+    assert_eq!(report.finished, report.requests);
+    assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
+    let sim = devices.sim.clone().unwrap();
+    drop(devices);
+    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    report
+}
+
+fn replay(config: &RunConfig, trace: &Trace) -> RunReport {
+    replay_on("sim", config, trace)
+}
+
+#[test]
+fn tokens_blocks_and_iterations_are_counted_exactly() {
+    // 100 tokens are two blocks, the second part full; the budget takes the prompt at once.
+    let trace = Trace { requests: vec![request(100, 3, 0)] };
+    let report = replay(&small(8), &trace);
+    assert_eq!((report.prompt_tokens, report.generated_tokens), (100, 3));
+    assert_eq!(report.iterations, 4);
+    assert_eq!(report.verified_blocks, 2 * 4);
+    assert_eq!((report.block_lookups, report.block_hits), (1, 0));
+    // 103 tokens of 16 bytes.
+    assert_eq!(report.bytes_transferred, 103 * 16);
+    assert_eq!(report.peak_device_blocks, 2);
+}
+
+#[test]
+fn a_prompt_longer_than_the_budget_is_written_in_pieces() {
+    let config = RunConfig { step_tokens: 100, ..small(32) };
+    let report = replay(&config, &Trace { requests: vec![request(1000, 1, 0)] });
+    assert_eq!(report.iterations, 10 + 1);
+}
+
+#[test]
+fn an_equal_prompt_is_found_and_not_written_again() {
+    let requests = vec![request(1000, 5, 0), request(1000, 5, 0)];
+    let config = RunConfig { max_batch: 1, ..small(64) };
+    let report = replay(&config, &Trace { requests });
+    // 15 full blocks; the last token is in the sixteenth.
+    assert_eq!((report.block_lookups, report.block_hits), (30, 15));
+    assert_eq!(report.prefix_tokens_reused, 15 * 64);
+    assert!((report.hit_rate - 0.5).abs() < 1e-9);
+}
+
+#[test]
+fn evicted_blocks_go_to_host_memory_and_come_back() {
+    let requests = vec![request(2000, 2, 0), request(2000, 2, 100), request(2000, 2, 0)];
+    let config = RunConfig { max_batch: 1, host_blocks: 64, ..small(40) };
+    let report = replay(&config, &Trace { requests });
+    assert!(report.blocks_offloaded >= 20, "{report:?}");
+    assert!(report.blocks_onboarded >= 20, "{report:?}");
+    assert_eq!(report.block_hits, 31);
+}
+
+#[test]
+fn without_a_host_tier_evicted_blocks_are_computed_again() {
+    let requests = vec![request(2000, 2, 0), request(2000, 2, 100), request(2000, 2, 0)];
+    let config = RunConfig { max_batch: 1, ..small(40) };
+    let report = replay(&config, &Trace { requests });
+    assert_eq!((report.blocks_offloaded, report.blocks_onboarded), (0, 0));
+    assert!(report.blocks_evicted > 0 && report.block_hits < 31, "{report:?}");
+}
+
+#[test]
+fn requests_that_outgrow_the_pool_together_are_preempted_and_finish() {
+    // Four requests of 40 blocks each in the end, admitted with 10 each into 64.
+    let requests = (0..4).map(|n| request(640, 1900, n * 10)).collect();
+    let report = replay(&small(64), &Trace { requests });
+    assert!(report.preemptions > 0, "{report:?}");
+    assert_eq!(report.generated_tokens, 4 * 1900);
+}
+
+#[test]
+fn layers_split_over_devices_hold_different_bytes_and_are_all_verified() {
+    let trace = generate(&GenerateOptions { requests: 6, seed: 5 }).unwrap();
+    let shape = ModelShape { layers: 3, kv_heads: 2, head_size: 4, dtype: Dtype::Bf16 };
+    let config = RunConfig { shape, host_blocks: 512, ..small(2600) };
+    let one = replay_on("sim", &config, &trace);
+    let two = replay_on("sim:2", &config, &trace);
+    assert_eq!(two.verified_blocks, 2 * one.verified_blocks);
+    assert_eq!(two.bytes_transferred, one.bytes_transferred);
+    assert_eq!(two.block_hits, one.block_hits);
+}
+
+#[test]
+fn nothing_is_pinned_or_mapped_after_the_pool_has_grown() {
+    let trace = generate(&GenerateOptions { requests: 40, seed: 2 }).unwrap();
+    let config = RunConfig { host_blocks: 4096, ..small(2600) };
+    let report = replay(&config, &trace);
+    assert_eq!(report.pinned_bytes_allocated_after_warmup, 0);
+    // A block is 1 KiB, so two pages of 2 MiB hold all of the pool.
+    assert_eq!(report.driver_calls["cuMemMap"], 2);
+    assert!(report.iterations > 500);
+}
+
+#[test]
+fn a_run_follows_from_its_seed_and_a_sample_is_a_part_of_it() {
+    let trace = generate(&GenerateOptions { requests: 20, seed: 9 }).unwrap();
+    let config = RunConfig { host_blocks: 1024, ..small(2600) };
+    let one = replay(&config, &trace);
+    let again = replay(&config, &trace);
+    assert_eq!(RunReport { wall_s: 0.0, ..one.clone() }, RunReport { wall_s: 0.0, ..again });
+    let sample = replay(&RunConfig { verify: Verify::Sample, ..config.clone() }, &trace);
+    assert!(sample.verified_blocks > 0);
+    assert!(sample.verified_blocks * 8 < one.verified_blocks, "{}", sample.verified_blocks);
+    let none = replay(&RunConfig { verify: Verify::None, ..config }, &trace);
+    assert_eq!((none.verified_blocks, none.iterations), (0, one.iterations));
+}
+
+#[test]
+fn every_interleaving_of_the_streams_gives_the_same_blocks() {
+    let trace = generate(&GenerateOptions { requests: 10, seed: 4 }).unwrap();
+    for seed in 0..5 {
+        let config = RunConfig { seed, host_blocks: 512, ..small(2200) };
+        replay(&config, &trace);
+    }
+}
+
+struct Watch(Vec<ProgressState>);
+
+impl Progress for Watch {
+    fn update(&mut self, state: &ProgressState) {
+        self.0.push(state.clone());
+    }
+}
+
+#[test]
+fn progress_is_told_in_every_iteration() {
+    let trace = Trace { requests: vec![request(100, 3, 0), request(64, 2, 5)] };
+    let config = small(8);
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let mut watch = Watch(Vec::new());
+    let report = engine::run(&config, &trace, &devices, &mut watch).unwrap();
+    let last = watch.0.last().unwrap();
+    assert_eq!((last.finished, last.requests), (2, 2));
+    assert_eq!(last.verified_blocks, report.verified_blocks);
+    assert!(watch.0.len() as u64 >= report.iterations);
+    assert!(watch.0.iter().any(|state| state.running == 2 && state.device_blocks_in_use > 0));
+}
