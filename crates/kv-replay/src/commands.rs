@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::time::Instant;
 
 use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
@@ -149,9 +150,12 @@ fn replay(
     let devices = device::open(spec, SimSizes::for_config(config)).map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
     let mut bar = Bar::new(trace.requests.len() as u64);
+    let begun = Instant::now();
     let report = engine::build_cache(config, trace, &devices).and_then(|cache| {
+        let setup_s = begun.elapsed().as_secs_f64();
         prepare(&cache);
-        engine::run_on(cache, config, trace, &devices, &mut bar)
+        let report = engine::run_on(cache, config, trace, &devices, &mut bar)?;
+        Ok(RunReport { setup_s, ..report })
     });
     bar.clear();
     let report = report?;

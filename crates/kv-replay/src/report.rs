@@ -76,7 +76,9 @@ pub struct RunReport {
     pub verify: Verify,
     /// Seed of every choice that the run made.
     pub seed: u64,
-    /// How long the run took, in seconds.
+    /// Seconds to build the cache: reserving addresses, pinning the host tier, loading the kernels.
+    pub setup_s: f64,
+    /// Seconds from the first iteration until everything was compared and given back.
     pub wall_s: f64,
 }
 
@@ -158,6 +160,7 @@ impl RunReport {
             step_tokens: config.step_tokens,
             verify: config.verify,
             seed: config.seed,
+            setup_s: 0.0,
             wall_s: 0.0,
         })
     }

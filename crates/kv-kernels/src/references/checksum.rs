@@ -1,6 +1,6 @@
 //! What `paged_checksum` computes: the reader that takes most of a replay's time.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 
@@ -10,6 +10,10 @@ use crate::pattern::{BAD_BLOCK, GOLDEN, weight};
 
 /// Bytes below which a launch is not worth another thread.
 const BYTES_OF_THREAD_MIN: u64 = 1 << 20;
+
+/// Bytes that a thread takes at a time: little enough that all threads end at nearly the same time,
+/// however late one of them began.
+const BYTES_OF_TURN: u64 = 256 << 10;
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -103,37 +107,29 @@ fn sum_all(
     if threads == 1 {
         return sum_some(memory, pages, items, sums);
     }
-    let share = bytes.div_ceil(threads);
-    std::thread::scope(|scope| {
-        let (mut items, mut sums) = (items, sums);
-        let mut workers = Vec::new();
-        while workers.len() as u64 + 1 < threads {
-            let count = items_of_share(items, share, token_bytes);
-            let (mine, left) = items.split_at(count);
-            let (into, left_sums) = sums.split_at_mut(count);
-            (items, sums) = (left, left_sums);
-            workers.push(scope.spawn(move || sum_some(memory, pages, mine, into)));
+    let turns = bytes.div_ceil(BYTES_OF_TURN).max(1);
+    let items_of_turn = items.len().div_ceil(turns as usize).max(1);
+    let turns = items.chunks(items_of_turn).zip(sums.chunks_mut(items_of_turn)).enumerate();
+    let turns = Mutex::new(turns);
+    // The first failure in the order of the items is told, whichever thread meets it.
+    let work = || {
+        loop {
+            let turn = turns.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((index, (items, sums))) = turn else { return Ok(()) };
+            sum_some(memory, pages, items, sums).map_err(|error| (index, error))?;
         }
-        // This thread takes the last share. Whichever fails, the first failure in order is told.
-        let last = sum_some(memory, pages, items, sums);
-        let outcomes = workers.into_iter().map(|worker| match worker.join() {
+    };
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        let others = workers.into_iter().map(|worker| match worker.join() {
             Ok(outcome) => outcome,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        outcomes.chain([last]).collect()
-    })
-}
-
-/// How many of the first items have `share` bytes together.
-fn items_of_share(items: &[Item], share: u64, token_bytes: u64) -> usize {
-    let mut bytes = 0;
-    items
-        .iter()
-        .position(|item| {
-            bytes = item.bytes(token_bytes).saturating_add(bytes);
-            bytes >= share
-        })
-        .map_or(items.len(), |last| last + 1)
+        others.chain([own]).collect()
+    });
+    let first = outcomes.into_iter().filter_map(Result::err).min_by_key(|(index, _)| *index);
+    first.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Threads of this machine, asked for once: the answer takes reading files.

@@ -34,6 +34,23 @@ const HALVES_BYTES_MIN: usize = 4 << 10;
 /// The halves of what is long are summed side by side. A processor fetches ahead within a page only,
 /// and waits at the start of the next one; from two places at once it waits half as often.
 pub(super) fn weighted_sum(bytes: &[u8], row_groups: usize, indices: &Indices) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the feature that the function is compiled for.
+        return unsafe { weighted_sum_avx2(bytes, row_groups, indices) };
+    }
+    weighted_sum_any(bytes, row_groups, indices)
+}
+
+/// The same with vectors twice as wide, which makes it nearly twice as fast.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn weighted_sum_avx2(bytes: &[u8], row_groups: usize, indices: &Indices) -> u64 {
+    weighted_sum_any(bytes, row_groups, indices)
+}
+
+#[inline(always)]
+fn weighted_sum_any(bytes: &[u8], row_groups: usize, indices: &Indices) -> u64 {
     let row_bytes = row_groups * GROUP_BYTES;
     let rows = bytes.len() / row_bytes;
     if bytes.len() < HALVES_BYTES_MIN {
@@ -63,6 +80,7 @@ pub(super) fn weighted_sum(bytes: &[u8], row_groups: usize, indices: &Indices) -
 
 /// Sums rows of `row_bytes` bytes, at least a group, of two places at once; `second` is as long as
 /// `first`, or empty.
+#[inline(always)]
 fn sum_side_by_side(first: &[u8], second: &[u8], row_bytes: usize) -> [Running; 2] {
     let (mut of_first, mut of_second) = (Running::default(), Running::default());
     if second.is_empty() {
@@ -182,8 +200,10 @@ mod tests {
                 });
                 let indices = Indices { first: lanes, group_step, row_step };
                 let bytes = bytemuck::cast_slice(&words);
-                let sum = weighted_sum(bytes, row_groups as usize, &indices);
-                assert_eq!(sum, expected, "{rows} rows of {row_groups} groups from {first}");
+                for sum in [weighted_sum, weighted_sum_any] {
+                    let sum = sum(bytes, row_groups as usize, &indices);
+                    assert_eq!(sum, expected, "{rows} rows of {row_groups} groups from {first}");
+                }
             }
         }
     }

@@ -142,8 +142,10 @@ pub fn run(
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
+    let begun = Instant::now();
     let cache = build_cache(config, trace, devices)?;
-    run_on(cache, config, trace, devices, progress)
+    let setup_s = begun.elapsed().as_secs_f64();
+    Ok(RunReport { setup_s, ..run_on(cache, config, trace, devices, progress)? })
 }
 
 /// The cache that a run of `trace` needs.
