@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that continuous integration runs, step by step, all of it even after a failure.
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,17 @@ pub(crate) struct Args {
     quick: bool,
 }
 
-/// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0.
-const SMOKE: &[&str] = &[];
+/// Where the runs of [`SMOKE`] write, below the workspace's root.
+const SMOKE_FOLDER: &str = "target/smoke";
+
+/// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0: tests run a build with
+/// debug assertions, which is not what users run. Pools are small enough for blocks to be evicted, offloaded and onboarded.
+const SMOKE: &[&str] = &[
+    "generate --requests 200 --seed 1 --output target/smoke/trace.jsonl",
+    "policies --trace target/smoke/trace.jsonl --capacities 100,1000 --json target/smoke/policies.json",
+    "run --trace target/smoke/trace.jsonl --requests 80 --device sim:2 --layers 3 --block-tokens 64 \
+     --device-blocks 2500 --host-blocks 2500 --json target/smoke/run.json",
+];
 
 /// One thing to do, and the line that announces it.
 struct Step {
@@ -43,6 +53,8 @@ struct Outcome {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let steps = steps(args, &cargo::packages()?, has_nextest());
     let count = steps.len();
+    let folder = cargo::workspace_root().join(SMOKE_FOLDER);
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut outcomes = Vec::new();
     for (index, step) in steps.into_iter().enumerate() {
         println!("[{}/{count}] {}", index + 1, step.line);
@@ -206,6 +218,17 @@ mod tests {
             assert!(lines.iter().any(|other| other == line), "{line} is not among {lines:?}");
         }
         assert!(!lines.iter().any(|line| line.contains("kv-tests")));
+    }
+
+    #[test]
+    fn the_release_build_is_run_as_well() {
+        let lines = lines(false, false);
+        for subcommand in ["generate", "policies", "run"] {
+            let start = format!("cargo run --release --quiet --package kv-replay -- {subcommand} ");
+            assert!(lines.iter().any(|line| line.starts_with(&start)), "{start}");
+        }
+        let written = |arguments: &&&str| arguments.contains(&format!(" {SMOKE_FOLDER}/"));
+        assert_eq!(SMOKE.iter().filter(written).count(), SMOKE.len());
     }
 
     #[test]
