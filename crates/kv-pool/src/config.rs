@@ -80,4 +80,10 @@ pub enum ConfigError {
         /// Secondary blocks asked for.
         secondary: u64,
     },
+    /// The host has not enough memory to record so many blocks.
+    #[error("no host memory for the records of {blocks} blocks")]
+    OutOfMemory {
+        /// Blocks of both tiers.
+        blocks: u64,
+    },
 }

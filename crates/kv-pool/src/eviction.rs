@@ -103,7 +103,7 @@ mod tests {
     const DEFAULT: Class = Some(Priority::DEFAULT);
 
     fn queues(blocks: u32) -> (EvictionQueues, Links) {
-        let mut links = Links::new(blocks as usize);
+        let mut links = Links::new(blocks as usize).unwrap();
         let mut queues = EvictionQueues::new();
         for block in 0..blocks {
             queues.insert_last(&mut links, BlockId(block), DEFAULT);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn blocks_without_content_leave_before_the_lowest_priority() {
-        let mut links = Links::new(3);
+        let mut links = Links::new(3).unwrap();
         let mut queues = EvictionQueues::new();
         queues.insert_last(&mut links, BlockId(0), MIN);
         queues.insert_last(&mut links, BlockId(1), None);

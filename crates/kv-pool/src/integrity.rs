@@ -137,7 +137,7 @@ mod tests {
     /// Block 0 is pinned and named, the others are empty; block 4 is secondary.
     fn state() -> State {
         let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(4) };
-        let mut state = State::new(&config);
+        let mut state = State::new(&config).unwrap();
         let block = state.claim(1)[0].block;
         assert_eq!(state.register(block, HASH, Priority::DEFAULT), None);
         assert_eq!(check(&state), Ok(()));

@@ -3,6 +3,8 @@
 //! A block is in at most one list at a time, so one pair of links a block serves all lists, and
 //! nothing is allocated after construction.
 
+use std::collections::TryReserveError;
+
 use crate::BlockId;
 
 const NONE: u32 = u32::MAX;
@@ -18,8 +20,11 @@ struct Link {
 }
 
 impl Links {
-    pub(crate) fn new(blocks: usize) -> Self {
-        Self(vec![Link { before: NONE, after: NONE }; blocks])
+    pub(crate) fn new(blocks: usize) -> Result<Self, TryReserveError> {
+        let mut links = Vec::new();
+        links.try_reserve_exact(blocks)?;
+        links.resize(blocks, Link { before: NONE, after: NONE });
+        Ok(Self(links))
     }
 }
 
@@ -89,7 +94,7 @@ mod tests {
     #[test]
     fn removal_from_every_position_keeps_the_order_of_the_rest() {
         for removed in 0..4 {
-            let mut links = Links::new(4);
+            let mut links = Links::new(4).unwrap();
             let mut list = List::EMPTY;
             for block in [1, 2, 3] {
                 list.push_back(&mut links, BlockId(block));

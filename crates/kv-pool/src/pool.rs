@@ -44,8 +44,10 @@ impl BlockPool {
     /// [`ConfigError`] names the number that cannot be.
     pub fn new(config: &PoolConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        let state = Mutex::new(State::new(config));
-        let primary_blocks = config.primary_blocks;
+        let &PoolConfig { primary_blocks, secondary_blocks, .. } = config;
+        let blocks = primary_blocks + secondary_blocks;
+        let state = State::new(config).map_err(|_| ConfigError::OutOfMemory { blocks })?;
+        let state = Mutex::new(state);
         Ok(Self { shared: Arc::new(Shared { state, primary_blocks }) })
     }
 

@@ -3,8 +3,8 @@
 //! A method here is one critical section's work: it leaves every block in exactly one place, and
 //! in the list that this place names.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, TryReserveError};
 
 use crate::eviction::{Class, EvictionQueues};
 use crate::hash::BuildHashOfHash;
@@ -76,23 +76,28 @@ pub(crate) struct State {
 
 impl State {
     /// `config` has been checked.
-    pub(crate) fn new(config: &PoolConfig) -> Self {
+    pub(crate) fn new(config: &PoolConfig) -> Result<Self, TryReserveError> {
         let slots = |tier, count: u64| {
             (0..count as u32).map(move |slot| Location { tier, slot: SlotIndex(slot) })
         };
-        let blocks: Vec<Block> = slots(Tier::Primary, config.primary_blocks)
-            .chain(slots(Tier::Secondary, config.secondary_blocks))
-            .map(|location| Block {
-                hash: None,
-                references: 0,
-                location,
-                priority: Priority::DEFAULT,
-                place: Place::Absent,
-            })
-            .collect();
+        let count = (config.primary_blocks + config.secondary_blocks) as usize;
+        let mut blocks: Vec<Block> = Vec::new();
+        blocks.try_reserve_exact(count)?;
+        let mut index = HashMap::with_hasher(BuildHashOfHash::default());
+        index.try_reserve(count)?;
+        let links = Links::new(count)?;
+        let locations = slots(Tier::Primary, config.primary_blocks)
+            .chain(slots(Tier::Secondary, config.secondary_blocks));
+        blocks.extend(locations.map(|location| Block {
+            hash: None,
+            references: 0,
+            location,
+            priority: Priority::DEFAULT,
+            place: Place::Absent,
+        }));
         let mut state = Self {
-            links: Links::new(blocks.len()),
-            index: HashMap::with_capacity_and_hasher(blocks.len(), BuildHashOfHash::default()),
+            links,
+            index,
             queues: [EvictionQueues::new(), EvictionQueues::new()],
             blocks,
             retiring: Retiring::new(),
@@ -109,7 +114,7 @@ impl State {
         for block in config.primary_blocks..config.primary_blocks + config.secondary_blocks {
             state.appear(BlockId(block as u32));
         }
-        state
+        Ok(state)
     }
 
     /// Gives the primary slots below `upto` memory. Until its slot has memory, a primary block's
@@ -387,7 +392,7 @@ mod tests {
     use super::*;
 
     fn state() -> State {
-        State::new(&PoolConfig::primary_only(2))
+        State::new(&PoolConfig::primary_only(2)).unwrap()
     }
 
     #[test]
