@@ -1,5 +1,7 @@
 //! The persistent table of block ids: what the host edits and reads, and the device never sees.
 
+use std::collections::TryReserveError;
+
 use crate::TableError;
 
 /// The persistent host table `[slots, max_blocks]` of block ids, row-major, -1 where there is none.
@@ -23,18 +25,19 @@ impl BlockTable {
     /// A table without blocks.
     ///
     /// # Errors
-    /// [`TableError::Shape`].
+    /// [`TableError::Shape`], [`TableError::OutOfMemory`].
     pub fn new(slots: usize, max_blocks: usize) -> Result<Self, TableError> {
         let bytes = slots.checked_mul(max_blocks).and_then(|n| n.checked_mul(size_of::<i32>()));
         match bytes {
             Some(1..=MAX_TABLE_BYTES) => {}
             _ => return Err(TableError::Shape { slots, max_blocks }),
         }
+        let out_of_memory = |_| TableError::OutOfMemory { slots, max_blocks };
         Ok(Self {
             slots,
             max_blocks,
-            entries: vec![-1; slots * max_blocks].into_boxed_slice(),
-            lens: vec![0; slots].into_boxed_slice(),
+            entries: filled(-1, slots * max_blocks).map_err(out_of_memory)?,
+            lens: filled(0, slots).map_err(out_of_memory)?,
         })
     }
 
@@ -137,6 +140,13 @@ impl BlockTable {
 /// No Rust allocation is larger.
 const MAX_TABLE_BYTES: usize = isize::MAX as usize;
 
+fn filled<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len)?;
+    values.resize(len, value);
+    Ok(values.into_boxed_slice())
+}
+
 fn check_block(block: i32) -> Result<(), TableError> {
     if block < -1 { Err(TableError::Block { block }) } else { Ok(()) }
 }
@@ -190,5 +200,12 @@ mod tests {
             let refused = BlockTable::new(slots, max_blocks).map(|_| ());
             assert_eq!(refused, Err(TableError::Shape { slots, max_blocks }));
         }
+    }
+
+    #[test]
+    fn a_table_beyond_the_memory_is_refused_and_does_not_abort() {
+        let max_blocks = MAX_TABLE_BYTES / size_of::<i32>();
+        let refused = BlockTable::new(1, max_blocks).map(|_| ());
+        assert_eq!(refused, Err(TableError::OutOfMemory { slots: 1, max_blocks }));
     }
 }

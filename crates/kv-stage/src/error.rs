@@ -75,6 +75,14 @@ pub enum TableError {
         /// Columns asked for.
         max_blocks: usize,
     },
+    /// The host has not enough memory for such a table.
+    #[error("no host memory for a table of {slots} slots and {max_blocks} columns")]
+    OutOfMemory {
+        /// Slots asked for.
+        slots: usize,
+        /// Columns asked for.
+        max_blocks: usize,
+    },
     /// There is no such slot.
     #[error("slot {slot} of a table of {slots} slots")]
     Slot {
