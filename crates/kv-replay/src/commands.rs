@@ -75,6 +75,8 @@ impl Failure {
     /// 2 for bad input and what the machine lacks, 1 for all that failed on the way.
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
+            // Nothing has run yet: more was asked for than this machine's memory, driver or device has.
+            Self::Run(RunError::Build(_)) => 2,
             Self::Run(_) | Self::Unfinished { .. } => 1,
             _ => 2,
         }
@@ -211,6 +213,10 @@ mod tests {
         assert_eq!(failure.to_string(), "only 1 of 2 requests finished");
         assert_eq!(failure.exit_status(), 1);
         assert_eq!(Failure::NoRequests.exit_status(), 2);
+        let closing = RunError::Findings { count: 1, first: "a finding".to_owned() };
+        assert_eq!(Failure::Run(closing).exit_status(), 1);
+        let pool = kv_pool::ConfigError::OutOfMemory { blocks: 1 };
+        assert_eq!(Failure::Run(RunError::Build(pool.into())).exit_status(), 2);
     }
 
     #[test]

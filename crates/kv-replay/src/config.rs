@@ -17,6 +17,12 @@ pub const HOST_BLOCKS_MAX: u64 = u32::MAX as u64;
 /// The largest batch: every row of it is staged at full width in each iteration.
 pub const BATCH_MAX: u32 = 1 << 16;
 
+/// The most blocks of device and host memory together: the pool gives them ids from one range.
+pub const BLOCKS_MAX: u64 = i32::MAX as u64;
+
+/// The most tokens of one iteration: their slots and keys are staged at full width.
+pub const STEP_TOKENS_MAX: u32 = 1 << 24;
+
 /// The largest pool, in bytes: half the address space leaves room for every rounding up to a page.
 const POOL_BYTES_MAX: u64 = 1 << 62;
 
@@ -132,6 +138,17 @@ pub enum ConfigError {
         /// The largest value allowed.
         limit: u64,
     },
+    /// The pools have more blocks together than ids.
+    #[error(
+        "--device-blocks {device_blocks} and --host-blocks {host_blocks} are together more than the largest \
+         allowed, {BLOCKS_MAX}"
+    )]
+    TooManyBlocks {
+        /// Blocks of device memory.
+        device_blocks: u64,
+        /// Blocks of host memory.
+        host_blocks: u64,
+    },
     /// Blocks of this size do not subdivide the blocks of a trace.
     #[error("--block-tokens is {block_tokens}, expected a divisor of {BLOCK_TOKENS_IN_TRACE}")]
     BlockTokens {
@@ -152,7 +169,7 @@ pub enum ConfigError {
         block_bytes: u64,
     },
     /// The layers are split over the devices, so each needs one at least.
-    #[error("{devices} devices for {layers} layers, expected at least one layer a device")]
+    #[error("--layers is {layers}, expected at least one for each of the {devices} devices")]
     DevicesOverLayers {
         /// Devices asked for.
         devices: usize,
@@ -161,7 +178,7 @@ pub enum ConfigError {
     },
     /// A request of the trace could never run, even alone.
     #[error(
-        "request {request} has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
+        "request {request}, counted from 0, has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
          but --device-blocks is {device_blocks}"
     )]
     RequestTooLarge {
@@ -188,7 +205,7 @@ impl RunConfig {
         for (option, value, limit) in [
             ("--device-blocks", self.device_blocks, DEVICE_BLOCKS_MAX),
             ("--max-batch", self.max_batch.into(), BATCH_MAX.into()),
-            ("--step-tokens", self.step_tokens.into(), u32::MAX.into()),
+            ("--step-tokens", self.step_tokens.into(), STEP_TOKENS_MAX.into()),
         ] {
             if value == 0 {
                 return Err(ConfigError::Zero { option });
@@ -202,6 +219,12 @@ impl RunConfig {
                 option: "--host-blocks",
                 value: self.host_blocks,
                 limit: HOST_BLOCKS_MAX,
+            });
+        }
+        if self.device_blocks + self.host_blocks > BLOCKS_MAX {
+            return Err(ConfigError::TooManyBlocks {
+                device_blocks: self.device_blocks,
+                host_blocks: self.host_blocks,
             });
         }
         let block_tokens = self.block_tokens;
@@ -336,13 +359,21 @@ mod tests {
                 "--host-blocks is 4294967296, more than the largest allowed, 4294967295",
             ),
             (
+                message(|c| (c.device_blocks, c.host_blocks) = (1, DEVICE_BLOCKS_MAX)),
+                "--device-blocks 1 and --host-blocks 2147483647 are together more than the largest allowed, 2147483647",
+            ),
+            (
+                message(|c| c.step_tokens = (1 << 24) + 1),
+                "--step-tokens is 16777217, more than the largest allowed, 16777216",
+            ),
+            (
                 message(|c| c.max_batch = 65_537),
                 "--max-batch is 65537, more than the largest allowed, 65536",
             ),
             (message(|c| c.shape.layers = 0), "--layers is 0, expected at least 1"),
             (
                 message(|c| {
-                    c.device_blocks = DEVICE_BLOCKS_MAX;
+                    (c.device_blocks, c.host_blocks) = (DEVICE_BLOCKS_MAX, 0);
                     c.shape.head_size = 1 << 31;
                 }),
                 "--device-blocks 2147483647 of 2199023255552 bytes each overflow the address space",
@@ -376,7 +407,7 @@ mod tests {
         trace.requests.push(request(512));
         assert_eq!(
             config.check_trace(&trace).unwrap_err().to_string(),
-            "request 1 has 513 tokens, which take 9 blocks of 64, but --device-blocks is 8"
+            "request 1, counted from 0, has 513 tokens, which take 9 blocks of 64, but --device-blocks is 8"
         );
     }
 

@@ -127,11 +127,13 @@ impl SimSizes {
     pub fn for_config(config: &RunConfig) -> Self {
         /// Block tables, staging, checksums, and rounding up to pages, with room to spare.
         const BESIDE_POOLS_BYTES: u64 = 4 << 30;
+        /// What can be simulated; a pool that is larger is refused by [`OpenDevices::check_fits`], by name.
+        const DEVICE_BYTES_MAX: u64 = 64 << 40;
         let block_bytes = config.block_bytes().unwrap_or(0);
         let room =
             |blocks: u64| blocks.saturating_mul(block_bytes).saturating_add(BESIDE_POOLS_BYTES);
         Self {
-            device_bytes: room(config.device_blocks),
+            device_bytes: room(config.device_blocks).min(DEVICE_BYTES_MAX),
             pinned_bytes: room(config.host_blocks),
             seed: config.seed,
         }

@@ -144,6 +144,9 @@ pub enum LineProblem {
         /// Where, in bytes from 1.
         column: usize,
     },
+    /// There is nothing in the line.
+    #[error("the line is empty, expected a JSON object")]
+    Blank,
     /// The line is JSON, but not an object.
     #[error("expected a JSON object, found {value}")]
     NotAnObject {
@@ -298,6 +301,9 @@ fn parse_line(bytes: &[u8], previous_ms: u64) -> Result<Request, LineProblem> {
     }
     // A line break inside a value that was cut off would be what the parser complains about, not the cut.
     let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    if bytes.trim_ascii().is_empty() {
+        return Err(LineProblem::Blank);
+    }
     let fields = match serde_json::from_slice(bytes.strip_suffix(b"\r").unwrap_or(bytes)) {
         Ok(Value::Object(fields)) => fields,
         Ok(other) => return Err(LineProblem::NotAnObject { value: shortened(&other) }),

@@ -74,6 +74,7 @@ fn assert_says(message: &str, expected: &str) {
 fn a_bad_line_of_a_trace_is_named() {
     for (line, expected) in [
         ("{\"timestamp\": 6,", "not valid JSON: EOF while parsing"),
+        ("\n", "the line is empty, expected a JSON object"),
         (&GOOD.replace("52", "-3"), "output_length is -3, expected a positive integer"),
         (&GOOD.replace("700", "-700"), "input_length is -700, expected a positive integer"),
         (
@@ -130,10 +131,14 @@ fn a_shape_that_overflows_is_named() {
         "error: a block of 512 tokens x 4294967295 layers x K and V x 4294967295 heads x \
          4294967288 elements of fp8 has more bytes than 64 bits can count",
     );
-    let pool = ["--device-blocks", "2147483647", "--head-size", "2147483648"];
+    let pool = ["--device-blocks", "2147483647", "--host-blocks", "0", "--head-size", "2147483648"];
     assert_says(
         &Case::new().refused(&pool),
         "error: --device-blocks 2147483647 of 2199023255552 bytes each overflow the address space",
+    );
+    assert_says(
+        &Case::new().refused(&["--layers", "100000", "--kv-heads", "8", "--head-size", "128"]),
+        "--device-blocks takes 858993459200000 bytes on Simulated H100, which has",
     );
 }
 
@@ -146,7 +151,7 @@ fn devices_that_do_not_exist_are_named() {
         assert_says(&Case::new().refused(&["--device", device]), expected);
     }
     let split = Case::new().refused(&["--device", "sim:3", "--layers", "2"]);
-    assert_says(&split, "error: 3 devices for 2 layers, expected at least one layer a device");
+    assert_says(&split, "error: --layers is 2, expected at least one for each of the 3 devices");
     let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);
     assert_says(&many, "error: cannot use device sim:33\n  caused by: ");
     assert_says(&many, "33 devices, where 1 to 32 can be simulated");

@@ -164,7 +164,8 @@ pub fn build_cache(
         row_bytes: config.shape.row_bytes()?,
         block_tokens: config.block_tokens,
     })?;
-    let tokens = trace.requests.iter().map(|entry| entry.input_length + entry.output_length);
+    let tokens =
+        trace.requests.iter().map(|entry| entry.input_length.saturating_add(entry.output_length));
     let blocks = tokens.max().unwrap_or(1).div_ceil(config.block_tokens.into());
     let step_tokens = u64::from(config.step_tokens);
     let options = KvCacheOptions {
