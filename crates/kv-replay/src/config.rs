@@ -20,6 +20,9 @@ pub const BATCH_MAX: u32 = 1 << 16;
 /// The most blocks of device and host memory together: the pool gives them ids from one range.
 pub const BLOCKS_MAX: u64 = i32::MAX as u64;
 
+/// The most layers: far beyond any model, and few enough for an address each.
+pub const LAYERS_MAX: u32 = 1 << 16;
+
 /// The most tokens of one iteration: their slots and keys are staged at full width.
 pub const STEP_TOKENS_MAX: u32 = 1 << 24;
 
@@ -232,6 +235,13 @@ impl RunConfig {
             return Err(ConfigError::BlockTokens { block_tokens });
         }
         let block_bytes = self.block_bytes()?;
+        if self.shape.layers > LAYERS_MAX {
+            return Err(ConfigError::TooLarge {
+                option: "--layers",
+                value: self.shape.layers.into(),
+                limit: LAYERS_MAX.into(),
+            });
+        }
         for (option, blocks) in
             [("--device-blocks", self.device_blocks), ("--host-blocks", self.host_blocks)]
         {
@@ -371,6 +381,10 @@ mod tests {
                 "--max-batch is 65537, more than the largest allowed, 65536",
             ),
             (message(|c| c.shape.layers = 0), "--layers is 0, expected at least 1"),
+            (
+                message(|c| c.shape.layers = (1 << 16) + 1),
+                "--layers is 65537, more than the largest allowed, 65536",
+            ),
             (
                 message(|c| {
                     (c.device_blocks, c.host_blocks) = (DEVICE_BLOCKS_MAX, 0);

@@ -132,8 +132,12 @@ impl SimSizes {
         let block_bytes = config.block_bytes().unwrap_or(0);
         let room =
             |blocks: u64| blocks.saturating_mul(block_bytes).saturating_add(BESIDE_POOLS_BYTES);
+        // What an iteration writes lies beside the pool before it is stored there.
+        let token_bytes = block_bytes / u64::from(config.block_tokens).max(1);
+        let chunk_bytes = token_bytes.saturating_mul(config.step_tokens.into());
+        let device_bytes = room(config.device_blocks).saturating_add(chunk_bytes);
         Self {
-            device_bytes: room(config.device_blocks).min(DEVICE_BYTES_MAX),
+            device_bytes: device_bytes.min(DEVICE_BYTES_MAX),
             pinned_bytes: room(config.host_blocks),
             seed: config.seed,
         }
@@ -282,7 +286,7 @@ impl OpenDevices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::ModelShape;
+    use crate::shape::{Dtype, ModelShape};
 
     fn parsed(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
         text.parse()
@@ -342,6 +346,16 @@ mod tests {
             Err(DeviceOpenError::TooSmall { needed_bytes, .. }) if needed_bytes == 8 << 40
         ));
         assert!(devices.driver.calls().contains_key("cuDevicePrimaryCtxRetain"));
+    }
+
+    #[test]
+    fn simulated_devices_have_room_for_an_iteration_of_a_large_model() {
+        let shape = ModelShape { layers: 80, kv_heads: 8, head_size: 128, dtype: Dtype::Bf16 };
+        let config =
+            RunConfig { shape, block_tokens: 16, device_blocks: 100, ..RunConfig::default() };
+        let chunk_bytes = u64::from(config.step_tokens) * 80 * 2 * 8 * 128 * 2;
+        assert!(chunk_bytes > 4 << 30);
+        assert!(SimSizes::for_config(&config).device_bytes > chunk_bytes + (4 << 30));
     }
 
     #[test]

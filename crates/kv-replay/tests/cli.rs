@@ -137,8 +137,8 @@ fn a_shape_that_overflows_is_named() {
         "error: --device-blocks 2147483647 of 2199023255552 bytes each overflow the address space",
     );
     assert_says(
-        &Case::new().refused(&["--layers", "100000", "--kv-heads", "8", "--head-size", "128"]),
-        "--device-blocks takes 858993459200000 bytes on Simulated H100, which has",
+        &Case::new().refused(&["--layers", "65536", "--kv-heads", "16", "--head-size", "128"]),
+        "--device-blocks takes 1125899906842624 bytes on Simulated H100, which has",
     );
 }
 

@@ -67,6 +67,16 @@ pub enum RunError {
         /// Tokens of an iteration.
         tokens: u64,
     },
+    /// The engine's own buffers could not be allocated.
+    #[error("no {bytes} bytes for {what}")]
+    Buffers {
+        /// What they were to hold, and the option that sizes it.
+        what: &'static str,
+        /// Their size.
+        bytes: u64,
+        /// What the device answered.
+        source: DeviceError,
+    },
     /// The cache could not be built.
     #[error("the KV cache could not be built")]
     Build(#[from] BuildError),

@@ -51,14 +51,19 @@ impl DeviceWork {
         let arrivals = options.overlap_depth + 1;
         let buffers = |part: &Part| -> Result<Buffers, RunError> {
             let device = part.device();
-            let pinned = |_| PinnedBuffer::alloc(device, entries * 8, HostAllocFlags::CACHED);
+            let refused = |what, bytes| move |source| RunError::Buffers { what, bytes, source };
             let chunk_bytes = chunk_tokens
                 .checked_mul(part.shape().token_bytes())
                 .ok_or(RunError::ChunkOverflow { tokens: chunk_tokens })?;
+            let chunk = DeviceBuffer::alloc(device, chunk_bytes)
+                .map_err(refused("the tokens of an iteration (--step-tokens)", chunk_bytes))?;
+            let sums_bytes = entries * 8;
+            let no_sums = refused("a checksum for each block of --max-batch requests", sums_bytes);
+            let pinned = |_| PinnedBuffer::alloc(device, sums_bytes, HostAllocFlags::CACHED);
             Ok(Buffers {
-                chunk: DeviceBuffer::alloc(device, chunk_bytes)?,
-                checksums: DeviceBuffer::alloc(device, entries * 8)?,
-                arrivals: (0..arrivals).map(pinned).collect::<Result<_, _>>()?,
+                chunk,
+                checksums: DeviceBuffer::alloc(device, sums_bytes).map_err(no_sums)?,
+                arrivals: (0..arrivals).map(pinned).collect::<Result<_, _>>().map_err(no_sums)?,
             })
         };
         let buffers = cache.parts().iter().map(buffers).collect::<Result<_, _>>()?;
