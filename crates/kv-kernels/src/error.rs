@@ -113,6 +113,12 @@ pub enum PagedKvError {
     /// The memory is too short or not aligned.
     #[error(transparent)]
     Operand(#[from] OperandError),
+    /// The host has not enough memory for an address for each plane.
+    #[error("no host memory for the addresses of {planes} planes")]
+    OutOfMemory {
+        /// Planes of the shape.
+        planes: u64,
+    },
     /// The device refused, or is lost.
     #[error("the plane addresses did not reach the device")]
     Device(#[from] DeviceError),

@@ -53,9 +53,12 @@ impl PagedKv {
         check_aligned(Operand::Pages, span.address(), WORD_BYTES)?;
         check_length(Operand::Pages, span, extent_bytes)?;
         // No product or sum overflows: the last plane starts within the extent.
-        let addresses: Vec<u64> = (0..shape.planes())
-            .map(|plane| span.address() + plane * layout.plane_stride_bytes())
-            .collect();
+        let mut addresses: Vec<u64> = Vec::new();
+        addresses
+            .try_reserve_exact(shape.planes() as usize)
+            .map_err(|_| PagedKvError::OutOfMemory { planes: shape.planes() })?;
+        let plane_address = |plane| span.address() + plane * layout.plane_stride_bytes();
+        addresses.extend((0..shape.planes()).map(plane_address));
         let bytes = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), bytes.len() as u64)?;
         stream.upload(planes.span(), bytes).map_err(PagedKvError::from_copy)?;
