@@ -54,9 +54,10 @@
 //! # Order
 //! Operations of a stream run in the order of their calls and nothing else is ordered, except by
 //! [`Event::record`] and [`Stream::wait`]. An operation uses memory when it runs, not when it is
-//! enqueued. What waits on the host says so under *Ordering*. No drop waits for the device: the memory
-//! of a dropped buffer is freed by the next allocation, by [`Device::free_retired`], or with the last
-//! handle of the device.
+//! enqueued. What waits on the host says so under *Ordering*. Dropping a buffer, stream or event does
+//! not wait for the device: a buffer's memory is freed by the next allocation, by
+//! [`Device::free_retired`], or with the last handle of the device. Dropping that last handle, or the
+//! last of a module, may wait in the driver.
 //!
 //! # Loss
 //! After an illegal access every later call in the context fails. The first such error poisons the
