@@ -16,6 +16,8 @@
 //!
 //! # What cannot go wrong
 //!
+//! Numbers such as H10 are those of `docs/HAZARDS.md` in the repository.
+//!
 //! - Finding a block and taking it is one step; there is no peek to act on (H10).
 //! - Reference counts and lists change together, under one lock that each operation takes once
 //!   (H6, H9). A count below zero is refused and counted in the statistics (H7).
