@@ -76,7 +76,12 @@ impl Failure {
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
             // Nothing has run yet: more was asked for than this machine's memory, driver or device has.
-            Self::Run(RunError::Build(_) | RunError::Buffers { .. }) => 2,
+            Self::Run(
+                RunError::Config(_)
+                | RunError::Request { .. }
+                | RunError::Build(_)
+                | RunError::Buffers { .. },
+            ) => 2,
             Self::Run(_) | Self::Unfinished { .. } => 1,
             _ => 2,
         }

@@ -179,3 +179,33 @@ fn progress_is_told_in_every_iteration() {
     assert!(watch.0.len() as u64 >= report.iterations);
     assert!(watch.0.iter().any(|state| state.running == 2 && state.device_blocks_in_use > 0));
 }
+
+#[test]
+fn what_nobody_checked_is_refused_and_not_played() {
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
+    let refusal = |config: &RunConfig, request: Request| {
+        let trace = Trace { requests: vec![request] };
+        engine::run(config, &trace, &devices, &mut ()).unwrap_err().to_string()
+    };
+    let good = request(100, 3, 0);
+    for (found, expected) in [
+        (
+            refusal(&RunConfig { block_tokens: 1024, ..small(8) }, good.clone()),
+            "--block-tokens is 1024, expected a divisor of 512",
+        ),
+        (
+            refusal(&RunConfig { step_tokens: 0, ..small(8) }, good.clone()),
+            "--step-tokens is 0, expected at least 1",
+        ),
+        (
+            refusal(&small(8), Request { hash_ids: vec![], ..good.clone() }),
+            "request 0, counted from 0: hash_ids has 0 ids, but input_length 100 makes 1 blocks of 512 tokens",
+        ),
+        (
+            refusal(&small(8), Request { output_length: u64::MAX, ..good }),
+            "request 0, counted from 0: output_length is 18446744073709551615, more than the largest allowed, 2147483648",
+        ),
+    ] {
+        assert_eq!(found, expected);
+    }
+}

@@ -30,11 +30,11 @@ use kv_cache::{
 };
 use kv_kernels::{KernelError, KvShape, KvShapeOptions};
 
-use crate::config::{Progress, ProgressState, RunConfig};
+use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
 use crate::report::RunReport;
 use crate::shape::{KV_COUNT, ShapeError};
-use crate::trace::Trace;
+use crate::trace::{LineProblem, Trace};
 use scheduler::Scheduler;
 
 /// How many iterations the host is ahead of the device.
@@ -47,6 +47,17 @@ const WARMUP_ITERATIONS: u64 = 4;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
+    /// The run cannot be as it was asked for.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A request breaks what every line of a trace promises.
+    #[error("request {request}, counted from 0: {problem}")]
+    Request {
+        /// The request.
+        request: usize,
+        /// What is wrong with it.
+        problem: LineProblem,
+    },
     /// The shape cannot be laid out.
     #[error(transparent)]
     Shape(#[from] ShapeError),
@@ -168,6 +179,7 @@ pub fn build_cache(
     trace: &Trace,
     devices: &OpenDevices,
 ) -> Result<KvCache, RunError> {
+    check(config, trace, devices)?;
     let shape = KvShape::new(KvShapeOptions {
         layers: config.shape.layers,
         kv_count: KV_COUNT as u32,
@@ -204,6 +216,7 @@ pub fn run_on(
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
+    check(config, trace, devices)?;
     let begun = Instant::now();
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests = trace.requests.len() as u64;
@@ -232,6 +245,16 @@ pub fn run_on(
         devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
     report.wall_s = begun.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// Refuses what a caller made by hand and never checked.
+fn check(config: &RunConfig, trace: &Trace, devices: &OpenDevices) -> Result<(), RunError> {
+    config.check()?;
+    config.check_devices(devices.devices.len())?;
+    for (request, entry) in trace.requests.iter().enumerate() {
+        entry.check().map_err(|problem| RunError::Request { request, problem })?;
+    }
+    Ok(config.check_trace(trace)?)
 }
 
 fn counted(what: &'static str, value: u64) -> Result<u32, RunError> {
