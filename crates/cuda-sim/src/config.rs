@@ -18,6 +18,9 @@ pub struct SimConfig {
     pub seed: u64,
     /// Whether every pair of devices can access each other's memory.
     pub peer_access: bool,
+    /// Whether the device knows which bytes of its memory were ever written, so that a kernel that
+    /// reads others is found. Costs one bit for each byte of pages that are written in part.
+    pub track_initialised: bool,
     /// Name that each device reports.
     pub name: String,
 }
@@ -32,6 +35,7 @@ impl Default for SimConfig {
             granularity: 2 << 20,
             seed: 0,
             peer_access: true,
+            track_initialised: true,
             name: "Simulated H100".to_owned(),
         }
     }

@@ -132,6 +132,22 @@ impl SimDriver {
         self.state().delay_event(event, queries);
     }
 
+    /// Whether `device` may access the whole range and every byte of it was written once before, by
+    /// a copy, a fill or a kernel. Pinned host memory counts as written.
+    ///
+    /// A copy within the devices takes along which of its bytes were never written. Without
+    /// [`SimConfig::track_initialised`] all memory in reach counts as written.
+    #[must_use]
+    pub fn is_initialised(&self, device: u32, address: u64, bytes: u64) -> bool {
+        let state = self.state();
+        if device >= state.config.devices {
+            return false;
+        }
+        let viewer = state.viewer(device);
+        state.memory.check(viewer, address, bytes).is_ok()
+            && state.memory.initialised(viewer, address, bytes)
+    }
+
     /// Live pinned host memory, in bytes.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {

@@ -81,7 +81,7 @@ impl Memory {
             return Err(ErrorCode::OUT_OF_MEMORY);
         }
         self.take(device, taken)?;
-        let pages = Pages::new(bytes, ALLOCATION_PAGE_SHIFT, self.pattern());
+        let pages = Pages::new(bytes, ALLOCATION_PAGE_SHIFT, self.fresh());
         self.allocations.live.push(Allocation { base, device, pages });
         self.allocations.next = base + taken + ALIGNMENT;
         Ok(base)

@@ -1,6 +1,7 @@
 //! All memory that a device can name: its own, that of its peers, and pinned host memory.
 
 mod allocations;
+mod initialised;
 mod miss;
 mod pages;
 mod view;
@@ -13,6 +14,7 @@ use cuda_driver::{AccessFault, ErrorCode};
 use allocations::Allocations;
 use miss::FreedRange;
 pub(crate) use miss::describe;
+use pages::Fresh;
 pub(crate) use view::View;
 use virtual_memory::VirtualMemory;
 
@@ -87,6 +89,7 @@ pub(crate) struct Memory {
     freed: VecDeque<FreedRange>,
     seed: u64,
     patterns: u64,
+    track_initialised: bool,
 }
 
 impl Memory {
@@ -100,6 +103,7 @@ impl Memory {
             freed: VecDeque::new(),
             seed: config.seed,
             patterns: 0,
+            track_initialised: config.track_initialised,
         }
     }
 
@@ -127,10 +131,13 @@ impl Memory {
         *used -= bytes;
     }
 
-    /// A fresh number for the pattern of new pages.
-    fn pattern(&mut self) -> u64 {
+    /// What the next new memory is like: its bytes are not those of any other.
+    fn fresh(&mut self) -> Fresh {
         self.patterns += 1;
-        crate::random::mix(self.seed ^ self.patterns.rotate_left(32))
+        Fresh {
+            pattern: crate::random::mix(self.seed ^ self.patterns.rotate_left(32)),
+            track_initialised: self.track_initialised,
+        }
     }
 
     /// Where `address` lies, and how many bytes from there on lie in the same piece of it.
@@ -275,13 +282,80 @@ impl Memory {
         while done < bytes {
             let step = (bytes - done).min(COPY_STEP_BYTES);
             let part = &mut buffer[..step as usize];
+            let gaps = self.gaps(from, source + done, step);
             self.read_checked(from, source + done, part);
             self.write_checked(to, destination + done, step, |_, piece, offset| {
                 piece.copy_from_slice(&part[offset..offset + piece.len()]);
             });
+            // What was never written is still that when it is copied.
+            for (offset, length) in gaps {
+                self.forget(to, destination + done + offset, length);
+            }
             done += step;
         }
         Ok(())
+    }
+
+    /// Whether every byte of the range, which [`check`](Memory::check) passed, was written once
+    /// before: by a copy, a fill or a kernel. Pinned host memory counts as written, since the host
+    /// may write it unseen.
+    pub(crate) fn initialised(&self, viewer: Viewer, address: u64, bytes: u64) -> bool {
+        !self.track_initialised || self.first_gap(viewer, address, bytes).is_none()
+    }
+
+    /// The runs of bytes of the range that were never written, by their offsets in it.
+    fn gaps(&self, viewer: Viewer, address: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut done = 0;
+        while self.track_initialised
+            && let Some((offset, length)) = self.first_gap(viewer, address + done, bytes - done)
+        {
+            gaps.push((done + offset, length));
+            done += offset + length;
+        }
+        gaps
+    }
+
+    /// The first run of bytes of the range that were never written. It ends with its page.
+    fn first_gap(&self, viewer: Viewer, address: u64, bytes: u64) -> Option<(u64, u64)> {
+        let mut done = 0;
+        while done < bytes {
+            let (place, rest) = self.locate(viewer, address + done).ok()?;
+            let most = rest.min(bytes - done);
+            let (looked_at, gap) = match place {
+                Place::Host { .. } => (most, None),
+                Place::Allocation { index, offset } => {
+                    self.allocations.pages(index).gap(offset, most)
+                }
+                Place::Physical { index, offset } => {
+                    self.virtual_memory.pages(index).gap(offset, most)
+                }
+            };
+            if let Some((start, length)) = gap {
+                return Some((done + start, length));
+            }
+            done += looked_at;
+        }
+        None
+    }
+
+    /// Notes that the range, which [`check`](Memory::check) passed, holds what was never written.
+    #[cold]
+    fn forget(&mut self, viewer: Viewer, address: u64, bytes: u64) {
+        let mut done = 0;
+        while done < bytes {
+            let Ok((place, rest)) = self.locate(viewer, address + done) else { return };
+            let most = rest.min(bytes - done);
+            done += match place {
+                Place::Host { .. } => most,
+                Place::Allocation { index, offset } => {
+                    self.allocations.pages_mut(index).forget(offset, most)
+                }
+                Place::Physical { index, offset } => {
+                    self.virtual_memory.pages_mut(index).forget(offset, most)
+                }
+            };
+        }
     }
 
     /// The bytes of the range, copied.

@@ -17,6 +17,12 @@ impl<'a> View<'a> {
     pub(crate) fn new(memory: &'a mut Memory, viewer: Viewer) -> Self {
         Self { memory, viewer }
     }
+
+    /// Whether every byte of a range that may be loaded was written once before.
+    #[allow(dead_code, reason = "references load in bulk and are not asked to be this strict")]
+    pub(crate) fn initialised(&self, address: u64, bytes: u64) -> bool {
+        self.memory.initialised(self.viewer, address, bytes)
+    }
 }
 
 impl DeviceMemory for View<'_> {

@@ -290,7 +290,7 @@ impl Memory {
             return Err(ErrorCode::INVALID_VALUE);
         }
         self.take(device, bytes)?;
-        let pages = Pages::new(bytes, self.virtual_memory.shift, self.pattern());
+        let pages = Pages::new(bytes, self.virtual_memory.shift, self.fresh());
         let physical = Some(Physical { device, held: true, mappings: 0, pages });
         let virtual_memory = &mut self.virtual_memory;
         let index = match virtual_memory.vacant.pop() {

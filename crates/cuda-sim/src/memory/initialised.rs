@@ -1,0 +1,188 @@
+//! Which bytes of device memory were ever written: a load of one that was not is a bug that happens
+//! to read whatever was there before.
+
+/// The written bytes of one allocation or one physical handle, page by page.
+///
+/// Most pages are soon written whole, and then cost one comparison for each store.
+#[derive(Debug)]
+pub(super) struct Initialised {
+    /// One for each page, or none at all where nothing is tracked.
+    pages: Box<[Written]>,
+}
+
+/// The written bytes of one page.
+#[derive(Clone, Debug)]
+enum Written {
+    Nothing,
+    Some(Bits),
+    All,
+}
+
+/// A bit for each byte of a page.
+#[derive(Clone, Debug)]
+struct Bits {
+    words: Box<[u64]>,
+    /// How many bytes of the page are not written.
+    missing: u64,
+}
+
+impl Initialised {
+    /// Nothing of `pages` pages is written; with `track` off, everything always is.
+    pub(super) fn new(pages: usize, track: bool) -> Self {
+        Self { pages: vec![Written::Nothing; if track { pages } else { 0 }].into_boxed_slice() }
+    }
+
+    /// Notes that `start..end` of a page of `len` bytes is written.
+    #[inline]
+    pub(super) fn written(&mut self, page: usize, (start, end): (u64, u64), len: u64) {
+        match self.pages.get_mut(page) {
+            None | Some(Written::All) => {}
+            Some(written) => written.add(start, end, len),
+        }
+    }
+
+    /// Notes that `start..end` of a page of `len` bytes holds what was never written.
+    #[cold]
+    pub(super) fn forgotten(&mut self, page: usize, (start, end): (u64, u64), len: u64) {
+        if let Some(written) = self.pages.get_mut(page) {
+            written.remove(start, end, len);
+        }
+    }
+
+    /// The first run of bytes in `start..end` of a page that were never written.
+    #[inline]
+    pub(super) fn gap(&self, page: usize, start: u64, end: u64) -> Option<(u64, u64)> {
+        match self.pages.get(page) {
+            None | Some(Written::All) => None,
+            Some(Written::Nothing) => (start < end).then_some((start, end)),
+            Some(Written::Some(bits)) => {
+                let from = bits.find(start, end, false);
+                (from < end).then(|| (from, bits.find(from, end, true)))
+            }
+        }
+    }
+}
+
+impl Written {
+    fn add(&mut self, start: u64, end: u64, len: u64) {
+        if end - start == len {
+            *self = Self::All;
+            return;
+        }
+        if let Self::Nothing = self {
+            let words = vec![0; len.div_ceil(64) as usize].into_boxed_slice();
+            *self = Self::Some(Bits { words, missing: len });
+        }
+        if let Self::Some(bits) = self {
+            bits.set(start, end);
+            if bits.missing == 0 {
+                *self = Self::All;
+            }
+        }
+    }
+
+    fn remove(&mut self, start: u64, end: u64, len: u64) {
+        if let Self::All = self {
+            let words = vec![u64::MAX; len.div_ceil(64) as usize].into_boxed_slice();
+            *self = Self::Some(Bits { words, missing: 0 });
+        }
+        if let Self::Some(bits) = self {
+            bits.clear(start, end);
+            if bits.missing == len {
+                *self = Self::Nothing;
+            }
+        }
+    }
+}
+
+impl Bits {
+    fn set(&mut self, start: u64, end: u64) {
+        for (index, mask) in masks(start, end) {
+            let word = &mut self.words[index];
+            self.missing -= u64::from((!*word & mask).count_ones());
+            *word |= mask;
+        }
+    }
+
+    fn clear(&mut self, start: u64, end: u64) {
+        for (index, mask) in masks(start, end) {
+            let word = &mut self.words[index];
+            self.missing += u64::from((*word & mask).count_ones());
+            *word &= !mask;
+        }
+    }
+
+    /// The first bit of `start..end` that is `value`, or `end`.
+    fn find(&self, start: u64, end: u64, value: bool) -> u64 {
+        for (index, mask) in masks(start, end) {
+            let word = if value { self.words[index] } else { !self.words[index] };
+            if word & mask != 0 {
+                return index as u64 * 64 + u64::from((word & mask).trailing_zeros());
+            }
+        }
+        end
+    }
+}
+
+/// The words that `start..end` lies in, each with the bits of it that do.
+fn masks(start: u64, end: u64) -> impl Iterator<Item = (usize, u64)> {
+    (start / 64..end.div_ceil(64)).map(move |index| {
+        let low = start.saturating_sub(index * 64);
+        let high = (end - index * 64).min(64);
+        (index as usize, u64::MAX << low & u64::MAX >> (64 - high))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: u64 = 1000;
+
+    /// Every byte that is in no gap.
+    fn bytes(initialised: &Initialised) -> Vec<bool> {
+        (0..LEN).map(|at| initialised.gap(0, at, at + 1).is_none()).collect()
+    }
+
+    #[test]
+    fn bits_are_what_a_list_of_bytes_is() {
+        let mut random = 1u64;
+        let mut below = |end: u64| {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            (random >> 33) % end
+        };
+        let mut tracked = Initialised::new(1, true);
+        let mut naive = vec![false; LEN as usize];
+        for step in 0..3000 {
+            let start = below(LEN);
+            let most = [8, 70, LEN][below(3) as usize];
+            let end = start + 1 + below((LEN - start).min(most));
+            let write = below(8) > 0;
+            if write {
+                tracked.written(0, (start, end), LEN);
+            } else {
+                tracked.forgotten(0, (start, end), LEN);
+            }
+            naive[start as usize..end as usize].fill(write);
+            assert_eq!(bytes(&tracked), naive, "step {step}");
+            let start = below(LEN) as usize;
+            let first = naive[start..].iter().position(|&written| !written);
+            let gap = first.map(|skip| {
+                let from = start + skip;
+                let run = naive[from..].iter().take_while(|&&written| !written).count();
+                (from as u64, (from + run) as u64)
+            });
+            assert_eq!(tracked.gap(0, start as u64, LEN), gap, "step {step}");
+        }
+        tracked.written(0, (0, 999), LEN);
+        tracked.written(0, (999, LEN), LEN);
+        assert!(matches!(tracked.pages[0], Written::All), "a whole page keeps no bits");
+    }
+
+    #[test]
+    fn without_tracking_everything_is_written() {
+        let mut untracked = Initialised::new(4, false);
+        untracked.forgotten(0, (0, 8), LEN);
+        assert_eq!(untracked.gap(0, 0, LEN), None);
+    }
+}
