@@ -29,6 +29,7 @@ impl SimDriver {
     ) -> DriverResult<T> {
         let mut state = self.state();
         let answer = state.enter(call).and_then(|()| body(&mut state));
+        state.after_call(call);
         answer.map_err(|code| DriverError::new(call, code))
     }
 }

@@ -55,6 +55,7 @@ mod config;
 mod contexts;
 mod copies;
 mod driver;
+mod explore;
 mod faults;
 mod findings;
 mod host_memory;
@@ -69,6 +70,10 @@ mod streams;
 mod work;
 
 pub use config::{SimConfig, SimConfigError};
+pub use explore::{
+    Exploration, ExploreLimits, FailedSchedule, Replay, Script, ScriptError, explore,
+    explore_random, replay,
+};
 pub use findings::{Finding, FindingKind, NearMiss, RangeKind};
 pub use leaks::LeakReport;
 pub use sim::SimDriver;

@@ -28,6 +28,7 @@ impl State {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.queue.push_back(Operation { sequence, call, work });
         }
+        self.trace_enqueued(stream);
         Point { stream, sequence }
     }
 
@@ -47,6 +48,7 @@ impl State {
 
     /// Runs operations of any streams until the goal is reached, and not one more.
     pub(crate) fn wait(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
+        self.trace(|_| format!("host    waits in {call}"));
         while !self.is_reached(goal) {
             if !self.step() {
                 self.note_stuck(call);
@@ -69,25 +71,39 @@ impl State {
 
     /// Runs the next operation of one ready stream; false when none is ready.
     pub(crate) fn step(&mut self) -> bool {
-        let ready: Vec<u64> = self
-            .streams
-            .iter()
-            .filter(|(_, stream)| self.is_ready(stream))
-            .map(|(&handle, _)| handle)
-            .collect();
+        let ready = self.ready();
         if ready.is_empty() {
             return false;
         }
-        let handle = ready[self.random.below(ready.len())];
-        let Some(stream) = self.streams.get_mut(&handle) else { return false };
-        let Some(operation) = stream.queue.pop_front() else { return false };
+        let choice = match &mut self.choices {
+            Some(choices) => choices.stream(ready.len()),
+            None => self.random.below(ready.len()),
+        };
+        self.run_next(ready[choice]);
+        true
+    }
+
+    /// The streams whose next operation can run, the oldest stream first.
+    pub(crate) fn ready(&self) -> Vec<u64> {
+        let ready = self.streams.iter().filter(|(_, stream)| self.is_ready(stream));
+        ready.map(|(&handle, _)| handle).collect()
+    }
+
+    /// Runs the next operation of a ready stream.
+    pub(crate) fn run_next(&mut self, handle: u64) {
+        let Some(stream) = self.streams.get_mut(&handle) else { return };
+        let Some(operation) = stream.queue.pop_front() else { return };
         let place = (stream.device, handle);
+        self.trace_run(handle, &operation);
+        let Some(stream) = self.streams.get(&handle) else { return };
         if stream.destroyed && stream.queue.is_empty() {
             self.streams.remove(&handle);
         }
         self.ticks += 1;
+        if let Some(choices) = &mut self.choices {
+            choices.advanced();
+        }
         self.run(place, operation);
-        true
     }
 
     fn is_ready(&self, stream: &Stream) -> bool {

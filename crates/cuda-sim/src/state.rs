@@ -6,6 +6,7 @@ use std::thread::ThreadId;
 use cuda_driver::{ErrorCode, KernelReference};
 
 use crate::contexts::DeviceState;
+use crate::explore::Choices;
 use crate::faults::Faults;
 use crate::findings::{Finding, FindingKind, Findings};
 use crate::kernels::{Function, Module};
@@ -38,6 +39,10 @@ pub(crate) struct State {
     pub(crate) references: BTreeMap<&'static str, KernelReference>,
     /// Bytes that the last copy to pageable memory fetched.
     pub(crate) fetched: Option<Box<[u8]>>,
+    /// Decides in place of `random`, in an exploration.
+    pub(crate) choices: Option<Box<Choices>>,
+    /// `enqueued` and `ticks` when the device was last let advance.
+    pub(crate) interleaved_at: (u64, u64),
     /// Operations enqueued so far: the sequence number of the next.
     pub(crate) enqueued: u64,
     /// Operations run so far: the clock.
@@ -61,6 +66,8 @@ impl State {
             functions: BTreeMap::new(),
             references: BTreeMap::new(),
             fetched: None,
+            choices: None,
+            interleaved_at: (0, 0),
             enqueued: 0,
             ticks: 0,
             handles: 0x1000,
@@ -76,6 +83,7 @@ impl State {
 
     /// Counts a call and fails it if that was ordered. A sticky code loses the current device.
     pub(crate) fn enter(&mut self, call: &'static str) -> Answer<()> {
+        self.before_call(call);
         self.faults.count(call).inspect_err(|&code| {
             if code.is_sticky()
                 && let Ok(device) = self.current_device()

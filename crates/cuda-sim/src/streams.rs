@@ -124,9 +124,11 @@ impl State {
 
     pub(crate) fn stream_query(&mut self, stream: u64) -> Answer<bool> {
         let (stream, device) = self.stream(stream)?;
-        self.run_some();
+        self.run_some(stream);
         self.health(device)?;
-        Ok(self.is_reached(Goal::Stream(stream)))
+        let is_idle = self.is_reached(Goal::Stream(stream));
+        self.queried("cuStreamQuery", stream, is_idle);
+        Ok(is_idle)
     }
 
     pub(crate) fn stream_context(&self, stream: u64) -> Answer<u64> {
@@ -178,16 +180,25 @@ impl State {
 
     pub(crate) fn event_query(&mut self, event: u64) -> Answer<bool> {
         let device = self.event(event)?.device;
-        self.run_some();
+        self.run_some(event);
         self.health(device)?;
-        let Some(record) = self.event(event)?.record else { return Ok(true) };
+        let is_done = self.look(event);
+        self.queried("cuEventQuery", event, is_done);
+        Ok(is_done)
+    }
+
+    /// Whether an event has completed and its lateness is over; one query of that has passed.
+    fn look(&mut self, event: u64) -> bool {
+        let Some(record) = self.events.get(&event).and_then(|event| event.record) else {
+            return true;
+        };
         if !self.is_reached(Goal::Point(record.point)) {
-            return Ok(false);
+            return false;
         }
-        let Some(event) = self.events.get_mut(&event) else { return Ok(true) };
+        let Some(event) = self.events.get_mut(&event) else { return true };
         let on_time = event.late == 0;
         event.late = event.late.saturating_sub(1);
-        Ok(on_time)
+        on_time
     }
 
     pub(crate) fn event_synchronize(&mut self, event: u64) -> Answer<()> {
@@ -225,8 +236,11 @@ impl State {
         }
     }
 
-    /// What a device does while the host queries: a little, or nothing.
-    fn run_some(&mut self) {
+    /// What a device does while the host queries `handle`: a little, or nothing.
+    fn run_some(&mut self, handle: u64) {
+        if self.choices.is_some() {
+            return self.interleave_query(handle);
+        }
         for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
             self.step();
         }

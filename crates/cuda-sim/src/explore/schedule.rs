@@ -1,0 +1,134 @@
+//! The schedule in words: what the host asked for, and what the device ran, in order.
+
+use crate::SimDriver;
+
+use crate::explore::choices::Record;
+use crate::state::State;
+use crate::streams::DefaultOrder;
+use crate::work::{Operation, Work};
+
+/// Calls whose effect on pending work is immediate: the device may advance before them too.
+const IMMEDIATE: &[&str] = &[
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuCtxEnablePeerAccess",
+    "cuCtxDisablePeerAccess",
+];
+
+impl SimDriver {
+    /// A step of the host that the driver does not see, such as writing pinned memory.
+    ///
+    /// In an exploration, the device may advance before it, and `what` is a line of the schedule.
+    /// Otherwise this does nothing.
+    pub fn host_step(&self, what: &str) {
+        let mut state = self.state();
+        state.interleave();
+        state.trace(|_| format!("host    {what}"));
+    }
+}
+
+impl State {
+    pub(crate) fn take_choices(&mut self) -> Record {
+        self.choices.take().map(|choices| choices.into_record()).unwrap_or_default()
+    }
+
+    /// In an exploration, lets the device advance before a call of immediate effect.
+    pub(crate) fn before_call(&mut self, call: &'static str) {
+        if self.choices.is_some() && IMMEDIATE.contains(&call) {
+            self.interleave();
+            self.trace(|_| format!("host    {call}"));
+        }
+    }
+
+    /// In an exploration, lets the device advance after a call that enqueued, waited or asked.
+    pub(crate) fn after_call(&mut self, call: &'static str) {
+        if self.choices.is_none() {
+            return;
+        }
+        let moment = (self.enqueued, self.ticks);
+        let looked = call.ends_with("Query") || call.ends_with("Synchronize");
+        if looked || moment != self.interleaved_at {
+            self.interleave();
+        }
+    }
+
+    /// Lets the device run any number of operations before the host goes on.
+    pub(crate) fn interleave(&mut self) {
+        loop {
+            let ready = self.ready();
+            let Some(choices) = self.choices.as_mut().filter(|_| !ready.is_empty()) else { break };
+            let Some(choice) = choices.host_or_stream(ready.len()) else { break };
+            self.run_next(ready[choice]);
+        }
+        self.interleaved_at = (self.enqueued, self.ticks);
+    }
+
+    /// Lets the device advance before a query of `handle`, by one operation at least if asking again
+    /// could not answer otherwise.
+    pub(crate) fn interleave_query(&mut self, handle: u64) {
+        if self.choices.as_ref().is_some_and(|choices| choices.is_known_unready(handle)) {
+            self.step();
+        }
+        self.interleave();
+    }
+
+    /// Notes the answer of a query.
+    pub(crate) fn queried(&mut self, call: &'static str, handle: u64, is_done: bool) {
+        let Some(choices) = &mut self.choices else { return };
+        if !is_done {
+            choices.found_unready(handle);
+        }
+        let answer = if is_done { "done" } else { "not done" };
+        choices.trace(|| format!("host    {call} of {handle:#x}: {answer}"));
+    }
+
+    pub(crate) fn trace_enqueued(&mut self, stream: u64) {
+        self.trace(|state| {
+            let last = state.streams.get(&stream).and_then(|stream| stream.queue.back());
+            let what = last.map(|operation| state.describe(stream, operation));
+            format!("host    enqueues {}", what.unwrap_or_default())
+        });
+    }
+
+    pub(crate) fn trace_run(&mut self, stream: u64, operation: &Operation) {
+        self.trace(|state| format!("device  runs     {}", state.describe(stream, operation)));
+    }
+
+    /// Adds a line to the schedule, if one is kept.
+    pub(crate) fn trace(&mut self, line: impl FnOnce(&Self) -> String) {
+        if !self.choices.as_ref().is_some_and(|choices| choices.is_tracing()) {
+            return;
+        }
+        let line = line(self);
+        if let Some(choices) = &mut self.choices {
+            choices.trace(|| line);
+        }
+    }
+
+    fn describe(&self, handle: u64, operation: &Operation) -> String {
+        let Operation { sequence, call, work } = operation;
+        let place = match self.streams.get(&handle) {
+            Some(stream) if stream.order == DefaultOrder::Legacy => {
+                format!("the default stream of device {}", stream.device)
+            }
+            _ => format!("stream {handle:#x}"),
+        };
+        let what = match work {
+            Work::Copy { destination, source, bytes } => {
+                format!(": {bytes} bytes from {:#x} to {:#x}", source.1, destination.1)
+            }
+            Work::WriteStaged { destination, data } => {
+                format!(": {} staged bytes to {destination:#x}", data.len())
+            }
+            Work::Fetch { source, bytes } => format!(": {bytes} bytes from {source:#x}"),
+            Work::Fill { destination, bytes, value } => {
+                format!(": {bytes} bytes of {value:#04x} to {destination:#x}")
+            }
+            Work::Launch(launch) => format!(": {}", launch.reference.name),
+            Work::Record(event) => format!(": event {event:#x}"),
+            Work::Wait(point) => format!(": for #{} of stream {:#x}", point.sequence, point.stream),
+        };
+        format!("#{sequence} {call} in {place}{what}")
+    }
+}
