@@ -12,7 +12,7 @@ use crate::{kernels, tidy};
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what seldom breaks: rustdoc, the kernel check, crates built alone, the release build.
+    /// Leave out what seldom breaks: rustdoc, the kernel check, crates built alone, the release build with its runs.
     #[arg(long)]
     quick: bool,
 }
