@@ -1,7 +1,7 @@
 //! `cargo xtask kernels`: from the CUDA C++ sources to the committed PTX.
 //!
-//! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`. The compiler is
-//! pinned by hash, so the same sources give the same bytes on every machine, and `--check` can tell
+//! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`, and every fixture
+//! of the simulated device's tests one beside itself. The compiler is pinned by hash, so the same sources give the same bytes on every machine, and `--check` can tell
 //! committed PTX from stale PTX. What was built is also assembled for the cards we serve, because
 //! only the assembler knows registers and spills.
 
@@ -41,6 +41,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.check { compare(&built) } else { write(&built) }
 }
 
+/// A folder of sources and where their PTX is committed, from the workspace's folder.
+struct Folder {
+    sources: &'static str,
+    ptx: &'static str,
+}
+
+/// The kernels that we ship, and those with planted bugs that the simulated device must find.
+const FOLDERS: [Folder; 2] = [
+    Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
+    Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
+];
+
 /// The PTX of one source.
 struct Module {
     /// Where it is, or shall be, committed.
@@ -53,50 +65,65 @@ fn build_all() -> Result<Vec<Module>> {
     let toolchain = Toolchain::obtain(&root().join("target/toolchain"))?;
     let compiler = Compiler::load(&toolchain.nvrtc_dir)?;
     let assembler = Assembler { program: toolchain.ptxas, scratch: root().join("target/kernels") };
-    let headers = headers()?;
     let mut modules = Vec::new();
-    for source in files(&root().join("kernels"), "cu")? {
-        let topic = stem(&source)?;
-        let module = compile(&compiler, &source, &headers)
-            .with_context(|| format!("kernels/{topic}.cu does not compile"))?;
-        for card in CARDS {
-            let entries = assembler
-                .assemble(topic, card, &module.ptx)
-                .with_context(|| format!("kernels/{topic}.cu does not assemble for {card}"))?;
-            for entry in entries {
-                println!("{topic}: {entry} on {card}");
-                ensure!(
-                    entry.spilled_bytes == 0,
-                    "kernels/{topic}.cu: {} spills {} bytes on {card}; it needs fewer live values",
-                    entry.name,
-                    entry.spilled_bytes
-                );
-            }
+    for folder in &FOLDERS {
+        let headers = headers(folder)?;
+        let before = modules.len();
+        for source in files(&root().join(folder.sources), "cu")? {
+            let name = shown(&source);
+            let module = compile(&compiler, folder, &source, &headers)
+                .with_context(|| format!("{name} does not compile"))?;
+            assemble(&assembler, stem(&source)?, &module)
+                .with_context(|| format!("{name} does not assemble as it should"))?;
+            modules.push(module);
         }
-        modules.push(module);
+        ensure!(modules.len() > before, "no kernel found: {} has no .cu file", folder.sources);
     }
-    ensure!(!modules.is_empty(), "no kernel found: kernels/ has no .cu file");
     Ok(modules)
 }
 
-fn compile(compiler: &Compiler, path: &Path, headers: &[Header]) -> Result<Module> {
+/// Assembles a module for every card and prints what its entries cost there.
+fn assemble(assembler: &Assembler, topic: &str, module: &Module) -> Result<()> {
+    for card in CARDS {
+        for entry in assembler.assemble(topic, card, &module.ptx).context(card)? {
+            println!("{topic}: {entry} on {card}");
+            ensure!(
+                entry.spilled_bytes == 0,
+                "{} spills {} bytes on {card}; it needs fewer live values",
+                entry.name,
+                entry.spilled_bytes
+            );
+        }
+    }
+    Ok(())
+}
+
+fn compile(
+    compiler: &Compiler,
+    folder: &Folder,
+    path: &Path,
+    headers: &[Header],
+) -> Result<Module> {
     let topic = stem(path)?;
     let text = read(path)?;
     let source = Source { name: &format!("{topic}.cu"), text: &text, headers };
     let compiled = compiler.compile(&source, &OPTIONS)?;
     let ptx = format!(
-        "// kernels/{topic}.cu, built by `cargo xtask kernels`: edit the source, not this file.\n\
+        "// {}/{topic}.cu, built by `cargo xtask kernels`: edit the source, not this file.\n\
          // nvrtc {} {}\n{}\n",
+        folder.sources,
         toolchain::NVRTC.version,
         OPTIONS.join(" "),
         compiled.trim_end()
     );
-    Ok(Module { path: ptx_dir().join(format!("{topic}.{ARCHITECTURE}.ptx")), ptx })
+    Ok(Module { path: root().join(folder.ptx).join(format!("{topic}.{ARCHITECTURE}.ptx")), ptx })
 }
 
 fn write(built: &[Module]) -> Result<()> {
-    fs::create_dir_all(ptx_dir())
-        .with_context(|| format!("cannot create {}", shown(&ptx_dir())))?;
+    for folder in &FOLDERS {
+        fs::create_dir_all(root().join(folder.ptx))
+            .with_context(|| format!("cannot create {}", folder.ptx))?;
+    }
     for module in built {
         if fs::read_to_string(&module.path).is_ok_and(|committed| committed == module.ptx) {
             println!("{}: unchanged", shown(&module.path));
@@ -137,18 +164,21 @@ fn compare(built: &[Module]) -> Result<()> {
 
 /// Committed PTX that no source gives.
 fn orphans(built: &[Module]) -> Result<Vec<PathBuf>> {
-    if !ptx_dir().exists() {
-        return Ok(Vec::new());
+    let mut orphans = Vec::new();
+    for folder in FOLDERS.map(|folder| root().join(folder.ptx)) {
+        if folder.exists() {
+            let mut found = files(&folder, "ptx")?;
+            found.retain(|path| built.iter().all(|module| module.path != *path));
+            orphans.append(&mut found);
+        }
     }
-    let mut found = files(&ptx_dir(), "ptx")?;
-    found.retain(|path| built.iter().all(|module| module.path != *path));
-    Ok(found)
+    Ok(orphans)
 }
 
-/// Every header of the folder, which any source may include.
-fn headers() -> Result<Vec<Header>> {
+/// Every header of a folder, which any source of it may include.
+fn headers(folder: &Folder) -> Result<Vec<Header>> {
     let mut headers = Vec::new();
-    for path in files(&root().join("kernels"), "cuh")? {
+    for path in files(&root().join(folder.sources), "cuh")? {
         headers.push(Header { name: format!("{}.cuh", stem(&path)?), text: read(&path)? });
     }
     Ok(headers)
@@ -176,10 +206,6 @@ fn stem(path: &Path) -> Result<&str> {
     path.file_stem()
         .and_then(|stem| stem.to_str())
         .with_context(|| format!("{} has no plain name", path.display()))
-}
-
-fn ptx_dir() -> PathBuf {
-    root().join("crates/kv-kernels/ptx")
 }
 
 /// The workspace's folder.
