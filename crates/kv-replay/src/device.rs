@@ -186,6 +186,16 @@ pub enum DeviceOpenError {
         /// Bytes it has in all.
         total_bytes: u64,
     },
+    /// The host tier could never be pinned, and a machine that tries may end the process first.
+    #[error(
+        "--host-blocks takes {needed_bytes} bytes, and this machine has {total_bytes} bytes of memory"
+    )]
+    HostTooSmall {
+        /// Bytes of the host tier.
+        needed_bytes: u64,
+        /// Bytes the machine has in all.
+        total_bytes: u64,
+    },
 }
 
 /// Devices, opened on one driver that counts the calls made through it.
@@ -257,16 +267,25 @@ fn names(devices: &[Device]) -> String {
     groups.collect::<Vec<_>>().join(", ")
 }
 
+/// Memory of this machine, in bytes, where it can be asked.
+fn machine_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 impl OpenDevices {
     /// Checks that each device's part of the pool fits into its memory, which a run would find out only when the
-    /// pool had grown that far.
+    /// pool had grown that far; and that the host tier fits into this machine's, where Linux tells how much it is.
     ///
     /// # Errors
     ///
-    /// [`DeviceOpenError::TooSmall`], with the device and both sizes.
+    /// [`DeviceOpenError::TooSmall`], with the device and both sizes; [`DeviceOpenError::HostTooSmall`] with both sizes.
     pub fn check_fits(&self, config: &RunConfig) -> Result<(), DeviceOpenError> {
+        let block_bytes = config.block_bytes().unwrap_or(0);
         let layers = u64::from(config.shape.layers).max(1);
-        let layer_bytes = config.block_bytes().unwrap_or(0) / layers;
+        let layer_bytes = block_bytes / layers;
         // Layers are split evenly, so a device has at least this many, and the first ones perhaps one more.
         let layers_here = layers / self.devices.len().max(1) as u64;
         let needed_bytes = config.device_blocks.saturating_mul(layer_bytes * layers_here);
@@ -278,6 +297,10 @@ impl OpenDevices {
                 let device = device.info().name.clone();
                 return Err(DeviceOpenError::TooSmall { device, needed_bytes, total_bytes });
             }
+        }
+        let needed_bytes = config.host_blocks.saturating_mul(block_bytes);
+        if let Some(total_bytes) = machine_bytes().filter(|&total| needed_bytes > total) {
+            return Err(DeviceOpenError::HostTooSmall { needed_bytes, total_bytes });
         }
         Ok(())
     }
@@ -346,6 +369,19 @@ mod tests {
             Err(DeviceOpenError::TooSmall { needed_bytes, .. }) if needed_bytes == 8 << 40
         ));
         assert!(devices.driver.calls().contains_key("cuDevicePrimaryCtxRetain"));
+    }
+
+    #[test]
+    fn a_host_tier_larger_than_the_machine_is_refused() {
+        let config = RunConfig { host_blocks: 1 << 31, device_blocks: 1, ..RunConfig::default() };
+        let devices = open(&parsed("sim").unwrap(), SimSizes::for_config(&config)).unwrap();
+        match devices.check_fits(&config) {
+            Err(DeviceOpenError::HostTooSmall { needed_bytes, total_bytes }) => {
+                assert_eq!(needed_bytes, 16 << 40);
+                assert_eq!(machine_bytes(), Some(total_bytes));
+            }
+            other => assert_eq!((other.is_ok(), machine_bytes()), (true, None), "{other:?}"),
+        }
     }
 
     #[test]
