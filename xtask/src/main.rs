@@ -8,6 +8,7 @@
 mod cargo;
 mod gpu_bundle;
 mod kernels;
+mod simulate;
 mod test;
 mod tidy;
 
@@ -27,6 +28,8 @@ struct Cli {
 enum Task {
     /// Runs every check and test, as continuous integration does.
     Test(test::Args),
+    /// Runs long campaigns of random schedules on the simulated device.
+    Simulate(simulate::Args),
     /// Checks rules of the tree that no compiler knows.
     Tidy,
     /// Packs GPU tests, GPU benchmarks and `kv-replay` for a machine with a GPU.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Test(args) => test::run(&args),
+        Task::Simulate(args) => simulate::run(&args),
         Task::Tidy => tidy::run(),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),

@@ -21,7 +21,11 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(seed: u64) -> Self {
-        let sim = SimDriver::new(SimConfig { seed, devices: 2, ..SimConfig::default() }).unwrap();
+        let config = SimConfig { seed, devices: 2, ..SimConfig::default() };
+        Self::on(SimDriver::new(config).unwrap())
+    }
+
+    pub(crate) fn on(sim: SimDriver) -> Self {
         sim.register_kernels(&[KernelReference { name: "copy_bytes", run: copy_bytes }]);
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let stream = Stream::new(&device).unwrap();

@@ -1,0 +1,370 @@
+//! Host buffers rewritten while the device may still read them, under all orders and many at random.
+//!
+//! The unprotected variants are what goes wrong elsewhere; that they are found shows that the search
+//! would find a hole in the protected one. `KV_SCHEDULES` is how many random schedules each protected
+//! program runs (2,000 unless told), from seed `KV_SEED` (0) on, and a tenth of how many orders of a
+//! small program are tried at most: `cargo xtask simulate` runs 100,000, which takes in all orders.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+#![allow(clippy::print_stdout, reason = "a long campaign tells its counts")]
+
+#[allow(dead_code, reason = "shared with the staging tests; a part is used here")]
+#[path = "staging/machine.rs"]
+mod machine;
+
+use cuda_driver::{
+    CopyError, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
+};
+use cuda_sim::{
+    Exploration, ExploreLimits, FailedSchedule, SimConfig, SimDriver, explore, explore_random,
+    replay,
+};
+use kv_stage::{BlockTable, StagingPool, StepStager, StepStagerOptions, SubmittedView};
+use machine::{Machine, pattern};
+
+const BYTES: u64 = 16;
+/// A race must be found within this many random schedules.
+const FOUND_WITHIN: u64 = 100;
+/// Runs of random schedules, each of which must find it.
+const SEARCHES: u64 = 50;
+
+/// Who reads the host memory.
+#[derive(Clone, Copy, Debug)]
+enum Reader {
+    /// A copy, which the driver knows.
+    Copy,
+    /// A kernel that is given the address, of which the driver knows nothing.
+    Kernel,
+}
+
+const READERS: [Reader; 2] = [Reader::Copy, Reader::Kernel];
+
+type Outcome = Result<(), String>;
+type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// A destination for each step, and what is to arrive there.
+struct Steps {
+    targets: Vec<DeviceBuffer>,
+}
+
+impl Steps {
+    fn new(machine: &Machine, steps: usize) -> Self {
+        Self { targets: (0..steps).map(|_| machine.memory(BYTES)).collect() }
+    }
+
+    fn spans(&self) -> impl Iterator<Item = (u64, DeviceSpan)> {
+        (0..).zip(self.targets.iter().map(DeviceBuffer::span))
+    }
+
+    fn check(&self, machine: &Machine) -> Fallible<()> {
+        for (step, target) in self.spans() {
+            let arrived = machine.read(target);
+            if arrived != pattern(step, BYTES as usize) {
+                let of = (0..self.targets.len() as u64)
+                    .find(|&other| arrived == pattern(other, BYTES as usize));
+                let what = of.map_or("other bytes".to_owned(), |of| format!("those of step {of}"));
+                return Err(format!("step {step}: {what} arrived").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn read(machine: &Machine, reader: Reader, to: DeviceSpan, host: &PinnedBuffer) -> Fallible<()> {
+    match reader {
+        Reader::Copy => machine.stream.copy_to_device(to, host, 0)?,
+        Reader::Kernel => machine.launch_copy(&machine.stream, to, host.device_address())?,
+    }
+    Ok(())
+}
+
+fn write(sim: &SimDriver, host: &mut PinnedBuffer, step: u64) -> Fallible<()> {
+    sim.host_step(&format!("writes step {step}"));
+    Ok(host.write_at(0, &pattern(step, BYTES as usize))?)
+}
+
+/// One persistent host buffer, written anew by every step.
+fn persistent(sim: &SimDriver, reader: Reader, steps: usize) -> Fallible<()> {
+    let machine = Machine::on(sim.clone());
+    let steps = Steps::new(&machine, steps);
+    let mut host = PinnedBuffer::alloc(&machine.device, BYTES, HostAllocFlags::CACHED)?;
+    for (step, target) in steps.spans() {
+        write(sim, &mut host, step)?;
+        read(&machine, reader, target, &host)?;
+    }
+    steps.check(&machine)
+}
+
+/// When a caching allocator records the event that it waits for before it hands a buffer out again.
+#[derive(Clone, Copy, Debug)]
+enum Recorded {
+    /// After the reader, whatever it is.
+    AfterReader,
+    /// Before the reader: late readers are not covered.
+    BeforeReader,
+    /// After copies only, since it does not learn of kernels.
+    AfterCopies,
+}
+
+/// Buffers of a caching allocator, each fresh for its step, and reused when its event has completed.
+fn cached(sim: &SimDriver, reader: Reader, recorded: Recorded, steps: usize) -> Fallible<()> {
+    let machine = Machine::on(sim.clone());
+    let steps = Steps::new(&machine, steps);
+    let mut cache: Vec<(PinnedBuffer, Event)> = Vec::new();
+    for (step, target) in steps.spans() {
+        let mut reused = None;
+        for index in 0..cache.len() {
+            if cache[index].1.is_complete()? {
+                reused = Some(cache.remove(index));
+                break;
+            }
+        }
+        let (mut host, event) = match reused {
+            Some(reused) => reused,
+            None => (
+                PinnedBuffer::alloc(&machine.device, BYTES, HostAllocFlags::CACHED)?,
+                Event::new(&machine.device)?,
+            ),
+        };
+        write(sim, &mut host, step)?;
+        if matches!(recorded, Recorded::BeforeReader) {
+            event.record(&machine.stream)?;
+        }
+        read(&machine, reader, target, &host)?;
+        let covered = match recorded {
+            Recorded::AfterReader => true,
+            Recorded::BeforeReader => false,
+            Recorded::AfterCopies => matches!(reader, Reader::Copy),
+        };
+        if covered {
+            event.record(&machine.stream)?;
+        }
+        cache.push((host, event));
+    }
+    steps.check(&machine)
+}
+
+/// A staging pool of `buffers`, whose buffers are read on one stream, or on two.
+#[derive(Clone, Copy, Debug)]
+struct Staged {
+    reader: Reader,
+    buffers: usize,
+    steps: usize,
+    /// Whether a second stream copies the buffer too.
+    two_streams: bool,
+}
+
+fn staged(sim: &SimDriver, variant: Staged, prepare: impl Fn(&StagingPool)) -> Fallible<()> {
+    let machine = Machine::on(sim.clone());
+    let other = Stream::new(&machine.device)?;
+    let steps = Steps::new(&machine, variant.steps);
+    let others = Steps::new(&machine, if variant.two_streams { variant.steps } else { 0 });
+    let pool = machine.pool(BYTES, variant.buffers);
+    prepare(&pool);
+    for (step, target) in steps.spans() {
+        let mut buffer = pool.acquire_wait()?;
+        sim.host_step(&format!("writes step {step}"));
+        buffer.write_at(0, &pattern(step, BYTES as usize))?;
+        buffer.submit(&machine.stream, |view: &SubmittedView<'_>| -> Result<(), CopyError> {
+            match variant.reader {
+                Reader::Copy => view.copy_to_device(target, 0)?,
+                Reader::Kernel => machine.launch_copy(view.stream(), target, view.address())?,
+            }
+            if let Some(second) = others.targets.get(step as usize) {
+                view.copy_to_device_on(&other, second.span(), 0)?;
+            }
+            Ok(())
+        })?;
+    }
+    other.synchronize()?;
+    steps.check(&machine)?;
+    others.check(&machine)?;
+    pool.close()?;
+    Ok(())
+}
+
+fn text(outcome: Fallible<()>) -> Outcome {
+    outcome.map_err(|error| error.to_string())
+}
+
+fn config() -> SimConfig {
+    SimConfig::default()
+}
+
+/// A number from the environment.
+fn number(variable: &str, otherwise: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")),
+        Err(_) => otherwise,
+    }
+}
+
+/// Asserts that random schedules find a failure soon, whatever the seed, and all orders do as well.
+fn assert_found(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
+    let mut most = 0;
+    for search in 0..SEARCHES {
+        let seeds = search * FOUND_WITHIN..(search + 1) * FOUND_WITHIN;
+        let found = explore_random(&config(), seeds, &program).unwrap();
+        let failure = found.failure.unwrap_or_else(|| panic!("{name}: not found, {search}"));
+        assert_replays(&failure, &program);
+        most = most.max(failure.number);
+    }
+    let systematic = explore(&config(), ExploreLimits::default(), &program).unwrap();
+    let systematic = systematic.failure.unwrap_or_else(|| panic!("{name}: not found"));
+    assert_replays(&systematic, &program);
+    println!(
+        "{name}: found by schedule {most} of random ones at the latest ({SEARCHES} searches), \
+         by schedule {} in order",
+        systematic.number
+    );
+}
+
+fn assert_replays(failure: &FailedSchedule, program: impl Fn(&SimDriver) -> Outcome) {
+    let again = replay(&config(), &failure.script, program).unwrap();
+    assert_eq!(again.outcome, Err(failure.reason.clone()));
+    assert!(failure.reason.contains("arrived"), "{failure}");
+    assert!(failure.schedule.iter().any(|line| line.contains("writes step")), "{failure}");
+}
+
+#[test]
+fn one_buffer_for_all_steps_is_found_whoever_reads_it() {
+    for reader in READERS {
+        assert_found(&format!("one persistent buffer, {reader:?}"), |sim| {
+            text(persistent(sim, reader, 2))
+        });
+    }
+}
+
+#[test]
+fn reuse_under_a_kernel_that_the_allocator_does_not_know_is_found() {
+    assert_found("events after copies only, Kernel", |sim| {
+        text(cached(sim, Reader::Kernel, Recorded::AfterCopies, 2))
+    });
+}
+
+#[test]
+fn an_event_before_the_reader_is_found() {
+    for reader in READERS {
+        assert_found(&format!("event before the reader, {reader:?}"), |sim| {
+            text(cached(sim, reader, Recorded::BeforeReader, 2))
+        });
+    }
+}
+
+#[test]
+fn a_cache_that_records_after_its_readers_passes_all_orders() {
+    for (reader, recorded) in [
+        (Reader::Copy, Recorded::AfterCopies),
+        (Reader::Copy, Recorded::AfterReader),
+        (Reader::Kernel, Recorded::AfterReader),
+    ] {
+        assert_all_pass(&format!("cache, {reader:?}, {recorded:?}"), |sim| {
+            text(cached(sim, reader, recorded, 3))
+        });
+    }
+}
+
+/// The variants that are small enough for all their orders.
+fn small() -> [Staged; 4] {
+    let one = |reader| Staged { reader, buffers: 2, steps: 3, two_streams: false };
+    let two = |reader| Staged { reader, buffers: 1, steps: 2, two_streams: true };
+    [one(Reader::Copy), one(Reader::Kernel), two(Reader::Copy), two(Reader::Kernel)]
+}
+
+/// The stager: rows of a table that the host edits from step to step, logged by a kernel.
+fn tables(sim: &SimDriver, buffers: usize, steps: usize) -> Fallible<()> {
+    let machine = Machine::on(sim.clone());
+    let steps = Steps::new(&machine, steps);
+    let pool = machine.pool(BYTES, buffers);
+    let options = StepStagerOptions { device_bytes: BYTES };
+    let mut stager = StepStager::new(&machine.device, &pool, options)?;
+    let mut table = BlockTable::new(1, BYTES as usize / size_of::<i32>())?;
+    for (number, target) in steps.spans() {
+        sim.host_step(&format!("edits the table for step {number}"));
+        for (column, &entry) in row(number).iter().enumerate() {
+            table.set(0, column, entry)?;
+        }
+        let mut step = stager.begin_wait()?;
+        let part = step.block_rows(&table, &[0], table.max_blocks())?;
+        let staged = step.submit(&machine.stream)?;
+        machine.launch_copy(&machine.stream, target, staged.span(part)?.address())?;
+    }
+    for (number, target) in steps.spans() {
+        let arrived = machine.read(target);
+        if arrived != bytemuck::cast_slice::<i32, u8>(&row(number)) {
+            return Err(format!("step {number}: {arrived:?} arrived").into());
+        }
+    }
+    pool.close()?;
+    Ok(())
+}
+
+/// Block ids of step `number`.
+fn row(number: u64) -> [i32; BYTES as usize / size_of::<i32>()] {
+    std::array::from_fn(|column| number as i32 * 100 + column as i32)
+}
+
+fn schedules() -> u64 {
+    number("KV_SCHEDULES", 2_000)
+}
+
+/// Asserts that a small program passes all its orders, or as many as there is time for.
+fn assert_all_pass(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
+    let schedules_max = schedules().saturating_mul(10);
+    let limits = ExploreLimits { schedules_max, ..ExploreLimits::default() };
+    let found = explore(&config(), limits, program).unwrap();
+    found.assert_passed();
+    let Exploration { explored, complete, .. } = found;
+    assert!(complete || explored == schedules_max);
+    assert!(explored > 100, "{name}: {explored} orders only");
+    println!("{name}: {explored} orders pass{}", if complete { ", which are all" } else { "" });
+}
+
+/// Asserts that a program passes random orders.
+fn assert_random_pass(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
+    let first = number("KV_SEED", 0);
+    let seeds = first..first.saturating_add(schedules());
+    let found = explore_random(&config(), seeds.clone(), program).unwrap();
+    found.assert_passed();
+    assert_eq!(found.explored, seeds.end - seeds.start);
+    let Exploration { explored, choices_most, .. } = found;
+    println!("{name}: {explored} random schedules pass, up to {choices_most} decisions each");
+}
+
+#[test]
+fn the_staging_pool_passes_all_orders() {
+    for variant in small() {
+        assert_all_pass(&format!("{variant:?}"), |sim| text(staged(sim, variant, |_| {})));
+    }
+}
+
+#[test]
+fn the_stager_passes_all_orders() {
+    assert_all_pass("tables, 1 buffer, 2 steps", |sim| text(tables(sim, 1, 2)));
+}
+
+#[test]
+fn the_staging_pool_passes_random_orders() {
+    for reader in READERS {
+        for two_streams in [false, true] {
+            let variant = Staged { reader, buffers: 3, steps: 8, two_streams };
+            assert_random_pass(&format!("{variant:?}"), |sim| text(staged(sim, variant, |_| {})));
+        }
+    }
+}
+
+#[test]
+fn the_stager_passes_random_orders() {
+    assert_random_pass("tables, 3 buffers, 8 steps", |sim| text(tables(sim, 3, 8)));
+}
+
+/// The pool itself with its protection out: the tests above see the bug that they are for.
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[test]
+fn the_staging_pool_without_its_events_is_found() {
+    for variant in small() {
+        assert_found(&format!("sabotaged, {variant:?}"), |sim| {
+            text(staged(sim, variant, StagingPool::sabotage_reuse_before_event))
+        });
+    }
+}
