@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, KernelArgs, LaunchConfig, PeerCopy,
+    HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -117,6 +117,8 @@ macro_rules! counted_all { () => { counted! {
         module_get_function(module: u64, name: &str) -> u64 = "cuModuleGetFunction";
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ()
             = "cuLaunchKernel";
+        launch_host_func(stream: u64, function: HostFunction, user_data: u64) -> ()
+            = "cuLaunchHostFunc";
     }
 } } }
 counted_all!();

@@ -96,7 +96,7 @@ pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, PeerCopy,
+    HostAllocFlags, HostFunction, PeerCopy,
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use launch::{KernelArgs, LaunchConfig};

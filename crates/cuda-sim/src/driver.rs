@@ -2,10 +2,11 @@
 
 use cuda_driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
-    ErrorCode, Granularity, HostAllocFlags, KernelArgs, LaunchConfig, PeerCopy,
+    ErrorCode, Granularity, HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
 };
 
 use crate::SimDriver;
+use crate::host_functions::{HostCall, refuse_inside};
 use crate::host_memory::PageableRange;
 use crate::kernels::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, GRID_MAX};
 use crate::scheduler::Goal;
@@ -27,6 +28,7 @@ impl SimDriver {
         call: &'static str,
         body: impl FnOnce(&mut State) -> Answer<T>,
     ) -> DriverResult<T> {
+        refuse_inside().map_err(|code| DriverError::new(call, code))?;
         let mut state = self.state();
         let answer = state.enter(call).and_then(|()| body(&mut state));
         state.after_call(call);
@@ -333,5 +335,15 @@ impl Driver for SimDriver {
         stream: u64,
     ) -> DriverResult<()> {
         self.call("cuLaunchKernel", |state| state.launch(function, config, args, stream))
+    }
+    unsafe fn launch_host_func(
+        &self,
+        stream: u64,
+        function: HostFunction,
+        user_data: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller promises just that.
+        let host = unsafe { HostCall::new(function, user_data) };
+        self.call("cuLaunchHostFunc", |state| state.launch_host(stream, host))
     }
 }

@@ -1,4 +1,4 @@
-//! Calls counted by name, and failures on order.
+//! Calls counted by name, failures on order, and devices that are lost on order.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ use cuda_driver::ErrorCode;
 pub(crate) struct Faults {
     calls: BTreeMap<&'static str, u64>,
     orders: Vec<Order>,
+    losses: Vec<Loss>,
 }
 
 #[derive(Debug)]
@@ -19,7 +20,29 @@ struct Order {
     code: ErrorCode,
 }
 
+#[derive(Debug)]
+struct Loss {
+    device: u32,
+    /// Operations of the device left until it is lost.
+    left: u64,
+    code: ErrorCode,
+}
+
 impl Faults {
+    /// Loses `device` after it has run `operations` more operations, at least one.
+    pub(crate) fn order_loss(&mut self, device: u32, operations: u64, code: ErrorCode) {
+        self.losses.push(Loss { device, left: operations.max(1), code });
+    }
+
+    /// Counts an operation of `device`; the code that loses it, if that is due.
+    pub(crate) fn ran(&mut self, device: u32) -> Option<ErrorCode> {
+        for loss in self.losses.iter_mut().filter(|loss| loss.device == device) {
+            loss.left -= 1;
+        }
+        let due = self.losses.iter().position(|loss| loss.left == 0)?;
+        Some(self.losses.swap_remove(due).code)
+    }
+
     pub(crate) fn order(&mut self, call: &'static str, nth: u64, code: ErrorCode) {
         self.orders.push(Order { call, left: nth.max(1), code });
     }

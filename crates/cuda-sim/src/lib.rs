@@ -35,6 +35,13 @@
 //! A query first runs up to three operations. So an order that the program did not ask for does not
 //! hold for every seed, and each run replays from its seed as long as one thread makes the calls.
 //!
+//! For a small program, [`explore`] runs it under every order there is, from a host that runs far ahead
+//! to a device that runs each operation at once; [`explore_random`] takes many at random. A failure
+//! comes with a [`Script`] that [`replay`] takes, and with all that ran, in order.
+//!
+//! A function of the host that a stream calls runs on the thread that waits, with the machine locked:
+//! its driver calls are refused (`NOT_PERMITTED`), and it must not wait for another thread's.
+//!
 //! # Memory
 //! Device memory is host memory of this process, taken page by page when first touched and filled
 //! with a pattern that depends on the seed and is never zero. Device addresses are of ranges that no
@@ -43,7 +50,9 @@
 //! # Faults
 //! A kernel or copy that touches what it may not access poisons its device: every later call in its
 //! context answers the same sticky error. Clean-up calls still do their work, and answer the error
-//! too, as on hardware. [`SimDriver::fail_nth`] makes any call fail on order.
+//! too, as on hardware. [`SimDriver::fail_nth`] makes any call fail on order. [`SimDriver::lose_device`] loses
+//! a device between two operations, [`SimDriver::delay_event`] makes an event late, and memory ends where
+//! [`SimConfig`] says.
 //!
 //! # What it does not do yet
 //! Kernels run by their registered CPU references rather than from their PTX; time is a count of
@@ -58,6 +67,7 @@ mod driver;
 mod explore;
 mod faults;
 mod findings;
+mod host_functions;
 mod host_memory;
 mod kernels;
 mod leaks;

@@ -104,6 +104,9 @@ impl State {
             choices.advanced();
         }
         self.run(place, operation);
+        if let Some(code) = self.faults.ran(place.0) {
+            self.poison(place.0, code);
+        }
     }
 
     fn is_ready(&self, stream: &Stream) -> bool {

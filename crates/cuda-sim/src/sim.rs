@@ -125,6 +125,22 @@ impl SimDriver {
         self.state().faults.order(call, nth, code);
     }
 
+    /// Loses a device after it has run `operations` more operations, or now if that is 0.
+    ///
+    /// Its pending work never runs, and every later call in its context answers `code`, which is one
+    /// that a driver repeats ([`ErrorCode::is_sticky`]). Clean-up calls do their work all the same. An
+    /// ordinal that names no device does nothing.
+    pub fn lose_device(&self, device: u32, operations: u64, code: ErrorCode) {
+        let mut state = self.state();
+        if device >= state.config.devices {
+            return;
+        }
+        match operations {
+            0 => state.poison(device, code),
+            _ => state.faults.order_loss(device, operations, code),
+        }
+    }
+
     /// Makes an event late: after it completes, `queries` queries still answer "not ready".
     ///
     /// A synchronisation waits the lateness out. Streams that wait for the event are not delayed.

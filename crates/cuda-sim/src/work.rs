@@ -5,6 +5,7 @@ use cuda_driver::{
 };
 
 use crate::findings::{Finding, FindingKind};
+use crate::host_functions::HostCall;
 use crate::memory::View;
 use crate::state::State;
 use crate::streams::{DefaultOrder, Point};
@@ -31,6 +32,8 @@ pub(crate) enum Work {
     Fill { destination: u64, bytes: u64, value: u8 },
     /// Runs a kernel.
     Launch(Box<Launch>),
+    /// Calls a function of the host.
+    CallHost(HostCall),
     /// Completes an event.
     Record(u64),
     /// Waits for a point of another stream.
@@ -75,6 +78,10 @@ impl State {
             }
             Work::Record(event) => {
                 self.event_completed(event, Point { stream, sequence: operation.sequence });
+                Ok(())
+            }
+            Work::CallHost(call) => {
+                call.run();
                 Ok(())
             }
             Work::Wait(_) => Ok(()),

@@ -5,8 +5,10 @@
 mod common;
 
 use common::*;
-use cuda_driver::{Driver, ErrorCode, KernelArgs, LaunchConfig};
-use cuda_sim::{FindingKind, LeakReport, SimDriver};
+use cuda_driver::{
+    AccessDesc, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs, LaunchConfig,
+};
+use cuda_sim::{FindingKind, LeakReport, SimConfig, SimDriver};
 
 #[test]
 fn the_nth_call_fails_once() {
@@ -180,4 +182,221 @@ fn findings_are_bounded() {
         fill(&sim, memory, 0, 2, 0).unwrap_err();
     }
     assert_eq!((sim.findings().len(), sim.findings_dropped()), (256, 44));
+}
+
+#[test]
+fn a_device_is_lost_between_two_operations() {
+    for operations in 0..4 {
+        let sim = seeded(operations);
+        let stream = sim.stream_create(false).unwrap();
+        let (device, host) = (sim.mem_alloc(4).unwrap(), pinned(&sim, 4));
+        fill(&sim, device, 7, 4, 0).unwrap();
+        sync(&sim, 0).unwrap();
+        host_write(host, &[0; 4]);
+        sim.lose_device(0, operations, ErrorCode::ECC_UNCORRECTABLE);
+        for offset in 0..4 {
+            // SAFETY: the host reads the bytes after the device was lost or the copies have run.
+            let copied =
+                unsafe { sim.memcpy_dtoh_async(host + offset, device + offset, 1, stream) };
+            assert_eq!(copied.is_ok(), operations > 0);
+        }
+        assert_eq!(code(sync(&sim, stream)), ErrorCode::ECC_UNCORRECTABLE);
+        // What had run has run, and nothing after it.
+        let arrived = host_read(host, 4).iter().filter(|&&byte| byte == 7).count();
+        assert_eq!(arrived as u64, operations);
+        assert_eq!(sim.run_all(), 0, "pending work has vanished");
+        assert!(sim.findings().is_empty(), "a loss on order is nobody's mistake");
+    }
+}
+
+#[test]
+fn losing_one_device_leaves_the_others() {
+    let sim = machine(SimConfig { devices: 2, ..SimConfig::default() });
+    let stream = sim.stream_create(false).unwrap();
+    let memory = sim.mem_alloc(1).unwrap();
+    sim.lose_device(1, 0, ErrorCode::NVLINK_UNCORRECTABLE);
+    sim.lose_device(2, 0, ErrorCode::NVLINK_UNCORRECTABLE);
+    fill(&sim, memory, 3, 1, stream).unwrap();
+    assert_eq!(download(&sim, memory, 1, stream).unwrap(), [3]);
+    assert_eq!(code(sim.device_primary_ctx_retain(1)), ErrorCode::NVLINK_UNCORRECTABLE);
+}
+
+/// Objects of every kind, some with work pending.
+struct Objects {
+    stream: u64,
+    event: u64,
+    memory: u64,
+    host: u64,
+    base: u64,
+    handle: u64,
+    module: u64,
+    function: u64,
+}
+
+impl Objects {
+    fn new(sim: &SimDriver) -> Self {
+        let base = reserve(sim, 2);
+        let module = sim.module_load_data(PTX, &mut String::new()).unwrap();
+        Self {
+            stream: sim.stream_create(false).unwrap(),
+            event: sim.event_create(true).unwrap(),
+            memory: sim.mem_alloc(4).unwrap(),
+            host: pinned(sim, 4),
+            base,
+            handle: map_page(sim, base),
+            module,
+            // SAFETY: the module was loaded just now.
+            function: unsafe { sim.module_get_function(module, "add_one") }.unwrap(),
+        }
+    }
+
+    /// What every call that needs the device answers.
+    #[allow(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "one reason for all: handles are looked up"
+    )]
+    fn use_all(&self, sim: &SimDriver) -> Vec<(&'static str, ErrorCode)> {
+        let Self { stream, event, memory, host, base, handle, module, function } = *self;
+        let args = KernelArgs::new().arg(memory);
+        let unit = |result: DriverResult<u64>| result.map(|_| ());
+        // SAFETY: handles are live and looked up; the host does not touch the pinned memory.
+        let answers = unsafe {
+            [
+                sim.ctx_synchronize(),
+                unit(sim.device_primary_ctx_retain(0)),
+                unit(sim.stream_create(false)),
+                sim.stream_synchronize(stream),
+                sim.stream_query(stream).map(|_| ()),
+                sim.stream_wait_event(stream, event),
+                unit(sim.stream_get_ctx(stream)),
+                unit(sim.event_create(false)),
+                sim.event_record(event, stream),
+                sim.event_query(event).map(|_| ()),
+                sim.event_synchronize(event),
+                sim.event_elapsed_time(event, event).map(|_| ()),
+                sim.mem_get_info().map(|_| ()),
+                unit(sim.mem_alloc(4)),
+                unit(sim.mem_host_alloc(4, HostAllocFlags::CACHED)),
+                unit(sim.mem_host_get_device_pointer(host)),
+                sim.memcpy_htod_async(memory, host, 4, stream),
+                sim.memcpy_dtoh_async(host, memory, 4, stream),
+                sim.memcpy_dtod_async(memory, base, 4, stream),
+                sim.memset_d8_async(memory, 0, 4, stream),
+                unit(sim.mem_address_reserve(PAGE, 0, 0)),
+                unit(sim.mem_create(PAGE, prop(0))),
+                sim.mem_map(base + PAGE, PAGE, 0, handle),
+                sim.mem_set_access(base, PAGE, &[AccessDesc { device: 0 }]),
+                unit(sim.module_load_data(PTX, &mut String::new())),
+                unit(sim.module_get_function(module, "add_one")),
+                sim.launch_kernel(function, &LaunchConfig::linear(1, 1), &args, stream),
+            ]
+        };
+        answers.into_iter().map(|answer| answer.unwrap_err()).map(|e| (e.call, e.code)).collect()
+    }
+
+    /// What every clean-up call answers.
+    #[allow(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "one reason for all: handles are looked up"
+    )]
+    fn clean_up(self, sim: &SimDriver) -> Vec<(&'static str, ErrorCode)> {
+        // SAFETY: nothing uses the objects after this.
+        let answers = unsafe {
+            [
+                sim.mem_unmap(self.base, PAGE),
+                sim.mem_release(self.handle),
+                sim.mem_address_free(self.base, 2 * PAGE),
+                sim.mem_free(self.memory),
+                sim.mem_free_host(self.host),
+                sim.event_destroy(self.event),
+                sim.stream_destroy(self.stream),
+                sim.module_unload(self.module),
+            ]
+        };
+        answers.into_iter().map(|answer| answer.unwrap_err()).map(|e| (e.call, e.code)).collect()
+    }
+}
+
+/// Asserts that the device is lost to every call, and that clean-up leaves nothing.
+fn assert_lost(sim: &SimDriver, objects: Objects, lost: ErrorCode) {
+    for (call, code) in objects.use_all(sim) {
+        assert_eq!(code, lost, "{call}");
+    }
+    for (call, code) in objects.clean_up(sim) {
+        assert_eq!(code, lost, "{call}");
+    }
+    assert!(sim.check_leaks().is_clean());
+    // What needs no device goes on.
+    assert_eq!(sim.device_get_count().unwrap(), 1);
+    // SAFETY: no handle of the context is used again.
+    unsafe { sim.device_primary_ctx_release(0) }.unwrap();
+}
+
+#[test]
+fn every_call_of_a_lost_device_answers_its_code_and_clean_up_works() {
+    let sim = seeded(0);
+    let objects = Objects::new(&sim);
+    fill(&sim, objects.memory, 1, 4, objects.stream).unwrap();
+    record(&sim, objects.event, objects.stream).unwrap();
+    sim.hold(objects.stream);
+    sim.lose_device(0, 0, ErrorCode::DEVICE_UNAVAILABLE);
+    assert_lost(&sim, objects, ErrorCode::DEVICE_UNAVAILABLE);
+}
+
+#[test]
+fn a_bad_access_poisons_its_context_in_the_same_way() {
+    let sim = seeded(0);
+    let objects = Objects::new(&sim);
+    let args = KernelArgs::new().arg(objects.memory + 4);
+    launch(&sim, objects.function, &args, objects.stream).unwrap();
+    fill(&sim, objects.memory, 1, 4, objects.stream).unwrap();
+    assert_eq!(code(sync(&sim, objects.stream)), ErrorCode::ILLEGAL_ADDRESS);
+    assert_eq!(sim.findings()[0].kind, FindingKind::IllegalAccess);
+    assert_lost(&sim, objects, ErrorCode::ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn a_held_stream_does_not_keep_a_lost_device_from_answering() {
+    let sim = seeded(0);
+    let stream = sim.stream_create(false).unwrap();
+    let other = sim.stream_create(false).unwrap();
+    let memory = sim.mem_alloc(1).unwrap();
+    sim.hold(stream);
+    fill(&sim, memory, 1, 1, stream).unwrap();
+    fill(&sim, memory, 2, 1, other).unwrap();
+    sim.lose_device(0, 1, ErrorCode::NVLINK_UNCORRECTABLE);
+    assert_eq!(code(sync(&sim, stream)), ErrorCode::NVLINK_UNCORRECTABLE);
+    assert!(sim.findings().is_empty());
+}
+
+unsafe extern "C" fn must_not_run(_: *mut std::ffi::c_void) {
+    std::process::abort();
+}
+
+#[test]
+fn a_lost_device_calls_no_host_function() {
+    let sim = seeded(0);
+    let stream = sim.stream_create(false).unwrap();
+    // SAFETY: the function may be called; it ends the process, which fails the test.
+    unsafe { sim.launch_host_func(stream, must_not_run, 0) }.unwrap();
+    sim.lose_device(0, 0, ErrorCode::ECC_UNCORRECTABLE);
+    assert_eq!(code(sync(&sim, stream)), ErrorCode::ECC_UNCORRECTABLE);
+    // SAFETY: as above.
+    let refused = unsafe { sim.launch_host_func(stream, must_not_run, 0) };
+    assert_eq!(code(refused), ErrorCode::ECC_UNCORRECTABLE);
+}
+
+#[test]
+fn one_event_being_late_delays_no_other() {
+    let sim = seeded(0);
+    let stream = sim.stream_create(false).unwrap();
+    let events = [0; 2].map(|_| sim.event_create(false).unwrap());
+    for event in events {
+        record(&sim, event, stream).unwrap();
+    }
+    sim.delay_event(events[0], 2);
+    sync(&sim, stream).unwrap();
+    let answers: Vec<[bool; 2]> =
+        (0..3).map(|_| events.map(|event| query(&sim, event).unwrap())).collect();
+    assert_eq!(answers, [[false, true], [false, true], [true, true]]);
 }

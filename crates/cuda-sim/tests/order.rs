@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use common::*;
 use cuda_driver::{Driver, ErrorCode, KernelArgs};
-use cuda_sim::{FindingKind, SimConfig};
+use cuda_sim::{FindingKind, SimConfig, SimDriver};
 
 #[test]
 fn a_pinned_source_is_read_when_the_copy_runs() {
@@ -297,4 +297,79 @@ fn events_order_streams_of_two_devices() {
         assert_eq!(download(&sim, on_1, 1, stream_1).unwrap(), [5], "seed {seed}");
         assert_eq!(code(record(&sim, event, stream_1)), ErrorCode::INVALID_HANDLE);
     }
+}
+
+type Notes = std::sync::Arc<std::sync::Mutex<Vec<u8>>>;
+
+/// A letter to append to a list.
+struct Note {
+    letter: u8,
+    list: Notes,
+}
+
+unsafe extern "C" fn write_note(user_data: *mut std::ffi::c_void) {
+    // SAFETY: `call_note` made the pointer from a box, and a stream calls this once with it.
+    let note = unsafe { Box::from_raw(user_data.cast::<Note>()) };
+    note.list.lock().unwrap().push(note.letter);
+}
+
+fn call_note(sim: &SimDriver, stream: u64, letter: u8, list: &Notes) {
+    let note = Box::new(Note { letter, list: list.clone() });
+    let user_data = Box::into_raw(note).expose_provenance() as u64;
+    // SAFETY: `write_note` takes the box back, whatever thread calls it.
+    unsafe { sim.launch_host_func(stream, write_note, user_data) }.unwrap();
+}
+
+#[test]
+fn host_functions_run_in_the_order_of_their_stream() {
+    let seen: BTreeSet<Vec<u8>> = (0..200)
+        .map(|seed| {
+            let sim = seeded(seed);
+            let streams = [0; 2].map(|_| sim.stream_create(false).unwrap());
+            let (device, host) = (sim.mem_alloc(1).unwrap(), pinned(&sim, 1));
+            let list = Notes::default();
+            host_write(host, b"?");
+            fill(&sim, device, b'!', 1, streams[0]).unwrap();
+            // SAFETY: the host reads the byte after the stream has ended.
+            unsafe { sim.memcpy_dtoh_async(host, device, 1, streams[0]) }.unwrap();
+            call_note(&sim, streams[0], b'a', &list);
+            call_note(&sim, streams[0], b'b', &list);
+            call_note(&sim, streams[1], b'c', &list);
+            assert!(list.lock().unwrap().is_empty(), "nothing runs when it is enqueued");
+            sync(&sim, streams[0]).unwrap();
+            assert_eq!(host_read(host, 1), b"!");
+            assert!(list.lock().unwrap().len() >= 2);
+            sim.ctx_synchronize().unwrap();
+            let list = list.lock().unwrap();
+            list.clone()
+        })
+        .collect();
+    assert_eq!(seen, [b"abc", b"acb", b"cab"].map(|order| order.to_vec()).into());
+}
+
+/// Makes a driver call, and keeps its answer.
+struct Caller {
+    sim: SimDriver,
+    answer: Option<Result<i32, ErrorCode>>,
+}
+
+unsafe extern "C" fn call_driver(user_data: *mut std::ffi::c_void) {
+    // SAFETY: the test passes a `Caller` that outlives the call, and waits for it.
+    let caller = unsafe { &mut *user_data.cast::<Caller>() };
+    caller.answer = Some(caller.sim.device_get_count().map_err(|error| error.code));
+}
+
+#[test]
+fn a_host_function_may_not_call_the_driver() {
+    let sim = seeded(0);
+    let stream = sim.stream_create(false).unwrap();
+    let caller = Box::into_raw(Box::new(Caller { sim: sim.clone(), answer: None }));
+    // SAFETY: the box is taken back only after the stream has ended.
+    unsafe { sim.launch_host_func(stream, call_driver, caller.expose_provenance() as u64) }
+        .unwrap();
+    sync(&sim, stream).unwrap();
+    // SAFETY: the pointer is of the box above, and nothing else uses it any more.
+    let caller = unsafe { Box::from_raw(caller) };
+    assert_eq!(caller.answer, Some(Err(ErrorCode::NOT_PERMITTED)));
+    assert_eq!(sim.device_get_count().unwrap(), 1, "outside it may");
 }

@@ -240,6 +240,11 @@ api! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
+    cuLaunchHostFunc = cuLaunchHostFunc(
+        stream: CUstream,
+        function: sys::CUhostFn,
+        user_data: *mut c_void,
+    );
 }
 
 // Where `=>` stands above, the integer has the size of the enum that it replaces.

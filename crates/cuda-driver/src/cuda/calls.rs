@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{CudaDriver, descriptors, jit};
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
-    ErrorCode, Granularity, HostAllocFlags, KernelArgs, LaunchConfig, PeerCopy,
+    ErrorCode, Granularity, HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -459,6 +459,18 @@ impl Driver for CudaDriver {
                 ptr::null_mut(),
             )
         }
+    }
+
+    unsafe fn launch_host_func(
+        &self,
+        stream: u64,
+        function: HostFunction,
+        user_data: u64,
+    ) -> DriverResult<()> {
+        let user_data = ptr::with_exposed_provenance_mut(user_data as usize);
+        // SAFETY: the caller passes a live stream, and allows the function to be called with the
+        // pointer, which only the function follows.
+        unsafe { self.api.cuLaunchHostFunc(stream as CUstream, Some(function), user_data) }
     }
 }
 
