@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
@@ -35,6 +36,10 @@ macro_rules! counted {
         impl Driver for CountingDriver {
             fn name(&self) -> &'static str {
                 self.upstream.name()
+            }
+
+            fn virtual_now(&self) -> Option<Duration> {
+                self.upstream.virtual_now()
             }
 
             $(fn $safe(&self, $($sa: $st),*) -> DriverResult<$sr> {

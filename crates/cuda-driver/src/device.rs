@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -144,6 +145,13 @@ impl Device {
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
+    }
+
+    /// Time on the host's clock of a simulated machine, for predictions; none on a GPU, where time
+    /// is real.
+    #[must_use]
+    pub fn virtual_now(&self) -> Option<Duration> {
+        self.inner.driver.virtual_now()
     }
 
     /// The error that poisoned the device, if one did.

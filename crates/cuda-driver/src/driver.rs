@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 use core::fmt;
+use core::time::Duration;
 
 use crate::{DriverError, KernelArgs, LaunchConfig};
 
@@ -127,6 +128,11 @@ impl HostAllocFlags {
 pub trait Driver: fmt::Debug + Send + Sync {
     /// Short name of the implementation for reports: `cuda` or `sim`.
     fn name(&self) -> &'static str;
+
+    /// Time on the host's clock of a simulated machine; none where time is real.
+    fn virtual_now(&self) -> Option<Duration> {
+        None
+    }
 
     // --- Devices -------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 //! What a simulated machine looks like.
 
+use crate::Profile;
+
 /// Most devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
 
@@ -21,6 +23,8 @@ pub struct SimConfig {
     /// Whether the device knows which bytes of its memory were ever written, so that a kernel that
     /// reads others is found. Costs one bit for each byte of pages that are written in part.
     pub track_initialised: bool,
+    /// What operations and calls cost in virtual time.
+    pub profile: Profile,
     /// Name that each device reports.
     pub name: String,
 }
@@ -36,6 +40,7 @@ impl Default for SimConfig {
             seed: 0,
             peer_access: true,
             track_initialised: true,
+            profile: Profile::h100(),
             name: "Simulated H100".to_owned(),
         }
     }

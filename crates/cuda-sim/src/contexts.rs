@@ -65,6 +65,7 @@ impl State {
         if let Some(context) = self.devices[index].context {
             return Ok(context);
         }
+        self.clock.created_context();
         let context = self.new_handle();
         let legacy_stream = self.new_handle();
         self.contexts.insert(context, device);

@@ -7,6 +7,7 @@ use crate::host_memory::{HostRange, PageableRange};
 use crate::memory::Viewer;
 use crate::scheduler::Goal;
 use crate::state::{Answer, State};
+use crate::time::SizedCall;
 use crate::work::Work;
 
 impl State {
@@ -33,17 +34,20 @@ impl State {
 
     pub(crate) fn host_alloc(&mut self, bytes: u64, flags: HostAllocFlags) -> Answer<u64> {
         let device = self.current()?;
-        self.memory.host.alloc(bytes, device, flags.portable)
+        let host = self.memory.host.alloc(bytes, device, flags.portable)?;
+        self.clock.sized(SizedCall::PinnedAlloc, bytes);
+        Ok(host)
     }
 
     pub(crate) fn host_free(&mut self, host: u64) -> Answer<()> {
         self.current_device()?;
         let index = self.memory.host.starting_at(host).ok_or(ErrorCode::INVALID_VALUE)?;
         let region = &self.memory.host.live()[index];
-        let owner = region.owner;
+        let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
         self.wait("cuMemFreeHost", goal)?;
         self.memory.host.free(index);
+        self.clock.sized(SizedCall::PinnedFree, bytes);
         self.health(owner)
     }
 
@@ -105,6 +109,7 @@ impl State {
         self.check_device_range(CALL, at, destination, bytes)?;
         let work = match self.check_host_range(CALL, at, host)? {
             HostRange::Pageable(class) => {
+                self.clock.sized(SizedCall::Pageable, bytes);
                 Work::WriteStaged { destination, data: host.snapshot(class) }
             }
             _ => Work::Copy {
@@ -210,6 +215,7 @@ impl State {
         let device = self.device(prop.device)?;
         let handle = self.new_handle();
         self.memory.create(handle, device, bytes)?;
+        self.clock.sized(SizedCall::Create, bytes);
         Ok(handle)
     }
 }

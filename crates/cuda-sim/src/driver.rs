@@ -1,5 +1,7 @@
 //! The driver's calls, each one step on the machine's state.
 
+use std::time::Duration;
+
 use cuda_driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
     ErrorCode, Granularity, HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
@@ -11,6 +13,7 @@ use crate::host_memory::PageableRange;
 use crate::kernels::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, GRID_MAX};
 use crate::scheduler::Goal;
 use crate::state::{Answer, State};
+use crate::time::SizedCall;
 
 /// The driver version it stands for: that of CUDA 12.8.
 const DRIVER_VERSION: i32 = 12_080;
@@ -55,6 +58,10 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
 impl Driver for SimDriver {
     fn name(&self) -> &'static str {
         "sim"
+    }
+
+    fn virtual_now(&self) -> Option<Duration> {
+        Some(SimDriver::virtual_now(self))
     }
 
     fn driver_get_version(&self) -> DriverResult<i32> {
@@ -285,7 +292,9 @@ impl Driver for SimDriver {
 
     fn mem_release(&self, handle: u64) -> DriverResult<()> {
         self.call("cuMemRelease", |state| {
+            let bytes = state.memory.virtual_memory.handle_bytes(handle);
             state.memory.release(handle)?;
+            state.clock.sized(SizedCall::Release, bytes.unwrap_or(0));
             state.health_if_current()
         })
     }
@@ -293,13 +302,17 @@ impl Driver for SimDriver {
     fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()> {
         self.call("cuMemMap", |state| {
             state.health_if_current()?;
-            state.memory.virtual_memory.map(address, bytes, offset, handle)
+            state.memory.virtual_memory.map(address, bytes, offset, handle)?;
+            state.clock.sized(SizedCall::Map, bytes);
+            Ok(())
         })
     }
 
     fn mem_unmap(&self, address: u64, bytes: u64) -> DriverResult<()> {
         self.call("cuMemUnmap", |state| {
+            let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
             state.memory.unmap(address, bytes)?;
+            state.clock.sized(SizedCall::Unmap(mappings), mapped);
             state.health_if_current()
         })
     }
@@ -311,7 +324,10 @@ impl Driver for SimDriver {
                 access.iter().map(|desc| state.device(desc.device)).collect();
             let devices = devices.map_err(|_| ErrorCode::INVALID_VALUE)?;
             let peer_access = state.config.peer_access;
-            state.memory.virtual_memory.set_access(address, bytes, &devices, peer_access)
+            state.memory.virtual_memory.set_access(address, bytes, &devices, peer_access)?;
+            let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
+            state.clock.sized(SizedCall::SetAccess(mappings), mapped);
+            Ok(())
         })
     }
 

@@ -77,6 +77,7 @@ mod scheduler;
 mod sim;
 mod state;
 mod streams;
+mod time;
 mod work;
 
 pub use config::{SimConfig, SimConfigError};
@@ -87,6 +88,7 @@ pub use explore::{
 pub use findings::{Finding, FindingKind, NearMiss, RangeKind};
 pub use leaks::LeakReport;
 pub use sim::SimDriver;
+pub use time::{Curve, Profile, ProfileError, Rate};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -26,7 +26,8 @@ impl State {
         self.enqueued += 1;
         let sequence = self.enqueued;
         if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.queue.push_back(Operation { sequence, call, work });
+            let enqueued_ns = self.clock.now();
+            stream.queue.push_back(Operation { sequence, enqueued_ns, call, work });
         }
         self.trace_enqueued(stream);
         Point { stream, sequence }
@@ -55,6 +56,7 @@ impl State {
                 return Err(ErrorCode::LAUNCH_TIMEOUT);
             }
         }
+        self.waited_for(goal);
         Ok(())
     }
 
@@ -95,6 +97,7 @@ impl State {
         let Some(operation) = stream.queue.pop_front() else { return };
         let place = (stream.device, handle);
         self.trace_run(handle, &operation);
+        let charge = self.charge(place, &operation);
         let Some(stream) = self.streams.get(&handle) else { return };
         if stream.destroyed && stream.queue.is_empty() {
             self.streams.remove(&handle);
@@ -104,6 +107,7 @@ impl State {
             choices.advanced();
         }
         self.run(place, operation);
+        self.charged(charge);
         if let Some(code) = self.faults.ran(place.0) {
             self.poison(place.0, code);
         }

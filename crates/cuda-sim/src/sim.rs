@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cuda_driver::{ErrorCode, KernelReference};
 use parking_lot::{Mutex, MutexGuard};
@@ -86,6 +87,24 @@ impl SimDriver {
         let before = state.ticks;
         while state.step() {}
         state.ticks - before
+    }
+
+    /// Virtual time since the machine was built: the host's clock.
+    ///
+    /// It tells what the driver's calls and the waits for the device would have taken on the machine
+    /// of [`SimConfig::profile`]. What the program itself computes between calls takes no time unless
+    /// [`advance_host`](Self::advance_host) says so. There is one clock for all host threads: their
+    /// calls count as if one thread had made them.
+    #[must_use]
+    pub fn virtual_now(&self) -> Duration {
+        Duration::from_nanos(self.state().clock.now())
+    }
+
+    /// Lets the host's clock go on by `time`, as if the program had computed for so long. What was
+    /// enqueued before runs on meanwhile.
+    pub fn advance_host(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.state().clock.advance_host(nanos);
     }
 
     /// Driver calls so far, by the driver's name of the call.

@@ -13,6 +13,7 @@ use crate::kernels::{Function, Module};
 use crate::memory::{Memory, Viewer, describe};
 use crate::random::Random;
 use crate::streams::{Event, Stream};
+use crate::time::Clock;
 use crate::{LeakReport, SimConfig};
 
 /// What a call inside the simulated driver answers.
@@ -45,8 +46,10 @@ pub(crate) struct State {
     pub(crate) interleaved_at: (u64, u64),
     /// Operations enqueued so far: the sequence number of the next.
     pub(crate) enqueued: u64,
-    /// Operations run so far: the clock.
+    /// Operations run so far.
     pub(crate) ticks: u64,
+    /// When all of it would have happened on hardware.
+    pub(crate) clock: Clock,
     handles: u64,
 }
 
@@ -70,6 +73,7 @@ impl State {
             interleaved_at: (0, 0),
             enqueued: 0,
             ticks: 0,
+            clock: Clock::new(config.profile.clone(), config.devices),
             handles: 0x1000,
             config,
         }
@@ -83,6 +87,7 @@ impl State {
 
     /// Counts a call and fails it if that was ordered. A sticky code loses the current device.
     pub(crate) fn enter(&mut self, call: &'static str) -> Answer<()> {
+        self.clock.call(call);
         self.before_call(call);
         self.faults.count(call).inspect_err(|&code| {
             if code.is_sticky()

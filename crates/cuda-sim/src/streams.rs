@@ -72,8 +72,8 @@ pub(crate) struct Event {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     point: Point,
-    /// The clock when it completed.
-    ticks: u64,
+    /// Virtual time at which it completed, in nanoseconds.
+    ended_ns: u64,
 }
 
 impl State {
@@ -128,6 +128,9 @@ impl State {
         self.health(device)?;
         let is_idle = self.is_reached(Goal::Stream(stream));
         self.queried("cuStreamQuery", stream, is_idle);
+        if is_idle {
+            self.seen(Goal::Stream(stream));
+        }
         Ok(is_idle)
     }
 
@@ -164,17 +167,16 @@ impl State {
         }
         let point = self.enqueue(stream, "cuEventRecord", Work::Record(event));
         if let Some(event) = self.events.get_mut(&event) {
-            event.record = Some(Record { point, ticks: 0 });
+            event.record = Some(Record { point, ended_ns: 0 });
         }
         Ok(())
     }
 
-    /// A record of `event` at `point` has run: notes the time, unless it was recorded again since.
-    pub(crate) fn event_completed(&mut self, event: u64, point: Point) {
-        let ticks = self.ticks;
+    /// Notes when a record of `event` at `point` completed, unless it was recorded again since.
+    pub(crate) fn event_completed(&mut self, event: u64, point: Point, ended_ns: u64) {
         let record = self.events.get_mut(&event).and_then(|event| event.record.as_mut());
         if let Some(record) = record.filter(|record| record.point == point) {
-            record.ticks = ticks;
+            record.ended_ns = ended_ns;
         }
     }
 
@@ -198,6 +200,9 @@ impl State {
         let Some(event) = self.events.get_mut(&event) else { return true };
         let on_time = event.late == 0;
         event.late = event.late.saturating_sub(1);
+        if on_time {
+            self.seen(Goal::Point(record.point));
+        }
         on_time
     }
 
@@ -213,8 +218,9 @@ impl State {
         self.health(device)
     }
 
-    /// Milliseconds of a clock that counts operations, a microsecond each.
-    pub(crate) fn event_elapsed(&self, start: u64, end: u64) -> Answer<f32> {
+    /// Milliseconds of virtual time.
+    pub(crate) fn event_elapsed(&mut self, start: u64, end: u64) -> Answer<f32> {
+        self.tell_time();
         let (start, end) = (self.event(start)?, self.event(end)?);
         let (Some(from), Some(to)) = (start.record, end.record) else {
             return Err(ErrorCode::INVALID_HANDLE);
@@ -227,7 +233,8 @@ impl State {
         if is_late || !is_done(from) || !is_done(to) {
             return Err(ErrorCode::NOT_READY);
         }
-        Ok((to.ticks as f32 - from.ticks as f32) / 1000.0)
+        let nanos = i128::from(to.ended_ns) - i128::from(from.ended_ns);
+        Ok(nanos as f32 / 1e6)
     }
 
     pub(crate) fn delay_event(&mut self, event: u64, steps: u64) {

@@ -107,7 +107,7 @@ impl State {
     }
 
     fn describe(&self, handle: u64, operation: &Operation) -> String {
-        let Operation { sequence, call, work } = operation;
+        let Operation { sequence, call, work, .. } = operation;
         let place = match self.streams.get(&handle) {
             Some(stream) if stream.order == DefaultOrder::Legacy => {
                 format!("the default stream of device {}", stream.device)

@@ -20,6 +20,7 @@ use virtual_memory::VirtualMemory;
 
 use crate::SimConfig;
 use crate::host_memory::{HOST_END, HostMemory};
+use crate::time::TrafficCounter;
 
 /// Device addresses of `cuMemAlloc` lie from here to [`VIRTUAL_START`].
 const ALLOCATION_START: u64 = HOST_END;
@@ -90,6 +91,8 @@ pub(crate) struct Memory {
     seed: u64,
     patterns: u64,
     track_initialised: bool,
+    /// Bytes that the kernel which runs now has moved.
+    pub(crate) traffic: TrafficCounter,
 }
 
 impl Memory {
@@ -104,6 +107,7 @@ impl Memory {
             seed: config.seed,
             patterns: 0,
             track_initialised: config.track_initialised,
+            traffic: TrafficCounter::default(),
         }
     }
 

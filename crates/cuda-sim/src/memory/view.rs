@@ -28,6 +28,7 @@ impl<'a> View<'a> {
 impl DeviceMemory for View<'_> {
     /// Takes no lock and looks nothing up in a hash table: a replay reads a terabyte through this.
     fn load(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
+        self.memory.traffic.load(address, bytes);
         let piece = match self.memory.locate(self.viewer, address) {
             Ok((Place::Physical { index, offset }, rest)) => {
                 self.memory.virtual_memory.pages(index).piece(offset, bytes.min(rest))
@@ -45,6 +46,7 @@ impl DeviceMemory for View<'_> {
     }
 
     fn store(&mut self, address: u64, data: &[u8]) -> Result<(), AccessFault> {
+        self.memory.traffic.store(address, data.len() as u64);
         self.memory.store(self.viewer, address, data)
     }
 }

@@ -87,6 +87,23 @@ impl VirtualMemory {
         self.reservations.iter().map(|reservation| reservation.mappings.len()).sum()
     }
 
+    /// How many mappings begin in a range, and their bytes.
+    pub(crate) fn mappings_in(&self, address: u64, bytes: u64) -> (u64, u64) {
+        let end = address.saturating_add(bytes);
+        let next = self.reservations.partition_point(|reservation| reservation.base <= address);
+        let reservation = next.checked_sub(1).map(|index| &self.reservations[index]);
+        let inside = reservation.map(|reservation| reservation.mappings.range(address..end));
+        inside
+            .into_iter()
+            .flatten()
+            .fold((0, 0), |(count, sum), (_, (bytes, _))| (count + 1, sum + bytes))
+    }
+
+    /// Bytes of the physical memory of a handle.
+    pub(crate) fn handle_bytes(&self, handle: u64) -> Option<u64> {
+        self.handles.get(&handle).map(|&index| self.pages(index).bytes())
+    }
+
     pub(crate) fn handle_count(&self) -> usize {
         self.handles.len()
     }

@@ -1,0 +1,335 @@
+//! Virtual time: what overlaps, what waits, and what calls cost. Real time plays no part.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use cuda_driver::{Driver, PeerCopy};
+use cuda_sim::{Curve, Profile, Rate, SimConfig, SimDriver};
+
+const NONE: Duration = Duration::ZERO;
+const MIB: u64 = 1 << 20;
+
+/// A machine whose numbers are round: 1 GB/s over the link (a byte a nanosecond), 10 GB/s on the
+/// device, 10 µs for a copy call, 100 µs between devices, and all else free.
+fn round() -> Profile {
+    Profile {
+        htod: Rate::mb_per_s(1000),
+        dtoh: Rate::mb_per_s(1000),
+        pageable: Rate::mb_per_s(500),
+        copy_setup: NONE,
+        dtod: Rate::mb_per_s(10_000),
+        dtod_setup: NONE,
+        peer: Curve::new(&[(0, micros(100))]),
+        kernel_load: Rate::mb_per_s(10_000),
+        kernel_store: Rate::mb_per_s(5_000),
+        kernel_host_load: Rate::mb_per_s(1000),
+        kernel_host_store: Rate::mb_per_s(1000),
+        kernel_overhead: micros(3),
+        launch_call: NONE,
+        copy_call: micros(10),
+        event_record_call: NONE,
+        query_call: NONE,
+        context_call: NONE,
+        other_call: NONE,
+        start_latency: NONE,
+        wait_latency: NONE,
+        device_alloc: NONE,
+        device_free: NONE,
+        context_create: NONE,
+        module_load: NONE,
+        pinned_alloc: Curve::default(),
+        ..Profile::h100()
+    }
+}
+
+fn micros(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+fn with(profile: Profile, seed: u64) -> SimDriver {
+    machine(SimConfig { profile, seed, devices: 2, ..SimConfig::default() })
+}
+
+/// What `work` takes of the host's time.
+fn took(sim: &SimDriver, work: impl FnOnce()) -> Duration {
+    let begun = sim.virtual_now();
+    work();
+    sim.virtual_now() - begun
+}
+
+fn fetch_async(sim: &SimDriver, host: u64, from: u64, bytes: u64, stream: u64) {
+    // SAFETY: tests pass pinned memory that lives until the machine ends.
+    unsafe { sim.memcpy_dtoh_async(host, from, bytes, stream) }.unwrap();
+}
+
+/// For each of some seeds: whatever order the scheduler takes, the time must be the same.
+fn for_seeds(check: impl Fn(&SimDriver)) {
+    (0..20).for_each(|seed| check(&with(round(), seed)));
+}
+
+#[test]
+fn copies_in_one_direction_serialise_and_in_opposite_ones_overlap() {
+    for_seeds(|sim| {
+        let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+        let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(sim, 2 * MIB));
+        let both_down = took(sim, || {
+            upload_async(sim, device, host, MIB, a).unwrap();
+            upload_async(sim, device + MIB, host + MIB, MIB, b).unwrap();
+            sim.ctx_synchronize().unwrap();
+        });
+        // The first begins when its call is over, the second when the first has ended.
+        assert_eq!(both_down, micros(10) + Duration::from_nanos(2 * MIB));
+        let both_ways = took(sim, || {
+            upload_async(sim, device, host, MIB, a).unwrap();
+            fetch_async(sim, host + MIB, device + MIB, MIB, b);
+            sim.ctx_synchronize().unwrap();
+        });
+        assert_eq!(both_ways, micros(20) + Duration::from_nanos(MIB));
+    });
+}
+
+#[test]
+fn two_engines_share_the_link_and_hide_each_others_set_up() {
+    for (copy_engines, setups) in [(1, 2), (2, 1)] {
+        let profile = Profile { copy_engines, copy_setup: micros(100), copy_call: NONE, ..round() };
+        let sim = with(profile, 0);
+        let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+        let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(&sim, 2 * MIB));
+        let time = took(&sim, || {
+            upload_async(&sim, device, host, MIB, a).unwrap();
+            upload_async(&sim, device + MIB, host + MIB, MIB, b).unwrap();
+            sim.ctx_synchronize().unwrap();
+        });
+        assert_eq!(time, micros(100) * setups + Duration::from_nanos(2 * MIB));
+    }
+}
+
+#[test]
+fn the_host_goes_on_while_the_device_works() {
+    for_seeds(|sim| {
+        let stream = sim.stream_create(false).unwrap();
+        let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(sim, MIB));
+        assert_eq!(took(sim, || upload_async(sim, device, host, MIB, stream).unwrap()), micros(10));
+        sim.advance_host(micros(500));
+        // Half of the copy is over when the host begins to wait.
+        let rest = Duration::from_nanos(MIB) - micros(500);
+        assert_eq!(took(sim, || sync(sim, stream).unwrap()), rest);
+        assert_eq!(took(sim, || sync(sim, stream).unwrap()), NONE);
+        // A device that was idle begins when it is told to, not when it was free.
+        sim.advance_host(micros(10_000));
+        let again = took(sim, || {
+            upload_async(sim, device, host, 1000, stream).unwrap();
+            sync(sim, stream).unwrap();
+        });
+        assert_eq!(again, micros(11));
+    });
+}
+
+#[test]
+fn a_wait_for_an_event_orders_two_streams_in_time() {
+    for_seeds(|sim| {
+        let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+        let event = sim.event_create(false).unwrap();
+        let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(sim, 2 * MIB));
+        let time = took(sim, || {
+            upload_async(sim, device, host, MIB, a).unwrap();
+            record(sim, event, a).unwrap();
+            wait(sim, b, event).unwrap();
+            fetch_async(sim, host + MIB, device, MIB, b);
+            sync(sim, b).unwrap();
+        });
+        assert_eq!(time, micros(10) + Duration::from_nanos(2 * MIB));
+    });
+}
+
+#[test]
+fn the_default_stream_waits_for_blocking_streams_in_time() {
+    for (blocking, serial) in [(true, true), (false, false)] {
+        for_seeds(|sim| {
+            let stream = sim.stream_create(blocking).unwrap();
+            let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(sim, 2 * MIB));
+            let time = took(sim, || {
+                upload_async(sim, device, host, MIB, stream).unwrap();
+                fetch_async(sim, host + MIB, device + MIB, MIB, 0);
+                sim.ctx_synchronize().unwrap();
+            });
+            let calls = micros(if serial { 10 } else { 20 });
+            assert_eq!(time, calls + Duration::from_nanos(if serial { 2 * MIB } else { MIB }));
+        });
+    }
+}
+
+#[test]
+fn events_tell_virtual_time_and_a_query_that_is_answered_is_not_before_them() {
+    for_seeds(|sim| {
+        let stream = sim.stream_create(false).unwrap();
+        let (start, end) = (sim.event_create(true).unwrap(), sim.event_create(true).unwrap());
+        let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(sim, MIB));
+        let time = took(sim, || {
+            record(sim, start, stream).unwrap();
+            upload_async(sim, device, host, MIB, stream).unwrap();
+            record(sim, end, stream).unwrap();
+            while !query(sim, end).unwrap() {}
+        });
+        assert_eq!(time, micros(10) + Duration::from_nanos(MIB));
+        // SAFETY: handles are looked up.
+        let elapsed_ms = unsafe { sim.event_elapsed_time(start, end) }.unwrap();
+        // From the record at once to the end of the copy, whose call came in between.
+        assert_eq!(elapsed_ms, time.as_nanos() as f32 / 1e6);
+    });
+}
+
+#[test]
+fn a_kernel_costs_what_it_moves() {
+    for_seeds(|sim| {
+        let copy_kernel = |to, from, bytes| {
+            took(sim, || {
+                launch_copy(sim, (to, from), bytes, 0).unwrap();
+                sim.ctx_synchronize().unwrap();
+            })
+        };
+        let (device, host) = (sim.mem_alloc(4 * MIB).unwrap(), pinned(sim, MIB));
+        fill(sim, device, 1, 4 * MIB, 0).unwrap();
+        sim.ctx_synchronize().unwrap();
+        // 100,000 bytes read at 10 GB/s and written at 5 GB/s, after 3 µs.
+        assert_eq!(copy_kernel(device + 2 * MIB, device, 100_000), micros(3 + 10 + 20));
+        // From pinned memory at the link's pace, while the writes hide behind it.
+        assert_eq!(copy_kernel(device, host, 100_000), micros(3 + 100));
+        assert_eq!(copy_kernel(host, device, 100_000), micros(3 + 100));
+    });
+}
+
+#[test]
+fn kernels_share_the_device_and_copies_run_beside_them() {
+    for_seeds(|sim| {
+        let streams: Vec<u64> = (0..3).map(|_| sim.stream_create(false).unwrap()).collect();
+        let (device, host) = (sim.mem_alloc(4 * MIB).unwrap(), pinned(sim, MIB));
+        fill(sim, device, 1, 4 * MIB, 0).unwrap();
+        sim.ctx_synchronize().unwrap();
+        let time = took(sim, || {
+            upload_async(sim, device + 3 * MIB, host, 70_000, streams[2]).unwrap();
+            launch_copy(sim, (device + MIB, device), 100_000, streams[0]).unwrap();
+            launch_copy(sim, (device + 2 * MIB, device), 100_000, streams[1]).unwrap();
+            sim.ctx_synchronize().unwrap();
+        });
+        assert_eq!(time, micros(10) + micros(3 + 10 + 20) * 2 + micros(4));
+    });
+}
+
+#[test]
+fn copies_between_devices_and_pageable_copies_cost_what_the_profile_says() {
+    let sim = with(round(), 0);
+    let destination_context = bind(&sim, 1);
+    let destination = sim.mem_alloc(MIB).unwrap();
+    let source_context = bind(&sim, 0);
+    let source = sim.mem_alloc(MIB).unwrap();
+    fill(&sim, source, 1, MIB, 0).unwrap();
+    sim.ctx_synchronize().unwrap();
+    let copy = PeerCopy { destination, destination_context, source, source_context, bytes: 1000 };
+    let peer = took(&sim, || {
+        // SAFETY: contexts and device addresses are looked up.
+        unsafe { sim.memcpy_peer_async(copy, 0) }.unwrap();
+        sim.ctx_synchronize().unwrap();
+    });
+    assert_eq!(peer, micros(110));
+    // Two nanoseconds a byte, during the call.
+    assert_eq!(took(&sim, || upload(&sim, source, &[1; 1000], 0).unwrap()), micros(12));
+    assert_eq!(took(&sim, || drop(download(&sim, source, 1000, 0).unwrap())), micros(12));
+}
+
+#[test]
+fn calls_cost_what_was_measured_on_an_h100() {
+    let sim = with(Profile::h100(), 0);
+    let nanos = Duration::from_nanos;
+    let address = reserve(&sim, 64);
+    let mut handles = Vec::new();
+    let created = took(&sim, || handles.push(sim.mem_create(PAGE, prop(0)).unwrap()));
+    assert_eq!(created, nanos(11_800));
+    let mapped = took(&sim, || sim.mem_map(address, PAGE, 0, handles[0]).unwrap());
+    assert_eq!(mapped, nanos(1_700));
+    let access = [cuda_driver::AccessDesc { device: 0 }];
+    let opened = took(&sim, || sim.mem_set_access(address, PAGE, &access).unwrap());
+    assert_eq!(opened, nanos(29_300));
+    let three = address + PAGE;
+    for page in 0..3 {
+        handles.push(sim.mem_create(PAGE, prop(0)).unwrap());
+        sim.mem_map(three + page * PAGE, PAGE, 0, handles[1 + page as usize]).unwrap();
+    }
+    let opened = took(&sim, || sim.mem_set_access(three, 3 * PAGE, &access).unwrap());
+    assert_eq!(opened, nanos(3 * 29_300 * 153 / 100));
+    let unmapped = took(&sim, || sim.mem_unmap(address, PAGE).unwrap());
+    assert_eq!(unmapped, nanos(27_200));
+    let released = took(&sim, || sim.mem_release(handles[0]).unwrap());
+    assert_eq!(released, nanos(20_500));
+    let unmapped = took(&sim, || sim.mem_unmap(address, 8 * PAGE).unwrap());
+    assert_eq!(unmapped, nanos(3 * 27_200 * 113 / 100));
+    assert_eq!(took(&sim, || _ = pinned(&sim, 16 * MIB)), Duration::from_micros(5600));
+    assert_eq!(took(&sim, || _ = reserve(&sim, 1)), micros(31));
+    let event = sim.event_create(false).unwrap();
+    assert_eq!(took(&sim, || record(&sim, event, 0).unwrap()), nanos(1_200));
+    sim.ctx_synchronize().unwrap();
+    assert_eq!(took(&sim, || assert!(query(&sim, event).unwrap())), nanos(360));
+}
+
+#[test]
+fn loops_of_small_copies_take_what_they_took_on_an_h100() {
+    // Bytes of a block, and the measured GB/s of a loop of 2,048 copies, wall time.
+    for (kib, measured) in
+        [(4, 1.6), (16, 5.9), (32, 10.6), (64, 17.5), (128, 26.5), (512, 42.9), (2048, 51.3)]
+    {
+        let sim = with(Profile::h100(), 1);
+        let stream = sim.stream_create(false).unwrap();
+        let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(&sim, 2 * MIB));
+        let count = 64;
+        let time = took(&sim, || {
+            for _ in 0..count {
+                upload_async(&sim, device, host, kib << 10, stream).unwrap();
+            }
+            sync(&sim, stream).unwrap();
+        });
+        let rate = ((count * kib) << 10) as f64 / time.as_nanos() as f64;
+        assert!((rate / measured - 1.0).abs() < 0.06, "{kib} KiB: {rate} beside {measured} GB/s");
+    }
+}
+
+/// A program with little order of its own; its time.
+fn race(seed: u64) -> Duration {
+    let sim = with(Profile::h100(), seed);
+    let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+    let streams: Vec<u64> = (0..4).map(|i| sim.stream_create(i % 2 == 0).unwrap()).collect();
+    let event = sim.event_create(false).unwrap();
+    fill(&sim, device, 1, MIB, 0).unwrap();
+    for round in 0..50 {
+        let stream = streams[round % 4];
+        upload_async(&sim, device, host, 1000 * round as u64, stream).unwrap();
+        fetch_async(&sim, host, device, 5000, streams[(round + 1) % 4]);
+        record(&sim, event, stream).unwrap();
+        wait(&sim, streams[(round + 2) % 4], event).unwrap();
+        query(&sim, event).unwrap();
+    }
+    sim.ctx_synchronize().unwrap();
+    sim.virtual_now()
+}
+
+#[test]
+fn one_seed_has_one_time() {
+    for seed in 0..20 {
+        assert_eq!(race(seed), race(seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_device_handle_tells_virtual_time_through_a_counting_driver() {
+    use cuda_driver::{CountingDriver, Device};
+    use std::sync::Arc;
+
+    let sim = SimDriver::new(SimConfig { profile: round(), ..SimConfig::default() }).unwrap();
+    let device = Device::open(Arc::new(CountingDriver::new(Arc::new(sim.clone()))), 0).unwrap();
+    sim.advance_host(micros(7));
+    assert_eq!(device.virtual_now(), Some(sim.virtual_now()));
+    assert_eq!(device.virtual_now(), Some(micros(7)));
+}
