@@ -13,7 +13,7 @@
 mod machine;
 
 use cuda_driver::{
-    CopyError, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
+    CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{
     Exploration, ExploreLimits, FailedSchedule, SimConfig, SimDriver, explore, explore_random,
@@ -356,6 +356,55 @@ fn the_staging_pool_passes_random_orders() {
 #[test]
 fn the_stager_passes_random_orders() {
     assert_random_pass("tables, 3 buffers, 8 steps", |sim| text(tables(sim, 3, 8)));
+}
+
+/// Stages three steps on a device that is lost after so many operations, and gives everything up.
+fn staged_until_lost(sim: &SimDriver, operations: u64) -> Fallible<()> {
+    const LOST: ErrorCode = ErrorCode::ECC_UNCORRECTABLE;
+    let machine = Machine::on(sim.clone());
+    let steps = Steps::new(&machine, 3);
+    let pool = machine.pool(BYTES, 2);
+    sim.lose_device(0, operations, LOST);
+    let mut outcome = Ok(());
+    for (step, target) in steps.spans() {
+        outcome = stage_one(&machine, &pool, step, target);
+        if outcome.is_err() {
+            break;
+        }
+    }
+    let settled = machine.stream.synchronize().map_err(Box::from);
+    let error = outcome.and(settled).err().ok_or("the device was not lost")?;
+    if machine.device.poison().map(|first| first.code) != Some(LOST) {
+        return Err(error);
+    }
+    pool.close()?;
+    drop(steps);
+    drop(machine);
+    match sim.check_leaks() {
+        clean if clean.is_clean() => Ok(()),
+        leaks => Err(leaks.to_string().into()),
+    }
+}
+
+fn stage_one(machine: &Machine, pool: &StagingPool, step: u64, target: DeviceSpan) -> Fallible<()> {
+    let mut buffer = pool.acquire_wait()?;
+    buffer.write_at(0, &pattern(step, BYTES as usize))?;
+    buffer.submit(&machine.stream, |view| view.copy_to_device(target, 0))?;
+    Ok(())
+}
+
+#[test]
+fn a_device_lost_at_any_point_of_any_order_leaves_nothing_behind() {
+    // Three steps are three copies and three events.
+    for operations in 0..=6 {
+        let found = explore(&config(), ExploreLimits::default(), |sim| {
+            text(staged_until_lost(sim, operations))
+        })
+        .unwrap();
+        found.assert_passed();
+        assert!(found.complete);
+        println!("lost after {operations} operations: all {} orders pass", found.explored);
+    }
 }
 
 /// The pool itself with its protection out: the tests above see the bug that they are for.
