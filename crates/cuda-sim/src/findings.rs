@@ -15,8 +15,20 @@ pub enum FindingKind {
     InvalidRange,
     /// Host memory was used after `cuMemFreeHost`.
     FreedHostMemory,
-    /// A kernel was asked for that has no registered reference.
-    MissingReference,
+    /// A kernel accessed memory at an address that is not a multiple of the access's width. The
+    /// device is lost.
+    Misaligned,
+    /// A kernel read bytes that nobody wrote.
+    Uninitialised,
+    /// Two threads of a launch accessed the same bytes, at least one wrote, and no barrier ordered
+    /// them.
+    Conflict,
+    /// A kernel's barrier or exchange can never complete, or is used wrongly. The device is lost.
+    Barrier,
+    /// A kernel ran for so long that it seems to have no end. The device is lost.
+    Endless,
+    /// A launch was refused: its geometry or its arguments are not those of the kernel.
+    InvalidLaunch,
     /// A kernel failed for a reason other than an access. The device is lost.
     KernelFailed,
     /// The host waits for work that can never run.
@@ -73,6 +85,24 @@ impl fmt::Display for NearMiss {
     }
 }
 
+/// The thread of a kernel that did something, and the instruction.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct KernelSite {
+    /// Line of the module's PTX, counted from 1.
+    pub line: u32,
+    /// Index of the thread in its block, in x, y and z.
+    pub thread: [u32; 3],
+    /// Index of the block in its grid, in x, y and z.
+    pub block: [u32; 3],
+}
+
+impl fmt::Display for KernelSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([x, y, z], [i, j, k]) = (self.thread, self.block);
+        write!(f, "PTX line {}, thread ({x}, {y}, {z}) of block ({i}, {j}, {k})", self.line)
+    }
+}
+
 /// One thing that went wrong.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
@@ -91,6 +121,8 @@ pub struct Finding {
     pub bytes: u64,
     /// The range closest to the access.
     pub nearest: Option<NearMiss>,
+    /// The instruction and the thread, where a kernel ran from its PTX.
+    pub site: Option<KernelSite>,
     /// What happened, in words.
     pub detail: String,
 }
@@ -105,6 +137,7 @@ impl Finding {
             address: None,
             bytes: 0,
             nearest: None,
+            site: None,
             detail,
         }
     }
@@ -118,6 +151,9 @@ impl fmt::Display for Finding {
         }
         if let Some(stream) = self.stream {
             write!(f, " in stream {stream:#x}")?;
+        }
+        if let Some(site) = self.site {
+            write!(f, " at {site}")?;
         }
         if let Some(address) = self.address {
             write!(f, ", {} bytes at {address:#x}", self.bytes)?;

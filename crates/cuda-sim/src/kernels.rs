@@ -1,10 +1,14 @@
 //! Modules, their kernels, and launches.
 
+use std::sync::Arc;
+
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
+use parking_lot::Mutex;
 
 use crate::findings::{Finding, FindingKind};
+use crate::ptx::{self, Program};
 use crate::state::{Answer, State};
-use crate::work::{Launch, Work};
+use crate::work::{Body, Launch, Work};
 
 /// Newest PTX that the simulated driver compiles: that of CUDA 12.8.
 const PTX_VERSION_MAX: (u32, u32) = (8, 7);
@@ -25,26 +29,32 @@ const SHARED_BYTES_MAX: u32 = 227 << 10;
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) device: u32,
-    /// Names of its kernels.
-    entries: Vec<String>,
+    programs: Vec<Arc<Program>>,
+    /// The variables that its kernels share.
+    variables: Arc<Mutex<Vec<u8>>>,
 }
 
 /// A kernel of a loaded module.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) module: u64,
-    name: &'static str,
+    program: Arc<Program>,
 }
 
 impl State {
     pub(crate) fn module_load(&mut self, ptx: &str, log: &mut String) -> Answer<u64> {
         let device = self.current()?;
-        let entries = parse_entries(ptx).map_err(|refusal| {
+        check_header(ptx).map_err(|refusal| {
             log.push_str(&refusal.message);
             refusal.code
         })?;
+        let code = ptx::load(ptx).map_err(|refusal| {
+            log.push_str(&refusal.to_string());
+            ErrorCode::INVALID_PTX
+        })?;
         let handle = self.new_handle();
-        self.modules.insert(handle, Module { device, entries });
+        let variables = Arc::new(Mutex::new(code.variables));
+        self.modules.insert(handle, Module { device, programs: code.programs, variables });
         Ok(handle)
     }
 
@@ -59,21 +69,14 @@ impl State {
         self.current()?;
         let found = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?;
         self.health(found.device)?;
-        if !found.entries.iter().any(|entry| entry == name) {
-            return Err(ErrorCode::NOT_FOUND);
-        }
-        let Some(reference) = self.references.get(name) else {
-            let detail = "no reference of this kernel was registered".to_owned();
-            self.findings.add(Finding::new(FindingKind::MissingReference, name, detail));
-            return Err(ErrorCode::NOT_SUPPORTED);
-        };
-        let name = reference.name;
-        let known = self.functions.iter().find(|(_, f)| f.module == module && f.name == name);
+        let program = found.programs.iter().find(|program| program.name() == name);
+        let program = Arc::clone(program.ok_or(ErrorCode::NOT_FOUND)?);
+        let known = self.functions.iter().find(|(_, f)| Arc::ptr_eq(&f.program, &program));
         if let Some((&handle, _)) = known {
             return Ok(handle);
         }
         let handle = self.new_handle();
-        self.functions.insert(handle, Function { module, name });
+        self.functions.insert(handle, Function { module, program });
         Ok(handle)
     }
 
@@ -93,11 +96,41 @@ impl State {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         check_geometry(config)?;
-        let reference = self.references.get(function.name);
-        let &reference = reference.ok_or(ErrorCode::NOT_SUPPORTED)?;
-        let launch = Box::new(Launch { reference, config: *config, args: args.clone() });
+        let program = Arc::clone(&function.program);
+        let reference = self.references.get(program.name()).filter(|_| !self.prefer_ptx);
+        let body = match reference {
+            Some(&reference) => Body::Reference(reference),
+            None => {
+                let variables = Arc::clone(&module.variables);
+                self.check_launch(device, &program, config, args)?;
+                Body::Ptx(program, variables)
+            }
+        };
+        let launch = Box::new(Launch { body, config: *config, args: args.clone() });
         self.enqueue(stream, "cuLaunchKernel", Work::Launch(launch));
         Ok(())
+    }
+}
+
+impl State {
+    /// Refuses a launch that is not what the kernel declares.
+    fn check_launch(
+        &mut self,
+        device: u32,
+        program: &Program,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> Answer<()> {
+        let shared = u64::from(program.shared_bytes()) + u64::from(config.shared_bytes);
+        let refusal = if shared > SHARED_BYTES_MAX.into() {
+            Some(format!("{shared} bytes of shared memory, where {SHARED_BYTES_MAX} are most"))
+        } else {
+            program.check(config, args).err()
+        };
+        let Some(detail) = refusal else { return Ok(()) };
+        let finding = Finding::new(FindingKind::InvalidLaunch, program.name(), detail);
+        self.findings.add(Finding { device: Some(device), ..finding });
+        Err(ErrorCode::INVALID_VALUE)
     }
 }
 
@@ -124,8 +157,8 @@ struct Refusal {
     message: String,
 }
 
-/// Names of the kernels in `ptx`, once its header is one that the device can run.
-fn parse_entries(ptx: &str) -> Result<Vec<String>, Refusal> {
+/// Checks that the header of `ptx` is one that the device can run.
+fn check_header(ptx: &str) -> Result<(), Refusal> {
     let refuse = |code, message: &str| Err(Refusal { code, message: message.to_owned() });
     if ptx.contains('\0') {
         return refuse(ErrorCode::INVALID_IMAGE, "the PTX has a zero byte inside");
@@ -152,16 +185,7 @@ fn parse_entries(ptx: &str) -> Result<Vec<String>, Refusal> {
         let message = format!("PTX for sm_{target} does not run on this device");
         return refuse(ErrorCode::INVALID_PTX, &message);
     }
-    let mut words = text.split_ascii_whitespace();
-    let mut entries = Vec::new();
-    while words.any(|word| word == ".entry") {
-        let name = words.next().and_then(|word| word.split('(').next());
-        match name.filter(|name| !name.is_empty()) {
-            Some(name) => entries.push(name.to_owned()),
-            None => return refuse(ErrorCode::INVALID_PTX, "an .entry directive has no name"),
-        }
-    }
-    Ok(entries)
+    Ok(())
 }
 
 fn parse_version(word: &str) -> Option<(u32, u32)> {
@@ -206,18 +230,22 @@ mod tests {
             "// .entry no1(\n{HEADER}/* .entry no2( \n*/\n.visible .entry first(\n.param .u64 p\n) {{ }}\n\
              .entry second\n(\n) {{ ret; }} .func helper() {{}}"
         );
-        assert_eq!(parse_entries(&ptx).unwrap(), ["first", "second"]);
+        check_header(&ptx).unwrap();
+        let code = ptx::load(&ptx).unwrap();
+        let names: Vec<_> = code.programs.iter().map(|program| program.name()).collect();
+        assert_eq!(names, ["first", "second"]);
     }
 
     #[test]
     fn headers_are_checked() {
-        let code = |ptx: &str| parse_entries(ptx).unwrap_err().code;
+        let code = |ptx: &str| check_header(ptx).unwrap_err().code;
         assert_eq!(code(""), ErrorCode::INVALID_PTX);
         assert_eq!(code(".version 8.0"), ErrorCode::INVALID_PTX);
         assert_eq!(code(".version 9.0\n.target sm_90"), ErrorCode::UNSUPPORTED_PTX_VERSION);
         assert_eq!(code(".version 8.0\n.target sm_100"), ErrorCode::INVALID_PTX);
         assert_eq!(code("\0"), ErrorCode::INVALID_IMAGE);
-        assert_eq!(code(".version 8.0 .target sm_90 .entry"), ErrorCode::INVALID_PTX);
-        assert!(parse_entries(".version 8.0\n.target sm_90a, debug").unwrap().is_empty());
+        check_header(".version 8.0\n.target sm_90a, debug").unwrap();
+        assert!(ptx::load(".version 8.0 .target sm_90 .entry").is_err());
+        assert!(ptx::load(".version 8.0\n.target sm_90a, debug").unwrap().programs.is_empty());
     }
 }

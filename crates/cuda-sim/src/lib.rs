@@ -72,6 +72,7 @@ mod host_memory;
 mod kernels;
 mod leaks;
 mod memory;
+mod ptx;
 mod random;
 mod scheduler;
 mod sim;
@@ -85,7 +86,7 @@ pub use explore::{
     Exploration, ExploreLimits, FailedSchedule, Replay, Script, ScriptError, explore,
     explore_random, replay,
 };
-pub use findings::{Finding, FindingKind, NearMiss, RangeKind};
+pub use findings::{Finding, FindingKind, KernelSite, NearMiss, RangeKind};
 pub use leaks::LeakReport;
 pub use sim::SimDriver;
 pub use time::{Curve, Profile, ProfileError, Rate};

@@ -53,6 +53,14 @@ impl SimDriver {
         }
     }
 
+    /// Whether kernels that have a registered reference run from their PTX all the same.
+    ///
+    /// Off at first: a reference is much faster. A kernel without one always runs from its PTX, and
+    /// only a run from PTX proves anything about the kernel.
+    pub fn prefer_ptx(&self, prefer: bool) {
+        self.state().prefer_ptx = prefer;
+    }
+
     /// Holds a stream still: none of its operations runs until [`release_hold`](Self::release_hold).
     ///
     /// A host wait that cannot end because of it answers `LAUNCH_TIMEOUT`, with a finding, where a

@@ -38,6 +38,8 @@ pub(crate) struct State {
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
     pub(crate) references: BTreeMap<&'static str, KernelReference>,
+    /// Whether kernels run from their PTX even where a reference is registered.
+    pub(crate) prefer_ptx: bool,
     /// Bytes that the last copy to pageable memory fetched.
     pub(crate) fetched: Option<Box<[u8]>>,
     /// Decides in place of `random`, in an exploration.
@@ -68,6 +70,7 @@ impl State {
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             references: BTreeMap::new(),
+            prefer_ptx: false,
             fetched: None,
             choices: None,
             interleaved_at: (0, 0),

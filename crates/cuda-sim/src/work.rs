@@ -1,12 +1,16 @@
 //! The operations of a stream, and what each does when it runs.
 
+use std::sync::Arc;
+
 use cuda_driver::{
     AccessFault, ErrorCode, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
 };
+use parking_lot::Mutex;
 
-use crate::findings::{Finding, FindingKind};
+use crate::findings::{Finding, FindingKind, KernelSite};
 use crate::host_functions::HostCall;
 use crate::memory::View;
+use crate::ptx::{self, Limits, ObservationKind, Outcome, Program, Site};
 use crate::state::State;
 use crate::streams::{DefaultOrder, Point};
 
@@ -42,12 +46,31 @@ pub(crate) enum Work {
     Wait(Point),
 }
 
+/// How a kernel runs.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// By what a reference of its name computes.
+    Reference(KernelReference),
+    /// By its PTX, with the variables of its module.
+    Ptx(Arc<Program>, Arc<Mutex<Vec<u8>>>),
+}
+
 /// A kernel with its arguments as they were at the launch.
 #[derive(Debug)]
 pub(crate) struct Launch {
-    pub(crate) reference: KernelReference,
+    pub(crate) body: Body,
     pub(crate) config: LaunchConfig,
     pub(crate) args: KernelArgs,
+}
+
+impl Launch {
+    /// The kernel's entry name.
+    pub(crate) fn name(&self) -> &str {
+        match &self.body {
+            Body::Reference(reference) => reference.name,
+            Body::Ptx(program, _) => program.name(),
+        }
+    }
 }
 
 impl State {
@@ -74,9 +97,21 @@ impl State {
                 self.memory.fill(viewer, destination, bytes, value).map_err(ReferenceError::from)
             }
             Work::Launch(launch) => {
-                name = launch.reference.name;
                 let mut view = View::new(&mut self.memory, viewer);
-                (launch.reference.run)(&mut view, &launch.config, &launch.args)
+                match launch.body {
+                    Body::Reference(reference) => {
+                        name = reference.name;
+                        (reference.run)(&mut view, &launch.config, &launch.args)
+                    }
+                    Body::Ptx(program, variables) => {
+                        let (config, args) = (&launch.config, &launch.args);
+                        let limits = Limits::default();
+                        let variables = &mut variables.lock();
+                        let outcome = ptx::run(&program, config, args, view, variables, &limits);
+                        self.note_outcome(place, program.name(), outcome);
+                        Ok(())
+                    }
+                }
             }
             Work::CallHost(call) => {
                 call.run();
@@ -90,12 +125,48 @@ impl State {
         }
     }
 
+    /// Notes what a kernel did wrong, and loses its device where that ended it.
+    fn note_outcome(&mut self, (device, stream): (u32, u64), name: &str, outcome: Outcome) {
+        tracing::trace!(kernel = name, instructions = outcome.steps, "ran from its PTX");
+        let stream = self.stream_argument(stream);
+        let code = outcome.end.as_ref().and_then(|end| end.kind.code());
+        for observation in outcome.seen.into_iter().chain(outcome.end) {
+            let kind = match observation.kind {
+                ObservationKind::Illegal => FindingKind::IllegalAccess,
+                ObservationKind::Misaligned => FindingKind::Misaligned,
+                ObservationKind::Uninitialised => FindingKind::Uninitialised,
+                ObservationKind::Conflict => FindingKind::Conflict,
+                ObservationKind::Barrier => FindingKind::Barrier,
+                ObservationKind::Endless => FindingKind::Endless,
+                ObservationKind::Trap => FindingKind::KernelFailed,
+            };
+            let (address, bytes) = (observation.address, observation.bytes);
+            let Site { line, thread, block } = observation.site;
+            self.findings.add(Finding {
+                device: Some(device),
+                stream: Some(stream),
+                address,
+                bytes,
+                nearest: address.and_then(|address| self.memory.nearest(address, bytes)),
+                site: Some(KernelSite { line, thread, block }),
+                ..Finding::new(kind, name, observation.detail)
+            });
+        }
+        if let Some(code) = code {
+            self.poison(device, code);
+        }
+    }
+
+    /// The handle that a program knows a stream by: 0 for the legacy default stream.
+    fn stream_argument(&self, stream: u64) -> u64 {
+        let found = self.streams.get(&stream);
+        if found.is_some_and(|found| found.order == DefaultOrder::Legacy) { 0 } else { stream }
+    }
+
     /// Loses the device of a failed operation.
     #[cold]
     fn fail(&mut self, (device, stream): (u32, u64), name: &str, error: ReferenceError) {
-        let is_legacy =
-            self.streams.get(&stream).is_some_and(|found| found.order == DefaultOrder::Legacy);
-        let stream = if is_legacy { 0 } else { stream };
+        let stream = self.stream_argument(stream);
         let code = match error {
             ReferenceError::Fault(AccessFault { address, bytes, reason }) => {
                 let nearest = self.memory.nearest(address, bytes);

@@ -125,7 +125,7 @@ impl State {
             Work::Fill { destination, bytes, value } => {
                 format!(": {bytes} bytes of {value:#04x} to {destination:#x}")
             }
-            Work::Launch(launch) => format!(": {}", launch.reference.name),
+            Work::Launch(launch) => format!(": {}", launch.name()),
             Work::CallHost(_) => String::new(),
             Work::Record(event) => format!(": event {event:#x}"),
             Work::Wait(point) => format!(": for #{} of stream {:#x}", point.sequence, point.stream),

@@ -1,0 +1,79 @@
+//! `cvt`: conversions between types.
+
+use super::super::types::{Type, extend, mask};
+
+/// How a float becomes an integer, or a float with less precision.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in crate::ptx) enum Rounding {
+    Nearest,
+    Zero,
+    Down,
+    Up,
+}
+
+/// One conversion.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ptx) struct Conversion {
+    pub(in crate::ptx) from: Type,
+    pub(in crate::ptx) to: Type,
+    /// For a float that becomes an integer or stays of its type.
+    pub(in crate::ptx) to_integral: Option<Rounding>,
+    pub(in crate::ptx) saturate: bool,
+    /// Width of the destination register, to which an integer is extended.
+    pub(in crate::ptx) register_bits: u32,
+}
+
+impl Conversion {
+    /// The converted value.
+    pub(in crate::ptx) fn apply(&self, value: u64) -> u64 {
+        if self.from.is_float() {
+            let value = match self.from {
+                Type::F32 => f64::from(f32::from_bits(value as u32)),
+                _ => f64::from_bits(value),
+            };
+            let value = self.to_integral.map_or(value, |rounding| round(value, rounding));
+            return match self.to {
+                Type::F32 => u64::from((self.saturated(value) as f32).to_bits()),
+                Type::F64 => self.saturated(value).to_bits(),
+                _ => self.integer(if value.is_nan() { 0 } else { value as i128 }),
+            };
+        }
+        let integer = extend(value, self.from.bits(), self.from.is_signed());
+        let wide =
+            if self.from.is_signed() { i128::from(integer as i64) } else { i128::from(integer) };
+        match self.to {
+            Type::F32 => u64::from((wide as f32).to_bits()),
+            Type::F64 => (wide as f64).to_bits(),
+            _ if self.saturate => self.integer(wide),
+            to => extend(integer, to.bits(), to.is_signed()) & mask(self.register_bits),
+        }
+    }
+
+    fn saturated(&self, value: f64) -> f64 {
+        match self.saturate {
+            true if value.is_nan() => 0.0,
+            true => value.clamp(0.0, 1.0),
+            false => value,
+        }
+    }
+
+    /// An integer clamped to the range of the destination type.
+    fn integer(&self, value: i128) -> u64 {
+        let bits = self.to.bits();
+        let (least, most) = if self.to.is_signed() {
+            (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+        } else {
+            (0, (1i128 << bits) - 1)
+        };
+        value.clamp(least, most) as u64 & mask(self.register_bits)
+    }
+}
+
+fn round(value: f64, rounding: Rounding) -> f64 {
+    match rounding {
+        Rounding::Nearest => value.round_ties_even(),
+        Rounding::Zero => value.trunc(),
+        Rounding::Down => value.floor(),
+        Rounding::Up => value.ceil(),
+    }
+}

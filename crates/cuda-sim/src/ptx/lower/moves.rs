@@ -1,0 +1,148 @@
+//! `mov`, `cvt`, `cvta` and `isspacep`.
+
+use super::super::alu::{Conversion, Rounding};
+use super::super::error::Loaded;
+use super::super::op::{Op, Space, special};
+use super::super::run::{LOCAL_WINDOW, SHARED_WINDOW};
+use super::super::syntax::Operand;
+use super::super::types::Type;
+use super::Site;
+use super::modifiers::Modifiers;
+
+impl Site<'_> {
+    pub(super) fn moves(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
+        match name {
+            "mov" => {
+                let ty = modifiers.take_type()?;
+                modifiers.finish()?;
+                self.operands(2)?;
+                self.mov(ty)
+            }
+            "cvt" => self.cvt(modifiers),
+            "cvta" => self.cvta(modifiers),
+            "isspacep" => {
+                let space = self.window_space(modifiers)?;
+                modifiers.finish()?;
+                self.operands(2)?;
+                let (d, a) = (self.target(0, Type::Pred)?, self.source(1, Type::U64)?);
+                self.emit(Op::IsSpace { space, d, a })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn mov(&mut self, ty: Type) -> Loaded<bool> {
+        if let (Operand::Vector(_), from) = (self.operand(0)?, self.operand(1)?) {
+            let Operand::Vector(parts) = self.operand(0)? else { return Ok(false) };
+            let part = self.part(ty, parts.len())?;
+            let mut d = [special::SINK; 4];
+            for (d, part_operand) in d.iter_mut().zip(parts) {
+                *d = self.lowering.names.target(self.line, part_operand, part)?;
+            }
+            let a = self.lowering.names.source(self.line, from, ty)?;
+            let (count, bits) = (parts.len() as u8, part.bits() as u8);
+            return self.emit(Op::Unpack { count, bits, d, a });
+        }
+        if let Operand::Vector(parts) = self.operand(1)? {
+            let part = self.part(ty, parts.len())?;
+            let mut a = [special::SINK; 4];
+            for (a, operand) in a.iter_mut().zip(parts) {
+                *a = self.lowering.names.source(self.line, operand, part)?;
+            }
+            let d = self.target(0, ty)?;
+            let (count, bits) = (parts.len() as u8, part.bits() as u8);
+            return self.emit(Op::Pack { count, bits, d, a });
+        }
+        let d = self.target(0, ty)?;
+        if let Operand::Name(name, 0) = self.operand(1)?
+            && matches!(
+                name.as_str(),
+                "%clock" | "%clock64" | "%clock_hi" | "%globaltimer" | "%globaltimer_lo"
+            )
+        {
+            return self.emit(Op::Clock { d, bits: ty.bits() as u8 });
+        }
+        let a = self.source(1, ty)?;
+        self.emit(Op::Move { d, a })
+    }
+
+    /// Type of each of `count` parts of a `ty`.
+    fn part(&self, ty: Type, count: usize) -> Loaded<Type> {
+        match (ty.bits(), count) {
+            (64, 2) => Ok(Type::B32),
+            (64, 4) | (32, 2) => Ok(Type::B16),
+            (32, 4) | (16, 2) => Ok(Type::B8),
+            _ => Err(self.error("a vector that does not fill the type")),
+        }
+    }
+
+    fn cvt(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
+        let rounding = modifiers.take_any(&["rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"]);
+        let saturate = modifiers.take("sat");
+        // Half-precision floats are stored as bits here, and so cannot be converted.
+        if modifiers.take_any(&["f16", "bf16", "f16x2", "bf16x2", "ftz", "relu"]).is_some() {
+            return Err(modifiers.unsupported());
+        }
+        let (to, from) = (modifiers.take_type()?, modifiers.take_type()?);
+        modifiers.finish()?;
+        self.operands(2)?;
+        let names = &mut self.lowering.names;
+        let (d, register_bits) = names.wide_target(self.line, &self.instruction.operands[0], to)?;
+        let a = names.wide_source(self.line, &self.instruction.operands[1], from)?;
+        if !to.is_float() && !from.is_float() && !saturate {
+            return self.emit(Op::Resize {
+                from: (from.bits() as u8, from.is_signed()),
+                to: (to.bits() as u8, to.is_signed()),
+                register_bits: register_bits as u8,
+                d,
+                a,
+            });
+        }
+        let to_integral = match rounding {
+            Some("rni") => Some(Rounding::Nearest),
+            Some("rzi") => Some(Rounding::Zero),
+            Some("rmi") => Some(Rounding::Down),
+            Some("rpi") => Some(Rounding::Up),
+            None | Some("rn") => None,
+            // A float rounded another way than to the nearest.
+            Some(_) => return Err(modifiers.unsupported()),
+        };
+        if from.is_float() && !to.is_float() && to_integral.is_none() {
+            return Err(modifiers.unsupported());
+        }
+        let conversion = Conversion { from, to, to_integral, saturate, register_bits };
+        let conversions = &mut self.lowering.program.conversions;
+        conversions.push(conversion);
+        let index = (conversions.len() - 1) as u32;
+        self.emit(Op::Convert { index, d, a })
+    }
+
+    fn window_space(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<Space> {
+        match modifiers.take_any(&["global", "shared", "shared::cta", "local", "const"]) {
+            Some("global") => Ok(Space::Global),
+            Some("const") => Ok(Space::Const),
+            Some("local") => Ok(Space::Local),
+            Some(_) => Ok(Space::Shared),
+            None => Err(modifiers.unsupported()),
+        }
+    }
+
+    fn cvta(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
+        let to = modifiers.take("to");
+        let space = self.window_space(modifiers)?;
+        let ty = modifiers.take_type()?;
+        modifiers.finish()?;
+        self.operands(2)?;
+        if ty != Type::U64 {
+            return Err(modifiers.unsupported());
+        }
+        let (d, a) = (self.target(0, ty)?, self.source(1, ty)?);
+        let window = match space {
+            Space::Shared => SHARED_WINDOW,
+            Space::Local => LOCAL_WINDOW,
+            _ => return self.emit(Op::Move { d, a }),
+        };
+        let b = self.constant(if to { window.wrapping_neg() } else { window });
+        self.emit(Op::Binary { f: |a, b| a.wrapping_add(b), d, a, b })
+    }
+}

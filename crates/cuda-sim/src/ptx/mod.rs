@@ -1,0 +1,21 @@
+//! PTX, parsed when a module is loaded and run thread by thread when a kernel is launched.
+//!
+//! Loading goes from text to tokens ([`token`]), to a tree ([`parse`]), to steps whose operands are
+//! register numbers ([`lower`]). Whatever is not understood is refused there, with its line, so that
+//! no kernel runs in part. [`run`] executes the steps.
+
+mod alu;
+mod error;
+mod lower;
+mod module;
+mod op;
+mod parse;
+mod parse_body;
+mod run;
+mod syntax;
+mod token;
+mod types;
+
+pub(crate) use module::load;
+pub(crate) use op::Program;
+pub(crate) use run::{Limits, ObservationKind, Outcome, Site, run};

@@ -1,0 +1,284 @@
+//! One block: its threads, and whose turn it is.
+
+use std::collections::HashMap;
+
+use super::super::op::{Op, Program, Register, special};
+use super::WARP;
+use super::barrier::BARRIERS;
+use super::copies::PendingCopy;
+use super::launch::{LaunchShape, Limits, Notes};
+use super::observation::{ObservationKind, Ran, Site, Trouble};
+use super::spaces::{Accessor, Spaces};
+use super::thread::{Lane, Stop};
+
+/// Instructions of a thread before another one has its turn: a thread may wait in a loop for what
+/// another one writes.
+const TURN: u64 = 1 << 14;
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum State {
+    Ready,
+    AtBarrier { id: u8, expected: usize, aligned: bool },
+    AtWarp { index: u32, mask: u32 },
+    Done,
+}
+
+/// One thread of the block, apart from its registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Thread {
+    pub(super) state: State,
+    pub(super) next: usize,
+    pub(super) block_epoch: u32,
+    pub(super) warp_epoch: u32,
+    /// Its stretch, or 0 while it has not begun.
+    pub(super) stretch: u32,
+    /// Groups of copies that it has committed.
+    pub(super) groups: u32,
+    ran: u64,
+}
+
+/// A block while it runs.
+pub(super) struct Block<'a, 'm> {
+    pub(super) program: &'a Program,
+    pub(super) spaces: &'a mut Spaces<'m>,
+    pub(super) threads: Vec<Thread>,
+    registers: Vec<u64>,
+    pub(super) arrived: [usize; BARRIERS],
+    pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
+    shape: &'a LaunchShape,
+    index: [u32; 3],
+    /// Number in the launch of its first thread.
+    first_thread: u64,
+}
+
+impl<'a, 'm> Block<'a, 'm> {
+    pub(super) fn new(
+        program: &'a Program,
+        shape: &'a LaunchShape,
+        spaces: &'a mut Spaces<'m>,
+    ) -> Self {
+        Self {
+            program,
+            spaces,
+            threads: Vec::new(),
+            registers: vec![0; program.registers as usize * shape.block_threads()],
+            arrived: [0; BARRIERS],
+            copies: HashMap::new(),
+            shape,
+            index: [0; 3],
+            first_thread: 0,
+        }
+    }
+
+    /// Makes it block `number` of the launch, with no thread having run.
+    pub(super) fn renew(&mut self, number: u64) {
+        let [x, y, _] = self.shape.grid.map(u64::from);
+        self.index = [number % x, number / x % y, number / x / y].map(|i| i as u32);
+        let count = self.shape.block_threads();
+        self.first_thread = number * count as u64;
+        self.threads.clear();
+        let thread = Thread {
+            state: State::Ready,
+            next: 0,
+            block_epoch: 0,
+            warp_epoch: 0,
+            stretch: 0,
+            groups: 0,
+            ran: 0,
+        };
+        self.threads.resize(count, thread);
+        self.arrived = [0; BARRIERS];
+        self.copies.clear();
+        self.spaces.renew();
+        self.fill_registers();
+    }
+
+    fn fill_registers(&mut self) {
+        let size = self.program.registers as usize;
+        let mut row = vec![0; size];
+        row[special::TRUE as usize] = 1;
+        for axis in 0..3 {
+            row[special::NTID as usize + axis] = self.shape.block[axis].into();
+            row[special::CTAID as usize + axis] = self.index[axis].into();
+            row[special::NCTAID as usize + axis] = self.shape.grid[axis].into();
+        }
+        row[special::NWARPID as usize] = self.threads.len().div_ceil(WARP) as u64;
+        row[special::NSMID as usize] = 1;
+        row[special::GRIDID as usize] = 1;
+        row[special::WARP_SIZE as usize] = WARP as u64;
+        row[special::DYNAMIC_SHARED as usize] = self.shape.shared_bytes.into();
+        row[special::TOTAL_SHARED as usize] =
+            u64::from(self.shape.shared_bytes) + u64::from(self.program.shared_bytes);
+        let constants = size - self.program.constants.len();
+        row[constants..].copy_from_slice(&self.program.constants);
+        for thread in 0..self.threads.len() {
+            let [x, y, z] = self.coordinates(thread);
+            let tid = special::TID as usize;
+            row[tid..tid + 3].copy_from_slice(&[x.into(), y.into(), z.into()]);
+            let lane = thread % WARP;
+            row[special::LANEID as usize] = lane as u64;
+            row[special::WARPID as usize] = (thread / WARP) as u64;
+            let equal = 1u32 << lane;
+            let below = equal - 1;
+            let masks = [equal, below | equal, below, !below, !(below | equal)];
+            let lanemask = special::LANEMASK as usize;
+            row[lanemask..lanemask + 5].copy_from_slice(&masks.map(u64::from));
+            self.registers[thread * size..][..size].copy_from_slice(&row);
+        }
+    }
+
+    pub(super) fn register(&self, thread: usize, register: Register) -> u64 {
+        self.registers[thread * self.program.registers as usize + register as usize]
+    }
+
+    pub(super) fn set_register(&mut self, thread: usize, register: Register, value: u64) {
+        self.registers[thread * self.program.registers as usize + register as usize] = value;
+    }
+
+    /// Index of a thread in x, y and z.
+    pub(super) fn coordinates(&self, thread: usize) -> [u32; 3] {
+        self.shape.coordinates(thread as u64)
+    }
+
+    /// Line of the step that a thread is at.
+    pub(super) fn line_of(&self, thread: usize) -> u32 {
+        self.program.lines[self.threads[thread].next.saturating_sub(1)]
+    }
+
+    fn site(&self, thread: usize) -> Site {
+        Site { line: self.line_of(thread), thread: self.coordinates(thread), block: self.index }
+    }
+
+    /// Runs the block to its end. Notes what it does wrong; false when that ends the launch.
+    pub(super) fn run(&mut self, limits: &Limits, notes: &mut Notes) -> bool {
+        match self.run_all(limits, notes) {
+            Ok(()) => true,
+            Err((thread, trouble)) => {
+                notes.end(trouble.seen_at(self.site(thread)));
+                false
+            }
+        }
+    }
+
+    fn run_all(&mut self, limits: &Limits, notes: &mut Notes) -> Result<(), (usize, Box<Trouble>)> {
+        let warps = self.threads.len().div_ceil(WARP);
+        loop {
+            let mut moved = false;
+            for warp in 0..warps {
+                moved |= self.run_warp(warp, limits, notes)?;
+            }
+            moved |= self.release_barriers()?;
+            if self.threads.iter().all(|thread| thread.state == State::Done) {
+                return Ok(());
+            }
+            if !moved {
+                return Err(self.deadlock());
+            }
+        }
+    }
+
+    /// Gives every ready thread of a warp its turn, again and again while they free each other.
+    fn run_warp(
+        &mut self,
+        warp: usize,
+        limits: &Limits,
+        notes: &mut Notes,
+    ) -> Result<bool, (usize, Box<Trouble>)> {
+        let threads = warp * WARP..self.threads.len().min((warp + 1) * WARP);
+        let mut moved = false;
+        loop {
+            for thread in threads.clone() {
+                if self.threads[thread].state == State::Ready {
+                    self.run_thread(thread, limits, notes).map_err(|trouble| (thread, trouble))?;
+                    moved = true;
+                }
+            }
+            if !self.resolve_warp(warp)? {
+                return Ok(moved);
+            }
+        }
+    }
+
+    /// Runs a thread until it waits or ends, or has had its turn.
+    fn run_thread(&mut self, thread: usize, limits: &Limits, notes: &mut Notes) -> Ran<()> {
+        if self.threads[thread].stretch == 0 {
+            let Thread { block_epoch, warp_epoch, .. } = self.threads[thread];
+            // A launch of more threads than can be numbered is not looked at for conflicts.
+            let number = u32::try_from(self.first_thread + thread as u64);
+            self.threads[thread].stretch = number
+                .map_or(0, |number| self.spaces.stretches.begin(number, block_epoch, warp_epoch));
+        }
+        let by = Accessor { thread, stretch: self.threads[thread].stretch };
+        let mut left = TURN;
+        while self.threads[thread].state == State::Ready && left > 0 {
+            let size = self.program.registers as usize;
+            let mut lane = Lane {
+                program: self.program,
+                registers: &mut self.registers[thread * size..][..size],
+                spaces: self.spaces,
+                by,
+                clock: notes.steps,
+                next: self.threads[thread].next,
+                ran: 0,
+            };
+            let stop = lane.run(left);
+            let (next, ran) = (lane.next, lane.ran);
+            left -= ran;
+            notes.steps += ran;
+            self.threads[thread].next = next;
+            self.threads[thread].ran += ran;
+            self.note_remarks(thread, notes);
+            match stop? {
+                Stop::Turn => {}
+                Stop::Exit => {
+                    self.complete(thread, u32::MAX, by)?;
+                    self.note_remarks(thread, notes);
+                    self.threads[thread].state = State::Done;
+                }
+                Stop::Special => {
+                    self.special(thread, by)?;
+                    self.note_remarks(thread, notes);
+                }
+            }
+        }
+        if self.threads[thread].ran > limits.thread_steps || notes.steps > limits.launch_steps {
+            let detail = format!(
+                "has run {} instructions, of {} in the launch, without an end",
+                self.threads[thread].ran, notes.steps
+            );
+            return Err(Trouble::new(ObservationKind::Endless, detail));
+        }
+        Ok(())
+    }
+
+    /// Executes the step before the next, which concerns more than the thread itself.
+    fn special(&mut self, thread: usize, by: Accessor) -> Ran<()> {
+        match self.program.steps[self.threads[thread].next - 1].op {
+            Op::Barrier(op) => self.reach(thread, op),
+            Op::Warp { index } => {
+                let mask = self.program.warp_ops[index as usize].mask;
+                let mask = self.register(thread, mask) as u32;
+                self.threads[thread].state = State::AtWarp { index, mask };
+                Ok(())
+            }
+            Op::Async { index } => {
+                self.asynchronous(thread, self.program.async_ops[index as usize], by)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn note_remarks(&mut self, thread: usize, notes: &mut Notes) {
+        if self.spaces.remarks.is_empty() {
+            return;
+        }
+        let step = self.threads[thread].next - 1;
+        for mut remark in std::mem::take(&mut self.spaces.remarks) {
+            if notes.is_new(step, remark.kind) {
+                remark.detail = self.shape.name_threads(&remark.detail);
+                notes.seen.push(remark.seen_at(self.site(thread)));
+            }
+        }
+    }
+}

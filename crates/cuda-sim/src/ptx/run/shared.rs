@@ -1,0 +1,60 @@
+//! The shared memory of a block.
+
+use super::observation::{ObservationKind, Ran, Trouble};
+
+/// What shared memory holds before anybody writes it.
+const FRESH: u8 = 0xA7;
+
+/// Shared memory, and which of its bytes were written.
+#[derive(Debug)]
+pub(super) struct Shared {
+    bytes: Vec<u8>,
+    written: Vec<bool>,
+    touched: bool,
+}
+
+impl Shared {
+    pub(super) fn new(bytes: u32) -> Self {
+        let bytes = bytes as usize;
+        Self { bytes: vec![FRESH; bytes], written: vec![false; bytes], touched: false }
+    }
+
+    /// Makes it as a new block finds it.
+    pub(super) fn renew(&mut self) {
+        if self.touched {
+            self.bytes.fill(FRESH);
+            self.written.fill(false);
+            self.touched = false;
+        }
+    }
+
+    fn range(&self, offset: u64, bytes: u32) -> Ran<std::ops::Range<usize>> {
+        let size = self.bytes.len() as u64;
+        match offset.checked_add(bytes.into()) {
+            Some(end) if end <= size => Ok(offset as usize..end as usize),
+            _ => {
+                let past = offset.saturating_add(bytes.into()) - size;
+                let detail = format!(
+                    "{bytes} bytes at offset {offset:#x} of shared memory, \
+                     {past} bytes past the end of its {size} bytes"
+                );
+                Err(Trouble::new(ObservationKind::Illegal, detail))
+            }
+        }
+    }
+
+    /// Reads into the start of `into`; whether all of it was written before.
+    pub(super) fn load(&self, offset: u64, bytes: u32, into: &mut [u8; 16]) -> Ran<bool> {
+        let range = self.range(offset, bytes)?;
+        into[..bytes as usize].copy_from_slice(&self.bytes[range.clone()]);
+        Ok(self.written[range].iter().all(|&written| written))
+    }
+
+    pub(super) fn store(&mut self, offset: u64, data: &[u8]) -> Ran<()> {
+        let range = self.range(offset, data.len() as u32)?;
+        self.bytes[range.clone()].copy_from_slice(data);
+        self.written[range].fill(true);
+        self.touched = true;
+        Ok(())
+    }
+}

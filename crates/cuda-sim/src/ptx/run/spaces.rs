@@ -1,0 +1,247 @@
+//! The state spaces as one thread reaches them, with every access checked.
+
+use cuda_driver::DeviceMemory;
+
+use super::super::op::{Access, Space};
+use super::conflicts::{Conflict, Conflicts, StretchId, Stretches};
+use super::observation::{ObservationKind, Ran, Trouble};
+use super::shared::Shared;
+use super::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
+use crate::memory::View;
+
+/// Where an access goes.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Device(u64),
+    Shared(u64),
+    Local(u64),
+    Module(u64),
+    Param(u64),
+}
+
+/// The thread that accesses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accessor {
+    /// Its number in the block, which picks its local memory.
+    pub(super) thread: usize,
+    pub(super) stretch: StretchId,
+}
+
+/// All memory of a running block.
+#[derive(Debug)]
+pub(super) struct Spaces<'a> {
+    pub(super) view: View<'a>,
+    pub(super) shared: Shared,
+    pub(super) local: Vec<u8>,
+    pub(super) local_bytes: usize,
+    pub(super) parameters: Vec<u8>,
+    pub(super) variables: &'a mut [u8],
+    pub(super) stretches: Stretches,
+    pub(super) device_conflicts: Conflicts,
+    pub(super) shared_conflicts: Conflicts,
+    /// What the last access did wrong without being stopped.
+    pub(super) remarks: Vec<Trouble>,
+}
+
+impl Spaces<'_> {
+    /// Makes block-wide memory as a new block finds it.
+    pub(super) fn renew(&mut self) {
+        self.shared.renew();
+        self.shared_conflicts.clear();
+        self.local.fill(0);
+    }
+
+    /// Reads `bytes` bytes, which are at most 16 and a power of two, into the start of `into`.
+    #[inline]
+    pub(super) fn load(
+        &mut self,
+        access: &Access,
+        address: u64,
+        bytes: u32,
+        by: Accessor,
+        into: &mut [u8; 16],
+    ) -> Ran<()> {
+        check_alignment(address, bytes)?;
+        match place(access.space, address) {
+            Place::Device(address) => {
+                let found = self.view.load(address, bytes.into());
+                let found = found.map_err(|fault| {
+                    let kind = ObservationKind::Illegal;
+                    Trouble::at(kind, fault.address, fault.bytes, fault.reason)
+                })?;
+                into[..bytes as usize].copy_from_slice(&found);
+                if !self.view.initialised(address, bytes.into()) {
+                    let detail = "reads bytes that nobody wrote".to_owned();
+                    let kind = ObservationKind::Uninitialised;
+                    self.remarks.push(*Trouble::at(kind, address, bytes.into(), detail));
+                }
+                self.record(access, (address, bytes), by, false);
+            }
+            Place::Shared(offset) => {
+                if !self.shared.load(offset, bytes, into)? {
+                    let kind = ObservationKind::Uninitialised;
+                    let detail = format!(
+                        "reads {bytes} bytes at offset {offset:#x} of shared memory that nobody \
+                         wrote"
+                    );
+                    self.remarks.push(*Trouble::new(kind, detail));
+                }
+                self.record_shared(access, (offset, bytes), by, false);
+            }
+            Place::Local(offset) => {
+                let start = by.thread * self.local_bytes;
+                let local = &self.local[start..start + self.local_bytes];
+                into[..bytes as usize].copy_from_slice(part(local, offset, bytes, "local memory")?);
+            }
+            Place::Param(offset) => {
+                let found = part(&self.parameters, offset, bytes, "the parameters")?;
+                into[..bytes as usize].copy_from_slice(found);
+            }
+            Place::Module(offset) => {
+                let found = part(self.variables, offset, bytes, "the module's variables")?;
+                into[..bytes as usize].copy_from_slice(found);
+                self.record(access, (MODULE_WINDOW | offset, bytes), by, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `data`, whose length is at most 16 and a power of two.
+    #[inline]
+    pub(super) fn store(
+        &mut self,
+        access: &Access,
+        address: u64,
+        data: &[u8],
+        by: Accessor,
+    ) -> Ran<()> {
+        let bytes = data.len() as u32;
+        check_alignment(address, bytes)?;
+        match place(access.space, address) {
+            Place::Device(address) => {
+                self.view.store(address, data).map_err(|fault| {
+                    let kind = ObservationKind::Illegal;
+                    Trouble::at(kind, fault.address, fault.bytes, fault.reason)
+                })?;
+                self.record(access, (address, bytes), by, true);
+            }
+            Place::Shared(offset) => {
+                self.shared.store(offset, data)?;
+                self.record_shared(access, (offset, bytes), by, true);
+            }
+            Place::Local(offset) => {
+                let start = by.thread * self.local_bytes;
+                let local = &mut self.local[start..start + self.local_bytes];
+                part_mut(local, offset, bytes, "local memory")?.copy_from_slice(data);
+            }
+            Place::Param(_) => {
+                let detail = "writes a kernel parameter";
+                return Err(Trouble::new(ObservationKind::Illegal, detail));
+            }
+            Place::Module(offset) => {
+                let found = part_mut(self.variables, offset, bytes, "the module's variables")?;
+                found.copy_from_slice(data);
+                self.record(access, (MODULE_WINDOW | offset, bytes), by, true);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn record(&mut self, access: &Access, range: (u64, u32), by: Accessor, writes: bool) {
+        if access.strong {
+            return;
+        }
+        let found = self.device_conflicts.access(&self.stretches, by.stretch, range, writes);
+        if let Some(conflict) = found {
+            let address = (range.0 < MODULE_WINDOW).then_some(range.0);
+            self.remark_conflict(conflict, range, address, writes);
+        }
+    }
+
+    #[inline]
+    fn record_shared(&mut self, access: &Access, range: (u64, u32), by: Accessor, writes: bool) {
+        if access.strong {
+            return;
+        }
+        let found = self.shared_conflicts.access(&self.stretches, by.stretch, range, writes);
+        if let Some(conflict) = found {
+            self.remark_conflict(conflict, range, None, writes);
+        }
+    }
+
+    #[cold]
+    fn remark_conflict(
+        &mut self,
+        conflict: Conflict,
+        (place, bytes): (u64, u32),
+        address: Option<u64>,
+        writes: bool,
+    ) {
+        let this = if writes { "writes" } else { "reads" };
+        let that = if conflict.wrote { "wrote" } else { "read" };
+        let what = match address {
+            Some(address) => format!("{address:#x}"),
+            None if place >= MODULE_WINDOW => "a module's variable".to_owned(),
+            None => format!("offset {place:#x} of shared memory"),
+        };
+        let thread = self.stretches.thread(conflict.with);
+        let detail = format!(
+            "{this} {bytes} bytes at {what} that thread {{{thread}}} {that}, with no barrier \
+             between them"
+        );
+        let kind = ObservationKind::Conflict;
+        self.remarks.push(Trouble { kind, address, bytes: bytes.into(), detail });
+    }
+}
+
+#[inline]
+fn check_alignment(address: u64, bytes: u32) -> Ran<()> {
+    if address & u64::from(bytes - 1) == 0 {
+        return Ok(());
+    }
+    let detail = format!("an access of {bytes} bytes at {address:#x}, no multiple of {bytes}");
+    Err(Trouble::at(ObservationKind::Misaligned, address, bytes.into(), detail))
+}
+
+#[inline]
+fn place(space: Space, address: u64) -> Place {
+    match space {
+        Space::Shared => Place::Shared(address),
+        Space::Local => Place::Local(address),
+        Space::Param => Place::Param(address),
+        _ if address >= MODULE_WINDOW => Place::Module(address - MODULE_WINDOW),
+        Space::Generic if address >= LOCAL_WINDOW => Place::Local(address - LOCAL_WINDOW),
+        Space::Generic if address >= SHARED_WINDOW => Place::Shared(address - SHARED_WINDOW),
+        _ => Place::Device(address),
+    }
+}
+
+/// Whether a generic address lies in `space`.
+pub(super) fn is_in(space: Space, address: u64) -> bool {
+    matches!(
+        (space, place(Space::Generic, address)),
+        (Space::Shared, Place::Shared(_))
+            | (Space::Local, Place::Local(_))
+            | (Space::Global, Place::Device(_) | Place::Module(_))
+    )
+}
+
+fn range(size: usize, offset: u64, bytes: u32, what: &str) -> Ran<std::ops::Range<usize>> {
+    match offset.checked_add(bytes.into()) {
+        Some(end) if end <= size as u64 => Ok(offset as usize..end as usize),
+        _ => {
+            let detail = format!("{bytes} bytes at offset {offset:#x} of {size} bytes of {what}");
+            Err(Trouble::new(ObservationKind::Illegal, detail))
+        }
+    }
+}
+
+fn part<'a>(memory: &'a [u8], offset: u64, bytes: u32, what: &str) -> Ran<&'a [u8]> {
+    Ok(&memory[range(memory.len(), offset, bytes, what)?])
+}
+
+fn part_mut<'a>(memory: &'a mut [u8], offset: u64, bytes: u32, what: &str) -> Ran<&'a mut [u8]> {
+    let range = range(memory.len(), offset, bytes, what)?;
+    Ok(&mut memory[range])
+}
