@@ -49,7 +49,8 @@ impl Machine {
         source: u64,
     ) -> Result<(), DeviceError> {
         let bytes = destination.bytes();
-        let config = LaunchConfig::linear(bytes.div_ceil(128) as u32, 128);
+        let threads = bytes.clamp(1, 128);
+        let config = LaunchConfig::linear(bytes.div_ceil(threads) as u32, threads as u32);
         let args = KernelArgs::new().arg(destination.address()).arg(source).arg(bytes);
         // SAFETY: three 64-bit parameters, as declared; host sources are staging buffers, which
         // their pool keeps until the kernel has run; the destination is device memory.
