@@ -9,6 +9,7 @@ use cuda_driver::{ErrorCode, KernelReference};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::findings::{Finding, FindingKind};
+use crate::ptx::Limits;
 use crate::state::State;
 use crate::streams::DefaultOrder;
 use crate::{LeakReport, SimConfig, SimConfigError};
@@ -59,6 +60,18 @@ impl SimDriver {
     /// only a run from PTX proves anything about the kernel.
     pub fn prefer_ptx(&self, prefer: bool) {
         self.state().prefer_ptx = prefer;
+    }
+
+    /// Most instructions that a kernel may run from its PTX before it is taken to be endless: those
+    /// of one thread, and those of all threads of the launch. At first 2^23 and 2^33.
+    pub fn limit_instructions(&self, thread: u64, launch: u64) {
+        self.state().limits = Limits { thread_steps: thread, launch_steps: launch };
+    }
+
+    /// Instructions that kernels have run from their PTX, of all threads.
+    #[must_use]
+    pub fn instructions(&self) -> u64 {
+        self.state().instructions
     }
 
     /// Holds a stream still: none of its operations runs until [`release_hold`](Self::release_hold).

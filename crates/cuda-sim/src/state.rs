@@ -11,6 +11,7 @@ use crate::faults::Faults;
 use crate::findings::{Finding, FindingKind, Findings};
 use crate::kernels::{Function, Module};
 use crate::memory::{Memory, Viewer, describe};
+use crate::ptx::Limits;
 use crate::random::Random;
 use crate::streams::{Event, Stream};
 use crate::time::Clock;
@@ -40,6 +41,10 @@ pub(crate) struct State {
     pub(crate) references: BTreeMap<&'static str, KernelReference>,
     /// Whether kernels run from their PTX even where a reference is registered.
     pub(crate) prefer_ptx: bool,
+    /// How much a kernel may run.
+    pub(crate) limits: Limits,
+    /// Instructions that kernels have run from their PTX, of all threads.
+    pub(crate) instructions: u64,
     /// Bytes that the last copy to pageable memory fetched.
     pub(crate) fetched: Option<Box<[u8]>>,
     /// Decides in place of `random`, in an exploration.
@@ -71,6 +76,8 @@ impl State {
             functions: BTreeMap::new(),
             references: BTreeMap::new(),
             prefer_ptx: false,
+            limits: Limits::default(),
+            instructions: 0,
             fetched: None,
             choices: None,
             interleaved_at: (0, 0),

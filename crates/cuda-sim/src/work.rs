@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::findings::{Finding, FindingKind, KernelSite};
 use crate::host_functions::HostCall;
 use crate::memory::View;
-use crate::ptx::{self, Limits, ObservationKind, Outcome, Program, Site};
+use crate::ptx::{self, ObservationKind, Outcome, Program, Site};
 use crate::state::State;
 use crate::streams::{DefaultOrder, Point};
 
@@ -105,7 +105,7 @@ impl State {
                     }
                     Body::Ptx(program, variables) => {
                         let (config, args) = (&launch.config, &launch.args);
-                        let limits = Limits::default();
+                        let limits = self.limits;
                         let variables = &mut variables.lock();
                         let outcome = ptx::run(&program, config, args, view, variables, &limits);
                         self.note_outcome(place, program.name(), outcome);
@@ -127,7 +127,7 @@ impl State {
 
     /// Notes what a kernel did wrong, and loses its device where that ended it.
     fn note_outcome(&mut self, (device, stream): (u32, u64), name: &str, outcome: Outcome) {
-        tracing::trace!(kernel = name, instructions = outcome.steps, "ran from its PTX");
+        self.instructions += outcome.steps;
         let stream = self.stream_argument(stream);
         let code = outcome.end.as_ref().and_then(|end| end.kind.code());
         for observation in outcome.seen.into_iter().chain(outcome.end) {
