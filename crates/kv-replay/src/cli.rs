@@ -79,6 +79,9 @@ pub(crate) struct RunArgs {
     /// Seed of every choice that is made.
     #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed)]
     seed: u64,
+    /// What simulated devices tell time from: h100, h200 or a file of `key = value` lines [default: h100].
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<String>,
     /// Writes the report to this file as JSON, whole or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

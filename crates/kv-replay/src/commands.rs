@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Instant;
 
+use cuda_sim::Profile;
 use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, SimSizes};
@@ -11,6 +12,7 @@ use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
 use kv_replay::policies::{self, PoliciesError};
+use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::ModelShape;
 use kv_replay::trace::{Trace, TraceError};
@@ -53,6 +55,10 @@ pub(crate) enum Failure {
     Config(#[from] ConfigError),
     #[error("--requests is 0, expected at least 1")]
     NoRequests,
+    #[error(transparent)]
+    Profile(#[from] ProfileReadError),
+    #[error("--profile is for simulated devices; {spec} keeps real time")]
+    ProfileOfGpu { spec: DeviceSpec },
     #[error(transparent)]
     Trace(#[from] TraceError),
     #[error(transparent)]
@@ -109,7 +115,8 @@ fn demo() -> Result<Outcome, Failure> {
     say(&format!(
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
     ))?;
-    let outcome = replay(&demo_config(), &DeviceSpec::default(), &trace, None, |_| ())?;
+    let machine = Machine { spec: &DeviceSpec::default(), profile: Profile::default() };
+    let outcome = replay(&demo_config(), machine, &trace, None, |_| ())?;
     say("\nTry your own: kv-replay run --help\n")?;
     Ok(outcome)
 }
@@ -122,6 +129,7 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     // All that can be wrong is looked for before anything that takes long.
     config.check()?;
     config.check_devices(args.device.count())?;
+    let machine = Machine::of(args)?;
     if let Some(path) = &args.json {
         check_writable(path)?;
     }
@@ -135,7 +143,7 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             generate::generate(&GenerateOptions { requests, seed: config.seed })?
         }
     };
-    replay(&config, &args.device, &trace, args.json.as_deref(), |_cache| {
+    replay(&config, machine, &trace, args.json.as_deref(), |_cache| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if let Some(sabotage) = args.sabotage {
             sabotage.apply(_cache);
@@ -143,18 +151,41 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     })
 }
 
+/// Where a replay runs.
+struct Machine<'a> {
+    spec: &'a DeviceSpec,
+    /// What simulated devices tell time from.
+    profile: Profile,
+}
+
+impl<'a> Machine<'a> {
+    fn of(args: &'a RunArgs) -> Result<Self, Failure> {
+        let spec = &args.device;
+        let profile = match (&args.profile, spec) {
+            (Some(name), DeviceSpec::Sim { .. }) => profile::read(name)?,
+            (Some(_), DeviceSpec::Cuda { .. }) => {
+                return Err(Failure::ProfileOfGpu { spec: spec.clone() });
+            }
+            (None, _) => Profile::default(),
+        };
+        Ok(Self { spec, profile })
+    }
+}
+
 /// Replays `trace` with a cache that `prepare` saw first, says what was found, and writes it to the file `json` if one is
 /// named.
 fn replay(
     config: &RunConfig,
-    spec: &DeviceSpec,
+    machine: Machine<'_>,
     trace: &Trace,
     json: Option<&Path>,
     prepare: impl FnOnce(&KvCache),
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
+    let Machine { spec, profile } = machine;
     let unusable = |source| Failure::Device { spec: spec.clone(), source };
-    let devices = device::open(spec, SimSizes::for_config(config)).map_err(unusable)?;
+    let sizes = SimSizes { profile, ..SimSizes::for_config(config) };
+    let devices = device::open(spec, sizes).map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
     let mut bar = Bar::new(trace.requests.len() as u64);
     let begun = Instant::now();

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceError, Driver, Unavailable};
-use cuda_sim::{SimConfig, SimConfigError, SimDriver};
+use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
 use kv_multigpu::{DeviceRegistry, RegistryError};
 
 use crate::config::RunConfig;
@@ -109,7 +109,7 @@ impl DeviceSpec {
 }
 
 /// What simulated devices are to have; GPUs have what they have.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SimSizes {
     /// Memory of each device, in bytes. Only what is touched takes memory of this process.
     pub device_bytes: u64,
@@ -117,6 +117,8 @@ pub struct SimSizes {
     pub pinned_bytes: u64,
     /// Seed of the scheduler and of the pattern in fresh memory.
     pub seed: u64,
+    /// What virtual time is told from.
+    pub profile: Profile,
 }
 
 impl SimSizes {
@@ -140,6 +142,7 @@ impl SimSizes {
             device_bytes: device_bytes.min(DEVICE_BYTES_MAX),
             pinned_bytes: room(config.host_blocks),
             seed: config.seed,
+            profile: Profile::h100(),
         }
     }
 }
@@ -236,6 +239,8 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
                 device_bytes: sim.device_bytes,
                 pinned_bytes: sim.pinned_bytes,
                 seed: sim.seed,
+                name: format!("Simulated {}", sim.profile.name),
+                profile: sim.profile,
                 ..SimConfig::default()
             })?);
             machine.register_kernels(kv_kernels::references());

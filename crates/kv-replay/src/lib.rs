@@ -35,6 +35,7 @@ pub mod engine;
 pub mod generate;
 pub mod json_file;
 pub mod policies;
+pub mod profile;
 pub mod report;
 pub mod rng;
 pub mod shape;

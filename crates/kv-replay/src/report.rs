@@ -80,6 +80,9 @@ pub struct RunReport {
     pub setup_s: f64,
     /// Seconds from the first iteration until everything was compared and given back.
     pub wall_s: f64,
+    /// On simulated devices, seconds of virtual time for the same: what the driver's calls and the devices would
+    /// have taken on the machine of the profile. The engine's own work between the calls is not in it.
+    pub predicted_s: Option<f64>,
 }
 
 /// Shape of the KV that a run used.
@@ -162,6 +165,7 @@ impl RunReport {
             seed: config.seed,
             setup_s: 0.0,
             wall_s: 0.0,
+            predicted_s: None,
         })
     }
 
@@ -195,6 +199,12 @@ impl RunReport {
         ] {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "  {name:<10}{what}");
+        }
+        if let Some(predicted_s) = self.predicted_s {
+            let _ = writeln!(
+                text,
+                "  predicted {predicted_s:.3} s on real devices, beside the engine's own work"
+            );
         }
         self.name_corruptions(&mut text);
         text
@@ -371,6 +381,9 @@ mod tests {
   verified  1,234,567 blocks (full): every byte belongs to its request
 ";
         assert_eq!(report().summary(), expected);
+        let predicted = RunReport { predicted_s: Some(1.5), ..report() };
+        let line = "  predicted 1.500 s on real devices, beside the engine's own work\n";
+        assert_eq!(predicted.summary(), format!("{expected}{line}"));
         let unverified =
             RunReport { verify: Verify::None, driver_calls: BTreeMap::new(), ..report() };
         assert!(unverified.summary().ends_with("no calls\n  verified  nothing, as asked for\n"));
@@ -419,6 +432,7 @@ mod tests {
             "device",
             "seed",
             "wall_s",
+            "predicted_s",
         ] {
             assert!(json.get(field).is_some(), "{field}");
         }

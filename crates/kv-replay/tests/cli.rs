@@ -226,3 +226,18 @@ fn usage_errors_have_the_status_of_bad_input() {
     assert_eq!(kv_replay(&["--help"]).status.code(), Some(0));
     assert_eq!(kv_replay(&["run", "--help"]).status.code(), Some(0));
 }
+
+#[test]
+fn a_profile_that_cannot_be_used_is_named_with_its_line() {
+    let case = Case::new();
+    let file = case.trace(&["base = h200", "htod = fast"]);
+    let file = file.to_str().unwrap();
+    let message = case.refused(&["--profile", file]);
+    assert_says(&message, &format!("error: {file} is no profile\n"));
+    assert_says(&message, "caused by: line 2: `htod` takes a rate such as `55.1 GB/s`, not `fast`");
+    assert_says(&case.refused(&["--profile", "b200"]), "neither h100 nor h200, nor a file");
+    assert_says(
+        &case.refused(&["--profile", "h100", "--device", "cuda:0"]),
+        "error: --profile is for simulated devices; cuda:0 keeps real time",
+    );
+}

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use cuda_sim::Profile;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
@@ -208,4 +209,24 @@ fn what_nobody_checked_is_refused_and_not_played() {
     ] {
         assert_eq!(found, expected);
     }
+}
+
+#[test]
+fn a_slower_machine_is_predicted_to_take_longer() {
+    let config = small(1024);
+    let trace = generate(&GenerateOptions { requests: 6, seed: 4 }).unwrap();
+    let predicted = |profile: &str| {
+        let profile = Profile::parse(profile).unwrap();
+        let sizes = SimSizes { profile, ..SimSizes::for_config(&config) };
+        let devices = open(&"sim".parse().unwrap(), sizes).unwrap();
+        let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
+        (report.iterations, report.predicted_s.unwrap())
+    };
+    let (iterations, fast) = predicted("base = h100");
+    // Of each iteration the host waits for the end, a millisecond longer.
+    let (same, slow) = predicted("wait_latency = 1.0008 ms");
+    assert_eq!(iterations, same);
+    assert!(slow > fast && slow < fast + 1e-3 * (iterations as f64 * 2.0 + 10.0), "{fast} {slow}");
+    let (_, slower_kernels) = predicted("kernel_load = 1 GB/s");
+    assert!(slower_kernels > 2.0 * fast, "{fast} {slower_kernels}");
 }

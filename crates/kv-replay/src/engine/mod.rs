@@ -24,7 +24,7 @@ mod work;
 
 use std::time::Instant;
 
-use cuda_driver::{CopyError, DeviceError, Stream};
+use cuda_driver::{CopyError, DeviceError, Driver as _, Stream};
 use kv_cache::{
     AdmitError, BuildError, CloseError, KvCache, KvCacheOptions, SealError, SlotError, StepError,
 };
@@ -218,6 +218,7 @@ pub fn run_on(
 ) -> Result<RunReport, RunError> {
     check(config, trace, devices)?;
     let begun = Instant::now();
+    let begun_virtual = devices.driver.virtual_now();
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests = trace.requests.len() as u64;
     let mut scheduler = Scheduler::new(cache, config, trace)?;
@@ -243,6 +244,10 @@ pub fn run_on(
     check_findings(devices)?;
     report.driver_calls =
         devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    let ended_virtual = devices.driver.virtual_now();
+    report.predicted_s = begun_virtual
+        .zip(ended_virtual)
+        .map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
     report.wall_s = begun.elapsed().as_secs_f64();
     Ok(report)
 }
