@@ -11,4 +11,5 @@ mod growth;
 mod machine;
 mod order;
 mod overlap;
+mod ptx;
 mod refusals;

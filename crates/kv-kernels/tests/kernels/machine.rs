@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, KernelReference, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Strides, references};
 
@@ -15,9 +15,15 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// A machine that runs the CPU references of the kernels.
     pub(crate) fn new() -> Self {
+        Self::with(references())
+    }
+
+    /// A machine that knows the kernels by these references, and all others by their PTX.
+    pub(crate) fn with(references: &[KernelReference]) -> Self {
         let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
-        sim.register_kernels(references());
+        sim.register_kernels(references);
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let kernels = KvKernels::load(&device).unwrap();
