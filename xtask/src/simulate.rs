@@ -10,7 +10,7 @@ use crate::cargo;
 /// Options of `cargo xtask simulate`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Random schedules of each program; ten times as many orders of each small program are tried at most.
+    /// Random schedules of each program; four times as many orders of each small program are tried at most.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: u64,
     /// Seed of the first schedule.

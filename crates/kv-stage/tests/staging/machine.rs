@@ -1,6 +1,6 @@
 //! A simulated machine with a kernel that reads host memory, and the helpers every test needs.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cuda_driver::{
     Device, DeviceBuffer, DeviceError, DeviceMemory, DeviceSpan, Kernel, KernelArgs,
@@ -16,7 +16,8 @@ pub(crate) struct Machine {
     pub(crate) sim: SimDriver,
     pub(crate) device: Device,
     pub(crate) stream: Stream,
-    kernel: Kernel,
+    /// Loaded by the first launch.
+    kernel: OnceLock<Kernel>,
 }
 
 impl Machine {
@@ -29,8 +30,7 @@ impl Machine {
         sim.register_kernels(&[KernelReference { name: "copy_bytes", run: copy_bytes }]);
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
-        let kernel = Module::load(&device, COPY_PTX).unwrap().kernel("copy_bytes").unwrap();
-        Self { sim, device, stream, kernel }
+        Self { sim, device, stream, kernel: OnceLock::new() }
     }
 
     pub(crate) fn pool(&self, buffer_bytes: u64, buffers_max: usize) -> StagingPool {
@@ -48,13 +48,15 @@ impl Machine {
         destination: DeviceSpan,
         source: u64,
     ) -> Result<(), DeviceError> {
+        let load = || Module::load(&self.device, COPY_PTX).unwrap().kernel("copy_bytes").unwrap();
+        let kernel = self.kernel.get_or_init(load);
         let bytes = destination.bytes();
         let threads = bytes.clamp(1, 128);
         let config = LaunchConfig::linear(bytes.div_ceil(threads) as u32, threads as u32);
         let args = KernelArgs::new().arg(destination.address()).arg(source).arg(bytes);
         // SAFETY: three 64-bit parameters, as declared; host sources are staging buffers, which
         // their pool keeps until the kernel has run; the destination is device memory.
-        unsafe { self.kernel.launch(stream, &config, &args) }
+        unsafe { kernel.launch(stream, &config, &args) }
     }
 
     /// What `span` holds once all work of the machine's stream has run.
