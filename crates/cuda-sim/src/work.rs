@@ -141,15 +141,21 @@ impl State {
                 ObservationKind::Trap => FindingKind::KernelFailed,
             };
             let (address, bytes) = (observation.address, observation.bytes);
+            let nearest = address.and_then(|address| self.memory.nearest(address, bytes));
+            let detail = match (kind, nearest) {
+                // What denied the access says it already.
+                (FindingKind::IllegalAccess, _) | (_, None) => observation.detail,
+                (_, Some(nearest)) => format!("{}: {nearest}", observation.detail),
+            };
             let Site { line, thread, block } = observation.site;
             self.findings.add(Finding {
                 device: Some(device),
                 stream: Some(stream),
                 address,
                 bytes,
-                nearest: address.and_then(|address| self.memory.nearest(address, bytes)),
+                nearest,
                 site: Some(KernelSite { line, thread, block }),
-                ..Finding::new(kind, name, observation.detail)
+                ..Finding::new(kind, name, detail)
             });
         }
         if let Some(code) = code {

@@ -205,7 +205,7 @@ fn a_stride_that_forgets_the_gap_between_rows() {
             threads: 0..=7,
             address: Some(table + 32),
             missed: None,
-            words: &["nobody wrote"],
+            words: &["nobody wrote: inside allocation"],
         },
     );
     let (machine, _, args) = setup();
@@ -259,7 +259,7 @@ fn two_words_at_an_address_for_one() {
             threads: 0..=0,
             address: Some(from),
             missed: None,
-            words: &["16"],
+            words: &["no multiple of 16: inside allocation"],
         },
     );
     let (machine, _, args) = setup();
@@ -474,7 +474,7 @@ fn more_values_than_were_filled() {
             threads: 0..=0,
             address: Some(values + 24),
             missed: None,
-            words: &["nobody wrote"],
+            words: &["nobody wrote: inside allocation"],
         },
     );
     let (machine, _, args) = setup();

@@ -19,7 +19,6 @@ impl<'a> View<'a> {
     }
 
     /// Whether every byte of a range that may be loaded was written once before.
-    #[allow(dead_code, reason = "references load in bulk and are not asked to be this strict")]
     pub(crate) fn initialised(&self, address: u64, bytes: u64) -> bool {
         self.memory.initialised(self.viewer, address, bytes)
     }
