@@ -54,9 +54,23 @@
 //! a device between two operations, [`SimDriver::delay_event`] makes an event late, and memory ends where
 //! [`SimConfig`] says.
 //!
+//! # Kernels
+//! A module's PTX is parsed when it is loaded; an instruction that cannot run here is refused then,
+//! with its line. A launched kernel runs thread by thread. Every load and store must lie in one
+//! live allocation, mapping or pinned region that the device may access, be aligned to its width, and
+//! read only what was written; two accesses to the same bytes by threads that no barrier orders, one
+//! of them a store, are a finding even where the values happen to be right. A finding names the line,
+//! the thread and the block.
+//!
+//! A kernel whose name [`SimDriver::register_kernels`] knows runs by that CPU reference instead,
+//! which is much faster, unless [`SimDriver::prefer_ptx`] says otherwise. That is for programs around
+//! the kernels. It proves nothing about a kernel: only a run from PTX does.
+//!
+//! What blocks order by atomics and fences rather than by barriers is not understood, and reported;
+//! blocks run one after another, so one that waits for a later one is taken to be endless.
+//!
 //! # What it does not do yet
-//! Kernels run by their registered CPU references rather than from their PTX; time is a count of
-//! operations.
+//! Time is a count of operations.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

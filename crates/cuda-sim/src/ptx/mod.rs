@@ -13,6 +13,8 @@ mod parse;
 mod parse_body;
 mod run;
 mod syntax;
+#[cfg(test)]
+mod tests;
 mod token;
 mod types;
 

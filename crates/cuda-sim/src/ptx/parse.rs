@@ -7,7 +7,7 @@ use super::types::Type;
 
 /// Parses the text of a module, whose header has been checked.
 pub(super) fn parse(text: &str) -> Loaded<Syntax> {
-    let mut parser = Parser { tokens: tokens(text)?, at: 0 };
+    let mut parser = Parser { tokens: tokens(text)?, at: 0, depth: 0 };
     parser.module()
 }
 
@@ -15,7 +15,12 @@ pub(super) fn parse(text: &str) -> Loaded<Syntax> {
 pub(super) struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
     at: usize,
+    /// Braces that are open around the next token.
+    depth: u32,
 }
+
+/// Most braces inside each other.
+const DEPTH_MAX: u32 = 64;
 
 impl<'a> Parser<'a> {
     pub(super) fn peek(&self) -> Option<&Token<'a>> {
@@ -53,6 +58,17 @@ impl<'a> Parser<'a> {
 
     pub(super) fn expect(&mut self, sign: char) -> Loaded<()> {
         if self.take(sign) { Ok(()) } else { Err(self.error(format!("expected '{sign}'"))) }
+    }
+
+    /// Parses what stands between braces, of which the first has been read.
+    pub(super) fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Loaded<T>) -> Loaded<T> {
+        if self.depth == DEPTH_MAX {
+            return Err(self.error("braces are nested too deeply"));
+        }
+        self.depth += 1;
+        let parsed = parse(self)?;
+        self.depth -= 1;
+        Ok(parsed)
     }
 
     pub(super) fn word(&mut self) -> Loaded<&'a str> {
@@ -289,7 +305,7 @@ impl<'a> Parser<'a> {
     fn initial(&mut self, of: Type, into: &mut Vec<u8>) -> Loaded<()> {
         if self.take('{') {
             loop {
-                self.initial(of, into)?;
+                self.nested(|parser| parser.initial(of, into))?;
                 if !self.take(',') {
                     return self.expect('}');
                 }

@@ -35,7 +35,7 @@ impl Parser<'_> {
                 return Ok(found);
             }
             if self.take('{') {
-                found.push(Statement::Block(self.statements()?));
+                found.push(Statement::Block(self.nested(Self::statements)?));
                 continue;
             }
             if self.take(';') {
@@ -139,7 +139,7 @@ impl Parser<'_> {
         if self.take('{') {
             let mut parts = Vec::new();
             loop {
-                parts.push(self.operand()?);
+                parts.push(self.nested(Self::operand)?);
                 if !self.take(',') {
                     break;
                 }
@@ -148,7 +148,7 @@ impl Parser<'_> {
             return Ok(Operand::Vector(parts));
         }
         if self.take('[') {
-            let base = self.operand()?;
+            let base = self.nested(Self::operand)?;
             let (base, offset) = match base {
                 Operand::Name(name, offset) => (Operand::Name(name, 0), offset),
                 Operand::Integer(value) => (Operand::Integer(value), 0),

@@ -32,8 +32,8 @@ struct Lowering {
     program: Program,
     /// Steps that branch to a label.
     branches: Vec<(usize, usize)>,
-    /// Shared arrays whose size the launch gives; they begin where the declared ones end.
-    dynamic_shared: Vec<(u32, String, u32)>,
+    /// Where shared arrays begin whose size the launch gives: where the declared ones end.
+    dynamic_start: u64,
 }
 
 /// Turns one kernel of a module into its program.
@@ -46,17 +46,17 @@ pub(super) fn lower(
         names: Names::new(&entry.body),
         program: empty_program(entry),
         branches: Vec::new(),
-        dynamic_shared: Vec::new(),
+        dynamic_start: 0,
     };
     for (name, &address) in addresses {
         lowering.names.declare(entry.line, name, Meaning::Address(address))?;
     }
+    lowering.dynamic_start = dynamic_start(&entry.body, module);
     for variable in module.iter().filter(|v| v.space == VariableSpace::Shared) {
         lowering.variable(variable)?;
     }
     lowering.names.open_scope();
     lowering.parameters(entry)?;
-    lowering.place_dynamic(&entry.body, module)?;
     lowering.block(&entry.body)?;
     lowering.emit(entry.line, None, Op::Exit)?;
     lowering.finish(entry.line)
@@ -105,8 +105,12 @@ impl Lowering {
             }
         };
         let Some(bytes) = variable.bytes else {
-            self.dynamic_shared.push((variable.line, variable.name.clone(), variable.align));
-            return Ok(());
+            if variable.space != VariableSpace::Shared {
+                let message = format!("'{}' has no size", variable.name);
+                return Err(LoadError::new(variable.line, message));
+            }
+            let address = Meaning::Address(self.dynamic_start);
+            return self.names.declare(variable.line, &variable.name, address);
         };
         let start = u64::from(*used).next_multiple_of(variable.align.max(1).into());
         let end = start.checked_add(bytes).filter(|&end| end <= DECLARED_BYTES_MAX);
@@ -115,19 +119,6 @@ impl Lowering {
         })?;
         *used = end as u32;
         self.names.declare(variable.line, &variable.name, Meaning::Address(start))
-    }
-
-    /// Declares dynamic shared memory after all that is declared in the kernel.
-    fn place_dynamic(&mut self, body: &[Statement], module: &[Variable]) -> Loaded<()> {
-        let module = module.iter().filter(|v| v.space == VariableSpace::Shared);
-        let mut align = module.filter(|v| v.bytes.is_none()).map(|v| v.align).max().unwrap_or(1);
-        let mut end = u64::from(self.program.shared_bytes);
-        measure_shared(body, &mut end, &mut align);
-        let start = end.next_multiple_of(align.into());
-        for (line, name, _) in std::mem::take(&mut self.dynamic_shared) {
-            self.names.declare(line, &name, Meaning::Address(start))?;
-        }
-        Ok(())
     }
 
     fn block(&mut self, body: &[Statement]) -> Loaded<()> {
@@ -195,14 +186,25 @@ impl Lowering {
         if registers > REGISTERS_MAX {
             return Err(LoadError::new(line, "too many registers"));
         }
+        let declared = u64::from(self.program.shared_bytes).max(self.dynamic_start);
+        self.program.shared_bytes = declared.min(DECLARED_BYTES_MAX) as u32;
         self.program.registers = registers;
         self.program.constants = constants;
         Ok(self.program)
     }
 }
 
+/// Where dynamic shared memory begins: after all that is declared.
+fn dynamic_start(body: &[Statement], module: &[Variable]) -> u64 {
+    let (mut end, mut align, mut found) = (0, 1, false);
+    let module: Vec<_> = module.iter().cloned().map(Statement::Variable).collect();
+    measure_shared(&module, &mut end, &mut align, &mut found);
+    measure_shared(body, &mut end, &mut align, &mut found);
+    if found { end.next_multiple_of(align.into()) } else { 0 }
+}
+
 /// Where declared shared memory ends, and the alignment of what follows it.
-fn measure_shared(body: &[Statement], end: &mut u64, align: &mut u32) {
+fn measure_shared(body: &[Statement], end: &mut u64, align: &mut u32, dynamic: &mut bool) {
     for statement in body {
         match statement {
             Statement::Variable(variable) if variable.space == VariableSpace::Shared => {
@@ -211,10 +213,13 @@ fn measure_shared(body: &[Statement], end: &mut u64, align: &mut u32) {
                         let start = end.next_multiple_of(variable.align.max(1).into());
                         *end = start.saturating_add(bytes).min(DECLARED_BYTES_MAX);
                     }
-                    None => *align = variable.align.max(*align),
+                    None => {
+                        *align = variable.align.max(*align);
+                        *dynamic = true;
+                    }
                 }
             }
-            Statement::Block(body) => measure_shared(body, end, align),
+            Statement::Block(body) => measure_shared(body, end, align, dynamic),
             _ => {}
         }
     }
