@@ -8,10 +8,10 @@
 #[path = "kernels/machine.rs"]
 mod machine;
 
-use cuda_driver::{DeviceBuffer, DeviceSpan};
+use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
 use kv_kernels::{
-    ChecksumArgs, Direction, FillPattern, GatherRows, KvShape, KvShapeOptions, PagedLayout,
-    Strides, Transfer, references,
+    ChecksumArgs, Direction, FillPattern, GatherRows, KvShape, KvShapeOptions, PagedKv,
+    PagedLayout, Strides, Transfer, references,
 };
 use machine::{Machine, Paged, Random, noise};
 
@@ -223,4 +223,56 @@ fn gathered_rows_are_those_of_the_reference() {
             vec![out, table, row_index]
         });
     }
+}
+
+/// Blocks of 32 KiB in 16 GiB of reserved addresses, of which the last page alone is mapped: an
+/// offset cut to 32 bits, signed or not, meets a hole.
+#[test]
+fn offsets_beyond_32_bits_are_right() {
+    const BYTES: u64 = 16 << 30;
+    const LAST: u64 = BYTES / (32 << 10) - 1;
+    let options = KvShapeOptions { layers: 1, kv_count: 1, row_bytes: 2048, block_tokens: 16 };
+    let shape = KvShape::new(options).unwrap();
+    let [expected, found] = [references(), &[]].map(|references| {
+        let machine = Machine::with(references);
+        let Machine { device, stream, kernels, .. } = &machine;
+        let range = AddressRange::reserve(device, BYTES).unwrap();
+        let page = PhysicalMemory::granularity(device).unwrap();
+        let memory = PhysicalMemory::create(device, page).unwrap();
+        range.map(BYTES - page, &memory).unwrap();
+        range.set_access(BYTES - page, page, &[AccessDesc { device: 0 }]).unwrap();
+        let layout = PagedLayout::block_major(&shape);
+        let pages = range.span(0, BYTES).unwrap();
+        let paged = PagedKv::new(stream, shape, layout, pages, LAST + 1).unwrap();
+
+        let host_slots: Vec<i64> = (0..16).map(|token| (LAST * 16 + 15 - token) as i64).collect();
+        let slot_mapping = machine.upload(&host_slots);
+        let chunk = machine.upload(&noise(shape.block_bytes()));
+        let transfer = Transfer {
+            chunk: chunk.span(),
+            slot_mapping: slot_mapping.span(),
+            host_slots: &host_slots,
+            tokens: 16,
+            skip_prefix_n_tokens: 0,
+            direction: Direction::ChunkToPaged,
+            num_blocks: LAST + 1,
+        };
+        kernels.multi_layer_transfer(stream, &paged, transfer).unwrap();
+        let (block_table, seq_lens) = (machine.upload(&[LAST as i32]), machine.upload(&[16u32]));
+        let checksums = machine.memory(8);
+        let args = ChecksumArgs {
+            block_table: block_table.span(),
+            table_stride: 1,
+            seq_lens: seq_lens.span(),
+            sequences: 1,
+            checksums: checksums.span(),
+            num_blocks: LAST + 1,
+        };
+        kernels.paged_checksum(stream, &paged, args).unwrap();
+        let block = range.span(LAST * shape.block_bytes(), shape.block_bytes()).unwrap();
+        let contents = [machine.read(block), machine.read(checksums.span())];
+        machine.assert_clean();
+        contents
+    });
+    assert!(expected == found);
 }
