@@ -87,7 +87,7 @@ pub(super) enum AtomicRule {
 }
 
 /// How threads of a warp exchange values.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Exchange {
     /// `shfl.sync` in its four modes.
     Up,
@@ -101,6 +101,8 @@ pub(super) enum Exchange {
     Ballot,
     /// `match.any.sync`
     MatchAny,
+    /// `redux.sync`
+    Reduce(Binary),
     /// `bar.warp.sync`
     Barrier,
 }
@@ -290,6 +292,48 @@ pub(super) enum AsyncOp {
     Commit,
     /// `cp.async.wait_all`
     WaitAll,
-    /// Waits until at most this many groups are pending.
+    /// `cp.async.wait_group`: waits until at most this many groups are pending.
     Wait { pending: Register },
+    /// `cp.async.bulk`: of a group, unless a barrier counts its bytes.
+    Bulk { to: Access, from: Access, bytes: Register, barrier: Option<Access> },
+    /// `cp.async.bulk.commit_group`
+    BulkCommit,
+    /// `cp.async.bulk.wait_group`
+    BulkWait { pending: Register },
+    /// `mbarrier`
+    Barrier(MemoryBarrierOp),
+}
+
+/// An operation on a barrier in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MemoryBarrierOp {
+    Init {
+        at: Access,
+        count: Register,
+    },
+    Invalidate {
+        at: Access,
+    },
+    /// `arrive`, which may expect bytes too.
+    Arrive {
+        at: Access,
+        d: Register,
+        count: Register,
+        bytes: Register,
+    },
+    Expect {
+        at: Access,
+        bytes: Register,
+    },
+    Complete {
+        at: Access,
+        bytes: Register,
+    },
+    /// `test_wait` and `try_wait`, of a parity or of the state that `arrive` gave.
+    Test {
+        at: Access,
+        d: Register,
+        phase: Register,
+        parity: bool,
+    },
 }

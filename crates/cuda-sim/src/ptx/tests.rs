@@ -174,12 +174,35 @@ fn a_warp_reduces_by_exchanges() {
         selp.b32 %r2, 256, 0, %q;\nadd.u32 %r1, %r1, %r2;\ncvt.u64.u32 %d, %r1;";
     assert_eq!(results(body, 32), vec![31 + 256; 32]);
 
+    let body = "mov.u32 %r0, %laneid;\nredux.sync.add.u32 %r1, %r0, -1;\n\
+        and.b32 %r0, %r0, 3;\nmatch.any.sync.b32 %r2, %r0, -1;\n\
+        mov.b64 %d, {%r1, %r2};";
+    let expected: Vec<u64> =
+        (0..32u64).map(|lane| (0x1111_1111 << (lane & 3)) << 32 | (31 * 16)).collect();
+    assert_eq!(results(body, 32), expected);
+
     // Segments of eight lanes: a lane at the end of one keeps its own value.
     let body = "mov.u32 %r0, %laneid;\nshfl.sync.down.b32 %r1|%p, %r0, 1, 0x181f, -1;\n\
         selp.b32 %r2, 0, 100, %p;\nadd.u32 %r1, %r1, %r2;\ncvt.u64.u32 %d, %r1;";
     let expected: Vec<u64> =
         (0..32).map(|lane| if lane % 8 == 7 { lane + 100 } else { lane + 1 }).collect();
     assert_eq!(results(body, 32), expected);
+}
+
+#[test]
+fn carries_pass_from_one_word_to_the_next() {
+    // The square of a 64-bit number from its halves; the upper 64 bits remain.
+    let body = "ld.global.u64 %d, [%from];\nmul.lo.u64 %d, %d, 0x9E3779B97F4A7C15;\n\
+        mov.b64 {%r0, %r1}, %d;\nmul.lo.u32 %r2, %r0, %r0;\nmul.hi.u32 %r3, %r0, %r0;\n\
+        mad.lo.cc.u32 %r3, %r0, %r1, %r3;\nmadc.hi.u32 %r4, %r0, %r1, 0;\n\
+        mad.lo.cc.u32 %r3, %r1, %r0, %r3;\nmadc.hi.cc.u32 %r4, %r1, %r0, %r4;\n\
+        addc.u32 %r5, 0, 0;\nmad.lo.cc.u32 %r4, %r1, %r1, %r4;\n\
+        madc.hi.u32 %r5, %r1, %r1, %r5;\nmov.b64 %d, {%r4, %r5};";
+    let square = |number: u64| {
+        let number = u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        ((number * number) >> 64) as u64
+    };
+    assert_eq!(results(body, 64), (100..164).map(square).collect::<Vec<u64>>());
 }
 
 #[test]
@@ -258,4 +281,55 @@ fn a_module_has_variables_and_kernels_have_dynamic_shared_memory() {
     let (left, outcome) = run_with(&text, 1, Limits::default());
     assert!(outcome.end.is_none() && outcome.seen.is_empty(), "{outcome:?}");
     assert_eq!(left, [0xFFFF_FFFF_0000_0000 | (8 + 16)]);
+}
+
+#[test]
+fn bulk_copies_are_complete_when_their_barrier_is() {
+    // Thread 0 fetches what all threads then read; each of them waits for the barrier in memory.
+    let fetch = |wait: &str| {
+        format!(
+            "ld.param.u64 %e, [from];\nsetp.eq.u32 %p, %t, 0;\n\
+             @%p mbarrier.init.shared::cta.b64 [room+512], 1;\nbar.sync 0;\n@!%p bra wait;\n\
+             mbarrier.arrive.expect_tx.shared::cta.b64 _, [room+512], 256;\n\
+             cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [room], [%e], 256, \
+             [room+512];\nwait: {wait}\nmov.u64 %e, room;\nadd.s64 %e, %e, %n;\n\
+             ld.shared.u64 %d, [%e];"
+        )
+    };
+    let wait = "mbarrier.try_wait.parity.shared::cta.b64 %q, [room+512], 0;\n@!%q bra wait;";
+    assert_eq!(results(&fetch(wait), 32), (100..132).collect::<Vec<u64>>());
+    let unordered = seen(&fetch("bar.sync 1;"), 32);
+    assert_eq!(unordered[0].0, ObservationKind::Uninitialised, "{unordered:?}");
+}
+
+#[test]
+fn bulk_stores_are_complete_when_their_group_is() {
+    let body = "ld.global.u64 %d, [%from];\nmov.u64 %e, room;\nadd.s64 %e, %e, %n;\n\
+        st.shared.u64 [%e], %d;\nfence.proxy.async.shared::cta;\nbar.sync 0;\n\
+        setp.eq.u32 %p, %t, 0;\nld.param.u64 %n, [from];\n@!%p bra done;\n\
+        mov.u64 %e, 7;\nst.shared.u64 [room+8], %e;\n\
+        cp.async.bulk.global.shared::cta.bulk_group [%n], [room], 128;\n\
+        cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\ndone: bar.sync 0;\n\
+        ld.global.u64 %d, [%from];";
+    let expected = [100, 7].into_iter().chain(102..116).collect::<Vec<u64>>();
+    assert_eq!(results(body, 16), expected);
+}
+
+#[test]
+fn barriers_in_memory_order_and_count_their_arrivals() {
+    let exchange = "setp.eq.u32 %p, %t, 0;\n@%p mbarrier.init.shared.b64 [room+512], 64;\n\
+        bar.sync 0;\nld.global.u64 %d, [%from];\nmov.u64 %e, room;\nadd.s64 %n, %e, %n;\n\
+        st.shared.u64 [%n], %d;\nmbarrier.arrive.shared.b64 %d, [room+512];\n\
+        wait: mbarrier.test_wait.shared.b64 %q, [room+512], %d;\n@!%q bra wait;\n\
+        xor.b32 %r0, %t, 33;\nmul.wide.u32 %n, %r0, 8;\nadd.s64 %n, %e, %n;\n\
+        ld.shared.u64 %d, [%n];";
+    let expected: Vec<u64> = (0..64u64).map(|thread| 100 + (thread ^ 33)).collect();
+    assert_eq!(results(exchange, 64), expected);
+
+    let body = "mbarrier.init.shared.b64 [room], 2;\nmbarrier.arrive.shared.b64 %d, [room], 3;";
+    let (kind, _, detail) = end(body, 1);
+    assert_eq!(kind, ObservationKind::Barrier);
+    assert!(detail.contains("3 arrivals at a barrier in memory that waits for 2"), "{detail}");
+    let body = "cp.async.bulk.global.shared::cta.bulk_group [%to], [room], 8;\nmov.u64 %d, 0;";
+    assert_eq!(end(body, 1).0, ObservationKind::Misaligned);
 }

@@ -14,6 +14,7 @@ impl Site<'_> {
                 self.two_operands(name, modifiers)
             }
             "addc" | "subc" => self.carry(name, modifiers),
+            "madc" => self.multiply_with_carry(modifiers, true),
             "mad" | "fma" | "sad" => self.three_operands(name, modifiers),
             "neg" | "abs" | "sqrt" | "rcp" => self.one_operand(name, modifiers),
             "not" | "cnot" | "popc" | "clz" | "brev" | "bfind" => self.bits_of_one(name, modifiers),
@@ -151,7 +152,31 @@ impl Site<'_> {
         self.emit(Op::Carry { bits: ty.bits() as u8, subtract, uses, sets, d, a, b })
     }
 
+    /// `mad.cc` and `madc`: a product, then a sum with carry.
+    fn multiply_with_carry(&mut self, modifiers: &mut Modifiers<'_>, uses: bool) -> Loaded<bool> {
+        let half = modifiers.take_any(&["lo", "hi"]);
+        let sets = modifiers.take("cc");
+        let ty = modifiers.take_type()?;
+        modifiers.finish()?;
+        let f = match half {
+            Some("lo") => alu::integer_binary("mul.lo", ty),
+            Some(_) => alu::integer_binary("mul.hi", ty),
+            None => None,
+        };
+        let f = f.filter(|_| ty.bits() >= 32).ok_or_else(|| modifiers.unsupported())?;
+        self.operands(4)?;
+        let (a, b, c) = (self.source(1, ty)?, self.source(2, ty)?, self.source(3, ty)?);
+        let d = self.target(0, ty)?;
+        let product = special::SCRATCH;
+        self.emit(Op::Binary { f, d: product, a, b })?;
+        let bits = ty.bits() as u8;
+        self.emit(Op::Carry { bits, subtract: false, uses, sets, d, a: product, b: c })
+    }
+
     fn three_operands(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
+        if name == "mad" && modifiers.has("cc") {
+            return self.multiply_with_carry(modifiers, false);
+        }
         let half = modifiers.take_any(&["lo", "hi", "wide"]);
         modifiers.skip(&["rn"]);
         if modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]).is_some() {

@@ -13,8 +13,14 @@ impl Site<'_> {
         name: &str,
         modifiers: &mut Modifiers<'_>,
     ) -> Loaded<bool> {
+        if name == "mbarrier" {
+            return self.memory_barrier(modifiers);
+        }
         if name != "cp" || !modifiers.take("async") {
             return Ok(false);
+        }
+        if modifiers.take("bulk") {
+            return self.bulk(modifiers);
         }
         if modifiers.take("commit_group") {
             modifiers.finish()?;
@@ -73,7 +79,7 @@ impl Site<'_> {
         self.async_op(AsyncOp::Copy { to, from, bytes: bytes as u32, source })
     }
 
-    fn async_op(&mut self, op: AsyncOp) -> Loaded<bool> {
+    pub(super) fn async_op(&mut self, op: AsyncOp) -> Loaded<bool> {
         let async_ops = &mut self.lowering.program.async_ops;
         async_ops.push(op);
         let index = (async_ops.len() - 1) as u32;

@@ -1,5 +1,6 @@
 //! Branches, ends, barriers and exchanges within a warp.
 
+use super::super::alu;
 use super::super::error::Loaded;
 use super::super::op::{BarrierOp, Exchange, Op, WarpOp, special};
 use super::super::syntax::Operand;
@@ -52,6 +53,7 @@ impl Site<'_> {
                 let mask = self.source(2, Type::B32)?;
                 self.warp_op(WarpOp { exchange: Exchange::MatchAny, d, a, mask, ..NO_OPERANDS })
             }
+            "redux" => self.reduce(modifiers),
             "activemask" => {
                 modifiers.skip(&["b32"]);
                 modifiers.finish()?;
@@ -136,6 +138,23 @@ impl Site<'_> {
         let (d, a) = (self.target(0, ty)?, self.source(1, Type::Pred)?);
         let mask = self.source(2, Type::B32)?;
         self.warp_op(WarpOp { exchange, d, a, mask, ..NO_OPERANDS })
+    }
+
+    fn reduce(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
+        let synchronises = modifiers.take("sync");
+        let rule = modifiers.take_any(&["add", "min", "max", "and", "or", "xor"]);
+        let ty = modifiers.take_type()?;
+        modifiers.finish()?;
+        let f = match rule {
+            Some(rule @ ("and" | "or" | "xor")) => alu::logic(rule),
+            Some(rule) => alu::integer_binary(rule, ty),
+            None => None,
+        };
+        let f = f.filter(|_| synchronises && ty.bits() == 32);
+        let f = f.ok_or_else(|| modifiers.unsupported())?;
+        self.operands(3)?;
+        let (d, a, mask) = (self.target(0, ty)?, self.source(1, ty)?, self.source(2, Type::B32)?);
+        self.warp_op(WarpOp { exchange: Exchange::Reduce(f), d, a, mask, ..NO_OPERANDS })
     }
 
     fn warp_op(&mut self, op: WarpOp) -> Loaded<bool> {

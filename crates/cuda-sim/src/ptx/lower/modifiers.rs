@@ -24,6 +24,11 @@ impl<'a> Modifiers<'a> {
         found.map(|at| self.left.remove(at)).is_some()
     }
 
+    /// Whether `wanted` is there.
+    pub(super) fn has(&self, wanted: &str) -> bool {
+        self.left.contains(&wanted)
+    }
+
     /// Takes the first of `choices` that is there.
     pub(super) fn take_any(&mut self, choices: &[&str]) -> Option<&'a str> {
         let found = self.left.iter().position(|part| choices.contains(part))?;

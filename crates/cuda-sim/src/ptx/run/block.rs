@@ -7,6 +7,7 @@ use super::WARP;
 use super::barrier::BARRIERS;
 use super::copies::PendingCopy;
 use super::launch::{LaunchShape, Limits, Notes};
+use super::memory_barrier::PendingBulk;
 use super::observation::{ObservationKind, Ran, Site, Trouble};
 use super::spaces::{Accessor, Spaces};
 use super::thread::{Lane, Stop};
@@ -35,6 +36,8 @@ pub(super) struct Thread {
     pub(super) stretch: u32,
     /// Groups of copies that it has committed.
     pub(super) groups: u32,
+    /// Groups of bulk copies that it has committed.
+    pub(super) bulk_groups: u32,
     ran: u64,
 }
 
@@ -46,6 +49,9 @@ pub(super) struct Block<'a, 'm> {
     registers: Vec<u64>,
     pub(super) arrived: [usize; BARRIERS],
     pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
+    pub(super) bulks: Vec<PendingBulk>,
+    /// Latest epoch of the threads that arrived at barriers in memory.
+    pub(super) arrived_epoch: u32,
     shape: &'a LaunchShape,
     index: [u32; 3],
     /// Number in the launch of its first thread.
@@ -65,6 +71,8 @@ impl<'a, 'm> Block<'a, 'm> {
             registers: vec![0; program.registers as usize * shape.block_threads()],
             arrived: [0; BARRIERS],
             copies: HashMap::new(),
+            bulks: Vec::new(),
+            arrived_epoch: 0,
             shape,
             index: [0; 3],
             first_thread: 0,
@@ -85,11 +93,14 @@ impl<'a, 'm> Block<'a, 'm> {
             warp_epoch: 0,
             stretch: 0,
             groups: 0,
+            bulk_groups: 0,
             ran: 0,
         };
         self.threads.resize(count, thread);
         self.arrived = [0; BARRIERS];
         self.copies.clear();
+        self.bulks.clear();
+        self.arrived_epoch = 0;
         self.spaces.renew();
         self.fill_registers();
     }
@@ -170,7 +181,10 @@ impl<'a, 'm> Block<'a, 'm> {
             }
             moved |= self.release_barriers()?;
             if self.threads.iter().all(|thread| thread.state == State::Done) {
-                return Ok(());
+                let by = Accessor { thread: 0, stretch: 0 };
+                let landed = self.land(by, |_| true).map_err(|trouble| (0, trouble));
+                self.note_remarks(0, notes);
+                return landed;
             }
             if !moved {
                 return Err(self.deadlock());
@@ -237,8 +251,11 @@ impl<'a, 'm> Block<'a, 'm> {
                     self.threads[thread].state = State::Done;
                 }
                 Stop::Special => {
-                    self.special(thread, by)?;
+                    let goes_on = self.special(thread, by)?;
                     self.note_remarks(thread, notes);
+                    if !goes_on || self.threads[thread].stretch != by.stretch {
+                        break;
+                    }
                 }
             }
         }
@@ -252,20 +269,21 @@ impl<'a, 'm> Block<'a, 'm> {
         Ok(())
     }
 
-    /// Executes the step before the next, which concerns more than the thread itself.
-    fn special(&mut self, thread: usize, by: Accessor) -> Ran<()> {
+    /// Executes the step before the next, which concerns more than the thread itself. False when the
+    /// thread had better wait for others.
+    fn special(&mut self, thread: usize, by: Accessor) -> Ran<bool> {
         match self.program.steps[self.threads[thread].next - 1].op {
-            Op::Barrier(op) => self.reach(thread, op),
+            Op::Barrier(op) => self.reach(thread, op).map(|()| true),
             Op::Warp { index } => {
                 let mask = self.program.warp_ops[index as usize].mask;
                 let mask = self.register(thread, mask) as u32;
                 self.threads[thread].state = State::AtWarp { index, mask };
-                Ok(())
+                Ok(true)
             }
             Op::Async { index } => {
                 self.asynchronous(thread, self.program.async_ops[index as usize], by)
             }
-            _ => Ok(()),
+            _ => Ok(true),
         }
     }
 

@@ -20,32 +20,38 @@ pub(super) struct PendingCopy {
 }
 
 impl Block<'_, '_> {
-    /// Executes an asynchronous instruction of a thread.
-    pub(super) fn asynchronous(&mut self, thread: usize, op: AsyncOp, by: Accessor) -> Ran<()> {
+    /// Executes an asynchronous instruction of a thread. False when the thread waits for it.
+    pub(super) fn asynchronous(&mut self, thread: usize, op: AsyncOp, by: Accessor) -> Ran<bool> {
         match op {
             AsyncOp::Copy { to, from, bytes, source } => {
                 let read = source
                     .map_or(bytes, |register| (self.register(thread, register) as u32).min(bytes));
-                let address = |access: Access| {
-                    self.register(thread, access.base).wrapping_add_signed(access.offset)
-                };
-                let (destination, origin) = (address(to), address(from));
+                let (destination, origin) =
+                    (self.place_of(thread, to), self.place_of(thread, from));
                 let group = self.threads[thread].groups;
                 let copy = PendingCopy { to, from, destination, origin, bytes, read, group };
                 self.copies.entry(thread).or_default().push(copy);
-                Ok(())
             }
-            AsyncOp::Commit => {
-                self.threads[thread].groups += 1;
-                Ok(())
-            }
-            AsyncOp::WaitAll => self.complete(thread, u32::MAX, by),
+            AsyncOp::Commit => self.threads[thread].groups += 1,
+            AsyncOp::WaitAll => self.complete(thread, u32::MAX, by)?,
             AsyncOp::Wait { pending } => {
                 let pending = self.register(thread, pending) as u32;
                 let done = self.threads[thread].groups.saturating_sub(pending);
-                self.complete(thread, done, by)
+                self.complete(thread, done, by)?;
             }
+            AsyncOp::Bulk { to, from, bytes, barrier } => {
+                let bytes = self.register(thread, bytes) as u32;
+                self.begin_bulk(thread, (to, from), bytes, barrier)?;
+            }
+            AsyncOp::BulkCommit => self.threads[thread].bulk_groups += 1,
+            AsyncOp::BulkWait { pending } => {
+                let pending = self.register(thread, pending) as u32;
+                let done = self.threads[thread].bulk_groups.saturating_sub(pending);
+                self.land_groups(thread, done, by)?;
+            }
+            AsyncOp::Barrier(op) => return self.memory_barrier(thread, op, by),
         }
+        Ok(true)
     }
 
     /// Makes the copies of all groups before `done` happen.

@@ -67,6 +67,10 @@ impl Block<'_, '_> {
                         .fold(0u64, |same, other| same | 1 << other);
                     (same, false)
                 }
+                Exchange::Reduce(f) => {
+                    let all = (0..WARP).filter(|&other| named >> other & 1 == 1);
+                    (all.map(|other| values[other]).reduce(f).unwrap_or(0), false)
+                }
                 Exchange::Barrier => {
                     self.threads[first + lane].warp_epoch = newest.unwrap_or(0) + 1;
                     self.threads[first + lane].stretch = 0;
