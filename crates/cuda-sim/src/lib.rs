@@ -69,8 +69,21 @@
 //! What blocks order by atomics and fences rather than by barriers is not understood, and reported;
 //! blocks run one after another, so one that waits for a later one is taken to be endless.
 //!
-//! # What it does not do yet
-//! Time is a count of operations.
+//! # Time
+//! [`SimDriver::virtual_now`] is the host's clock of the machine that [`SimConfig::profile`] describes.
+//! Each call moves it by what the call costs there, and each wait to the end of what is waited for.
+//! An operation begins when the call that enqueued it is over (and a latency later), all before it in
+//! its stream has ended, and what it needs is free: a copy engine and the link in its direction, the
+//! device's memory, or the way to another device. A kernel takes the bytes that it loaded and stored,
+//! at the rates of the profile. Event times are of the same clock. Time follows from the order that
+//! the scheduler takes and never steers it; one seed has one time.
+//!
+//! What the program computes between calls takes no time, unless [`SimDriver::advance_host`] says so.
+//! All host threads share one clock. Not modelled: caches, occupancy and the latency of single
+//! accesses, kernels that share the memory with copies over the link, kernels that reach another
+//! device's memory (it counts as near), write-combined memory, and host functions (they take no
+//! time). A query that is answered with yes moves the clock to the end of what it asked about, and a
+//! hold or a late event moves nothing.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
