@@ -63,7 +63,7 @@ impl SimDriver {
     }
 
     /// Most instructions that a kernel may run from its PTX before it is taken to be endless: those
-    /// of one thread, and those of all threads of the launch. At first 2^23 and 2^33.
+    /// of one thread, and those of all threads of the launch. At first 2^22 and 2^33.
     pub fn limit_instructions(&self, thread: u64, launch: u64) {
         self.state().limits = Limits { thread_steps: thread, launch_steps: launch };
     }

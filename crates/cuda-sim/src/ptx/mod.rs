@@ -2,7 +2,7 @@
 //!
 //! Loading goes from text to tokens ([`token`]), to a tree ([`parse`]), to steps whose operands are
 //! register numbers ([`lower`]). Whatever is not understood is refused there, with its line, so that
-//! no kernel runs in part. [`run`] executes the steps.
+//! no kernel runs in part. [`run`](mod@run) executes the steps.
 
 mod alu;
 mod error;

@@ -26,7 +26,7 @@ pub(crate) struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { thread_steps: 1 << 23, launch_steps: 1 << 33 }
+        Self { thread_steps: 1 << 22, launch_steps: 1 << 33 }
     }
 }
 

@@ -150,28 +150,27 @@ impl Lane<'_, '_> {
 
     #[inline]
     fn load(&mut self, access: &Access, d: [Register; 4]) -> Ran<()> {
-        let size = usize::from(access.bytes);
         let mut data = [0; 16];
         let bytes = u32::from(access.bytes) * u32::from(access.count);
         self.spaces.load(access, self.address(access), bytes, self.by, &mut data)?;
-        for (element, &d) in d[..access.count.into()].iter().enumerate() {
-            let mut word = [0; 8];
-            word[..size].copy_from_slice(&data[element * size..][..size]);
-            let value = extend(u64::from_le_bytes(word), size as u32 * 8, access.signed);
+        let bits = u32::from(access.bytes) * 8;
+        let mut data = u128::from_le_bytes(data);
+        for &d in &d[..access.count.into()] {
+            let value = extend(data as u64, bits, access.signed);
             self.set(d, value & mask(access.register_bits.into()));
+            data >>= bits;
         }
         Ok(())
     }
 
     #[inline]
     fn store(&mut self, access: &Access, a: [Register; 4]) -> Ran<()> {
-        let size = usize::from(access.bytes);
-        let mut data = [0; 16];
-        for (element, &a) in a[..access.count.into()].iter().enumerate() {
-            let word = self.get(a).to_le_bytes();
-            data[element * size..][..size].copy_from_slice(&word[..size]);
+        let bits = u32::from(access.bytes) * 8;
+        let mut data = 0;
+        for &a in a[..access.count.into()].iter().rev() {
+            data = data << bits | u128::from(self.get(a) & mask(bits));
         }
-        let bytes = size * usize::from(access.count);
-        self.spaces.store(access, self.address(access), &data[..bytes], self.by)
+        let bytes = usize::from(access.bytes) * usize::from(access.count);
+        self.spaces.store(access, self.address(access), &data.to_le_bytes()[..bytes], self.by)
     }
 }
