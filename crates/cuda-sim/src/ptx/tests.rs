@@ -333,3 +333,22 @@ fn barriers_in_memory_order_and_count_their_arrivals() {
     let body = "cp.async.bulk.global.shared::cta.bulk_group [%to], [room], 8;\nmov.u64 %d, 0;";
     assert_eq!(end(body, 1).0, ObservationKind::Misaligned);
 }
+
+#[test]
+fn damaged_text_is_refused_with_a_line_of_it() {
+    let text = include_str!("../../tests/fixtures/barriers.compute_80.ptx");
+    load(text).unwrap();
+    let words: Vec<&str> = text.split_inclusive([' ', '\n', '\t', ',']).collect();
+    let lines = text.lines().count() as u32;
+    let mut refused = 0;
+    for at in (0..words.len()).step_by(11) {
+        for instead in ["", "{", "[", "-", "%rd1", ".b8", "99999999999", "add.u64 ", "@", "<9>;"] {
+            let damaged = [&words[..at], &[instead], &words[at + 1..]].concat().concat();
+            if let Err(error) = load(&damaged) {
+                assert!((1..=lines).contains(&error.line), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > words.len() / 11, "{refused} of {} words", words.len());
+}

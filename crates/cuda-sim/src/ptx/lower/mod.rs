@@ -12,7 +12,7 @@ mod names;
 use std::collections::HashMap;
 
 use self::modifiers::Modifiers;
-use self::names::{Meaning, Names};
+use self::names::{Meaning, Names, count_registers};
 use super::error::{LoadError, Loaded};
 use super::op::{Op, Program, Register, Step, special};
 use super::syntax::{Entry, Instruction, Operand, Statement, Variable, VariableSpace};
@@ -43,6 +43,9 @@ pub(super) fn lower(
     module: &[Variable],
     addresses: &ModuleVariables,
 ) -> Loaded<Program> {
+    if count_registers(&entry.body) > REGISTERS_MAX {
+        return Err(LoadError::new(entry.line, "too many registers"));
+    }
     let mut lowering = Lowering {
         names: Names::new(&entry.body),
         program: empty_program(entry),

@@ -237,7 +237,8 @@ impl Names {
     }
 }
 
-fn count_registers(body: &[Statement]) -> u32 {
+/// Registers that a body declares.
+pub(super) fn count_registers(body: &[Statement]) -> u32 {
     body.iter().fold(0u32, |sum, statement| {
         sum.saturating_add(match statement {
             Statement::Registers { count, .. } => count.unwrap_or(1),
