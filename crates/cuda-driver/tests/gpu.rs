@@ -7,9 +7,11 @@
 
 mod common;
 
+use std::process::Command;
 use std::sync::Arc;
 
-use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios};
+use common::conformance::{self, Case, Needs, Subject};
+use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios, traps};
 use cuda_driver::{
     CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, HostAllocFlags, Module, ModuleError,
     PinnedBuffer, Stream, interop,
@@ -31,23 +33,69 @@ fn main() {
     let single = scenarios::ALL
         .iter()
         .chain(SINGLE)
+        .chain(traps::SINGLE)
         .map(|&(name, scenario)| trial(name, scenario).with_ignored_flag(missing && !required));
     let alone = !has_pair();
-    let pairs = pairs::ALL.iter().map(|&(name, scenario)| {
+    let pairs = pairs::ALL.iter().chain(traps::PAIRS).map(|&(name, scenario)| {
         // One device is what is required; a second is a luxury.
         trial(name, scenario).with_ignored_flag(alone)
+    });
+    let cases = conformance::all().filter_map(|case| {
+        let skip = if matches!(case.needs, Needs::Pair | Needs::PairProcess) {
+            alone
+        } else {
+            missing && !required
+        };
+        conformance_trial(case).map(|trial| trial.with_ignored_flag(skip))
     });
     let mut arguments = Arguments::from_args();
     // They share a device, and its memory.
     arguments.test_threads.get_or_insert(1);
-    libtest_mimic::run(&arguments, single.chain(pairs).collect()).exit();
+    libtest_mimic::run(&arguments, single.chain(pairs).chain(cases).collect()).exit();
 }
 
-fn trial(name: &str, scenario: Scenario) -> Trial {
+/// The trial of a scenario; a trap that snaps would lose the device, so it has its own process.
+fn trial(name: &'static str, scenario: Scenario) -> Trial {
+    let trap = name.starts_with("trap_") && std::env::var_os(CHILD).is_none();
     Trial::test(name, move || {
+        if trap {
+            return run_in_child(name);
+        }
         scenario(&CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?);
         Ok(())
     })
+}
+
+/// Says that this process is one that a trial started for itself.
+const CHILD: &str = "KV_CONFORMANCE_CHILD";
+
+/// The trial of a case, unless only the simulated device can show it.
+fn conformance_trial(case: &'static Case) -> Option<Trial> {
+    let own_process = match case.needs {
+        Needs::Simulation(_) => return None,
+        Needs::Process | Needs::PairProcess => true,
+        Needs::Device | Needs::Pair => false,
+    };
+    let child = std::env::var_os(CHILD).is_some();
+    Some(Trial::test(case.name, move || {
+        if own_process && !child {
+            return run_in_child(case.name);
+        }
+        let driver = CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?;
+        (case.run)(&Subject { driver, sim: None });
+        Ok(())
+    }))
+}
+
+/// Runs one trial in a process of its own: what it does to its device ends with the process.
+fn run_in_child(name: &str) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let output = Command::new(program).args(["--exact", name]).env(CHILD, "1").output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = [output.stdout, output.stderr].concat();
+    Err(Failed::from(format!("{}:\n{}", output.status, String::from_utf8_lossy(&said))))
 }
 
 /// Whether devices 0 and 1 can access each other's memory.

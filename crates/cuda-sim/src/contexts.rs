@@ -37,6 +37,17 @@ impl State {
         self.discard_work(device);
     }
 
+    /// Loses a device by a fault of its work. The driver's whole process is lost by that: the live
+    /// contexts of its other devices answer the same error.
+    pub(crate) fn poison_process(&mut self, device: u32, code: ErrorCode) {
+        self.poison(device, code);
+        for other in 0..self.config.devices {
+            if self.devices[other as usize].context.is_some() {
+                self.poison(other, code);
+            }
+        }
+    }
+
     /// Device of the calling thread's context, lost or not: what clean-up calls need.
     pub(crate) fn current_device(&self) -> Answer<u32> {
         let context = self.ctx_get_current();
@@ -51,11 +62,6 @@ impl State {
         let device = self.current_device()?;
         self.health(device)?;
         Ok(device)
-    }
-
-    /// The sticky error, for calls that need no context, when a current one is lost.
-    pub(crate) fn health_if_current(&self) -> Answer<()> {
-        self.current_device().map_or(Ok(()), |device| self.health(device))
     }
 
     pub(crate) fn ctx_retain(&mut self, device: u32) -> Answer<u64> {
@@ -143,15 +149,12 @@ impl State {
     fn peer(&self, peer_context: u64) -> Answer<(usize, u32)> {
         let device = self.current()?;
         let &peer = self.contexts.get(&peer_context).ok_or(ErrorCode::INVALID_CONTEXT)?;
-        if peer == device {
-            return Err(ErrorCode::INVALID_CONTEXT);
-        }
         Ok((device as usize, peer))
     }
 
     pub(crate) fn enable_peer(&mut self, peer_context: u64) -> Answer<()> {
         let (device, peer) = self.peer(peer_context)?;
-        if !self.config.peer_access {
+        if !self.config.peer_access || peer as usize == device {
             return Err(ErrorCode::PEER_ACCESS_UNSUPPORTED);
         }
         let peers = &mut self.devices[device].peers;

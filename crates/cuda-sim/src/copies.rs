@@ -23,24 +23,33 @@ impl State {
     }
 
     pub(crate) fn mem_free(&mut self, address: u64) -> Answer<()> {
-        self.current_device()?;
+        if address == 0 {
+            return Ok(());
+        }
         let index = self.memory.allocations.starting_at(address);
         let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
         let device = self.memory.allocations.live()[index].device;
-        self.wait("cuMemFree", Goal::Device(device))?;
+        // The driver waits for the other devices too, whose copies may read the memory.
+        self.wait("cuMemFree", Goal::Everything)?;
         self.memory.free(index);
         self.health(device)
     }
 
     pub(crate) fn host_alloc(&mut self, bytes: u64, flags: HostAllocFlags) -> Answer<u64> {
         let device = self.current()?;
+        if bytes == 0 {
+            // A success with no address, which can be freed as well.
+            return Ok(0);
+        }
         let host = self.memory.host.alloc(bytes, device, flags.portable)?;
         self.clock.sized(SizedCall::PinnedAlloc, bytes);
         Ok(host)
     }
 
     pub(crate) fn host_free(&mut self, host: u64) -> Answer<()> {
-        self.current_device()?;
+        if host == 0 {
+            return Ok(());
+        }
         let index = self.memory.host.starting_at(host).ok_or(ErrorCode::INVALID_VALUE)?;
         let region = &self.memory.host.live()[index];
         let (owner, bytes) = (region.owner, region.bytes());
@@ -57,8 +66,9 @@ impl State {
         self.memory.host.find(host).map(|_| host).ok_or(ErrorCode::INVALID_VALUE)
     }
 
-    /// Refuses a device range that is not of one live allocation or mapped run. Rights are checked
-    /// when the operation runs.
+    /// Refuses a device range that is not of one live allocation or mapped run, or is mapped
+    /// without access for device `at.0`. A peer's
+    /// allocations are in reach of copies whether or not peer access is enabled.
     fn check_device_range(
         &mut self,
         call: &'static str,
@@ -66,10 +76,14 @@ impl State {
         address: u64,
         bytes: u64,
     ) -> Answer<()> {
-        if self.memory.check(Viewer::ANY, address, bytes).is_ok() {
+        if self.memory.check(Viewer::enqueuing(at.0), address, bytes).is_ok() {
             return Ok(());
         }
-        let reason = "not of one live allocation or mapping";
+        let reason = if self.memory.check(Viewer::ANY, address, bytes).is_ok() {
+            "mapped without access for the device"
+        } else {
+            "not of one live allocation or mapping"
+        };
         self.note_range(FindingKind::InvalidRange, call, at, (address, bytes), reason);
         Err(ErrorCode::INVALID_VALUE)
     }
@@ -87,6 +101,12 @@ impl State {
             HostRange::Pinned | HostRange::Pageable(_) => return Ok(class),
             HostRange::Straddles => (FindingKind::InvalidRange, "only partly pinned"),
             HostRange::Freed => (FindingKind::FreedHostMemory, "pinned memory that was freed"),
+            // Addresses are of one space: device memory will do, as pinned memory does.
+            HostRange::NotHost
+                if self.memory.check(Viewer::enqueuing(at.0), address, bytes).is_ok() =>
+            {
+                return Ok(HostRange::Pinned);
+            }
             HostRange::NotHost => (FindingKind::InvalidRange, "not a host address"),
         };
         self.note_range(kind, call, at, (address, bytes), reason);
@@ -178,7 +198,7 @@ impl State {
 
     pub(crate) fn copy_peer(&mut self, copy: PeerCopy, stream_argument: u64) -> Answer<()> {
         const CALL: &str = "cuMemcpyPeerAsync";
-        let (stream, device) = self.stream(stream_argument)?;
+        let (stream, _) = self.stream(stream_argument)?;
         let device_of =
             |context| self.contexts.get(&context).copied().ok_or(ErrorCode::INVALID_CONTEXT);
         let destination = (device_of(copy.destination_context)?, copy.destination);
@@ -186,8 +206,8 @@ impl State {
         if copy.bytes == 0 {
             return Ok(());
         }
-        let at = (device, stream_argument);
-        self.check_device_range(CALL, at, source.1, copy.bytes)?;
+        self.check_device_range(CALL, (source.0, stream_argument), source.1, copy.bytes)?;
+        let at = (destination.0, stream_argument);
         self.check_device_range(CALL, at, destination.1, copy.bytes)?;
         self.enqueue(stream, CALL, Work::Copy { destination, source, bytes: copy.bytes });
         Ok(())
@@ -205,13 +225,19 @@ impl State {
         if bytes == 0 {
             return Ok(());
         }
-        self.check_device_range(CALL, (device, stream_argument), destination, bytes)?;
+        let at = (device, stream_argument);
+        self.check_device_range(CALL, at, destination, bytes)?;
+        // Unlike a copy, a fill needs peer access.
+        if self.memory.check(self.viewer(device), destination, bytes).is_err() {
+            let reason = "memory of a peer without peer access";
+            self.note_range(FindingKind::InvalidRange, CALL, at, (destination, bytes), reason);
+            return Err(ErrorCode::INVALID_VALUE);
+        }
         self.enqueue(stream, CALL, Work::Fill { destination, bytes, value });
         Ok(())
     }
 
     pub(crate) fn mem_create(&mut self, bytes: u64, prop: AllocationProp) -> Answer<u64> {
-        self.health_if_current()?;
         let device = self.device(prop.device)?;
         let handle = self.new_handle();
         self.memory.create(handle, device, bytes)?;

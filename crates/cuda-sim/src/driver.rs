@@ -118,7 +118,7 @@ impl Driver for SimDriver {
     }
 
     fn ctx_get_device(&self) -> DriverResult<i32> {
-        self.call("cuCtxGetDevice", |state| Ok(state.current()? as i32))
+        self.call("cuCtxGetDevice", |state| Ok(state.current_device()? as i32))
     }
 
     fn ctx_synchronize(&self) -> DriverResult<()> {
@@ -263,27 +263,23 @@ impl Driver for SimDriver {
 
     fn mem_get_allocation_granularity(
         &self,
-        prop: AllocationProp,
+        _prop: AllocationProp,
         _which: Granularity,
     ) -> DriverResult<u64> {
+        // As the driver: the device is not looked at, whether or not there is one.
         self.call("cuMemGetAllocationGranularity", |state| {
-            state.device(prop.device)?;
             Ok(state.memory.virtual_memory.granularity())
         })
     }
 
     fn mem_address_reserve(&self, bytes: u64, alignment: u64, hint: u64) -> DriverResult<u64> {
         self.call("cuMemAddressReserve", |state| {
-            state.health_if_current()?;
             state.memory.virtual_memory.reserve(bytes, alignment, hint)
         })
     }
 
     fn mem_address_free(&self, address: u64, bytes: u64) -> DriverResult<()> {
-        self.call("cuMemAddressFree", |state| {
-            state.memory.address_free(address, bytes)?;
-            state.health_if_current()
-        })
+        self.call("cuMemAddressFree", |state| state.memory.address_free(address, bytes))
     }
 
     fn mem_create(&self, bytes: u64, prop: AllocationProp) -> DriverResult<u64> {
@@ -295,13 +291,12 @@ impl Driver for SimDriver {
             let bytes = state.memory.virtual_memory.handle_bytes(handle);
             state.memory.release(handle)?;
             state.clock.sized(SizedCall::Release, bytes.unwrap_or(0));
-            state.health_if_current()
+            Ok(())
         })
     }
 
     fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()> {
         self.call("cuMemMap", |state| {
-            state.health_if_current()?;
             state.memory.virtual_memory.map(address, bytes, offset, handle)?;
             state.clock.sized(SizedCall::Map, bytes);
             Ok(())
@@ -313,13 +308,12 @@ impl Driver for SimDriver {
             let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
             state.memory.unmap(address, bytes)?;
             state.clock.sized(SizedCall::Unmap(mappings), mapped);
-            state.health_if_current()
+            Ok(())
         })
     }
 
     fn mem_set_access(&self, address: u64, bytes: u64, access: &[AccessDesc]) -> DriverResult<()> {
         self.call("cuMemSetAccess", |state| {
-            state.health_if_current()?;
             let devices: Result<Vec<u32>, _> =
                 access.iter().map(|desc| state.device(desc.device)).collect();
             let devices = devices.map_err(|_| ErrorCode::INVALID_VALUE)?;

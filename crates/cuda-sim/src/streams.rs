@@ -77,10 +77,11 @@ struct Record {
 }
 
 impl State {
-    /// Table key of a stream argument, and its device. 0 is the current context's default stream.
+    /// Table key of a stream argument, and its device. 0 is the current context's default stream;
+    /// another stream needs no current context.
     pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
-        let current = self.current()?;
         if stream == 0 || stream == LEGACY_ALIAS {
+            let current = self.current()?;
             return Ok((self.devices[current as usize].legacy_stream, current));
         }
         let found = self.streams.get(&stream).filter(|stream| stream.is_users());
@@ -90,7 +91,6 @@ impl State {
     }
 
     fn event(&self, event: u64) -> Answer<&Event> {
-        self.current()?;
         let event = self.events.get(&event).ok_or(ErrorCode::INVALID_HANDLE)?;
         self.health(event.device)?;
         Ok(event)
@@ -105,7 +105,6 @@ impl State {
     }
 
     pub(crate) fn stream_destroy(&mut self, stream: u64) -> Answer<()> {
-        self.current_device()?;
         let found = self.streams.get_mut(&stream).filter(|stream| stream.is_users());
         let found = found.ok_or(ErrorCode::INVALID_HANDLE)?;
         found.destroyed = true;
@@ -155,7 +154,6 @@ impl State {
     }
 
     pub(crate) fn event_destroy(&mut self, event: u64) -> Answer<()> {
-        self.current_device()?;
         let event = self.events.remove(&event).ok_or(ErrorCode::INVALID_HANDLE)?;
         self.health(event.device)
     }

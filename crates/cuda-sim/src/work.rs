@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::findings::{Finding, FindingKind, KernelSite};
 use crate::host_functions::HostCall;
-use crate::memory::View;
+use crate::memory::{View, Viewer};
 use crate::ptx::{self, ObservationKind, Outcome, Program, Site};
 use crate::state::State;
 use crate::streams::{DefaultOrder, Point};
@@ -78,24 +78,27 @@ impl State {
     pub(crate) fn run(&mut self, place: (u32, u64), operation: Operation) {
         let (device, _) = place;
         let viewer = self.viewer(device);
+        // Copies and fills reach a peer's allocations without peer access, as the driver's do.
+        let engine = Viewer::enqueuing;
         let mut name = operation.call;
         let outcome = match operation.work {
             Work::Copy { destination, source, bytes } => {
-                let to = (self.viewer(destination.0), destination.1);
-                let from = (self.viewer(source.0), source.1);
+                let to = (engine(destination.0), destination.1);
+                let from = (engine(source.0), source.1);
                 self.memory.copy(to, from, bytes).map_err(ReferenceError::from)
             }
             Work::WriteStaged { destination, data } => {
-                self.memory.store(viewer, destination, &data).map_err(ReferenceError::from)
+                self.memory.store(engine(device), destination, &data).map_err(ReferenceError::from)
             }
             Work::Fetch { source, bytes } => self
                 .memory
-                .read(viewer, source, bytes)
+                .read(engine(device), source, bytes)
                 .map(|data| self.fetched = Some(data))
                 .map_err(ReferenceError::from),
-            Work::Fill { destination, bytes, value } => {
-                self.memory.fill(viewer, destination, bytes, value).map_err(ReferenceError::from)
-            }
+            Work::Fill { destination, bytes, value } => self
+                .memory
+                .fill(engine(device), destination, bytes, value)
+                .map_err(ReferenceError::from),
             Work::Launch(launch) => {
                 let mut view = View::new(&mut self.memory, viewer);
                 match launch.body {
@@ -159,7 +162,7 @@ impl State {
             });
         }
         if let Some(code) = code {
-            self.poison(device, code);
+            self.poison_process(device, code);
         }
     }
 
@@ -195,6 +198,6 @@ impl State {
                 ErrorCode::LAUNCH_FAILED
             }
         };
-        self.poison(device, code);
+        self.poison_process(device, code);
     }
 }

@@ -5,9 +5,7 @@
 mod common;
 
 use common::*;
-use cuda_driver::{
-    AccessDesc, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs, LaunchConfig,
-};
+use cuda_driver::{Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs, LaunchConfig};
 use cuda_sim::{FindingKind, LeakReport, SimConfig, SimDriver};
 
 #[test]
@@ -132,10 +130,10 @@ fn launches_over_the_limits_are_refused() {
         try_launch(one, [1025, 1, 1], 0),
         try_launch(one, [1, 1, 65], 0),
         try_launch(one, [512, 2, 2], 0),
-        try_launch(one, one, (227 << 10) + 1),
+        try_launch(one, one, (48 << 10) + 1),
     ];
     assert!(refused.into_iter().all(|result| code(result) == ErrorCode::INVALID_VALUE));
-    try_launch([i32::MAX as u32, 65_535, 65_535], [32, 16, 2], 227 << 10).unwrap();
+    try_launch([i32::MAX as u32, 65_535, 65_535], [32, 16, 2], 48 << 10).unwrap();
 }
 
 #[test]
@@ -256,7 +254,7 @@ impl Objects {
         reason = "one reason for all: handles are looked up"
     )]
     fn use_all(&self, sim: &SimDriver) -> Vec<(&'static str, ErrorCode)> {
-        let Self { stream, event, memory, host, base, handle, module, function } = *self;
+        let Self { stream, event, memory, host, base, module, function, .. } = *self;
         let args = KernelArgs::new().arg(memory);
         let unit = |result: DriverResult<u64>| result.map(|_| ());
         // SAFETY: handles are live and looked up; the host does not touch the pinned memory.
@@ -282,10 +280,6 @@ impl Objects {
                 sim.memcpy_dtoh_async(host, memory, 4, stream),
                 sim.memcpy_dtod_async(memory, base, 4, stream),
                 sim.memset_d8_async(memory, 0, 4, stream),
-                unit(sim.mem_address_reserve(PAGE, 0, 0)),
-                unit(sim.mem_create(PAGE, prop(0))),
-                sim.mem_map(base + PAGE, PAGE, 0, handle),
-                sim.mem_set_access(base, PAGE, &[AccessDesc { device: 0 }]),
                 unit(sim.module_load_data(PTX, &mut String::new())),
                 unit(sim.module_get_function(module, "add_one")),
                 sim.launch_kernel(function, &LaunchConfig::linear(1, 1), &args, stream),
@@ -303,9 +297,6 @@ impl Objects {
         // SAFETY: nothing uses the objects after this.
         let answers = unsafe {
             [
-                sim.mem_unmap(self.base, PAGE),
-                sim.mem_release(self.handle),
-                sim.mem_address_free(self.base, 2 * PAGE),
                 sim.mem_free(self.memory),
                 sim.mem_free_host(self.host),
                 sim.event_destroy(self.event),
@@ -322,6 +313,10 @@ fn assert_lost(sim: &SimDriver, objects: Objects, lost: ErrorCode) {
     for (call, code) in objects.use_all(sim) {
         assert_eq!(code, lost, "{call}");
     }
+    // Virtual memory is of no context.
+    sim.mem_unmap(objects.base, PAGE).unwrap();
+    sim.mem_release(objects.handle).unwrap();
+    sim.mem_address_free(objects.base, 2 * PAGE).unwrap();
     for (call, code) in objects.clean_up(sim) {
         assert_eq!(code, lost, "{call}");
     }

@@ -23,8 +23,8 @@ fn granularity_is_that_of_the_configuration() {
     for which in [Granularity::Minimum, Granularity::Recommended] {
         assert_eq!(sim.mem_get_allocation_granularity(prop(0), which).unwrap(), 64 << 10);
     }
-    let unknown = sim.mem_get_allocation_granularity(prop(1), Granularity::Minimum);
-    assert_eq!(code(unknown), ErrorCode::INVALID_DEVICE);
+    // The driver does not look at the device.
+    assert_eq!(sim.mem_get_allocation_granularity(prop(1), Granularity::Minimum), Ok(64 << 10));
 }
 
 #[test]
@@ -91,8 +91,7 @@ fn access_on_a_hole_is_refused_as_a_whole() {
     assert_eq!(code(sim.mem_set_access(base, 2 * PAGE, &access)), INVALID);
     assert_eq!(code(sim.mem_set_access(base + PAGE, PAGE, &access)), INVALID);
     // The mapped page got no access from the refused call.
-    fill(&sim, base, 1, 1, 0).unwrap();
-    assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
+    assert_eq!(code(fill(&sim, base, 1, 1, 0)), INVALID);
 }
 
 #[test]
@@ -129,10 +128,10 @@ fn mapping_checks_address_length_offset_and_handle() {
     let base = reserve(&sim, 2);
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
     assert_eq!(code(sim.mem_map(base + 4096, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, 4096, 0, handle)), INVALID);
+    assert_eq!(code(sim.mem_map(base, 4096, 0, handle)), ErrorCode::NOT_SUPPORTED);
     assert_eq!(code(sim.mem_map(base, 0, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, 2 * PAGE, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, PAGE, PAGE, handle)), INVALID);
+    assert_eq!(code(sim.mem_map(base, 2 * PAGE, 0, handle)), ErrorCode::NOT_SUPPORTED);
+    assert_eq!(code(sim.mem_map(base, PAGE, PAGE, handle)), ErrorCode::NOT_SUPPORTED);
     assert_eq!(code(sim.mem_map(base + 2 * PAGE, PAGE, 0, handle)), INVALID);
     assert_eq!(code(sim.mem_map(base, PAGE, 0, handle + 1)), INVALID);
     sim.mem_map(base, PAGE, 0, handle).unwrap();
@@ -238,9 +237,10 @@ fn unmapping_under_a_pending_kernel_loses_the_device() {
     let nearest = finding.nearest.unwrap();
     assert_eq!((nearest.kind, nearest.base), (RangeKind::Reservation, base));
     assert!(finding.detail.contains("reserved but not mapped"), "{finding}");
-    // Clean-up does its work on the lost device, and answers the sticky error.
-    assert_eq!(code(sim.mem_release(handle)), ErrorCode::ILLEGAL_ADDRESS);
-    assert_eq!(code(sim.mem_address_free(base, PAGE)), ErrorCode::ILLEGAL_ADDRESS);
+    // Clean-up does its work on the lost device, and answers the sticky error, but for the calls
+    // that need no context.
+    sim.mem_release(handle).unwrap();
+    sim.mem_address_free(base, PAGE).unwrap();
     assert_eq!(code(free(&sim, target)), ErrorCode::ILLEGAL_ADDRESS);
     let report = sim.check_leaks();
     assert_eq!((report.physical_handles, report.reservations, report.allocations), (0, 0, 0));

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod conformance;
 pub(crate) mod kernel;
 pub(crate) mod pairs;
 pub(crate) mod scenarios;
+pub(crate) mod traps;
 
 use std::sync::Arc;
 

@@ -53,6 +53,12 @@ impl Viewer {
     /// Sees all that is allocated or mapped, whoever may access it.
     pub(crate) const ANY: Self = Self { allocations: u64::MAX, mappings: MAPPED };
 
+    /// What the driver checks for a device when an operation is enqueued: every allocation, and the
+    /// mappings that it has access to.
+    pub(crate) fn enqueuing(device: u32) -> Self {
+        Self { allocations: u64::MAX, mappings: 1 << device }
+    }
+
     /// A device that reaches the `cuMemAlloc` memory of `peers`, one bit each.
     pub(crate) fn device(device: u32, peers: u64) -> Self {
         Self { allocations: peers | 1 << device, mappings: 1 << device }

@@ -169,7 +169,8 @@ impl VirtualMemory {
         alignment: u64,
         hint: u64,
     ) -> Result<u64, ErrorCode> {
-        if !self.is_aligned(0, bytes) || !(alignment == 0 || alignment.is_power_of_two()) {
+        let is_odd = alignment != 0 && !alignment.is_power_of_two();
+        if is_odd || !self.is_aligned(hint, bytes) {
             return Err(ErrorCode::INVALID_VALUE);
         }
         let alignment = alignment.max(self.granularity);
@@ -211,12 +212,12 @@ impl VirtualMemory {
         offset: u64,
         handle: u64,
     ) -> Result<(), ErrorCode> {
-        let holding = self.holding(address, bytes)?;
         let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
-        // The driver asks for offset 0: a handle is mapped from its start.
-        if offset != 0 || bytes > self.pages(index).bytes() {
-            return Err(ErrorCode::INVALID_VALUE);
+        // The driver maps a handle as a whole.
+        if bytes != 0 && (offset != 0 || bytes != self.pages(index).bytes()) {
+            return Err(ErrorCode::NOT_SUPPORTED);
         }
+        let holding = self.holding(address, bytes)?;
         let reservation = &mut self.reservations[holding];
         let first = ((address - reservation.base) >> self.shift) as usize;
         let slots = &mut reservation.slots[first..first + (bytes >> self.shift) as usize];

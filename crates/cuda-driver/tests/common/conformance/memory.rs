@@ -1,0 +1,212 @@
+//! `cuMemAlloc` and `cuMemFree`.
+
+use cuda_driver::ErrorCode;
+
+use super::{Case, Needs, Subject, cases, refused};
+
+pub(crate) const CASES: &[Case] = cases![Needs::Device;
+    memory_is_allocated_and_freed,
+    no_bytes_are_not_allocated,
+    one_byte_is_allocated,
+    more_than_the_device_has_is_out_of_memory,
+    all_bytes_there_could_be_are_out_of_memory,
+    running_out_of_memory_is_no_loss,
+    addresses_are_aligned,
+    allocations_do_not_overlap,
+    allocations_keep_their_bytes,
+    freeing_twice_is_refused,
+    freeing_an_interior_address_is_refused,
+    freeing_an_address_never_allocated_is_refused,
+    freeing_reserved_addresses_is_refused,
+    freeing_mapped_addresses_is_refused,
+    freeing_the_last_byte_is_refused,
+    allocations_lower_free_memory,
+    freeing_raises_free_memory,
+    physical_memory_lowers_free_memory,
+    reservations_take_no_memory,
+    memory_is_freed_by_another_thread,
+    freeing_waits_for_the_work,
+];
+
+pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
+    freeing_null_is_no_error,
+    freeing_pinned_memory_as_device_memory_is_refused,
+    freeing_pageable_memory_is_refused,
+];
+
+const BIG: u64 = 256 << 20;
+
+fn memory_is_allocated_and_freed(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.mem_alloc(4096).unwrap();
+    assert_ne!(memory, 0);
+    assert_eq!(bound.mem_free(memory), Ok(()));
+}
+
+fn no_bytes_are_not_allocated(on: &Subject) {
+    refused(on.bind().mem_alloc(0), ErrorCode::INVALID_VALUE);
+}
+
+fn one_byte_is_allocated(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(1);
+    bound.memset_d8_async(*memory, 200, 1, 0).unwrap();
+    assert_eq!(bound.read(*memory, 1), [200]);
+}
+
+fn more_than_the_device_has_is_out_of_memory(on: &Subject) {
+    let bound = on.bind();
+    let (_, total) = bound.mem_get_info().unwrap();
+    refused(bound.mem_alloc(total + 1), ErrorCode::OUT_OF_MEMORY);
+}
+
+fn all_bytes_there_could_be_are_out_of_memory(on: &Subject) {
+    refused(on.bind().mem_alloc(u64::MAX), ErrorCode::OUT_OF_MEMORY);
+}
+
+fn running_out_of_memory_is_no_loss(on: &Subject) {
+    let bound = on.bind();
+    refused(bound.mem_alloc(1 << 45), ErrorCode::OUT_OF_MEMORY);
+    let memory = bound.alloc(64);
+    bound.memset_d8_async(*memory, 1, 64, 0).unwrap();
+    assert_eq!(bound.read(*memory, 64), [1; 64]);
+}
+
+fn addresses_are_aligned(on: &Subject) {
+    let bound = on.bind();
+    for bytes in [1, 100, 4097, 3 << 20] {
+        assert_eq!(*bound.alloc(bytes) % 256, 0, "{bytes}");
+    }
+}
+
+fn allocations_do_not_overlap(on: &Subject) {
+    let bound = on.bind();
+    let all: Vec<_> = (0..20).map(|i| (bound.alloc(1000 + i), 1000 + i)).collect();
+    let mut ranges: Vec<_> = all.iter().map(|(memory, bytes)| (**memory, *bytes)).collect();
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{ranges:?}");
+}
+
+fn allocations_keep_their_bytes(on: &Subject) {
+    let bound = on.bind();
+    let all: Vec<_> = (0..8).map(|_| bound.alloc(777)).collect();
+    for (byte, memory) in all.iter().enumerate() {
+        bound.memset_d8_async(**memory, byte as u8, 777, 0).unwrap();
+    }
+    for (byte, memory) in all.iter().enumerate() {
+        assert_eq!(bound.read(**memory, 777), [byte as u8; 777]);
+    }
+}
+
+fn freeing_twice_is_refused(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.mem_alloc(4096).unwrap();
+    bound.mem_free(memory).unwrap();
+    refused(bound.mem_free(memory), ErrorCode::INVALID_VALUE);
+}
+
+fn freeing_an_interior_address_is_refused(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(4096);
+    refused(bound.mem_free(*memory + 256), ErrorCode::INVALID_VALUE);
+}
+
+fn freeing_the_last_byte_is_refused(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(4 << 20);
+    refused(bound.mem_free(*memory + (4 << 20) - 1), ErrorCode::INVALID_VALUE);
+}
+
+fn freeing_an_address_never_allocated_is_refused(on: &Subject) {
+    refused(on.bind().mem_free(0x1000), ErrorCode::INVALID_VALUE);
+}
+
+fn freeing_reserved_addresses_is_refused(on: &Subject) {
+    let bound = on.bind();
+    refused(bound.mem_free(bound.range(1).base), ErrorCode::INVALID_VALUE);
+}
+
+fn freeing_mapped_addresses_is_refused(on: &Subject) {
+    let bound = on.bind();
+    let (range, handle) = (bound.range(1), bound.physical(1));
+    range.map_usable(0, 1, *handle);
+    refused(bound.mem_free(range.base), ErrorCode::INVALID_VALUE);
+}
+
+fn allocations_lower_free_memory(on: &Subject) {
+    let bound = on.bind();
+    let (before, total) = bound.mem_get_info().unwrap();
+    let _memory = bound.alloc(BIG);
+    let (after, same_total) = bound.mem_get_info().unwrap();
+    assert_eq!(total, same_total);
+    assert!(before - after >= BIG, "{before} {after}");
+}
+
+fn freeing_raises_free_memory(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.mem_alloc(BIG).unwrap();
+    let (during, _) = bound.mem_get_info().unwrap();
+    bound.mem_free(memory).unwrap();
+    let (after, _) = bound.mem_get_info().unwrap();
+    assert!(after >= during + BIG, "{during} {after}");
+}
+
+fn physical_memory_lowers_free_memory(on: &Subject) {
+    let bound = on.bind();
+    let (before, _) = bound.mem_get_info().unwrap();
+    let handle = bound.physical(8);
+    let (during, _) = bound.mem_get_info().unwrap();
+    assert!(before - during >= 8 * bound.page(), "{before} {during}");
+    drop(handle);
+    let (after, _) = bound.mem_get_info().unwrap();
+    assert!(after > during, "{during} {after}");
+}
+
+fn reservations_take_no_memory(on: &Subject) {
+    let bound = on.bind();
+    let (before, _) = bound.mem_get_info().unwrap();
+    let _range = bound.range(4096);
+    assert_eq!(bound.mem_get_info().unwrap().0, before);
+}
+
+fn memory_is_freed_by_another_thread(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.mem_alloc(64).unwrap();
+    let (driver, context) = (&on.driver, bound.context);
+    let freed = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            // SAFETY: retained by the thread that waits for this one.
+            unsafe { driver.ctx_set_current(context) }.unwrap();
+            // SAFETY: nothing uses the memory.
+            unsafe { driver.mem_free(memory) }
+        });
+        other.join().unwrap()
+    });
+    assert_eq!(freed, Ok(()));
+}
+
+fn freeing_waits_for_the_work(on: &Subject) {
+    let bound = on.bind();
+    let (stream, copy) = (bound.stream(), bound.alloc(32 << 20));
+    let memory = bound.mem_alloc(32 << 20).unwrap();
+    bound.memset_d8_async(memory, 6, 32 << 20, *stream).unwrap();
+    bound.memcpy_dtod_async(*copy, memory, 32 << 20, *stream).unwrap();
+    bound.mem_free(memory).unwrap();
+    assert_eq!(bound.stream_query(*stream), Ok(true));
+    assert!(bound.read(*copy, 32 << 20).iter().all(|&byte| byte == 6));
+}
+
+fn freeing_null_is_no_error(on: &Subject) {
+    assert_eq!(on.bind().mem_free(0), Ok(()));
+}
+
+fn freeing_pinned_memory_as_device_memory_is_refused(on: &Subject) {
+    let bound = on.bind();
+    refused(bound.mem_free(*bound.pinned(4096)), ErrorCode::INVALID_VALUE);
+}
+
+fn freeing_pageable_memory_is_refused(on: &Subject) {
+    let bound = on.bind();
+    let pageable = vec![0u8; 4096];
+    refused(bound.mem_free(pageable.as_ptr().addr() as u64), ErrorCode::INVALID_VALUE);
+}
