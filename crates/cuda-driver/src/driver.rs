@@ -360,8 +360,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// `cuMemHostAlloc`: pinned host memory; the result is a host address, page aligned.
     ///
+    /// 0 bytes are a success with the address 0.
+    ///
     /// # Errors
-    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    /// `OUT_OF_MEMORY`.
     fn mem_host_alloc(&self, bytes: u64, flags: HostAllocFlags) -> DriverResult<u64>;
 
     /// `cuMemFreeHost`: waits for work that uses the memory, then frees it.
@@ -453,8 +455,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// `cuMemGetAllocationGranularity`: sizes and addresses must be multiples of it.
     ///
+    /// Driver 580 answers for a device that is not there as well.
+    ///
     /// # Errors
-    /// `INVALID_DEVICE`, `NOT_SUPPORTED`.
+    /// `NOT_SUPPORTED`.
     fn mem_get_allocation_granularity(
         &self,
         prop: AllocationProp,
@@ -489,7 +493,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `cuMemMap`: puts physical memory under reserved addresses. Grants no access.
     ///
     /// # Errors
-    /// `INVALID_VALUE` over a mapped page, for the same handle too, and for unaligned addresses.
+    /// `INVALID_VALUE` over a mapped page, for the same handle too, and for unaligned addresses;
+    /// `NOT_SUPPORTED` for an offset, or for a size that is not the handle's.
     fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()>;
 
     /// `cuMemUnmap`. Not ordered after any stream: the caller waits for every user first.

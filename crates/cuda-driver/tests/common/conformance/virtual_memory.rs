@@ -33,7 +33,6 @@ pub(crate) const HANDLES: &[Case] = cases![Needs::Device;
     an_odd_size_is_not_created,
     more_than_the_device_has_is_not_created,
     memory_of_an_unknown_device_is_not_created,
-    a_handle_is_released_once,
     a_handle_of_zero_is_not_released,
     a_handle_may_be_released_while_mapped,
     released_memory_is_given_back_after_the_unmap,
@@ -54,7 +53,6 @@ pub(crate) const MAPPINGS: &[Case] = cases![Needs::Device;
     more_than_a_handle_has_is_not_mapped,
     a_part_of_a_handle_is_not_mapped,
     a_handle_of_zero_is_not_mapped,
-    a_released_handle_is_not_mapped,
     access_is_given_twice,
     access_to_a_hole_is_refused,
     access_to_a_hole_beside_a_mapping_is_refused,
@@ -78,12 +76,14 @@ pub(crate) const MAPPINGS: &[Case] = cases![Needs::Device;
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     an_odd_hint_is_refused,
+    a_handle_is_released_once,
     a_remapped_page_needs_access_again,
 ];
 
 pub(crate) const SIMULATED: &[Case] = cases![
     Needs::Simulation("the driver follows such a handle, or lets such a range through");
     a_handle_never_made_is_not_released,
+    a_released_handle_is_not_mapped,
     a_mapping_ends_within_its_reservation,
     a_range_beyond_its_reservation_is_not_unmapped,
     an_odd_range_is_not_unmapped,
