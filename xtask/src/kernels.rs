@@ -1,8 +1,8 @@
 //! `cargo xtask kernels`: from the CUDA C++ sources to the committed PTX.
 //!
 //! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`, and every fixture
-//! of the simulated device's tests one beside itself. The compiler is pinned by hash, so the same sources give the same bytes on every machine, and `--check` can tell
-//! committed PTX from stale PTX. What was built is also assembled for the cards we serve, because
+//! of a crate's tests one beside itself. The compiler is pinned by hash, so the same sources give the
+//! same bytes on every machine, and `--check` can tell committed PTX from stale PTX. What was built is also assembled for the cards we serve, because
 //! only the assembler knows registers and spills.
 
 mod nvrtc;
@@ -47,10 +47,12 @@ struct Folder {
     ptx: &'static str,
 }
 
-/// The kernels that we ship, and those with planted bugs that the simulated device must find.
-const FOLDERS: [Folder; 2] = [
+/// The kernels that we ship, those with planted bugs that the simulated device must find, and those
+/// with which tests look at memory.
+const FOLDERS: [Folder; 3] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
+    Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
 ];
 
 /// The PTX of one source.
