@@ -49,9 +49,12 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod claim;
+mod clock;
 mod config;
 mod error;
 mod eviction;
+#[cfg(test)]
+mod expiry;
 mod hash;
 mod ids;
 mod integrity;
@@ -59,6 +62,7 @@ mod list;
 mod onboard;
 mod pin;
 mod pool;
+mod retention;
 mod retiring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
@@ -66,6 +70,7 @@ mod state;
 mod stats;
 
 pub use claim::{ClaimedBlock, Offload, Registration};
+pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{ClaimError, EpochError, GrowError, IntegrityError, OnboardError};
 pub use hash::BlockHash;
@@ -73,6 +78,7 @@ pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
 pub use pin::BlockPin;
 pub use pool::BlockPool;
+pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use stats::{PoolCounters, PoolStats, TierStats};
 
 #[cfg(doctest)]

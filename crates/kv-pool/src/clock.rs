@@ -1,0 +1,130 @@
+//! Time as an input: what durations are measured by, and a clock that a test moves by hand.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A clock that never goes back.
+///
+/// Times are durations since an origin that the clock chooses; only their differences mean
+/// anything. A pool reads its clock under its lock, so [`now`](Clock::now) must neither block nor
+/// call the pool.
+pub trait Clock: fmt::Debug + Send + Sync {
+    /// The time since the clock's origin. Never less than an earlier answer, on any thread.
+    fn now(&self) -> Duration;
+}
+
+impl<C: Clock + ?Sized> Clock for Arc<C> {
+    fn now(&self) -> Duration {
+        (**self).now()
+    }
+}
+
+/// The monotonic clock of the operating system, counted from the moment of construction.
+#[derive(Clone, Debug)]
+pub struct SystemClock {
+    origin: Instant,
+}
+
+impl SystemClock {
+    /// A clock whose time is zero now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { origin: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+}
+
+/// A clock that stands still until it is told to go on. Clones show the same time.
+#[derive(Clone, Debug, Default)]
+pub struct ManualClock {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    nanos: AtomicU64,
+    reads: AtomicU64,
+}
+
+impl ManualClock {
+    /// A clock at time zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Goes on by `by`, to at most 2^64 nanoseconds (584 years) after the origin.
+    pub fn advance(&self, by: Duration) {
+        let by = nanos(by);
+        // Whoever learns of the advance from this thread sees it; no other memory is published.
+        let add = |now: u64| Some(now.saturating_add(by));
+        let result = self.shared.nanos.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        debug_assert!(result.is_ok(), "the update never declines");
+    }
+
+    /// How often the time was read: for tests of how often a caller looks.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.shared.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        self.shared.reads.fetch_add(1, Ordering::Relaxed);
+        Duration::from_nanos(self.shared.nanos.load(Ordering::Relaxed))
+    }
+}
+
+/// Whole nanoseconds; what is longer than 584 years is 584 years.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_begins_at_its_construction_and_never_goes_back() {
+        let before = Instant::now();
+        let clock = SystemClock::new();
+        let first = clock.now();
+        let second = clock.now();
+        assert!(first <= second);
+        assert!(second <= before.elapsed());
+    }
+
+    #[test]
+    fn a_manual_clock_moves_when_told_and_its_clones_with_it() {
+        let clock = ManualClock::new();
+        let view: Arc<dyn Clock> = Arc::new(clock.clone());
+        assert_eq!(view.now(), Duration::ZERO);
+        clock.advance(Duration::from_millis(2));
+        clock.advance(Duration::from_nanos(3));
+        assert_eq!(view.now(), Duration::from_nanos(2_000_003));
+        assert_eq!(view.now(), Duration::from_nanos(2_000_003));
+        assert_eq!(clock.reads(), 3);
+    }
+
+    #[test]
+    fn a_manual_clock_stops_at_its_end_and_does_not_wrap() {
+        let clock = ManualClock::new();
+        clock.advance(Duration::from_nanos(u64::MAX - 1));
+        clock.advance(Duration::MAX);
+        assert_eq!(clock.now(), Duration::from_nanos(u64::MAX));
+    }
+}
