@@ -488,19 +488,22 @@ impl Program {
         let handles: Vec<u64> = handles.collect::<Result<_, _>>()?;
         let created = lap(count);
         let places = || (0..count).map(|index| base + index * page).zip(&handles);
-        places().try_for_each(|(address, &handle)| driver.mem_map(address, page, 0, handle))?;
+        // SAFETY: the handles were created above and are released below.
+        let map = |address, handle| unsafe { driver.mem_map(address, page, 0, handle) };
+        places().try_for_each(|(address, &handle)| map(address, handle))?;
         let mapped = lap(count);
         places().try_for_each(|(address, _)| driver.mem_set_access(address, page, &access))?;
         let opened = lap(count);
         places().try_for_each(|(address, _)| driver.mem_unmap(address, page))?;
         let unmapped = lap(count);
-        places().try_for_each(|(address, &handle)| driver.mem_map(address, page, 0, handle))?;
+        places().try_for_each(|(address, &handle)| map(address, handle))?;
         lap(1);
         driver.mem_set_access(base, count * page, &access)?;
         let opened_all = lap(count);
         driver.mem_unmap(base, count * page)?;
         let unmapped_all = lap(count);
-        handles.iter().try_for_each(|&handle| driver.mem_release(handle))?;
+        // SAFETY: each handle is released once and used no more.
+        handles.iter().try_for_each(|&handle| unsafe { driver.mem_release(handle) })?;
         let released = lap(count);
         driver.mem_address_free(base, 64 * GIB)?;
         let freed = lap(1);

@@ -86,8 +86,6 @@ macro_rules! counted_all { () => { counted! {
         mem_address_reserve(bytes: u64, alignment: u64, hint: u64) -> u64 = "cuMemAddressReserve";
         mem_address_free(address: u64, bytes: u64) -> () = "cuMemAddressFree";
         mem_create(bytes: u64, prop: AllocationProp) -> u64 = "cuMemCreate";
-        mem_release(handle: u64) -> () = "cuMemRelease";
-        mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> () = "cuMemMap";
         mem_unmap(address: u64, bytes: u64) -> () = "cuMemUnmap";
         mem_set_access(address: u64, bytes: u64, access: &[AccessDesc]) -> () = "cuMemSetAccess";
         module_load_data(ptx: &str, log: &mut String) -> u64 = "cuModuleLoadDataEx";
@@ -118,6 +116,8 @@ macro_rules! counted_all { () => { counted! {
         memcpy_peer_async(copy: PeerCopy, stream: u64) -> () = "cuMemcpyPeerAsync";
         memset_d8_async(destination: u64, value: u8, bytes: u64, stream: u64) -> ()
             = "cuMemsetD8Async";
+        mem_release(handle: u64) -> () = "cuMemRelease";
+        mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> () = "cuMemMap";
         module_unload(module: u64) -> () = "cuModuleUnload";
         module_get_function(module: u64, name: &str) -> u64 = "cuModuleGetFunction";
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ()

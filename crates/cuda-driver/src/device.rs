@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::{DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult};
+use crate::{DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode};
 
 /// Why an operation on a device did not happen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -202,6 +202,19 @@ impl Device {
             }
             DeviceError::Driver(error)
         })
+    }
+
+    /// Refuses objects of another driver object: their handles mean nothing to this one, which would
+    /// follow them.
+    pub(crate) fn check_driver(
+        &self,
+        other: &Device,
+        call: &'static str,
+        code: ErrorCode,
+    ) -> DriverResult<()> {
+        let [ours, theirs] = [self, other].map(|device| Arc::as_ptr(&device.inner.driver));
+        // By address: one driver's table of methods may exist twice.
+        if std::ptr::addr_eq(ours, theirs) { Ok(()) } else { Err(DriverError::new(call, code)) }
     }
 
     /// A device attribute.

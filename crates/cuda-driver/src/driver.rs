@@ -486,16 +486,33 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// `cuMemRelease`: gives the handle up; the memory lives on until its last mapping is gone.
     ///
+    /// Driver 580 answers `INVALID_VALUE` to some released handles and follows others.
+    ///
     /// # Errors
-    /// `INVALID_VALUE` a second time.
-    fn mem_release(&self, handle: u64) -> DriverResult<()>;
+    /// What the driver answers.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam): `handle` came from
+    /// [`mem_create`](Driver::mem_create) of this driver object, and this is its one release.
+    unsafe fn mem_release(&self, handle: u64) -> DriverResult<()>;
 
     /// `cuMemMap`: puts physical memory under reserved addresses. Grants no access.
     ///
     /// # Errors
     /// `INVALID_VALUE` over a mapped page, for the same handle too, and for unaligned addresses;
     /// `NOT_SUPPORTED` for an offset, or for a size that is not the handle's.
-    fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()>;
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam): `handle` came from
+    /// [`mem_create`](Driver::mem_create) of this driver object and was not released. Addresses may be
+    /// any.
+    unsafe fn mem_map(
+        &self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+    ) -> DriverResult<()>;
 
     /// `cuMemUnmap`. Not ordered after any stream: the caller waits for every user first.
     /// Ranges that were never mapped, or only in part, are a success.

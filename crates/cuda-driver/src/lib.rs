@@ -104,7 +104,7 @@ pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer}
 pub use module::{Kernel, Module, ModuleError};
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 pub use stream::{Event, Stream};
-pub use virtual_memory::{AddressRange, PhysicalMemory};
+pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
 
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Device, DeviceError, KernelArgs, LaunchConfig, Stream};
+use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
 
 /// Why a module or a kernel could not be had.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -118,8 +118,8 @@ impl Kernel {
     /// too, is read when it runs, not now.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a geometry over the device's limits. What goes wrong inside the kernel
-    /// shows at a later call.
+    /// `INVALID_VALUE` for a geometry over the device's limits, `INVALID_HANDLE` for a stream of
+    /// another context. What goes wrong inside the kernel shows at a later call.
     ///
     /// # Safety
     /// - `args` has the number, order and sizes of the kernel's parameters;
@@ -131,8 +131,11 @@ impl Kernel {
         config: &LaunchConfig,
         args: &KernelArgs,
     ) -> Result<(), DeviceError> {
-        self.device().run(|driver| {
-            // SAFETY: function and stream are live (their invariants); the rest is the caller's.
+        let device = self.device();
+        device.check_driver(stream.device(), "cuLaunchKernel", ErrorCode::INVALID_HANDLE)?;
+        device.run(|driver| {
+            // SAFETY: function and stream are live (their invariants) and of this driver object;
+            // the rest is the caller's.
             unsafe { driver.launch_kernel(self.function, config, args, stream.raw()) }
         })
     }

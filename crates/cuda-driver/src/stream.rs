@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, PinnedBuffer};
+use crate::{
+    CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, ErrorCode, PinnedBuffer,
+};
 
 /// A stream: work enqueued on it runs in order. A cheap handle; clones are the same stream.
 #[derive(Clone, Debug)]
@@ -73,10 +75,12 @@ impl Stream {
     /// Waits on the device, not on the host. An event that was never recorded is no wait.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// `INVALID_HANDLE` for an event of another driver object; what the driver answers.
     pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
-        // SAFETY: both handles are live (invariants of `raw`).
-        self.inner.device.run(|driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) })
+        let device = &self.inner.device;
+        device.check_driver(&event.device, "cuStreamWaitEvent", ErrorCode::INVALID_HANDLE)?;
+        // SAFETY: both handles are live (invariants of `raw`), and of this driver object.
+        device.run(|driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) })
     }
 
     /// Waits on the host until all work enqueued here has completed.
@@ -321,7 +325,9 @@ impl Event {
     /// # Errors
     /// [`DeviceError::Driver`] with `INVALID_HANDLE` for a stream of another context.
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: both handles are live (invariants of `raw`).
+        let other = stream.device();
+        self.device.check_driver(other, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
+        // SAFETY: both handles are live (invariants of `raw`), and of this driver object.
         self.device.run(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
     }
 
@@ -348,7 +354,9 @@ impl Event {
     /// # Errors
     /// `NOT_READY` before both have completed, `INVALID_HANDLE` for events without time.
     pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32, DeviceError> {
-        // SAFETY: both events are live (invariants of `raw`).
+        let other = &earlier.device;
+        self.device.check_driver(other, "cuEventElapsedTime", ErrorCode::INVALID_HANDLE)?;
+        // SAFETY: both events are live (invariants of `raw`), and of this driver object.
         self.device.run(|driver| unsafe { driver.event_elapsed_time(earlier.raw, self.raw) })
     }
 }

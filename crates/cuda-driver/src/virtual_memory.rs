@@ -57,10 +57,16 @@ impl AddressRange {
     /// Puts all of `memory` under the addresses from `offset` on. Grants no access.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the range is not free, not aligned or not inside the reservation.
+    /// `INVALID_VALUE` when the range is not free, not aligned or not inside the reservation, and for
+    /// memory of another driver object.
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<(), DeviceError> {
         let address = self.address("cuMemMap", offset, memory.bytes)?;
-        self.device.run(|driver| driver.mem_map(address, memory.bytes, 0, memory.handle))
+        self.device.check_driver(&memory.device, "cuMemMap", ErrorCode::INVALID_VALUE)?;
+        self.device.run(|driver| {
+            // SAFETY: the handle is live (invariant of `handle`), as `memory` is borrowed, and of
+            // this driver object.
+            unsafe { driver.mem_map(address, memory.bytes, 0, memory.handle) }
+        })
     }
 
     /// Gives each named device read-write access to a mapped range.
@@ -122,14 +128,17 @@ impl Drop for AddressRange {
 
 /// Physical memory of a device (`cuMemCreate`), to be mapped under reserved addresses.
 ///
-/// Dropping it gives the handle up; where it is still mapped, the memory lives on until unmapped.
+/// Dropping it gives the handle up, as [`release`](PhysicalMemory::release) does; where it is still
+/// mapped, the memory lives on until unmapped.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     device: Device,
     /// # Invariants
-    /// A live handle with one reference, owned by this struct.
+    /// A handle with one reference, owned by this struct and live while `is_live`, which only the
+    /// methods that consume the struct take back.
     handle: u64,
     bytes: u64,
+    is_live: bool,
 }
 
 impl PhysicalMemory {
@@ -149,7 +158,7 @@ impl PhysicalMemory {
     pub fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
         let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
-        Ok(Self { device: device.clone(), handle, bytes })
+        Ok(Self { device: device.clone(), handle, bytes, is_live: true })
     }
 
     /// Length in bytes.
@@ -163,13 +172,58 @@ impl PhysicalMemory {
     pub fn handle(&self) -> u64 {
         self.handle
     }
+
+    /// The device that holds the memory.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Gives the handle up now, and says what the driver answers. Tried on a lost device too.
+    ///
+    /// # Errors
+    /// The refusal, with the memory: dropping it tries again, [`leak`](PhysicalMemory::leak) does not.
+    pub fn release(mut self) -> Result<(), ReleaseError> {
+        match self.give_up() {
+            Ok(()) => Ok(()),
+            Err(source) => Err(ReleaseError { memory: self, source }),
+        }
+    }
+
+    /// The handle, which nobody gives up any more: for memory that is gone with its context.
+    pub fn leak(mut self) -> u64 {
+        self.is_live = false;
+        self.handle
+    }
+
+    fn give_up(&mut self) -> Result<(), DeviceError> {
+        let handle = self.handle;
+        // SAFETY: both callers hold a live memory, whose handle is live and this struct's alone
+        // (invariant of `handle`). After a success `is_live` says that it is used no more; a
+        // refusal released nothing.
+        self.device.clean_up(|driver| unsafe { driver.mem_release(handle) })?;
+        self.is_live = false;
+        Ok(())
+    }
 }
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        let handle = self.handle;
-        if let Err(error) = self.device.clean_up(|driver| driver.mem_release(handle)) {
-            tracing::warn!(%error, handle, "physical memory was not released");
+        if !self.is_live {
+            return;
+        }
+        if let Err(error) = self.give_up() {
+            tracing::warn!(%error, handle = self.handle, "physical memory was not released");
         }
     }
+}
+
+/// Physical memory that the driver refused to release.
+#[derive(Debug, thiserror::Error)]
+#[error("{} bytes of physical memory were not released", memory.bytes)]
+pub struct ReleaseError {
+    /// The memory, still owned.
+    pub memory: PhysicalMemory,
+    /// What the driver answered.
+    pub source: DeviceError,
 }

@@ -45,7 +45,8 @@ fn main() {
     let base = sim.mem_address_reserve(PAGES * PAGE, 0, 0).unwrap();
     for page in 0..PAGES {
         let handle = sim.mem_create(PAGE, AllocationProp { device: 0, posix_fd: false }).unwrap();
-        sim.mem_map(base + page * PAGE, PAGE, 0, handle).unwrap();
+        // SAFETY: the handle was created above.
+        unsafe { sim.mem_map(base + page * PAGE, PAGE, 0, handle) }.unwrap();
     }
     sim.mem_set_access(base, PAGES * PAGE, &[AccessDesc { device: 0 }]).unwrap();
     let ptx = ".version 8.0\n.target sm_80\n.visible .entry load(.param .u64 base) { ret; }";

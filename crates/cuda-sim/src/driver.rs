@@ -286,7 +286,7 @@ impl Driver for SimDriver {
         self.call("cuMemCreate", |state| state.mem_create(bytes, prop))
     }
 
-    fn mem_release(&self, handle: u64) -> DriverResult<()> {
+    unsafe fn mem_release(&self, handle: u64) -> DriverResult<()> {
         self.call("cuMemRelease", |state| {
             let bytes = state.memory.virtual_memory.handle_bytes(handle);
             state.memory.release(handle)?;
@@ -295,7 +295,13 @@ impl Driver for SimDriver {
         })
     }
 
-    fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()> {
+    unsafe fn mem_map(
+        &self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+    ) -> DriverResult<()> {
         self.call("cuMemMap", |state| {
             state.memory.virtual_memory.map(address, bytes, offset, handle)?;
             state.clock.sized(SizedCall::Map, bytes);

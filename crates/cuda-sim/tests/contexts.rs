@@ -124,7 +124,7 @@ fn handles_of_another_kind_are_refused() {
     // SAFETY: handles are looked up.
     let function = unsafe { sim.module_get_function(stream, "copy_bytes") };
     assert_eq!(code(function), ErrorCode::INVALID_HANDLE);
-    assert_eq!(code(sim.mem_release(stream)), ErrorCode::INVALID_VALUE);
+    assert_eq!(code(common::release(&sim, stream)), ErrorCode::INVALID_VALUE);
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn unmapping_is_seen_by_work_that_had_not_run() {
         fill(sim, base, 1, 1, stream).unwrap();
         // The mistake: nothing waits for the fill.
         sim.mem_unmap(base, PAGE).unwrap();
-        sim.mem_release(handle).unwrap();
+        release(sim, handle).unwrap();
         sync(sim, stream).map_err(|error| error.to_string())
     });
     let failure = found.failure.unwrap();

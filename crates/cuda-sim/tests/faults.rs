@@ -154,7 +154,7 @@ fn leaks_are_reported_and_found() {
     assert_eq!((report.physical_handles, report.physical_bytes), (1, PAGE));
     assert_eq!(sim.findings().last().unwrap().kind, FindingKind::Leak);
     sim.mem_unmap(base, PAGE).unwrap();
-    sim.mem_release(handle).unwrap();
+    release(&sim, handle).unwrap();
     sim.mem_address_free(base, 2 * PAGE).unwrap();
     free(&sim, memory).unwrap();
     free_host(&sim, host).unwrap();
@@ -315,7 +315,7 @@ fn assert_lost(sim: &SimDriver, objects: Objects, lost: ErrorCode) {
     }
     // Virtual memory is of no context.
     sim.mem_unmap(objects.base, PAGE).unwrap();
-    sim.mem_release(objects.handle).unwrap();
+    release(sim, objects.handle).unwrap();
     sim.mem_address_free(objects.base, 2 * PAGE).unwrap();
     for (call, code) in objects.clean_up(sim) {
         assert_eq!(code, lost, "{call}");

@@ -78,3 +78,54 @@ fn a_fault_poisons_the_handle_and_clean_up_still_finishes() {
     assert_eq!(kinds, [FindingKind::IllegalAccess]);
     assert!(sim.check_leaks().is_clean());
 }
+
+#[test]
+fn handles_of_another_driver_are_refused() {
+    // Two machines of one seed give out the same numbers, so that a handle of the other would fit.
+    let [ours, theirs] = [(); 2].map(|()| {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        Device::open(Arc::new(sim), 0).unwrap()
+    });
+    let page = PhysicalMemory::granularity(&ours).unwrap();
+    let range = AddressRange::reserve(&ours, page).unwrap();
+    let [mine, foreign] =
+        [&ours, &theirs].map(|device| PhysicalMemory::create(device, page).unwrap());
+    assert_eq!(mine.handle(), foreign.handle());
+    let refused = |answer: Result<(), DeviceError>| answer.unwrap_err().driver_error();
+    let error = refused(range.map(0, &foreign));
+    assert_eq!((error.call, error.code), ("cuMemMap", ErrorCode::INVALID_VALUE));
+
+    let streams = [&ours, &theirs].map(|device| Stream::new(device).unwrap());
+    let events = [&ours, &theirs].map(|device| Event::with_timing(device).unwrap());
+    assert_eq!(events[0].raw(), events[1].raw());
+    for (event, stream) in events.iter().zip(&streams) {
+        event.record(stream).unwrap();
+        event.synchronize().unwrap();
+    }
+    let elapsed = events[0].elapsed_ms_since(&events[1]).map(|_| ());
+    for answer in [streams[0].wait(&events[1]), events[0].record(&streams[1]), elapsed] {
+        assert_eq!(refused(answer).code, ErrorCode::INVALID_HANDLE);
+    }
+    range.map(0, &mine).unwrap();
+    range.unmap(0, page).unwrap();
+}
+
+#[test]
+fn a_refused_release_gives_the_memory_back() {
+    let sim = SimDriver::new(SimConfig::default()).unwrap();
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let page = PhysicalMemory::granularity(&device).unwrap();
+    let memory = PhysicalMemory::create(&device, page).unwrap();
+    sim.fail_nth("cuMemRelease", 1, ErrorCode::NOT_PERMITTED);
+    let refused = memory.release().unwrap_err();
+    assert_eq!(refused.source.driver_error().code, ErrorCode::NOT_PERMITTED);
+    assert_eq!(sim.check_leaks().physical_handles, 1);
+    refused.memory.release().unwrap();
+    assert_eq!(sim.check_leaks().physical_handles, 0);
+    let made = sim.calls()["cuMemRelease"];
+
+    let handle = PhysicalMemory::create(&device, page).unwrap().leak();
+    assert_eq!((sim.check_leaks().physical_handles, sim.calls()["cuMemRelease"]), (1, made));
+    // SAFETY: the handle is live, since it was leaked.
+    device.run(|driver| unsafe { driver.mem_release(handle) }).unwrap();
+}

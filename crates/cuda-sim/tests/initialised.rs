@@ -5,8 +5,8 @@
 mod common;
 
 use common::{
-    PAGE, copy, download, fill, free, host_write, launch_copy, machine, map_page, pinned, reserve,
-    seeded, sync, upload, upload_async,
+    PAGE, copy, download, fill, free, host_write, launch_copy, machine, map, map_page, pinned,
+    reserve, seeded, sync, upload, upload_async,
 };
 use cuda_driver::Driver;
 use cuda_sim::{SimConfig, SimDriver};
@@ -71,7 +71,7 @@ fn memory_that_is_mapped_anew_is_not_written_and_a_page_mapped_again_still_is() 
     sim.mem_unmap(address, 2 * PAGE).unwrap();
     assert!(!sim.is_initialised(0, address + 8, 1), "not mapped");
     map_page(&sim, address);
-    sim.mem_map(address + PAGE, PAGE, 0, first).unwrap();
+    map(&sim, address + PAGE, PAGE, 0, first).unwrap();
     let access = [cuda_driver::AccessDesc { device: 0 }];
     sim.mem_set_access(address + PAGE, PAGE, &access).unwrap();
     assert!(!sim.is_initialised(0, address + 8, 1), "other memory");

@@ -249,7 +249,7 @@ fn calls_cost_what_was_measured_on_an_h100() {
     let mut handles = Vec::new();
     let created = took(&sim, || handles.push(sim.mem_create(PAGE, prop(0)).unwrap()));
     assert_eq!(created, nanos(11_800));
-    let mapped = took(&sim, || sim.mem_map(address, PAGE, 0, handles[0]).unwrap());
+    let mapped = took(&sim, || map(&sim, address, PAGE, 0, handles[0]).unwrap());
     assert_eq!(mapped, nanos(1_700));
     let access = [cuda_driver::AccessDesc { device: 0 }];
     let opened = took(&sim, || sim.mem_set_access(address, PAGE, &access).unwrap());
@@ -257,13 +257,13 @@ fn calls_cost_what_was_measured_on_an_h100() {
     let three = address + PAGE;
     for page in 0..3 {
         handles.push(sim.mem_create(PAGE, prop(0)).unwrap());
-        sim.mem_map(three + page * PAGE, PAGE, 0, handles[1 + page as usize]).unwrap();
+        map(&sim, three + page * PAGE, PAGE, 0, handles[1 + page as usize]).unwrap();
     }
     let opened = took(&sim, || sim.mem_set_access(three, 3 * PAGE, &access).unwrap());
     assert_eq!(opened, nanos(3 * 29_300 * 153 / 100));
     let unmapped = took(&sim, || sim.mem_unmap(address, PAGE).unwrap());
     assert_eq!(unmapped, nanos(27_200));
-    let released = took(&sim, || sim.mem_release(handles[0]).unwrap());
+    let released = took(&sim, || release(&sim, handles[0]).unwrap());
     assert_eq!(released, nanos(20_500));
     let unmapped = took(&sim, || sim.mem_unmap(address, 8 * PAGE).unwrap());
     assert_eq!(unmapped, nanos(3 * 27_200 * 113 / 100));

@@ -68,7 +68,7 @@ fn unmapping_may_not_split_a_mapping_or_leave_the_reservation() {
     let sim = seeded(0);
     let base = reserve(&sim, 4);
     let handle = sim.mem_create(2 * PAGE, prop(0)).unwrap();
-    sim.mem_map(base, 2 * PAGE, 0, handle).unwrap();
+    map(&sim, base, 2 * PAGE, 0, handle).unwrap();
     sim.mem_set_access(base, 2 * PAGE, &[AccessDesc { device: 0 }]).unwrap();
     assert_eq!(code(sim.mem_unmap(base, PAGE)), INVALID);
     assert_eq!(code(sim.mem_unmap(base + PAGE, PAGE)), INVALID);
@@ -86,7 +86,7 @@ fn access_on_a_hole_is_refused_as_a_whole() {
     let sim = seeded(0);
     let base = reserve(&sim, 3);
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    sim.mem_map(base, PAGE, 0, handle).unwrap();
+    map(&sim, base, PAGE, 0, handle).unwrap();
     let access = [AccessDesc { device: 0 }];
     assert_eq!(code(sim.mem_set_access(base, 2 * PAGE, &access)), INVALID);
     assert_eq!(code(sim.mem_set_access(base + PAGE, PAGE, &access)), INVALID);
@@ -99,7 +99,7 @@ fn access_needs_a_known_device_in_reach() {
     let sim = machine(SimConfig { devices: 2, peer_access: false, ..SimConfig::default() });
     let base = reserve(&sim, 1);
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    sim.mem_map(base, PAGE, 0, handle).unwrap();
+    map(&sim, base, PAGE, 0, handle).unwrap();
     assert_eq!(code(sim.mem_set_access(base, PAGE, &[])), INVALID);
     for device in [-1, 1, 2] {
         let access = [AccessDesc { device: 0 }, AccessDesc { device }];
@@ -115,8 +115,8 @@ fn mapping_over_a_mapped_page_is_refused() {
     let base = reserve(&sim, 2);
     let handle = map_page(&sim, base);
     let other = sim.mem_create(2 * PAGE, prop(0)).unwrap();
-    assert_eq!(code(sim.mem_map(base, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, 2 * PAGE, 0, other)), INVALID);
+    assert_eq!(code(map(&sim, base, PAGE, 0, handle)), INVALID);
+    assert_eq!(code(map(&sim, base, 2 * PAGE, 0, other)), INVALID);
     // The refused call mapped nothing of the second page.
     map_page(&sim, base + PAGE);
     use_pages(&sim, base, 2);
@@ -127,14 +127,14 @@ fn mapping_checks_address_length_offset_and_handle() {
     let sim = seeded(0);
     let base = reserve(&sim, 2);
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    assert_eq!(code(sim.mem_map(base + 4096, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, 4096, 0, handle)), ErrorCode::NOT_SUPPORTED);
-    assert_eq!(code(sim.mem_map(base, 0, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, 2 * PAGE, 0, handle)), ErrorCode::NOT_SUPPORTED);
-    assert_eq!(code(sim.mem_map(base, PAGE, PAGE, handle)), ErrorCode::NOT_SUPPORTED);
-    assert_eq!(code(sim.mem_map(base + 2 * PAGE, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(sim.mem_map(base, PAGE, 0, handle + 1)), INVALID);
-    sim.mem_map(base, PAGE, 0, handle).unwrap();
+    assert_eq!(code(map(&sim, base + 4096, PAGE, 0, handle)), INVALID);
+    assert_eq!(code(map(&sim, base, 4096, 0, handle)), ErrorCode::NOT_SUPPORTED);
+    assert_eq!(code(map(&sim, base, 0, 0, handle)), INVALID);
+    assert_eq!(code(map(&sim, base, 2 * PAGE, 0, handle)), ErrorCode::NOT_SUPPORTED);
+    assert_eq!(code(map(&sim, base, PAGE, PAGE, handle)), ErrorCode::NOT_SUPPORTED);
+    assert_eq!(code(map(&sim, base + 2 * PAGE, PAGE, 0, handle)), INVALID);
+    assert_eq!(code(map(&sim, base, PAGE, 0, handle + 1)), INVALID);
+    map(&sim, base, PAGE, 0, handle).unwrap();
 }
 
 #[test]
@@ -155,8 +155,8 @@ fn a_handle_is_released_while_mapped_and_once() {
     let sim = seeded(0);
     let base = reserve(&sim, 1);
     let handle = map_page(&sim, base);
-    sim.mem_release(handle).unwrap();
-    assert_eq!(code(sim.mem_release(handle)), INVALID);
+    release(&sim, handle).unwrap();
+    assert_eq!(code(release(&sim, handle)), INVALID);
     use_pages(&sim, base, 1);
     assert_eq!(sim.device_used_bytes(0), PAGE);
     sim.mem_unmap(base, PAGE).unwrap();
@@ -171,7 +171,7 @@ fn memory_lives_as_long_as_handle_or_mapping() {
     fill(&sim, base, 0x77, PAGE, 0).unwrap();
     sync(&sim, 0).unwrap();
     sim.mem_unmap(base, PAGE).unwrap();
-    sim.mem_map(base + PAGE, PAGE, 0, handle).unwrap();
+    map(&sim, base + PAGE, PAGE, 0, handle).unwrap();
     sim.mem_set_access(base + PAGE, PAGE, &[AccessDesc { device: 0 }]).unwrap();
     assert_eq!(download(&sim, base + PAGE, 1, 0).unwrap(), [0x77]);
 }
@@ -181,7 +181,7 @@ fn one_page_under_two_addresses_is_one_memory() {
     let sim = seeded(0);
     let base = reserve(&sim, 2);
     let handle = map_page(&sim, base);
-    sim.mem_map(base + PAGE, PAGE, 0, handle).unwrap();
+    map(&sim, base + PAGE, PAGE, 0, handle).unwrap();
     sim.mem_set_access(base, 2 * PAGE, &[AccessDesc { device: 0 }]).unwrap();
     fill(&sim, base, 0x11, 1, 0).unwrap();
     assert_eq!(download(&sim, base + PAGE, 1, 0).unwrap(), [0x11]);
@@ -197,7 +197,7 @@ fn creating_is_bounded_by_the_device_and_its_granularity() {
     assert_eq!(sim.mem_get_info().unwrap(), (PAGE, 3 * PAGE));
     assert_eq!(code(sim.mem_create(2 * PAGE, prop(0))), ErrorCode::OUT_OF_MEMORY);
     assert_eq!(code(sim.mem_alloc(PAGE + 1)), ErrorCode::OUT_OF_MEMORY);
-    sim.mem_release(handle).unwrap();
+    release(&sim, handle).unwrap();
     sim.mem_create(3 * PAGE, prop(0)).unwrap();
 }
 
@@ -239,7 +239,7 @@ fn unmapping_under_a_pending_kernel_loses_the_device() {
     assert!(finding.detail.contains("reserved but not mapped"), "{finding}");
     // Clean-up does its work on the lost device, and answers the sticky error, but for the calls
     // that need no context.
-    sim.mem_release(handle).unwrap();
+    release(&sim, handle).unwrap();
     sim.mem_address_free(base, PAGE).unwrap();
     assert_eq!(code(free(&sim, target)), ErrorCode::ILLEGAL_ADDRESS);
     let report = sim.check_leaks();
@@ -251,7 +251,7 @@ fn mapping_alone_gives_no_access() {
     let sim = seeded(0);
     let base = reserve(&sim, 1);
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    sim.mem_map(base, PAGE, 0, handle).unwrap();
+    map(&sim, base, PAGE, 0, handle).unwrap();
     let target = sim.mem_alloc(4).unwrap();
     launch_copy(&sim, (target, base), 4, 0).unwrap();
     assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);

@@ -96,14 +96,14 @@ impl Inner {
         index: u64,
         page: &Page,
     ) -> Result<(), MapRefusal> {
-        let Some(handle) = page.handle() else {
+        let Some(memory) = page.memory() else {
             unreachable!("{} was released while it had a holder", page.id());
         };
-        // Inside the reservation (`check_range`), so neither sum nor product overflows.
-        let address = addresses.base() + self.offset(index);
-        self.device
-            .run(|driver| driver.mem_map(address, self.page_bytes, 0, handle))
-            .map_err(|source| MapRefusal::Device { step: MapStep::Map, index, source })
+        addresses.map(self.offset(index), memory).map_err(|source| MapRefusal::Device {
+            step: MapStep::Map,
+            index,
+            source,
+        })
     }
 
     /// Makes the new mappings visible, all at once.

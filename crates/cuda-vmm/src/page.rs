@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{AllocationProp, Device, DeviceError};
+use cuda_driver::{Device, DeviceError, PhysicalMemory};
 
 use crate::page_pool::Ledger;
 
@@ -28,32 +28,33 @@ impl fmt::Display for PageId {
     }
 }
 
-/// A driver handle of physical memory.
-///
-/// `cuda_driver::PhysicalMemory` can only log a refused release; a clean-up that reports every
-/// refusal needs the answer, so the handle is kept here.
+/// Physical memory whose release says what the driver answered, so that a clean-up can report every
+/// refusal.
 #[derive(Debug)]
 struct Memory {
     device: Device,
-    /// # Invariants
-    /// `Some` is a live handle with one reference, owned by this struct.
-    handle: Option<u64>,
+    /// None once released.
+    physical: Option<PhysicalMemory>,
     bytes: u64,
 }
 
 impl Memory {
     fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
-        let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
-        Ok(Self { device: device.clone(), handle: Some(handle), bytes })
+        let physical = Some(PhysicalMemory::create(device, bytes)?);
+        Ok(Self { device: device.clone(), physical, bytes })
     }
 
-    /// Gives the handle up. After a refusal it is kept, so that dropping tries once more.
+    /// Gives the memory up. After a refusal it is kept, so that dropping tries once more.
     fn release(&mut self) -> Result<(), DeviceError> {
-        let Some(handle) = self.handle else { return Ok(()) };
-        let released = self.device.clean_up(|driver| driver.mem_release(handle));
-        quiet_if_lost(&self.device, released)?;
-        self.handle = None;
+        let Some(physical) = self.physical.take() else { return Ok(()) };
+        let Err(refused) = physical.release() else { return Ok(()) };
+        match quiet_if_lost(&self.device, Err(refused.source)) {
+            Ok(()) => drop(refused.memory.leak()),
+            Err(error) => {
+                self.physical = Some(refused.memory);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 }
@@ -194,9 +195,9 @@ impl Page {
         &self.body().memory.device
     }
 
-    /// The driver's handle, for mapping.
-    pub(crate) fn handle(&self) -> Option<u64> {
-        self.body().memory.handle
+    /// The memory, for mapping.
+    pub(crate) fn memory(&self) -> Option<&PhysicalMemory> {
+        self.body().memory.physical.as_ref()
     }
 
     pub(crate) fn is_counted_by(&self, ledger: &Arc<Ledger>) -> bool {

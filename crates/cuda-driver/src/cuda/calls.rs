@@ -339,8 +339,8 @@ impl Driver for CudaDriver {
 
     // --- Virtual memory ------------------------------------------------------------------------
     //
-    // Addresses and handles of these calls are looked up by the driver, never followed: a wrong
-    // one is an error value, also a second release or free.
+    // Addresses that these calls take are looked up by the driver, never followed: a wrong one is
+    // an error value, also a second free. Handles of physical memory are followed.
 
     fn mem_get_allocation_granularity(
         &self,
@@ -382,13 +382,20 @@ impl Driver for CudaDriver {
         Ok(handle)
     }
 
-    fn mem_release(&self, handle: u64) -> DriverResult<()> {
-        // SAFETY: the handle is looked up, see above.
+    unsafe fn mem_release(&self, handle: u64) -> DriverResult<()> {
+        // SAFETY: the caller passes a live handle, and uses it no more.
         unsafe { self.api.cuMemRelease(handle) }
     }
 
-    fn mem_map(&self, address: u64, bytes: u64, offset: u64, handle: u64) -> DriverResult<()> {
-        // SAFETY: range and handle are looked up, see above; the flags must be 0.
+    unsafe fn mem_map(
+        &self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        handle: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller passes a live handle; the range is looked up, see above; the flags
+        // must be 0.
         unsafe { self.api.cuMemMap(address, bytes as usize, offset as usize, handle, 0) }
     }
 

@@ -183,10 +183,28 @@ pub fn reserve(sim: &SimDriver, pages: u64) -> u64 {
     sim.mem_address_reserve(pages * PAGE, 0, 0).unwrap()
 }
 
+/// `mem_map`, of any handle.
+pub fn map(
+    sim: &SimDriver,
+    address: u64,
+    bytes: u64,
+    offset: u64,
+    handle: u64,
+) -> DriverResult<()> {
+    // SAFETY: handles are looked up.
+    unsafe { sim.mem_map(address, bytes, offset, handle) }
+}
+
+/// `mem_release`, of any handle.
+pub fn release(sim: &SimDriver, handle: u64) -> DriverResult<()> {
+    // SAFETY: handles are looked up.
+    unsafe { sim.mem_release(handle) }
+}
+
 /// A page of device 0 mapped at `address`, with access for device 0; its handle.
 pub fn map_page(sim: &SimDriver, address: u64) -> u64 {
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    sim.mem_map(address, PAGE, 0, handle).unwrap();
+    map(sim, address, PAGE, 0, handle).unwrap();
     sim.mem_set_access(address, PAGE, &[AccessDesc { device: 0 }]).unwrap();
     handle
 }

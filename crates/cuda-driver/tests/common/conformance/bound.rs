@@ -97,6 +97,8 @@ calls! {
     // Host addresses: live memory of the case, or none that exists.
     memcpy_htod_async(destination: u64, host: u64, bytes: u64, stream: u64) -> ();
     memcpy_dtoh_async(host: u64, source: u64, bytes: u64, stream: u64) -> ();
+    mem_release(handle: u64) -> ();
+    mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> ();
     module_unload(module: u64) -> ();
     module_get_function(module: u64, name: &str) -> u64;
     launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ();

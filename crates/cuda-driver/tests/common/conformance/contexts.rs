@@ -274,10 +274,10 @@ fn unbound_virtual_memory_works(on: &Subject) {
         let (page, prop) = (bound.page(), bound.prop());
         let base = driver.mem_address_reserve(page, 0, 0).unwrap();
         let handle = driver.mem_create(page, prop).unwrap();
-        driver.mem_map(base, page, 0, handle).unwrap();
+        bound.mem_map(base, page, 0, handle).unwrap();
         driver.mem_set_access(base, page, &bound.access()).unwrap();
         driver.mem_unmap(base, page).unwrap();
-        driver.mem_release(handle).unwrap();
+        bound.mem_release(handle).unwrap();
         driver.mem_address_free(base, page).unwrap();
     });
 }

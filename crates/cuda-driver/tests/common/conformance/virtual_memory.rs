@@ -76,13 +76,13 @@ pub(crate) const MAPPINGS: &[Case] = cases![Needs::Device;
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     an_odd_hint_is_refused,
-    a_handle_is_released_once,
     a_remapped_page_needs_access_again,
 ];
 
 pub(crate) const SIMULATED: &[Case] = cases![
     Needs::Simulation("the driver follows such a handle, or lets such a range through");
     a_handle_never_made_is_not_released,
+    a_handle_is_released_once,
     a_released_handle_is_not_mapped,
     a_mapping_ends_within_its_reservation,
     a_range_beyond_its_reservation_is_not_unmapped,
