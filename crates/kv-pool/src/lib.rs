@@ -61,6 +61,7 @@ mod integrity;
 mod list;
 mod onboard;
 mod pin;
+pub mod policy;
 mod pool;
 mod retention;
 mod retiring;

@@ -1,0 +1,169 @@
+//! Which cached block goes when one must: a trait, published policies, and one of our own.
+//!
+//! A pool tells an [`EvictionPolicy`] what becomes of its cached blocks and asks it for a victim
+//! when it needs one. The policy decides on the order and on nothing else: it never sees a block
+//! that is in use, and it neither drops content nor names it.
+//!
+//! | implementation | order |
+//! | --- | --- |
+//! | [`PriorityLru`] | lowest priority first, in it the least recently released: the default |
+//! | [`Slru`] | segmented LRU: what was found outlives what never was |
+//! | [`Prioritized`] | any of them for blocks of default priority, lower priorities before and higher ones after |
+//!
+//! # The life of a block, as a policy sees it
+//!
+//! ```text
+//!            evictable             victim
+//!  unknown ───────────> evictable ────────> unknown
+//!     ^                  │     ^
+//!     │ removed     held │     │ evictable
+//!     │                  v     │
+//!     └──────────────── held ──┘
+//! ```
+//!
+//! [`removed`](EvictionPolicy::removed) may also come for an evictable block. Calls that this
+//! picture does not have are ignored where they name a block that the policy does not know.
+//!
+//! # Tails before heads
+//!
+//! A block is of use only while all blocks before it are cached, so a block with cached children
+//! must not go before them, whatever a policy thinks of it. The pool says so with
+//! [`BlockFacts::has_children`] and [`children`](EvictionPolicy::children), and a policy never
+//! chooses a block that has some. Neither side searches: the pool counts children, and a policy
+//! that comes upon such a block in its order sets it aside until its last child is gone, once for
+//! each time that the block was made evictable. Every operation of the list-based policies
+//! therefore takes constant time, amortised over the calls of `evictable`, however many children
+//! one parent has.
+//!
+//! # Memory and time
+//!
+//! Tables are allocated when a policy is made, for a fixed number of blocks; no operation
+//! allocates. What a policy remembers of evicted content is bounded by that number too. Two
+//! policies that were made with the same options and told the same give the same victims.
+
+mod error;
+mod lru;
+mod prioritized;
+mod queues;
+mod slru;
+
+use std::fmt;
+
+pub use error::PolicyError;
+pub use lru::PriorityLru;
+pub use prioritized::Prioritized;
+pub use slru::Slru;
+
+use crate::{BlockHash, BlockId, Priority};
+
+/// When something happens, by two clocks that never run backwards.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct PolicyTime {
+    /// Blocks looked up in the pool so far.
+    pub lookups: u64,
+    /// Milliseconds of the pool's clock.
+    pub ms: u64,
+}
+
+/// What a pool knows of a cached block when nobody holds it any more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BlockFacts {
+    /// The name of its content.
+    pub hash: BlockHash,
+    /// The block of the same level that holds the content before it, if one does.
+    pub parent: Option<BlockId>,
+    /// Blocks before it in its chain: 0 for the first block of a prompt.
+    pub depth: u32,
+    /// Tokens that it holds; fewer than a block has room for at most in the last one of a chain.
+    pub tokens: u32,
+    /// Whether it is full: one that is not is found again only by the same prompt, not by a longer one.
+    pub full: bool,
+    /// How often a lookup found it since it was cached.
+    pub found: u32,
+    /// Whether blocks that follow it in its chain are cached in the same level.
+    pub has_children: bool,
+    /// Its priority.
+    pub priority: Priority,
+    /// Whose it is, a number of the pool's choice.
+    pub tenant: u64,
+    /// When it was last looked up, or cached if it never was.
+    pub used: PolicyTime,
+}
+
+impl BlockFacts {
+    /// What a full block of default priority is before anything is known of it: the first of its
+    /// chain, never found, without children, looked up at the beginning of time.
+    #[must_use]
+    pub const fn new(hash: BlockHash) -> Self {
+        Self {
+            hash,
+            parent: None,
+            depth: 0,
+            tokens: 1,
+            full: true,
+            found: 0,
+            has_children: false,
+            priority: Priority::DEFAULT,
+            tenant: 0,
+            used: PolicyTime { lookups: 0, ms: 0 },
+        }
+    }
+}
+
+/// Decides which evictable block of one level goes next.
+///
+/// The caller keeps to the life of a block that the [module](self) describes. A policy is called
+/// under the pool's lock: no operation may block, allocate, or take time that grows with the number
+/// of blocks, other than amortised.
+pub trait EvictionPolicy: fmt::Debug + Send {
+    /// The name that reports give the policy, such as `lru`.
+    fn name(&self) -> &'static str;
+
+    /// A lookup asked for `hash`, which is not cached in this level.
+    ///
+    /// Policies that remember evicted content learn from it. Come several misses before a victim is
+    /// asked for, the last one counts.
+    fn missed(&mut self, hash: BlockHash, now: PolicyTime) {
+        let _ = (hash, now);
+    }
+
+    /// Nobody holds the cached `block` any more: it may be chosen, unless it has children.
+    ///
+    /// Of one request's blocks the tail is to come first, which makes the head the most recent.
+    fn evictable(&mut self, block: BlockId, facts: &BlockFacts);
+
+    /// Whether the evictable `block` has cached children has changed to `has_children`.
+    ///
+    /// Of a block that is held nothing needs to be said: [`evictable`](Self::evictable) will tell.
+    fn children(&mut self, block: BlockId, has_children: bool);
+
+    /// Somebody holds `block`: it is not to be chosen until it is evictable again.
+    fn held(&mut self, block: BlockId);
+
+    /// The content of `block` was dropped, or has left the level, other than as a victim.
+    fn removed(&mut self, block: BlockId);
+
+    /// Finds the next block and takes it out, in one step; `None` if none is evictable.
+    ///
+    /// The caller drops or moves its content, and calls [`children`](Self::children) for its
+    /// parent if it was the last child.
+    fn victim(&mut self, now: PolicyTime) -> Option<BlockId>;
+
+    /// Evictable blocks, those with cached children among them.
+    fn len(&self) -> usize;
+
+    /// Whether no block is evictable.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl BlockId {
+    /// The block with an index below the number of blocks that a policy was made for.
+    ///
+    /// Policies are usable without a pool; a pool gives its blocks their ids itself.
+    #[must_use]
+    pub const fn from_index(index: u32) -> Self {
+        Self(index)
+    }
+}
