@@ -76,6 +76,7 @@ mod reservation;
 mod rest;
 mod retire;
 mod table;
+mod worker;
 
 pub use close::{CloseReport, Closing};
 pub use elastic_pool::{
@@ -91,6 +92,9 @@ pub use page_pool::{PagePool, PagePoolOptions, PagePoolStats};
 pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats, leaked_bytes};
 pub use retire::{Retiring, UnmapFailure, UnmapReport};
 pub use table::PageState;
+pub use worker::{
+    Fault, Health, Progress, SpawnError, Waker, WorkHandle, WorkSource, Worker, WorkerOptions,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

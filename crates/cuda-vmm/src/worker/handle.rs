@@ -1,0 +1,219 @@
+//! One source's place at a worker: who wakes it, who steps it, and how it fared.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Fault, Health, Owner, Progress, Shared, WorkSource};
+
+/// A source as its worker sees it.
+pub(super) struct Entry {
+    /// Set by whoever has work for the source, cleared before the step that will see the work.
+    woken: AtomicBool,
+    detached: AtomicBool,
+    /// Serialises the source's work, wherever it runs, and is held across its driver calls. The step
+    /// path never takes it. `None` once the source was detached.
+    source: Mutex<Option<Arc<dyn WorkSource>>>,
+    /// Never held across a step.
+    status: Mutex<Status>,
+}
+
+#[derive(Debug, Default)]
+struct Status {
+    health: Health,
+    next: Next,
+}
+
+/// When a source should be stepped again without being woken, the least urgent first.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Next {
+    #[default]
+    Never,
+    /// After a refusal that may pass.
+    Retry,
+    /// It waits for something that wakes nobody, such as an event.
+    Soon,
+    Now,
+}
+
+impl Entry {
+    pub(super) fn new(source: Arc<dyn WorkSource>) -> Self {
+        Self {
+            woken: AtomicBool::new(true),
+            detached: AtomicBool::new(false),
+            source: Mutex::new(Some(source)),
+            status: Mutex::default(),
+        }
+    }
+
+    /// Returns whether it was not woken before.
+    fn wake(&self) -> bool {
+        // SeqCst: the partner is `is_woken` after the thread has set `asleep`; see `Shared::rouse`.
+        !self.woken.swap(true, Ordering::SeqCst)
+    }
+
+    pub(super) fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn next(&self) -> Next {
+        if self.woken.load(Ordering::SeqCst) { Next::Now } else { self.status.lock().next }
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.status.lock().health.clone()
+    }
+
+    pub(super) fn fail(&self, cause: Fault) {
+        self.status.lock().health.note(Err(cause));
+    }
+
+    /// One step, on the calling thread; nothing, of a source that was detached or has failed.
+    pub(super) fn step(&self) {
+        // Before the step: a demand that comes while it runs causes another one.
+        self.woken.store(false, Ordering::SeqCst);
+        let stepped = self.alone(|source| source.step());
+        let mut status = self.status.lock();
+        status.next = match &stepped {
+            Ok(Progress::Done) => Next::Never,
+            Ok(Progress::Waiting) => Next::Soon,
+            Ok(Progress::More) => Next::Now,
+            Err(fault) if fault.is_fatal() => Next::Never,
+            Err(_) => Next::Retry,
+        };
+        if stepped.is_ok() {
+            status.health.note(Ok(()));
+        }
+    }
+
+    /// Runs work of the source while no other runs. Notes a fault; turns a panic into one.
+    fn alone<T>(&self, work: impl FnOnce(&dyn WorkSource) -> Result<T, Fault>) -> Result<T, Fault> {
+        let held = self.source.lock();
+        let outcome = match (&*held, self.health()) {
+            (None, _) => return Err(Fault::Stopped),
+            (_, Health::Failed { cause }) if cause != Fault::Stopped => return Err(cause),
+            // What a panic leaves half done is not touched again: the source has failed for good.
+            (Some(source), _) => catch_unwind(AssertUnwindSafe(|| work(&**source))),
+        };
+        let outcome = outcome.unwrap_or_else(|payload| Err(panicked(payload.as_ref())));
+        if let Err(fault) = &outcome {
+            tracing::debug!(%fault, "background work was refused");
+            self.fail(fault.clone());
+        }
+        drop(held);
+        if self.is_detached() {
+            self.let_go();
+        }
+        outcome
+    }
+
+    /// Forgets the source, unless it is at work: then whoever is at it does so afterwards.
+    fn let_go(&self) {
+        let source = self.source.try_lock().and_then(|mut held| held.take());
+        // Outside the lock: this may be the source's last holder.
+        drop(source);
+    }
+}
+
+fn panicked(payload: &(dyn std::any::Any + Send)) -> Fault {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    Fault::Panicked { message: text.unwrap_or("no message").into() }
+}
+
+/// Wakes one source's worker. A cheap handle, for any thread.
+#[derive(Clone)]
+pub struct Waker {
+    pub(super) entry: Arc<Entry>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Waker {
+    /// Says that there is work ahead of need. One atomic exchange; a system call only if the thread
+    /// has slept for long, because from its naps it returns by itself.
+    pub fn wake(&self) {
+        if self.entry.wake() {
+            self.shared.rouse();
+        }
+    }
+
+    /// Says that somebody needs the work now: ends also a nap, by a system call.
+    pub fn wake_now(&self) {
+        self.entry.wake();
+        self.shared.unpark();
+    }
+
+    /// How the source's work is doing.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.entry.health()
+    }
+
+    /// Does work of the source on the calling thread: alone, as a step does, with a panic turned into
+    /// [`Fault::Panicked`] and a fault noted in the [`health`](Waker::health).
+    ///
+    /// # Ordering
+    /// Waits for a step that runs: not for the step path, unless it must stall anyway. Never call it
+    /// from within a step or from within `work`.
+    ///
+    /// # Errors
+    /// The fault of `work`; [`Fault::Stopped`] for a detached source; the fault by which the source
+    /// failed earlier.
+    pub fn run<T>(&self, work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+        self.entry.alone(|_| work())
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").field("health", &self.health()).finish_non_exhaustive()
+    }
+}
+
+/// A source's place at a worker. While it is held, the source is stepped and the worker's thread
+/// goes on; a source must not hold its own.
+///
+/// Dropping it takes the source away without waiting for a step that runs.
+#[derive(Debug)]
+#[must_use = "dropping it takes the source away from the worker"]
+pub struct WorkHandle {
+    waker: Waker,
+    _owner: Arc<Owner>,
+}
+
+impl WorkHandle {
+    pub(super) fn new(waker: Waker, owner: Arc<Owner>) -> Self {
+        Self { waker, _owner: owner }
+    }
+
+    /// What wakes this source's worker.
+    #[must_use]
+    pub fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// How the source's work is doing.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.waker.health()
+    }
+
+    /// Takes the source away, after waiting for a step that runs. No step begins afterwards.
+    pub fn detach(self) {
+        self.waker.entry.detached.store(true, Ordering::SeqCst);
+        let source = self.waker.entry.source.lock().take();
+        drop(source);
+    }
+}
+
+impl Drop for WorkHandle {
+    fn drop(&mut self) {
+        // SeqCst: if the lock is taken now, its holder looks at the flag after unlocking.
+        self.waker.entry.detached.store(true, Ordering::SeqCst);
+        self.waker.entry.let_go();
+        self.waker.shared.forget(&self.waker.entry);
+    }
+}
