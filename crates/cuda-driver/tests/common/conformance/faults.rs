@@ -12,6 +12,8 @@ pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     a_kernel_that_writes_to_reserved_addresses_loses_the_device,
     a_kernel_that_writes_without_access_loses_the_device,
     a_kernel_that_writes_to_unmapped_memory_loses_the_device,
+    a_word_written_at_an_odd_address_loses_the_device,
+    a_vector_read_at_half_its_width_loses_the_device,
     the_fault_shows_when_a_stream_synchronises,
     the_fault_shows_when_an_event_synchronises,
     the_fault_shows_when_memory_is_freed,
@@ -30,6 +32,42 @@ pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     a_lost_device_still_tells_its_granularity,
     a_lost_context_can_be_released,
 ];
+
+/// Kernels that access `place` with a width of 4 and of 16 bytes. The simulated device knows no other
+/// meaning of them, so it runs what stands here, as a card does.
+const ACCESSES: &str = "
+.version 7.0
+.target sm_80
+.address_size 64
+
+.visible .entry store_word(
+    .param .u64 place
+)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<3>;
+
+    ld.param.u64 %rd1, [place];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, 7;
+    st.global.u32 [%rd2], %r1;
+    ret;
+}
+
+.visible .entry load_pair(
+    .param .u64 place
+)
+{
+    .reg .b64 %rd<6>;
+
+    ld.param.u64 %rd1, [place];
+    cvta.to.global.u64 %rd2, %rd1;
+    ld.global.v2.u64 {%rd3, %rd4}, [%rd2];
+    xor.b64 %rd5, %rd3, %rd4;
+    st.global.u64 [%rd2], %rd5;
+    ret;
+}
+";
 
 const ILLEGAL: ErrorCode = ErrorCode::ILLEGAL_ADDRESS;
 
@@ -83,6 +121,33 @@ fn a_kernel_that_writes_to_unmapped_memory_loses_the_device(on: &Subject) {
     range.unmap(0, 1).unwrap();
     write_at(&bound, range.base, 0);
     refused(bound.ctx_synchronize(), ILLEGAL);
+}
+
+/// Runs a kernel of [`ACCESSES`] in the middle of an allocation: first where it may, then `off` bytes
+/// further, which loses the device.
+fn misaligned(on: &Subject, name: &str, off: u64) {
+    let bound = on.bind();
+    let memory = bound.alloc(256);
+    bound.write(*memory, &[1; 256]);
+    let module = bound.module_load_data(ACCESSES, &mut String::new()).unwrap();
+    let function = bound.module_get_function(module, name).unwrap();
+    let launch = |place: u64| {
+        let args = KernelArgs::new().arg(place);
+        bound.launch_kernel(function, &LaunchConfig::linear(1, 1), &args, 0).unwrap();
+        bound.ctx_synchronize()
+    };
+    assert_eq!(launch(*memory + 64), Ok(()));
+    bound.expect_loss();
+    refused(launch(*memory + 64 + off), ErrorCode::MISALIGNED_ADDRESS);
+    refused(bound.mem_alloc(64), ErrorCode::MISALIGNED_ADDRESS);
+}
+
+fn a_word_written_at_an_odd_address_loses_the_device(on: &Subject) {
+    misaligned(on, "store_word", 2);
+}
+
+fn a_vector_read_at_half_its_width_loses_the_device(on: &Subject) {
+    misaligned(on, "load_pair", 8);
 }
 
 fn the_fault_shows_when_a_stream_synchronises(on: &Subject) {
