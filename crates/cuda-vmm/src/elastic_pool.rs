@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use crate::close::release_pages;
 use crate::{
-    BlockNotReady, CloseReport, Closing, EpochGate, GrowError, MapError, MapRefusal, NotAtRest,
-    NotMapped, PageError, PagePool, PagePoolOptions, PoolError, Reservation, ReservationOptions,
-    UnmapFailure, UnmapReport,
+    BlockNotReady, CloseReport, Closing, EpochGate, GrowError, MapError, MapRefusal, MemoryRules,
+    NotAtRest, NotMapped, PageError, PagePool, PagePoolOptions, PoolError, Reservation,
+    ReservationOptions, UnmapFailure, UnmapReport,
 };
 
 /// The shape of a pool.
@@ -113,13 +113,27 @@ impl ElasticPool {
         options: ElasticPoolOptions,
         gate: EpochGate,
     ) -> Result<Self, PoolError> {
+        Self::with_rules(device, options, gate, MemoryRules::default())
+    }
+
+    /// As [`with_gate`](ElasticPool::with_gate), under a limit that others share and with regard to
+    /// what the device has free.
+    ///
+    /// # Errors
+    /// [`PoolError`].
+    pub fn with_rules(
+        device: &Device,
+        options: ElasticPoolOptions,
+        gate: EpochGate,
+        rules: MemoryRules,
+    ) -> Result<Self, PoolError> {
         let ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes, initial_blocks } =
             options;
         if block_bytes == 0 || capacity_blocks == 0 {
             return Err(PoolError::Empty { block_bytes, capacity_blocks });
         }
         let limits = PagePoolOptions { page_bytes, capacity_pages: u64::MAX };
-        let pages = PagePool::new(device, limits).map_err(as_reserve_error)?;
+        let pages = PagePool::with_rules(device, limits, rules).map_err(as_reserve_error)?;
         let page_bytes = pages.page_bytes();
         let bytes = block_bytes
             .checked_mul(capacity_blocks)
@@ -363,6 +377,12 @@ impl ElasticPool {
             GrowFailure::Page(PageError::OutOfMemory { .. }) => {
                 return GrowError::OutOfMemory { asked_blocks, ready_blocks };
             }
+            GrowFailure::Page(PageError::OverLimit(source)) => {
+                return GrowError::OverLimit { asked_blocks, ready_blocks, source };
+            }
+            GrowFailure::Page(PageError::NoHeadroom(source)) => {
+                return GrowError::NoHeadroom { asked_blocks, ready_blocks, source };
+            }
             GrowFailure::Map(MapRefusal::Retiring { index }) => {
                 return GrowError::Retiring { index, ready_blocks };
             }
@@ -401,9 +421,7 @@ fn as_reserve_error(error: PageError) -> crate::ReserveError {
             crate::ReserveError::PageBytes { page_bytes, granularity }
         }
         PageError::Device(error) => crate::ReserveError::Device(error),
-        PageError::Exhausted { .. } | PageError::OutOfMemory { .. } => {
-            unreachable!("an empty pool creates no page: {error}")
-        }
+        error => unreachable!("an empty pool creates no page: {error}"),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use cuda_driver::DeviceError;
 
-use crate::{Page, PageId, Unrest};
+use crate::{OverLimit, Page, PageId, Unrest, Verdict};
 
 /// Why there is no page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -22,6 +22,12 @@ pub enum PageError {
         /// The limit.
         capacity: u64,
     },
+    /// A limit that several pools share leaves no room: an expected outcome.
+    #[error("a shared limit leaves no room for another page")]
+    OverLimit(#[from] OverLimit),
+    /// The device has less free than is to stay free: an expected outcome.
+    #[error("the device cannot spare the memory")]
+    NoHeadroom(#[source] Verdict),
     /// The device has no memory left for another page: an expected outcome.
     #[error("the device has no {page_bytes} bytes left for another page, {live} exist")]
     OutOfMemory {
@@ -33,6 +39,15 @@ pub enum PageError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+impl PageError {
+    /// Whether the same call may succeed later without anything being repaired: when pages were given
+    /// back, the limit was raised, or others have freed memory.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        !matches!(self, Self::PageBytes { .. } | Self::Device(_))
+    }
 }
 
 /// A page was given back to a pool that it did not come from.
@@ -287,6 +302,29 @@ pub enum GrowError {
         /// Blocks that are ready.
         ready_blocks: u64,
     },
+    /// A limit that several pools share leaves no room; worth a retry when it was raised or memory
+    /// under it has gone.
+    #[error("a shared limit leaves no room for {asked_blocks} blocks, {ready_blocks} are ready")]
+    OverLimit {
+        /// Blocks asked for.
+        asked_blocks: u64,
+        /// Blocks that are ready.
+        ready_blocks: u64,
+        /// The limit and what is in use.
+        #[source]
+        source: OverLimit,
+    },
+    /// The device has less free than is to stay free; worth a retry when others have freed memory.
+    #[error("the device cannot spare memory for {asked_blocks} blocks, {ready_blocks} are ready")]
+    NoHeadroom {
+        /// Blocks asked for.
+        asked_blocks: u64,
+        /// Blocks that are ready.
+        ready_blocks: u64,
+        /// What the device has.
+        #[source]
+        source: Verdict,
+    },
     /// Pages that an earlier shrinking retired are still in use; worth a retry when they are not.
     #[error("page {index} is not yet at rest after shrinking, {ready_blocks} blocks are ready")]
     Retiring {
@@ -318,7 +356,14 @@ impl GrowError {
     /// Whether the same call may succeed later without anything being repaired.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::OutOfMemory { .. } | Self::Retiring { .. })
+        self.is_out_of_memory() || matches!(self, Self::Retiring { .. })
+    }
+
+    /// Whether memory is what is missing: the device's, or what a limit or headroom leaves of it. A
+    /// smaller growth may succeed.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::OverLimit { .. } | Self::NoHeadroom { .. })
     }
 }
 

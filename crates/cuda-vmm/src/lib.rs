@@ -65,10 +65,12 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod admission;
 mod close;
 mod elastic_pool;
 mod epoch;
 mod error;
+mod limit;
 mod map;
 mod page;
 mod page_pool;
@@ -78,6 +80,9 @@ mod retire;
 mod table;
 mod worker;
 
+pub use admission::{
+    AdmissionError, AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict,
+};
 pub use close::{CloseReport, Closing};
 pub use elastic_pool::{
     ElasticPool, ElasticPoolOptions, ElasticPoolStats, PollReport, PoolClosing, Shrink,
@@ -87,8 +92,9 @@ pub use error::{
     BlockNotReady, CloseError, CloseStep, ForeignPage, GrowError, MapError, MapRefusal, MapStep,
     NotAtRest, NotMapped, PageError, PoolError, ReserveError,
 };
+pub use limit::{LimitStats, MemoryLimit, OverLimit, Reclaimed};
 pub use page::{Page, PageId, PhysicalPage, SharedPage};
-pub use page_pool::{PagePool, PagePoolOptions, PagePoolStats};
+pub use page_pool::{MemoryRules, PagePool, PagePoolOptions, PagePoolStats};
 pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats, leaked_bytes};
 pub use retire::{Retiring, UnmapFailure, UnmapReport};
 pub use table::PageState;

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError, PhysicalMemory};
 use parking_lot::Mutex;
 
+use crate::admission::{AdmissionError, Admitted};
+use crate::limit::Holder;
 use crate::page::PhysicalPage;
-use crate::{CloseError, CloseStep, ForeignPage, Page, PageError};
+use crate::{
+    AdmissionPolicy, CloseError, CloseStep, ForeignPage, MemoryLimit, OverLimit, Page, PageError,
+};
 
 /// How large a pool's pages are and how many there may be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -15,6 +19,15 @@ pub struct PagePoolOptions {
     pub page_bytes: Option<u64>,
     /// Most pages that may exist at once, idle ones included.
     pub capacity_pages: u64,
+}
+
+/// What a pool asks before it creates a page, beside its own capacity.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryRules {
+    /// A limit in bytes, shared with whatever else was given a clone of it.
+    pub limit: Option<MemoryLimit>,
+    /// What the device has to have free.
+    pub admission: Option<AdmissionPolicy>,
 }
 
 /// A look at a pool's accounts, taken at one instant.
@@ -40,6 +53,9 @@ pub struct PagePoolStats {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     capacity: u64,
+    page_bytes: u64,
+    /// Charged for every live page: before it is counted, and until after its release is.
+    limit: Option<MemoryLimit>,
     counts: Mutex<Counts>,
 }
 
@@ -51,21 +67,39 @@ struct Counts {
 }
 
 impl Ledger {
-    /// Counts a page that is about to be created; false when there may be no more.
-    fn begin(&self) -> bool {
+    /// Counts a page that is about to be created.
+    fn begin(&self) -> Result<(), PageError> {
         let mut counts = self.counts.lock();
-        let fits = counts.created - counts.released < self.capacity;
-        counts.created += u64::from(fits);
-        fits
+        if counts.created - counts.released >= self.capacity {
+            return Err(PageError::Exhausted { capacity: self.capacity });
+        }
+        if let Some(limit) = &self.limit {
+            limit.charge(self.page_bytes)?;
+        }
+        counts.created += 1;
+        Ok(())
     }
 
     /// Takes back what `begin` counted.
     fn cancel(&self) {
         self.counts.lock().created -= 1;
+        self.discharge();
     }
 
     pub(crate) fn released(&self) {
         self.counts.lock().released += 1;
+        self.discharge();
+    }
+
+    fn discharge(&self) {
+        if let Some(limit) = &self.limit {
+            limit.discharge(self.page_bytes);
+        }
+    }
+
+    /// Whether idle pages may be used: over the limit they are to be released instead.
+    fn check_limit(&self) -> Result<(), OverLimit> {
+        self.limit.as_ref().map_or(Ok(()), |limit| limit.check_not_over(self.page_bytes))
     }
 
     fn look(&self) -> PagePoolStats {
@@ -92,6 +126,7 @@ pub struct PagePool {
 struct Inner {
     device: Device,
     page_bytes: u64,
+    admission: Option<AdmissionPolicy>,
     ledger: Arc<Ledger>,
     /// # Invariants
     /// Its length is the ledger's `idle`, whenever the lock is free; last in, first out, so that a
@@ -105,21 +140,43 @@ impl PagePool {
     /// # Errors
     /// [`PageError::PageBytes`] for a size that the device cannot map, [`PageError::Device`].
     pub fn new(device: &Device, options: PagePoolOptions) -> Result<Self, PageError> {
+        Self::with_rules(device, options, MemoryRules::default())
+    }
+
+    /// As [`new`](PagePool::new), under a limit that others share and with regard to what the device
+    /// has free.
+    ///
+    /// # Errors
+    /// As [`new`](PagePool::new).
+    pub fn with_rules(
+        device: &Device,
+        options: PagePoolOptions,
+        rules: MemoryRules,
+    ) -> Result<Self, PageError> {
         let size = PageSize::ask(device, options.page_bytes)?;
         let PageSize { page_bytes, granularity } = size;
         if !size.is_mappable() {
             return Err(PageError::PageBytes { page_bytes, granularity });
         }
-        let ledger =
-            Ledger { capacity: options.capacity_pages, counts: Mutex::new(Counts::default()) };
-        Ok(Self {
-            inner: Arc::new(Inner {
-                device: device.clone(),
-                page_bytes,
-                ledger: Arc::new(ledger),
-                idle: Mutex::new(Vec::new()),
-            }),
-        })
+        let MemoryRules { limit, admission } = rules;
+        let ledger = Ledger {
+            capacity: options.capacity_pages,
+            page_bytes,
+            limit,
+            counts: Mutex::new(Counts::default()),
+        };
+        let inner = Arc::new(Inner {
+            device: device.clone(),
+            page_bytes,
+            admission,
+            ledger: Arc::new(ledger),
+            idle: Mutex::new(Vec::new()),
+        });
+        if let Some(limit) = &inner.ledger.limit {
+            let holder = Arc::downgrade(&inner);
+            limit.enroll(holder);
+        }
+        Ok(Self { inner })
     }
 
     /// The device that holds the pages.
@@ -134,21 +191,45 @@ impl PagePool {
         self.inner.page_bytes
     }
 
+    /// The limit that the pages count against.
+    #[must_use]
+    pub fn limit(&self) -> Option<&MemoryLimit> {
+        self.inner.ledger.limit.as_ref()
+    }
+
+    /// What the device has to have free.
+    #[must_use]
+    pub fn admission(&self) -> Option<&AdmissionPolicy> {
+        self.inner.admission.as_ref()
+    }
+
     /// An idle page, or else a new one. A new page costs about 12 µs and its contents are undefined.
     ///
+    /// Over its limit a pool hands out no page, not even an idle one. At the limit, other pools are
+    /// made to release memory that nobody needs before this one is refused.
+    ///
     /// # Errors
-    /// [`PageError::Exhausted`] at the pool's capacity, [`PageError::OutOfMemory`] at the device's.
+    /// [`PageError::Exhausted`] at the pool's capacity, [`PageError::OverLimit`] at a shared limit,
+    /// [`PageError::NoHeadroom`] and [`PageError::OutOfMemory`] at the device's.
     pub fn take(&self) -> Result<PhysicalPage, PageError> {
-        {
+        self.inner.ledger.check_limit()?;
+        let begun = {
             let mut idle = self.inner.idle.lock();
             if let Some(page) = self.pop(&mut idle) {
                 return Ok(page);
             }
             // Counted while the list is still locked: a page given back in between would otherwise
             // make a pool look exhausted that is not.
-            self.begin()?;
+            self.inner.ledger.begin()
+        };
+        match begun {
+            Err(PageError::OverLimit(refused)) => self.begin_after_reclaim(refused)?,
+            begun => begun?,
         }
-        self.create()
+        let admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
+        let page = self.create();
+        drop(admitted);
+        page
     }
 
     /// `count` pages, or none: on failure idle pages are idle again and new ones are released.
@@ -156,6 +237,9 @@ impl PagePool {
     /// # Errors
     /// As [`take`](PagePool::take).
     pub fn take_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
+        if count > 0 {
+            self.inner.ledger.check_limit()?;
+        }
         let mut taken = Vec::new();
         {
             let mut idle = self.inner.idle.lock();
@@ -166,19 +250,19 @@ impl PagePool {
             }
         }
         let reused = taken.len();
-        while (taken.len() as u64) < count {
-            match self.begin().and_then(|()| self.create()) {
-                Ok(page) => taken.push(page),
-                Err(error) => {
-                    // What this call created is dropped, hence released: a call that failed for
-                    // want of memory must not sit on some.
-                    taken.truncate(reused);
-                    taken.into_iter().for_each(|page| self.put(page));
-                    return Err(error);
-                }
+        let missing = count - reused as u64;
+        // What this call created is dropped on failure, hence released: a call that failed for want
+        // of memory must not sit on some.
+        match self.create_many(missing) {
+            Ok(created) => {
+                taken.extend(created);
+                Ok(taken)
+            }
+            Err(error) => {
+                taken.into_iter().for_each(|page| self.put(page));
+                Err(error)
             }
         }
-        Ok(taken)
     }
 
     /// Keeps a page for reuse. A shared page that others still hold stays theirs: the last to be
@@ -207,21 +291,17 @@ impl PagePool {
             if idle >= count {
                 return Ok(idle);
             }
+            let admitted = self.admit(count - idle)?;
             self.begin()?;
             self.put(self.create()?);
+            drop(admitted);
         }
     }
 
     /// Releases idle pages until at most `keep` are left; returns how many were released and every
     /// refusal of the driver.
     pub fn trim(&self, keep: u64) -> (u64, Vec<CloseError>) {
-        let excess = {
-            let mut idle = self.inner.idle.lock();
-            let keep = usize::try_from(keep).unwrap_or(usize::MAX).min(idle.len());
-            let excess = idle.split_off(keep);
-            self.inner.ledger.counts.lock().idle -= excess.len() as u64;
-            excess
-        };
+        let excess = self.inner.take_idle(|idle| idle.saturating_sub(keep));
         let mut errors = Vec::new();
         let count = excess.len() as u64;
         for page in excess {
@@ -236,12 +316,43 @@ impl PagePool {
         self.inner.ledger.look()
     }
 
-    fn begin(&self) -> Result<(), PageError> {
-        if self.inner.ledger.begin() {
-            Ok(())
-        } else {
-            Err(PageError::Exhausted { capacity: self.inner.ledger.capacity })
+    /// Creates `count` pages, or none.
+    fn create_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
+        let admitted = self.admit(count)?;
+        let mut created = Vec::new();
+        for _ in 0..count {
+            self.begin()?;
+            created.push(self.create()?);
         }
+        drop(admitted);
+        Ok(created)
+    }
+
+    /// Asks whether the device can spare `count` pages. The promise is held until they exist.
+    fn admit(&self, count: u64) -> Result<Option<Admitted>, PageError> {
+        let Some(policy) = self.inner.admission.as_ref().filter(|_| count > 0) else {
+            return Ok(None);
+        };
+        let wanted_bytes = count.saturating_mul(self.inner.page_bytes);
+        match policy.admit(&self.inner.device, wanted_bytes) {
+            Ok(admitted) => Ok(Some(admitted)),
+            Err(AdmissionError::NoHeadroom(verdict)) => Err(PageError::NoHeadroom(verdict)),
+            Err(AdmissionError::Device(error)) => Err(error.into()),
+        }
+    }
+
+    /// Counts a page that is about to be created. Called without a lock of any pool.
+    fn begin(&self) -> Result<(), PageError> {
+        match self.inner.ledger.begin() {
+            Err(PageError::OverLimit(refused)) => self.begin_after_reclaim(refused),
+            begun => begun,
+        }
+    }
+
+    /// A second try, after pools under the same limit released what nobody needs.
+    fn begin_after_reclaim(&self, refused: OverLimit) -> Result<(), PageError> {
+        let room = self.limit().is_some_and(|limit| limit.make_room(self.inner.page_bytes));
+        if room { self.inner.ledger.begin() } else { Err(refused.into()) }
     }
 
     /// Creates the page that `begin` counted.
@@ -267,6 +378,28 @@ impl PagePool {
         let mut idle = self.inner.idle.lock();
         idle.push(page);
         self.inner.ledger.counts.lock().idle += 1;
+    }
+}
+
+impl Inner {
+    /// Takes as many idle pages out as `excess` says of their number.
+    fn take_idle(&self, excess: impl FnOnce(u64) -> u64) -> Vec<PhysicalPage> {
+        let mut idle = self.idle.lock();
+        let count = idle.len() as u64;
+        let keep = count - excess(count).min(count);
+        let taken = idle.split_off(keep as usize);
+        self.ledger.counts.lock().idle -= taken.len() as u64;
+        taken
+    }
+}
+
+impl Holder for Inner {
+    fn release_idle(&self, bytes: u64) -> u64 {
+        let excess = self.take_idle(|_| bytes.div_ceil(self.page_bytes));
+        let released = excess.len() as u64 * self.page_bytes;
+        // Released here, by the driver, with no lock held.
+        drop(excess);
+        released
     }
 }
 

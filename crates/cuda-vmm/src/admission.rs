@@ -1,0 +1,244 @@
+//! Asking the device what memory it has before any is created, and keeping some of it free.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceError};
+use parking_lot::Mutex;
+
+/// What a device's memory looks like from outside this process.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MemoryFigures {
+    /// Bytes that could be created now.
+    pub free_bytes: u64,
+    /// Bytes of the device.
+    pub total_bytes: u64,
+    /// Bytes that other processes hold, where somebody can tell.
+    pub others_bytes: Option<u64>,
+}
+
+/// Who tells how much memory a device has.
+///
+/// A trait so that a host program can put its own source in, such as a cluster's agent, and a test its
+/// own figures.
+pub trait MemoryProbe: fmt::Debug + Send + Sync {
+    /// The figures of `device` now.
+    ///
+    /// # Errors
+    /// What the device answers.
+    fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError>;
+}
+
+/// Asks the driver (`cuMemGetInfo`). It counts what all processes use, but not whose it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DriverProbe;
+
+impl MemoryProbe for DriverProbe {
+    fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError> {
+        let (free_bytes, total_bytes) = device.memory_info()?;
+        Ok(MemoryFigures { free_bytes, total_bytes, others_bytes: None })
+    }
+}
+
+/// What of a device's memory is not to be touched.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Headroom {
+    /// Bytes that stay free on the device, for the framework's own allocations and for others.
+    pub keep_free_bytes: u64,
+}
+
+/// Whether memory may be created, and all that the answer rests on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub struct Verdict {
+    /// Bytes asked for.
+    pub wanted_bytes: u64,
+    /// Bytes that the device has free.
+    pub free_bytes: u64,
+    /// Bytes that were admitted before and may not have been created yet.
+    pub pending_bytes: u64,
+    /// Bytes that are to stay free.
+    pub keep_free_bytes: u64,
+    /// Bytes that other processes hold, where somebody can tell.
+    pub others_bytes: Option<u64>,
+}
+
+impl Verdict {
+    /// Whether the memory may be created.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.short_by() == 0
+    }
+
+    /// Bytes that are missing; 0 if there is enough.
+    #[must_use]
+    pub fn short_by(&self) -> u64 {
+        let Self { wanted_bytes, free_bytes, pending_bytes, keep_free_bytes, .. } = *self;
+        // Added up wider, so that no figure can make it wrap.
+        let needed =
+            u128::from(wanted_bytes) + u128::from(pending_bytes) + u128::from(keep_free_bytes);
+        let short = needed.saturating_sub(free_bytes.into());
+        u64::try_from(short).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wanted_bytes, free_bytes, pending_bytes, keep_free_bytes, others_bytes } = self;
+        write!(
+            f,
+            "{wanted_bytes} bytes wanted of {free_bytes} free, {keep_free_bytes} to be kept free"
+        )?;
+        if *pending_bytes > 0 {
+            write!(f, ", {pending_bytes} promised before")?;
+        }
+        match others_bytes {
+            Some(bytes) => write!(f, "; other processes hold {bytes}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why nothing was admitted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmissionError {
+    /// The device has too little free memory: an expected outcome.
+    #[error("too little memory is free")]
+    NoHeadroom(#[source] Verdict),
+    /// The device could not be asked.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Decides before memory is created whether the device can spare it.
+///
+/// A cheap handle: clones are the same policy. Pools that share one never overdraw the device between
+/// them, however many threads ask at once: what was admitted counts until it exists.
+///
+/// # Cost
+/// One call of the probe for each batch of pages that is created, none for pages that are reused.
+#[derive(Clone, Debug)]
+pub struct AdmissionPolicy {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    headroom: Headroom,
+    probe: Arc<dyn MemoryProbe>,
+    /// Bytes admitted and not yet created, by the device's ordinal. Held while the probe is asked, so
+    /// that two askers don't count the same free bytes; only those who create memory wait for it.
+    pending: Mutex<BTreeMap<i32, u64>>,
+}
+
+impl AdmissionPolicy {
+    /// Asks the driver.
+    #[must_use]
+    pub fn new(headroom: Headroom) -> Self {
+        Self::with_probe(headroom, Arc::new(DriverProbe))
+    }
+
+    /// Asks `probe`.
+    #[must_use]
+    pub fn with_probe(headroom: Headroom, probe: Arc<dyn MemoryProbe>) -> Self {
+        let pending = Mutex::new(BTreeMap::new());
+        Self { inner: Arc::new(Inner { headroom, probe, pending }) }
+    }
+
+    /// What stays free.
+    #[must_use]
+    pub fn headroom(&self) -> Headroom {
+        self.inner.headroom
+    }
+
+    /// What would be said to `wanted_bytes` on `device` now. For people and logs: it promises nothing.
+    ///
+    /// # Errors
+    /// What the probe answers.
+    pub fn judge(&self, device: &Device, wanted_bytes: u64) -> Result<Verdict, DeviceError> {
+        let pending = self.inner.pending.lock();
+        self.judge_after(device, wanted_bytes, pending.get(&device.ordinal()).copied())
+    }
+
+    /// Promises `wanted_bytes` to the caller until the result is dropped, when they exist or are not
+    /// wanted any more.
+    pub(crate) fn admit(
+        &self,
+        device: &Device,
+        wanted_bytes: u64,
+    ) -> Result<Admitted, AdmissionError> {
+        let mut pending = self.inner.pending.lock();
+        let ordinal = device.ordinal();
+        let verdict = self.judge_after(device, wanted_bytes, pending.get(&ordinal).copied())?;
+        if !verdict.is_admitted() {
+            return Err(AdmissionError::NoHeadroom(verdict));
+        }
+        *pending.entry(ordinal).or_default() += wanted_bytes;
+        Ok(Admitted { policy: self.clone(), ordinal, bytes: wanted_bytes })
+    }
+
+    fn judge_after(
+        &self,
+        device: &Device,
+        wanted_bytes: u64,
+        pending_bytes: Option<u64>,
+    ) -> Result<Verdict, DeviceError> {
+        let figures = self.inner.probe.figures(device)?;
+        Ok(Verdict {
+            wanted_bytes,
+            free_bytes: figures.free_bytes,
+            pending_bytes: pending_bytes.unwrap_or(0),
+            keep_free_bytes: self.inner.headroom.keep_free_bytes,
+            others_bytes: figures.others_bytes,
+        })
+    }
+}
+
+/// Bytes that one asker may create; see [`AdmissionPolicy::admit`].
+#[derive(Debug)]
+#[must_use = "dropping it gives the promise up"]
+pub(crate) struct Admitted {
+    policy: AdmissionPolicy,
+    ordinal: i32,
+    bytes: u64,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut pending = self.policy.inner.pending.lock();
+        if let Some(bytes) = pending.get_mut(&self.ordinal) {
+            *bytes = bytes.saturating_sub(self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_says_what_it_rests_on() {
+        let verdict = Verdict {
+            wanted_bytes: 10,
+            free_bytes: 30,
+            pending_bytes: 4,
+            keep_free_bytes: 17,
+            others_bytes: Some(5),
+        };
+        assert_eq!((verdict.is_admitted(), verdict.short_by()), (false, 1));
+        assert_eq!(
+            verdict.to_string(),
+            "10 bytes wanted of 30 free, 17 to be kept free, 4 promised before; \
+             other processes hold 5"
+        );
+        let enough = Verdict { pending_bytes: 3, others_bytes: None, ..verdict };
+        assert!(enough.is_admitted());
+        assert_eq!(
+            enough.to_string(),
+            "10 bytes wanted of 30 free, 17 to be kept free, 3 promised before"
+        );
+        let huge = Verdict { wanted_bytes: u64::MAX, keep_free_bytes: u64::MAX, ..verdict };
+        assert_eq!((huge.is_admitted(), huge.short_by()), (false, u64::MAX));
+    }
+}

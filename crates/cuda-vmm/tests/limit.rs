@@ -1,0 +1,301 @@
+//! A limit that pools share: moved while they work, and always in keeping with what exists.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Machine, PAGE, machine, recorded};
+use cuda_driver::ErrorCode;
+use cuda_vmm::{
+    ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, OverLimit,
+    PageError, PagePool, PagePoolOptions, PhysicalPage, Reclaimed,
+};
+
+fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {
+    let options = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
+    let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+    PagePool::with_rules(&machine.device, options, rules).unwrap()
+}
+
+fn elastic(machine: &Machine, limit: &MemoryLimit, capacity_blocks: u64) -> ElasticPool {
+    let options = ElasticPoolOptions {
+        block_bytes: PAGE,
+        capacity_blocks,
+        page_bytes: None,
+        initial_blocks: 0,
+    };
+    let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+    ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules).unwrap()
+}
+
+/// What the limit counts is what the pools have, and what the device has given.
+#[track_caller]
+fn assert_adds_up(machine: &Machine, limit: &MemoryLimit, pools: &[&PagePool]) {
+    let live: u64 = pools.iter().map(|pool| pool.stats().live * pool.page_bytes()).sum();
+    assert_eq!(limit.stats().used_bytes, live);
+    assert_eq!(machine.sim.device_used_bytes(0), live);
+}
+
+#[test]
+fn pools_share_a_limit_and_take_each_others_idle_pages() {
+    let machine = machine();
+    let limit = MemoryLimit::new(6 * PAGE);
+    let (first, second) = (limited(&machine, &limit), limited(&machine, &limit));
+    let taken = first.take_many(4).unwrap();
+    let refused =
+        OverLimit { limit_bytes: 6 * PAGE, used_bytes: 6 * PAGE, asked_bytes: PAGE, revision: 0 };
+    // All or none, and what was created for the failed call is gone.
+    assert_eq!(second.take_many(3).unwrap_err(), PageError::OverLimit(refused));
+    assert_adds_up(&machine, &limit, &[&first, &second]);
+    assert_eq!(second.stats().live, 0);
+    // What the first pool does not need is released for the second.
+    for page in taken {
+        first.give_back(page).unwrap();
+    }
+    let others = second.take_many(5).unwrap();
+    assert_eq!((first.stats().idle, first.stats().released), (1, 3));
+    assert_adds_up(&machine, &limit, &[&first, &second]);
+    assert!(PageError::OverLimit(refused).is_retryable());
+    drop((first, others, second));
+    assert_eq!(limit.stats().used_bytes, 0);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_limit_lowered_below_what_is_in_use_refuses_what_is_new_and_takes_idle_pages_first() {
+    let machine = machine();
+    let limit = MemoryLimit::unlimited();
+    let pool = elastic(&machine, &limit, 16);
+    pool.grow_to(6).unwrap();
+    pool.pages().prepare(4).unwrap();
+    assert_eq!(limit.set(7 * PAGE), 1);
+    assert_eq!(limit.over_by(), 3 * PAGE);
+    // Idle pages are not new, but using them would keep the limit broken.
+    let source =
+        OverLimit { limit_bytes: 7 * PAGE, used_bytes: 10 * PAGE, asked_bytes: PAGE, revision: 1 };
+    let refused = GrowError::OverLimit { asked_blocks: 7, ready_blocks: 6, source };
+    assert_eq!(pool.grow_to(7), Err(refused));
+    assert!(refused.is_retryable() && refused.is_out_of_memory());
+    let done = limit.reclaim();
+    assert_eq!(done, Reclaimed { idle_bytes: 3 * PAGE, parked_bytes: 0, over_by: 0 });
+    assert_eq!(pool.grow_to(7), Ok(7));
+    assert_adds_up(&machine, &limit, &[pool.pages()]);
+
+    // What is in use stays, and the limit says by how much it is exceeded.
+    assert_eq!(limit.set(2 * PAGE), 2);
+    assert_eq!(limit.reclaim(), Reclaimed { over_by: 5 * PAGE, ..Reclaimed::default() });
+    assert_eq!(pool.ready_blocks(), 7);
+    assert_eq!(pool.shrink_to(1, &[]).unwrap().retiring_pages, 6);
+    assert_eq!(pool.poll_retired().unmapped_pages, 6);
+    assert_eq!(limit.reclaim().idle_bytes, 5 * PAGE);
+    assert_eq!(limit.stats().used_bytes, 2 * PAGE);
+    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    let stats = limit.stats();
+    assert_eq!((stats.revision, stats.limit_bytes, stats.used_bytes), (2, 2 * PAGE, 0));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn every_failing_call_leaves_the_accounts_right() {
+    let calls = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"];
+    for call in calls {
+        for nth in 1..=8 {
+            let machine = machine();
+            let limit = MemoryLimit::new(8 * PAGE);
+            let pool = elastic(&machine, &limit, 8);
+            machine.sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
+            let stream = machine.stream();
+            for size in [3, 8, 2, 5] {
+                // Whatever fails, the same call succeeds the second time.
+                if pool.ready_blocks() < size {
+                    let grown = pool.grow_to(size).or_else(|_| pool.grow_to(size));
+                    assert_eq!(grown, Ok(size), "{call} {nth}");
+                } else {
+                    pool.shrink_to(size, &[recorded(&stream)]).unwrap();
+                    stream.synchronize().unwrap();
+                    pool.poll_retired();
+                    pool.trim(0);
+                }
+                let live = pool.pages().stats().live * PAGE;
+                assert_eq!(limit.stats().used_bytes, live, "{call} {nth}");
+                assert!(live <= 8 * PAGE, "{call} {nth}");
+            }
+            drop(pool.close(&[]).try_complete().unwrap());
+            assert_eq!(limit.stats().used_bytes, 0, "{call} {nth}");
+            drop(stream);
+            machine.assert_no_leak();
+        }
+    }
+}
+
+/// Three hundred things done to the pools; returns how often the limit refused.
+fn work(thread: u64, mine: &PagePool, pool: &ElasticPool) -> u64 {
+    let mut refusals = 0;
+    for round in 0..300 {
+        let size = (thread * 7 + round * 5) % 13;
+        match (thread + round) % 4 {
+            0 => match pool.grow_to(size) {
+                Ok(ready) => assert!(ready >= size),
+                Err(error) => assert!(error.is_retryable(), "{error:?}"),
+            },
+            1 => {
+                pool.shrink_to(size, &[]).unwrap();
+                pool.poll_retired();
+            }
+            _ => match mine.take_many(1 + size % 4) {
+                Ok(taken) if round % 3 == 0 => drop(taken),
+                Ok(taken) => taken.into_iter().for_each(|page| mine.give_back(page).unwrap()),
+                Err(PageError::OverLimit(refused)) => {
+                    assert_eq!(refused.asked_bytes, PAGE);
+                    refusals += 1;
+                }
+                Err(error) => panic!("{error:?}"),
+            },
+        }
+    }
+    refusals
+}
+
+#[test]
+fn accounts_add_up_while_threads_take_drop_grow_and_the_limit_moves() {
+    const WORKERS: u64 = 6;
+    const MOST: u64 = 24 * PAGE;
+    let machine = machine();
+    let limit = MemoryLimit::new(MOST);
+    let (first, second) = (limited(&machine, &limit), limited(&machine, &limit));
+    let pool = elastic(&machine, &limit, 24);
+    let start = Barrier::new(WORKERS as usize + 2);
+    let done = AtomicBool::new(false);
+    let move_limit = || {
+        start.wait();
+        let mut revision = 0;
+        while !done.load(Ordering::Relaxed) {
+            revision += 1;
+            assert_eq!(limit.set((2 + revision * 7 % 23) * PAGE), revision);
+            limit.reclaim();
+            std::thread::yield_now();
+        }
+    };
+    let watch = || {
+        start.wait();
+        while !done.load(Ordering::Relaxed) {
+            assert!(limit.stats().used_bytes <= MOST);
+            // Charged before it exists, and until after it is gone.
+            assert!(machine.sim.device_used_bytes(0) <= MOST);
+        }
+    };
+    let refusals: u64 = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|thread| {
+                let mine = if thread % 2 == 0 { &first } else { &second };
+                let (pool, start) = (&pool, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    work(thread, mine, pool)
+                })
+            })
+            .collect();
+        let others = [scope.spawn(move_limit), scope.spawn(watch)];
+        let refusals = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+        done.store(true, Ordering::Relaxed);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        refusals
+    });
+    assert!(refusals > 0, "the limit was never felt");
+    assert_adds_up(&machine, &limit, &[&first, &second, pool.pages()]);
+    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    assert_eq!((first.stats().in_use, second.stats().in_use), (0, 0));
+    limit.set(0);
+    assert_eq!((limit.reclaim().over_by, machine.sim.device_used_bytes(0)), (0, 0));
+    drop((first, second));
+    machine.assert_no_leak();
+}
+
+/// A small generator, so that every run is the same.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 33) % end
+    }
+}
+
+#[test]
+fn random_actions_agree_with_a_model_that_only_counts() {
+    for seed in 0..60 {
+        let machine = machine();
+        let mut random = Random(seed);
+        let limit = MemoryLimit::new(10 * PAGE);
+        let pools = [limited(&machine, &limit), limited(&machine, &limit)];
+        // The model: pages held and idle in each pool, and the limit in pages.
+        let mut held: [Vec<PhysicalPage>; 2] = [Vec::new(), Vec::new()];
+        let mut idle = [0_u64; 2];
+        let (mut limit_pages, mut revision) = (10_u64, 0_u64);
+        for _ in 0..200 {
+            let at = random.below(2) as usize;
+            let used =
+                held.iter().map(|held| held.len() as u64).sum::<u64>() + idle.iter().sum::<u64>();
+            match random.below(6) {
+                0 | 1 => {
+                    let count = 1 + random.below(4);
+                    let new = count.saturating_sub(idle[at]);
+                    let others = used - idle[at];
+                    let fits = used <= limit_pages
+                        && others - idle[1 - at] + idle[at].max(count) <= limit_pages;
+                    match pools[at].take_many(count) {
+                        Ok(pages) => {
+                            assert!(fits, "seed {seed}: {count} of {used}, limit {limit_pages}");
+                            held[at].extend(pages);
+                            idle[at] -= count - new;
+                            idle[1 - at] -= (used + new).saturating_sub(limit_pages);
+                        }
+                        Err(PageError::OverLimit(refused)) => {
+                            assert!(!fits, "seed {seed}: {refused}");
+                            assert_eq!(refused.revision, revision);
+                            // A failed attempt may have released the other pool's idle pages.
+                            if used <= limit_pages {
+                                idle[1 - at] = 0;
+                            }
+                        }
+                        Err(error) => panic!("seed {seed}: {error:?}"),
+                    }
+                }
+                2 => drop(held[at].pop()),
+                3 => {
+                    if let Some(page) = held[at].pop() {
+                        pools[at].give_back(page).unwrap();
+                        idle[at] += 1;
+                    }
+                }
+                4 => {
+                    limit_pages = random.below(14);
+                    revision += 1;
+                    assert_eq!(limit.set(limit_pages * PAGE), revision);
+                }
+                _ => {
+                    let done = limit.reclaim();
+                    let mut over = used.saturating_sub(limit_pages);
+                    for idle in &mut idle {
+                        let released = over.min(*idle);
+                        *idle -= released;
+                        over -= released;
+                    }
+                    assert_eq!(done.over_by, over * PAGE, "seed {seed}");
+                }
+            }
+            for at in 0..2 {
+                let stats = pools[at].stats();
+                let seen = (stats.in_use, stats.idle);
+                assert_eq!(seen, (held[at].len() as u64, idle[at]), "seed {seed}, pool {at}");
+            }
+            assert_adds_up(&machine, &limit, &[&pools[0], &pools[1]]);
+        }
+        drop((held, pools));
+        assert_eq!(limit.stats().used_bytes, 0);
+        machine.assert_no_leak();
+    }
+}
