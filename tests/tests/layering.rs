@@ -75,7 +75,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "kv-pool",
         below: &[],
-        others: &["xxhash-rust"],
+        others: &["siphasher", "xxhash-rust"],
         never: &[HEAVY, CUDA],
         may_be_unsafe: false,
     },

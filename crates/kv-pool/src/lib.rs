@@ -74,7 +74,7 @@ pub use claim::{ClaimedBlock, Offload, Registration};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{ClaimError, EpochError, GrowError, IntegrityError, OnboardError};
-pub use hash::BlockHash;
+pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
 pub use pin::BlockPin;
