@@ -473,7 +473,7 @@ impl Program {
         page: u64,
         count: u64,
     ) -> DriverResult<[f64; PAGE_CALLS.len()]> {
-        let prop = AllocationProp { device: 0, posix_fd: false };
+        let prop = AllocationProp::on(0);
         let access = [AccessDesc { device: 0 }];
         let mut last = self.now();
         let mut lap = |calls: u64| {

@@ -5,6 +5,7 @@ mod calls;
 mod descriptors;
 pub mod interop;
 mod jit;
+mod shareable;
 
 use std::ffi::c_void;
 use std::fmt;

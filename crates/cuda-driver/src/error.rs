@@ -66,6 +66,8 @@ error_codes! {
     UNSUPPORTED_PTX_VERSION = 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
     /// A device exception, such as an invalid access of a peer's memory, that the GPU contained.
     CONTAINED = 226, "CUDA_ERROR_CONTAINED";
+    /// A call of the operating system failed.
+    OPERATING_SYSTEM = 304, "CUDA_ERROR_OPERATING_SYSTEM";
     /// The handle is not valid.
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
     /// A named symbol was not found.

@@ -86,6 +86,7 @@ mod launch;
 mod memory;
 mod module;
 mod reference;
+mod shareable;
 mod stream;
 mod virtual_memory;
 
@@ -103,8 +104,9 @@ pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer};
 pub use module::{Kernel, Module, ModuleError};
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
+pub use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
 pub use stream::{Event, Stream};
-pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
+pub use virtual_memory::{AddressRange, FabricSupport, PhysicalMemory, ReleaseError};
 
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]

@@ -2,7 +2,7 @@
 
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
-    Granularity, OutOfBounds,
+    Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Reserved device addresses (`cuMemAddressReserve`), with nothing behind them until mapped.
@@ -147,7 +147,7 @@ impl PhysicalMemory {
     /// # Errors
     /// `NOT_SUPPORTED` on a device without virtual-memory management.
     pub fn granularity(device: &Device) -> Result<u64, DeviceError> {
-        let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
+        let prop = AllocationProp::on(device.ordinal());
         device.run(|driver| driver.mem_get_allocation_granularity(prop, Granularity::Recommended))
     }
 
@@ -156,9 +156,86 @@ impl PhysicalMemory {
     /// # Errors
     /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity.
     pub fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        let prop = AllocationProp { device: device.ordinal(), posix_fd: false };
+        let prop = AllocationProp::on(device.ordinal());
+        Self::create_as(device, bytes, prop)
+    }
+
+    /// Creates memory that [`export`](PhysicalMemory::export) can hand to another process.
+    ///
+    /// # Errors
+    /// As [`create`](PhysicalMemory::create).
+    pub fn create_exportable(
+        device: &Device,
+        bytes: u64,
+        kind: ShareableKind,
+    ) -> Result<Self, DeviceError> {
+        Self::create_as(device, bytes, AllocationProp::exportable(device.ordinal(), kind))
+    }
+
+    /// Takes memory of `bytes` bytes that this or another process exported. It takes no more memory of
+    /// the device; the exporter's bytes live until the last importer is done with them too.
+    ///
+    /// The driver does not tell how long the memory is: a wrong `bytes` is refused when it is mapped.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for what stands for no memory; `INVALID_DEVICE` for memory of another device
+    /// than `device`.
+    pub fn import(
+        device: &Device,
+        source: ShareableRef<'_>,
+        bytes: u64,
+    ) -> Result<Self, DeviceError> {
+        let handle = device.run(|driver| driver.mem_import_from_shareable_handle(source))?;
+        let memory = Self { device: device.clone(), handle, bytes, is_live: true };
+        // SAFETY: the handle is live: it belongs to `memory`.
+        let prop = device
+            .run(|driver| unsafe { driver.mem_get_allocation_properties_from_handle(handle) });
+        if prop?.device != device.ordinal() {
+            let call = "cuMemImportFromShareableHandle";
+            return Err(DriverError::new(call, ErrorCode::INVALID_DEVICE).into());
+        }
+        Ok(memory)
+    }
+
+    /// Whether this process can hand memory of `device` to other hosts: one page of memory is created
+    /// for it and exported, because the device's attribute promises more than a process may do.
+    ///
+    /// # Errors
+    /// What keeps the question from being answered: no memory, or a lost device.
+    pub fn probe_fabric(device: &Device) -> Result<FabricSupport, DeviceError> {
+        let page = Self::granularity(device)?;
+        let exported = Self::create_exportable(device, page, ShareableKind::Fabric)
+            .and_then(|memory| memory.export(ShareableKind::Fabric));
+        match exported {
+            Ok(_) => Ok(FabricSupport::Supported),
+            Err(DeviceError::Driver(error))
+                if !error.is_out_of_memory() && !error.code.is_sticky() =>
+            {
+                Ok(FabricSupport::Unsupported { error })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn create_as(device: &Device, bytes: u64, prop: AllocationProp) -> Result<Self, DeviceError> {
         let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
         Ok(Self { device: device.clone(), handle, bytes, is_live: true })
+    }
+
+    /// The memory in a form that another process can take. A file descriptor keeps it alive until it
+    /// is closed.
+    ///
+    /// # Ordering
+    /// None: whoever imports it must be told, by other means, when its bytes are written. Events do
+    /// not reach other processes.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for memory that was not created for this kind of export.
+    pub fn export(&self, kind: ShareableKind) -> Result<ShareableHandle, DeviceError> {
+        // SAFETY: the handle is live while `self` is (invariant of `handle`; whoever ends its life
+        // consumes the struct).
+        self.device
+            .run(|driver| unsafe { driver.mem_export_to_shareable_handle(self.handle, kind) })
     }
 
     /// Length in bytes.
@@ -216,6 +293,19 @@ impl Drop for PhysicalMemory {
             tracing::warn!(%error, handle = self.handle, "physical memory was not released");
         }
     }
+}
+
+/// Whether a process can make fabric handles.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum FabricSupport {
+    /// It made one.
+    Supported,
+    /// It was refused: `NOT_PERMITTED` without a channel of the fabric's service (IMEX),
+    /// `NOT_SUPPORTED` by a device or driver that has no fabric.
+    Unsupported {
+        /// The call, and what it answered.
+        error: DriverError,
+    },
 }
 
 /// Physical memory that the driver refused to release.

@@ -44,7 +44,7 @@ fn main() {
     unsafe { sim.ctx_set_current(context) }.unwrap();
     let base = sim.mem_address_reserve(PAGES * PAGE, 0, 0).unwrap();
     for page in 0..PAGES {
-        let handle = sim.mem_create(PAGE, AllocationProp { device: 0, posix_fd: false }).unwrap();
+        let handle = sim.mem_create(PAGE, AllocationProp::on(0)).unwrap();
         // SAFETY: the handle was created above.
         unsafe { sim.mem_map(base + page * PAGE, PAGE, 0, handle) }.unwrap();
     }

@@ -6,6 +6,7 @@ use crate::findings::FindingKind;
 use crate::host_memory::{HostRange, PageableRange};
 use crate::memory::Viewer;
 use crate::scheduler::Goal;
+use crate::shareable::NO_FABRIC;
 use crate::state::{Answer, State};
 use crate::time::SizedCall;
 use crate::work::Work;
@@ -239,8 +240,11 @@ impl State {
 
     pub(crate) fn mem_create(&mut self, bytes: u64, prop: AllocationProp) -> Answer<u64> {
         let device = self.device(prop.device)?;
+        if prop.fabric {
+            return Err(NO_FABRIC);
+        }
         let handle = self.new_handle();
-        self.memory.create(handle, device, bytes)?;
+        self.memory.create(handle, device, bytes, prop.posix_fd)?;
         self.clock.sized(SizedCall::Create, bytes);
         Ok(handle)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use cuda_driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
     ErrorCode, Granularity, HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
+    ShareableHandle, ShareableKind, ShareableRef,
 };
 
 use crate::SimDriver;
@@ -49,7 +50,10 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
         DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => COMPUTE_CAPABILITY.0 as i32,
         DeviceAttribute::COMPUTE_CAPABILITY_MINOR => COMPUTE_CAPABILITY.1 as i32,
         DeviceAttribute::UNIFIED_ADDRESSING
-        | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
+        | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        // As on an H100, which knows fabric handles; to make one takes a fabric.
+        | DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
         DeviceAttribute::ASYNC_ENGINE_COUNT => COPY_ENGINES,
         _ => return None,
     })
@@ -293,6 +297,25 @@ impl Driver for SimDriver {
             state.clock.sized(SizedCall::Release, bytes.unwrap_or(0));
             Ok(())
         })
+    }
+
+    unsafe fn mem_export_to_shareable_handle(
+        &self,
+        handle: u64,
+        kind: ShareableKind,
+    ) -> DriverResult<ShareableHandle> {
+        self.call("cuMemExportToShareableHandle", |state| state.mem_export(handle, kind))
+    }
+
+    fn mem_import_from_shareable_handle(&self, source: ShareableRef<'_>) -> DriverResult<u64> {
+        self.call("cuMemImportFromShareableHandle", |state| state.mem_import(source))
+    }
+
+    unsafe fn mem_get_allocation_properties_from_handle(
+        &self,
+        handle: u64,
+    ) -> DriverResult<AllocationProp> {
+        self.call("cuMemGetAllocationPropertiesFromHandle", |state| state.mem_properties(handle))
     }
 
     unsafe fn mem_map(

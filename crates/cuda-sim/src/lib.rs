@@ -103,6 +103,7 @@ mod memory;
 mod ptx;
 mod random;
 mod scheduler;
+mod shareable;
 mod sim;
 mod state;
 mod streams;

@@ -13,6 +13,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfun
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
 use cudarc::driver::sys::{CUmodule, CUstream, CUuuid};
 
+use super::descriptors::AnsweredProp;
 use crate::{DriverError, DriverResult, ErrorCode, Unavailable};
 
 /// The type that we pass where `=>` names one, otherwise the binding's.
@@ -59,7 +60,7 @@ macro_rules! api {
                         // driver's function of this name, which takes the arguments checked above
                         // and returns a C enum: 32 bits, of which any are a valid `u32`. Where
                         // our argument type differs from the bound one, it is the integer type
-                        // of that C enum.
+                        // of that C enum, or points to the same struct with such integers in it.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
@@ -199,6 +200,21 @@ api! {
         flags: c_ulonglong,
     );
     cuMemRelease = cuMemRelease(handle: CUmemGenericAllocationHandle);
+    cuMemExportToShareableHandle = cuMemExportToShareableHandle(
+        shareable: *mut c_void,
+        handle: CUmemGenericAllocationHandle,
+        kind: sys::CUmemAllocationHandleType,
+        flags: c_ulonglong,
+    );
+    cuMemImportFromShareableHandle = cuMemImportFromShareableHandle(
+        handle: *mut CUmemGenericAllocationHandle,
+        shareable: *mut c_void,
+        kind: sys::CUmemAllocationHandleType,
+    );
+    cuMemGetAllocationPropertiesFromHandle = cuMemGetAllocationPropertiesFromHandle(
+        prop: *mut CUmemAllocationProp => *mut AnsweredProp,
+        handle: CUmemGenericAllocationHandle,
+    );
     cuMemMap = cuMemMap(
         address: CUdeviceptr,
         bytes: usize,

@@ -7,7 +7,7 @@ use cudarc::driver::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 
-use crate::{AccessDesc, AllocationProp};
+use crate::{AccessDesc, AllocationProp, ShareableKind};
 
 const _: () = assert!(size_of::<CUmemLocation>() == 4 + 4);
 const _: () = assert!(size_of::<CUmemAllocationProp>() == 4 + 4 + 8 + 8 + 8);
@@ -18,15 +18,57 @@ fn location(ordinal: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
 }
 
+/// The driver's name of a form of export.
+pub(super) fn handle_type(kind: ShareableKind) -> CUmemAllocationHandleType {
+    match kind {
+        ShareableKind::PosixFd => {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        }
+        ShareableKind::Fabric => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC,
+    }
+}
+
+/// The forms in which memory may be exported: bits.
+fn handle_types(prop: AllocationProp) -> CUmemAllocationHandleType {
+    let asked = [(prop.posix_fd, ShareableKind::PosixFd), (prop.fabric, ShareableKind::Fabric)];
+    let asked = asked.iter().filter(|(asked, _)| *asked);
+    CUmemAllocationHandleType(asked.fold(0, |bits, &(_, kind)| bits | handle_type(kind).0))
+}
+
+/// `CUmemAllocationProp` as the driver fills it in: with plain integers where the binding has enums,
+/// which a newer driver's number would make invalid.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct AnsweredProp {
+    kind: u32,
+    handle_types: u32,
+    location_kind: u32,
+    location_id: i32,
+    win32: usize,
+    flags: u64,
+}
+
+const _: () = assert!(size_of::<AnsweredProp>() == size_of::<CUmemAllocationProp>());
+const _: () = assert!(align_of::<AnsweredProp>() >= align_of::<CUmemAllocationProp>());
+
+impl AnsweredProp {
+    /// What the memory was created as, if it is of a device.
+    pub(super) fn device_memory(&self) -> Option<AllocationProp> {
+        let has = |kind| self.handle_types & handle_type(kind).0 != 0;
+        let on_device = self.location_kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
+        on_device.then(|| AllocationProp {
+            device: self.location_id,
+            posix_fd: has(ShareableKind::PosixFd),
+            fabric: has(ShareableKind::Fabric),
+        })
+    }
+}
+
 /// Pinned memory on a device.
 pub(super) fn allocation_prop(prop: AllocationProp) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: if prop.posix_fd {
-            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        } else {
-            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
-        },
+        requestedHandleTypes: handle_types(prop),
         location: location(prop.device),
         win32HandleMetaData: std::ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
@@ -52,13 +94,37 @@ mod tests {
 
     #[test]
     fn memory_is_pinned_on_the_named_device() {
-        let prop = allocation_prop(AllocationProp { device: 3, posix_fd: false });
+        let prop = allocation_prop(AllocationProp::on(3));
         assert_eq!(prop.type_ as u32, 1);
         assert_eq!((prop.location.type_ as u32, prop.location.id), (1, 3));
         assert_eq!(prop.requestedHandleTypes.0, 0);
         assert!(prop.win32HandleMetaData.is_null());
-        let exported = allocation_prop(AllocationProp { device: 0, posix_fd: true });
-        assert_eq!(exported.requestedHandleTypes.0, 1);
+    }
+
+    #[test]
+    fn forms_of_export_are_bits() {
+        for (posix_fd, fabric, bits) in
+            [(false, false, 0), (true, false, 1), (false, true, 8), (true, true, 9)]
+        {
+            let prop = AllocationProp { device: 2, posix_fd, fabric };
+            assert_eq!(allocation_prop(prop).requestedHandleTypes.0, bits);
+            let answered = AnsweredProp {
+                kind: 1,
+                handle_types: bits,
+                location_kind: 1,
+                location_id: 2,
+                ..AnsweredProp::default()
+            };
+            assert_eq!(answered.device_memory(), Some(prop));
+        }
+    }
+
+    #[test]
+    fn memory_of_the_host_is_no_device_memory() {
+        for location_kind in [0, 2, 3, 4, 77] {
+            let answered = AnsweredProp { location_kind, ..AnsweredProp::default() };
+            assert_eq!(answered.device_memory(), None);
+        }
     }
 
     #[test]

@@ -296,7 +296,7 @@ fn misuse_of_mappings_is_an_error_value(driver: &Arc<dyn Driver>) {
     assert_eq!(raw(&|d| d.mem_address_free(base, bytes)), invalid, "a second time");
     let odd = PhysicalMemory::create(&device, page + 1).unwrap_err();
     assert_eq!(odd.driver_error().code, ErrorCode::INVALID_VALUE);
-    let prop = AllocationProp { device: driver.device_get_count().unwrap(), posix_fd: false };
+    let prop = AllocationProp::on(driver.device_get_count().unwrap());
     assert!(device.run(|d| d.mem_create(page, prop)).is_err(), "no such device");
     assert_eq!(device.poison(), None);
 }

@@ -3,6 +3,7 @@
 use cuda_driver::ErrorCode;
 
 use super::pages::Pages;
+use super::sharing::Charge;
 use super::{
     ALLOCATION_PAGE_SHIFT, ALLOCATION_START, Denied, Memory, Place, VIRTUAL_START, Viewer,
 };
@@ -17,6 +18,7 @@ pub(crate) struct Allocation {
     pub(crate) base: u64,
     pub(crate) device: u32,
     pages: Pages,
+    _charge: Charge,
 }
 
 impl Allocation {
@@ -80,9 +82,9 @@ impl Memory {
         if taken > VIRTUAL_START - ALIGNMENT - base {
             return Err(ErrorCode::OUT_OF_MEMORY);
         }
-        self.take(device, taken)?;
+        let charge = self.take(device, taken)?;
         let pages = Pages::new(bytes, ALLOCATION_PAGE_SHIFT, self.fresh());
-        self.allocations.live.push(Allocation { base, device, pages });
+        self.allocations.live.push(Allocation { base, device, pages, _charge: charge });
         self.allocations.next = base + taken + ALIGNMENT;
         Ok(base)
     }
@@ -90,8 +92,6 @@ impl Memory {
     /// Frees allocation `index`.
     pub(crate) fn free(&mut self, index: usize) {
         let allocation = self.allocations.live.remove(index);
-        let taken = allocation.bytes().next_multiple_of(ALIGNMENT);
-        self.give_back(allocation.device, taken);
         self.remember_freed(RangeKind::Allocation, allocation.base, allocation.bytes());
     }
 }

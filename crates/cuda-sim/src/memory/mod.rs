@@ -1,13 +1,18 @@
 //! All memory that a device can name: its own, that of its peers, and pinned host memory.
 
 mod allocations;
+#[cfg(unix)]
+mod descriptors;
 mod initialised;
 mod miss;
 mod pages;
+mod sharing;
 mod view;
 mod virtual_memory;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{AccessFault, ErrorCode};
 
@@ -15,6 +20,7 @@ use allocations::Allocations;
 use miss::FreedRange;
 pub(crate) use miss::describe;
 use pages::Fresh;
+use sharing::Charge;
 pub(crate) use view::View;
 use virtual_memory::VirtualMemory;
 
@@ -91,8 +97,10 @@ pub(crate) struct Memory {
     pub(crate) virtual_memory: VirtualMemory,
     pub(crate) host: HostMemory,
     /// Bytes in use on each device.
-    used: Vec<u64>,
+    used: Vec<Arc<AtomicU64>>,
     capacity: u64,
+    /// Whether a descriptor was ever given out that may keep memory in use.
+    exports: bool,
     freed: VecDeque<FreedRange>,
     seed: u64,
     patterns: u64,
@@ -107,8 +115,9 @@ impl Memory {
             allocations: Allocations::new(),
             virtual_memory: VirtualMemory::new(config.granularity),
             host: HostMemory::new(config.pinned_bytes, crate::random::mix(config.seed) as u8 | 1),
-            used: vec![0; config.devices as usize],
+            used: (0..config.devices).map(|_| Arc::default()).collect(),
             capacity: config.device_bytes,
+            exports: false,
             freed: VecDeque::new(),
             seed: config.seed,
             patterns: 0,
@@ -118,27 +127,27 @@ impl Memory {
     }
 
     pub(crate) fn used(&self, device: u32) -> u64 {
-        self.used.get(device as usize).copied().unwrap_or(0)
+        self.settle();
+        self.used.get(device as usize).map_or(0, |used| used.load(Ordering::Relaxed))
     }
 
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Takes `bytes` of `device`'s memory.
-    fn take(&mut self, device: u32, bytes: u64) -> Result<(), ErrorCode> {
-        let used = self.used.get_mut(device as usize).ok_or(ErrorCode::INVALID_DEVICE)?;
-        if bytes > self.capacity - *used {
-            return Err(ErrorCode::OUT_OF_MEMORY);
-        }
-        *used += bytes;
-        Ok(())
+    /// Takes `bytes` of `device`'s memory, until the answer is dropped.
+    fn take(&self, device: u32, bytes: u64) -> Result<Charge, ErrorCode> {
+        self.settle();
+        let used = self.used.get(device as usize).ok_or(ErrorCode::INVALID_DEVICE)?;
+        Charge::take(used, bytes, self.capacity).ok_or(ErrorCode::OUT_OF_MEMORY)
     }
 
-    fn give_back(&mut self, device: u32, bytes: u64) {
-        let used = &mut self.used[device as usize];
-        assert!(*used >= bytes, "device memory given back twice");
-        *used -= bytes;
+    /// Gives back what only descriptors kept that are closed by now.
+    fn settle(&self) {
+        #[cfg(unix)]
+        if self.exports {
+            descriptors::sweep();
+        }
     }
 
     /// What the next new memory is like: its bytes are not those of any other.
@@ -199,9 +208,12 @@ impl Memory {
                     piece.len()
                 }
                 Place::Physical { index, offset } => {
-                    let piece = self.virtual_memory.pages(index).piece(offset, most);
-                    into[done..done + piece.len()].copy_from_slice(piece);
-                    piece.len()
+                    let part = &mut into[done..];
+                    self.virtual_memory.look(index, |pages| {
+                        let piece = pages.piece(offset, most);
+                        part[..piece.len()].copy_from_slice(piece);
+                        piece.len()
+                    })
                 }
             };
             done += moved;
@@ -234,9 +246,12 @@ impl Memory {
                     piece.len()
                 }
                 Place::Physical { index, offset } => {
-                    let piece = self.virtual_memory.pages_mut(index).piece_mut(offset, most);
-                    write(&self.host, piece, done as usize);
-                    piece.len()
+                    let host = &self.host;
+                    self.virtual_memory.edit(index, |pages| {
+                        let piece = pages.piece_mut(offset, most);
+                        write(host, piece, done as usize);
+                        piece.len()
+                    })
                 }
             };
             done += moved as u64;
@@ -338,7 +353,7 @@ impl Memory {
                     self.allocations.pages(index).gap(offset, most)
                 }
                 Place::Physical { index, offset } => {
-                    self.virtual_memory.pages(index).gap(offset, most)
+                    self.virtual_memory.look(index, |pages| pages.gap(offset, most))
                 }
             };
             if let Some((start, length)) = gap {
@@ -362,7 +377,7 @@ impl Memory {
                     self.allocations.pages_mut(index).forget(offset, most)
                 }
                 Place::Physical { index, offset } => {
-                    self.virtual_memory.pages_mut(index).forget(offset, most)
+                    self.virtual_memory.edit(index, |pages| pages.forget(offset, most))
                 }
             };
         }

@@ -30,7 +30,10 @@ impl DeviceMemory for View<'_> {
         self.memory.traffic.load(address, bytes);
         let piece = match self.memory.locate(self.viewer, address) {
             Ok((Place::Physical { index, offset }, rest)) => {
-                self.memory.virtual_memory.pages(index).piece(offset, bytes.min(rest))
+                match self.memory.virtual_memory.own_pages(index) {
+                    Some(pages) => pages.piece(offset, bytes.min(rest)),
+                    None => &[],
+                }
             }
             Ok((Place::Allocation { index, offset }, rest)) => {
                 self.memory.allocations.pages(index).piece(offset, bytes.min(rest))
@@ -40,7 +43,8 @@ impl DeviceMemory for View<'_> {
         if piece.len() as u64 == bytes {
             return Ok(Cow::Borrowed(piece));
         }
-        // In several pieces, in host memory (never borrowed, since the host may write it), or bad.
+        // In several pieces, in memory that the host or another machine may write meanwhile (and
+        // which therefore is never borrowed), or bad.
         self.memory.read(self.viewer, address, bytes).map(|copy| Cow::Owned(copy.into_vec()))
     }
 

@@ -3,10 +3,17 @@
 //! Answers are those of driver 580: see the crate's tests, one for each.
 
 use std::collections::{BTreeMap, HashMap};
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
+#[cfg(unix)]
+use std::sync::Arc;
 
 use cuda_driver::ErrorCode;
 
+#[cfg(unix)]
+use super::descriptors::{self, Exported};
 use super::pages::Pages;
+use super::sharing::Backing;
 use super::{Denied, MAPPED, Memory, Place, VIRTUAL_START, Viewer};
 use crate::RangeKind;
 
@@ -38,14 +45,16 @@ impl Reservation {
     }
 }
 
-/// Memory of one `cuMemCreate`.
+/// Memory behind one handle: of one `cuMemCreate`, or of one import.
 #[derive(Debug)]
 struct Physical {
     device: u32,
     /// Whether the handle is not released.
     held: bool,
     mappings: u32,
-    pages: Pages,
+    /// Whether it was created for export.
+    exportable: bool,
+    backing: Backing,
 }
 
 /// All virtual memory of the machine.
@@ -101,7 +110,7 @@ impl VirtualMemory {
 
     /// Bytes of the physical memory of a handle.
     pub(crate) fn handle_bytes(&self, handle: u64) -> Option<u64> {
-        self.handles.get(&handle).map(|&index| self.pages(index).bytes())
+        self.handles.get(&handle).map(|&index| self.backing(index).bytes())
     }
 
     pub(crate) fn handle_count(&self) -> usize {
@@ -109,7 +118,7 @@ impl VirtualMemory {
     }
 
     pub(crate) fn physical_bytes(&self) -> u64 {
-        self.physical.iter().flatten().map(|physical| physical.pages.bytes()).sum()
+        self.physical.iter().flatten().map(|physical| physical.backing.bytes()).sum()
     }
 
     #[inline]
@@ -131,18 +140,28 @@ impl VirtualMemory {
         Ok((place, self.granularity - in_page))
     }
 
+    /// The bytes, where no other machine can reach them.
     #[inline]
-    pub(super) fn pages(&self, index: u32) -> &Pages {
-        match &self.physical[index as usize] {
-            Some(physical) => &physical.pages,
+    pub(super) fn own_pages(&self, index: u32) -> Option<&Pages> {
+        self.backing(index).own()
+    }
+
+    pub(super) fn look<T>(&self, index: u32, look: impl FnOnce(&Pages) -> T) -> T {
+        self.backing(index).look(look)
+    }
+
+    pub(super) fn edit<T>(&mut self, index: u32, edit: impl FnOnce(&mut Pages) -> T) -> T {
+        match &mut self.physical[index as usize] {
+            Some(physical) => physical.backing.edit(edit),
             None => unreachable!("a mapping keeps its physical memory alive"),
         }
     }
 
-    pub(super) fn pages_mut(&mut self, index: u32) -> &mut Pages {
-        match &mut self.physical[index as usize] {
-            Some(physical) => &mut physical.pages,
-            None => unreachable!("a mapping keeps its physical memory alive"),
+    #[inline]
+    fn backing(&self, index: u32) -> &Backing {
+        match &self.physical[index as usize] {
+            Some(physical) => &physical.backing,
+            None => unreachable!("a handle or mapping keeps its physical memory alive"),
         }
     }
 
@@ -214,7 +233,7 @@ impl VirtualMemory {
     ) -> Result<(), ErrorCode> {
         let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
         // The driver maps a handle as a whole.
-        if bytes != 0 && (offset != 0 || bytes != self.pages(index).bytes()) {
+        if bytes != 0 && (offset != 0 || bytes != self.backing(index).bytes()) {
             return Err(ErrorCode::NOT_SUPPORTED);
         }
         let holding = self.holding(address, bytes)?;
@@ -232,6 +251,42 @@ impl VirtualMemory {
             physical.mappings += 1;
         }
         Ok(())
+    }
+
+    /// Puts memory under a new handle.
+    fn add(&mut self, handle: u64, device: u32, exportable: bool, backing: Backing) {
+        let physical = Some(Physical { device, held: true, mappings: 0, exportable, backing });
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.physical[index as usize] = physical;
+                index
+            }
+            None => {
+                self.physical.push(physical);
+                (self.physical.len() - 1) as u32
+            }
+        };
+        self.handles.insert(handle, index);
+    }
+
+    /// The device of a handle's memory, and whether it was created for export.
+    pub(crate) fn properties(&self, handle: u64) -> Option<(u32, bool)> {
+        let &index = self.handles.get(&handle)?;
+        let physical = self.physical[index as usize].as_ref()?;
+        Some((physical.device, physical.exportable))
+    }
+
+    /// Makes a handle's memory one that other machines may hold, if it was created for that.
+    #[cfg(unix)]
+    fn share(&mut self, handle: u64) -> Result<Exported, ErrorCode> {
+        let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
+        let place = &mut self.physical[index as usize];
+        let physical = place.take_if(|physical| physical.exportable);
+        let physical = physical.ok_or(ErrorCode::INVALID_VALUE)?;
+        let device = physical.device;
+        let memory = physical.backing.into_shared();
+        *place = Some(Physical { backing: Backing::Shared(Arc::clone(&memory)), ..physical });
+        Ok(Exported { memory, device })
     }
 
     /// First addresses of the mappings in a range, unless the range splits one.
@@ -303,25 +358,44 @@ impl Memory {
     }
 
     /// Physical memory on `device`, under the new handle `handle`.
-    pub(crate) fn create(&mut self, handle: u64, device: u32, bytes: u64) -> Result<(), ErrorCode> {
+    pub(crate) fn create(
+        &mut self,
+        handle: u64,
+        device: u32,
+        bytes: u64,
+        exportable: bool,
+    ) -> Result<(), ErrorCode> {
         if !self.virtual_memory.is_aligned(0, bytes) {
             return Err(ErrorCode::INVALID_VALUE);
         }
-        self.take(device, bytes)?;
+        let charge = self.take(device, bytes)?;
         let pages = Pages::new(bytes, self.virtual_memory.shift, self.fresh());
-        let physical = Some(Physical { device, held: true, mappings: 0, pages });
-        let virtual_memory = &mut self.virtual_memory;
-        let index = match virtual_memory.vacant.pop() {
-            Some(index) => {
-                virtual_memory.physical[index as usize] = physical;
-                index
-            }
-            None => {
-                virtual_memory.physical.push(physical);
-                (virtual_memory.physical.len() - 1) as u32
-            }
-        };
-        virtual_memory.handles.insert(handle, index);
+        let backing = Backing::Own { pages, charge };
+        self.virtual_memory.add(handle, device, exportable, backing);
+        Ok(())
+    }
+
+    /// A descriptor that stands for the memory of a handle.
+    #[cfg(unix)]
+    pub(crate) fn export(&mut self, handle: u64) -> Result<OwnedFd, ErrorCode> {
+        let exported = self.virtual_memory.share(handle)?;
+        self.exports = true;
+        descriptors::export(exported).map_err(|_| ErrorCode::OPERATING_SYSTEM)
+    }
+
+    /// The memory that a descriptor stands for, under the new handle `handle`.
+    #[cfg(unix)]
+    pub(crate) fn import(&mut self, handle: u64, fd: BorrowedFd<'_>) -> Result<(), ErrorCode> {
+        let Exported { memory, device } =
+            descriptors::import(fd).ok_or(ErrorCode::INVALID_VALUE)?;
+        if device as usize >= self.used.len() {
+            return Err(ErrorCode::INVALID_DEVICE);
+        }
+        let backing = Backing::Shared(memory);
+        if !self.virtual_memory.is_aligned(0, backing.bytes()) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        self.virtual_memory.add(handle, device, true, backing);
         Ok(())
     }
 
@@ -360,9 +434,8 @@ impl Memory {
     fn drop_unused(&mut self, index: u32) {
         let place = &mut self.virtual_memory.physical[index as usize];
         let unused = place.take_if(|physical| !physical.held && physical.mappings == 0);
-        if let Some(physical) = unused {
+        if unused.is_some() {
             self.virtual_memory.vacant.push(index);
-            self.give_back(physical.device, physical.pages.bytes());
         }
     }
 }

@@ -71,7 +71,7 @@ pub fn code<T: std::fmt::Debug>(result: DriverResult<T>) -> ErrorCode {
 }
 
 pub fn prop(device: i32) -> AllocationProp {
-    AllocationProp { device, posix_fd: false }
+    AllocationProp::on(device)
 }
 
 /// Kernel `name` of a module of its own.

@@ -122,7 +122,7 @@ fn peer_access_to_an_unknown_device_is_refused(on: &Subject) {
 
 fn granularity_does_not_ask_for_a_device(on: &Subject) {
     for device in NONE {
-        let prop = AllocationProp { device, posix_fd: false };
+        let prop = AllocationProp::on(device);
         let answer = on.driver.mem_get_allocation_granularity(prop, Granularity::Minimum);
         assert!(answer.is_ok_and(u64::is_power_of_two), "{answer:?}");
     }

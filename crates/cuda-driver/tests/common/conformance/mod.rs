@@ -16,6 +16,8 @@ pub(crate) mod memory;
 pub(crate) mod modules;
 pub(crate) mod peers;
 pub(crate) mod pinned;
+#[cfg(unix)]
+pub(crate) mod sharing;
 pub(crate) mod streams;
 pub(crate) mod virtual_memory;
 
@@ -93,6 +95,14 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         virtual_memory::MAPPINGS,
         virtual_memory::PROCESS,
         virtual_memory::SIMULATED,
+        #[cfg(unix)]
+        sharing::CASES,
+        #[cfg(unix)]
+        sharing::PROCESS,
+        #[cfg(unix)]
+        sharing::PAIRS,
+        #[cfg(unix)]
+        sharing::SIMULATED,
         modules::CASES,
         modules::PROCESS,
         modules::SIMULATED,

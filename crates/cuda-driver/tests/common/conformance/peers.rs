@@ -369,7 +369,7 @@ fn a_kernel_is_not_launched_from_another_devices_context(on: &Subject) {
 
 fn memory_is_created_on_the_other_device(on: &Subject) {
     let [first, _second] = both(on);
-    let prop = AllocationProp { device: 1, posix_fd: false };
+    let prop = AllocationProp::on(1);
     let handle = first.mem_create(first.page(), prop).unwrap();
     assert_eq!(first.mem_release(handle), Ok(()));
 }

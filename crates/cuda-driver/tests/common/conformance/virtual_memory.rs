@@ -238,7 +238,7 @@ fn more_than_the_device_has_is_not_created(on: &Subject) {
 fn memory_of_an_unknown_device_is_not_created(on: &Subject) {
     let bound = on.bind();
     for device in [99, -1] {
-        let prop = AllocationProp { device, posix_fd: false };
+        let prop = AllocationProp::on(device);
         refused(bound.mem_create(bound.page(), prop), ErrorCode::INVALID_DEVICE);
     }
 }

@@ -1,0 +1,41 @@
+//! Export and import of physical memory, between machines that stand for processes.
+
+use cuda_driver::{AllocationProp, ErrorCode, ShareableHandle, ShareableKind, ShareableRef};
+
+use crate::state::{Answer, State};
+
+/// What the driver answers to fabric handles without a channel of the fabric's service.
+pub(crate) const NO_FABRIC: ErrorCode = ErrorCode::NOT_PERMITTED;
+
+impl State {
+    pub(crate) fn mem_export(
+        &mut self,
+        handle: u64,
+        kind: ShareableKind,
+    ) -> Answer<ShareableHandle> {
+        match kind {
+            #[cfg(unix)]
+            ShareableKind::PosixFd => self.memory.export(handle).map(ShareableHandle::PosixFd),
+            // No memory was created for it.
+            _ => Err(ErrorCode::INVALID_VALUE),
+        }
+    }
+
+    pub(crate) fn mem_import(&mut self, source: ShareableRef<'_>) -> Answer<u64> {
+        match source {
+            #[cfg(unix)]
+            ShareableRef::PosixFd(fd) => {
+                let handle = self.new_handle();
+                self.memory.import(handle, fd)?;
+                Ok(handle)
+            }
+            _ => Err(NO_FABRIC),
+        }
+    }
+
+    pub(crate) fn mem_properties(&self, handle: u64) -> Answer<AllocationProp> {
+        let properties = self.memory.virtual_memory.properties(handle);
+        let (device, posix_fd) = properties.ok_or(ErrorCode::INVALID_VALUE)?;
+        Ok(AllocationProp { device: device as i32, posix_fd, fabric: false })
+    }
+}
