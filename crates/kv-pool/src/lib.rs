@@ -52,6 +52,8 @@ mod claim;
 mod clock;
 mod config;
 mod error;
+#[cfg(test)]
+mod events;
 mod eviction;
 #[cfg(test)]
 mod expiry;
@@ -69,11 +71,15 @@ mod retiring;
 mod sabotage;
 mod state;
 mod stats;
+#[cfg(test)]
+mod tenants;
 
 pub use claim::{ClaimedBlock, Offload, Registration};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{ClaimError, EpochError, GrowError, IntegrityError, OnboardError};
+#[cfg(test)]
+pub use events::{PoolEvent, Reading};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
@@ -81,6 +87,8 @@ pub use pin::BlockPin;
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use stats::{PoolCounters, PoolStats, TierStats};
+#[cfg(test)]
+pub use tenants::{EvictionVerdict, TenantCounts, TenantError, TenantId, TenantQuota};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
