@@ -20,12 +20,15 @@ fn round() -> Profile {
         htod: Rate::mb_per_s(1000),
         dtoh: Rate::mb_per_s(1000),
         pageable: Rate::mb_per_s(500),
-        copy_setup: NONE,
+        htod_setup: NONE,
+        dtoh_setup: NONE,
+        duplex_percent: 100,
         dtod: Rate::mb_per_s(10_000),
         dtod_setup: NONE,
         peer: Curve::new(&[(0, micros(100))]),
         kernel_load: Rate::mb_per_s(10_000),
         kernel_store: Rate::mb_per_s(5_000),
+        fill: Rate::mb_per_s(5_000),
         kernel_host_load: Rate::mb_per_s(1000),
         kernel_host_store: Rate::mb_per_s(1000),
         kernel_overhead: micros(3),
@@ -36,6 +39,7 @@ fn round() -> Profile {
         context_call: NONE,
         other_call: NONE,
         start_latency: NONE,
+        kernel_start_latency: NONE,
         wait_latency: NONE,
         device_alloc: NONE,
         device_free: NONE,
@@ -95,7 +99,7 @@ fn copies_in_one_direction_serialise_and_in_opposite_ones_overlap() {
 #[test]
 fn two_engines_share_the_link_and_hide_each_others_set_up() {
     for (copy_engines, setups) in [(1, 2), (2, 1)] {
-        let profile = Profile { copy_engines, copy_setup: micros(100), copy_call: NONE, ..round() };
+        let profile = Profile { copy_engines, htod_setup: micros(100), copy_call: NONE, ..round() };
         let sim = with(profile, 0);
         let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
         let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(&sim, 2 * MIB));
@@ -106,6 +110,72 @@ fn two_engines_share_the_link_and_hide_each_others_set_up() {
         });
         assert_eq!(time, micros(100) * setups + Duration::from_nanos(2 * MIB));
     }
+}
+
+#[test]
+fn each_direction_has_its_own_set_up() {
+    let profile =
+        Profile { htod_setup: micros(100), dtoh_setup: micros(30), copy_call: NONE, ..round() };
+    let sim = with(profile, 0);
+    let stream = sim.stream_create(false).unwrap();
+    let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+    let down = took(&sim, || {
+        (0..3).for_each(|_| upload_async(&sim, device, host, 1000, stream).unwrap());
+        sync(&sim, stream).unwrap();
+    });
+    assert_eq!(down, micros(101) * 3);
+    let up = took(&sim, || {
+        (0..3).for_each(|_| fetch_async(&sim, host, device, 1000, stream));
+        sync(&sim, stream).unwrap();
+    });
+    assert_eq!(up, micros(31) * 3);
+}
+
+#[test]
+fn a_copy_is_slowed_while_one_goes_the_other_way() {
+    let profile = Profile { duplex_percent: 150, copy_call: NONE, ..round() };
+    let sim = with(profile, 0);
+    let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+    let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(&sim, 2 * MIB));
+    let both = |down: u64, up: u64| {
+        took(&sim, || {
+            upload_async(&sim, device, host, down, a).unwrap();
+            fetch_async(&sim, host + MIB, device + MIB, up, b);
+            sim.ctx_synchronize().unwrap();
+        })
+    };
+    // The second has done 200 µs of work in the 300 µs of the first; the rest is alone.
+    assert_eq!(both(300_000, 300_000), micros(400));
+    assert_eq!(both(300_000, 100_000), micros(300), "it ends at 150");
+    assert_eq!(both(100_000, 40_000), micros(100));
+}
+
+#[test]
+fn fills_have_a_rate_and_kernels_a_start_of_their_own() {
+    let profile = Profile {
+        fill: Rate::mb_per_s(1000),
+        kernel_start_latency: micros(9),
+        copy_call: NONE,
+        ..round()
+    };
+    let sim = with(profile, 0);
+    let memory = sim.mem_alloc(MIB).unwrap();
+    let time = took(&sim, || {
+        fill(&sim, memory, 1, 50_000, 0).unwrap();
+        sim.ctx_synchronize().unwrap();
+    });
+    assert_eq!(time, micros(50));
+    let kernels = |count: u64| {
+        let function = kernel(&sim, "add_one");
+        took(&sim, || {
+            let args = cuda_driver::KernelArgs::new().arg(memory);
+            (0..count).for_each(|_| launch(&sim, function, &args, 0).unwrap());
+            sim.ctx_synchronize().unwrap();
+        })
+    };
+    // 3 µs each; those behind the first had time to begin. What one byte takes is less than 1 ns.
+    assert_eq!(kernels(1), micros(12));
+    assert_eq!(kernels(4), micros(21));
 }
 
 #[test]

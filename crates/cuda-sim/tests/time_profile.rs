@@ -47,7 +47,7 @@ htod = 25.25 GB/s   # Gen4
 dtoh = 900MB/s
 dtod = 0.4 TB/s
 copy_engines = 2
-copy_setup = 1.5us
+htod_setup = 1.5us
 reserve = 1_000 ns
 pinned_alloc = 1 GiB: 1.5 s, 1KiB:20 us
 ";
@@ -58,7 +58,7 @@ pinned_alloc = 1 GiB: 1.5 s, 1KiB:20 us
         dtoh: Rate::mb_per_s(900),
         dtod: Rate::mb_per_s(400_000),
         copy_engines: 2,
-        copy_setup: nanos(1500),
+        htod_setup: nanos(1500),
         reserve: nanos(1000),
         pinned_alloc: Curve::new(&[(1 << 10, nanos(20_000)), (1 << 30, nanos(1_500_000_000))]),
         ..Profile::h100()

@@ -46,7 +46,7 @@ impl Engine {
             index -= 1;
             self.busy.remove(index);
         }
-        if let Some(&(_, to)) = self.busy.get(index).filter(|busy| busy.0 <= end) {
+        while let Some(&(_, to)) = self.busy.get(index).filter(|busy| busy.0 <= end) {
             end = end.max(to);
             self.busy.remove(index);
         }
@@ -56,6 +56,29 @@ impl Engine {
         {
             self.forgotten = end;
         }
+    }
+
+    /// When something ends that begins at `start` and takes `length` alone, but `percent` percent of
+    /// that wherever this is busy.
+    pub(super) fn beside(&self, start: u64, length: u64, percent: u32) -> u64 {
+        let (mut now, mut left) = (start, length);
+        let percent = u64::from(percent.max(100));
+        let first = self.busy.partition_point(|&(_, end)| end <= start);
+        for &(from, to) in self.busy.range(first..) {
+            let alone = from.saturating_sub(now);
+            if left <= alone {
+                break;
+            }
+            left -= alone;
+            now = now.max(from);
+            let slowed = left.saturating_mul(percent) / 100;
+            if slowed <= to - now {
+                return now.saturating_add(slowed);
+            }
+            left = left.saturating_sub((to - now).saturating_mul(100) / percent);
+            now = to;
+        }
+        now.saturating_add(left)
     }
 
     /// Takes the first gap of that length from `ready` on; returns when it begins.
@@ -81,6 +104,30 @@ mod tests {
         assert_eq!(engine.busy, [(0, 141)]);
         assert_eq!(engine.place(5, 0), 141, "what takes no time waits too");
         assert_eq!(engine.busy.len(), 1);
+    }
+
+    #[test]
+    fn what_is_beside_something_busy_takes_longer_there() {
+        let mut engine = Engine::default();
+        engine.take(100, 200);
+        engine.take(300, 400);
+        assert_eq!(engine.beside(0, 100, 200), 100, "over before");
+        assert_eq!(engine.beside(0, 120, 200), 140, "the last 20 take twice as long");
+        assert_eq!(engine.beside(100, 50, 200), 200);
+        assert_eq!(engine.beside(150, 60, 200), 235, "25 in 50, and then 35 alone");
+        assert_eq!(engine.beside(100, 175, 200), 350, "50 in 100, 100 alone, 25 in 50");
+        assert_eq!(engine.beside(100, 50, 100), 150, "not slowed at all");
+        assert_eq!(engine.beside(500, 10, 200), 510);
+    }
+
+    #[test]
+    fn a_long_time_swallows_several_that_it_reaches() {
+        let mut engine = Engine::default();
+        for start in [10, 20, 30, 50] {
+            engine.take(start, start + 2);
+        }
+        engine.take(5, 31);
+        assert_eq!(engine.busy, [(5, 32), (50, 52)]);
     }
 
     #[test]

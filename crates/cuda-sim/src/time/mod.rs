@@ -93,14 +93,31 @@ struct Link {
 
 impl Link {
     /// Places a copy that takes `setup` on an engine and then the wires for `transfer`; its end.
-    fn place(&mut self, ready: u64, setup: u64, transfer: u64) -> u64 {
-        let length = setup.saturating_add(transfer);
-        let free = |engine: &&mut Engine| engine.earliest(ready, length);
-        let Some(engine) = self.engines.iter_mut().min_by_key(free) else { return ready };
-        let start = engine.earliest(ready, length);
-        let end = self.wires.place(start.saturating_add(setup), transfer).saturating_add(transfer);
-        engine.take(start, end);
-        end
+    /// While `against`, the wires of the other direction, are busy, bytes take `percent` percent.
+    fn place(
+        &mut self,
+        ready: u64,
+        (setup, transfer): (u64, u64),
+        against: &Engine,
+        percent: u32,
+    ) -> u64 {
+        // Where there is room for the transfer it may be slowed, and then need more room, and so on:
+        // each turn begins later or is the last, and there are only so many gaps.
+        let mut on_wires = transfer;
+        loop {
+            let length = setup.saturating_add(on_wires);
+            let free = |engine: &&mut Engine| engine.earliest(ready, length);
+            let Some(engine) = self.engines.iter_mut().min_by_key(free) else { return ready };
+            let start = engine.earliest(ready, length);
+            let begin = self.wires.earliest(start.saturating_add(setup), on_wires);
+            let end = against.beside(begin, transfer, percent);
+            if end - begin <= on_wires {
+                self.wires.take(begin, end);
+                engine.take(start, end);
+                return end;
+            }
+            on_wires = end - begin;
+        }
     }
 }
 
@@ -265,7 +282,11 @@ impl Clock {
         {
             return None;
         }
-        let enqueued = charge.enqueued.saturating_add(nanos(self.profile.start_latency));
+        let latency = match charge.demand {
+            Demand::Kernel(_) => self.profile.kernel_start_latency,
+            _ => self.profile.start_latency,
+        };
+        let enqueued = charge.enqueued.saturating_add(nanos(latency));
         let mut ready = enqueued.max(self.stream(charge.point.stream));
         let around = match charge.order {
             DefaultOrder::NonBlocking => None,
@@ -292,7 +313,9 @@ impl Clock {
     fn place(&mut self, device: u32, demand: Demand, ready: u64) -> u64 {
         let profile = &self.profile;
         let time = &mut self.devices[device as usize];
-        let setup = nanos(profile.copy_setup);
+        let duplex = profile.duplex_percent;
+        let to_device = |transfer| (nanos(profile.htod_setup), transfer);
+        let to_host = |transfer| (nanos(profile.dtoh_setup), transfer);
         let on_device = |time: &mut DeviceTime, length: u64| {
             let length = length.saturating_add(nanos(profile.dtod_setup));
             time.memory.place(ready, length).saturating_add(length)
@@ -300,17 +323,24 @@ impl Clock {
         match demand {
             Demand::Nothing => ready,
             Demand::Wait(point) => ready.max(self.point(point)),
-            Demand::Down(bytes) => time.down.place(ready, setup, profile.htod.nanos(bytes)),
-            Demand::Up(bytes) => time.up.place(ready, setup, profile.dtoh.nanos(bytes)),
+            Demand::Down(bytes) => {
+                let transfer = to_device(profile.htod.nanos(bytes));
+                time.down.place(ready, transfer, &time.up.wires, duplex)
+            }
+            Demand::Up(bytes) => {
+                let transfer = to_host(profile.dtoh.nanos(bytes));
+                time.up.place(ready, transfer, &time.down.wires, duplex)
+            }
             // The bytes were on their way while the host staged them.
-            Demand::Staged => time.down.place(ready, setup, 0),
+            Demand::Staged => time.down.place(ready, to_device(0), &time.up.wires, duplex),
             Demand::Fetch(bytes) => {
                 let wires = profile.dtoh.nanos(bytes);
                 let staging = profile.pageable.nanos(bytes).saturating_sub(wires);
-                time.up.place(ready, setup, wires).saturating_add(staging)
+                let end = time.up.place(ready, to_host(wires), &time.down.wires, duplex);
+                end.saturating_add(staging)
             }
             Demand::Copy(bytes) => on_device(time, profile.dtod.nanos(bytes)),
-            Demand::Fill(bytes) => on_device(time, profile.kernel_store.nanos(bytes)),
+            Demand::Fill(bytes) => on_device(time, profile.fill.nanos(bytes)),
             Demand::Peer { from, bytes } => {
                 let length = profile.peer.nanos(bytes);
                 let peers = &mut self.devices[from as usize].peers;
