@@ -8,6 +8,7 @@
 mod cargo;
 mod gpu_bundle;
 mod kernels;
+mod peers;
 mod simulate;
 mod test;
 mod tidy;
@@ -36,6 +37,8 @@ enum Task {
     GpuBundle,
     /// Builds the PTX of every kernel with the pinned compiler, or checks what is committed.
     Kernels(kernels::Args),
+    /// Runs kv-pool beside kvbm-logical on the same operations.
+    Peers(peers::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,5 +59,6 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Tidy => tidy::run(),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),
+        Task::Peers(args) => peers::run(&args),
     }
 }

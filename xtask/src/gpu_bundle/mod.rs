@@ -34,6 +34,11 @@ pub(crate) fn run() -> Result<()> {
     for (place, executable) in wanted.places(&built)? {
         sizes.push((pack(&executable, &bundle.join(&place))?, place));
     }
+    // Nobody who has not run it wants to build it for a bundle; who has, gets what is built now.
+    if crate::peers::built().is_some() {
+        let place = "bin/peers".to_owned();
+        sizes.push((pack(&crate::peers::build()?, &bundle.join(&place))?, place));
+    }
     write_script(&bundle.join("run.sh"))?;
     println!("{}", report(&mut sizes)?);
     Ok(())

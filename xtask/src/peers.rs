@@ -1,0 +1,83 @@
+//! `cargo xtask peers`: kv-pool beside the block manager that it is measured against.
+//!
+//! The benchmark is a workspace of its own, in `bench/peers`, so that no dependency of the peer's comes near ours.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+use crate::cargo::{self, workspace_root};
+
+/// Options of `cargo xtask peers`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Builds and says where the program is, to be copied to another machine.
+    #[arg(long)]
+    no_run: bool,
+    /// Passed on to the program; `--help` after `--` lists what it takes.
+    #[arg(last = true)]
+    rest: Vec<OsString>,
+}
+
+/// Builds the program and runs it.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let program = build()?;
+    if args.no_run {
+        println!("{}", program.display());
+        return Ok(());
+    }
+    let status = Command::new(&program)
+        .args(&args.rest)
+        .status()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    if !status.success() {
+        bail!("{} failed ({status})", program.display());
+    }
+    Ok(())
+}
+
+/// Builds what has changed, and returns where the program is. The lock file is committed; only what our own
+/// crates come to need is added to it.
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
+    let target = target_folder();
+    let status = cargo::command()
+        .args(["build", "--release", "--manifest-path", "bench/peers/Cargo.toml"])
+        .arg("--target-dir")
+        .arg(&target)
+        .status()
+        .context("cannot start Cargo")?;
+    if !status.success() {
+        bail!("`cargo build --release` of bench/peers failed ({status})");
+    }
+    Ok(program_in(target))
+}
+
+/// Where the program lies, if it was built before.
+pub(crate) fn built() -> Option<PathBuf> {
+    Some(program_in(target_folder())).filter(|program| program.exists())
+}
+
+fn target_folder() -> PathBuf {
+    let ours = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    workspace_root().join(ours.unwrap_or_else(|| "target".into())).join("peers")
+}
+
+fn program_in(target: PathBuf) -> PathBuf {
+    target.join("release").join("peers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_is_no_dependency_of_the_workspace() {
+        let lock = std::fs::read_to_string(workspace_root().join("Cargo.lock")).unwrap();
+        assert!(!lock.contains("kvbm-logical"));
+        let lock =
+            std::fs::read_to_string(workspace_root().join("bench/peers/Cargo.lock")).unwrap();
+        assert!(lock.contains("name = \"kvbm-logical\"\nversion = \"1.6.1\"\n"));
+    }
+}
