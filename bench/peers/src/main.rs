@@ -231,6 +231,7 @@ fn operations(threads: &[usize]) -> Vec<(String, Operation)> {
     let plural = |count: usize| if count == 1 { "thread" } else { "threads" };
     let mut operations: Vec<(String, Operation)> = [
         ("a name of 128 bits, made up; counted with the rest", Operation::Name),
+        ("an atomic addition and subtraction, for scale", Operation::Count),
         ("allocate, register, release; every allocation evicts", Operation::StoreOne),
         ("the same in batches of 64, a block", Operation::StoreBatch),
         ("prefix hit of 64 cached blocks, a block", Operation::HitCached),

@@ -5,6 +5,7 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::contender::{CHAIN, Contender, chain, name, own_hash};
@@ -37,6 +38,8 @@ const THREADS: u64 = 100;
 pub enum Operation {
     /// Making up the name of one block: what every fresh name below costs, and is counted with it.
     Name,
+    /// An atomic addition and subtraction: the least that a count shared by threads can cost here.
+    Count,
     /// Allocating one block in a full pool, registering it under a new name and releasing it.
     StoreOne,
     /// The same, 64 blocks a call.
@@ -87,6 +90,7 @@ impl Operation {
     pub fn runner<C: Contender>(self) -> Runner {
         match self {
             Self::Name => names::<C>(),
+            Self::Count => count(),
             Self::StoreOne => store_one::<C>(),
             Self::StoreBatch => store_batch::<C>(),
             Self::HitCached => hit::<C>(false),
@@ -125,6 +129,19 @@ fn names<C: Contender>() -> Runner {
             for _ in 0..iterations {
                 black_box(name::<C>(FRESH, n));
                 n += 1;
+            }
+        })
+    })
+}
+
+fn count() -> Runner {
+    let counts: Vec<AtomicU32> = (0..CHAIN).map(|_| AtomicU32::new(0)).collect();
+    Box::new(move |iterations| {
+        timed(iterations, || {
+            for i in 0..iterations as usize {
+                let count = &counts[i % CHAIN];
+                black_box(count.fetch_add(1, Relaxed));
+                black_box(count.fetch_sub(1, Relaxed));
             }
         })
     })
