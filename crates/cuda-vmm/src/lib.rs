@@ -77,6 +77,7 @@ mod page_pool;
 mod reservation;
 mod rest;
 mod retire;
+mod sequence_space;
 mod table;
 mod worker;
 
@@ -97,6 +98,10 @@ pub use page::{Page, PageId, PhysicalPage, SharedPage};
 pub use page_pool::{MemoryRules, PagePool, PagePoolOptions, PagePoolStats};
 pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats, leaked_bytes};
 pub use retire::{Retiring, UnmapFailure, UnmapReport};
+pub use sequence_space::{
+    AdmitError, BatchError, ExtendError, Layout, Plane, PlaneError, Sequence, SequenceSpace,
+    SpaceClosing, SpaceError, SpaceOptions, SpaceStats, StillLive, Strides, TrimReport,
+};
 pub use table::PageState;
 pub use worker::{
     Fault, Health, Progress, SpawnError, Waker, WorkHandle, WorkSource, Worker, WorkerOptions,

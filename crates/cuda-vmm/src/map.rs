@@ -11,29 +11,41 @@ impl Inner {
     /// Maps `pages` from page `first` on; returns how many were new. See
     /// [`Reservation::map_range`](crate::Reservation::map_range).
     pub(crate) fn map(&self, first: u64, pages: Vec<Page>) -> Result<u64, MapError> {
-        let refuse = |reason, pages| Err(MapError { reason, pages, quarantined: 0 });
-        if let Err(reason) = self.check_pages(first, &pages) {
-            return refuse(reason, pages);
+        match self.check_range(first, pages.len() as u64) {
+            Ok(()) => self.map_at((first..).zip(pages).collect()),
+            Err(reason) => Err(MapError { reason, pages, quarantined: 0 }),
+        }
+    }
+
+    /// Maps pages at places in ascending order, none twice, that need not be neighbours: all or none.
+    pub(crate) fn map_at(&self, places: Vec<(u64, Page)>) -> Result<u64, MapError> {
+        debug_assert!(places.windows(2).all(|pair| pair[0].0 < pair[1].0), "not in order");
+        let refuse = |reason, places: Vec<(u64, Page)>| {
+            let pages = places.into_iter().map(|(_, page)| page).collect();
+            Err(MapError { reason, pages, quarantined: 0 })
+        };
+        if let Err(reason) = self.check_pages(&places) {
+            return refuse(reason, places);
         }
         // Whoever comes second waits here and then finds the first one's pages mapped (H1).
         let _editing = self.editing.lock();
-        let runs = match self.runs_to_map(first, &pages) {
+        let runs = match self.runs_to_map(&places) {
             Ok(runs) => runs,
-            Err(reason) => return refuse(reason, pages),
+            Err(reason) => return refuse(reason, places),
         };
         let addresses = self.addresses.read();
         let Some(addresses) = addresses.as_ref() else {
             unreachable!("a reservation is consumed when it is closed");
         };
-        match self.commit(addresses, first, &runs, &pages) {
-            Ok(()) => Ok(self.record(first, &runs, pages)),
-            Err((mapped, reason)) => Err(self.roll_back(addresses, first, mapped, reason, pages)),
+        match self.commit(addresses, &runs, &places) {
+            Ok(()) => Ok(self.record(&runs, places)),
+            Err((mapped, reason)) => Err(self.roll_back(addresses, mapped, reason, places)),
         }
     }
 
-    fn check_pages(&self, first: u64, pages: &[Page]) -> Result<(), MapRefusal> {
-        self.check_range(first, pages.len() as u64)?;
-        for page in pages {
+    fn check_pages(&self, places: &[(u64, Page)]) -> Result<(), MapRefusal> {
+        for (index, page) in places {
+            self.check_range(*index, 1)?;
             if page.bytes() != self.page_bytes {
                 return Err(MapRefusal::PageBytes {
                     page: page.id(),
@@ -49,10 +61,10 @@ impl Inner {
     }
 
     /// The runs of pages that are not mapped yet. Fails on a page that holds something else.
-    fn runs_to_map(&self, first: u64, pages: &[Page]) -> Result<Vec<Range<u64>>, MapRefusal> {
+    fn runs_to_map(&self, places: &[(u64, Page)]) -> Result<Vec<Range<u64>>, MapRefusal> {
         let table = self.table.lock();
         let mut runs: Vec<Range<u64>> = Vec::new();
-        for (index, page) in (first..).zip(pages) {
+        for &(index, ref page) in places {
             if !table.wants(index, page.id())? {
                 continue;
             }
@@ -68,13 +80,16 @@ impl Inner {
     fn commit(
         &self,
         addresses: &AddressRange,
-        first: u64,
         runs: &[Range<u64>],
-        pages: &[Page],
+        places: &[(u64, Page)],
     ) -> Result<(), (Vec<u64>, MapRefusal)> {
         let mut mapped = Vec::new();
-        for index in runs.iter().cloned().flatten() {
-            match self.map_page(addresses, index, &pages[(index - first) as usize]) {
+        let mut wanted = runs.iter().cloned().flatten().peekable();
+        for &(index, ref page) in places {
+            if wanted.next_if_eq(&index).is_none() {
+                continue;
+            }
+            match self.map_page(addresses, index, page) {
                 Ok(()) => mapped.push(index),
                 Err(refusal) => return Err((mapped, refusal)),
             }
@@ -107,12 +122,12 @@ impl Inner {
     }
 
     /// Makes the new mappings visible, all at once.
-    fn record(&self, first: u64, runs: &[Range<u64>], pages: Vec<Page>) -> u64 {
+    fn record(&self, runs: &[Range<u64>], places: Vec<(u64, Page)>) -> u64 {
         let mut runs = runs.iter().cloned().flatten().peekable();
         let mut surplus = Vec::new();
         let mut table = self.table.lock();
         let mut count = 0;
-        for (index, page) in (first..).zip(pages) {
+        for (index, page) in places {
             if runs.next_if_eq(&index).is_some() {
                 table.set_mapped(index, page);
                 count += 1;
@@ -133,10 +148,9 @@ impl Inner {
     fn roll_back(
         &self,
         addresses: &AddressRange,
-        first: u64,
         mapped: Vec<u64>,
         reason: MapRefusal,
-        pages: Vec<Page>,
+        places: Vec<(u64, Page)>,
     ) -> MapError {
         let mut stuck = Vec::new();
         for &index in mapped.iter().rev() {
@@ -146,8 +160,8 @@ impl Inner {
             }
         }
         let mut table = self.table.lock();
-        let mut returned = Vec::with_capacity(pages.len() - stuck.len());
-        for (index, page) in (first..).zip(pages) {
+        let mut returned = Vec::with_capacity(places.len() - stuck.len());
+        for (index, page) in places {
             if stuck.contains(&index) {
                 table.set_quarantined(index, page);
             } else {

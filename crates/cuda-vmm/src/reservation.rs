@@ -74,7 +74,7 @@ pub struct Reservation {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) device: Device,
-    span: DeviceSpan,
+    pub(crate) span: DeviceSpan,
     pub(crate) page_bytes: u64,
     page_count: u64,
     pub(crate) access: AccessList,
@@ -273,7 +273,7 @@ impl Reservation {
 }
 
 impl Inner {
-    fn expose(&self) {
+    pub(crate) fn expose(&self) {
         // Relaxed: read only in `drop`, which the last handle's release orders after this.
         self.exposed.store(true, Ordering::Relaxed);
     }

@@ -39,6 +39,11 @@ impl Quiescence {
         Ok(AtRest(()))
     }
 
+    /// The events among the users.
+    pub(crate) fn events(&self) -> &[Arc<Event>] {
+        &self.events
+    }
+
     /// Waits on the host until all users are done.
     pub(crate) fn wait(&self) -> Result<AtRest, DeviceError> {
         self.point.wait()?;

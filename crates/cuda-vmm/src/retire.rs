@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver::DeviceError;
 
 use crate::reservation::Inner;
-use crate::rest::AtRest;
+use crate::rest::{AtRest, Quiescence};
 use crate::table::{Retirement, Ticket};
 use crate::{NotAtRest, Page, Unrest};
 
@@ -102,12 +102,28 @@ impl Inner {
         let Some(retirement) = self.table.lock().claim(ticket) else {
             return UnmapReport::default();
         };
-        self.unmap_pages(retirement.indices(), proof)
+        self.unmap_pages(retirement.indices(), &proof)
+    }
+
+    /// Unmaps mapped pages whose users are known to be done. The proof must have been made after the
+    /// last of them could be found by a new user, and none may find them now.
+    pub(crate) fn unmap_at_rest(&self, indices: &[u64], proof: &AtRest) -> UnmapReport {
+        {
+            let mut table = self.table.lock();
+            indices.iter().for_each(|&index| table.begin_unmapping(index));
+        }
+        self.unmap_pages(indices.iter().copied(), proof)
+    }
+
+    /// Retires mapped pages whose users are known already.
+    pub(crate) fn retire_at(&self, indices: &[u64], users: Arc<Quiescence>) {
+        let ranges = indices.iter().map(|&index| index..index + 1).collect();
+        self.table.lock().retire_ranges(ranges, users);
     }
 
     /// Unmaps pages in the state retiring, page by page: one call for many would be no cheaper
     /// and would not say which of them failed.
-    fn unmap_pages(&self, indices: impl Iterator<Item = u64>, _proof: AtRest) -> UnmapReport {
+    fn unmap_pages(&self, indices: impl Iterator<Item = u64>, _proof: &AtRest) -> UnmapReport {
         let mut report = UnmapReport::default();
         let addresses = self.addresses.read();
         let Some(addresses) = addresses.as_ref() else { return report };

@@ -58,7 +58,7 @@ impl Slot {
 #[derive(Debug)]
 pub(crate) struct Retirement {
     pub(crate) ranges: Vec<Range<u64>>,
-    pub(crate) users: Quiescence,
+    pub(crate) users: Arc<Quiescence>,
 }
 
 impl Retirement {
@@ -80,8 +80,8 @@ pub(crate) struct PageCounts {
 }
 
 /// # Invariants
-/// Every page in `retirements` has a slot in the state `Retiring`, and the other way round; `counts`
-/// counts the slots.
+/// Every page in `retirements` has a slot in the state `Retiring`, and the other way round, but for
+/// pages that are being unmapped; `counts` counts the slots.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     slots: BTreeMap<u64, Slot>,
@@ -156,7 +156,7 @@ impl Table {
         let range = range.start..range.end.max(range.start);
         self.check_mapped(range.clone())?;
         self.set_retiring(range.clone());
-        Ok(self.add_retirement(vec![range], users()))
+        Ok(self.add_retirement(vec![range], Arc::new(users())))
     }
 
     /// Mapped to retiring, whatever is mapped.
@@ -173,22 +173,37 @@ impl Table {
             self.set_retiring(range.clone());
         }
         if !ranges.is_empty() {
-            self.add_retirement(ranges, users());
+            self.add_retirement(ranges, Arc::new(users()));
         }
     }
 
     fn set_retiring(&mut self, range: Range<u64>) {
-        let count = range.end - range.start;
-        for index in range {
-            if let Some(slot) = self.slots.remove(&index) {
-                self.slots.insert(index, Slot::Retiring(slot.into_page()));
-            }
-        }
-        self.counts.mapped -= count;
-        self.counts.retiring += count;
+        range.for_each(|index| self.begin_unmapping(index));
     }
 
-    fn add_retirement(&mut self, ranges: Vec<Range<u64>>, users: Quiescence) -> Ticket {
+    /// Mapped to retiring, for a page that is retired or about to be unmapped.
+    pub(crate) fn begin_unmapping(&mut self, index: u64) {
+        let Some(slot) = self.slots.remove(&index) else { return };
+        let slot = match slot {
+            Slot::Mapped(page) => {
+                self.counts.mapped -= 1;
+                self.counts.retiring += 1;
+                Slot::Retiring(page)
+            }
+            slot => slot,
+        };
+        self.slots.insert(index, slot);
+    }
+
+    /// Mapped to retiring, of several ranges, whatever of them is mapped.
+    pub(crate) fn retire_ranges(&mut self, ranges: Vec<Range<u64>>, users: Arc<Quiescence>) {
+        for index in ranges.iter().cloned().flatten() {
+            self.begin_unmapping(index);
+        }
+        self.add_retirement(ranges, users);
+    }
+
+    fn add_retirement(&mut self, ranges: Vec<Range<u64>>, users: Arc<Quiescence>) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.retirements.insert(ticket, Arc::new(Retirement { ranges, users }));

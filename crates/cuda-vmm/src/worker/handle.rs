@@ -73,8 +73,9 @@ impl Entry {
 
     /// One step, on the calling thread; nothing, of a source that was detached or has failed.
     pub(super) fn step(&self) {
-        // Before the step: a demand that comes while it runs causes another one.
-        self.woken.store(false, Ordering::SeqCst);
+        // Before the step, so that a demand that comes while it runs causes another one; an exchange,
+        // so that it reads the last waking and with it the demand.
+        self.woken.swap(false, Ordering::SeqCst);
         let stepped = self.alone(|source| source.step());
         let mut status = self.status.lock();
         status.next = match &stepped {

@@ -1,0 +1,306 @@
+//! The work of a space: settle what is at rest, map ahead of need, unmap under pressure.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cuda_driver::Device;
+use parking_lot::Mutex;
+
+use super::book::{Book, Seat, Slot, Tenancy};
+use super::shape::Shape;
+use super::stats::Counters;
+use crate::rest::AtRest;
+use crate::{
+    Fault, MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Progress, Reservation,
+    UnmapFailure, UnmapReport, Unrest, WorkSource,
+};
+
+/// A space, as its sequences and its worker share it.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) shape: Shape,
+    pub(super) parked_pages_max: u64,
+    pub(super) prepared_pages: u64,
+    pub(super) reservation: Reservation,
+    pub(super) pages: PagePool,
+    pub(super) slots: Box<[Slot]>,
+    /// Held for a look at the slots or a few words, never across a driver call.
+    pub(super) book: Mutex<Book>,
+    pub(super) counters: Counters,
+    /// Whether the addresses of the whole space were given out.
+    pub(super) exposed: AtomicBool,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(super) sabotage: super::sabotage::Sabotage,
+}
+
+impl WorkSource for Core {
+    fn step(&self) -> Result<Progress, Fault> {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.sabotage.panic_if_asked();
+        let waiting = self.settle();
+        self.retry_quarantined();
+        if self.grow_most_urgent()? || self.unmap_surplus() || self.prepare()? {
+            return Ok(Progress::More);
+        }
+        Ok(if waiting { Progress::Waiting } else { Progress::Done })
+    }
+}
+
+/// All methods that change what is mapped are called from steps and from `Waker::run` alone, hence by
+/// one thread at a time.
+impl Core {
+    /// Parked slots whose users are done come to rest; returns whether others still wait.
+    pub(super) fn settle(&self) -> bool {
+        let parked = self.book.lock().parked();
+        let mut waiting = false;
+        for slot in &parked {
+            match slot.check() {
+                Ok(proof) => self.book.lock().settle(slot, proof),
+                Err(unrest) => {
+                    if let Unrest::Device(error) = unrest {
+                        tracing::warn!(%error, "an event cannot be queried: its slot stays parked");
+                    }
+                    waiting = true;
+                }
+            }
+        }
+        waiting
+    }
+
+    /// Tries again to unmap what could not be.
+    fn retry_quarantined(&self) {
+        if self.reservation.stats().quarantined_bytes == 0 {
+            return;
+        }
+        let report = self.reservation.retry_quarantined();
+        {
+            let mut book = self.book.lock();
+            book.seats.iter_mut().for_each(|seat| seat.stuck = false);
+            for failure in &report.failed {
+                book.seat(self.shape.slot_of(failure.index)).stuck = true;
+            }
+        }
+        self.take_back(report);
+    }
+
+    /// Maps one row where it is needed most; returns whether one was mapped.
+    fn grow_most_urgent(&self) -> Result<bool, Fault> {
+        let mut refused = Ok(false);
+        for slot in self.in_want() {
+            match self.grow(slot) {
+                Ok(grown) if grown => return Ok(true),
+                Ok(_) => {}
+                // In the way of this slot alone.
+                Err(fault @ Fault::Quarantined { .. }) => refused = refused.and(Err(fault)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        refused
+    }
+
+    /// Live slots that want more memory, those first that have run out, then by what they have left.
+    fn in_want(&self) -> Vec<u64> {
+        let mut wanting: Vec<_> = self
+            .book
+            .lock()
+            .seats
+            .iter()
+            .enumerate()
+            .filter(|(slot, seat)| self.wants(&self.slots[*slot], seat))
+            .map(|(slot, seat)| {
+                let used = self.slots[slot].used.load(Ordering::Relaxed);
+                (self.shape.tokens_in(seat.rows).saturating_sub(used), slot as u64)
+            })
+            .collect();
+        wanting.sort_unstable();
+        wanting.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    fn wants(&self, slot: &Slot, seat: &Seat) -> bool {
+        // Acquire is not needed: the number stands for itself.
+        matches!(seat.tenancy, Tenancy::Live)
+            && slot.wanted.load(Ordering::Relaxed) > self.shape.tokens_in(seat.rows)
+    }
+
+    /// Maps the next row of a slot over all its planes, or nothing; false when the slot does not
+    /// want one any more.
+    pub(super) fn grow(&self, slot: u64) -> Result<bool, Fault> {
+        let shared = &self.slots[slot as usize];
+        let row = {
+            let mut book = self.book.lock();
+            let seat = book.seat(slot);
+            if !self.wants(shared, seat) {
+                return Ok(false);
+            }
+            seat.rows
+        };
+        // Before any page is created in vain.
+        for index in self.shape.row(slot, row) {
+            self.reservation.check_free(index..index + 1).map_err(|reason| self.fault(reason))?;
+        }
+        let pages = self.take_pages()?;
+        let places = self.shape.row(slot, row).zip(pages.into_iter().map(Page::from)).collect();
+        match self.reservation.inner.map_at(places) {
+            Ok(_) => {
+                let mut book = self.book.lock();
+                book.seat(slot).rows = row + 1;
+                // Partner: the loads of `ready` by the slot's sequence. All access was granted.
+                shared.ready.store(self.shape.tokens_in(row + 1), Ordering::Release);
+                Ok(true)
+            }
+            Err(MapError { reason, pages, quarantined }) => {
+                self.give_back(pages);
+                if quarantined > 0 {
+                    self.book.lock().seat(slot).stuck = true;
+                }
+                Err(self.fault(reason))
+            }
+        }
+    }
+
+    /// Pages for one row: idle ones, new ones, or those of slots that rest.
+    fn take_pages(&self) -> Result<Vec<PhysicalPage>, Fault> {
+        loop {
+            let error = match self.pages.take_many(self.shape.ranges) {
+                Ok(pages) => return Ok(pages),
+                Err(error) => error,
+            };
+            let fault = self.page_fault(error);
+            if !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
+                return Err(fault);
+            }
+            self.settle();
+            if self.unmap_oldest_row().is_none() {
+                return Err(fault);
+            }
+        }
+    }
+
+    /// Unmaps a row that rests if more is parked than may be; returns whether one was.
+    fn unmap_surplus(&self) -> bool {
+        let parked = self.book.lock().census().parked_rows;
+        parked.saturating_mul(self.shape.ranges) > self.parked_pages_max
+            && self.unmap_oldest_row().is_some()
+    }
+
+    /// Unmaps the last row of the slot that has rested longest, and keeps the pages idle; returns what
+    /// was refused. Nothing, when no slot rests.
+    pub(super) fn unmap_oldest_row(&self) -> Option<Unmapped> {
+        let tokens_in = |rows| self.shape.tokens_in(rows);
+        let taken = self.book.lock().take_row(&self.slots, tokens_in)?;
+        let indices: Vec<_> = self.shape.row(taken.slot, taken.row).collect();
+        let report = self.unmap(&indices, &taken.proof);
+        self.book.lock().hand_back(taken, !report.failed.is_empty());
+        Some(report)
+    }
+
+    pub(super) fn unmap(&self, indices: &[u64], proof: &AtRest) -> Unmapped {
+        self.take_back(self.reservation.inner.unmap_at_rest(indices, proof))
+    }
+
+    /// Keeps the pool stocked; returns whether a page was created. Too little memory is no fault here:
+    /// nobody has asked for it yet.
+    fn prepare(&self) -> Result<bool, Fault> {
+        let stats = self.pages.stats();
+        if stats.idle >= self.prepared_pages || stats.live >= stats.capacity {
+            return Ok(false);
+        }
+        match self.pages.prepare(stats.idle + 1) {
+            Ok(_) => Ok(true),
+            Err(error) => match self.page_fault(error) {
+                Fault::OutOfMemory { .. } | Fault::Limit { .. } => Ok(false),
+                fault => Err(fault),
+            },
+        }
+    }
+
+    fn take_back(&self, report: UnmapReport) -> Unmapped {
+        let pages = report.pages.len() as u64;
+        self.give_back(report.pages);
+        for failure in &report.failed {
+            tracing::warn!(%failure, source = %failure.error, "a page of a space is in quarantine");
+        }
+        Unmapped { pages, failed: report.failed }
+    }
+
+    pub(super) fn give_back(&self, pages: Vec<Page>) {
+        for page in pages {
+            let returned = self.pages.give_back(page);
+            debug_assert!(returned.is_ok(), "a page of the pool came from elsewhere");
+        }
+    }
+
+    fn page_fault(&self, error: PageError) -> Fault {
+        let bytes = self.shape.row_bytes(1);
+        match error {
+            PageError::OutOfMemory { .. } => Fault::OutOfMemory { bytes },
+            PageError::Device(error) => Fault::of_device(self.device(), error, bytes),
+            _ => Fault::Limit { bytes },
+        }
+    }
+
+    fn fault(&self, reason: MapRefusal) -> Fault {
+        match reason {
+            MapRefusal::Quarantined { index } | MapRefusal::Retiring { index } => {
+                Fault::Quarantined { index }
+            }
+            MapRefusal::Device { source, .. } => {
+                Fault::of_device(self.device(), source, self.shape.row_bytes(1))
+            }
+            reason => unreachable!("a space maps its own pages in order: {reason}"),
+        }
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.reservation.device()
+    }
+
+    /// Time for the account of stalls: the machine's where it is simulated.
+    pub(super) fn clock(&self) -> Clock {
+        match self.device().virtual_now() {
+            Some(now) => Clock::Virtual(now),
+            None => Clock::Real(std::time::Instant::now()),
+        }
+    }
+
+    pub(super) fn elapsed(&self, since: Clock) -> Duration {
+        match since {
+            Clock::Virtual(then) => {
+                self.device().virtual_now().unwrap_or(then).saturating_sub(then)
+            }
+            Clock::Real(then) => then.elapsed(),
+        }
+    }
+}
+
+/// The start of a stall.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Clock {
+    Virtual(Duration),
+    Real(std::time::Instant),
+}
+
+/// What an unmapping gave.
+#[derive(Debug, Default)]
+pub(super) struct Unmapped {
+    pub(super) pages: u64,
+    pub(super) failed: Vec<UnmapFailure>,
+}
+
+impl Drop for Core {
+    /// Unmaps, without waiting, what is at rest. What its sequences' users may still have follows the
+    /// rule for dropping a [`Reservation`], which comes next.
+    fn drop(&mut self) {
+        let seats = std::mem::take(&mut self.book.get_mut().seats);
+        for (slot, seat) in (0..).zip(seats) {
+            let rows = (0..seat.rows).rev();
+            let indices: Vec<_> = rows.flat_map(|row| self.shape.row(slot, row).rev()).collect();
+            match seat.tenancy {
+                _ if indices.is_empty() => {}
+                Tenancy::Resting { proof, .. } => drop(self.unmap(&indices, &proof)),
+                Tenancy::Parked { users, .. } => self.reservation.inner.retire_at(&indices, users),
+                Tenancy::Live | Tenancy::Abandoned | Tenancy::Unmapping => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! One sequence: the handle that a step extends, and the addresses of its planes.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cuda_driver::{DeviceSpan, Event};
+
+use super::core::Core;
+use super::{ExtendError, PlaneError, SequenceSpace};
+use crate::rest::{AtRest, Quiescence};
+use crate::worker::Waker;
+use crate::{Fault, Health};
+
+/// A slot of a [`SequenceSpace`] with a contiguous range of addresses for each plane, held by one
+/// sequence until it is finished or dropped. Any thread may have it.
+///
+/// # Ordering
+/// Tokens that [`extend_to`](Sequence::extend_to) answered `Ok` for may be used at once, and stay
+/// mapped while the sequence is held. Their contents are undefined until written.
+///
+/// # Drop
+/// [`finish`](Sequence::finish) says what may still use the memory; a drop does not, so it takes the
+/// safe side. If no address was ever given out (by [`plane`](Sequence::plane) of this sequence or by
+/// [`SequenceSpace::span`]), nothing can use it, and the slot is free at once. If leases were ever taken at the space's gate,
+/// they cover every use, and the slot is parked until those taken so far are closed and their work is
+/// done. Else the users are unknown: the slot is abandoned, neither reused nor unmapped until
+/// [`SequenceSpace::recover`] or [`SequenceSpace::close`] is told of events that cover them.
+#[derive(Debug)]
+#[must_use = "dropping a sequence may abandon its slot: finish it"]
+pub struct Sequence {
+    pub(super) core: Arc<Core>,
+    waker: Waker,
+    slot: u64,
+    /// Up to so many tokens there is memory and no need to ask for more: the step path compares with
+    /// this and is done.
+    quiet_until: u64,
+    /// Tokens that memory was asked for.
+    asked: u64,
+    exposed: AtomicBool,
+}
+
+/// What a step on one sequence came to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Demand {
+    /// Whether the tokens may be used.
+    pub(super) ready: bool,
+    /// Whether the worker should hear of it.
+    pub(super) wake: bool,
+}
+
+impl Sequence {
+    pub(super) fn new(core: Arc<Core>, waker: Waker, slot: u64) -> Self {
+        Self { core, waker, slot, quiet_until: 0, asked: 0, exposed: AtomicBool::new(false) }
+    }
+
+    /// Notes that the sequence has `tokens` tokens from now on, and answers whether they may be used.
+    /// Calls no driver, takes no lock and allocates nothing; in most calls it compares and stores.
+    /// Fewer tokens than before unmap nothing.
+    ///
+    /// When the last of the memory ahead comes into use, the worker is woken.
+    ///
+    /// # Errors
+    /// [`ExtendError::NotReady`], counted as a stall, when the memory is not there yet, and
+    /// [`ExtendError::Failed`] when it never will be; [`ExtendError::TooLong`].
+    pub fn extend_to(&mut self, tokens: u64) -> Result<(), ExtendError> {
+        let Demand { ready, wake } = self.demand(tokens);
+        if wake {
+            self.waker.wake();
+        }
+        if ready { Ok(()) } else { Err(self.refuse(tokens)) }
+    }
+
+    /// As [`extend_to`](Sequence::extend_to), but if the memory is not there maps it on this thread,
+    /// with about 75 µs of driver calls for each page. Counted as a stall, with its time.
+    ///
+    /// # Ordering
+    /// May wait for the piece of work that the worker is at. Waits for no device work: memory of
+    /// finished sequences is taken only when it is at rest.
+    ///
+    /// # Errors
+    /// [`ExtendError::NotReady`] with the cause, after everything at rest was taken and there was
+    /// still too little; what could be mapped on the way stays. [`ExtendError::Failed`],
+    /// [`ExtendError::TooLong`].
+    pub fn extend_blocking(&mut self, tokens: u64) -> Result<(), ExtendError> {
+        let Demand { ready, wake } = self.demand(tokens);
+        if ready {
+            if wake {
+                self.waker.wake();
+            }
+            return Ok(());
+        }
+        self.check_length(tokens)?;
+        self.core.counters.stall();
+        let begin = self.core.clock();
+        let mapped = self.map_here(tokens);
+        self.core.counters.stalled_for(self.core.elapsed(begin));
+        // For the look-ahead.
+        self.waker.wake();
+        let ready_tokens = self.ready_tokens();
+        self.quiet_until = self.quiet_until.max(self.quiet(ready_tokens));
+        mapped.map_err(|cause| match cause.is_fatal() {
+            true => ExtendError::Failed { asked_tokens: tokens, ready_tokens, cause },
+            false => {
+                ExtendError::NotReady { asked_tokens: tokens, ready_tokens, cause: Some(cause) }
+            }
+        })
+    }
+
+    /// Tokens that may be used now.
+    #[must_use]
+    pub fn ready_tokens(&self) -> u64 {
+        // Partner: the worker's store after access was granted on all planes.
+        self.core.slots[self.slot as usize].ready.load(Ordering::Acquire)
+    }
+
+    /// Tokens in use, as last told to [`extend_to`](Sequence::extend_to).
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.core.slots[self.slot as usize].used.load(Ordering::Relaxed)
+    }
+
+    /// Index of the slot: the place of this sequence in each plane's tensor; see
+    /// [`Layout`](super::Layout).
+    #[must_use]
+    pub fn slot(&self) -> u64 {
+        self.slot
+    }
+
+    /// Where a plane of this sequence lies, for as many tokens as may be used now.
+    ///
+    /// # Errors
+    /// [`PlaneError::NoPlane`].
+    pub fn plane(&self, plane: u64) -> Result<Plane, PlaneError> {
+        let shape = &self.core.shape;
+        if plane >= shape.planes {
+            return Err(PlaneError::NoPlane { plane, planes: shape.planes });
+        }
+        let tokens = self.ready_tokens();
+        let offset = shape.offset(self.slot, plane, 0);
+        let stride = shape.strides.token;
+        // Up to the last byte of the last token; the rest of its stride belongs to other planes.
+        let bytes = tokens.saturating_sub(1) * stride + shape.token_bytes * tokens.min(1);
+        self.expose();
+        let span = self.core.reservation.inner.span.slice(offset, bytes)?;
+        Ok(Plane { span, tokens, token_stride: stride, token_bytes: shape.token_bytes })
+    }
+
+    /// The worker's health, as far as it concerns this space.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.waker.health()
+    }
+
+    /// Ends the sequence. Its memory stays mapped, and is adopted or taken away once the work before
+    /// `events` has completed and the gate's leases taken so far are closed. Calls no driver.
+    pub fn finish(mut self, events: &[Arc<Event>]) {
+        self.leave(Users::Are(events));
+    }
+
+    /// The step path: two comparisons and a store when all is quiet.
+    #[inline]
+    pub(super) fn demand(&mut self, tokens: u64) -> Demand {
+        if tokens <= self.quiet_until {
+            self.core.slots[self.slot as usize].used.store(tokens, Ordering::Relaxed);
+            return Demand { ready: true, wake: false };
+        }
+        self.demand_more(tokens)
+    }
+
+    fn demand_more(&mut self, tokens: u64) -> Demand {
+        let shape = &self.core.shape;
+        if tokens > shape.tokens_max {
+            return Demand { ready: false, wake: false };
+        }
+        let slot = &self.core.slots[self.slot as usize];
+        slot.used.store(tokens, Ordering::Relaxed);
+        let covered = shape.cover(tokens);
+        let more = covered > self.asked;
+        if more {
+            self.asked = covered;
+            // Relaxed: waking, which is an exchange in sequence, brings it to the worker.
+            slot.wanted.store(covered, Ordering::Relaxed);
+        }
+        let ready = slot.ready.load(Ordering::Acquire);
+        self.quiet_until = self.quiet(ready);
+        // A sequence that has run out also asks again: what was refused may be there now.
+        Demand { ready: tokens <= ready, wake: more || tokens > ready }
+    }
+
+    fn quiet(&self, ready: u64) -> u64 {
+        ready.min(self.core.shape.quiet_until(self.asked))
+    }
+
+    /// Why `tokens` tokens were not granted, counted.
+    pub(super) fn refuse(&self, tokens: u64) -> ExtendError {
+        if let Err(error) = self.check_length(tokens) {
+            return error;
+        }
+        self.core.counters.stall();
+        let ready_tokens = self.ready_tokens();
+        let cause = match self.waker.health() {
+            Health::Failed { cause } => {
+                return ExtendError::Failed { asked_tokens: tokens, ready_tokens, cause };
+            }
+            Health::Degraded { cause } => Some(cause),
+            Health::Healthy => None,
+        };
+        ExtendError::NotReady { asked_tokens: tokens, ready_tokens, cause }
+    }
+
+    fn check_length(&self, asked_tokens: u64) -> Result<(), ExtendError> {
+        let tokens_max = self.core.shape.tokens_max;
+        match asked_tokens <= tokens_max {
+            true => Ok(()),
+            false => Err(ExtendError::TooLong { asked_tokens, tokens_max }),
+        }
+    }
+
+    /// Row by row, so that others who have run out get their turn.
+    fn map_here(&self, tokens: u64) -> Result<(), Fault> {
+        while self.ready_tokens() < tokens {
+            self.waker.run(|| self.core.grow(self.slot))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    fn expose(&self) {
+        // Relaxed: read when the sequence is consumed, which comes after.
+        self.exposed.store(true, Ordering::Relaxed);
+        self.core.reservation.inner.expose();
+    }
+
+    fn leave(&mut self, users: Users<'_>) {
+        let gate = self.core.reservation.gate();
+        let exposed = *self.exposed.get_mut() || self.core.exposed.load(Ordering::Relaxed);
+        // The handle is consumed: no new user finds the addresses from here on.
+        let users = match users {
+            Users::Are(events) => Some(Quiescence::new(gate, events)),
+            Users::Unknown if exposed && gate.was_leased() => Some(Quiescence::new(gate, &[])),
+            Users::Unknown => None,
+        };
+        let slot = &self.core.slots[self.slot as usize];
+        slot.wanted.store(0, Ordering::Relaxed);
+        slot.used.store(0, Ordering::Relaxed);
+        {
+            let mut book = self.core.book.lock();
+            match users {
+                #[cfg(all(feature = "sabotage", debug_assertions))]
+                _ if self.core.sabotage.rests_at_once() => {
+                    book.rest(self.slot, AtRest::sabotage());
+                }
+                Some(users) => book.park(self.slot, users),
+                None if exposed => book.abandon(self.slot),
+                None => book.rest(self.slot, AtRest::never_exposed()),
+            }
+        }
+        self.waker.wake();
+        self.slot = GONE;
+    }
+}
+
+/// In place of the slot of a sequence that has left it.
+const GONE: u64 = u64::MAX;
+
+enum Users<'a> {
+    Are(&'a [Arc<Event>]),
+    Unknown,
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if self.slot != GONE {
+            self.leave(Users::Unknown);
+        }
+    }
+}
+
+/// Where one plane of a sequence lies. A plain value: it keeps nothing mapped.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Plane {
+    span: DeviceSpan,
+    tokens: u64,
+    token_stride: u64,
+    token_bytes: u64,
+}
+
+impl Plane {
+    /// Device address of token 0: a `CUdeviceptr`, to pass to a kernel or to make a view of
+    /// another library of, such as cudarc's `upgrade_device_ptr` (whose result must be leaked, not
+    /// dropped: the memory is not its own).
+    #[must_use]
+    pub fn address(self) -> u64 {
+        self.span.address()
+    }
+
+    /// Tokens that could be used when this was asked for.
+    #[must_use]
+    pub fn tokens(self) -> u64 {
+        self.tokens
+    }
+
+    /// Bytes from a token to the next.
+    #[must_use]
+    pub fn token_stride(self) -> u64 {
+        self.token_stride
+    }
+
+    /// Bytes of a token.
+    #[must_use]
+    pub fn token_bytes(self) -> u64 {
+        self.token_bytes
+    }
+
+    /// The bytes of a run of tokens, those of other planes in between included where the layout has
+    /// them there.
+    ///
+    /// # Errors
+    /// [`PlaneError::NotReady`] for tokens beyond [`tokens`](Plane::tokens).
+    pub fn span(self, tokens: Range<u64>) -> Result<DeviceSpan, PlaneError> {
+        let Range { start, end } = tokens;
+        if end > self.tokens {
+            return Err(PlaneError::NotReady { asked_tokens: end, ready_tokens: self.tokens });
+        }
+        if start >= end {
+            return Ok(self.span.slice(start.min(end) * self.token_stride, 0)?);
+        }
+        let bytes = (end - start - 1) * self.token_stride + self.token_bytes;
+        Ok(self.span.slice(start * self.token_stride, bytes)?)
+    }
+}
+
+impl SequenceSpace {
+    pub(super) fn sequence(&self, slot: u64, tokens: u64) -> Sequence {
+        let waker = self.handle.waker().clone();
+        let mut sequence = Sequence::new(Arc::clone(&self.core), waker, slot);
+        if sequence.demand(tokens).wake {
+            sequence.waker.wake();
+        }
+        sequence
+    }
+}

@@ -1,0 +1,254 @@
+//! Where a token of a plane of a sequence lies: the arithmetic of a space, checked once.
+
+use crate::SpaceError;
+
+/// How the planes of a sequence lie in its addresses.
+///
+/// In both layouts, in bytes from the base of the space,
+/// `offset = plane * strides.plane + slot * strides.sequence + token * strides.token`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Layout {
+    /// Each plane of a sequence is one contiguous range: token stride = token bytes. A plane of all
+    /// slots is a tensor `[sequences, tokens, token_bytes]` with a fixed stride from slot to slot, which
+    /// is what attention kernels for contiguous K and V read (such as FlashAttention with a batch
+    /// stride and lengths). A growth maps one page for each plane.
+    #[default]
+    PlaneMajor,
+    /// All planes of a token lie together, and each sequence is one range: token stride = planes *
+    /// token bytes. A growth maps a single page, so small models waste less, but a plane is strided:
+    /// readable only by kernels that take a token stride (FlashAttention and FlashInfer do, in
+    /// elements; a kernel that assumes packed tokens does not).
+    TokenMajor,
+}
+
+/// Distances in bytes; see [`Layout`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Strides {
+    /// From a plane to the next, same sequence and token.
+    pub plane: u64,
+    /// From a slot to the next, same plane and token.
+    pub sequence: u64,
+    /// From a token to the next, same sequence and plane.
+    pub token: u64,
+}
+
+/// What to reserve for how many sequences.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SpaceOptions {
+    /// Slots: most sequences at once, parked ones included.
+    pub sequences: u64,
+    /// Planes, such as layers times two for K and V.
+    pub planes: u64,
+    /// Bytes of one token in one plane.
+    pub token_bytes: u64,
+    /// Most tokens of a sequence; addresses are reserved for all of them, memory for none.
+    pub tokens_max: u64,
+    /// How the planes lie.
+    pub layout: Layout,
+    /// Tokens beyond the present length that memory is mapped for ahead of need, at most.
+    pub look_ahead_tokens: u64,
+    /// Pages that finished sequences may keep mapped for the next ones; beyond it the oldest are
+    /// unmapped.
+    pub parked_pages_max: u64,
+    /// Idle pages that the pool is kept stocked with ahead of need.
+    pub prepared_pages: u64,
+    /// Ordinals of other devices that may read and write what is mapped.
+    pub peers: Vec<i32>,
+}
+
+impl Default for SpaceOptions {
+    /// Plane by plane, no limit to what is parked, nothing ahead; sizes are to be filled in.
+    fn default() -> Self {
+        Self {
+            sequences: 0,
+            planes: 0,
+            token_bytes: 0,
+            tokens_max: 0,
+            layout: Layout::PlaneMajor,
+            look_ahead_tokens: 0,
+            parked_pages_max: u64::MAX,
+            prepared_pages: 0,
+            peers: Vec::new(),
+        }
+    }
+}
+
+/// The checked arithmetic of a space.
+///
+/// # Invariants
+/// All numbers but the look-ahead are positive, and the product of everything fits in 64 bits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) sequences: u64,
+    pub(super) planes: u64,
+    pub(super) token_bytes: u64,
+    pub(super) tokens_max: u64,
+    pub(super) page_bytes: u64,
+    pub(super) look_ahead: u64,
+    pub(super) strides: Strides,
+    /// Ranges of a sequence that are mapped together: a row is one page of each.
+    pub(super) ranges: u64,
+    /// Pages of each range.
+    pub(super) rows_max: u64,
+}
+
+impl Shape {
+    pub(super) fn new(options: &SpaceOptions, page_bytes: u64) -> Result<Self, SpaceError> {
+        let &SpaceOptions { sequences, planes, token_bytes, tokens_max, .. } = options;
+        let empty = SpaceError::Empty { sequences, planes, token_bytes, tokens_max };
+        if [sequences, planes, token_bytes, tokens_max].contains(&0) {
+            return Err(empty);
+        }
+        let (ranges, packed) = match options.layout {
+            Layout::PlaneMajor => (planes, 1),
+            Layout::TokenMajor => (1, planes),
+        };
+        let shape = || {
+            let token = token_bytes.checked_mul(packed)?;
+            let sequence = tokens_max.checked_mul(token)?.checked_next_multiple_of(page_bytes)?;
+            let range_plane = sequence.checked_mul(sequences)?;
+            range_plane.checked_mul(ranges)?;
+            let plane = if ranges == 1 && packed == planes { token_bytes } else { range_plane };
+            Some(Self {
+                sequences,
+                planes,
+                token_bytes,
+                tokens_max,
+                page_bytes,
+                look_ahead: options.look_ahead_tokens,
+                strides: Strides { plane, sequence, token },
+                ranges,
+                rows_max: sequence / page_bytes,
+            })
+        };
+        shape().ok_or(SpaceError::Overflow { sequences, planes, token_bytes, tokens_max })
+    }
+
+    /// Bytes of addresses.
+    pub(super) fn bytes(&self) -> u64 {
+        self.ranges * self.sequences * self.strides.sequence
+    }
+
+    /// Whole tokens that the first `rows` rows hold.
+    pub(super) fn tokens_in(&self, rows: u64) -> u64 {
+        (rows * self.page_bytes / self.strides.token).min(self.tokens_max)
+    }
+
+    /// Rows that the first `tokens` tokens lie on; `tokens` is at most `tokens_max`.
+    pub(super) fn rows_for(&self, tokens: u64) -> u64 {
+        (tokens * self.strides.token).div_ceil(self.page_bytes)
+    }
+
+    /// Tokens to have memory for when a sequence has `tokens`: with the look-ahead, and as many more
+    /// as the last row holds.
+    pub(super) fn cover(&self, tokens: u64) -> u64 {
+        let ahead = tokens.saturating_add(self.look_ahead).min(self.tokens_max);
+        self.tokens_in(self.rows_for(ahead))
+    }
+
+    /// The most tokens for which `covered` is enough of a cover.
+    pub(super) fn quiet_until(&self, covered: u64) -> u64 {
+        if covered == self.tokens_max { covered } else { covered.saturating_sub(self.look_ahead) }
+    }
+
+    /// The pages of the reservation that make up a row of a slot, in ascending order.
+    pub(super) fn row(&self, slot: u64, row: u64) -> impl DoubleEndedIterator<Item = u64> + use<> {
+        let Self { sequences, rows_max, .. } = *self;
+        (0..self.ranges).map(move |range| (range * sequences + slot) * rows_max + row)
+    }
+
+    /// The slot that a page of the reservation belongs to.
+    pub(super) fn slot_of(&self, page: u64) -> u64 {
+        page / self.rows_max % self.sequences
+    }
+
+    /// Bytes of the tokens of one sequence, over all planes.
+    pub(super) fn used_bytes(&self, tokens: u64) -> u64 {
+        tokens * self.planes * self.token_bytes
+    }
+
+    /// Bytes of the pages of so many rows.
+    pub(super) fn row_bytes(&self, rows: u64) -> u64 {
+        rows * self.ranges * self.page_bytes
+    }
+
+    /// Offset of a token from the base; all within bounds.
+    pub(super) fn offset(&self, slot: u64, plane: u64, token: u64) -> u64 {
+        let Strides { plane: by_plane, sequence, token: by_token } = self.strides;
+        plane * by_plane + slot * sequence + token * by_token
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(layout: Layout, look_ahead_tokens: u64) -> Shape {
+        let options = SpaceOptions {
+            sequences: 3,
+            planes: 4,
+            token_bytes: 48,
+            tokens_max: 100,
+            layout,
+            look_ahead_tokens,
+            ..SpaceOptions::default()
+        };
+        Shape::new(&options, 1024).unwrap()
+    }
+
+    #[test]
+    fn no_two_bytes_share_an_offset_and_each_lies_in_its_row() {
+        for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
+            let shape = shape(layout, 0);
+            let mut taken = vec![false; shape.bytes() as usize];
+            for (slot, plane, token) in (0..3).flat_map(|slot| {
+                (0..4).flat_map(move |plane| (0..100).map(move |token| (slot, plane, token)))
+            }) {
+                let offset = shape.offset(slot, plane, token);
+                for byte in offset..offset + 48 {
+                    assert!(!std::mem::replace(&mut taken[byte as usize], true));
+                    let page = byte / 1024;
+                    assert_eq!(shape.slot_of(page), slot);
+                    let rows = shape.rows_for(token + 1);
+                    assert!((0..rows).any(|row| shape.row(slot, row).any(|own| own == page)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_that_straddles_pages_counts_with_the_second() {
+        let shape = shape(Layout::PlaneMajor, 0);
+        assert_eq!((shape.tokens_in(1), shape.rows_for(21), shape.rows_for(22)), (21, 1, 2));
+        assert_eq!((shape.rows_max, shape.tokens_in(5)), (5, 100));
+    }
+
+    #[test]
+    fn what_is_quiet_is_covered() {
+        for look_ahead in [0, 1, 20, 21, 50, 99, 1_000] {
+            let shape = shape(Layout::TokenMajor, look_ahead);
+            for tokens in 0..=100 {
+                let covered = shape.cover(tokens);
+                assert!(covered >= (tokens + look_ahead).min(100));
+                let quiet = shape.quiet_until(covered);
+                assert!(quiet >= tokens, "{tokens} tokens cover {covered}, quiet until {quiet}");
+                assert_eq!(shape.cover(quiet), covered);
+                assert!(quiet == 100 || shape.cover(quiet + 1) > covered);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        let options = SpaceOptions {
+            sequences: 1 << 20,
+            planes: 1 << 20,
+            token_bytes: 1 << 20,
+            tokens_max: 1 << 20,
+            ..SpaceOptions::default()
+        };
+        assert!(matches!(Shape::new(&options, 1 << 21), Err(SpaceError::Overflow { .. })));
+        let options = SpaceOptions { planes: 0, ..options };
+        assert!(matches!(Shape::new(&options, 1 << 21), Err(SpaceError::Empty { .. })));
+    }
+}

@@ -1,0 +1,306 @@
+//! Many sequences that grow, shrink and finish at once, with every byte checked: by hand under many
+//! seeds, and with threads.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use cuda_driver::{Device, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use cuda_vmm::{
+    AdmitError, Layout, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker,
+    WorkerOptions,
+};
+
+use common::{pattern, recorded};
+
+/// Small pages, so that a page is crossed often.
+const PAGE: u64 = 4 << 10;
+/// Tokens that are written, and later checked, together.
+const CHUNK: u64 = 16;
+const TOKEN: u64 = 24;
+const PLANES: u64 = 3;
+
+/// A number that depends on the seed alone.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+struct Load {
+    sequences: u64,
+    steps: u64,
+    tokens_max: u64,
+    layout: Layout,
+    /// Pages, as a share of what all sequences at full length would need, in percent.
+    memory_percent: u64,
+}
+
+/// A sequence with what was written to it.
+struct Running {
+    sequence: Sequence,
+    serial: u64,
+    tokens: u64,
+    written: u64,
+    goal: u64,
+    stream: usize,
+}
+
+struct Engine {
+    sim: SimDriver,
+    device: Device,
+    pages: PagePool,
+    space: SequenceSpace,
+    streams: Vec<Stream>,
+}
+
+fn engine(load: &Load, worker: &Worker, seed: u64) -> Engine {
+    let rows = (load.tokens_max * TOKEN).div_ceil(PAGE) * PLANES;
+    let capacity_pages = (load.sequences * rows * load.memory_percent / 100).max(2 * rows);
+    let config = SimConfig {
+        device_bytes: 4 * capacity_pages * PAGE + (1 << 20),
+        granularity: PAGE,
+        seed,
+        ..SimConfig::default()
+    };
+    let sim = SimDriver::new(config).unwrap();
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let options = PagePoolOptions { page_bytes: None, capacity_pages };
+    let pages = PagePool::new(&device, options).unwrap();
+    let space = SequenceSpace::new(
+        &pages,
+        worker,
+        SpaceOptions {
+            sequences: load.sequences,
+            planes: PLANES,
+            token_bytes: TOKEN,
+            tokens_max: load.tokens_max,
+            layout: load.layout,
+            look_ahead_tokens: 1 + seed % 200,
+            parked_pages_max: if seed.is_multiple_of(3) { capacity_pages / 4 } else { u64::MAX },
+            prepared_pages: seed % 5,
+            peers: Vec::new(),
+        },
+    )
+    .unwrap();
+    let streams = (0..4).map(|_| Stream::new(&device).unwrap()).collect();
+    Engine { sim, device, pages, space, streams }
+}
+
+fn tag(serial: u64, plane: u64, chunk: u64) -> u64 {
+    (serial << 24) ^ (plane << 16) ^ chunk ^ 0x5bd1_e995
+}
+
+impl Engine {
+    fn admit(&self, serial: u64, chance: &mut Chance, load: &Load) -> Result<Running, AdmitError> {
+        let goal = 1 + chance.below(load.tokens_max);
+        let tokens = 1 + chance.below(goal);
+        let sequence = self.space.admit(tokens)?;
+        let stream = chance.below(self.streams.len() as u64) as usize;
+        Ok(Running { sequence, serial, tokens, written: 0, goal, stream })
+    }
+
+    /// Writes the chunks that are full, in every plane.
+    fn write(&self, running: &mut Running) {
+        while running.written + CHUNK <= running.tokens {
+            let range = running.written..running.written + CHUNK;
+            for plane in 0..PLANES {
+                let bytes = pattern(tag(running.serial, plane, running.written), CHUNK * TOKEN);
+                let view = running.sequence.plane(plane).unwrap();
+                for (token, bytes) in range.clone().zip(bytes.chunks(TOKEN as usize)) {
+                    // Fills are queued, as kernels are, and run when the device gets to them.
+                    let span = view.span(token..token + 1).unwrap();
+                    self.streams[running.stream].fill(span, bytes[0]).unwrap();
+                }
+            }
+            running.written += CHUNK;
+        }
+    }
+
+    /// Checks all that was written, then ends the sequence with work still queued on its memory.
+    fn finish(&self, running: Running) {
+        let stream = &self.streams[running.stream];
+        for plane in 0..PLANES {
+            let view = running.sequence.plane(plane).unwrap();
+            for first in (0..running.written).step_by(CHUNK as usize) {
+                let bytes = pattern(tag(running.serial, plane, first), CHUNK * TOKEN);
+                let token = first + running.serial % CHUNK;
+                let expected = bytes[((token - first) * TOKEN) as usize];
+                let mut seen = [0; TOKEN as usize];
+                stream.download(&mut seen, view.span(token..token + 1).unwrap()).unwrap();
+                assert_eq!(seen, [expected; TOKEN as usize], "{plane} {token} was overwritten");
+            }
+        }
+        if running.written > 0 {
+            let view = running.sequence.plane(0).unwrap();
+            let junk = view.span(0..running.written).unwrap();
+            if view.token_stride() == TOKEN {
+                stream.fill(junk, 0xee).unwrap();
+            }
+        }
+        running.sequence.finish(&[recorded(stream)]);
+    }
+
+    fn check(&self) {
+        let stats = self.space.stats();
+        let held = stats.mapped_bytes
+            + stats.parked_bytes
+            + stats.in_transit_bytes
+            + stats.retiring_bytes
+            + stats.quarantined_bytes;
+        assert_eq!(stats.reserved_bytes, held + stats.unmapped_bytes, "{stats:?}");
+        assert_eq!(stats.mapped_bytes, stats.used_bytes + stats.waste_bytes, "{stats:?}");
+        assert_eq!(stats.quarantined_bytes, 0, "{:?}", self.space.health());
+    }
+
+    fn close(self, worker: Worker) {
+        let Self { sim, device, pages, space, streams } = self;
+        let report = space.close(&[]).unwrap().wait().unwrap();
+        assert!(report.is_clean(), "{:?}", report.errors);
+        assert_eq!(pages.stats().in_use, 0);
+        worker.close();
+        drop((pages, streams, device));
+        assert!(sim.findings().is_empty(), "{:?}", sim.findings());
+        let left = sim.check_leaks();
+        assert!(left.is_clean(), "left behind: {left}");
+    }
+}
+
+/// One engine loop; the worker takes its steps when the seed says so.
+fn by_hand(load: &Load, seed: u64) -> Seen {
+    let worker = Worker::manual();
+    let engine = engine(load, &worker, seed);
+    let mut chance = Chance(seed);
+    let mut running: Vec<Running> = Vec::new();
+    let mut serial = 0;
+    for _ in 0..load.steps {
+        while (running.len() as u64) < load.sequences && chance.below(3) > 0 {
+            serial += 1;
+            match engine.admit(serial, &mut chance, load) {
+                Ok(admitted) => running.push(admitted),
+                Err(AdmitError::NoSlot { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for _ in 0..chance.below(12) {
+            worker.poll();
+        }
+        step(&engine, &mut running, &mut chance);
+        engine.check();
+    }
+    let slots: BTreeSet<_> = running.iter().map(|one| one.sequence.slot()).collect();
+    assert_eq!(slots.len(), running.len(), "two sequences share a slot");
+    running.into_iter().for_each(|one| engine.finish(one));
+    let stats = engine.space.stats();
+    let unmappings = engine.sim.calls().get("cuMemUnmap").copied().unwrap_or(0);
+    engine.close(worker);
+    Seen { adopted: stats.adopted, stalls: stats.stalls, unmappings }
+}
+
+/// What came to pass in a run, so that a test knows that it tested something.
+#[derive(Debug)]
+struct Seen {
+    adopted: u64,
+    stalls: u64,
+    unmappings: u64,
+}
+
+impl Seen {
+    fn is_everything(&self) -> bool {
+        self.adopted > 0 && self.stalls > 0 && self.unmappings > 0
+    }
+}
+
+/// Extends all by one token as a batch; who is refused stalls, is helped, or is ended.
+fn step(engine: &Engine, running: &mut Vec<Running>, chance: &mut Chance) {
+    let extended =
+        engine.space.extend(running.iter_mut().map(|one| (&mut one.sequence, one.tokens)));
+    let mut ended = Vec::new();
+    for (place, one) in running.iter_mut().enumerate() {
+        let mut ready = one.sequence.ready_tokens() >= one.tokens;
+        assert!(ready || extended.is_err());
+        if !ready && chance.below(4) == 0 {
+            ready = one.sequence.extend_blocking(one.tokens).is_ok();
+        }
+        if ready {
+            engine.write(one);
+            one.tokens += 1;
+        }
+        if one.tokens > one.goal || (!ready && chance.below(8) == 0) {
+            ended.push(place);
+        }
+    }
+    for place in ended.into_iter().rev() {
+        let one = running.swap_remove(place);
+        engine.finish(one);
+    }
+}
+
+#[test]
+fn many_seeds_by_hand_lose_no_byte() {
+    let mut lively = 0;
+    for seed in 0..300 {
+        let load = Load {
+            sequences: 1 + seed % 9,
+            steps: 120,
+            tokens_max: 300 + seed,
+            layout: if seed.is_multiple_of(2) { Layout::PlaneMajor } else { Layout::TokenMajor },
+            memory_percent: 10 + seed % 60,
+        };
+        lively += u64::from(by_hand(&load, seed).is_everything());
+    }
+    assert!(lively >= 100, "only {lively} seeds adopted, stalled and unmapped");
+}
+
+#[test]
+fn sixty_four_sequences_for_two_thousand_steps_by_hand() {
+    for (seed, layout) in [(1, Layout::PlaneMajor), (2, Layout::TokenMajor)] {
+        let load =
+            Load { sequences: 64, steps: 2_048, tokens_max: 2_048, layout, memory_percent: 60 };
+        let seen = by_hand(&load, seed);
+        assert!(seen.is_everything(), "{seen:?}");
+    }
+}
+
+/// Eight threads with eight sequences each, and the worker's own.
+#[test]
+fn sixty_four_sequences_for_two_thousand_steps_with_threads() {
+    for (seed, layout) in [(3, Layout::PlaneMajor), (4, Layout::TokenMajor)] {
+        let load =
+            Load { sequences: 64, steps: 2_048, tokens_max: 2_048, layout, memory_percent: 60 };
+        let worker = Worker::spawn(WorkerOptions::default()).unwrap();
+        let engine = engine(&load, &worker, seed);
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (engine, load) = (&engine, &load);
+                scope.spawn(move || {
+                    let mut chance = Chance(seed * 100 + thread);
+                    let mut running: Vec<Running> = Vec::new();
+                    let mut serial = thread << 20;
+                    for _ in 0..load.steps {
+                        while running.len() < 8 {
+                            serial += 1;
+                            match engine.admit(serial, &mut chance, load) {
+                                Ok(admitted) => running.push(admitted),
+                                Err(_) => break,
+                            }
+                        }
+                        step(engine, &mut running, &mut chance);
+                    }
+                    running.into_iter().for_each(|one| engine.finish(one));
+                });
+            }
+        });
+        engine.check();
+        assert!(engine.space.stats().adopted > 0);
+        engine.close(worker);
+    }
+}

@@ -1,0 +1,425 @@
+//! Contiguous sequences: mapped ahead, adopted whole, unmapped under pressure, all accounted for.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Machine, PAGE, machine, recorded};
+use cuda_vmm::{
+    AdmitError, ExtendError, Fault, Health, Layout, PagePool, PlaneError, Sequence, SequenceSpace,
+    SpaceOptions, Worker, WorkerOptions,
+};
+
+/// A page of a plane holds four tokens.
+const TOKEN: u64 = PAGE / 4;
+
+fn options() -> SpaceOptions {
+    SpaceOptions {
+        sequences: 3,
+        planes: 2,
+        token_bytes: TOKEN,
+        tokens_max: 16,
+        ..SpaceOptions::default()
+    }
+}
+
+struct Setup {
+    machine: Machine,
+    pages: PagePool,
+    worker: Worker,
+    space: SequenceSpace,
+}
+
+fn setup(options: SpaceOptions, capacity_pages: u64) -> Setup {
+    let machine = machine();
+    let pages = machine.pages(capacity_pages);
+    let worker = Worker::manual();
+    let space = SequenceSpace::new(&pages, &worker, options).unwrap();
+    Setup { machine, pages, worker, space }
+}
+
+impl Setup {
+    /// Lets the worker do all it can.
+    fn work(&self) {
+        for _ in 0..10_000 {
+            if !self.worker.poll() {
+                return;
+            }
+        }
+        panic!("the worker does not come to an end");
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        assert_adds_up(&self.space, &self.pages);
+    }
+
+    #[track_caller]
+    fn close(self) {
+        self.check();
+        let Self { machine, pages, worker, space } = self;
+        let report = space.close(&[]).unwrap().try_complete().unwrap();
+        assert!(report.is_clean(), "{:?}", report.errors);
+        assert_eq!(pages.stats().in_use, 0);
+        worker.close();
+        drop(pages);
+        machine.assert_no_leak();
+    }
+}
+
+#[track_caller]
+fn assert_adds_up(space: &SequenceSpace, pages: &PagePool) {
+    let stats = space.stats();
+    let held = stats.mapped_bytes
+        + stats.parked_bytes
+        + stats.in_transit_bytes
+        + stats.retiring_bytes
+        + stats.quarantined_bytes;
+    assert_eq!(stats.reserved_bytes, held + stats.unmapped_bytes, "{stats:?}");
+    assert_eq!(stats.mapped_bytes, stats.used_bytes + stats.waste_bytes, "{stats:?}");
+    let pool = pages.stats();
+    assert_eq!(pool.in_use * PAGE, held, "{stats:?} {pool:?}");
+    assert_eq!(pool.live, pool.idle + pool.in_use);
+    assert_eq!(stats.in_transit_bytes + stats.retiring_bytes, 0, "nothing is under way");
+}
+
+fn calls(machine: &Machine) -> BTreeMap<&'static str, u64> {
+    machine.sim.calls()
+}
+
+#[test]
+fn in_steady_state_a_step_calls_no_driver() {
+    let t = setup(SpaceOptions { look_ahead_tokens: 4, ..options() }, 64);
+    let mut sequence = t.space.admit(1).unwrap();
+    t.work();
+    for tokens in 1..=16 {
+        let before = calls(&t.machine);
+        sequence.extend_to(tokens).unwrap();
+        assert_eq!(calls(&t.machine), before);
+        t.work();
+        // Never more than the look-ahead and the rest of a page.
+        assert!(sequence.ready_tokens() < tokens + 4 + 4);
+        t.check();
+    }
+    let stats = t.space.stats();
+    assert_eq!((stats.stalls, stats.used_bytes), (0, 16 * 2 * TOKEN));
+    assert_eq!(
+        sequence.extend_to(17).unwrap_err(),
+        ExtendError::TooLong { asked_tokens: 17, tokens_max: 16 }
+    );
+    sequence.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn what_is_not_there_is_refused_counted_and_then_there() {
+    let t = setup(options(), 64);
+    let mut sequence = t.space.admit(0).unwrap();
+    t.work();
+    let refused = ExtendError::NotReady { asked_tokens: 5, ready_tokens: 0, cause: None };
+    assert_eq!(sequence.extend_to(5), Err(refused.clone()));
+    assert!(refused.is_retryable());
+    assert!(t.worker.poll());
+    assert_eq!(sequence.ready_tokens(), 4);
+    t.work();
+    sequence.extend_to(5).unwrap();
+    assert_eq!(t.space.stats().stalls, 1);
+    // Without the worker.
+    sequence.extend_blocking(13).unwrap();
+    assert_eq!((sequence.tokens(), sequence.ready_tokens()), (13, 16));
+    let stats = t.space.stats();
+    assert_eq!((stats.stalls, stats.mapped_bytes), (2, 8 * PAGE));
+    assert!(!stats.stall_time.is_zero(), "the simulated machine's clock ran");
+    drop(sequence);
+    t.close();
+}
+
+#[test]
+fn a_batch_notes_every_demand_and_tells_the_first_refusal() {
+    let t = setup(options(), 64);
+    let mut sequences: Vec<_> = (0..3).map(|_| t.space.admit(4).unwrap()).collect();
+    t.work();
+    t.space.extend(sequences.iter_mut().zip([4, 4, 4])).unwrap();
+    let error = t.space.extend(sequences.iter_mut().zip([4, 5, 6])).unwrap_err();
+    assert_eq!((error.first, error.refused), (1, 2));
+    t.work();
+    t.space.extend(sequences.iter_mut().zip([4, 5, 6])).unwrap();
+    let pages: Vec<_> = sequences.iter().map(Sequence::ready_tokens).collect();
+    assert_eq!(pages, [4, 8, 8]);
+    sequences.into_iter().for_each(|sequence| sequence.finish(&[]));
+    t.close();
+}
+
+#[test]
+fn each_layout_puts_a_token_where_its_formula_says() {
+    for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
+        let t = setup(SpaceOptions { layout, ..options() }, 64);
+        let first = t.space.admit(0).unwrap();
+        let mut sequence = t.space.admit(16).unwrap();
+        sequence.extend_blocking(16).unwrap();
+        let (strides, base) = (t.space.strides(), t.space.span().address());
+        for plane in 0..2 {
+            let view = sequence.plane(plane).unwrap();
+            assert_eq!((view.tokens(), view.token_bytes()), (16, TOKEN));
+            for token in 0..16 {
+                let span = view.span(token..token + 1).unwrap();
+                let offset = plane * strides.plane
+                    + sequence.slot() * strides.sequence
+                    + token * strides.token;
+                assert_eq!((span.address(), span.bytes()), (base + offset, TOKEN));
+            }
+            assert_eq!(view.address(), view.span(0..16).unwrap().address());
+            let packed = view.span(0..16).unwrap().bytes() == 16 * TOKEN;
+            assert_eq!(packed, layout == Layout::PlaneMajor);
+            let beyond = PlaneError::NotReady { asked_tokens: 17, ready_tokens: 16 };
+            assert_eq!(view.span(3..17), Err(beyond));
+        }
+        let none = PlaneError::NoPlane { plane: 2, planes: 2 };
+        assert_eq!(sequence.plane(2), Err(none));
+        assert_eq!(first.plane(0).unwrap().tokens(), 0);
+        sequence.finish(&[]);
+        first.finish(&[]);
+        t.close();
+    }
+}
+
+#[test]
+fn the_next_sequence_adopts_what_fits_best_without_a_driver_call() {
+    let t = setup(options(), 64);
+    let mut sequences: Vec<_> = (0..3).map(|_| t.space.admit(0).unwrap()).collect();
+    for (sequence, tokens) in sequences.iter_mut().zip([4, 16, 8]) {
+        sequence.extend_blocking(tokens).unwrap();
+    }
+    sequences.into_iter().for_each(|sequence| sequence.finish(&[]));
+    t.work();
+    assert_eq!(t.space.stats().parked, 3);
+    let before = calls(&t.machine);
+    let mut taken: Vec<_> = [5, 9, 16].map(|tokens| t.space.admit(tokens).unwrap()).into();
+    let slots: Vec<_> = taken.iter().map(Sequence::slot).collect();
+    // Eight tokens are the least that is enough for five; then sixteen; then only four are left.
+    assert_eq!(slots, [2, 1, 0]);
+    taken[0].extend_to(5).unwrap();
+    taken[1].extend_to(9).unwrap();
+    assert_eq!(calls(&t.machine), before);
+    assert!(taken[2].extend_to(16).is_err());
+    let stats = t.space.stats();
+    assert_eq!((stats.admitted, stats.adopted), (6, 3));
+    assert_eq!(stats.adopted_bytes, (2 + 8 + 4) * PAGE);
+    let full = AdmitError::NoSlot { sequences: 3, live: 3, busy: 0 };
+    assert_eq!(t.space.admit(1).unwrap_err(), full);
+    taken.into_iter().for_each(|sequence| sequence.finish(&[]));
+    t.close();
+}
+
+#[test]
+fn nothing_is_adopted_or_unmapped_while_its_work_runs() {
+    let t = setup(SpaceOptions { sequences: 1, ..options() }, 64);
+    let stream = t.machine.stream();
+    let mut sequence = t.space.admit(4).unwrap();
+    sequence.extend_blocking(4).unwrap();
+    let span = sequence.plane(1).unwrap().span(0..4).unwrap();
+    t.machine.sim.hold(stream.raw());
+    stream.fill(span, 7).unwrap();
+    sequence.finish(&[recorded(&stream)]);
+    t.work();
+    let busy = AdmitError::NoSlot { sequences: 1, live: 0, busy: 1 };
+    assert_eq!(t.space.admit(1).unwrap_err(), busy);
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+    t.machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    t.space.admit(1).unwrap().finish(&[]);
+    let report = t.space.trim(u64::MAX).unwrap();
+    assert_eq!((report.unmapped_bytes, report.released_bytes), (2 * PAGE, 2 * PAGE));
+    assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
+    drop(stream);
+    t.close();
+}
+
+#[test]
+fn a_batch_on_the_cpu_counts_as_a_user() {
+    let t = setup(SpaceOptions { sequences: 1, ..options() }, 64);
+    let mut sequence = t.space.admit(4).unwrap();
+    let lease = t.space.gate().lease();
+    sequence.extend_blocking(4).unwrap();
+    sequence.finish(&[]);
+    t.work();
+    assert!(t.space.admit(1).is_err());
+    drop(lease);
+    drop(t.space.admit(1).unwrap());
+    t.close();
+}
+
+#[test]
+fn parked_memory_goes_to_who_needs_it_oldest_first_and_from_the_end() {
+    // Eight pages in all: four rows.
+    let t = setup(options(), 8);
+    let mut sequences: Vec<_> = (0..3).map(|_| t.space.admit(0).unwrap()).collect();
+    sequences[0].extend_blocking(8).unwrap();
+    sequences[1].extend_blocking(8).unwrap();
+    let mut last = sequences.pop().unwrap();
+    sequences.into_iter().for_each(|sequence| sequence.finish(&[]));
+    t.work();
+    assert_eq!(t.space.stats().parked_bytes, 8 * PAGE);
+    last.extend_blocking(4).unwrap();
+    assert_eq!(t.machine.calls("cuMemUnmap"), 2);
+    // Of the older slot one row is left, which the shorter request finds.
+    let young = t.space.admit(8).unwrap();
+    assert_eq!((young.slot(), young.ready_tokens()), (1, 8));
+    let old = t.space.admit(3).unwrap();
+    assert_eq!((old.slot(), old.ready_tokens()), (0, 4));
+    t.check();
+    // Everything is in use now.
+    let error = last.extend_blocking(12).unwrap_err();
+    let fault = Fault::Limit { bytes: 2 * PAGE };
+    let cause = Some(fault.clone());
+    assert_eq!(error, ExtendError::NotReady { asked_tokens: 12, ready_tokens: 4, cause });
+    t.work();
+    assert_eq!(t.space.health(), Health::Degraded { cause: fault });
+    old.finish(&[]);
+    young.finish(&[]);
+    t.work();
+    assert!(t.space.health().is_healthy());
+    last.extend_to(12).unwrap();
+    last.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn no_more_is_parked_than_may_be_and_the_pool_is_kept_stocked() {
+    let t = setup(SpaceOptions { parked_pages_max: 4, prepared_pages: 3, ..options() }, 64);
+    t.work();
+    assert_eq!(t.pages.stats().idle, 3);
+    let mut sequence = t.space.admit(16).unwrap();
+    sequence.extend_blocking(16).unwrap();
+    t.work();
+    sequence.finish(&[]);
+    t.work();
+    assert_eq!(t.space.stats().parked_bytes, 4 * PAGE);
+    assert!(t.pages.stats().idle >= 3);
+    t.check();
+    let before = t.pages.stats().live;
+    let report = t.space.trim(2 * PAGE).unwrap();
+    assert_eq!((report.unmapped_bytes, report.released_bytes), (0, 2 * PAGE));
+    assert_eq!(t.pages.stats().live, before - 2);
+    t.close();
+}
+
+#[test]
+fn dropping_a_sequence_takes_the_safe_side() {
+    let t = setup(options(), 64);
+    // Never exposed: free at once.
+    let mut hidden = t.space.admit(4).unwrap();
+    hidden.extend_blocking(4).unwrap();
+    drop(hidden);
+    assert_eq!((t.space.stats().parked, t.space.stats().abandoned), (1, 0));
+    // Exposed, and nobody said by what it is used.
+    let mut seen = t.space.admit(4).unwrap();
+    seen.extend_blocking(4).unwrap();
+    let stream = t.machine.stream();
+    stream.fill(seen.plane(0).unwrap().span(0..4).unwrap(), 1).unwrap();
+    drop(seen);
+    t.work();
+    assert_eq!((t.space.stats().parked, t.space.stats().abandoned), (0, 1));
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+    assert_eq!(t.space.recover(&[recorded(&stream)]), 1);
+    assert_eq!(t.space.stats().abandoned, 0);
+    stream.synchronize().unwrap();
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 2 * PAGE);
+    // With leases, they cover every use.
+    let lease = t.space.gate().lease();
+    let mut leased = t.space.admit(4).unwrap();
+    leased.extend_blocking(4).unwrap();
+    let _ = leased.plane(0).unwrap();
+    drop(leased);
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+    drop(lease);
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 2 * PAGE);
+    drop(stream);
+    t.close();
+}
+
+#[test]
+fn a_live_space_is_not_closed_and_closing_waits_for_all_users() {
+    let t = setup(options(), 64);
+    let stream = t.machine.stream();
+    let mut sequence = t.space.admit(4).unwrap();
+    sequence.extend_blocking(4).unwrap();
+    let still = t.space.close(&[]).unwrap_err();
+    assert_eq!(still.live, 1);
+    let space = still.space;
+    t.machine.sim.hold(stream.raw());
+    stream.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 1).unwrap();
+    sequence.finish(&[recorded(&stream)]);
+    // The event that the sequence was finished with is waited for, though it is not named again.
+    let closing = space.close(&[]).unwrap().try_complete().unwrap_err().request;
+    t.machine.sim.release_hold(stream.raw());
+    let report = closing.wait().unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors);
+    assert_eq!((report.unmapped, report.leaked_bytes), (2, 0));
+    assert!(t.machine.sim.findings().is_empty());
+    drop((stream, t.pages, t.worker));
+    t.machine.assert_no_leak();
+}
+
+#[test]
+fn dropping_a_space_at_rest_leaks_nothing_and_its_sequences_outlive_it() {
+    let t = setup(options(), 64);
+    let mut early = t.space.admit(4).unwrap();
+    early.extend_blocking(4).unwrap();
+    let mut late = t.space.admit(8).unwrap();
+    late.extend_blocking(4).unwrap();
+    let _ = early.plane(0).unwrap();
+    early.finish(&[]);
+    drop(t.space);
+    assert!(!t.worker.poll());
+    late.extend_to(4).unwrap();
+    let error = late.extend_blocking(8).unwrap_err();
+    assert_eq!(
+        error,
+        ExtendError::Failed { asked_tokens: 8, ready_tokens: 4, cause: Fault::Stopped }
+    );
+    late.finish(&[]);
+    assert_eq!(t.pages.stats().in_use, 0);
+    drop((t.pages, t.worker));
+    t.machine.assert_no_leak();
+}
+
+#[test]
+fn a_closed_worker_is_told_and_sequences_can_still_be_extended_by_hand() {
+    let t = setup(options(), 64);
+    let mut sequence = t.space.admit(4).unwrap();
+    t.worker.clone().close();
+    let cause = Fault::Stopped;
+    let failed = ExtendError::Failed { asked_tokens: 4, ready_tokens: 0, cause };
+    assert_eq!(sequence.extend_to(4).unwrap_err(), failed);
+    sequence.extend_blocking(4).unwrap();
+    sequence.extend_to(4).unwrap();
+    sequence.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn the_thread_maps_ahead_without_being_asked_to() {
+    let machine = machine();
+    let pages = machine.pages(64);
+    let worker = Worker::spawn(WorkerOptions::default()).unwrap();
+    let space =
+        SequenceSpace::new(&pages, &worker, SpaceOptions { look_ahead_tokens: 4, ..options() })
+            .unwrap();
+    let mut sequence = space.admit(1).unwrap();
+    for tokens in 1..=16 {
+        while let Err(error) = sequence.extend_to(tokens) {
+            assert!(error.is_retryable(), "{error}");
+            std::thread::yield_now();
+        }
+    }
+    sequence.finish(&[]);
+    assert!(space.health().is_healthy());
+    let report = space.close(&[]).unwrap().wait().unwrap();
+    assert!(report.is_clean());
+    worker.close();
+    drop(pages);
+    machine.assert_no_leak();
+}
