@@ -77,6 +77,9 @@ mod page_pool;
 mod reservation;
 mod rest;
 mod retire;
+#[cfg(unix)]
+#[cfg_attr(docsrs, doc(cfg(unix)))]
+pub mod share;
 mod sequence_space;
 mod table;
 mod worker;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cuda_driver::{Device, DeviceError, PhysicalMemory};
+use cuda_driver::{Device, DeviceError, PhysicalMemory, ShareableKind};
 
 use crate::page_pool::Ledger;
 
@@ -39,9 +39,9 @@ struct Memory {
 }
 
 impl Memory {
-    fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        let physical = Some(PhysicalMemory::create(device, bytes)?);
-        Ok(Self { device: device.clone(), physical, bytes })
+    fn new(physical: PhysicalMemory) -> Self {
+        let (device, bytes) = (physical.device().clone(), physical.bytes());
+        Self { device, physical: Some(physical), bytes }
     }
 
     /// Gives the memory up. After a refusal it is kept, so that dropping tries once more.
@@ -77,7 +77,29 @@ pub(crate) fn quiet_if_lost(
 struct Body {
     id: PageId,
     memory: Memory,
-    ledger: Arc<Ledger>,
+    /// Of the pool that the page came from; none of a page that another process exported.
+    ledger: Option<Arc<Ledger>>,
+    origin: Origin,
+    /// Set before the memory first leaves the process, and never taken back.
+    exported: AtomicBool,
+}
+
+/// Where a page's memory is from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Origin {
+    /// Created for this process alone.
+    Private,
+    /// Created so that it can be exported.
+    Exportable,
+    /// Created and exported by this or another process.
+    Imported,
+}
+
+impl Body {
+    fn new(memory: PhysicalMemory, ledger: Option<Arc<Ledger>>, origin: Origin) -> Self {
+        let memory = Memory::new(memory);
+        Self { id: PageId::next(), memory, ledger, origin, exported: AtomicBool::new(false) }
+    }
 }
 
 impl Drop for Body {
@@ -86,7 +108,9 @@ impl Drop for Body {
             tracing::warn!(%error, page = %self.id, "a physical page was not released");
         }
         // After the release: until then the memory is taken, and the pool must not create more.
-        self.ledger.released();
+        if let Some(ledger) = &self.ledger {
+            ledger.released();
+        }
     }
 }
 
@@ -107,8 +131,24 @@ impl PhysicalPage {
         bytes: u64,
         ledger: &Arc<Ledger>,
     ) -> Result<Self, DeviceError> {
-        let memory = Memory::create(device, bytes)?;
-        Ok(Self { body: Body { id: PageId::next(), memory, ledger: Arc::clone(ledger) } })
+        let memory = PhysicalMemory::create(device, bytes)?;
+        Ok(Self { body: Body::new(memory, Some(Arc::clone(ledger)), Origin::Private) })
+    }
+
+    /// As [`create`](PhysicalPage::create), of memory that can be exported.
+    pub(crate) fn create_exportable(
+        device: &Device,
+        bytes: u64,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, DeviceError> {
+        let memory = PhysicalMemory::create_exportable(device, bytes, ShareableKind::PosixFd)?;
+        Ok(Self { body: Body::new(memory, Some(Arc::clone(ledger)), Origin::Exportable) })
+    }
+
+    /// Whether another process may have the memory.
+    pub(crate) fn was_exported(&self) -> bool {
+        // Relaxed: whoever owns the page got it from the last that shared it, which orders the two.
+        self.body.exported.load(Ordering::Relaxed)
     }
 
     /// Identity of the page.
@@ -140,6 +180,25 @@ pub struct SharedPage {
 }
 
 impl SharedPage {
+    /// A page of memory that was imported, which no pool counts.
+    pub(crate) fn imported(memory: PhysicalMemory) -> Self {
+        Self { body: Arc::new(Body::new(memory, None, Origin::Imported)) }
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        self.body.origin
+    }
+
+    /// Notes that another process may have the memory from now on.
+    pub(crate) fn mark_exported(&self) {
+        self.body.exported.store(true, Ordering::Relaxed);
+    }
+
+    /// The memory, for export.
+    pub(crate) fn memory(&self) -> Option<&PhysicalMemory> {
+        self.body.memory.physical.as_ref()
+    }
+
     /// Identity of the page.
     #[must_use]
     pub fn id(&self) -> PageId {
@@ -201,7 +260,7 @@ impl Page {
     }
 
     pub(crate) fn is_counted_by(&self, ledger: &Arc<Ledger>) -> bool {
-        Arc::ptr_eq(&self.body().ledger, ledger)
+        self.body().ledger.as_ref().is_some_and(|own| Arc::ptr_eq(own, ledger))
     }
 
     /// Releases the memory now, unless others still share it, and says what the driver answered.

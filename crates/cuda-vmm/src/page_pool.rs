@@ -265,8 +265,33 @@ impl PagePool {
         }
     }
 
+    /// A new page that can be [exported](crate::SharedPage::export) to another process. It counts like
+    /// any other; at the pool's capacity an idle page makes room for it.
+    ///
+    /// # Errors
+    /// As [`take`](PagePool::take).
+    pub fn take_exportable(&self) -> Result<PhysicalPage, PageError> {
+        self.inner.ledger.check_limit()?;
+        let begun = match self.begin() {
+            Err(PageError::Exhausted { .. }) => {
+                // Idle pages were not created for export: one is released.
+                drop(self.inner.take_idle(|_| 1));
+                self.begin()
+            }
+            begun => begun,
+        };
+        begun?;
+        let admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
+        let page = self.create_as(PhysicalPage::create_exportable);
+        drop(admitted);
+        page
+    }
+
     /// Keeps a page for reuse. A shared page that others still hold stays theirs: the last to be
     /// given back becomes idle.
+    ///
+    /// A page that was exported is released instead: another process may still read and write its
+    /// memory, so that nobody else may ever get it.
     ///
     /// # Errors
     /// [`ForeignPage`], with the page, when it came from another pool.
@@ -275,7 +300,9 @@ impl PagePool {
         if !page.is_counted_by(&self.inner.ledger) {
             return Err(ForeignPage { page });
         }
-        if let Some(page) = page.into_owned() {
+        if let Some(page) = page.into_owned()
+            && !page.was_exported()
+        {
             self.put(page);
         }
         Ok(())
@@ -357,8 +384,15 @@ impl PagePool {
 
     /// Creates the page that `begin` counted.
     fn create(&self) -> Result<PhysicalPage, PageError> {
+        self.create_as(PhysicalPage::create)
+    }
+
+    fn create_as(
+        &self,
+        create: fn(&Device, u64, &Arc<Ledger>) -> Result<PhysicalPage, DeviceError>,
+    ) -> Result<PhysicalPage, PageError> {
         let Inner { device, page_bytes, ledger, .. } = &*self.inner;
-        PhysicalPage::create(device, *page_bytes, ledger).map_err(|error| {
+        create(device, *page_bytes, ledger).map_err(|error| {
             ledger.cancel();
             if error.is_out_of_memory() {
                 PageError::OutOfMemory { page_bytes: *page_bytes, live: ledger.look().live }
