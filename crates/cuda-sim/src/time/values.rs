@@ -16,6 +16,12 @@ impl Rate {
         Self { mb_per_s: if mb_per_s == 0 { 1 } else { mb_per_s } }
     }
 
+    /// How long `bytes` bytes take.
+    #[must_use]
+    pub fn time(self, bytes: u64) -> Duration {
+        Duration::from_nanos(self.nanos(bytes))
+    }
+
     /// How long `bytes` bytes take, in nanoseconds.
     pub(crate) fn nanos(self, bytes: u64) -> u64 {
         // A million bytes a second is a byte a microsecond.
