@@ -8,21 +8,25 @@
 //! | --- | --- |
 //! | [`PriorityLru`] | lowest priority first, in it the least recently released: the default |
 //! | [`Slru`] | segmented LRU: what was found outlives what never was |
+//! | [`S3Fifo`] | three first-in, first-out queues; what is looked up once passes quickly |
+//! | [`AdaptiveReplacement`] | ARC: recent against frequent, in shares that follow the misses |
 //! | [`Prioritized`] | any of them for blocks of default priority, lower priorities before and higher ones after |
 //!
 //! # The life of a block, as a policy sees it
 //!
 //! ```text
-//!            evictable             victim
-//!  unknown ───────────> evictable ────────> unknown
-//!     ^                  │     ^
-//!     │ removed     held │     │ evictable
-//!     │                  v     │
-//!     └──────────────── held ──┘
+//!            stored         evictable             victim
+//!  unknown ─────────> held ───────────> evictable ────────> unknown
+//!                     ^  │                │    │
+//!                     │  │ removed   held │    │ removed
+//!                     │  └──> unknown     │    └──> unknown
+//!                     └───────────────────┘
 //! ```
 //!
-//! [`removed`](EvictionPolicy::removed) may also come for an evictable block. Calls that this
-//! picture does not have are ignored where they name a block that the policy does not know.
+//! A lookup that does not find a block is [`missed`](EvictionPolicy::missed), one that does
+//! [`found`](EvictionPolicy::found); the latter comes before `held` if nobody held the block. Calls
+//! that the picture does not have are ignored, and so are those about blocks beyond the number that
+//! a policy was made for; a block that becomes evictable without having been stored is taken in.
 //!
 //! # Tails before heads
 //!
@@ -41,17 +45,22 @@
 //! allocates. What a policy remembers of evicted content is bounded by that number too. Two
 //! policies that were made with the same options and told the same give the same victims.
 
+mod arc;
 mod error;
+mod ghosts;
 mod lru;
 mod prioritized;
 mod queues;
+mod s3fifo;
 mod slru;
 
 use std::fmt;
 
+pub use arc::AdaptiveReplacement;
 pub use error::PolicyError;
 pub use lru::PriorityLru;
 pub use prioritized::Prioritized;
+pub use s3fifo::S3Fifo;
 pub use slru::Slru;
 
 use crate::{BlockHash, BlockId, Priority};
@@ -127,6 +136,20 @@ pub trait EvictionPolicy: fmt::Debug + Send {
         let _ = (hash, now);
     }
 
+    /// `block` was cached. Somebody holds it still.
+    ///
+    /// Of one request's blocks the head comes first, so that what is known of its parent is there.
+    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+        let _ = (block, facts);
+    }
+
+    /// A lookup found `block`, whether somebody holds it already or not.
+    ///
+    /// All blocks that one lookup finds are found at the same time.
+    fn found(&mut self, block: BlockId, now: PolicyTime) {
+        let _ = (block, now);
+    }
+
     /// Nobody holds the cached `block` any more: it may be chosen, unless it has children.
     ///
     /// Of one request's blocks the tail is to come first, which makes the head the most recent.
@@ -148,6 +171,13 @@ pub trait EvictionPolicy: fmt::Debug + Send {
     /// The caller drops or moves its content, and calls [`children`](Self::children) for its
     /// parent if it was the last child.
     fn victim(&mut self, now: PolicyTime) -> Option<BlockId>;
+
+    /// Blocks that the policy would rather have evicted together with the last victim.
+    ///
+    /// They are the next victims in any case, so a caller that needs no more room may leave them.
+    fn overdue(&self) -> usize {
+        0
+    }
 
     /// Evictable blocks, those with cached children among them.
     fn len(&self) -> usize;

@@ -35,6 +35,14 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
         self.default.missed(hash, now);
     }
 
+    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+        self.default.stored(block, facts);
+    }
+
+    fn found(&mut self, block: BlockId, now: PolicyTime) {
+        self.default.found(block, now);
+    }
+
     fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
         if facts.priority == Priority::DEFAULT {
             self.others.removed(block);
@@ -65,6 +73,10 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
             return self.others.victim(now);
         }
         self.default.victim(now).or_else(|| self.others.victim(now))
+    }
+
+    fn overdue(&self) -> usize {
+        self.default.overdue()
     }
 
     fn len(&self) -> usize {

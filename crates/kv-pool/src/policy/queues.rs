@@ -104,6 +104,12 @@ impl<const N: usize> Queues<N> {
         node.has_children = facts.has_children;
     }
 
+    /// Puts a block that somebody holds at the back of `queue`, out of the queue that it was in.
+    pub(super) fn enter(&mut self, queue: Queue, block: BlockId) {
+        self.remove(block);
+        self.link_back(queue, block);
+    }
+
     /// Moves the member `block` to the back of `queue`, whether it may be evicted or not.
     pub(super) fn move_back(&mut self, queue: Queue, block: BlockId) {
         self.unlink(block);
