@@ -1,0 +1,264 @@
+//! Many sequences that grow, shrink and finish at once on one space, with a kernel that reads every
+//! byte of every one of them.
+//!
+//! Each thread decodes its own sequences on its own stream. When a sequence finishes, the kernel that
+//! last read it may still run, and the memory goes to whoever needs it next: what is unmapped or given
+//! away too early faults or reads as somebody else's bytes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, Event, Stream};
+use cuda_vmm::{
+    AdmitError, ExtendError, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions,
+    SpaceStats, Worker,
+};
+
+use super::ranges::{Range, Ranges};
+
+/// How much of what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) threads: u64,
+    /// Sequences of each thread.
+    pub(crate) sequences: u64,
+    /// Tokens that each thread decodes for each of its sequences.
+    pub(crate) steps: u64,
+    pub(crate) planes: u64,
+    /// A multiple of 8.
+    pub(crate) token_bytes: u64,
+    pub(crate) tokens_max: u64,
+    pub(crate) look_ahead_tokens: u64,
+    /// Pages of the pool, as a percentage of what all sequences at their longest would need.
+    pub(crate) pages_percent: u64,
+    /// Every so many steps all bytes are read; once at the end of each sequence in any case.
+    pub(crate) check_every: u64,
+    /// Thread blocks that read one range.
+    pub(crate) parts: u32,
+    pub(crate) seed: u64,
+}
+
+/// What happened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) finished: u64,
+    /// Sequences that ended early because there were no pages.
+    pub(crate) preempted: u64,
+    pub(crate) checked_bytes: u64,
+    /// What was wrong, of all that was read: nothing, or the test fails with this text.
+    pub(crate) wrong: Vec<String>,
+    pub(crate) stats: SpaceStats,
+}
+
+/// Runs the plan, and closes the space. `turn` is called between the steps with a number that the
+/// seed gives: what drives a worker without a thread.
+pub(crate) fn run(
+    device: &Device,
+    worker: &Worker,
+    plan: &Plan,
+    turn: &(dyn Fn(u64) + Sync),
+) -> Outcome {
+    let unlimited = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
+    let page_bytes = PagePool::new(device, unlimited).unwrap().page_bytes();
+    let live = plan.threads * plan.sequences;
+    let rows = (plan.tokens_max * plan.token_bytes).div_ceil(page_bytes);
+    let capacity_pages = live * rows * plan.planes * plan.pages_percent / 100;
+    let pages =
+        PagePool::new(device, PagePoolOptions { page_bytes: None, capacity_pages }).unwrap();
+    let options = SpaceOptions {
+        // Some may be parked while all are live.
+        sequences: live + live / 4 + 1,
+        planes: plan.planes,
+        token_bytes: plan.token_bytes,
+        tokens_max: plan.tokens_max,
+        look_ahead_tokens: plan.look_ahead_tokens,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&pages, worker, options).unwrap();
+    let mut outcome = Outcome::default();
+    std::thread::scope(|scope| {
+        let decoders: Vec<_> = (0..plan.threads)
+            .map(|thread| {
+                let space = &space;
+                scope.spawn(move || Decoder::new(device, space, plan, thread).decode(turn))
+            })
+            .collect();
+        for decoder in decoders {
+            let part = decoder.join().unwrap();
+            outcome.finished += part.finished;
+            outcome.preempted += part.preempted;
+            outcome.checked_bytes += part.checked_bytes;
+            outcome.wrong.extend(part.wrong);
+        }
+    });
+    outcome.stats = space.stats();
+    let report = space.close(&[]).unwrap().wait().unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(pages.stats().in_use, 0, "pages are still in use");
+    outcome
+}
+
+struct Decoder<'a> {
+    space: &'a SequenceSpace,
+    plan: &'a Plan,
+    stream: Stream,
+    ranges: Ranges,
+    random: Random,
+    live: Vec<Live>,
+    incarnation: u64,
+    outcome: Outcome,
+}
+
+struct Live {
+    sequence: Sequence,
+    key: u64,
+    tokens: u64,
+    /// Of which so many are written.
+    written: u64,
+}
+
+impl<'a> Decoder<'a> {
+    fn new(device: &Device, space: &'a SequenceSpace, plan: &'a Plan, thread: u64) -> Self {
+        Self {
+            space,
+            plan,
+            stream: Stream::new(device).unwrap(),
+            ranges: Ranges::new(device, plan.sequences * plan.planes),
+            random: Random(plan.seed.wrapping_add(thread).wrapping_mul(2) | 1),
+            live: Vec::new(),
+            incarnation: thread << 32,
+            outcome: Outcome::default(),
+        }
+    }
+
+    fn decode(mut self, turn: &(dyn Fn(u64) + Sync)) -> Outcome {
+        for step in 0..self.plan.steps {
+            self.admit();
+            turn(self.random.next());
+            self.extend();
+            // What the last step read. Until here its kernel may have been running.
+            self.collect(step);
+            self.submit(step % self.plan.check_every == 0);
+            turn(self.random.next());
+            self.leave_some();
+            if self.random.below(97) == 0 {
+                let report = self.space.trim(self.random.below(1 << 26)).unwrap();
+                assert!(report.failed.is_empty() && report.errors.is_empty(), "{report:?}");
+            }
+        }
+        self.collect(self.plan.steps);
+        self.submit(true);
+        self.collect(self.plan.steps);
+        for live in self.live.drain(..) {
+            live.sequence.finish(&[]);
+        }
+        self.outcome
+    }
+
+    fn admit(&mut self) {
+        while (self.live.len() as u64) < self.plan.sequences {
+            let tokens = 1 + self.random.below(self.plan.tokens_max / 4);
+            let sequence = match self.space.admit(tokens) {
+                Ok(sequence) => sequence,
+                Err(AdmitError::NoSlot { .. }) => return,
+                Err(error) => panic!("{error}"),
+            };
+            self.incarnation += 1;
+            let key = self.incarnation.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+            // The first extension adds one.
+            self.live.push(Live { sequence, key, tokens: tokens - 1, written: 0 });
+        }
+    }
+
+    /// One token more for each, on a driver call by this thread only if there is no other way.
+    fn extend(&mut self) {
+        let mut index = 0;
+        while index < self.live.len() {
+            let live = &mut self.live[index];
+            let tokens = match self.random.below(61) {
+                // A speculation that was not accepted.
+                0 => live.tokens - self.random.below(live.tokens / 4 + 1),
+                _ => live.tokens + 1,
+            };
+            let extended = match live.sequence.extend_to(tokens) {
+                Err(ExtendError::NotReady { .. }) => live.sequence.extend_blocking(tokens),
+                other => other,
+            };
+            match extended {
+                Ok(()) => {
+                    live.tokens = tokens;
+                    live.written = live.written.min(tokens);
+                    index += 1;
+                }
+                Err(ExtendError::NotReady { .. }) => {
+                    self.outcome.preempted += 1;
+                    self.live.swap_remove(index).sequence.finish(&[]);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn collect(&mut self, step: u64) {
+        for (range, count) in self.ranges.wrong(&self.stream).into_iter().enumerate() {
+            if count != 0 && self.outcome.wrong.len() < 10 {
+                let text = format!("before step {step}, range {range}: {count} words are wrong");
+                self.outcome.wrong.push(text);
+            }
+        }
+    }
+
+    fn submit(&mut self, check: bool) {
+        let lease = self.space.gate().lease();
+        let (mut stamps, mut checks) = (Vec::new(), Vec::new());
+        let word = self.plan.token_bytes / 8;
+        for live in &mut self.live {
+            for plane in 0..self.plan.planes {
+                let span = live.sequence.plane(plane).unwrap();
+                let (address, key) = (span.address(), live.key + plane);
+                let first = live.written * word;
+                let words = live.tokens * word;
+                let new = Range { address: address + 8 * first, words: words - first, first, key };
+                stamps.extend((new.words > 0).then_some(new));
+                let ends = live.tokens == self.plan.tokens_max;
+                checks.extend((check || ends).then_some(Range { address, words, first: 0, key }));
+            }
+            live.written = live.tokens;
+        }
+        self.outcome.checked_bytes += checks.iter().map(|range| 8 * range.words).sum::<u64>();
+        self.ranges.enqueue(&self.stream, &stamps, &checks, self.plan.parts);
+        let event = Event::new(self.stream.device()).unwrap();
+        event.record(&self.stream).unwrap();
+        lease.submitted([Arc::new(event)]);
+    }
+
+    fn leave_some(&mut self) {
+        let mut index = 0;
+        while index < self.live.len() {
+            let ends = self.live[index].tokens == self.plan.tokens_max;
+            if ends || self.random.below(199) == 0 {
+                self.outcome.finished += 1;
+                self.live.swap_remove(index).sequence.finish(&[]);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+/// Marsaglia's xorshift.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+}
