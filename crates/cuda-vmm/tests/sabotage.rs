@@ -8,7 +8,9 @@ mod common;
 use common::{Machine, PAGE, machine, recorded};
 use cuda_driver::{DeviceError, ErrorCode, Stream};
 use cuda_sim::FindingKind;
-use cuda_vmm::ElasticPool;
+use cuda_vmm::{
+    ElasticPool, ExtendError, Fault, Health, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
+};
 
 /// A batch still runs on blocks that the pool shrinks away.
 fn shrink_under_a_running_batch(machine: &Machine, pool: &ElasticPool, stream: &Stream) {
@@ -49,4 +51,113 @@ fn waiting_for_rest_does_not_fault() {
     assert!(pool.close(&[]).try_complete().unwrap().is_clean());
     drop(stream);
     machine.assert_no_leak();
+}
+
+fn space(machine: &Machine, worker: &Worker, sequences: u64) -> SequenceSpace {
+    let options = SpaceOptions {
+        sequences,
+        planes: 2,
+        token_bytes: PAGE / 4,
+        tokens_max: 8,
+        ..SpaceOptions::default()
+    };
+    SequenceSpace::new(&machine.pages(16), worker, options).unwrap()
+}
+
+/// A sequence ends while its batch still runs, and the next one writes its own bytes.
+fn finish_under_a_running_batch(machine: &Machine, space: &SequenceSpace) -> Option<u8> {
+    let (old, new) = (machine.stream(), machine.stream());
+    let mut sequence = space.admit(4).unwrap();
+    sequence.extend_blocking(4).unwrap();
+    machine.sim.hold(old.raw());
+    old.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 7).unwrap();
+    sequence.finish(&[recorded(&old)]);
+    let seen = space.admit(4).ok().map(|mut next| {
+        next.extend_blocking(4).unwrap();
+        let span = next.plane(0).unwrap().span(0..4).unwrap();
+        new.fill(span, 9).unwrap();
+        new.synchronize().unwrap();
+        machine.sim.release_hold(old.raw());
+        old.synchronize().unwrap();
+        let mut seen = [0];
+        new.download(&mut seen, span.slice(0, 1).unwrap()).unwrap();
+        next.finish(&[]);
+        seen[0]
+    });
+    machine.sim.release_hold(old.raw());
+    old.synchronize().unwrap();
+    seen
+}
+
+#[test]
+fn adopting_at_once_loses_bytes_and_waiting_for_rest_does_not() {
+    for (protected, seen) in [(false, Some(7)), (true, None)] {
+        let (machine, worker) = (machine(), Worker::manual());
+        let space = space(&machine, &worker, 1);
+        if !protected {
+            space.sabotage_rest_at_once();
+        }
+        assert_eq!(finish_under_a_running_batch(&machine, &space), seen);
+        assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
+    }
+}
+
+#[test]
+fn trimming_at_once_faults_and_waiting_for_rest_does_not() {
+    for protected in [false, true] {
+        let (machine, worker, stream) = {
+            let machine = machine();
+            let stream = machine.stream();
+            (machine, Worker::manual(), stream)
+        };
+        let space = space(&machine, &worker, 1);
+        if !protected {
+            space.sabotage_rest_at_once();
+        }
+        let mut sequence = space.admit(4).unwrap();
+        sequence.extend_blocking(4).unwrap();
+        machine.sim.hold(stream.raw());
+        stream.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 7).unwrap();
+        sequence.finish(&[recorded(&stream)]);
+        space.trim(u64::MAX).unwrap();
+        machine.sim.release_hold(stream.raw());
+        assert_eq!(stream.synchronize().is_ok(), protected);
+        let findings = machine.sim.findings();
+        let faults = findings.iter().filter(|one| one.kind == FindingKind::IllegalAccess).count();
+        assert_eq!(faults, usize::from(!protected), "{findings:?}");
+        assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
+    }
+}
+
+#[test]
+fn a_panic_in_the_work_is_a_state_and_an_error_of_the_next_call() {
+    for spawn in [false, true] {
+        let machine = machine();
+        let worker = match spawn {
+            true => Worker::spawn(WorkerOptions::default()).unwrap(),
+            false => Worker::manual(),
+        };
+        let space = space(&machine, &worker, 2);
+        let mut sequence = space.admit(4).unwrap();
+        sequence.extend_blocking(4).unwrap();
+        space.sabotage_panic();
+        if !spawn {
+            worker.poll();
+        }
+        while space.health().is_healthy() {
+            std::thread::yield_now();
+        }
+        let cause = Fault::Panicked { message: "asked to panic".into() };
+        assert_eq!(space.health(), Health::Failed { cause: cause.clone() });
+        sequence.extend_to(4).unwrap();
+        let failed = ExtendError::Failed { asked_tokens: 5, ready_tokens: 4, cause: cause.clone() };
+        assert_eq!(sequence.extend_to(5).unwrap_err(), failed);
+        assert_eq!(sequence.extend_blocking(5).unwrap_err(), failed);
+        assert_eq!(space.trim(1).unwrap_err(), cause);
+        sequence.finish(&[]);
+        let report = space.close(&[]).unwrap().wait().unwrap();
+        assert!(report.is_clean(), "{:?}", report.errors);
+        worker.close();
+        machine.assert_no_leak();
+    }
 }

@@ -34,7 +34,8 @@ impl SequenceSpace {
         if live > 0 {
             return Err(StillLive { space: self, live });
         }
-        let Self { core, handle, .. } = self;
+        let Self { core, handle, holder } = self;
+        drop(holder);
         handle.detach();
         let mut users: Vec<_> = events.to_vec();
         users.extend(parked.iter().flat_map(|waiting| waiting.events().iter().cloned()));

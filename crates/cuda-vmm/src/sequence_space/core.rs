@@ -39,7 +39,7 @@ impl WorkSource for Core {
         self.sabotage.panic_if_asked();
         let waiting = self.settle();
         self.retry_quarantined();
-        if self.grow_most_urgent()? || self.unmap_surplus() || self.prepare()? {
+        if self.relieve() || self.grow_most_urgent()? || self.unmap_surplus() || self.prepare()? {
             return Ok(Progress::More);
         }
         Ok(if waiting { Progress::Waiting } else { Progress::Done })
@@ -169,8 +169,9 @@ impl Core {
             if !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
                 return Err(fault);
             }
+            // Over its limit the pool hands out nothing, not even what is idle.
             self.settle();
-            if self.unmap_oldest_row().is_none() {
+            if !self.relieve() && self.unmap_oldest_row().is_none() {
                 return Err(fault);
             }
         }

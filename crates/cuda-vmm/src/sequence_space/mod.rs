@@ -21,6 +21,7 @@ mod book;
 mod close;
 mod core;
 mod error;
+mod holder;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
 mod sequence;
@@ -35,6 +36,7 @@ use parking_lot::Mutex;
 
 use self::book::{Book, Slot};
 use self::core::Core;
+use self::holder::SpaceHolder;
 use self::shape::Shape;
 use crate::rest::Quiescence;
 use crate::{
@@ -44,6 +46,7 @@ use crate::{
 
 pub use close::SpaceClosing;
 pub use error::{AdmitError, BatchError, ExtendError, PlaneError, SpaceError, StillLive};
+use sequence::Demand;
 pub use sequence::{Plane, Sequence};
 pub use shape::{Layout, SpaceOptions, Strides};
 pub use stats::SpaceStats;
@@ -60,6 +63,8 @@ pub use stats::SpaceStats;
 pub struct SequenceSpace {
     core: Arc<Core>,
     handle: WorkHandle,
+    /// Kept for the pool's limit, which finds the space by it.
+    holder: Option<Arc<SpaceHolder>>,
 }
 
 /// What [`SequenceSpace::trim`] did.
@@ -119,7 +124,8 @@ impl SequenceSpace {
             sabotage: sabotage::Sabotage::default(),
         });
         let handle = worker.attach(Arc::clone(&core) as _);
-        Ok(Self { core, handle })
+        let holder = SpaceHolder::enroll(&core, handle.waker());
+        Ok(Self { core, handle, holder })
     }
 
     /// Gives a slot to a sequence that will soon have `tokens` tokens. It is the slot at rest whose
@@ -161,15 +167,13 @@ impl SequenceSpace {
         &self,
         batch: impl IntoIterator<Item = (&'a mut Sequence, u64)>,
     ) -> Result<(), BatchError> {
-        let mut wake = false;
+        let mut demands = Demand::QUIET;
         let mut refused: Option<BatchError> = None;
         for (place, (sequence, tokens)) in batch.into_iter().enumerate() {
             let demand = sequence.demand(tokens);
-            if demand.wake {
-                match Arc::ptr_eq(&sequence.core, &self.core) {
-                    true => wake = true,
-                    false => sequence.waker().wake(),
-                }
+            match Arc::ptr_eq(&sequence.core, &self.core) {
+                true => demands = demands.and(demand),
+                false => demand.tell(sequence.waker()),
             }
             if !demand.ready {
                 let error = sequence.refuse(tokens);
@@ -177,9 +181,7 @@ impl SequenceSpace {
                 refused.get_or_insert(first).refused += 1;
             }
         }
-        if wake {
-            self.handle.waker().wake();
-        }
+        demands.tell(self.handle.waker());
         refused.map_or(Ok(()), Err)
     }
 

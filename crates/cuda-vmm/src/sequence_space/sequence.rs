@@ -40,13 +40,31 @@ pub struct Sequence {
     exposed: AtomicBool,
 }
 
-/// What a step on one sequence came to.
+/// What a step on one sequence, or on several of one space, came to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Demand {
     /// Whether the tokens may be used.
     pub(super) ready: bool,
-    /// Whether the worker should hear of it.
-    pub(super) wake: bool,
+    /// Whether the worker has more to do.
+    pub(super) more: bool,
+}
+
+impl Demand {
+    /// Nothing to do.
+    pub(super) const QUIET: Self = Self { ready: true, more: false };
+
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { ready: self.ready && other.ready, more: self.more || other.more }
+    }
+
+    /// Wakes the worker: ahead of need, or now.
+    pub(super) fn tell(self, waker: &Waker) {
+        match self {
+            Self { ready: false, .. } => waker.wake_now(),
+            Self { more: true, .. } => waker.wake(),
+            Self { .. } => {}
+        }
+    }
 }
 
 impl Sequence {
@@ -64,11 +82,9 @@ impl Sequence {
     /// [`ExtendError::NotReady`], counted as a stall, when the memory is not there yet, and
     /// [`ExtendError::Failed`] when it never will be; [`ExtendError::TooLong`].
     pub fn extend_to(&mut self, tokens: u64) -> Result<(), ExtendError> {
-        let Demand { ready, wake } = self.demand(tokens);
-        if wake {
-            self.waker.wake();
-        }
-        if ready { Ok(()) } else { Err(self.refuse(tokens)) }
+        let demand = self.demand(tokens);
+        demand.tell(&self.waker);
+        if demand.ready { Ok(()) } else { Err(self.refuse(tokens)) }
     }
 
     /// As [`extend_to`](Sequence::extend_to), but if the memory is not there maps it on this thread,
@@ -83,11 +99,9 @@ impl Sequence {
     /// still too little; what could be mapped on the way stays. [`ExtendError::Failed`],
     /// [`ExtendError::TooLong`].
     pub fn extend_blocking(&mut self, tokens: u64) -> Result<(), ExtendError> {
-        let Demand { ready, wake } = self.demand(tokens);
-        if ready {
-            if wake {
-                self.waker.wake();
-            }
+        let demand = self.demand(tokens);
+        if demand.ready {
+            demand.tell(&self.waker);
             return Ok(());
         }
         self.check_length(tokens)?;
@@ -163,7 +177,7 @@ impl Sequence {
     pub(super) fn demand(&mut self, tokens: u64) -> Demand {
         if tokens <= self.quiet_until {
             self.core.slots[self.slot as usize].used.store(tokens, Ordering::Relaxed);
-            return Demand { ready: true, wake: false };
+            return Demand::QUIET;
         }
         self.demand_more(tokens)
     }
@@ -171,7 +185,7 @@ impl Sequence {
     fn demand_more(&mut self, tokens: u64) -> Demand {
         let shape = &self.core.shape;
         if tokens > shape.tokens_max {
-            return Demand { ready: false, wake: false };
+            return Demand { ready: false, more: false };
         }
         let slot = &self.core.slots[self.slot as usize];
         slot.used.store(tokens, Ordering::Relaxed);
@@ -184,8 +198,7 @@ impl Sequence {
         }
         let ready = slot.ready.load(Ordering::Acquire);
         self.quiet_until = self.quiet(ready);
-        // A sequence that has run out also asks again: what was refused may be there now.
-        Demand { ready: tokens <= ready, wake: more || tokens > ready }
+        Demand { ready: tokens <= ready, more }
     }
 
     fn quiet(&self, ready: u64) -> u64 {
@@ -338,9 +351,7 @@ impl SequenceSpace {
     pub(super) fn sequence(&self, slot: u64, tokens: u64) -> Sequence {
         let waker = self.handle.waker().clone();
         let mut sequence = Sequence::new(Arc::clone(&self.core), waker, slot);
-        if sequence.demand(tokens).wake {
-            sequence.waker.wake();
-        }
+        sequence.demand(tokens).tell(&sequence.waker);
         sequence
     }
 }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Fault, Health, Owner, Progress, Shared, WorkSource};
 
@@ -92,7 +92,14 @@ impl Entry {
 
     /// Runs work of the source while no other runs. Notes a fault; turns a panic into one.
     fn alone<T>(&self, work: impl FnOnce(&dyn WorkSource) -> Result<T, Fault>) -> Result<T, Fault> {
-        let held = self.source.lock();
+        self.alone_with(self.source.lock(), work)
+    }
+
+    fn alone_with<T>(
+        &self,
+        held: MutexGuard<'_, Option<Arc<dyn WorkSource>>>,
+        work: impl FnOnce(&dyn WorkSource) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         let outcome = match (&*held, self.health()) {
             (None, _) => return Err(Fault::Stopped),
             (_, Health::Failed { cause }) if cause != Fault::Stopped => return Err(cause),
@@ -165,6 +172,15 @@ impl Waker {
     /// failed earlier.
     pub fn run<T>(&self, work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
         self.entry.alone(|_| work())
+    }
+
+    /// As [`run`](Waker::run), but nothing while other work of the source runs.
+    pub(crate) fn try_run<T>(
+        &self,
+        work: impl FnOnce() -> Result<T, Fault>,
+    ) -> Option<Result<T, Fault>> {
+        let held = self.entry.source.try_lock()?;
+        Some(self.entry.alone_with(held, |_| work()))
     }
 }
 

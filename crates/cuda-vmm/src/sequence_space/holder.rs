@@ -1,0 +1,73 @@
+//! A space under a memory limit: what it gives up when the limit asks.
+
+use std::sync::Arc;
+
+use super::core::Core;
+use crate::limit::Holder;
+use crate::{Fault, Waker};
+
+/// Stands for a space with the limit of its pool.
+#[derive(Debug)]
+pub(super) struct SpaceHolder {
+    core: Arc<Core>,
+    waker: Waker,
+}
+
+impl SpaceHolder {
+    /// Enrolls the space, if its pool has a limit; the limit forgets it when this is dropped.
+    pub(super) fn enroll(core: &Arc<Core>, waker: &Waker) -> Option<Arc<Self>> {
+        let limit = core.pages.limit()?;
+        let holder = Arc::new(Self { core: Arc::clone(core), waker: waker.clone() });
+        let weak = Arc::downgrade(&holder);
+        limit.enroll(weak);
+        Some(holder)
+    }
+}
+
+impl Holder for SpaceHolder {
+    fn release_idle(&self, _bytes: u64) -> u64 {
+        // The pool is enrolled itself.
+        0
+    }
+
+    fn release_parked(&self, bytes: u64) -> u64 {
+        // Not if the space is at work: it may be what asks.
+        let released = self.waker.try_run(|| Ok::<_, Fault>(self.core.release_parked(bytes)));
+        released.and_then(Result::ok).unwrap_or(0)
+    }
+
+    fn limit_moved(&self) {
+        self.waker.wake();
+    }
+}
+
+impl Core {
+    /// Unmaps what rests and releases the pages, until `bytes` are released or nothing is left;
+    /// returns the bytes.
+    fn release_parked(&self, bytes: u64) -> u64 {
+        self.settle();
+        let mut released = 0;
+        while released < bytes {
+            let Some(unmapped) = self.unmap_oldest_row() else { break };
+            released += self.release_idle(unmapped.pages * self.shape.page_bytes);
+        }
+        released
+    }
+
+    /// Releases idle pages of the pool, no more than `bytes` ask for; returns the bytes.
+    pub(super) fn release_idle(&self, bytes: u64) -> u64 {
+        let keep = self.pages.stats().idle.saturating_sub(bytes.div_ceil(self.shape.page_bytes));
+        let (released, errors) = self.pages.trim(keep);
+        for error in errors {
+            tracing::warn!(%error, source = %error.error, "a page of a space was not released");
+        }
+        released * self.shape.page_bytes
+    }
+
+    /// Gives up memory while the limit of the pool is exceeded; returns whether any was.
+    pub(super) fn relieve(&self) -> bool {
+        let over = self.pages.limit().map_or(0, |limit| limit.stats().over_by());
+        over > 0
+            && (self.release_idle(over) > 0 || self.release_parked(self.shape.row_bytes(1)) > 0)
+    }
+}

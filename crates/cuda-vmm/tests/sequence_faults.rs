@@ -1,0 +1,272 @@
+//! Every driver call of a sequence's life made to fail, at every position: nothing half mapped, the
+//! accounts right, and all of it over once the fault is.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Machine, PAGE, machine};
+use cuda_driver::{DeviceError, DriverError, ErrorCode, Event};
+use cuda_vmm::{
+    CloseStep, ExtendError, Fault, Health, Layout, PagePool, Sequence, SequenceSpace, SpaceOptions,
+    Worker,
+};
+
+const TOKEN: u64 = PAGE / 2;
+const PLANES: u64 = 3;
+
+struct Life {
+    machine: Machine,
+    pages: PagePool,
+    worker: Worker,
+    space: SequenceSpace,
+    layout: Layout,
+}
+
+fn life(layout: Layout) -> Life {
+    let machine = machine();
+    // Four rows of three planes, or twelve of one, less one page.
+    let pages = machine.pages(14);
+    let worker = Worker::manual();
+    let options = SpaceOptions {
+        sequences: 2,
+        planes: PLANES,
+        token_bytes: TOKEN,
+        tokens_max: 8,
+        layout,
+        look_ahead_tokens: 1,
+        prepared_pages: 1,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&pages, &worker, options).unwrap();
+    Life { machine, pages, worker, space, layout }
+}
+
+/// Does again what failed once: the fault was ordered for one call.
+#[track_caller]
+fn again<T, E: std::fmt::Debug>(mut action: impl FnMut() -> Result<T, E>) -> T {
+    action().or_else(|_| action()).unwrap()
+}
+
+impl Life {
+    fn work(&self) {
+        for _ in 0..200 {
+            self.worker.poll();
+        }
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let stats = self.space.stats();
+        let held = stats.mapped_bytes
+            + stats.parked_bytes
+            + stats.retiring_bytes
+            + stats.quarantined_bytes;
+        assert_eq!(stats.in_transit_bytes, 0, "{stats:?}");
+        assert_eq!(stats.reserved_bytes, held + stats.unmapped_bytes, "{stats:?}");
+        assert_eq!(self.pages.stats().in_use * PAGE, held, "{stats:?}");
+    }
+
+    /// Writes the last token of every plane.
+    fn touch(&self, sequence: &Sequence) {
+        let stream = again(|| cuda_driver::Stream::new(&self.machine.device));
+        for plane in 0..PLANES {
+            let view = sequence.plane(plane).unwrap();
+            let last = view.tokens() - 1;
+            again(|| stream.fill(view.span(last..last + 1).unwrap(), 1));
+        }
+        again(|| stream.synchronize());
+    }
+
+    /// Admits, extends, finishes, adopts, takes from the parked, and trims.
+    fn run(&self) {
+        let extend = |sequence: &mut Sequence, tokens| {
+            again(|| {
+                let extended = sequence.extend_blocking(tokens);
+                self.check();
+                extended
+            });
+            self.touch(sequence);
+        };
+        let mut first = self.space.admit(1).unwrap();
+        extend(&mut first, 3);
+        self.worker.poll();
+        self.check();
+        let mut second = self.space.admit(1).unwrap();
+        extend(&mut second, 2);
+        let done = again(|| Event::new(&self.machine.device));
+        let stream = again(|| cuda_driver::Stream::new(&self.machine.device));
+        again(|| done.record(&stream));
+        again(|| stream.synchronize());
+        first.finish(&[done.into()]);
+        self.worker.poll();
+        self.check();
+        // Takes rows from the first, which is parked.
+        extend(&mut second, if self.layout == Layout::PlaneMajor { 7 } else { 8 });
+        // A slot with a page in quarantine is given out when the worker has got rid of it.
+        let admit = |tokens| {
+            again(|| {
+                self.worker.poll();
+                self.space.admit(tokens)
+            })
+        };
+        let third = admit(1);
+        third.finish(&[]);
+        self.worker.poll();
+        self.check();
+        again(|| self.space.trim(2 * PAGE));
+        self.check();
+        second.finish(&[]);
+        let fourth = admit(5);
+        fourth.finish(&[]);
+        again(|| self.space.trim(u64::MAX));
+        self.check();
+        self.work();
+        assert!(self.space.health().is_healthy(), "{:?}", self.space.health());
+        assert_eq!(self.space.stats().quarantined_bytes, 0);
+        assert!(self.machine.sim.findings().is_empty(), "{:?}", self.machine.sim.findings());
+    }
+
+    fn calls(&self) -> BTreeMap<&'static str, u64> {
+        self.machine.sim.calls()
+    }
+
+    /// Closes; whether the addresses were freed, which is not tried twice.
+    fn close(self) {
+        let Self { machine, pages, worker, space, .. } = self;
+        let report = space.close(&[]).unwrap().wait().unwrap();
+        assert_eq!(report.leaked_bytes, 0, "{:?}", report.errors);
+        let kept = report.errors.iter().any(|error| error.step == CloseStep::FreeAddresses);
+        assert_eq!(pages.stats().in_use, 0);
+        worker.close();
+        drop(pages);
+        let Machine { sim, device } = machine;
+        drop(device);
+        let left = sim.check_leaks();
+        if kept {
+            assert_eq!((left.reservations, left.mappings, left.physical_bytes), (1, 0, 0));
+        } else {
+            assert!(left.is_clean(), "left behind: {left}");
+        }
+    }
+}
+
+/// Calls by name in a life without faults, and how many came before it.
+fn positions(layout: Layout) -> Vec<(&'static str, u64)> {
+    let life = life(layout);
+    let before = life.calls();
+    life.run();
+    let Life { space, .. } = &life;
+    assert!(space.stats().adopted > 0, "the life is to adopt something");
+    let after = {
+        let sim = life.machine.sim.clone();
+        life.close();
+        sim.calls()
+    };
+    let new = |(call, count): (&'static str, u64)| {
+        let count = count - before.get(call).copied().unwrap_or(0);
+        // Calls that end handles, whose refusal is the driver's leak and not ours.
+        let handles = ["cuStreamDestroy", "cuEventDestroy", "cuDevicePrimaryCtxRelease"];
+        (count > 0 && !handles.contains(&call)).then_some((call, count))
+    };
+    after.into_iter().filter_map(new).collect()
+}
+
+#[test]
+fn each_call_fails_at_each_position_and_nothing_is_lost() {
+    let mut failed = BTreeMap::new();
+    for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
+        for (call, count) in positions(layout) {
+            // Contexts are bound around every call: a sample of the positions is enough.
+            let stride = if call.starts_with("cuCtx") { 7 } else { 1 };
+            for nth in (1..=count).step_by(stride) {
+                for code in [ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY] {
+                    let life = life(layout);
+                    life.machine.sim.fail_nth(call, nth, code);
+                    life.run();
+                    life.close();
+                    *failed.entry(call).or_insert(0) += 1;
+                }
+            }
+        }
+    }
+    for call in ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"] {
+        assert!(failed.get(call).copied().unwrap_or(0) > 8, "{call} was hardly tried: {failed:?}");
+    }
+}
+
+#[test]
+fn a_row_is_mapped_in_all_planes_or_none() {
+    for (call, nth) in (1..=3).flat_map(|nth| [("cuMemMap", nth), ("cuMemSetAccess", nth)]) {
+        let life = life(Layout::PlaneMajor);
+        let mut sequence = life.space.admit(2).unwrap();
+        life.machine.sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
+        let error = sequence.extend_blocking(2).unwrap_err();
+        let refused = DeviceError::Driver(DriverError::new(call, ErrorCode::INVALID_VALUE));
+        let fault = Fault::Device(refused);
+        let cause = Some(fault.clone());
+        assert_eq!(error, ExtendError::NotReady { asked_tokens: 2, ready_tokens: 0, cause });
+        assert_eq!(life.space.health(), Health::Degraded { cause: fault });
+        assert_eq!((life.space.stats().mapped_bytes, life.pages.stats().in_use), (0, 0));
+        life.check();
+        life.work();
+        assert!(life.space.health().is_healthy());
+        sequence.extend_to(2).unwrap();
+        sequence.finish(&[]);
+        life.close();
+    }
+}
+
+#[test]
+fn a_quarantined_page_stops_its_slot_alone_until_it_is_unmapped() {
+    let life = life(Layout::PlaneMajor);
+    let mut first = life.space.admit(2).unwrap();
+    // The second plane's access is refused, and the first page cannot be unmapped again, nor later.
+    life.machine.sim.fail_nth("cuMemSetAccess", 2, ErrorCode::INVALID_VALUE);
+    for nth in [3, 4] {
+        life.machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
+    }
+    first.extend_blocking(2).unwrap_err();
+    assert_eq!(life.space.stats().quarantined_bytes, PAGE);
+    life.check();
+    let cause = Fault::Quarantined { index: 0 };
+    let error = first.extend_blocking(2).unwrap_err();
+    let cause = Some(cause);
+    assert_eq!(error, ExtendError::NotReady { asked_tokens: 2, ready_tokens: 0, cause });
+    let mut second = life.space.admit(2).unwrap();
+    second.extend_blocking(2).unwrap();
+    life.work();
+    assert_eq!(life.space.stats().quarantined_bytes, 0);
+    assert!(life.space.health().is_healthy());
+    first.extend_to(2).unwrap();
+    first.finish(&[]);
+    second.finish(&[]);
+    life.close();
+}
+
+#[test]
+fn a_lost_device_fails_the_space_and_lets_it_close() {
+    for call in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+        let life = life(Layout::PlaneMajor);
+        let mut sequence = life.space.admit(2).unwrap();
+        sequence.extend_blocking(2).unwrap();
+        life.machine.sim.fail_nth(call, 2, ErrorCode::ILLEGAL_ADDRESS);
+        let error = sequence.extend_blocking(8).unwrap_err();
+        let ExtendError::Failed { cause: Fault::Lost(lost), .. } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(lost.driver_error().code, ErrorCode::ILLEGAL_ADDRESS);
+        let cause = Fault::Lost(lost);
+        assert_eq!(life.space.health(), Health::Failed { cause: cause.clone() });
+        // What it had it still has, and the next call that needs more says why there is none.
+        sequence.extend_to(2).unwrap();
+        assert!(matches!(sequence.extend_to(8), Err(ExtendError::Failed { .. })));
+        assert_eq!(life.space.trim(1).unwrap_err(), cause);
+        life.worker.poll();
+        life.check();
+        sequence.finish(&[]);
+        life.close();
+    }
+}
