@@ -18,6 +18,7 @@ mod table;
 
 use std::sync::Arc;
 
+use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig};
 use cuda_sim::{Curve, Profile};
 
 use program::{KIB, Kind, MIB, Program, Scale};
@@ -159,4 +160,34 @@ fn another_machine_is_fitted_from_what_it_does_and_not_from_the_base() {
     let by_base = predict(&Profile::h100(), 2, SCALE).unwrap();
     let (right, all) = near(&measured.rows, &by_base, Kind::Predicted);
     assert!(right * 4 < all, "{right} of {all}");
+}
+
+#[test]
+fn the_kernels_that_are_timed_do_what_their_references_say() {
+    const BYTES: usize = 4 << 10;
+    let source: Vec<u8> = (0..BYTES).map(|index| (index * 7 % 251) as u8).collect();
+    let run = |name: &str, from_ptx: bool| {
+        let sim = machine(Profile::h100(), 1).unwrap();
+        sim.prefer_ptx(from_ptx);
+        let program = Program::new(Arc::new(sim.clone()), SCALE).unwrap();
+        let memory = DeviceBuffer::alloc(&program.device, 2 * BYTES as u64).unwrap();
+        let [from, to] = [0, BYTES as u64].map(|at| memory.span().slice(at, BYTES as u64).unwrap());
+        program.stream.upload(from, &source).unwrap();
+        program.stream.fill(to, 9).unwrap();
+        // Each thread takes four groups of 16 bytes.
+        let groups = BYTES as u64 / 16;
+        let args = KernelArgs::new().arg(from.address()).arg(groups).arg(to.address());
+        let kernel = program.kernel(name).unwrap();
+        // SAFETY: the arguments are those of the kernel, and name device memory alone.
+        unsafe { kernel.launch(&program.stream, &LaunchConfig::linear(2, 32), &args) }.unwrap();
+        let mut seen = vec![0; BYTES];
+        program.stream.download(&mut seen, to).unwrap();
+        assert_eq!(sim.findings(), [], "{name}");
+        assert_eq!(sim.instructions() > 0, from_ptx, "{name}");
+        seen
+    };
+    for from_ptx in [false, true] {
+        assert_eq!(run("read_words", from_ptx), [9; BYTES]);
+        assert_eq!(run("copy_words", from_ptx), source);
+    }
 }

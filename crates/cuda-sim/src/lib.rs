@@ -75,7 +75,8 @@
 //! Each call moves it by what the call costs there, and each wait to the end of what is waited for.
 //! An operation begins when the call that enqueued it is over (and a latency later), all before it in
 //! its stream has ended, and what it needs is free: a copy engine and the link in its direction, the
-//! device's memory, or the way to another device. A kernel takes the bytes that it loaded and stored,
+//! device's memory, or the way to another device. A copy over the link is slowed while one that came
+//! before it goes the other way. A kernel takes the bytes that it loaded and stored,
 //! at the rates of the profile. Event times are of the same clock. Time follows from the order that
 //! the scheduler takes and never steers it; one seed has one time.
 //!
