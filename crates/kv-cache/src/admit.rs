@@ -1,7 +1,8 @@
 //! Admission: a request's cached prefix is found and pinned, the rest allocated.
 
 use kv_pool::{
-    BlockHash, BlockPin, ClaimedBlock, Offload, Onboarded, Priority, Registration, Tier,
+    BlockAt, BlockHash, BlockPin, ClaimedBlock, ClaimedBlocks, Naming, Offload, Onboarded,
+    PinnedBlocks, Registration, Tier,
 };
 use kv_stage::TableError;
 use std::ops::Range;
@@ -48,13 +49,12 @@ impl KvCache {
             onboarded_blocks: 0,
             sealed: pins.len(),
         };
-        let in_host = pins.iter().filter(|pin| pin.location().tier == Tier::Secondary).count();
+        let far = |at: &&BlockAt| at.location.tier != Tier::Primary;
+        let in_host = pins.as_slice().iter().filter(far).count();
         let claimed = match self.claim(blocks as usize - pins.len() + in_host) {
             Ok(claimed) => claimed,
-            Err(error) => {
-                self.pool.release(pins);
-                return Err(error);
-            }
+            // The pins are released, tail first.
+            Err(error) => return Err(error),
         };
         self.hold(&mut sequence, pins, claimed)?;
         self.write_row(&sequence, 0)?;
@@ -66,14 +66,14 @@ impl KvCache {
     fn hold(
         &mut self,
         sequence: &mut Sequence,
-        pins: Vec<BlockPin>,
-        claimed: Vec<ClaimedBlock>,
+        pins: PinnedBlocks,
+        claimed: ClaimedBlocks,
     ) -> Result<(), AdmitError> {
         let (mut pins, mut claimed) = (pins.into_iter(), claimed.into_iter());
         while let Some(pin) = pins.next() {
             let held = match pin.location().tier {
                 Tier::Primary => Ok(Held::Shared(pin)),
-                Tier::Secondary => {
+                _ => {
                     let Some(target) = claimed.next() else { break };
                     sequence.onboarded_blocks += 1;
                     self.onboard(pin, target)
@@ -138,8 +138,9 @@ impl KvCache {
         }
         let first = sequence.sealed;
         for (index, &hash) in hashes.iter().enumerate().skip(first) {
+            let before = index.checked_sub(1).map(|before| hashes[before]);
             sequence.replace(index, |held| match held {
-                Held::Own(block) => sealed(block, hash),
+                Held::Own(block) => sealed(block, hash, before),
                 shared => shared,
             });
             sequence.sealed = index + 1;
@@ -199,13 +200,11 @@ impl KvCache {
     }
 
     /// Claims blocks and moves what is evicted from them to host memory.
-    fn claim(&mut self, count: usize) -> Result<Vec<ClaimedBlock>, AdmitError> {
+    fn claim(&mut self, count: usize) -> Result<ClaimedBlocks, AdmitError> {
         self.grow_for(count)?;
         let mut claimed = self.pool.claim(count).map_err(AdmitError::NoSpace)?;
-        for block in &mut claimed {
-            if let Some(offload) = block.take_offload() {
-                self.offload(offload)?;
-            }
+        while let Some(offload) = claimed.take_offload() {
+            self.offload(offload)?;
         }
         Ok(claimed)
     }
@@ -283,13 +282,13 @@ impl KvCache {
 }
 
 /// Gives a block's content its name, or changes over to the block that has it.
-fn sealed(block: ClaimedBlock, hash: BlockHash) -> Held {
-    match block.register(hash, Priority::DEFAULT) {
+fn sealed(block: ClaimedBlock, hash: BlockHash, before: Option<BlockHash>) -> Held {
+    match block.register(hash, Naming { parent: before, ..Naming::default() }) {
         Registration::New(pin) => Held::Shared(pin),
         Registration::Duplicate { existing, own } => match existing.location().tier {
             Tier::Primary => Held::Shared(existing),
             // A remote reader holds it in host memory. Two copies, of which this one has no name.
-            Tier::Secondary => Held::Own(own),
+            _ => Held::Own(own),
         },
     }
 }

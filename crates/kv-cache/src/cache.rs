@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use cuda_driver::{Event, Stream};
 use cuda_vmm::{EpochGate, Lease};
 use kv_kernels::KvShape;
-use kv_pool::{BlockPool, Epoch, PoolConfig, Priority};
+use kv_pool::{BlockPool, Epoch, PoolConfig};
 use kv_stage::BlockTable;
 
 use crate::part::Part;
@@ -105,7 +105,7 @@ impl KvCache {
             primary_blocks: u64::from(options.device_blocks),
             primary_ready: 0,
             secondary_blocks: u64::from(options.host_blocks),
-            offload_min_priority: Priority::OFFLOAD_MIN,
+            ..PoolConfig::default()
         })?;
         let rows = options.sequences_max as usize;
         let table = BlockTable::new(rows, options.blocks_per_sequence_max as usize)?;

@@ -44,17 +44,22 @@ fn chain(start: u32, blocks: usize) -> Vec<BlockHash> {
 
 /// Writes `hashes` into new blocks and releases them, as a request does.
 fn serve(pool: &BlockPool, hashes: &[BlockHash]) {
-    let mut pins = Vec::with_capacity(hashes.len());
-    for (mut block, &hash) in pool.claim(hashes.len()).unwrap().into_iter().zip(hashes) {
-        if let Some(offload) = block.take_offload() {
-            offload.commit();
-        }
+    let mut blocks = pool.claim(hashes.len()).unwrap();
+    while let Some(offload) = blocks.take_offload() {
+        offload.commit();
+    }
+    drop(blocks.register(hashes, Priority::DEFAULT).unwrap());
+}
+
+/// The same, one block at a time.
+fn serve_singly(pool: &BlockPool, hashes: &[BlockHash]) {
+    for &hash in hashes {
+        let block = pool.claim_one().unwrap();
         match block.register(hash, Priority::DEFAULT) {
-            Registration::New(pin) => pins.push(pin),
-            Registration::Duplicate { existing, .. } => pins.push(existing),
+            Registration::New(pin) => drop(pin),
+            Registration::Duplicate { .. } => unreachable!("every name is new"),
         }
     }
-    pool.release(pins);
 }
 
 fn names(count: &mut u128, blocks: usize) -> Vec<BlockHash> {
@@ -81,23 +86,51 @@ fn one_tier() {
     });
     row("claim with eviction, register, release, a block of 256", nanoseconds);
 
+    let batches: Vec<_> = (0..rounds * (SAMPLES + 2)).map(|_| names(&mut count, PREFIX)).collect();
+    let mut batch = batches.iter();
+    let nanoseconds = measure(rounds * PREFIX, || {
+        batch.by_ref().take(rounds).for_each(|hashes| serve_singly(&pool, hashes));
+    });
+    row("the same, one block at a time", nanoseconds);
+
+    let chains: Vec<_> = (0..1024).map(|at| chain(at * 64 * TOKENS, 64)).collect();
+    chains.iter().for_each(|chain| serve(&pool, chain));
+    let mut random = 1_u64;
+    let nanoseconds = measure(64 * 1000, || {
+        for _ in 0..1000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            drop(black_box(pool.match_prefix(&chains[(random >> 54) as usize])));
+        }
+    });
+    row("match a random prefix and release, a block of 64 of 65,536", nanoseconds);
+    let held: Vec<_> = chains.iter().map(|chain| pool.match_prefix(chain)).collect();
+    let nanoseconds = measure(64 * 1000, || {
+        for _ in 0..1000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            drop(black_box(pool.match_prefix(&chains[(random >> 54) as usize])));
+        }
+    });
+    row("the same of blocks that are in use", nanoseconds);
+    drop(held);
+
     let prefix = chain(0, PREFIX);
     serve(&pool, &prefix);
     let nanoseconds = measure(PREFIX * 100, || {
         for _ in 0..100 {
-            pool.release(black_box(pool.match_prefix(&prefix)));
+            drop(black_box(pool.match_prefix(&prefix)));
         }
     });
     row("match a prefix and release, a block of 256", nanoseconds);
 
     let held = pool.match_prefix(&prefix);
+    let pin = held.pin(7).unwrap();
     let nanoseconds = measure(10_000, || {
         for _ in 0..10_000 {
-            drop(black_box(held[7].clone()));
+            drop(black_box(pin.clone()));
         }
     });
     row("pin and unpin a block that is in use", nanoseconds);
-    pool.release(held);
+    drop((pin, held));
     let nanoseconds = measure(10_000, || {
         for _ in 0..10_000 {
             drop(black_box(pool.match_prefix(&prefix[..1])));
@@ -147,7 +180,7 @@ fn two_tiers() {
         for _ in 0..onboards {
             let find = |&hash: &BlockHash| pool.find_and_pin(hash, Tier::Secondary);
             let pin = far.by_ref().take(hashes.len()).find_map(find).unwrap();
-            let mut target = pool.claim(1).unwrap().remove(0);
+            let mut target = pool.claim_one().unwrap();
             if let Some(offload) = target.take_offload() {
                 offload.commit();
             }
@@ -160,12 +193,21 @@ fn two_tiers() {
     row("find, claim, offload, onboard and release a block", nanoseconds);
 }
 
+fn creation() {
+    let blocks = 1 << 20;
+    let nanoseconds = measure(1, || {
+        drop(black_box(BlockPool::new(&PoolConfig::primary_only(blocks)).unwrap()));
+    });
+    row("make and drop a pool of 1,048,576 blocks, in all", nanoseconds);
+}
+
 fn main() {
     println!("| {:<58} | {:>8} |", format!("{BLOCKS} blocks a tier, one thread"), "ns");
     println!("| {:-<58} | {:->8} |", "", ":");
     one_tier();
     epochs();
     two_tiers();
+    creation();
     let tokens: Vec<u32> = (0..TOKENS).collect();
     let nanoseconds = measure(10_000, || {
         for _ in 0..10_000 {

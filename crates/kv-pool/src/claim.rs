@@ -1,21 +1,59 @@
-//! Claimed blocks: primary blocks that one owner writes, until the content gets a name.
+//! Claimed blocks: blocks that one owner writes, until the content gets a name.
 
+use crate::hold::BlockAt;
 use crate::pin::BlockPin;
-use crate::state::{Claim, Move};
-use crate::{BlockHash, BlockId, BlockPool, Location, Priority, SlotIndex};
+use crate::state::{Claim, Move, State};
+use crate::{
+    BlockHash, BlockId, BlockPool, Location, PinnedBlocks, Priority, RegisterError, Retention,
+    SlotIndex, Tier,
+};
 
-/// A primary block that belongs to the holder alone. No lookup finds it.
+/// What is said of content when it is given a name.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Naming {
+    /// The name of the content before, which must be cached if this is to be found by prefix.
+    /// A block is never evicted before those that name it here, as long as there is another choice.
+    pub parent: Option<BlockHash>,
+    /// What the content is worth when nobody uses it.
+    pub retention: Retention,
+}
+
+impl Naming {
+    /// Content that follows `parent`.
+    #[must_use]
+    pub fn after(parent: BlockHash) -> Self {
+        Self { parent: Some(parent), ..Self::default() }
+    }
+
+    /// The same with another retention.
+    #[must_use]
+    pub fn keep(self, retention: impl Into<Retention>) -> Self {
+        Self { retention: retention.into(), ..self }
+    }
+}
+
+impl From<Priority> for Naming {
+    fn from(priority: Priority) -> Self {
+        Self::default().keep(priority)
+    }
+}
+
+impl From<Retention> for Naming {
+    fn from(retention: Retention) -> Self {
+        Self::default().keep(retention)
+    }
+}
+
+/// A block that belongs to the holder alone. No lookup finds it.
 ///
 /// Dropped without a name, it is the next to be claimed once its epoch is complete.
 #[derive(Debug)]
 #[must_use = "dropping a claimed block gives it back"]
 pub struct ClaimedBlock {
-    pool: BlockPool,
-    block: BlockId,
-    location: Location,
-    evicted: bool,
-    offload: Option<Offload>,
-    owned: bool,
+    /// `None` only when the block was handed on.
+    pool: Option<BlockPool>,
+    claim: Claim,
+    tier: Tier,
 }
 
 /// What became of content that was given a name.
@@ -25,7 +63,7 @@ pub enum Registration {
     New(BlockPin),
     /// The same content was cached already. Whoever asks for the hash is given `existing`.
     Duplicate {
-        /// A pin of the block that has the name; it may lie in either tier.
+        /// A pin of the block that has the name; it may lie in any tier.
         existing: BlockPin,
         /// The block that was to be named, still claimed.
         own: ClaimedBlock,
@@ -33,111 +71,309 @@ pub enum Registration {
 }
 
 impl ClaimedBlock {
-    pub(crate) fn new(pool: &BlockPool, claim: Claim) -> Self {
-        let offload = claim.offload.map(|moved| Offload { pool: pool.clone(), moved, open: true });
-        Self {
-            pool: pool.clone(),
-            block: claim.block,
-            location: claim.location,
-            evicted: claim.evicted,
-            offload,
-            owned: true,
-        }
+    pub(crate) fn new(pool: BlockPool, tier: Tier, claim: Claim) -> Self {
+        Self { pool: Some(pool), claim, tier }
     }
 
     /// The block.
     #[must_use]
     pub fn block(&self) -> BlockId {
-        self.block
+        self.claim.block
     }
 
-    /// Its slot in the primary tier.
+    /// Its slot in its tier.
     #[must_use]
     pub fn slot(&self) -> SlotIndex {
-        self.location.slot
+        self.claim.slot
+    }
+
+    /// Where it lies: in the primary tier unless it was claimed in another.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        Location { tier: self.tier, slot: self.claim.slot }
     }
 
     /// Whether cached content lost this slot to the claim.
     #[must_use]
     pub fn evicted(&self) -> bool {
-        self.evicted
+        self.claim.evicted
     }
 
     /// The move of the evicted content to the secondary tier, if there is to be one, once.
     ///
-    /// The slot must not be written before that copy has read it. So keep this block, or the pin
-    /// that it becomes, until the copy is enqueued: dropped earlier, the slot is another claim's.
+    /// The slot must not be written before that copy has read it. The pool sees to it that nobody
+    /// else is given the slot before the [`Offload`] has ended, even if this block is dropped; the
+    /// holder orders its own writes after the copy.
     #[must_use]
     pub fn take_offload(&mut self) -> Option<Offload> {
-        self.offload.take()
+        let pool = self.pool.as_ref()?;
+        take_offload(pool, &mut self.claim)
     }
 
     /// Gives the content of the block its name, so that lookups find and share it.
     ///
     /// The content must have been written, or its writing enqueued where all readers come after
     /// it. An offload that was not taken is given up.
-    pub fn register(mut self, hash: BlockHash, priority: Priority) -> Registration {
-        let given_up = self.offload.take().map(Offload::into_move);
-        let mut state = self.pool.shared.state.lock();
-        if let Some(moved) = given_up {
-            state.abort_offload(moved);
-        }
-        let existing = state.register(self.block, hash, priority);
-        let location = existing.map(|block| state.blocks[block.index()].location);
+    pub fn register(mut self, hash: BlockHash, naming: impl Into<Naming>) -> Registration {
+        let naming = naming.into();
+        let (claim, tier) = (self.claim, self.tier);
+        // Taken only by methods that consume the block.
+        let Some(pool) = self.pool.take() else { unreachable!("a claimed block has a pool") };
+        let mut state = pool.shared.state.lock();
+        let parent = naming.parent.and_then(|parent| state.find(parent));
+        let existing = state.register_claim(&claim, hash, parent, &naming);
+        let existing =
+            existing.map(|block| BlockAt { block, location: state.blocks.location(block) });
+        let spare = state.take_hold();
         drop(state);
-        match existing.zip(location) {
-            Some((block, location)) => {
-                let existing = BlockPin::counted(&self.pool, block, location);
-                Registration::Duplicate { existing, own: self }
+        match existing {
+            Some(at) => {
+                let claim = Claim { offload: None, ..claim };
+                let existing = BlockPin::counted(spare, pool.clone(), at);
+                Registration::Duplicate { existing, own: Self::new(pool, tier, claim) }
             }
             None => {
-                self.owned = false;
-                Registration::New(BlockPin::counted(&self.pool, self.block, self.location))
+                let location = Location { tier, slot: claim.slot };
+                let at = BlockAt { block: claim.block, location };
+                Registration::New(BlockPin::counted(spare, pool, at))
             }
         }
     }
 
     pub(crate) fn has_offload(&self) -> bool {
-        self.offload.is_some()
+        self.claim.offload.is_some()
     }
 
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.pool.is(pool)
+        self.pool.as_ref().is_some_and(|own| own.is(pool))
     }
 
     /// Hands the block over to the caller, who holds it from now on.
     pub(crate) fn into_block(mut self) -> BlockId {
-        self.owned = false;
-        self.block
+        self.pool = None;
+        self.claim.block
     }
 }
 
 impl Drop for ClaimedBlock {
     fn drop(&mut self) {
-        let given_up = self.offload.take().map(Offload::into_move);
-        if given_up.is_none() && !self.owned {
+        if let Some(pool) = self.pool.take() {
+            pool.shared.state.lock().release_claim(&self.claim);
+        }
+    }
+}
+
+/// Blocks that were claimed in one step, which belong to the holder alone.
+///
+/// Operations on the list take the lock once for all blocks. Dropped, the blocks are given back.
+#[derive(Debug)]
+#[must_use = "dropping claimed blocks gives them back"]
+pub struct ClaimedBlocks {
+    pool: BlockPool,
+    tier: Tier,
+    claims: Vec<Claim>,
+}
+
+impl ClaimedBlocks {
+    pub(crate) fn new(pool: &BlockPool, tier: Tier, claims: Vec<Claim>) -> Self {
+        Self { pool: pool.clone(), tier, claims }
+    }
+
+    /// How many blocks there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.claims.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+
+    /// The slots of the blocks, in their order.
+    pub fn slots(&self) -> impl ExactSizeIterator<Item = SlotIndex> + '_ {
+        self.claims.iter().map(|claim| claim.slot)
+    }
+
+    /// The blocks, in their order.
+    pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + '_ {
+        self.claims.iter().map(|claim| claim.block)
+    }
+
+    /// Whether block `index` is there and cached content lost its slot to the claim.
+    #[must_use]
+    pub fn evicted(&self, index: usize) -> bool {
+        self.claims.get(index).is_some_and(|claim| claim.evicted)
+    }
+
+    /// The next move of evicted content to the secondary tier, until there is none left; see
+    /// [`ClaimedBlock::take_offload`].
+    #[must_use]
+    pub fn take_offload(&mut self) -> Option<Offload> {
+        let claim = self.claims.iter_mut().find(|claim| claim.offload.is_some())?;
+        take_offload(&self.pool, claim)
+    }
+
+    /// Takes the first block out of the list.
+    pub fn take_first(&mut self) -> Option<ClaimedBlock> {
+        if self.claims.is_empty() {
+            return None;
+        }
+        let claim = self.claims.remove(0);
+        Some(ClaimedBlock::new(self.pool.clone(), self.tier, claim))
+    }
+
+    /// Takes the last block out of the list.
+    pub fn pop(&mut self) -> Option<ClaimedBlock> {
+        let claim = self.claims.pop()?;
+        Some(ClaimedBlock::new(self.pool.clone(), self.tier, claim))
+    }
+
+    /// Takes the blocks from `at` on out of the list; none if there are fewer.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let claims = self.claims.split_off(at.min(self.claims.len()));
+        Self { pool: self.pool.clone(), tier: self.tier, claims }
+    }
+
+    /// Gives the first blocks names, as consecutive content that follows `naming.parent`, in one
+    /// step. They leave this list; the others stay claimed.
+    ///
+    /// Block `n` of the result is the one that lookups of `hashes[n]` find, unless that lies in
+    /// another tier and is in use there: then it is the block of this list, without a name. Where
+    /// the same content was cached in this tier already, the block of this list is given back.
+    ///
+    /// Contents must have been written as for [`ClaimedBlock::register`]. Offloads of these blocks
+    /// that were not taken are given up.
+    ///
+    /// # Errors
+    /// [`RegisterError::TooMany`] if there are fewer blocks than names; nothing was named then.
+    pub fn register(
+        &mut self,
+        hashes: &[BlockHash],
+        naming: impl Into<Naming>,
+    ) -> Result<PinnedBlocks, RegisterError> {
+        let (names, blocks) = (hashes.len(), self.claims.len());
+        if names > blocks {
+            return Err(RegisterError::TooMany { names, blocks });
+        }
+        if names == 0 {
+            return Ok(PinnedBlocks::default());
+        }
+        let naming = naming.into();
+        let mut state = self.pool.shared.state.lock();
+        let mut parent = naming.parent.and_then(|parent| state.find(parent));
+        let mut following = naming;
+        let (tier, claims) = (self.tier, &self.claims[..names]);
+        let pins = PinnedBlocks::counted(&mut state, &self.pool, |state, pins| {
+            pins.reserve(names);
+            for (claim, &hash) in claims.iter().zip(hashes) {
+                let block = state.register_or_share(claim, tier, hash, parent, &following);
+                pins.push(BlockAt { block, location: state.blocks.location(block) });
+                following.parent = Some(hash);
+                parent = Some(block);
+            }
+        });
+        drop(state);
+        if names == blocks {
+            self.claims.clear();
+        } else {
+            self.claims.drain(..names);
+        }
+        Ok(pins)
+    }
+}
+
+impl IntoIterator for ClaimedBlocks {
+    type Item = ClaimedBlock;
+    type IntoIter = std::vec::IntoIter<ClaimedBlock>;
+
+    fn into_iter(mut self) -> Self::IntoIter {
+        let (pool, tier) = (self.pool.clone(), self.tier);
+        let single = |claim| ClaimedBlock::new(pool.clone(), tier, claim);
+        self.claims.drain(..).map(single).collect::<Vec<_>>().into_iter()
+    }
+}
+
+impl Drop for ClaimedBlocks {
+    fn drop(&mut self) {
+        let claims = std::mem::take(&mut self.claims);
+        if claims.capacity() == 0 {
             return;
         }
         let mut state = self.pool.shared.state.lock();
-        if let Some(moved) = given_up {
-            state.abort_offload(moved);
+        // The first one is the next to be claimed.
+        for claim in claims.iter().rev() {
+            state.release_claim(claim);
         }
-        if self.owned {
-            state.release_claimed(self.block);
+        state.keep_claims(claims);
+    }
+}
+
+impl State {
+    /// Gives a claimed block back, with what was to be moved away from it.
+    pub(crate) fn release_claim(&mut self, claim: &Claim) {
+        if let Some(moved) = claim.offload {
+            self.abort_offload(moved);
+        }
+        self.release_claimed(claim.block);
+    }
+
+    /// Names a claimed block; an offload that was not taken is given up.
+    fn register_claim(
+        &mut self,
+        claim: &Claim,
+        hash: BlockHash,
+        parent: Option<BlockId>,
+        naming: &Naming,
+    ) -> Option<BlockId> {
+        if let Some(moved) = claim.offload {
+            self.abort_offload(moved);
+        }
+        self.register(claim.block, hash, parent, naming)
+    }
+
+    /// Names a claimed block, or changes over to the block of the same tier that has the name.
+    fn register_or_share(
+        &mut self,
+        claim: &Claim,
+        tier: Tier,
+        hash: BlockHash,
+        parent: Option<BlockId>,
+        naming: &Naming,
+    ) -> BlockId {
+        let own = claim.block;
+        match self.register_claim(claim, hash, parent, naming) {
+            None => own,
+            Some(existing) if self.blocks.tier(existing) == tier => {
+                self.release_claimed(own);
+                existing
+            }
+            Some(existing) => {
+                self.unpin(existing);
+                self.take_unnamed(own);
+                own
+            }
         }
     }
+}
+
+fn take_offload(pool: &BlockPool, claim: &mut Claim) -> Option<Offload> {
+    let moved = claim.offload.take()?;
+    Some(Offload { pool: Some(pool.clone()), moved })
 }
 
 /// Evicted content on its way from a primary slot to a secondary one.
 ///
 /// The caller copies, then commits. Lookups find the content again after the commit. Dropped
-/// without a commit, the content is given up.
+/// without a commit, the content is given up. Until either, nobody is handed one of the two slots,
+/// except for the one who claimed the primary one.
 #[derive(Debug)]
 #[must_use = "evicted content is lost unless its copy is committed"]
 pub struct Offload {
-    pool: BlockPool,
+    /// `None` only when the move has ended.
+    pool: Option<BlockPool>,
     moved: Move,
-    open: bool,
 }
 
 impl Offload {
@@ -153,24 +389,18 @@ impl Offload {
         self.moved.to
     }
 
-    /// Says that the copy is done, or enqueued where every later use of the secondary slot comes
-    /// after it.
+    /// Says that the copy is done, or enqueued where every later use of either slot comes after it.
     pub fn commit(mut self) {
-        self.open = false;
-        self.pool.shared.state.lock().commit_offload(self.moved);
-    }
-
-    /// Hands the move over to the caller, who ends it.
-    fn into_move(mut self) -> Move {
-        self.open = false;
-        self.moved
+        if let Some(pool) = self.pool.take() {
+            pool.shared.state.lock().commit_offload(self.moved);
+        }
     }
 }
 
 impl Drop for Offload {
     fn drop(&mut self) {
-        if self.open {
-            self.pool.shared.state.lock().abort_offload(self.moved);
+        if let Some(pool) = self.pool.take() {
+            pool.shared.state.lock().abort_offload(self.moved);
         }
     }
 }

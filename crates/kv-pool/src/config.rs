@@ -1,6 +1,6 @@
 //! How large a pool is, and what it may move to host memory.
 
-use crate::Priority;
+use crate::{Priority, Tier};
 
 /// The most blocks of all tiers together: block tables hold slots as `i32`.
 pub const BLOCKS_MAX: u64 = i32::MAX as u64;
@@ -15,6 +15,9 @@ pub struct PoolConfig {
     pub primary_ready: u64,
     /// Blocks of the secondary tier; 0 for none.
     pub secondary_blocks: u64,
+    /// Blocks of the third and of the fourth tier, which content comes to by
+    /// [`begin_move`](crate::BlockPool::begin_move) alone.
+    pub further_blocks: [u64; 2],
     /// Evicted content of at least this priority moves to the secondary tier, other is dropped.
     pub offload_min_priority: Priority,
 }
@@ -36,13 +39,21 @@ impl PoolConfig {
                 capacity: self.primary_blocks,
             });
         }
-        match self.primary_blocks.checked_add(self.secondary_blocks) {
+        let blocks = self.blocks().iter().try_fold(0_u64, |sum, &blocks| sum.checked_add(blocks));
+        match blocks {
             Some(blocks) if blocks <= BLOCKS_MAX => Ok(()),
             _ => Err(ConfigError::TooManyBlocks {
                 primary: self.primary_blocks,
                 secondary: self.secondary_blocks,
+                further: self.further_blocks,
             }),
         }
+    }
+
+    /// Blocks of each tier, the nearest first.
+    pub(crate) fn blocks(&self) -> [u64; Tier::COUNT] {
+        let [third, fourth] = self.further_blocks;
+        [self.primary_blocks, self.secondary_blocks, third, fourth]
     }
 }
 
@@ -52,6 +63,7 @@ impl Default for PoolConfig {
             primary_blocks: 0,
             primary_ready: 0,
             secondary_blocks: 0,
+            further_blocks: [0; 2],
             offload_min_priority: Priority::OFFLOAD_MIN,
         }
     }
@@ -73,17 +85,22 @@ pub enum ConfigError {
         capacity: u64,
     },
     /// More blocks than a block table can name.
-    #[error("{primary} primary and {secondary} secondary blocks are more than {BLOCKS_MAX}")]
+    #[error(
+        "{primary} primary, {secondary} secondary and {further:?} further blocks are more than \
+         {BLOCKS_MAX}"
+    )]
     TooManyBlocks {
         /// Primary blocks asked for.
         primary: u64,
         /// Secondary blocks asked for.
         secondary: u64,
+        /// Blocks of the third and fourth tier asked for.
+        further: [u64; 2],
     },
     /// The host has not enough memory to record so many blocks.
     #[error("no host memory for the records of {blocks} blocks")]
     OutOfMemory {
-        /// Blocks of both tiers.
+        /// Blocks of all tiers.
         blocks: u64,
     },
 }

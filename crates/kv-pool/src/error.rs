@@ -21,6 +21,20 @@ pub enum ClaimError {
     },
 }
 
+/// Why content was not given names.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// There are fewer blocks than names.
+    #[error("{names} names for {blocks} claimed blocks")]
+    TooMany {
+        /// Names given.
+        names: usize,
+        /// Blocks that could be named.
+        blocks: usize,
+    },
+}
+
 /// Why an epoch was not completed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -35,20 +49,20 @@ pub enum EpochError {
     },
 }
 
-/// Why no content is moved to the primary tier. Pin and block come back unharmed.
+/// Why no content is moved to another tier. Pin and block come back unharmed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnboardError {
-    /// The pinned block is in the primary tier already.
+    /// The pinned block is in the tier of the target already.
     #[error("the block to onboard is already at {location:?}")]
-    NotSecondary {
+    SameTier {
         /// Where it is.
         location: Location,
     },
     /// The pin and the claimed block belong to two pools.
     #[error("the pin and the target belong to different pools")]
     DifferentPools,
-    /// The target still carries the content of an evicted block.
+    /// The target still carries the content of an evicted block, or a copy of that is under way.
     #[error("the target's evicted content must be offloaded or dropped first")]
     TargetNotEmpty,
 }
@@ -114,6 +128,24 @@ pub enum IntegrityError {
     Index {
         /// The hash.
         hash: BlockHash,
+    },
+    /// The index has more or fewer names than the blocks.
+    #[error("{named} blocks have names, and the index has {indexed}")]
+    Names {
+        /// Blocks with a name.
+        named: usize,
+        /// Names in the index.
+        indexed: usize,
+    },
+    /// A block counts more or fewer successors than it has, or waits for some without having any.
+    #[error("block {} counts {recorded} successors, and has {counted}", block.index())]
+    Children {
+        /// The block.
+        block: BlockId,
+        /// What it counts.
+        recorded: u32,
+        /// What it has.
+        counted: u32,
     },
     /// Two blocks have the same slot.
     #[error("slot {slot} of the {tier:?} tier belongs to two blocks")]

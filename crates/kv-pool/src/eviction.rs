@@ -1,6 +1,7 @@
 //! Which block goes next: empty ones, then least recently released first in the lowest priority.
 
-use crate::list::{Links, List};
+use crate::blocks::Blocks;
+use crate::list::List;
 use crate::{BlockId, Priority};
 
 /// What a queued block is queued as: the priority of its content, `None` without content. Blocks
@@ -38,38 +39,38 @@ impl EvictionQueues {
     }
 
     /// Inserts a block that will be handed out after all others of its class.
-    pub(crate) fn insert_last(&mut self, links: &mut Links, block: BlockId, class: Class) {
-        self.lists[index(class)].push_back(links, block);
+    pub(crate) fn insert_last(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
+        self.lists[index(class)].push_back(blocks, block);
         self.inserted(class);
     }
 
     /// Inserts a block that will be handed out before all others of its class.
-    pub(crate) fn insert_first(&mut self, links: &mut Links, block: BlockId, class: Class) {
-        self.lists[index(class)].push_front(links, block);
+    pub(crate) fn insert_first(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
+        self.lists[index(class)].push_front(blocks, block);
         self.inserted(class);
     }
 
     /// Takes out a block that was inserted with `class`.
-    pub(crate) fn remove(&mut self, links: &mut Links, block: BlockId, class: Class) {
-        self.remove_at(links, block, index(class));
+    pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
+        self.remove_at(blocks, block, index(class));
     }
 
     /// Finds and takes out the next block, in one step.
-    pub(crate) fn pop(&mut self, links: &mut Links) -> Option<BlockId> {
+    pub(crate) fn pop(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
         let lowest = self.occupied.trailing_zeros() as usize;
         let block = self.lists.get(lowest)?.front()?;
-        self.remove_at(links, block, lowest);
+        self.remove_at(blocks, block, lowest);
         Some(block)
     }
 
     /// Every block with the class that it is queued by, in the order of [`pop`](Self::pop).
     pub(crate) fn iter<'a>(
         &'a self,
-        links: &'a Links,
+        blocks: &'a Blocks,
     ) -> impl Iterator<Item = (BlockId, Class)> + 'a {
         let priorities = (0..=Priority::MAX.get()).filter_map(Priority::new).map(Some);
         std::iter::once(None).chain(priorities).flat_map(move |class| {
-            self.lists[index(class)].iter(links).map(move |block| (block, class))
+            self.lists[index(class)].iter(blocks).map(move |block| (block, class))
         })
     }
 
@@ -79,9 +80,9 @@ impl EvictionQueues {
         self.empty += usize::from(class.is_none());
     }
 
-    fn remove_at(&mut self, links: &mut Links, block: BlockId, index: usize) {
+    fn remove_at(&mut self, blocks: &mut Blocks, block: BlockId, index: usize) {
         let list = &mut self.lists[index];
-        list.remove(links, block);
+        list.remove(blocks, block);
         if list.is_empty() {
             self.occupied &= !(1 << index);
         }
@@ -102,8 +103,8 @@ mod tests {
     const MAX: Class = Some(Priority::MAX);
     const DEFAULT: Class = Some(Priority::DEFAULT);
 
-    fn queues(blocks: u32) -> (EvictionQueues, Links) {
-        let mut links = Links::new(blocks as usize).unwrap();
+    fn queues(blocks: u32) -> (EvictionQueues, Blocks) {
+        let mut links = Blocks::new(blocks as usize).unwrap();
         let mut queues = EvictionQueues::new();
         for block in 0..blocks {
             queues.insert_last(&mut links, BlockId(block), DEFAULT);
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn blocks_without_content_leave_before_the_lowest_priority() {
-        let mut links = Links::new(3).unwrap();
+        let mut links = Blocks::new(3).unwrap();
         let mut queues = EvictionQueues::new();
         queues.insert_last(&mut links, BlockId(0), MIN);
         queues.insert_last(&mut links, BlockId(1), None);

@@ -1,7 +1,7 @@
 //! Names of content: chained 128-bit hashes of token blocks.
 
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::Hasher;
 use std::num::NonZeroU32;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -277,28 +277,6 @@ fn sip(hasher: &SipHasher24) -> u128 {
     let hash = hasher.finish128();
     u128::from(hash.h2) << 64 | u128::from(hash.h1)
 }
-
-/// Takes the low half of a [`BlockHash`] as it is: it is a good hash already.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HashOfHash(u64);
-
-impl Hasher for HashOfHash {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-
-    fn write_u128(&mut self, value: u128) {
-        self.0 = value as u64;
-    }
-}
-
-pub(crate) type BuildHashOfHash = BuildHasherDefault<HashOfHash>;
 
 #[cfg(test)]
 mod tests {

@@ -47,13 +47,40 @@ pub enum Tier {
     Primary,
     /// The memory that evicted content goes to: the host's.
     Secondary,
+    /// Memory further away still, such as a disk's.
+    Third,
+    /// The furthest.
+    Fourth,
 }
 
 impl Tier {
-    pub(crate) const ALL: [Self; 2] = [Self::Primary, Self::Secondary];
+    /// How many tiers a pool can have.
+    pub const COUNT: usize = 4;
 
-    pub(crate) fn index(self) -> usize {
+    /// All tiers, the nearest first.
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Primary, Self::Secondary, Self::Third, Self::Fourth];
+
+    /// The tier's place among all, counted from 0 for the nearest.
+    #[must_use]
+    pub const fn index(self) -> usize {
         self as usize
+    }
+
+    /// The tier that is one further away.
+    #[must_use]
+    pub const fn below(self) -> Option<Self> {
+        match self {
+            Self::Primary => Some(Self::Secondary),
+            Self::Secondary => Some(Self::Third),
+            Self::Third => Some(Self::Fourth),
+            Self::Fourth => None,
+        }
+    }
+
+    /// The tier in the two lowest bits.
+    pub(crate) fn from_bits(bits: u32) -> Self {
+        Self::ALL[(bits & 3) as usize]
     }
 }
 
@@ -97,6 +124,11 @@ impl Priority {
 
     pub(crate) fn index(self) -> usize {
         usize::from(self.0)
+    }
+
+    /// The priority in the seven lowest bits, which were one.
+    pub(crate) fn from_bits(bits: u32) -> Self {
+        Self((bits & 0x7F) as u8)
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::state::{Place, State};
+use crate::blocks::{Flag, Place};
+use crate::list::List;
+use crate::state::State;
 use crate::{BlockId, IntegrityError, Tier};
 
 pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
@@ -10,6 +12,7 @@ pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
     check_counts(state)?;
     check_references(state)?;
     check_index(state)?;
+    check_chains(state)?;
     check_slots(state)?;
     match state.counters.misuses {
         0 => Ok(()),
@@ -19,54 +22,65 @@ pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
 
 /// Every block is in the list that its place names, once, and in no other.
 fn check_places(state: &State) -> Result<(), IntegrityError> {
-    let mut listed = vec![false; state.blocks.len()];
+    let blocks = &state.blocks;
+    let mut listed = vec![false; blocks.len()];
     // Stops at a block that is met twice, so a torn list that has become a ring ends as well.
-    let mut meet = |id: BlockId, place: Place, tier: Tier| {
-        let block = &state.blocks[id.index()];
+    let mut meet = |id: BlockId, place: Place, tier: Option<Tier>| {
         let twice = std::mem::replace(&mut listed[id.index()], true);
-        if twice || tier != block.location.tier || block.place != place {
-            return Err(misplaced(id, block.place));
+        let elsewhere = tier.is_some_and(|tier| tier != blocks.tier(id));
+        if twice || elsewhere || blocks.place(id) != place {
+            return Err(misplaced(id, blocks.place(id)));
         }
         Ok(())
     };
-    for id in state.retiring.iter(&state.links) {
-        let block = &state.blocks[id.index()];
-        match block.place {
-            Place::Retiring(_) => meet(id, block.place, block.location.tier)?,
-            place => return Err(misplaced(id, place)),
-        }
+    let mut meet_all =
+        |list: &List, place, tier| list.iter(blocks).try_for_each(|id| meet(id, place, tier));
+    meet_all(&state.retiring, Place::Retiring, None)?;
+    meet_all(&state.moving, Place::Moving, None)?;
+    for tier in Tier::ALL {
+        meet_all(&state.tier(tier).shadowed, Place::Shadowed, Some(tier))?;
     }
     for tier in Tier::ALL {
-        for (id, class) in state.queues[tier.index()].iter(&state.links) {
-            let block = &state.blocks[id.index()];
-            if class.is_some() != block.hash.is_some() {
-                return Err(misplaced(id, block.place));
+        for (id, class) in state.tier(tier).queues.iter(blocks) {
+            let expected = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
+            meet(id, Place::Queued, Some(tier))?;
+            if class != expected {
+                return Err(misplaced(id, blocks.place(id)));
             }
-            meet(id, Place::Queued(class), tier)?;
         }
     }
-    for (index, (block, listed)) in state.blocks.iter().zip(listed).enumerate() {
-        if listed != matches!(block.place, Place::Queued(_) | Place::Retiring(_)) {
-            return Err(misplaced(BlockId(index as u32), block.place));
+    for (id, listed) in blocks.ids().zip(listed) {
+        let place = blocks.place(id);
+        let in_list =
+            matches!(place, Place::Queued | Place::Shadowed | Place::Retiring | Place::Moving);
+        if listed != in_list {
+            return Err(misplaced(id, place));
         }
     }
     Ok(())
 }
 
-/// The lists are as long as they say. They are known to end, so they can be counted.
+/// The counts are those of the blocks, and the lists are as long as they say. They are known to end.
 fn check_counts(state: &State) -> Result<(), IntegrityError> {
+    let mut counts = [[0_u32; Place::COUNT]; Tier::COUNT];
+    for id in state.blocks.ids() {
+        counts[state.blocks.tier(id).index()][state.blocks.place(id) as usize] += 1;
+    }
     for tier in Tier::ALL {
-        let queues = &state.queues[tier.index()];
-        let of_tier = |id: &BlockId| state.blocks[id.index()].location.tier == tier;
-        let retiring = state.retiring.iter(&state.links).filter(of_tier).count();
-        let queued = queues.iter(&state.links).count();
-        for (counted, recorded) in [(queued, queues.len()), (retiring, state.retiring.len(tier))] {
-            if counted != recorded {
+        let own = state.tier(tier);
+        for (place, &counted) in counts[tier.index()].iter().enumerate() {
+            let recorded = own.counts[place];
+            if place != Place::Absent as usize && counted != recorded {
+                let (counted, recorded) = (counted as usize, recorded as usize);
                 return Err(IntegrityError::Count { tier, counted, recorded });
             }
         }
-        let cached = queues.iter(&state.links).filter(|(_, class)| class.is_some()).count();
-        let counted = queues.len() - queues.empty();
+        let (counted, recorded) = (own.queues.iter(&state.blocks).count(), own.queues.len());
+        if counted != recorded || recorded != own.count(Place::Queued) {
+            return Err(IntegrityError::Count { tier, counted, recorded });
+        }
+        let cached = own.queues.iter(&state.blocks).filter(|(_, class)| class.is_some()).count();
+        let counted = own.queues.len() - own.queues.empty();
         if cached != counted {
             return Err(IntegrityError::Cached { tier, counted, cached });
         }
@@ -80,12 +94,18 @@ fn misplaced(block: BlockId, place: Place) -> IntegrityError {
 
 /// A block is referenced exactly if it is pinned.
 fn check_references(state: &State) -> Result<(), IntegrityError> {
-    for (index, block) in state.blocks.iter().enumerate() {
-        if (block.references > 0) != (block.place == Place::Pinned) {
+    for block in state.blocks.ids() {
+        let place = state.blocks.place(block);
+        let references = match place {
+            Place::Pinned | Place::Claimed | Place::Draining => state.blocks.references(block),
+            // The word is a link.
+            _ => continue,
+        };
+        if (references > 0) != (place == Place::Pinned) {
             return Err(IntegrityError::References {
-                block: BlockId(index as u32),
-                references: block.references,
-                place: format!("{:?}", block.place),
+                block,
+                references,
+                place: format!("{place:?}"),
             });
         }
     }
@@ -95,21 +115,48 @@ fn check_references(state: &State) -> Result<(), IntegrityError> {
 /// Every name leads to the block that bears it, and only resting or pinned blocks bear one, and
 /// only moving ones wait for theirs.
 fn check_index(state: &State) -> Result<(), IntegrityError> {
-    for (&hash, id) in &state.index {
-        if state.blocks[id.index()].hash != Some(hash) {
+    let blocks = &state.blocks;
+    for id in state.index.iter() {
+        if blocks.name(id).is_none() {
+            return Err(IntegrityError::Index { hash: blocks.hash(id) });
+        }
+    }
+    let mut named = 0;
+    for id in blocks.ids() {
+        let (place, hash) = (blocks.place(id), blocks.hash(id));
+        if blocks.is(id, Flag::EXPECTED) && place != Place::Moving {
+            return Err(IntegrityError::Index { hash });
+        }
+        if !blocks.is(id, Flag::NAMED) {
+            continue;
+        }
+        named += 1;
+        let nameless = matches!(place, Place::Absent | Place::Claimed | Place::Moving);
+        if nameless || state.find(hash) != Some(id) {
             return Err(IntegrityError::Index { hash });
         }
     }
-    for (index, block) in state.blocks.iter().enumerate() {
-        let Some(hash) = block.hash else { continue };
-        let nameless = matches!(block.place, Place::Absent | Place::Claimed | Place::Moving);
-        if nameless || state.index.get(&hash) != Some(&BlockId(index as u32)) {
-            return Err(IntegrityError::Index { hash });
+    if state.index.iter().count() != named || state.index.len() != named {
+        return Err(IntegrityError::Names { named, indexed: state.index.len() });
+    }
+    Ok(())
+}
+
+/// Every block counts the blocks that follow it, and what was set aside for them has some.
+fn check_chains(state: &State) -> Result<(), IntegrityError> {
+    let blocks = &state.blocks;
+    let mut children = vec![0_u32; blocks.len()];
+    for id in blocks.ids() {
+        if let Some(parent) = blocks.parent(id) {
+            children[parent.index()] += 1;
         }
     }
-    for (&id, &hash) in &state.moving {
-        if state.blocks[id.index()].place != Place::Moving {
-            return Err(IntegrityError::Index { hash });
+    for (block, counted) in blocks.ids().zip(children) {
+        let recorded = blocks.children(block);
+        let idle = blocks.place(block) == Place::Shadowed && recorded == 0;
+        let leftover = blocks.is(block, Flag::MARK);
+        if counted != recorded || idle || leftover {
+            return Err(IntegrityError::Children { block, recorded, counted });
         }
     }
     Ok(())
@@ -118,8 +165,12 @@ fn check_index(state: &State) -> Result<(), IntegrityError> {
 /// No slot belongs to two blocks.
 fn check_slots(state: &State) -> Result<(), IntegrityError> {
     let mut owners = HashMap::new();
-    for block in &state.blocks {
-        let (tier, slot) = (block.location.tier, block.location.slot.index());
+    for id in state.blocks.ids() {
+        if state.blocks.place(id) == Place::Absent {
+            continue;
+        }
+        let location = state.blocks.location(id);
+        let (tier, slot) = (location.tier, location.slot.index());
         if owners.insert((tier, slot), ()).is_some() {
             return Err(IntegrityError::SharedSlot { tier, slot });
         }
@@ -130,16 +181,24 @@ fn check_slots(state: &State) -> Result<(), IntegrityError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BlockHash, Location, PoolConfig, Priority, SlotIndex};
+    use crate::state::Claim;
+    use crate::{BlockHash, Location, Naming, PoolConfig, SlotIndex};
 
     const HASH: BlockHash = BlockHash::from_u128(7);
 
-    /// Block 0 is pinned and named, the others are empty; block 4 is secondary.
+    /// Block 0 is pinned and named, 1 follows it and is cached, 2 and 3 are empty; 4 is secondary.
     fn state() -> State {
         let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(4) };
         let mut state = State::new(&config).unwrap();
-        let block = state.claim(1)[0].block;
-        assert_eq!(state.register(block, HASH, Priority::DEFAULT), None);
+        let mut claims: Vec<Claim> = Vec::new();
+        state.claim(Tier::Primary, 4, &mut claims);
+        assert_eq!(state.register(BlockId(0), HASH, None, &Naming::default()), None);
+        let next = BlockHash::from_u128(8);
+        let naming = Naming::after(HASH);
+        assert_eq!(state.register(BlockId(1), next, Some(BlockId(0)), &naming), None);
+        state.unpin(BlockId(1));
+        state.release_claimed(BlockId(3));
+        state.release_claimed(BlockId(2));
         assert_eq!(check(&state), Ok(()));
         state
     }
@@ -152,54 +211,51 @@ mod tests {
 
     #[test]
     fn a_block_missing_from_its_list_or_listed_twice_is_found() {
-        let missing = damaged(|state| state.blocks[1].place = Place::Claimed);
+        let missing = damaged(|state| state.put(BlockId(1), Place::Claimed));
         let place = "Claimed".to_owned();
         assert_eq!(missing, IntegrityError::Place { block: BlockId(1), place });
         // Into a ring: a check that did not stop at the second meeting would never end.
         let ring = damaged(|state| {
-            state.queues[0].insert_first(&mut state.links, BlockId(3), None);
+            state.tiers[0].queues.insert_first(&mut state.blocks, BlockId(3), None);
         });
         assert!(matches!(ring, IntegrityError::Place { block: BlockId(3), .. }), "{ring}");
         let lost = damaged(|state| {
-            state.queues[0].pop(&mut state.links);
+            state.tiers[0].queues.pop(&mut state.blocks);
         });
-        assert!(matches!(lost, IntegrityError::Place { block: BlockId(1), .. }), "{lost}");
+        assert!(matches!(lost, IntegrityError::Place { block: BlockId(2), .. }), "{lost}");
         let unlisted = damaged(|state| {
-            state.queues[0].pop(&mut state.links);
-            state.retiring.insert(&mut state.links, BlockId(1), Tier::Primary);
+            state.tiers[0].queues.pop(&mut state.blocks);
+            state.retiring.push_back(&mut state.blocks, BlockId(2));
         });
-        assert!(matches!(unlisted, IntegrityError::Place { block: BlockId(1), .. }), "{unlisted}");
+        assert!(matches!(unlisted, IntegrityError::Place { block: BlockId(2), .. }), "{unlisted}");
     }
 
     #[test]
     fn wrong_counts_are_found() {
-        let retiring = damaged(|state| {
-            state.queues[0].pop(&mut state.links);
-            state.blocks[1].place = Place::Retiring(state.current);
-            state.retiring.insert(&mut state.links, BlockId(1), Tier::Secondary);
-        });
-        assert_eq!(
-            retiring,
-            IntegrityError::Count { tier: Tier::Primary, counted: 1, recorded: 0 }
-        );
-        let references = damaged(|state| state.blocks[1].references = 2);
-        assert!(matches!(references, IntegrityError::References { references: 2, .. }));
+        let count = damaged(|state| state.tiers[0].counts[Place::Retiring as usize] += 1);
+        assert_eq!(count, IntegrityError::Count { tier: Tier::Primary, counted: 0, recorded: 1 });
+        let references = damaged(|state| state.blocks.set_references(BlockId(0), 0));
+        assert!(matches!(references, IntegrityError::References { references: 0, .. }));
         let misuse = damaged(|state| state.unpin(BlockId(1)));
         assert_eq!(misuse, IntegrityError::Misuse { count: 1 });
+        let children = damaged(|state| state.blocks.set_children(BlockId(0), 2));
+        let block = BlockId(0);
+        assert_eq!(children, IntegrityError::Children { block, recorded: 2, counted: 1 });
     }
 
     #[test]
     fn an_index_that_disagrees_with_the_blocks_is_found() {
         let index = IntegrityError::Index { hash: HASH };
-        assert_eq!(damaged(|state| state.blocks[0].hash = None), index);
-        assert_eq!(damaged(|state| state.index.clear()), index);
-        assert_eq!(damaged(|state| assert_eq!(state.moving.insert(BlockId(1), HASH), None)), index);
+        assert_eq!(damaged(|state| state.blocks.clear(BlockId(0), Flag::NAMED)), index);
+        assert_eq!(damaged(|state| state.index.forget_all()), index);
+        let unexpected = damaged(|state| state.blocks.set(BlockId(0), Flag::EXPECTED));
+        assert_eq!(unexpected, index);
     }
 
     #[test]
     fn a_slot_of_two_blocks_is_found() {
         let location = Location { tier: Tier::Primary, slot: SlotIndex(1) };
-        let shared = damaged(|state| state.blocks[0].location = location);
+        let shared = damaged(|state| state.blocks.set_location(BlockId(0), location));
         assert_eq!(shared, IntegrityError::SharedSlot { tier: Tier::Primary, slot: 1 });
     }
 }

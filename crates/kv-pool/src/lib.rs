@@ -7,12 +7,43 @@
 //! | want | call |
 //! | --- | --- |
 //! | the cached prefix of a prompt, pinned | [`BlockPool::match_prefix`] |
-//! | new blocks, all or none | [`BlockPool::claim`] |
-//! | evicted content to host memory | [`ClaimedBlock::take_offload`], then [`Offload::commit`] |
+//! | new blocks, all or none | [`BlockPool::claim`], or [`claim_one`](BlockPool::claim_one) |
+//! | others to find what was written | [`ClaimedBlocks::register`], [`ClaimedBlock::register`] |
+//! | blocks given back, tail first | drop the [`PinnedBlocks`]; [`BlockPool::release`] |
+//! | another reference to what is held | clone the [`PinnedBlocks`] or the [`BlockPin`]: no lock |
+//! | evicted content to host memory | [`ClaimedBlocks::take_offload`], then [`Offload::commit`] |
 //! | content back from host memory | [`BlockPool::begin_onboard`], then [`Onboard::commit`] |
-//! | others to find what was written | [`ClaimedBlock::register`] |
-//! | blocks given back, tail first | [`BlockPool::release`] |
 //! | no reuse before the device is done | [`BlockPool::begin_epoch`], [`BlockPool::complete_epoch`] |
+//!
+//! Lists of blocks take the lock once, whatever their length: a request looks up its prefix, claims
+//! the rest, and later names what it has written, in one step each.
+//!
+//! ```
+//! use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Priority};
+//!
+//! let pool = BlockPool::new(&PoolConfig::primary_only(64))?;
+//! let mut parent = BlockHash::ROOT;
+//! let prompt: Vec<BlockHash> = (0..10)
+//!     .map(|block| {
+//!         parent = BlockHash::chain(parent, &[block; 16]);
+//!         parent
+//!     })
+//!     .collect();
+//!
+//! let mut held = pool.match_prefix(&prompt);
+//! let mut new = pool.claim(prompt.len() - held.len())?;
+//! let block_table: Vec<i32> = held.slots().chain(new.slots()).map(|slot| slot.as_i32()).collect();
+//! // ... enqueue the work that writes the new blocks ...
+//! let written = new.register(&prompt[held.len()..], Naming::default())?;
+//! held.append(written).expect("of the same pool");
+//! assert_eq!((held.len(), block_table.len()), (10, 10));
+//!
+//! // In flight on the device: one more owner of all ten, without a lock.
+//! let in_flight = held.clone();
+//! drop((held, in_flight));
+//! assert_eq!(pool.match_prefix(&prompt).len(), 10);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # What cannot go wrong
 //!
@@ -34,20 +65,21 @@
 //! let hash = BlockHash::chain(BlockHash::ROOT, &[1, 2, 3, 4]);
 //!
 //! // One request computes a block and gives it a name.
-//! let block = pool.claim(1)?.remove(0);
+//! let block = pool.claim_one()?;
 //! let slot = block.slot();
 //! let Registration::New(pin) = block.register(hash, Priority::DEFAULT) else { panic!() };
-//! pool.release(vec![pin]);
+//! drop(pin);
 //!
 //! // Another one finds it.
 //! let pins = pool.match_prefix(&[hash]);
-//! assert_eq!(pins[0].slot(), slot);
+//! assert_eq!(pins.slots().next(), Some(slot));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod blocks;
 mod claim;
 mod clock;
 mod config;
@@ -58,7 +90,9 @@ mod eviction;
 #[cfg(test)]
 mod expiry;
 mod hash;
+mod hold;
 mod ids;
+mod index;
 mod integrity;
 mod list;
 mod onboard;
@@ -66,24 +100,26 @@ mod pin;
 pub mod policy;
 mod pool;
 mod retention;
-mod retiring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
 mod state;
 mod stats;
+#[allow(unexpected_cfgs, reason = "a model checker's cfg, which only this crate knows")]
+mod sync;
 #[cfg(test)]
 mod tenants;
 
-pub use claim::{ClaimedBlock, Offload, Registration};
+pub use claim::{ClaimedBlock, ClaimedBlocks, Naming, Offload, Registration};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
-pub use error::{ClaimError, EpochError, GrowError, IntegrityError, OnboardError};
+pub use error::{ClaimError, EpochError, GrowError, IntegrityError, OnboardError, RegisterError};
 #[cfg(test)]
 pub use events::{PoolEvent, Reading};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
+pub use hold::BlockAt;
 pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
-pub use pin::BlockPin;
+pub use pin::{BlockPin, PinnedBlocks};
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use stats::{PoolCounters, PoolStats, TierStats};

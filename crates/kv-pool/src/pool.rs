@@ -1,19 +1,17 @@
 //! The pool: every operation is one hold of one lock.
 
 use std::fmt;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use crate::claim::ClaimedBlock;
+use crate::claim::{ClaimedBlock, ClaimedBlocks};
+use crate::hold::BlockAt;
 use crate::integrity;
-use crate::onboard::{Onboard, OnboardRefused};
-use crate::pin::BlockPin;
-use crate::state::{Place, State};
-use crate::stats::{PoolStats, TierStats};
+use crate::pin::{BlockPin, PinnedBlocks, release_in_order};
+use crate::state::State;
+use crate::stats::PoolStats;
+use crate::sync::{Arc, Mutex};
 use crate::{
-    BlockHash, ClaimError, ConfigError, Epoch, EpochError, GrowError, IntegrityError, OnboardError,
-    PoolConfig, Tier,
+    BlockHash, ClaimError, ConfigError, Epoch, EpochError, GrowError, IntegrityError, PoolConfig,
+    Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -44,11 +42,10 @@ impl BlockPool {
     /// [`ConfigError`] names the number that cannot be.
     pub fn new(config: &PoolConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        let &PoolConfig { primary_blocks, secondary_blocks, .. } = config;
-        let blocks = primary_blocks + secondary_blocks;
+        let blocks = config.blocks().iter().sum();
         let state = State::new(config).map_err(|_| ConfigError::OutOfMemory { blocks })?;
         let state = Mutex::new(state);
-        Ok(Self { shared: Arc::new(Shared { state, primary_blocks }) })
+        Ok(Self { shared: Arc::new(Shared { state, primary_blocks: config.primary_blocks }) })
     }
 
     /// Says that the primary tier has memory for its slots below `upto` now. Slots that had memory
@@ -93,15 +90,22 @@ impl BlockPool {
     ///
     /// [onboarded]: BlockPool::begin_onboard
     #[must_use]
-    pub fn match_prefix(&self, hashes: &[BlockHash]) -> Vec<BlockPin> {
+    pub fn match_prefix(&self, hashes: &[BlockHash]) -> PinnedBlocks {
         let mut state = self.shared.state.lock();
-        let mut pins = Vec::new();
-        for hash in hashes {
-            let Some(&block) = state.index.get(hash) else { break };
-            state.pin(block);
-            pins.push(BlockPin::counted(self, block, state.blocks[block.index()].location));
-        }
         state.counters.lookups += hashes.len() as u64;
+        let Some(first) = hashes.first().and_then(|&hash| state.find(hash)) else {
+            return PinnedBlocks::default();
+        };
+        let pins = PinnedBlocks::counted(&mut state, self, |state, pins| {
+            pins.reserve(hashes.len());
+            let mut found = Some(first);
+            for at in 1..=hashes.len() {
+                let Some(block) = found else { break };
+                state.pin(block);
+                pins.push(BlockAt { block, location: state.blocks.location(block) });
+                found = hashes.get(at).and_then(|&hash| state.find_after(hash, Some(block)));
+            }
+        });
         state.counters.hits += pins.len() as u64;
         pins
     }
@@ -111,13 +115,15 @@ impl BlockPool {
     #[must_use]
     pub fn find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<BlockPin> {
         let mut state = self.shared.state.lock();
-        let block = *state.index.get(&hash)?;
-        let location = state.blocks[block.index()].location;
+        let block = state.find(hash)?;
+        let location = state.blocks.location(block);
         if location.tier != tier {
             return None;
         }
         state.pin(block);
-        Some(BlockPin::counted(self, block, location))
+        let spare = state.take_hold();
+        drop(state);
+        Some(BlockPin::counted(spare, self.clone(), BlockAt { block, location }))
     }
 
     /// Finds `count` primary blocks that nobody uses and takes them, in one step: all or none.
@@ -127,56 +133,43 @@ impl BlockPool {
     ///
     /// # Errors
     /// [`ClaimError::Exhausted`]; nothing was evicted then.
-    pub fn claim(&self, count: usize) -> Result<Vec<ClaimedBlock>, ClaimError> {
+    pub fn claim(&self, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+        self.claim_in(Tier::Primary, count)
+    }
+
+    /// The same in any tier. Content of other tiers than the primary is lost.
+    ///
+    /// # Errors
+    /// As [`claim`](BlockPool::claim).
+    pub fn claim_in(&self, tier: Tier, count: usize) -> Result<ClaimedBlocks, ClaimError> {
         let mut state = self.shared.state.lock();
-        let claimable = state.queues[Tier::Primary.index()].len();
-        if count > claimable {
-            let retiring = state.retiring.len(Tier::Primary);
-            return Err(ClaimError::Exhausted { requested: count, claimable, retiring });
-        }
-        let claims = state.claim(count);
+        state.check_claimable(tier, count)?;
+        let mut claims = state.take_claims();
+        state.claim(tier, count, &mut claims);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
-        Ok(claims.into_iter().map(|claim| ClaimedBlock::new(self, claim)).collect())
+        Ok(ClaimedBlocks::new(self, tier, claims))
+    }
+
+    /// Finds one primary block that nobody uses and takes it, in one step: as
+    /// [`claim`](BlockPool::claim), without a list.
+    ///
+    /// # Errors
+    /// As [`claim`](BlockPool::claim).
+    pub fn claim_one(&self) -> Result<ClaimedBlock, ClaimError> {
+        let mut state = self.shared.state.lock();
+        let claim = state.claim_one(Tier::Primary);
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        state.sabotage.next_caller();
+        let Some(claim) = claim else { return Err(state.exhausted(Tier::Primary, 1)) };
+        drop(state);
+        Ok(ClaimedBlock::new(self.clone(), Tier::Primary, claim))
     }
 
     /// Releases pins from last to first, in one step, so that of one request's blocks the tail is
     /// evicted before the head. Pins of another pool are released to theirs.
     pub fn release(&self, pins: Vec<BlockPin>) {
-        let (ours, others): (Vec<_>, Vec<_>) =
-            pins.into_iter().partition(|pin| pin.belongs_to(self));
-        let mut state = self.shared.state.lock();
-        for pin in ours.into_iter().rev() {
-            state.unpin(pin.into_block());
-        }
-        drop(state);
-        others.into_iter().rev().for_each(drop);
-    }
-
-    /// Begins to bring pinned content of the secondary tier into a claimed primary block.
-    ///
-    /// The caller copies from the first slot to the second, then commits.
-    ///
-    /// # Errors
-    /// [`OnboardRefused`] holds the reason, the pin and the block.
-    pub fn begin_onboard(
-        &self,
-        source: BlockPin,
-        target: ClaimedBlock,
-    ) -> Result<Onboard, Box<OnboardRefused>> {
-        let refusal = if !source.belongs_to(self) || !target.belongs_to(self) {
-            Some(OnboardError::DifferentPools)
-        } else if source.location().tier != Tier::Secondary {
-            Some(OnboardError::NotSecondary { location: source.location() })
-        } else if target.has_offload() {
-            Some(OnboardError::TargetNotEmpty)
-        } else {
-            None
-        };
-        match refusal {
-            Some(reason) => Err(Box::new(OnboardRefused { reason, pin: source, target })),
-            None => Ok(Onboard::new(source, target)),
-        }
+        release_in_order(self, pins);
     }
 
     /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
@@ -186,25 +179,10 @@ impl BlockPool {
         self.shared.state.lock().remove(hash)
     }
 
-    /// What the pool holds and has done, as of one moment. Takes time in proportion to the blocks.
+    /// What the pool holds and has done, as of one moment, in constant time.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let state = self.shared.state.lock();
-        let mut tiers = [TierStats::default(); 2];
-        for block in &state.blocks {
-            let tier = &mut tiers[block.location.tier.index()];
-            match block.place {
-                Place::Absent => continue,
-                Place::Queued(_) if block.hash.is_some() => tier.cached += 1,
-                Place::Queued(_) => tier.empty += 1,
-                Place::Retiring(_) => tier.retiring += 1,
-                Place::Pinned => tier.pinned += 1,
-                Place::Claimed | Place::Moving => tier.claimed += 1,
-            }
-            tier.slots += 1;
-        }
-        let [primary, secondary] = tiers;
-        PoolStats { primary, secondary, counters: state.counters }
+        self.shared.state.lock().stats()
     }
 
     /// The counters alone, in constant time.
@@ -217,13 +195,13 @@ impl BlockPool {
     /// first: [`claim`](BlockPool::claim) alone decides.
     #[must_use]
     pub fn claimable(&self) -> usize {
-        self.shared.state.lock().queues[Tier::Primary.index()].len()
+        self.shared.state.lock().tier(Tier::Primary).claimable()
     }
 
     /// Primary blocks that a claim can take without evicting anything, in constant time.
     #[must_use]
     pub fn empty(&self) -> usize {
-        self.shared.state.lock().queues[Tier::Primary.index()].empty()
+        self.shared.state.lock().tier(Tier::Primary).empty()
     }
 
     /// Checks every list, count, slot and name against each other, for tests and diagnosis. Takes

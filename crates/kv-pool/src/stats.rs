@@ -1,5 +1,8 @@
 //! Counts of what a pool holds and has done.
 
+use crate::blocks::Place;
+use crate::state::{State, TierState};
+
 /// What one tier holds. Every slot that has memory is counted in exactly one field but `slots`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TierStats {
@@ -9,7 +12,8 @@ pub struct TierStats {
     pub empty: u64,
     /// Unused, with content that a lookup may find.
     pub cached: u64,
-    /// Released, and not claimable before the epoch of the release is complete.
+    /// Released, and not claimable before the epoch of the release is complete, or the copy that
+    /// reads the slot has ended.
     pub retiring: u64,
     /// Pinned at least once.
     pub pinned: u64,
@@ -59,6 +63,30 @@ pub struct PoolStats {
     pub primary: TierStats,
     /// The secondary tier.
     pub secondary: TierStats,
+    /// The third and the fourth tier.
+    pub further: [TierStats; 2],
     /// What was done.
     pub counters: PoolCounters,
+}
+
+impl State {
+    pub(crate) fn stats(&self) -> PoolStats {
+        let [primary, secondary, third, fourth] = self.tiers.each_ref().map(TierState::stats);
+        PoolStats { primary, secondary, further: [third, fourth], counters: self.counters }
+    }
+}
+
+impl TierState {
+    fn stats(&self) -> TierStats {
+        let count = |place| self.count(place) as u64;
+        let empty = self.empty() as u64;
+        TierStats {
+            slots: u64::from(self.ready),
+            empty,
+            cached: self.claimable() as u64 - empty,
+            retiring: self.retiring() as u64,
+            pinned: count(Place::Pinned),
+            claimed: count(Place::Claimed) + count(Place::Moving),
+        }
+    }
 }

@@ -26,7 +26,7 @@ mod eviction {
     #[test]
     fn every_slot_is_handed_out_once_before_any_returns() {
         let pool = pool(8, 4);
-        let mut slots: Vec<_> = pool.claim(8).unwrap().iter().map(|b| b.slot().index()).collect();
+        let mut slots: Vec<_> = pool.claim(8).unwrap().slots().map(|slot| slot.index()).collect();
         slots.sort_unstable();
         assert_eq!(slots, (0..8).collect::<Vec<_>>());
         let all = pool.claim(8).unwrap();
@@ -48,7 +48,8 @@ mod eviction {
         cache(&pool, 1, Priority::DEFAULT);
         let cached = find(&pool, 1).unwrap().slot();
         let others = pool.claim(7).unwrap();
-        assert!(others.iter().all(|block| block.slot() != cached && !block.evicted()));
+        assert!(others.slots().all(|slot| slot != cached));
+        assert!((0..7).all(|at| !others.evicted(at)));
         assert_eq!(pool.empty(), 0);
         let last = claim(&pool);
         assert!(last.slot() == cached && last.evicted());
@@ -63,7 +64,7 @@ mod eviction {
         drop(first);
         let untouched = pool.claim(6).unwrap();
         let order = pool.claim(2).unwrap();
-        assert_eq!([order[0].slot(), order[1].slot()], slots);
+        assert_eq!(order.slots().collect::<Vec<_>>(), slots);
         drop(untouched);
         checked(&pool);
     }
@@ -77,7 +78,7 @@ mod eviction {
         drop(high);
         drop(low);
         let order = pool.claim(2).unwrap();
-        assert_eq!([order[0].slot(), order[1].slot()], slots);
+        assert_eq!(order.slots().collect::<Vec<_>>(), slots);
     }
 
     #[test]
@@ -96,7 +97,7 @@ mod eviction {
         let pins: Vec<_> = (0..3).map(|content| write(&pool, content)).collect();
         let slots: Vec<_> = pins.iter().map(|pin| pin.slot()).rev().collect();
         pool.release(pins);
-        let order: Vec<_> = pool.claim(3).unwrap().iter().map(|block| block.slot()).collect();
+        let order: Vec<_> = pool.claim(3).unwrap().slots().collect();
         assert_eq!(order, slots);
     }
 
@@ -174,7 +175,7 @@ mod growth {
         assert_eq!(pool.add_primary_slots(5), Err(over));
         assert_eq!(pool.claimable(), 3);
         pool.add_primary_slots(4).unwrap();
-        let slots: Vec<_> = pool.claim(4).unwrap().iter().map(|b| b.slot().index()).collect();
+        let slots: Vec<_> = pool.claim(4).unwrap().slots().map(|slot| slot.index()).collect();
         assert_eq!(slots, [0, 1, 2, 3]);
         checked(&pool);
     }
@@ -207,7 +208,7 @@ mod growth {
         for secondary in [BLOCKS_MAX, u64::MAX] {
             assert_eq!(
                 refused(1, 0, secondary),
-                ConfigError::TooManyBlocks { primary: 1, secondary }
+                ConfigError::TooManyBlocks { primary: 1, secondary, further: [0; 2] }
             );
         }
     }
@@ -223,7 +224,7 @@ mod names {
         drop(pins);
         let found = pool.match_prefix(&[1, 2, 3, 4].map(name));
         assert_eq!(
-            found.iter().map(|pin| pin.hash()).collect::<Vec<_>>(),
+            (0..2).map(|at| found.pin(at).unwrap().hash()).collect::<Vec<_>>(),
             [Some(name(1)), Some(name(2))]
         );
         assert_eq!(pool.stats().primary.pinned, 2);
@@ -450,7 +451,9 @@ fn handles_cross_threads() {
     fn crosses<T: Send + Sync>() {}
     crosses::<BlockPool>();
     crosses::<kv_pool::BlockPin>();
+    crosses::<kv_pool::PinnedBlocks>();
     crosses::<kv_pool::ClaimedBlock>();
+    crosses::<kv_pool::ClaimedBlocks>();
     crosses::<kv_pool::Offload>();
     crosses::<kv_pool::Onboard>();
     crosses::<(BlockHash, BlockId, SlotIndex)>();

@@ -179,7 +179,7 @@ fn a_refused_onboarding_returns_pin_and_block_unharmed() {
     let slots = (pin.slot(), target.slot());
 
     let refused = ours.begin_onboard(pin, target).unwrap_err();
-    assert_eq!(refused.reason, OnboardError::NotSecondary { location });
+    assert_eq!(refused.reason, OnboardError::SameTier { location });
     assert_eq!((refused.pin.slot(), refused.target.slot()), slots);
     drop(refused.target);
 

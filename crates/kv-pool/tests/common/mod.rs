@@ -23,7 +23,7 @@ pub fn name(content: u32) -> BlockHash {
 }
 
 pub fn claim(pool: &BlockPool) -> ClaimedBlock {
-    pool.claim(1).unwrap().remove(0)
+    pool.claim_one().unwrap()
 }
 
 /// Names the content of a claimed block, which nobody has named before.
@@ -66,7 +66,7 @@ pub fn cache_secondary(pool: &BlockPool, content: u32) {
 
 /// The one content that is cached under this name, pinned.
 pub fn find(pool: &BlockPool, content: u32) -> Option<BlockPin> {
-    pool.match_prefix(&[name(content)]).pop()
+    pool.match_prefix(&[name(content)]).pin(0)
 }
 
 pub fn checked(pool: &BlockPool) {

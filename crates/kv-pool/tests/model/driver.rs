@@ -90,7 +90,8 @@ pub struct Driver {
     capacity: u64,
     held: Vec<Held>,
     pins: Vec<(BlockPin, usize)>,
-    offloads: Vec<(Offload, usize)>,
+    /// Each with the block that moves and the one that has its slot.
+    offloads: Vec<(Offload, usize, usize)>,
     coming: Vec<Coming>,
     epochs: Vec<Epoch>,
     seen: Seen,
@@ -109,6 +110,7 @@ impl Driver {
             primary_blocks,
             primary_ready: random.below(primary_blocks + 1),
             secondary_blocks: random.below(8),
+            further_blocks: [0; 2],
             offload_min_priority: Priority::new([0, 30, 30, 80][random.below(4) as usize]).unwrap(),
         };
         Self {
@@ -227,7 +229,7 @@ impl Driver {
             (Some(offload), Some(moving)) => {
                 assert_eq!(offload.from(), held.block.slot());
                 assert_eq!(offload.to().index(), self.model.blocks[moving].slot);
-                self.offloads.push((offload, moving));
+                self.offloads.push((offload, moving, held.id));
             }
             (None, None) => {}
             (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
@@ -236,16 +238,16 @@ impl Driver {
     }
 
     fn end_offload(&mut self) {
-        let Some((offload, moving)) = self.random.pick(&mut self.offloads) else { return };
+        let Some((offload, moving, holder)) = self.random.pick(&mut self.offloads) else { return };
         if self.random.below(5) == 0 {
             drop(offload);
-            self.model.abort_offload(moving);
+            self.model.abort_offload(moving, holder);
         } else {
             if let Now::Moving(Some(content)) = self.model.blocks[moving].now {
                 self.seen.second_copy += u64::from(self.model.find(content).is_some());
             }
             offload.commit();
-            self.model.commit_offload(moving);
+            self.model.commit_offload(moving, holder);
         }
     }
 
@@ -254,7 +256,7 @@ impl Driver {
         let content = self.content();
         let priority = PRIORITIES[self.random.below(PRIORITIES.len() as u64) as usize];
         if let Some(moving) = moving {
-            self.model.abort_offload(moving);
+            self.model.abort_offload(moving, id);
         }
         let known = self.model.find(content).is_some();
         let expected = self.model.register(id, content, priority);
@@ -276,7 +278,7 @@ impl Driver {
         let Some(Held { block, id, moving }) = self.random.pick(&mut self.held) else { return };
         drop(block);
         if let Some(moving) = moving {
-            self.model.abort_offload(moving);
+            self.model.abort_offload(moving, id);
         }
         self.model.release_claimed(id);
     }
@@ -370,8 +372,11 @@ impl Driver {
         };
         let location = pin.location();
         let expected = match (self.model.blocks[source].level, moving) {
-            (Level::Primary, _) => Some(OnboardError::NotSecondary { location }),
+            (Level::Primary, _) => Some(OnboardError::SameTier { location }),
             (Level::Secondary, Some(_)) => Some(OnboardError::TargetNotEmpty),
+            (Level::Secondary, None) if self.model.blocks[id].copying => {
+                Some(OnboardError::TargetNotEmpty)
+            }
             (Level::Secondary, None) => None,
         };
         match (self.pool.begin_onboard(pin, block), expected) {

@@ -19,6 +19,8 @@ pub enum Now {
     },
     Claimed,
     Pinned(u32),
+    /// Released while a copy reads its slot.
+    Draining,
     /// On its way to the secondary tier with this content, unless that was removed.
     Moving(Option<u32>),
 }
@@ -30,6 +32,8 @@ pub struct Block {
     pub content: Option<u32>,
     pub priority: u8,
     pub now: Now,
+    /// A copy of what lay in its slot before may not have read it yet.
+    pub copying: bool,
 }
 
 /// What a claim must yield.
@@ -53,8 +57,14 @@ pub struct Model {
 
 impl Model {
     pub fn new(config: &PoolConfig) -> Self {
-        let block =
-            |level, slot| Block { level, slot, content: None, priority: 35, now: Now::Absent };
+        let block = |level, slot| Block {
+            level,
+            slot,
+            content: None,
+            priority: 35,
+            now: Now::Absent,
+            copying: false,
+        };
         let mut model = Self {
             blocks: (0..config.primary_blocks as usize)
                 .map(|slot| block(Level::Primary, slot))
@@ -95,7 +105,7 @@ impl Model {
     }
 
     pub fn retiring(&self) -> usize {
-        self.count(Level::Primary, |block| matches!(block.now, Now::Released { .. }))
+        self.count(Level::Primary, |b| matches!(b.now, Now::Released { .. } | Now::Draining))
     }
 
     /// The unused block of a tier that goes first: without content, low priority, long unused.
@@ -133,6 +143,7 @@ impl Model {
         self.counters.dropped += u64::from(self.blocks[target].content.take().is_some());
         self.swap(victim, target);
         self.blocks[victim].now = Now::Moving(Some(content));
+        self.blocks[target].copying = true;
         self.claimed(target, slot, true, Some(victim))
     }
 
@@ -156,7 +167,9 @@ impl Model {
     /// Nobody uses the block any more.
     fn rest(&mut self, block: usize) {
         let order = self.tick();
-        if self.begun > self.completed {
+        if self.blocks[block].copying {
+            self.blocks[block].now = Now::Draining;
+        } else if self.begun > self.completed {
             self.blocks[block].now = Now::Released { epoch: self.begun, order };
         } else {
             self.unused(block);
@@ -250,7 +263,15 @@ impl Model {
         any
     }
 
-    pub fn commit_offload(&mut self, block: usize) {
+    /// The copy that reads the slot of `holder` has ended.
+    fn end_copy(&mut self, holder: usize) {
+        self.blocks[holder].copying = false;
+        if self.blocks[holder].now == Now::Draining {
+            self.rest(holder);
+        }
+    }
+
+    pub fn commit_offload(&mut self, block: usize, holder: usize) {
         let Now::Moving(content) = self.blocks[block].now else { panic!("not on its way") };
         match content.filter(|&content| self.find(content).is_none()) {
             Some(content) => {
@@ -260,11 +281,13 @@ impl Model {
             None => self.counters.dropped += 1,
         }
         self.rest(block);
+        self.end_copy(holder);
     }
 
-    pub fn abort_offload(&mut self, block: usize) {
+    pub fn abort_offload(&mut self, block: usize, holder: usize) {
         self.counters.dropped += 1;
         self.rest(block);
+        self.end_copy(holder);
     }
 
     /// Whether the content moved; it is copied otherwise.
@@ -285,7 +308,7 @@ impl Model {
                 slots: count(&|block| block.now != Now::Absent),
                 empty: count(&|b| matches!(b.now, Now::Unused(_)) && b.content.is_none()),
                 cached: count(&|b| matches!(b.now, Now::Unused(_)) && b.content.is_some()),
-                retiring: count(&|block| matches!(block.now, Now::Released { .. })),
+                retiring: count(&|b| matches!(b.now, Now::Released { .. } | Now::Draining)),
                 pinned: count(&|block| matches!(block.now, Now::Pinned(_))),
                 claimed: count(&|block| matches!(block.now, Now::Claimed | Now::Moving(_))),
             }
@@ -293,6 +316,7 @@ impl Model {
         PoolStats {
             primary: tier(Level::Primary),
             secondary: tier(Level::Secondary),
+            further: [TierStats::default(); 2],
             counters: self.counters,
         }
     }

@@ -1,0 +1,284 @@
+//! What is known of each block: one record of 56 bytes, all zero until the block first appears.
+//!
+//! A record is an array of words, so that the table is asked of the operating system as zeros and
+//! memory is touched block by block, as blocks come into use: a pool of a million blocks is made in
+//! the time of a few system calls.
+
+use std::collections::TryReserveError;
+
+use crate::{BlockHash, BlockId, Location, Priority, SlotIndex, Tier};
+
+const WORDS: usize = 14;
+
+/// Words 0 to 3 are the hash.
+const BEFORE: usize = 4;
+const AFTER: usize = 5;
+const SLOT: usize = 6;
+const META: usize = 7;
+const PARENT: usize = 8;
+const PARENT_GENERATION: usize = 9;
+const GENERATION: usize = 10;
+const CHILDREN: usize = 11;
+/// Tenant in the low half, depth in the high one.
+const ORIGIN: usize = 12;
+const STAMP: usize = 13;
+
+const TIER_SHIFT: u32 = 3;
+const PRIORITY_SHIFT: u32 = 5;
+const PLACE_MASK: u32 = 0b111;
+const TIER_MASK: u32 = 0b11 << TIER_SHIFT;
+const PRIORITY_MASK: u32 = 0x7F << PRIORITY_SHIFT;
+
+/// Facts about a block that are true or false, as bits of one word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flag(u32);
+
+impl Flag {
+    /// The index leads to the block, under the hash in its record.
+    pub(crate) const NAMED: Self = Self(1 << 12);
+    /// The content was named as the successor of other content.
+    pub(crate) const CHAINED: Self = Self(1 << 13);
+    /// A copy of evicted content may still read the block's slot.
+    pub(crate) const COPYING: Self = Self(1 << 14);
+    /// The name is to come back when the copy has been made.
+    pub(crate) const EXPECTED: Self = Self(1 << 15);
+    /// The priority is to end some time after the release.
+    pub(crate) const TIMED: Self = Self(1 << 16);
+    /// Met before in the operation under way; clear outside of one.
+    pub(crate) const MARK: Self = Self(1 << 17);
+}
+
+/// Where a block is in its life.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub(crate) enum Place {
+    /// Its slot has no memory yet, or nobody has asked for it yet.
+    Absent = 0,
+    /// In its tier's eviction queues.
+    Queued = 1,
+    /// It came up for eviction while blocks that follow it were cached. It waits for their end.
+    Shadowed = 2,
+    /// In the list of released blocks whose epoch is not complete.
+    Retiring = 3,
+    /// Held by one owner.
+    Claimed = 4,
+    /// Referenced.
+    Pinned = 5,
+    /// The content is on its way to another tier; held by one `Offload`.
+    Moving = 6,
+    /// Released while a copy reads its slot. It waits for the end of the copy.
+    Draining = 7,
+}
+
+impl Place {
+    pub(crate) const COUNT: usize = 8;
+
+    fn of(meta: u32) -> Self {
+        match meta & PLACE_MASK {
+            0 => Self::Absent,
+            1 => Self::Queued,
+            2 => Self::Shadowed,
+            3 => Self::Retiring,
+            4 => Self::Claimed,
+            5 => Self::Pinned,
+            6 => Self::Moving,
+            _ => Self::Draining,
+        }
+    }
+}
+
+/// The records of all blocks.
+///
+/// # Invariants
+///
+/// - `BEFORE` and `AFTER` are links while the block is in a list, and zero otherwise, except that
+///   `BEFORE` is the number of references while it is pinned: a block is never in a list and
+///   referenced at once (H9), because there is one word for both.
+/// - `PARENT` is a block's index plus one, or zero. It is meant only if `PARENT_GENERATION` is that
+///   block's `GENERATION`, which changes when content that has children loses its name.
+#[derive(Debug)]
+pub(crate) struct Blocks(Vec<[u32; WORDS]>);
+
+impl Blocks {
+    pub(crate) fn new(blocks: usize) -> Result<Self, TryReserveError> {
+        // Asks whether there are as many addresses; the zeros themselves are then not refused.
+        Vec::<[u32; WORDS]>::new().try_reserve_exact(blocks)?;
+        Ok(Self(vec![[0; WORDS]; blocks]))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = BlockId> + use<> {
+        (0..self.0.len() as u32).map(BlockId)
+    }
+
+    fn record(&self, id: BlockId) -> &[u32; WORDS] {
+        &self.0[id.index()]
+    }
+
+    fn record_mut(&mut self, id: BlockId) -> &mut [u32; WORDS] {
+        &mut self.0[id.index()]
+    }
+
+    pub(crate) fn before(&self, id: BlockId) -> u32 {
+        self.record(id)[BEFORE]
+    }
+
+    pub(crate) fn after(&self, id: BlockId) -> u32 {
+        self.record(id)[AFTER]
+    }
+
+    pub(crate) fn set_before(&mut self, id: BlockId, to: u32) {
+        self.record_mut(id)[BEFORE] = to;
+    }
+
+    pub(crate) fn set_after(&mut self, id: BlockId, to: u32) {
+        self.record_mut(id)[AFTER] = to;
+    }
+
+    pub(crate) fn set_links(&mut self, id: BlockId, before: u32, after: u32) {
+        let record = self.record_mut(id);
+        record[BEFORE] = before;
+        record[AFTER] = after;
+    }
+
+    /// References to a pinned block; meaningless for one that is in a list.
+    pub(crate) fn references(&self, id: BlockId) -> u32 {
+        self.record(id)[BEFORE]
+    }
+
+    pub(crate) fn set_references(&mut self, id: BlockId, references: u32) {
+        self.record_mut(id)[BEFORE] = references;
+    }
+
+    /// The hash in the record, whether the index leads there or not.
+    pub(crate) fn hash(&self, id: BlockId) -> BlockHash {
+        let [a, b, c, d, ..] = *self.record(id);
+        let low = u64::from(a) | u64::from(b) << 32;
+        let high = u64::from(c) | u64::from(d) << 32;
+        BlockHash::from_u128(u128::from(low) | u128::from(high) << 64)
+    }
+
+    pub(crate) fn set_hash(&mut self, id: BlockId, hash: BlockHash) {
+        let hash = hash.to_u128();
+        let record = self.record_mut(id);
+        record[0] = hash as u32;
+        record[1] = (hash >> 32) as u32;
+        record[2] = (hash >> 64) as u32;
+        record[3] = (hash >> 96) as u32;
+    }
+
+    /// The name by which lookups find the block.
+    pub(crate) fn name(&self, id: BlockId) -> Option<BlockHash> {
+        self.is(id, Flag::NAMED).then(|| self.hash(id))
+    }
+
+    pub(crate) fn is(&self, id: BlockId, flag: Flag) -> bool {
+        self.record(id)[META] & flag.0 != 0
+    }
+
+    pub(crate) fn set(&mut self, id: BlockId, flag: Flag) {
+        self.record_mut(id)[META] |= flag.0;
+    }
+
+    pub(crate) fn clear(&mut self, id: BlockId, flag: Flag) {
+        self.record_mut(id)[META] &= !flag.0;
+    }
+
+    pub(crate) fn place(&self, id: BlockId) -> Place {
+        Place::of(self.record(id)[META])
+    }
+
+    /// To be called by [`State::put`](crate::state::State::put) alone, which counts.
+    pub(crate) fn set_place(&mut self, id: BlockId, place: Place) {
+        let meta = &mut self.record_mut(id)[META];
+        *meta = *meta & !PLACE_MASK | place as u32;
+    }
+
+    pub(crate) fn tier(&self, id: BlockId) -> Tier {
+        Tier::from_bits(self.record(id)[META] >> TIER_SHIFT)
+    }
+
+    pub(crate) fn location(&self, id: BlockId) -> Location {
+        let record = self.record(id);
+        Location {
+            tier: Tier::from_bits(record[META] >> TIER_SHIFT),
+            slot: SlotIndex(record[SLOT]),
+        }
+    }
+
+    pub(crate) fn set_location(&mut self, id: BlockId, location: Location) {
+        let record = self.record_mut(id);
+        record[SLOT] = location.slot.0;
+        record[META] = record[META] & !TIER_MASK | (location.tier as u32) << TIER_SHIFT;
+    }
+
+    pub(crate) fn priority(&self, id: BlockId) -> Priority {
+        Priority::from_bits(self.record(id)[META] >> PRIORITY_SHIFT)
+    }
+
+    /// Of a block that is in no queue, for its queue is named by the priority.
+    pub(crate) fn set_priority(&mut self, id: BlockId, priority: Priority) {
+        let meta = &mut self.record_mut(id)[META];
+        *meta = *meta & !PRIORITY_MASK | (u32::from(priority.get())) << PRIORITY_SHIFT;
+    }
+
+    /// The block that holds the content before this one's, as long as it does.
+    pub(crate) fn parent(&self, id: BlockId) -> Option<BlockId> {
+        let record = self.record(id);
+        let parent = BlockId(record[PARENT].checked_sub(1)?);
+        (self.record(parent)[GENERATION] == record[PARENT_GENERATION]).then_some(parent)
+    }
+
+    pub(crate) fn set_parent(&mut self, id: BlockId, parent: Option<BlockId>) {
+        let generation = parent.map_or(0, |parent| self.record(parent)[GENERATION]);
+        let record = self.record_mut(id);
+        record[PARENT] = parent.map_or(0, |parent| parent.0 + 1);
+        record[PARENT_GENERATION] = generation;
+    }
+
+    pub(crate) fn children(&self, id: BlockId) -> u32 {
+        self.record(id)[CHILDREN]
+    }
+
+    pub(crate) fn set_children(&mut self, id: BlockId, children: u32) {
+        self.record_mut(id)[CHILDREN] = children;
+    }
+
+    /// Cuts off all children: they have no parent from now on. Whether there can be a next time; if
+    /// not, the block must be given no children any more.
+    pub(crate) fn disown(&mut self, id: BlockId) {
+        let record = self.record_mut(id);
+        record[CHILDREN] = 0;
+        record[GENERATION] = record[GENERATION].saturating_add(1);
+    }
+
+    /// Whether children of this block can still be told from those of its former contents.
+    pub(crate) fn may_have_children(&self, id: BlockId) -> bool {
+        self.record(id)[GENERATION] != u32::MAX
+    }
+
+    /// Blocks before this one in its chain, at most 65,535.
+    pub(crate) fn depth(&self, id: BlockId) -> u16 {
+        (self.record(id)[ORIGIN] >> 16) as u16
+    }
+
+    pub(crate) fn tenant(&self, id: BlockId) -> u16 {
+        self.record(id)[ORIGIN] as u16
+    }
+
+    pub(crate) fn set_origin(&mut self, id: BlockId, tenant: u16, depth: u16) {
+        self.record_mut(id)[ORIGIN] = u32::from(tenant) | u32::from(depth) << 16;
+    }
+
+    /// The low half of an epoch while retiring, of a time in milliseconds while queued.
+    pub(crate) fn stamp(&self, id: BlockId) -> u32 {
+        self.record(id)[STAMP]
+    }
+
+    pub(crate) fn set_stamp(&mut self, id: BlockId, stamp: u32) {
+        self.record_mut(id)[STAMP] = stamp;
+    }
+}

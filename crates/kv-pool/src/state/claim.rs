@@ -1,0 +1,232 @@
+//! Who is next: claims, and the moves of content that they cause.
+
+use crate::blocks::{Flag, Place};
+use crate::state::State;
+use crate::{BlockId, ClaimError, Priority, SlotIndex, Tier};
+
+/// What one block of a claim is: the block itself, and what must be moved away from it first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) block: BlockId,
+    pub(crate) slot: SlotIndex,
+    pub(crate) evicted: bool,
+    pub(crate) offload: Option<Move>,
+}
+
+/// Content that moves between two slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    /// The block of the content, which lies in slot `to` already.
+    pub(crate) block: BlockId,
+    /// The block that has the slot `from` now. It is not handed on before the copy has ended.
+    pub(crate) holder: BlockId,
+    pub(crate) from: SlotIndex,
+    pub(crate) to: SlotIndex,
+}
+
+impl State {
+    /// Whether there are `count` blocks that nobody uses.
+    pub(crate) fn check_claimable(&self, tier: Tier, count: usize) -> Result<(), ClaimError> {
+        if count <= self.tier(tier).claimable() {
+            return Ok(());
+        }
+        Err(self.exhausted(tier, count))
+    }
+
+    pub(crate) fn exhausted(&self, tier: Tier, requested: usize) -> ClaimError {
+        let tier = self.tier(tier);
+        let (claimable, retiring) = (tier.claimable(), tier.retiring());
+        ClaimError::Exhausted { requested, claimable, retiring }
+    }
+
+    /// Claims `count` blocks of a tier; there are as many.
+    pub(crate) fn claim(&mut self, tier: Tier, count: usize, into: &mut Vec<Claim>) {
+        into.reserve(count);
+        for _ in 0..count {
+            let Some(claim) = self.claim_one(tier) else { break };
+            into.push(claim);
+        }
+    }
+
+    /// Claims the next block of a tier, wherever its content is to go.
+    #[inline]
+    pub(crate) fn claim_one(&mut self, tier: Tier) -> Option<Claim> {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if tier == Tier::Primary
+            && let Some(stale) = self.sabotage.stale()
+        {
+            return Some(self.claim_stale(stale));
+        }
+        let claim = self.claim_next(tier)?;
+        self.counters.claimed += 1;
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if tier == Tier::Primary {
+            self.sabotage.peeked(claim.block);
+        }
+        Some(claim)
+    }
+
+    fn claim_next(&mut self, tier: Tier) -> Option<Claim> {
+        let state = &self.tiers[tier.index()];
+        if state.queues.empty() == 0
+            && let Some(id) = self.appear(tier)
+        {
+            return Some(self.claimed(id, false, None));
+        }
+        loop {
+            let (id, last_resort) = self.pop(tier)?;
+            if !self.blocks.is(id, Flag::NAMED) {
+                return Some(self.claimed(id, false, None));
+            }
+            if let Some(target) = self.offload_target(tier, id) {
+                return Some(self.displace(id, target));
+            }
+            if self.blocks.children(id) > 0 && !last_resort {
+                self.shadow(id);
+                continue;
+            }
+            self.drop_content(id);
+            return Some(self.claimed(id, true, None));
+        }
+    }
+
+    /// Takes the next block out of a tier's queues. Blocks that wait for those that follow them come
+    /// when there is nothing else: what follows them is then in use or elsewhere.
+    fn pop(&mut self, tier: Tier) -> Option<(BlockId, bool)> {
+        let state = &mut self.tiers[tier.index()];
+        if let Some(id) = state.queues.pop(&mut self.blocks) {
+            return Some((id, false));
+        }
+        let id = state.shadowed.front()?;
+        state.shadowed.remove(&mut self.blocks, id);
+        Some((id, true))
+    }
+
+    /// Sets a block aside that is evicted only after those that follow it.
+    fn shadow(&mut self, id: BlockId) {
+        self.put(id, Place::Shadowed);
+        let tier = self.blocks.tier(id);
+        self.tiers[tier.index()].shadowed.push_back(&mut self.blocks, id);
+    }
+
+    /// The last block that followed this one is gone: its turn, which has come up before, is now.
+    pub(crate) fn unshadow(&mut self, id: BlockId) {
+        let tier = self.blocks.tier(id).index();
+        self.tiers[tier].shadowed.remove(&mut self.blocks, id);
+        self.put(id, Place::Queued);
+        let class = Some(self.blocks.priority(id));
+        self.tiers[tier].queues.insert_first(&mut self.blocks, id, class);
+    }
+
+    fn drop_content(&mut self, id: BlockId) {
+        self.unname(id);
+        self.counters.dropped += 1;
+        if self.blocks.tier(id) == Tier::Primary {
+            self.counters.evicted += 1;
+        }
+    }
+
+    /// A block of the tier below for the content of a victim of the primary tier, if it is worth
+    /// keeping. The content of that block is dropped.
+    fn offload_target(&mut self, tier: Tier, victim: BlockId) -> Option<BlockId> {
+        let keep =
+            tier == Tier::Primary && self.blocks.priority(victim) >= self.offload_min_priority;
+        if !keep {
+            return None;
+        }
+        if self.tiers[Tier::Secondary.index()].queues.empty() == 0
+            && let Some(id) = self.appear(Tier::Secondary)
+        {
+            return Some(id);
+        }
+        loop {
+            let (id, last_resort) = self.pop(Tier::Secondary)?;
+            if self.blocks.is(id, Flag::NAMED) {
+                if self.blocks.children(id) > 0 && !last_resort {
+                    self.shadow(id);
+                    continue;
+                }
+                self.unname(id);
+                self.counters.dropped += 1;
+            }
+            return Some(id);
+        }
+    }
+
+    /// Gives the content of `victim` the slot of `target`, and claims `target` at the slot that it
+    /// leaves.
+    fn displace(&mut self, victim: BlockId, target: BlockId) -> Claim {
+        self.counters.evicted += 1;
+        self.swap_locations(victim, target);
+        let from = self.blocks.location(target).slot;
+        let to = self.blocks.location(victim).slot;
+        // No lookup can find the content before the copy is committed.
+        self.index.remove(&self.blocks, victim);
+        self.blocks.clear(victim, Flag::NAMED);
+        self.blocks.set(victim, Flag::EXPECTED);
+        self.put(victim, Place::Moving);
+        self.moving.push_back(&mut self.blocks, victim);
+        self.blocks.set(target, Flag::COPYING);
+        self.claimed(target, true, Some(Move { block: victim, holder: target, from, to }))
+    }
+
+    fn claimed(&mut self, id: BlockId, evicted: bool, offload: Option<Move>) -> Claim {
+        self.put(id, Place::Claimed);
+        self.blocks.set_priority(id, Priority::DEFAULT);
+        Claim { block: id, slot: self.blocks.location(id).slot, evicted, offload }
+    }
+
+    /// Names content that has arrived at its secondary slot, so that lookups find it.
+    pub(crate) fn commit_offload(&mut self, moved: Move) {
+        let id = moved.block;
+        let hash = self.blocks.hash(id);
+        // Either it was removed meanwhile, or computed again: the newer copy is nearer.
+        if !self.blocks.is(id, Flag::EXPECTED) || self.index.get(&self.blocks, hash).is_some() {
+            return self.abort_offload(moved);
+        }
+        self.arrive(id);
+        self.blocks.set(id, Flag::NAMED);
+        self.index.insert(&self.blocks, hash, id);
+        self.counters.offloaded += 1;
+        self.rest(id);
+        self.end_copy(moved.holder);
+    }
+
+    /// Gives up content whose copy was not made.
+    pub(crate) fn abort_offload(&mut self, moved: Move) {
+        self.arrive(moved.block);
+        self.cut(moved.block);
+        self.counters.dropped += 1;
+        self.rest(moved.block);
+        self.end_copy(moved.holder);
+    }
+
+    /// Ends a move: the block is the caller's.
+    fn arrive(&mut self, id: BlockId) {
+        self.moving.remove(&mut self.blocks, id);
+        self.blocks.clear(id, Flag::EXPECTED);
+        self.put(id, Place::Claimed);
+    }
+
+    /// Nothing reads the slot of evicted content any more.
+    fn end_copy(&mut self, holder: BlockId) {
+        self.blocks.clear(holder, Flag::COPYING);
+        if self.blocks.place(holder) == Place::Draining {
+            self.rest(holder);
+        }
+    }
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+impl State {
+    /// Claims a block that somebody else has claimed, and may have released, named or shared.
+    fn claim_stale(&mut self, stale: BlockId) -> Claim {
+        self.take_out(stale);
+        self.counters.claimed += 1;
+        if !self.blocks.is(stale, Flag::NAMED) {
+            return self.claimed(stale, false, None);
+        }
+        self.drop_content(stale);
+        self.claimed(stale, true, None)
+    }
+}

@@ -1,0 +1,292 @@
+//! Everything that the pool's one lock guards, and the steps that keep it consistent.
+//!
+//! A method here is one critical section's work: it leaves every block in exactly one place, and
+//! in the list that this place names. None allocates, but for buffers that are kept and used again.
+
+mod claim;
+mod names;
+mod tier;
+
+use std::collections::TryReserveError;
+
+pub(crate) use claim::{Claim, Move};
+pub(crate) use tier::TierState;
+
+use crate::blocks::{Blocks, Flag, Place};
+use crate::hold::Hold;
+use crate::index::Index;
+use crate::list::List;
+use crate::stats::PoolCounters;
+use crate::sync::Arc;
+use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, Tier};
+
+/// Buffers kept for the next user; what is beyond is freed.
+const SPARES_MAX: usize = 256;
+/// A list longer than this is not worth keeping.
+const SPARE_LEN_MAX: usize = 4096;
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) blocks: Blocks,
+    pub(crate) index: Index,
+    pub(crate) tiers: [TierState; Tier::COUNT],
+    /// Released blocks whose epoch is not complete, in the order of their release.
+    pub(crate) retiring: List,
+    /// Blocks whose content is on its way to another tier.
+    pub(crate) moving: List,
+    pub(crate) current: Epoch,
+    pub(crate) completed: Epoch,
+    pub(crate) counters: PoolCounters,
+    offload_min_priority: Priority,
+    pub(crate) spare_holds: Vec<Arc<Hold>>,
+    pub(crate) spare_claims: Vec<Vec<Claim>>,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) sabotage: crate::sabotage::Sabotage,
+}
+
+impl State {
+    /// `config` has been checked.
+    pub(crate) fn new(config: &PoolConfig) -> Result<Self, TryReserveError> {
+        let mut base = 0;
+        let tiers = config.blocks().map(|capacity| {
+            let tier = TierState::new(base, capacity as u32);
+            base += capacity as u32;
+            tier
+        });
+        let mut state = Self {
+            blocks: Blocks::new(base as usize)?,
+            index: Index::new(base as usize)?,
+            tiers,
+            retiring: List::EMPTY,
+            moving: List::EMPTY,
+            current: Epoch(0),
+            completed: Epoch(0),
+            counters: PoolCounters::default(),
+            offload_min_priority: config.offload_min_priority,
+            spare_holds: Vec::new(),
+            spare_claims: Vec::new(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            sabotage: crate::sabotage::Sabotage::default(),
+        };
+        state.tiers[Tier::Primary.index()].ready = config.primary_ready as u32;
+        Ok(state)
+    }
+
+    /// Gives the primary slots below `upto` memory.
+    pub(crate) fn add_primary_slots(&mut self, upto: u64) {
+        let tier = &mut self.tiers[Tier::Primary.index()];
+        tier.ready = tier.ready.max(upto as u32);
+    }
+
+    pub(crate) fn tier(&self, tier: Tier) -> &TierState {
+        &self.tiers[tier.index()]
+    }
+
+    /// Changes a block's place, and the counts with it. Lists are the caller's to change.
+    #[inline]
+    pub(crate) fn put(&mut self, id: BlockId, place: Place) {
+        let counts = &mut self.tiers[self.blocks.tier(id).index()].counts;
+        counts[self.blocks.place(id) as usize] -= 1;
+        counts[place as usize] += 1;
+        self.blocks.set_place(id, place);
+    }
+
+    /// Takes one reference: the block leaves the lists if it is the first.
+    #[inline]
+    pub(crate) fn pin(&mut self, id: BlockId) {
+        if self.blocks.place(id) == Place::Pinned {
+            // A count that ever got this high stays there: better held for good than given away
+            // early.
+            let references = self.blocks.references(id).saturating_add(1);
+            self.blocks.set_references(id, references);
+            return;
+        }
+        self.take_out(id);
+        self.blocks.set_references(id, 1);
+        self.put(id, Place::Pinned);
+    }
+
+    /// Gives one reference back; the block rests if it was the last.
+    #[inline]
+    pub(crate) fn unpin(&mut self, id: BlockId) {
+        if self.blocks.place(id) != Place::Pinned {
+            self.counters.misuses += 1;
+            return;
+        }
+        match self.blocks.references(id) {
+            u32::MAX => {}
+            0 => self.counters.misuses += 1,
+            1 => {
+                self.blocks.set_references(id, 0);
+                self.rest(id);
+            }
+            more => self.blocks.set_references(id, more - 1),
+        }
+    }
+
+    /// Releases a claimed block that was given no content worth a name.
+    pub(crate) fn release_claimed(&mut self, id: BlockId) {
+        if self.blocks.place(id) == Place::Claimed {
+            self.rest(id);
+        } else {
+            self.counters.misuses += 1;
+        }
+    }
+
+    /// Puts a block that nobody holds where it waits for its next user.
+    #[inline]
+    pub(crate) fn rest(&mut self, id: BlockId) {
+        // Of two owners the other may have released it before.
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.take_out(id);
+        if self.blocks.is(id, Flag::COPYING) {
+            self.put(id, Place::Draining);
+        } else if self.current <= self.completed {
+            self.enqueue(id);
+        } else {
+            // Fewer than 2^31 epochs are ever open at once, so half of the number tells them apart.
+            self.blocks.set_stamp(id, self.current.0 as u32);
+            self.put(id, Place::Retiring);
+            self.retiring.push_back(&mut self.blocks, id);
+        }
+    }
+
+    /// Makes the blocks claimable whose release lies in an epoch up to `epoch`.
+    pub(crate) fn complete(&mut self, epoch: Epoch) {
+        self.completed = self.completed.max(epoch);
+        // Stamps never fall from front to back, for they are the epoch that was current.
+        while let Some(id) = self.retiring.front() {
+            let ahead = self.blocks.stamp(id).wrapping_sub(self.completed.0 as u32) as i32;
+            if ahead > 0 {
+                break;
+            }
+            self.retiring.remove(&mut self.blocks, id);
+            self.enqueue(id);
+        }
+    }
+
+    /// Exchanges the slots of two blocks. Neither is in a queue, or its queue would be wrong.
+    pub(crate) fn swap_locations(&mut self, one: BlockId, other: BlockId) {
+        let (first, second) = (self.blocks.location(one), self.blocks.location(other));
+        self.relocate(one, second);
+        self.relocate(other, first);
+    }
+
+    fn relocate(&mut self, id: BlockId, to: Location) {
+        let place = self.blocks.place(id) as usize;
+        self.tiers[self.blocks.tier(id).index()].counts[place] -= 1;
+        self.tiers[to.tier.index()].counts[place] += 1;
+        self.blocks.set_location(id, to);
+    }
+
+    /// Removes a block from the list that its place names, if any.
+    #[inline]
+    pub(crate) fn take_out(&mut self, id: BlockId) {
+        let blocks = &mut self.blocks;
+        let tier = &mut self.tiers[blocks.tier(id).index()];
+        match blocks.place(id) {
+            Place::Queued => {
+                let class = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
+                tier.queues.remove(blocks, id, class);
+            }
+            Place::Shadowed => tier.shadowed.remove(blocks, id),
+            Place::Retiring => self.retiring.remove(blocks, id),
+            Place::Moving => self.moving.remove(blocks, id),
+            Place::Absent | Place::Claimed | Place::Pinned | Place::Draining => {}
+        }
+    }
+
+    /// Content goes to the back of its priority, a block without content before all others.
+    #[inline]
+    pub(crate) fn enqueue(&mut self, id: BlockId) {
+        self.put(id, Place::Queued);
+        let blocks = &mut self.blocks;
+        let queues = &mut self.tiers[blocks.tier(id).index()].queues;
+        if blocks.is(id, Flag::NAMED) {
+            let class = Some(blocks.priority(id));
+            queues.insert_last(blocks, id, class);
+        } else {
+            queues.insert_first(blocks, id, None);
+        }
+    }
+
+    /// The next slot of a tier that has never been used, with a block for it.
+    fn appear(&mut self, tier: Tier) -> Option<BlockId> {
+        let state = &mut self.tiers[tier.index()];
+        if state.appeared == state.ready {
+            return None;
+        }
+        let (id, slot) = (BlockId(state.base + state.appeared), SlotIndex(state.appeared));
+        state.appeared += 1;
+        state.counts[Place::Absent as usize] += 1;
+        self.blocks.set_location(id, Location { tier, slot });
+        self.blocks.set_priority(id, Priority::DEFAULT);
+        Some(id)
+    }
+
+    /// A hold for blocks that are pinned now, with an empty list.
+    pub(crate) fn take_hold(&mut self) -> Arc<Hold> {
+        self.spare_holds.pop().unwrap_or_default()
+    }
+
+    /// Keeps an empty hold for the next user.
+    pub(crate) fn keep_hold(&mut self, hold: Arc<Hold>) {
+        if self.spare_holds.len() < SPARES_MAX && hold.capacity() <= SPARE_LEN_MAX {
+            self.spare_holds.push(hold);
+        }
+    }
+
+    pub(crate) fn take_claims(&mut self) -> Vec<Claim> {
+        self.spare_claims.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn keep_claims(&mut self, mut claims: Vec<Claim>) {
+        claims.clear();
+        if self.spare_claims.len() < SPARES_MAX && claims.capacity() <= SPARE_LEN_MAX {
+            self.spare_claims.push(claims);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BlockHash, Naming};
+
+    fn state() -> State {
+        State::new(&PoolConfig::primary_only(2)).unwrap()
+    }
+
+    fn claim(state: &mut State) -> BlockId {
+        state.claim_one(Tier::Primary).unwrap().block
+    }
+
+    #[test]
+    fn a_release_of_what_is_not_held_is_counted_and_changes_nothing() {
+        let mut state = state();
+        let id = claim(&mut state);
+        state.release_claimed(id);
+        state.release_claimed(id);
+        state.unpin(id);
+        assert_eq!(state.counters.misuses, 2);
+        assert_eq!(state.tier(Tier::Primary).claimable(), 2);
+        assert_ne!(claim(&mut state), claim(&mut state));
+        assert!(state.claim_one(Tier::Primary).is_none());
+    }
+
+    #[test]
+    fn a_count_that_reaches_its_end_holds_the_block_for_good() {
+        let mut state = state();
+        let id = claim(&mut state);
+        let hash = BlockHash::from_u128(1);
+        assert_eq!(state.register(id, hash, None, &Naming::default()), None);
+        state.blocks.set_references(id, u32::MAX - 1);
+        state.pin(id);
+        state.pin(id);
+        for _ in 0..3 {
+            state.unpin(id);
+        }
+        assert_eq!(state.blocks.references(id), u32::MAX);
+        assert_eq!(state.blocks.place(id), Place::Pinned);
+    }
+}

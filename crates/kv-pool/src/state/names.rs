@@ -1,0 +1,163 @@
+//! Names: who bears one, who follows whom, and how a name is lost.
+
+use crate::blocks::{Flag, Place};
+use crate::claim::Naming;
+use crate::state::State;
+use crate::{BlockHash, BlockId, Tier};
+
+impl State {
+    /// The block that lookups of this name find.
+    #[inline]
+    pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
+        self.index.get(&self.blocks, hash)
+    }
+
+    /// Finds the next block of a prefix. If it was named as the successor of other content but has
+    /// lost its parent, `before` is that from now on.
+    #[inline]
+    pub(crate) fn find_after(
+        &mut self,
+        hash: BlockHash,
+        before: Option<BlockId>,
+    ) -> Option<BlockId> {
+        let id = self.find(hash)?;
+        if let Some(before) = before
+            && self.blocks.is(id, Flag::CHAINED)
+            && self.blocks.parent(id).is_none()
+        {
+            self.link(id, before);
+        }
+        Some(id)
+    }
+
+    /// Names a held block's content, or pins the block that holds the same content already.
+    /// The pin that this returns is counted.
+    pub(crate) fn register(
+        &mut self,
+        id: BlockId,
+        hash: BlockHash,
+        parent: Option<BlockId>,
+        naming: &Naming,
+    ) -> Option<BlockId> {
+        if let Some(existing) = self.find(hash) {
+            let near = self.blocks.tier(existing) == Tier::Primary;
+            if near || self.blocks.place(existing) == Place::Pinned {
+                self.counters.duplicates += 1;
+                self.pin(existing);
+                return Some(existing);
+            }
+            // An unused copy in host memory gives way to the one that is nearer.
+            self.forget(existing);
+        }
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.part_from_other_owner(id);
+        self.blocks.set_hash(id, hash);
+        self.blocks.set(id, Flag::NAMED);
+        self.blocks.set_priority(id, naming.retention.priority);
+        self.blocks.set_origin(id, 0, 0);
+        self.index.insert(&self.blocks, hash, id);
+        if naming.parent.is_some() || parent.is_some() {
+            self.blocks.set(id, Flag::CHAINED);
+        }
+        if let Some(parent) = parent {
+            self.link(id, parent);
+        }
+        let references = match self.blocks.place(id) {
+            Place::Pinned => self.blocks.references(id).saturating_add(1),
+            _ => 1,
+        };
+        self.blocks.set_references(id, references);
+        self.put(id, Place::Pinned);
+        self.counters.registered += 1;
+        None
+    }
+
+    /// Pins a claimed block without giving it a name.
+    pub(crate) fn take_unnamed(&mut self, id: BlockId) {
+        self.blocks.set_references(id, 1);
+        self.put(id, Place::Pinned);
+    }
+
+    /// Makes `parent` the block that `id` follows.
+    fn link(&mut self, id: BlockId, parent: BlockId) {
+        if parent == id || !self.blocks.may_have_children(parent) {
+            return;
+        }
+        self.blocks.set_parent(id, Some(parent));
+        let children = self.blocks.children(parent) + 1;
+        self.blocks.set_children(parent, children);
+        let depth = self.blocks.depth(parent).saturating_add(1);
+        let tenant = self.blocks.tenant(id);
+        self.blocks.set_origin(id, tenant, depth);
+    }
+
+    fn unlink(&mut self, id: BlockId) {
+        let Some(parent) = self.blocks.parent(id) else { return };
+        self.blocks.set_parent(id, None);
+        let children = self.blocks.children(parent) - 1;
+        self.blocks.set_children(parent, children);
+        if children == 0 && self.blocks.place(parent) == Place::Shadowed {
+            self.unshadow(parent);
+        }
+    }
+
+    /// Takes a block out of its chain, on both sides.
+    pub(crate) fn cut(&mut self, id: BlockId) {
+        self.unlink(id);
+        self.blocks.clear(id, Flag::CHAINED);
+        if self.blocks.children(id) > 0 {
+            self.blocks.disown(id);
+        }
+    }
+
+    /// Takes a name away wherever it is, also from content on its way. Whether anybody bore it.
+    pub(crate) fn remove(&mut self, hash: BlockHash) -> bool {
+        let mut any = false;
+        let mut at = self.moving.front();
+        while let Some(id) = at {
+            if self.blocks.is(id, Flag::EXPECTED) && self.blocks.hash(id) == hash {
+                self.blocks.clear(id, Flag::EXPECTED);
+                any = true;
+            }
+            at = self.moving.after(&self.blocks, id);
+        }
+        if let Some(id) = self.find(hash) {
+            self.forget(id);
+            any = true;
+        }
+        any
+    }
+
+    /// Takes the name from a block's content: no lookup finds it any more.
+    pub(crate) fn forget(&mut self, id: BlockId) {
+        let queued = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
+        if queued {
+            // The queue that it is in is named by the name.
+            self.take_out(id);
+        }
+        self.unname(id);
+        self.counters.dropped += 1;
+        if queued {
+            self.enqueue(id);
+        }
+    }
+
+    /// Takes a name from a block that is in no queue.
+    pub(crate) fn unname(&mut self, id: BlockId) {
+        self.index.remove(&self.blocks, id);
+        self.blocks.clear(id, Flag::NAMED);
+        self.cut(id);
+    }
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+impl State {
+    /// Keeps the lists whole when a block with two owners is named by the second: its bytes are what
+    /// a test wants to see damaged.
+    fn part_from_other_owner(&mut self, id: BlockId) {
+        self.take_out(id);
+        if self.blocks.is(id, Flag::NAMED) {
+            self.unname(id);
+        }
+    }
+}
