@@ -15,8 +15,6 @@ pub trait Contender: Send + Sync + Sized + 'static {
     type CheapPin;
     /// An allocated block without content.
     type Claim;
-    /// Buffers that one thread keeps from call to call, if the pool has a use for them.
-    type Scratch: Default + Send + 'static;
 
     /// A pool of `blocks` empty blocks.
     fn with_blocks(blocks: usize) -> Self;
@@ -24,18 +22,18 @@ pub trait Contender: Send + Sync + Sized + 'static {
     /// The name of a block at `position` of its chain; `own` and `parent` are 64-bit hashes.
     fn hash(own: u64, parent: u64, position: usize) -> Self::Hash;
 
-    /// Allocates one block, evicting if there is no empty one, registers it under `hash` and
-    /// releases it. Returns the block's number.
-    fn store_one(&self, hash: Self::Hash, scratch: &mut Self::Scratch) -> usize;
+    /// Allocates one block, evicting if there is no empty one, registers it under `hash` as what
+    /// follows `parent` and releases it. Returns the block's number.
+    fn store_one(&self, parent: Option<Self::Hash>, hash: Self::Hash) -> usize;
 
-    /// The same for a batch of consecutive blocks. Returns the number of the last.
-    fn store_batch(&self, hashes: &[Self::Hash], scratch: &mut Self::Scratch) -> usize;
+    /// The same for a batch of consecutive blocks, the first of a chain. Returns the last's number.
+    fn store_batch(&self, hashes: &[Self::Hash]) -> usize;
 
     /// Looks up the longest cached prefix of `hashes`, holds it and releases it. Returns its length.
-    fn hit(&self, hashes: &[Self::Hash], scratch: &mut Self::Scratch) -> usize;
+    fn hit(&self, hashes: &[Self::Hash]) -> usize;
 
-    /// Allocates and registers a batch, and keeps it.
-    fn store_and_hold(&self, hashes: &[Self::Hash]) -> Vec<Self::Pin>;
+    /// Allocates and registers consecutive blocks that follow `parent`, and keeps them.
+    fn store_and_hold(&self, parent: Option<Self::Hash>, hashes: &[Self::Hash]) -> Vec<Self::Pin>;
 
     /// Releases what was held, as the blocks of one request.
     fn release(&self, pins: Vec<Self::Pin>);
@@ -64,6 +62,13 @@ pub fn name<C: Contender>(stream: u64, n: u64) -> C::Hash {
     let position = n as usize % CHAIN;
     let parent = if position == 0 { 0 } else { own_hash(stream, n - 1) };
     C::hash(own_hash(stream, n), parent, position)
+}
+
+/// The name of the block before block `n` in its chain, if there is one.
+#[must_use]
+#[inline]
+pub fn parent<C: Contender>(stream: u64, n: u64) -> Option<C::Hash> {
+    (!n.is_multiple_of(CHAIN as u64)).then(|| name::<C>(stream, n - 1))
 }
 
 /// The names of the chain number `chain` of a stream.

@@ -57,8 +57,6 @@ impl<B: Backend> Contender for Kvbm<B> {
     type Pin = ImmutableBlock<Marker>;
     type CheapPin = LifecyclePinRef;
     type Claim = MutableBlock<Marker>;
-    // Its calls return vectors; there is nothing that a caller could keep.
-    type Scratch = ();
 
     fn with_blocks(blocks: usize) -> Self {
         let builder = BlockManager::<Marker>::builder()
@@ -74,8 +72,9 @@ impl<B: Backend> Contender for Kvbm<B> {
         SequenceHash::new(own, (position > 0).then_some(parent), position as u64)
     }
 
+    // A name of this pool tells its parent.
     #[inline]
-    fn store_one(&self, hash: SequenceHash, (): &mut ()) -> usize {
+    fn store_one(&self, _parent: Option<SequenceHash>, hash: SequenceHash) -> usize {
         let mut blocks = self.manager.allocate_blocks(1).expect("nothing is held");
         let block = blocks.pop().expect("one was asked for");
         let complete = block.stage(hash, BLOCK_TOKENS).expect("the size is the manager's");
@@ -83,17 +82,21 @@ impl<B: Backend> Contender for Kvbm<B> {
     }
 
     #[inline]
-    fn store_batch(&self, hashes: &[SequenceHash], (): &mut ()) -> usize {
-        let pins = self.store_and_hold(hashes);
+    fn store_batch(&self, hashes: &[SequenceHash]) -> usize {
+        let pins = self.store_and_hold(None, hashes);
         pins.last().map_or(0, ImmutableBlock::block_id)
     }
 
     #[inline]
-    fn hit(&self, hashes: &[SequenceHash], (): &mut ()) -> usize {
+    fn hit(&self, hashes: &[SequenceHash]) -> usize {
         self.manager.match_blocks(hashes).len()
     }
 
-    fn store_and_hold(&self, hashes: &[SequenceHash]) -> Vec<Self::Pin> {
+    fn store_and_hold(
+        &self,
+        _parent: Option<SequenceHash>,
+        hashes: &[SequenceHash],
+    ) -> Vec<Self::Pin> {
         let blocks = self.manager.allocate_blocks(hashes.len()).expect("there is room");
         let complete = blocks
             .into_iter()

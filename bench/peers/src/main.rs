@@ -3,6 +3,7 @@
 //! `cargo xtask peers` builds and runs it. The program needs nothing but itself, so it can be
 //! copied to another machine of the same kind and run there.
 
+mod clock;
 mod contender;
 mod heap;
 mod kvbm;

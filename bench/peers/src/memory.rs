@@ -3,11 +3,11 @@
 //! In one process the memory of one contender would be the free list of the next.
 
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Stopwatch;
 use crate::contender::{CHAIN, Contender, chain};
 use crate::heap;
 
@@ -40,15 +40,15 @@ pub struct Seen {
 pub fn look<C: Contender>() -> anyhow::Result<Seen> {
     let per_block = |bytes: u64| bytes as f64 / BLOCKS as f64;
     let before = resident("VmRSS")?;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let pool = C::with_blocks(BLOCKS);
     let create_ms = start.elapsed().as_secs_f64() * 1e3;
     let created_resident = per_block(resident("VmRSS")?.saturating_sub(before));
-    let start = Instant::now();
+    let start = Stopwatch::start();
     fill(&pool);
     let fill_ns = start.elapsed().as_secs_f64() * 1e9 / BLOCKS as f64;
     let cached_resident = per_block(resident("VmHWM")?.saturating_sub(before));
-    let start = Instant::now();
+    let start = Stopwatch::start();
     drop(pool);
     let drop_ms = start.elapsed().as_secs_f64() * 1e3;
     // Once more, counted: counting would slow down what is timed.
@@ -68,9 +68,8 @@ pub fn look<C: Contender>() -> anyhow::Result<Seen> {
 }
 
 fn fill<C: Contender>(pool: &C) {
-    let mut scratch = C::Scratch::default();
     for number in 0..(BLOCKS / CHAIN) as u64 {
-        pool.store_batch(&chain::<C>(0, number), &mut scratch);
+        pool.store_batch(&chain::<C>(0, number));
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::contender::{CHAIN, Contender, chain, name, own_hash};
+use crate::clock::Stopwatch;
+use crate::contender::{CHAIN, Contender, chain, name, own_hash, parent};
 
 /// Blocks of every pool but the one of [`Operation::Evict`].
 pub const BLOCKS: usize = 65_536;
@@ -75,7 +76,7 @@ pub enum Operation {
 /// What one round took.
 #[derive(Clone, Copy, Debug)]
 pub struct Timed {
-    /// From the first thread's start to the last one's end.
+    /// Processor time of one thread; of several, from the first one's start to the last one's end.
     pub elapsed: Duration,
     /// Operations done, in the unit of the operation.
     pub operations: u64,
@@ -117,9 +118,9 @@ impl Operation {
 }
 
 fn timed(operations: u64, work: impl FnOnce()) -> Timed {
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     work();
-    Timed { elapsed: start.elapsed(), operations }
+    Timed { elapsed: watch.elapsed(), operations }
 }
 
 fn names<C: Contender>() -> Runner {
@@ -149,12 +150,11 @@ fn count() -> Runner {
 
 fn store_one<C: Contender>() -> Runner {
     let pool = C::with_blocks(BLOCKS);
-    let mut scratch = C::Scratch::default();
     let mut n = 0;
     let mut run = move |iterations| {
         timed(iterations, || {
             for _ in 0..iterations {
-                black_box(pool.store_one(name::<C>(FRESH, n), &mut scratch));
+                black_box(pool.store_one(parent::<C>(FRESH, n), name::<C>(FRESH, n)));
                 n += 1;
             }
         })
@@ -165,12 +165,11 @@ fn store_one<C: Contender>() -> Runner {
 
 fn store_batch<C: Contender>() -> Runner {
     let pool = C::with_blocks(BLOCKS);
-    let mut scratch = C::Scratch::default();
     let mut next = 0;
     let mut run = move |iterations: u64| {
         timed(iterations * CHAIN as u64, || {
             for _ in 0..iterations {
-                black_box(pool.store_batch(&chain::<C>(FRESH, next), &mut scratch));
+                black_box(pool.store_batch(&chain::<C>(FRESH, next)));
                 next += 1;
             }
         })
@@ -182,9 +181,8 @@ fn store_batch<C: Contender>() -> Runner {
 /// A pool that holds the first [`CHAINS`] chains of the stream [`FILL`].
 fn full<C: Contender>() -> C {
     let pool = C::with_blocks(BLOCKS);
-    let mut scratch = C::Scratch::default();
     for number in 0..CHAINS {
-        pool.store_batch(&chain::<C>(FILL, number), &mut scratch);
+        pool.store_batch(&chain::<C>(FILL, number));
     }
     pool
 }
@@ -193,15 +191,14 @@ fn hit<C: Contender>(held: bool) -> Runner {
     let pool = if held { C::with_blocks(BLOCKS) } else { full::<C>() };
     let chains = if held { 0..CHAINS } else { 0..0 };
     let pins: Vec<_> =
-        chains.map(|number| pool.store_and_hold(&chain::<C>(FILL, number))).collect();
-    let mut scratch = C::Scratch::default();
+        chains.map(|number| pool.store_and_hold(None, &chain::<C>(FILL, number))).collect();
     let mut random = Random::new(1);
     Box::new(move |iterations| {
         let _held = &pins;
         timed(iterations * CHAIN as u64, || {
             for _ in 0..iterations {
                 let hashes = chain::<C>(FILL, random.below(CHAINS));
-                assert_eq!(pool.hit(black_box(&hashes), &mut scratch), CHAIN);
+                assert_eq!(pool.hit(black_box(&hashes)), CHAIN);
             }
         })
     })
@@ -210,11 +207,10 @@ fn hit<C: Contender>(held: bool) -> Runner {
 fn miss<C: Contender>() -> Runner {
     let pool = full::<C>();
     let queries: Vec<_> = (0..CHAINS).map(|number| chain::<C>(MISSING, number)).collect();
-    let mut scratch = C::Scratch::default();
     Box::new(move |iterations| {
         timed(iterations, || {
             for query in queries.iter().cycle().take(iterations as usize) {
-                assert_eq!(pool.hit(black_box(query), &mut scratch), 0);
+                assert_eq!(pool.hit(black_box(query)), 0);
             }
         })
     })
@@ -222,7 +218,7 @@ fn miss<C: Contender>() -> Runner {
 
 fn pin<C: Contender, P>(threads: usize, further: impl Fn(&C::Pin) -> P + Sync + 'static) -> Runner {
     let pool = C::with_blocks(BLOCKS);
-    let pins = pool.store_and_hold(&chain::<C>(FILL, 0));
+    let pins = pool.store_and_hold(None, &chain::<C>(FILL, 0));
     Box::new(move |iterations| {
         let _pool = &pool;
         let each = iterations.div_ceil(threads as u64);
@@ -236,20 +232,15 @@ fn pin<C: Contender, P>(threads: usize, further: impl Fn(&C::Pin) -> P + Sync + 
 }
 
 /// What a thread of the mixed load carries from round to round.
-struct MixedThread<S> {
+struct MixedThread {
     random: Random,
     stored: u64,
-    scratch: S,
 }
 
 fn mixed<C: Contender>(threads: usize) -> Runner {
     let pool = full::<C>();
     let mut states: Vec<_> = (0..threads)
-        .map(|thread| MixedThread {
-            random: Random::new(thread as u64 + 1),
-            stored: 0,
-            scratch: C::Scratch::default(),
-        })
+        .map(|thread| MixedThread { random: Random::new(thread as u64 + 1), stored: 0 })
         .collect();
     let mut run = move |iterations: u64| {
         let each = iterations.div_ceil(threads as u64);
@@ -259,10 +250,10 @@ fn mixed<C: Contender>(threads: usize) -> Runner {
                 let hot = CHAINS - HOT_CHAINS + state.random.below(HOT_CHAINS);
                 let hashes = chain::<C>(FILL, hot);
                 // Hot prefixes stay cached; else the figure would be that of misses.
-                assert_eq!(pool.hit(&hashes, &mut state.scratch), CHAIN);
+                assert_eq!(pool.hit(&hashes), CHAIN);
                 for _ in 0..MIXED_STORES {
-                    let hash = name::<C>(stream, state.stored);
-                    black_box(pool.store_one(hash, &mut state.scratch));
+                    let before = parent::<C>(stream, state.stored);
+                    black_box(pool.store_one(before, name::<C>(stream, state.stored)));
                     state.stored += 1;
                 }
             }
@@ -294,10 +285,11 @@ fn evict<C: Contender>(children: usize) -> Runner {
 fn family<C: Contender>(children: usize) -> C {
     let pool = C::with_blocks(children + 1);
     let root = own_hash(CHILDREN, 0);
-    let held = pool.store_and_hold(&[C::hash(root, 0, 0)]);
+    let parent = C::hash(root, 0, 0);
+    let held = pool.store_and_hold(None, &[parent]);
     for child in 1..=children as u64 {
         let name = C::hash(own_hash(CHILDREN, child), root, 1);
-        pool.release(pool.store_and_hold(&[name]));
+        pool.release(pool.store_and_hold(Some(parent), &[name]));
     }
     pool.release(held);
     pool
@@ -306,9 +298,9 @@ fn family<C: Contender>(children: usize) -> C {
 /// Runs `work` once a state, each on a thread of its own that waits for the others to be there.
 fn on_threads<S: Send>(states: Vec<S>, work: impl Fn(usize, S) + Sync) -> Duration {
     if states.len() == 1 {
-        let start = Instant::now();
+        let watch = Stopwatch::start();
         states.into_iter().for_each(|state| work(0, state));
-        return start.elapsed();
+        return watch.elapsed();
     }
     let barrier = Barrier::new(states.len());
     let (barrier, work) = (&barrier, &work);

@@ -22,7 +22,6 @@ impl Contender for Ours {
     type Pin = BlockPin;
     type CheapPin = BlockPin;
     type Claim = ClaimedBlock;
-    type Scratch = ();
 
     fn with_blocks(blocks: usize) -> Self {
         let config = PoolConfig::primary_only(blocks as u64);
@@ -30,33 +29,34 @@ impl Contender for Ours {
     }
 
     #[inline]
-    fn hash(own: u64, parent: u64, _position: usize) -> BlockHash {
-        BlockHash::from_u128(u128::from(parent) << 64 | u128::from(own))
+    fn hash(own: u64, _parent: u64, _position: usize) -> BlockHash {
+        let high = own.wrapping_mul(0xd6e8_feb8_6659_fd93);
+        BlockHash::from_u128(u128::from(high) << 64 | u128::from(own))
     }
 
     #[inline]
-    fn store_one(&self, hash: BlockHash, (): &mut ()) -> usize {
+    fn store_one(&self, _parent: Option<BlockHash>, hash: BlockHash) -> usize {
         let block = self.pool.claim(1).expect("nothing is held").remove(0);
         named(block, hash).slot().index()
     }
 
     #[inline]
-    fn store_batch(&self, hashes: &[BlockHash], (): &mut ()) -> usize {
-        let pins = self.store_and_hold(hashes);
+    fn store_batch(&self, hashes: &[BlockHash]) -> usize {
+        let pins = self.store_and_hold(None, hashes);
         let last = pins.last().map_or(0, |pin| pin.slot().index());
         self.pool.release(pins);
         last
     }
 
     #[inline]
-    fn hit(&self, hashes: &[BlockHash], (): &mut ()) -> usize {
+    fn hit(&self, hashes: &[BlockHash]) -> usize {
         let pins = self.pool.match_prefix(hashes);
         let found = pins.len();
         self.pool.release(pins);
         found
     }
 
-    fn store_and_hold(&self, hashes: &[BlockHash]) -> Vec<BlockPin> {
+    fn store_and_hold(&self, _parent: Option<BlockHash>, hashes: &[BlockHash]) -> Vec<BlockPin> {
         let blocks = self.pool.claim(hashes.len()).expect("there is room");
         blocks.into_iter().zip(hashes).map(|(block, &hash)| named(block, hash)).collect()
     }
