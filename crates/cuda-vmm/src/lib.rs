@@ -41,7 +41,9 @@
 //! # Who owns what
 //! A [`PagePool`] creates [`PhysicalPage`]s, each with one holder and an identity. A [`Reservation`]
 //! takes pages over when it maps them and hands them back when it has unmapped them; whatever fails
-//! returns what it was given. An [`ElasticPool`] is one of each, seen as equal blocks.
+//! returns what it was given. An [`ElasticPool`] is one of each, seen as equal blocks; a
+//! [`SequenceSpace`] is a reservation seen as sequences with contiguous planes. A [`Worker`] makes
+//! their driver calls ahead of need.
 //!
 //! # Order
 //! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last
@@ -56,7 +58,7 @@
 //! - `sabotage`: in builds with debug assertions, lets a test take the protection out.
 //!
 //! # What it does not do
-//! It does not say which block belongs to whom, creates nothing in the background, shares nothing
+//! It does not say which block belongs to whom, shares nothing
 //! between processes, and cannot know of work on its addresses without an event or a lease.
 //!
 //! [`Event`]: cuda_driver::Event

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use common::{Machine, PAGE, machine, recorded};
 use cuda_vmm::{
-    AdmitError, ExtendError, Fault, Health, Layout, PagePool, PlaneError, Sequence, SequenceSpace,
-    SpaceOptions, Worker, WorkerOptions,
+    AdmitError, ExtendError, Fault, Health, Layout, MemoryLimit, MemoryRules, PagePool,
+    PagePoolOptions, PlaneError, Sequence, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
 };
 
 /// A page of a plane holds four tokens.
@@ -398,6 +398,70 @@ fn a_closed_worker_is_told_and_sequences_can_still_be_extended_by_hand() {
     sequence.extend_to(4).unwrap();
     sequence.finish(&[]);
     t.close();
+}
+
+fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {
+    let options = PagePoolOptions { page_bytes: None, capacity_pages: 64 };
+    let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+    PagePool::with_rules(&machine.device, options, rules).unwrap()
+}
+
+#[test]
+fn a_lowered_limit_gets_parked_memory_back_and_leaves_what_is_in_use() {
+    let machine = machine();
+    let limit = MemoryLimit::unlimited();
+    let (pages, worker) = (limited(&machine, &limit), Worker::manual());
+    let space = SequenceSpace::new(&pages, &worker, options()).unwrap();
+    let mut sequences: Vec<_> = (0..2).map(|_| space.admit(8).unwrap()).collect();
+    sequences.iter_mut().for_each(|one| one.extend_blocking(8).unwrap());
+    let mut live = sequences.pop().unwrap();
+    sequences.pop().unwrap().finish(&[]);
+    while worker.poll() {}
+    // The worker hears of it.
+    limit.set(6 * PAGE);
+    while worker.poll() {}
+    assert_eq!((limit.stats().used_bytes, space.stats().parked_bytes), (6 * PAGE, 2 * PAGE));
+    // Who asks does it too.
+    limit.set(3 * PAGE);
+    let reclaimed = limit.reclaim();
+    assert_eq!((reclaimed.parked_bytes, reclaimed.over_by), (2 * PAGE, PAGE));
+    assert_eq!((space.stats().mapped_bytes, live.ready_tokens()), (4 * PAGE, 8));
+    let error = live.extend_blocking(9).unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    limit.set(6 * PAGE);
+    live.extend_blocking(9).unwrap();
+    assert_adds_up(&space, &pages);
+    live.finish(&[]);
+    assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
+    drop(pages);
+    assert_eq!(limit.stats().used_bytes, 0);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn spaces_under_one_limit_take_each_others_parked_memory() {
+    let machine = machine();
+    let limit = MemoryLimit::new(4 * PAGE);
+    let worker = Worker::manual();
+    let spaces: Vec<_> = (0..2)
+        .map(|_| {
+            let pages = limited(&machine, &limit);
+            SequenceSpace::new(&pages, &worker, options()).unwrap()
+        })
+        .collect();
+    for turn in [0, 1, 0, 1] {
+        let mut sequence = spaces[turn].admit(8).unwrap();
+        sequence.extend_blocking(8).unwrap();
+        assert_eq!(limit.stats().used_bytes, 4 * PAGE);
+        assert_eq!(spaces[1 - turn].stats().parked_bytes, 0);
+        sequence.finish(&[]);
+        while worker.poll() {}
+    }
+    for space in spaces {
+        assert!(space.health().is_healthy());
+        assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
+    }
+    machine.assert_no_leak();
 }
 
 #[test]
