@@ -1,5 +1,6 @@
 //! One GPU in this process: its context, its health, and the memory waiting to be freed on it.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -70,6 +71,51 @@ struct Inner {
     info: DeviceInfo,
     first_sticky: OnceLock<DriverError>,
     retired: Mutex<Vec<Retired>>,
+    owner: Owner,
+}
+
+/// The host program's object whose handle was taken in, held so that it lives as long.
+pub(crate) struct Owner(Option<Box<dyn Any + Send + Sync>>);
+
+impl Owner {
+    /// Somebody else sees to it.
+    pub(crate) const ELSEWHERE: Self = Self(None);
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of(object: impl Any + Send + Sync) -> Self {
+        Self(Some(Box::new(object)))
+    }
+
+    /// Lets go of the object; its destructor may bind another context on this thread, which is taken
+    /// back.
+    pub(crate) fn let_go(&mut self, driver: &dyn Driver) {
+        let Some(object) = self.0.take() else { return };
+        let before = driver.ctx_get_current();
+        drop(object);
+        if let Ok(before) = before
+            && driver.ctx_get_current() != Ok(before)
+        {
+            // SAFETY: as in the destructor of `Bound`: it was current on this thread a moment ago.
+            let restored = unsafe { driver.ctx_set_current(before) };
+            if let Err(error) = restored {
+                tracing::warn!(%error, "the previous context could not be restored");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "kept" } else { "elsewhere" })
+    }
+}
+
+/// Whose context a device uses.
+enum Context {
+    /// The primary one, retained for the device.
+    Retained(u64),
+    /// The host program's.
+    Adopted(u64, Owner),
 }
 
 impl Device {
@@ -81,7 +127,7 @@ impl Device {
     pub fn open(driver: Arc<dyn Driver>, ordinal: i32) -> Result<Self, DeviceError> {
         let info = driver.device_get_info(ordinal)?;
         let context = driver.device_primary_ctx_retain(ordinal)?;
-        Ok(Self::from_parts(driver, ordinal, context, true, info))
+        Ok(Self::from_parts(driver, ordinal, Context::Retained(context), info))
     }
 
     /// Uses a context that the host program already has, such as cudarc's `CudaContext`.
@@ -94,22 +140,36 @@ impl Device {
     /// - it stays alive until the last clone of the result, and the last handle made from it, is
     ///   dropped.
     pub unsafe fn adopt(driver: Arc<dyn Driver>, context: u64) -> Result<Self, DeviceError> {
+        // SAFETY: the caller promises the same.
+        unsafe { Self::adopt_of(driver, context, Owner::ELSEWHERE) }
+    }
+
+    /// # Safety
+    /// - As [`adopt`](Device::adopt), as long as `owner` is held.
+    pub(crate) unsafe fn adopt_of(
+        driver: Arc<dyn Driver>,
+        context: u64,
+        owner: Owner,
+    ) -> Result<Self, DeviceError> {
         // SAFETY: the caller passes a live context of this driver.
         let bound = unsafe { Bound::enter(&*driver, context) }?;
         let ordinal = driver.ctx_get_device();
         drop(bound);
         let ordinal = ordinal?;
         let info = driver.device_get_info(ordinal)?;
-        Ok(Self::from_parts(driver, ordinal, context, false, info))
+        Ok(Self::from_parts(driver, ordinal, Context::Adopted(context, owner), info))
     }
 
     fn from_parts(
         driver: Arc<dyn Driver>,
         ordinal: i32,
-        context: u64,
-        retained: bool,
+        context: Context,
         info: DeviceInfo,
     ) -> Self {
+        let (context, retained, owner) = match context {
+            Context::Retained(context) => (context, true, Owner::ELSEWHERE),
+            Context::Adopted(context, owner) => (context, false, owner),
+        };
         Self {
             inner: Arc::new(Inner {
                 driver,
@@ -119,6 +179,7 @@ impl Device {
                 info,
                 first_sticky: OnceLock::new(),
                 retired: Mutex::new(Vec::new()),
+                owner,
             }),
         }
     }
@@ -306,6 +367,7 @@ impl Drop for Inner {
                 tracing::warn!(%error, ordinal = self.ordinal, "primary context was not released");
             }
         }
+        self.owner.let_go(&*self.driver);
     }
 }
 

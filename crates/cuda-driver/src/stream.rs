@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::device::Owner;
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, ErrorCode, PinnedBuffer,
 };
@@ -19,6 +20,8 @@ struct StreamInner {
     /// A live stream of `device`'s context until this struct is dropped.
     raw: u64,
     owned: bool,
+    /// Of an adopted stream.
+    owner: Owner,
 }
 
 impl Stream {
@@ -28,7 +31,7 @@ impl Stream {
     /// What the driver answers.
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.stream_create(false))?;
-        Ok(Self::from_parts(device, raw, true))
+        Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
     }
 
     /// Uses a stream that the host program already has, such as cudarc's `CudaStream`; 0 is the
@@ -40,6 +43,17 @@ impl Stream {
     /// # Safety
     /// - `raw` is 0 or a live `CUstream`, and stays so until the last clone is dropped.
     pub unsafe fn adopt(device: &Device, raw: u64) -> Result<Self, DeviceError> {
+        // SAFETY: the caller promises the same.
+        unsafe { Self::adopt_of(device, raw, Owner::ELSEWHERE) }
+    }
+
+    /// # Safety
+    /// - As [`adopt`](Stream::adopt), as long as `owner` is held.
+    pub(crate) unsafe fn adopt_of(
+        device: &Device,
+        raw: u64,
+        owner: Owner,
+    ) -> Result<Self, DeviceError> {
         if raw != 0 {
             // SAFETY: the caller passes a live stream.
             let context = device.run(|driver| unsafe { driver.stream_get_ctx(raw) })?;
@@ -50,11 +64,11 @@ impl Stream {
                 )));
             }
         }
-        Ok(Self::from_parts(device, raw, false))
+        Ok(Self::from_parts(device, raw, false, owner))
     }
 
-    fn from_parts(device: &Device, raw: u64, owned: bool) -> Self {
-        Self { inner: Arc::new(StreamInner { device: device.clone(), raw, owned }) }
+    fn from_parts(device: &Device, raw: u64, owned: bool, owner: Owner) -> Self {
+        Self { inner: Arc::new(StreamInner { device: device.clone(), raw, owned, owner }) }
     }
 
     /// The device whose work this stream orders.
@@ -277,6 +291,7 @@ impl Drop for StreamInner {
                 tracing::debug!(%error, "a stream was not destroyed");
             }
         }
+        self.owner.let_go(&**self.device.driver());
     }
 }
 

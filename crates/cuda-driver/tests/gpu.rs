@@ -13,8 +13,8 @@ use std::sync::Arc;
 use common::conformance::{self, Case, Needs, Subject};
 use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios, traps};
 use cuda_driver::{
-    CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, HostAllocFlags, Module, ModuleError,
-    PinnedBuffer, Stream, interop,
+    AccessDesc, AddressRange, CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, HostAllocFlags,
+    Module, ModuleError, PhysicalMemory, PinnedBuffer, Stream, interop,
 };
 use cudarc::driver::CudaContext;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -24,6 +24,8 @@ const SINGLE: &[(&str, Scenario)] = &[
     ("the_compilers_log_names_the_line", the_compilers_log_names_the_line),
     ("two_loads_share_contexts_and_streams", two_loads_share_contexts_and_streams),
     ("cudarc_context_and_stream_are_adopted", cudarc_context_and_stream_are_adopted),
+    ("cudarc_objects_are_kept_alive", cudarc_objects_are_kept_alive),
+    ("cudarc_uses_mapped_memory_and_frees_none", cudarc_uses_mapped_memory_and_frees_none),
     ("dropped_memory_outlives_a_running_copy", dropped_memory_outlives_a_running_copy),
 ];
 
@@ -161,6 +163,64 @@ fn cudarc_context_and_stream_are_adopted(driver: &Arc<dyn Driver>) {
     let slice = their_stream.clone_htod(&data).unwrap();
     assert!(their_stream.clone_dtoh(&slice).unwrap() == data);
     drop((slice, their_stream, theirs));
+    // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
+}
+
+/// The last handles of cudarc's objects are ours, and go on another thread than they came from.
+fn cudarc_objects_are_kept_alive(driver: &Arc<dyn Driver>) {
+    let theirs = CudaContext::new(0).unwrap();
+    let their_stream = theirs.new_stream().unwrap();
+    let device = interop::device(Arc::new(CudaDriver::load().unwrap()), &theirs).unwrap();
+    let stream = interop::stream(&device, &their_stream).unwrap();
+    assert_eq!(stream.raw(), interop::stream_handle(&their_stream));
+    let standard = interop::stream(&device, &theirs.default_stream()).unwrap();
+    drop((theirs, their_stream));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(driver.ctx_get_current(), Ok(0));
+            let buffer = DeviceBuffer::alloc(&device, 4096).unwrap();
+            stream.upload(buffer.span(), &pattern(5, 4096)).unwrap();
+            standard.synchronize().unwrap();
+            assert!(contents(&stream, &buffer) == pattern(5, 4096));
+            drop((buffer, standard, stream, device));
+            assert_eq!(driver.ctx_get_current(), Ok(0), "cudarc's destructors bind a context");
+        });
+    });
+    // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
+}
+
+fn cudarc_uses_mapped_memory_and_frees_none(driver: &Arc<dyn Driver>) {
+    let theirs = CudaContext::new(0).unwrap();
+    let their_stream = theirs.new_stream().unwrap();
+    let device = interop::device(Arc::new(CudaDriver::load().unwrap()), &theirs).unwrap();
+    let stream = interop::stream(&device, &their_stream).unwrap();
+    let page = PhysicalMemory::granularity(&device).unwrap();
+    let (range, memory) = (
+        AddressRange::reserve(&device, page).unwrap(),
+        PhysicalMemory::create(&device, page).unwrap(),
+    );
+    range.map(0, &memory).unwrap();
+    range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+    let span = range.span(4096, 8192).unwrap();
+    // SAFETY: mapped until the end of this function, after cudarc's work; any bytes are `u32`s.
+    let mut lent = unsafe { interop::lend::<u32>(&their_stream, span) }.unwrap();
+    assert_eq!(lent.len(), 2048);
+    their_stream.memcpy_htod(&[7u32; 2048], &mut lent.view_mut()).unwrap();
+    assert_eq!(their_stream.clone_dtoh(&lent.slice(2000..)).unwrap(), [7; 48]);
+    drop(lent);
+    theirs.check_err().unwrap();
+    // Still mapped, and with cudarc's bytes: nothing was freed.
+    let mut seen = vec![0; 8192];
+    stream.download(&mut seen, span).unwrap();
+    assert!(seen.chunks(4).all(|word| word == 7u32.to_ne_bytes()));
+    let odd = range.span(4098, 8).unwrap();
+    // SAFETY: refused, for its alignment.
+    let refused = unsafe { interop::lend::<u32>(&their_stream, odd) }.unwrap_err();
+    assert!(matches!(refused, interop::LendError::Misaligned { align: 4, .. }));
+    range.unmap(0, page).unwrap();
+    drop((range, memory, stream, device, their_stream, theirs));
     // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.
     unsafe { driver.ctx_set_current(0) }.unwrap();
 }

@@ -1,35 +1,52 @@
-//! Handles of cudarc's objects, in the form that this crate takes.
+//! cudarc's objects in the form that this crate takes, and this crate's memory in the form that
+//! cudarc takes.
 //!
-//! A program that has a cudarc `CudaContext` keeps it and lends it: the handle goes to
-//! [`Device::adopt`](crate::Device::adopt), and the handle of a `CudaStream` to
-//! [`Stream::adopt`](crate::Stream::adopt). Both are `unsafe`, because the cudarc object must
-//! outlive everything made from it. cudarc's contexts are primary contexts, so
-//! [`Device::open`](crate::Device::open) finds the same one without any of this.
+//! A program that has a cudarc `CudaContext` gets a [`Device`] on it from [`device`], and a [`Stream`]
+//! of a `CudaStream` from [`stream()`]; both keep cudarc's object alive. Memory goes the other way: any
+//! [`DeviceSpan`], of a buffer or of mapped addresses, is [lent](lend) to cudarc as a slice that
+//! cudarc does not free.
 //!
 //! ```no_run
 //! use std::error::Error;
 //! use std::sync::Arc;
 //!
-//! use cuda_driver::{CudaDriver, Device, Stream, interop};
+//! use cuda_driver::{CudaDriver, DeviceBuffer, interop};
 //! use cudarc::driver::CudaContext;
 //!
 //! fn main() -> Result<(), Box<dyn Error>> {
 //!     let theirs = CudaContext::new(0)?;
 //!     let their_stream = theirs.new_stream()?;
-//!     let driver = CudaDriver::probe()?;
-//!     // SAFETY: a live context of the one driver library; declared first, so dropped last.
-//!     let device = unsafe { Device::adopt(driver, interop::context_handle(&theirs)) }?;
-//!     // SAFETY: a live stream of that context, which outlives `stream` too.
-//!     let stream = unsafe { Stream::adopt(&device, interop::stream_handle(&their_stream)) }?;
-//!     stream.synchronize()?;
+//!     let device = interop::device(Arc::new(CudaDriver::load()?), &theirs)?;
+//!     let memory = DeviceBuffer::alloc(&device, 4096)?;
+//!     // SAFETY: `memory` outlives the slice and cudarc's work on it, and any bytes are `f32`s.
+//!     let mut lent = unsafe { interop::lend::<f32>(&their_stream, memory.span()) }?;
+//!     their_stream.memcpy_htod(&[1.0; 1024], &mut lent.view_mut())?;
+//!     assert_eq!(their_stream.clone_dtoh(&lent.slice(1000..))?, [1.0; 24]);
 //!     Ok(())
 //! }
 //! ```
 //!
-//! cudarc does not see work that others enqueue on its streams: its slices take no notice of it
-//! when they are dropped. Order such work with events, or synchronise the stream.
+//! # Order
+//! cudarc orders the work that it enqueues on its own slices, and nothing else: it does not see what
+//! others enqueue on its streams, and nobody here sees what it enqueues. Before memory is unmapped or
+//! freed, record an [`Event`](crate::Event) on the adopted stream after cudarc's last use, and wait for
+//! that.
+//!
+//! The raw handles are there as well ([`context_handle`], [`stream_handle`]), for
+//! [`Device::adopt`] with another driver object than a [`CudaDriver`].
+//! cudarc's contexts are primary contexts as a rule, so [`Device::open`] finds the same one without any
+//! of this.
 
-use cudarc::driver::{CudaContext, CudaStream};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DeviceRepr};
+
+use super::CudaDriver;
+use crate::device::Owner;
+use crate::{Device, DeviceError, DeviceSpan, DriverError, ErrorCode, Stream};
 
 /// The `CUcontext` of a cudarc context.
 #[must_use]
@@ -41,4 +58,155 @@ pub fn context_handle(context: &CudaContext) -> u64 {
 #[must_use]
 pub fn stream_handle(stream: &CudaStream) -> u64 {
     stream.cu_stream() as u64
+}
+
+/// A device on a context that the host program made with cudarc, which stays alive as long as the
+/// device and every handle made from it.
+///
+/// # Errors
+/// [`DeviceError::Driver`] when the context cannot be bound.
+pub fn device(driver: Arc<CudaDriver>, context: &Arc<CudaContext>) -> Result<Device, DeviceError> {
+    let owner = Owner::of(Arc::clone(context));
+    // SAFETY: cudarc's context is live as long as its object, which the device holds; both are of the
+    // one driver library that cudarc loads, as `CudaDriver` does through it.
+    unsafe { Device::adopt_of(driver, context_handle(context), owner) }
+}
+
+/// A stream that the host program made with cudarc, which stays alive as long as the result.
+///
+/// # Errors
+/// `INVALID_CONTEXT` when it is of another context than `device`'s.
+pub fn stream(device: &Device, stream: &Arc<CudaStream>) -> Result<Stream, DeviceError> {
+    if context_handle(stream.context()) != device.context() {
+        let call = "cuStreamGetCtx";
+        return Err(DriverError::new(call, ErrorCode::INVALID_CONTEXT).into());
+    }
+    let owner = Owner::of(Arc::clone(stream));
+    // SAFETY: cudarc's stream is live as long as its object, which the result holds.
+    unsafe { Stream::adopt_of(device, stream_handle(stream), owner) }
+}
+
+/// Why memory was not lent to cudarc.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LendError {
+    /// The memory does not begin at an address that the elements can have.
+    #[error("address {address:#x} is not aligned to the {align} bytes of an element")]
+    Misaligned {
+        /// First address.
+        address: u64,
+        /// Alignment of an element, in bytes.
+        align: u64,
+    },
+    /// The memory is not made of whole elements, or the elements have no bytes.
+    #[error("{bytes} bytes are no whole number of elements of {element_bytes} bytes")]
+    Length {
+        /// Length of the memory, in bytes.
+        bytes: u64,
+        /// Length of an element, in bytes.
+        element_bytes: u64,
+    },
+    /// cudarc could not make what a slice needs.
+    #[error("cudarc refused the memory")]
+    Cudarc(#[source] DriverError),
+}
+
+/// Memory lent to cudarc: a `CudaSlice` that is not freed when it is dropped.
+///
+/// It gives out the slice by reference only, and mutable access as a view: whoever had the slice
+/// itself could drop it, and with it the memory of its owner.
+///
+/// # Drop
+/// Makes the slice's stream wait, on the device, for the work that cudarc has recorded on the slice,
+/// and waits for nothing on the host.
+pub struct LentSlice<T> {
+    slice: ManuallyDrop<CudaSlice<T>>,
+}
+
+/// Lends memory to cudarc, as a slice of `stream`.
+///
+/// # Safety
+/// - until the result is dropped and cudarc's work on it has completed, the range is mapped or
+///   allocated, and accessible to `stream`'s device;
+/// - what is read through the result as a `T`, on the host or by a kernel, is one: it was written, and
+///   by somebody who wrote `T`s;
+/// - work of others on the same range is ordered before or after cudarc's.
+///
+/// # Errors
+/// [`LendError`].
+pub unsafe fn lend<T: DeviceRepr>(
+    stream: &Arc<CudaStream>,
+    span: DeviceSpan,
+) -> Result<LentSlice<T>, LendError> {
+    let length = elements::<T>(span)?;
+    // What `upgrade_device_ptr` makes as well, but with a panic where it cannot.
+    if let Err(error) = stream.context().new_event(None) {
+        let code = ErrorCode(error.0 as u32);
+        return Err(LendError::Cudarc(DriverError::new("cuEventCreate", code)));
+    }
+    // SAFETY: the caller promises memory of so many elements, for as long as cudarc uses it.
+    let slice = unsafe { stream.upgrade_device_ptr(span.address(), length) };
+    Ok(LentSlice { slice: ManuallyDrop::new(slice) })
+}
+
+/// How many elements the memory has.
+fn elements<T>(span: DeviceSpan) -> Result<usize, LendError> {
+    let (align, element_bytes) = (align_of::<T>() as u64, size_of::<T>() as u64);
+    let (address, bytes) = (span.address(), span.bytes());
+    if !address.is_multiple_of(align) {
+        return Err(LendError::Misaligned { address, align });
+    }
+    if element_bytes == 0 || !bytes.is_multiple_of(element_bytes) {
+        return Err(LendError::Length { bytes, element_bytes });
+    }
+    Ok((bytes / element_bytes) as usize)
+}
+
+impl<T> LentSlice<T> {
+    /// All of it, to be written.
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.slice.as_view_mut()
+    }
+}
+
+impl<T> Deref for LentSlice<T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+}
+
+impl<T> fmt::Debug for LentSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentSlice").field("elements", &self.slice.len()).finish_non_exhaustive()
+    }
+}
+
+impl<T> Drop for LentSlice<T> {
+    fn drop(&mut self) {
+        // SAFETY: taken here and nowhere else, and the field is not used afterwards.
+        let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
+        // The address, which stays its owner's.
+        let _ = slice.leak();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_whole_and_aligned() {
+        let span = |address, bytes| DeviceSpan::new_unchecked(address, bytes);
+        assert_eq!(elements::<f32>(span(0x1000, 4096)), Ok(1024));
+        assert_eq!(elements::<u8>(span(0x1001, 3)), Ok(3));
+        assert_eq!(elements::<u8>(span(0x1001, 0)), Ok(0));
+        let refused = LendError::Misaligned { address: 0x1002, align: 4 };
+        assert_eq!(elements::<f32>(span(0x1002, 4096)), Err(refused));
+        let refused = LendError::Length { bytes: 4098, element_bytes: 4 };
+        assert_eq!(elements::<f32>(span(0x1000, 4098)), Err(refused));
+        let refused = LendError::Length { bytes: 16, element_bytes: 0 };
+        assert_eq!(elements::<()>(span(0x1000, 16)), Err(refused));
+    }
 }
