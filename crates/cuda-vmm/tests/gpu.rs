@@ -4,8 +4,13 @@
 //! two devices is listed as ignored without a second one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "what happened, for who reads along")]
 
 mod common;
+#[path = "common/ranges.rs"]
+mod ranges;
+#[path = "common/stress.rs"]
+mod stress;
 
 use std::sync::Arc;
 
@@ -13,7 +18,7 @@ use common::{pattern, scenarios};
 use cuda_driver::{CudaDriver, Device, Stream};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, GrowError, PagePool, PagePoolOptions, Reservation,
-    ReservationOptions,
+    ReservationOptions, Worker, WorkerOptions,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -22,6 +27,7 @@ const SINGLE: &[(&str, scenarios::Scenario)] = &[
     ("memory_runs_out_and_comes_back", memory_runs_out_and_comes_back),
     ("larger_pages", larger_pages),
     ("addresses_beyond_four_gib", addresses_beyond_four_gib),
+    ("sequences_grow_shrink_and_finish_at_once", sequences_grow_shrink_and_finish_at_once),
 ];
 
 /// Exported pages, within one process and between several.
@@ -150,6 +156,32 @@ fn addresses_beyond_four_gib(device: &Device) {
         assert!(seen == pattern(block, 4096), "block {block} lost its bytes");
     }
     assert!(pool.close(&[]).wait().unwrap().is_clean());
+}
+
+/// 64 sequences, 2,048 steps, every byte read by a kernel at every step. `KV_STRESS_STEPS` makes it
+/// shorter, for a checker that slows kernels down.
+fn sequences_grow_shrink_and_finish_at_once(device: &Device) {
+    let steps = std::env::var("KV_STRESS_STEPS").map_or(2_048, |text| text.parse().unwrap());
+    let plan = stress::Plan {
+        threads: 4,
+        sequences: 16,
+        steps,
+        planes: 4,
+        token_bytes: 2_048,
+        tokens_max: 4_096,
+        look_ahead_tokens: 256,
+        pages_percent: 70,
+        check_every: 1,
+        parts: 8,
+        seed: 5,
+    };
+    let worker = Worker::spawn(WorkerOptions::default()).unwrap();
+    let outcome = stress::run(device, &worker, &plan, &|_| ());
+    worker.close();
+    println!("{outcome:?}");
+    assert_eq!(outcome.wrong, [""; 0]);
+    // Of a shorter run less is asked.
+    assert!(outcome.finished >= 64 * steps / 2_048 && outcome.checked_bytes > 0, "{outcome:?}");
 }
 
 fn peers_have_access(owner: &Device, peer: &Device) {
