@@ -79,10 +79,10 @@ mod page_pool;
 mod reservation;
 mod rest;
 mod retire;
+mod sequence_space;
 #[cfg(unix)]
 #[cfg_attr(docsrs, doc(cfg(unix)))]
 pub mod share;
-mod sequence_space;
 mod table;
 mod worker;
 
@@ -91,7 +91,8 @@ pub use admission::{
 };
 pub use close::{CloseReport, Closing};
 pub use elastic_pool::{
-    ElasticPool, ElasticPoolOptions, ElasticPoolStats, PollReport, PoolClosing, Shrink,
+    AheadError, AheadStats, ElasticPool, ElasticPoolOptions, ElasticPoolStats, PAGE_SIZES,
+    PageSizeError, PageSizeReport, Park, PollReport, PoolClosing, Shrink, page_size_report,
 };
 pub use epoch::{EpochGate, Lease, Unrest};
 pub use error::{

@@ -337,6 +337,11 @@ impl PagePool {
         (count, errors)
     }
 
+    /// Releases idle pages of at least `bytes` bytes, or all; returns how many bytes were.
+    pub(crate) fn release_idle(&self, bytes: u64) -> u64 {
+        Holder::release_idle(&*self.inner, bytes)
+    }
+
     /// The accounts.
     #[must_use]
     pub fn stats(&self) -> PagePoolStats {

@@ -1,0 +1,57 @@
+//! A pool on its way out.
+
+use crate::close::release_pages;
+use crate::{CloseReport, Closing, NotAtRest, PagePool};
+
+/// A pool that is being closed; see [`ElasticPool::close`](crate::ElasticPool::close).
+///
+/// Dropping it instead follows the rule for dropping a [`Reservation`](crate::Reservation).
+#[derive(Debug)]
+#[must_use = "nothing is unmapped until `try_complete` or `wait`"]
+pub struct PoolClosing {
+    pub(super) closing: Closing,
+    pub(super) pages: PagePool,
+}
+
+impl PoolClosing {
+    /// Finishes if everything is at rest: unmaps every page, frees the addresses, releases the
+    /// physical pages. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`NotAtRest`] with this request; nothing was unmapped.
+    pub fn try_complete(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let Self { closing, pages } = self;
+        Self::finish(closing.try_complete(), pages)
+    }
+
+    /// Waits on the host until everything is at rest, and finishes.
+    ///
+    /// # Ordering
+    /// Waits for the leases and for the events. Never call it while holding a lease of the same
+    /// gate: it would wait for itself.
+    ///
+    /// # Errors
+    /// [`NotAtRest`] with this request, when an event cannot be waited for.
+    pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let Self { closing, pages } = self;
+        Self::finish(closing.wait(), pages)
+    }
+
+    fn finish(
+        closed: Result<CloseReport, NotAtRest<Closing>>,
+        pages: PagePool,
+    ) -> Result<CloseReport, NotAtRest<Self>> {
+        match closed {
+            Ok(mut report) => {
+                release_pages(&mut report);
+                let (released, errors) = pages.trim(0);
+                report.released += released;
+                report.errors.extend(errors);
+                Ok(report)
+            }
+            Err(NotAtRest { request, reason }) => {
+                Err(NotAtRest { request: Self { closing: request, pages }, reason })
+            }
+        }
+    }
+}
