@@ -47,6 +47,12 @@
 //! with a pattern that depends on the seed and is never zero. Device addresses are of ranges that no
 //! host memory has, are not reused by later allocations, and have gaps between them.
 //!
+//! Two machines stand for two processes: what one exports as a file descriptor, the other imports, and
+//! both have the same bytes, until the last of them and the last descriptor let go. The memory counts
+//! on the machine that created it. No event orders one machine after the other, as none does between
+//! processes, and unordered accesses of two machines are not reported. A descriptor that reaches
+//! another process of the operating system stands for nothing there.
+//!
 //! # Faults
 //! A kernel or copy that touches what it may not access poisons its device: every later call in its
 //! context answers the same sticky error, and so do the live contexts of the process's other devices.
