@@ -1,6 +1,6 @@
 //! `kv-pool` as a caller uses it: one tier, the default policy, no epochs.
 
-use kv_pool::{BlockHash, BlockPin, BlockPool, ClaimedBlock, PoolConfig, Priority, Registration};
+use kv_pool::{BlockHash, BlockPin, BlockPool, ClaimedBlock, Naming, PoolConfig, Registration};
 
 use crate::contender::Contender;
 
@@ -9,11 +9,10 @@ pub struct Ours {
     pool: BlockPool,
 }
 
-fn named(block: ClaimedBlock, hash: BlockHash) -> BlockPin {
-    match block.register(hash, Priority::DEFAULT) {
-        Registration::New(pin) => pin,
-        Registration::Duplicate { existing, .. } => existing,
-    }
+/// What follows `parent`, which this pool is told, for its names do not tell it.
+#[inline]
+fn following(parent: Option<BlockHash>) -> Naming {
+    parent.map_or_else(Naming::default, Naming::after)
 }
 
 impl Contender for Ours {
@@ -35,30 +34,30 @@ impl Contender for Ours {
     }
 
     #[inline]
-    fn store_one(&self, _parent: Option<BlockHash>, hash: BlockHash) -> usize {
-        let block = self.pool.claim(1).expect("nothing is held").remove(0);
-        named(block, hash).slot().index()
+    fn store_one(&self, parent: Option<BlockHash>, hash: BlockHash) -> usize {
+        let block = self.pool.claim_one().expect("nothing is held");
+        match block.register(hash, following(parent)) {
+            Registration::New(pin) => pin.slot().index(),
+            Registration::Duplicate { .. } => unreachable!("every name is new"),
+        }
     }
 
     #[inline]
     fn store_batch(&self, hashes: &[BlockHash]) -> usize {
-        let pins = self.store_and_hold(None, hashes);
-        let last = pins.last().map_or(0, |pin| pin.slot().index());
-        self.pool.release(pins);
-        last
+        let mut blocks = self.pool.claim(hashes.len()).expect("there is room");
+        let pins = blocks.register(hashes, Naming::default()).expect("a block for each name");
+        pins.slots().last().map_or(0, |slot| slot.index())
     }
 
     #[inline]
     fn hit(&self, hashes: &[BlockHash]) -> usize {
-        let pins = self.pool.match_prefix(hashes);
-        let found = pins.len();
-        self.pool.release(pins);
-        found
+        self.pool.match_prefix(hashes).len()
     }
 
-    fn store_and_hold(&self, _parent: Option<BlockHash>, hashes: &[BlockHash]) -> Vec<BlockPin> {
-        let blocks = self.pool.claim(hashes.len()).expect("there is room");
-        blocks.into_iter().zip(hashes).map(|(block, &hash)| named(block, hash)).collect()
+    fn store_and_hold(&self, parent: Option<BlockHash>, hashes: &[BlockHash]) -> Vec<BlockPin> {
+        let mut blocks = self.pool.claim(hashes.len()).expect("there is room");
+        let pins = blocks.register(hashes, following(parent)).expect("a block for each name");
+        pins.into_iter().collect()
     }
 
     fn release(&self, pins: Vec<BlockPin>) {
@@ -71,6 +70,6 @@ impl Contender for Ours {
     }
 
     fn claim(&self) -> ClaimedBlock {
-        self.pool.claim(1).expect("not all is held").remove(0)
+        self.pool.claim_one().expect("not all is held")
     }
 }
