@@ -58,8 +58,8 @@
 //! - `sabotage`: in builds with debug assertions, lets a test take the protection out.
 //!
 //! # What it does not do
-//! It does not say which block belongs to whom, shares nothing
-//! between processes, and cannot know of work on its addresses without an event or a lease.
+//! It does not say which block belongs to whom, orders nothing between processes that share a page
+//! (module `share`), and cannot know of work on its addresses without an event or a lease.
 //!
 //! [`Event`]: cuda_driver::Event
 
