@@ -14,12 +14,13 @@ mod stress;
 
 use std::sync::Arc;
 
-use common::{pattern, scenarios};
-use cuda_driver::{CudaDriver, Device, Stream};
+use common::{pattern, recorded, scenarios};
+use cuda_driver::{CudaDriver, Device, Stream, interop};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, GrowError, PagePool, PagePoolOptions, Reservation,
     ReservationOptions, Worker, WorkerOptions,
 };
+use cudarc::driver::CudaContext;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Needs one device.
@@ -27,6 +28,7 @@ const SINGLE: &[(&str, scenarios::Scenario)] = &[
     ("memory_runs_out_and_comes_back", memory_runs_out_and_comes_back),
     ("larger_pages", larger_pages),
     ("addresses_beyond_four_gib", addresses_beyond_four_gib),
+    ("cudarc_works_on_mapped_pages", cudarc_works_on_mapped_pages),
     ("sequences_grow_shrink_and_finish_at_once", sequences_grow_shrink_and_finish_at_once),
 ];
 
@@ -182,6 +184,40 @@ fn sequences_grow_shrink_and_finish_at_once(device: &Device) {
     assert_eq!(outcome.wrong, [""; 0]);
     // Of a shorter run less is asked.
     assert!(outcome.finished >= 64 * steps / 2_048 && outcome.checked_bytes > 0, "{outcome:?}");
+}
+
+/// A program with a context and a stream of cudarc's: our device on the one, its copies on our pages
+/// by way of the other, and an unmapping that waits for them.
+fn cudarc_works_on_mapped_pages(_: &Device) {
+    let program = || {
+        let theirs = CudaContext::new(0).unwrap();
+        let their_stream = theirs.new_stream().unwrap();
+        let device = interop::device(Arc::new(CudaDriver::load().unwrap()), &theirs).unwrap();
+        let lane = interop::stream(&device, &their_stream).unwrap();
+        let options = PagePoolOptions { page_bytes: None, capacity_pages: 2 };
+        let pages = PagePool::new(&device, options).unwrap();
+        let options = ReservationOptions { bytes: 2 * pages.page_bytes(), ..Default::default() };
+        let space = Reservation::new(&device, options).unwrap();
+        space.map_range(0, pages.take_many(2).unwrap()).unwrap();
+
+        let lease = space.gate().lease();
+        let span = space.mapped_span(0..2).unwrap();
+        // SAFETY: the range stays mapped until the event below; any bytes are `u16`s.
+        let mut lent = unsafe { interop::lend::<u16>(&their_stream, span) }.unwrap();
+        let count = lent.len();
+        assert_eq!(count as u64, pages.page_bytes());
+        their_stream.memcpy_htod(&vec![0x1234u16; count], &mut lent.view_mut()).unwrap();
+        let kept = their_stream.clone_dtod(&lent.slice(count / 2 - 8..count / 2 + 8)).unwrap();
+        drop(lent);
+        lease.submitted([recorded(&lane)]);
+
+        let report = space.close(&[]).wait().unwrap();
+        assert!(report.is_clean(), "{:?}", report.errors);
+        assert_eq!(their_stream.clone_dtoh(&kept).unwrap(), [0x1234; 16]);
+        theirs.check_err().unwrap();
+    };
+    // On a thread of its own: cudarc leaves its context bound.
+    std::thread::scope(|scope| scope.spawn(program).join().unwrap());
 }
 
 fn peers_have_access(owner: &Device, peer: &Device) {
