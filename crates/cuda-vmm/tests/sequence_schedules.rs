@@ -7,6 +7,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
@@ -60,6 +61,7 @@ struct Engine {
     pages: PagePool,
     space: SequenceSpace,
     streams: Vec<Stream>,
+    shrunk: AtomicU64,
 }
 
 fn engine(load: &Load, worker: &Worker, seed: u64) -> Engine {
@@ -92,7 +94,7 @@ fn engine(load: &Load, worker: &Worker, seed: u64) -> Engine {
     )
     .unwrap();
     let streams = (0..4).map(|_| Stream::new(&device).unwrap()).collect();
-    Engine { sim, device, pages, space, streams }
+    Engine { sim, device, pages, space, streams, shrunk: AtomicU64::new(0) }
 }
 
 fn tag(serial: u64, plane: u64, chunk: u64) -> u64 {
@@ -162,7 +164,7 @@ impl Engine {
     }
 
     fn close(self, worker: Worker) {
-        let Self { sim, device, pages, space, streams } = self;
+        let Self { sim, device, pages, space, streams, .. } = self;
         let report = space.close(&[]).unwrap().wait().unwrap();
         assert!(report.is_clean(), "{:?}", report.errors);
         assert_eq!(pages.stats().in_use, 0);
@@ -200,9 +202,10 @@ fn by_hand(load: &Load, seed: u64) -> Seen {
     assert_eq!(slots.len(), running.len(), "two sequences share a slot");
     running.into_iter().for_each(|one| engine.finish(one));
     let stats = engine.space.stats();
+    let shrunk = engine.shrunk.load(Ordering::Relaxed);
     let unmappings = engine.sim.calls().get("cuMemUnmap").copied().unwrap_or(0);
     engine.close(worker);
-    Seen { adopted: stats.adopted, stalls: stats.stalls, unmappings }
+    Seen { adopted: stats.adopted, stalls: stats.stalls, unmappings, shrunk }
 }
 
 /// What came to pass in a run, so that a test knows that it tested something.
@@ -211,11 +214,12 @@ struct Seen {
     adopted: u64,
     stalls: u64,
     unmappings: u64,
+    shrunk: u64,
 }
 
 impl Seen {
     fn is_everything(&self) -> bool {
-        self.adopted > 0 && self.stalls > 0 && self.unmappings > 0
+        self.adopted > 0 && self.stalls > 0 && self.unmappings > 0 && self.shrunk > 0
     }
 }
 
@@ -234,9 +238,20 @@ fn step(engine: &Engine, running: &mut Vec<Running>, chance: &mut Chance) {
             engine.write(one);
             one.tokens += 1;
         }
+        if ready && chance.below(40) == 0 {
+            let left = chance.below(one.tokens);
+            let stream = &engine.streams[one.stream];
+            one.sequence.shrink_to(left, &[recorded(stream)]);
+            one.tokens = left.max(1);
+            one.written = left / CHUNK * CHUNK;
+            engine.shrunk.fetch_add(1, Ordering::Relaxed);
+        }
         if one.tokens > one.goal || (!ready && chance.below(8) == 0) {
             ended.push(place);
         }
+    }
+    if chance.below(100) == 0 {
+        engine.space.trim(chance.below(8) * PAGE).unwrap();
     }
     for place in ended.into_iter().rev() {
         let one = running.swap_remove(place);

@@ -400,6 +400,55 @@ fn a_closed_worker_is_told_and_sequences_can_still_be_extended_by_hand() {
     t.close();
 }
 
+#[test]
+fn what_is_given_up_is_unmapped_at_rest_unless_it_is_wanted_again() {
+    let t = setup(options(), 64);
+    let stream = t.machine.stream();
+    let mut sequence = t.space.admit(16).unwrap();
+    sequence.extend_blocking(16).unwrap();
+    t.machine.sim.hold(stream.raw());
+    stream.fill(sequence.plane(0).unwrap().span(0..16).unwrap(), 3).unwrap();
+    sequence.shrink_to(5, &[recorded(&stream)]);
+    t.work();
+    // Out of use at once, mapped as long as the work runs.
+    assert_eq!((sequence.tokens(), sequence.ready_tokens()), (5, 8));
+    assert_eq!(sequence.plane(0).unwrap().tokens(), 8);
+    assert_eq!(t.space.stats().mapped_bytes, 8 * PAGE);
+    // A second shrinking does not forget what the first waits for.
+    sequence.shrink_to(4, &[]);
+    t.work();
+    assert_eq!(t.space.stats().mapped_bytes, 8 * PAGE);
+    sequence.extend_to(9).unwrap();
+    t.machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    t.work();
+    assert_eq!((t.space.stats().mapped_bytes, sequence.ready_tokens()), (6 * PAGE, 12));
+    t.check();
+    sequence.extend_to(12).unwrap();
+    assert_eq!(t.space.stats().stalls, 1);
+    assert!(sequence.extend_to(13).is_err());
+    t.work();
+    sequence.extend_to(13).unwrap();
+    sequence.shrink_to(14, &[]);
+    assert_eq!(sequence.tokens(), 13);
+    sequence.shrink_to(0, &[]);
+    t.work();
+    assert_eq!(t.space.stats().mapped_bytes, 0);
+    t.machine.sim.hold(stream.raw());
+    sequence.extend_blocking(4).unwrap();
+    stream.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 3).unwrap();
+    // What the end waits for includes what the shrinking did.
+    sequence.shrink_to(0, &[recorded(&stream)]);
+    sequence.finish(&[]);
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+    t.machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 2 * PAGE);
+    assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
+    drop(stream);
+    t.close();
+}
+
 fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {
     let options = PagePoolOptions { page_bytes: None, capacity_pages: 64 };
     let rules = MemoryRules { limit: Some(limit.clone()), admission: None };

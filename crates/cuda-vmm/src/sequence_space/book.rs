@@ -14,9 +14,12 @@ use crate::rest::{AtRest, Quiescence};
 pub(super) struct Slot {
     /// Tokens that may be used. Stored with `Release` once access to all planes was granted, loaded
     /// with `Acquire`: who reads a number may use that many tokens. Lowered only while the slot is
-    /// with the worker, which no sequence sees.
+    /// with the worker, which no sequence sees, or to no less than `wanted`, by [`Core::lower`].
+    ///
+    /// [`Core::lower`]: super::core::Core::lower
     pub(super) ready: AtomicU64,
-    /// Tokens that memory should be there for. Written by the sequence alone.
+    /// Tokens that memory should be there for. Written by the sequence alone, before it reads
+    /// `ready`, both `SeqCst`.
     pub(super) wanted: AtomicU64,
     /// Tokens in use. Written by the sequence alone.
     pub(super) used: AtomicU64,
@@ -47,6 +50,9 @@ pub(super) struct Seat {
     pub(super) rows: u64,
     /// Whether a page behind the rows is in quarantine.
     pub(super) stuck: bool,
+    /// Who may still use what a live sequence has given up, while there is any. Taken out and
+    /// dropped outside the book's lock: with it goes the last handle of an event, perhaps.
+    pub(super) given_up: Option<Arc<Quiescence>>,
 }
 
 /// Slots by tenancy, their rows with them.
@@ -80,6 +86,7 @@ impl Book {
             tenancy: Tenancy::Resting { proof: AtRest::never_exposed(), order },
             rows: 0,
             stuck: false,
+            given_up: None,
         };
         Self { seats: (0..sequences).map(seat).collect(), parkings: sequences }
     }
@@ -130,6 +137,24 @@ impl Book {
         if matches!(self.seat(slot).tenancy, Tenancy::Abandoned) {
             self.park(slot, users);
         }
+    }
+
+    /// Live slots of which something was given up, and who may use it.
+    pub(super) fn given_up(&self) -> Vec<(u64, Arc<Quiescence>)> {
+        let given_up = |(slot, seat): (u64, &Seat)| {
+            let live = matches!(seat.tenancy, Tenancy::Live);
+            Some((slot, Arc::clone(seat.given_up.as_ref().filter(|_| live)?)))
+        };
+        (0..).zip(&self.seats).filter_map(given_up).collect()
+    }
+
+    /// Forgets what was given up, unless more has been meanwhile. Returned to be dropped elsewhere.
+    pub(super) fn forget_given_up(
+        &mut self,
+        slot: u64,
+        users: &Arc<Quiescence>,
+    ) -> Option<Arc<Quiescence>> {
+        self.seat(slot).given_up.take_if(|held| Arc::ptr_eq(held, users))
     }
 
     fn next_order(&mut self) -> u64 {

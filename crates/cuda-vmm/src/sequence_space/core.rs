@@ -37,12 +37,16 @@ impl WorkSource for Core {
     fn step(&self) -> Result<Progress, Fault> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.sabotage.panic_if_asked();
-        let waiting = self.settle();
+        let parked = self.settle();
         self.retry_quarantined();
-        if self.relieve() || self.grow_most_urgent()? || self.unmap_surplus() || self.prepare()? {
+        if self.relieve() || self.grow_most_urgent()? {
             return Ok(Progress::More);
         }
-        Ok(if waiting { Progress::Waiting } else { Progress::Done })
+        let given_up = self.take_given_up();
+        if given_up == Progress::More || self.unmap_surplus() || self.prepare()? {
+            return Ok(Progress::More);
+        }
+        Ok(if parked { Progress::Waiting } else { given_up })
     }
 }
 

@@ -36,6 +36,14 @@ pub enum SpaceError {
         /// Most tokens of a sequence.
         tokens_max: u64,
     },
+    /// More slots than a space keeps books of.
+    #[error("{sequences} sequences asked of a space, which has at most {sequences_max}")]
+    TooMany {
+        /// Slots asked for.
+        sequences: u64,
+        /// Most slots.
+        sequences_max: u64,
+    },
     /// The addresses could not be reserved.
     #[error(transparent)]
     Reserve(#[from] ReserveError),

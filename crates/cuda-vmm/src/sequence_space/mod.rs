@@ -9,6 +9,7 @@
 //!   store, and now and then wake the [`Worker`], which maps within the look-ahead;
 //! - [`Sequence::extend_blocking`] maps on the calling thread what the worker has not;
 //! - [`Sequence::plane`] gives addresses; [`Layout`] has the index formula;
+//! - [`Sequence::shrink_to`] gives the end of the memory up, to be unmapped when it is at rest;
 //! - [`Sequence::finish`] parks the memory, still mapped, until the given events and the gate's leases
 //!   are done; then the next sequence adopts it, or the worker takes it for one that needs it more;
 //! - [`SequenceSpace::trim`] gives memory back to the device, [`SequenceSpace::stats`] adds up;
@@ -26,6 +27,7 @@ mod holder;
 mod sabotage;
 mod sequence;
 mod shape;
+mod shrink;
 mod stats;
 
 use std::sync::Arc;

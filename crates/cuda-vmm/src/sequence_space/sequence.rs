@@ -8,7 +8,7 @@ use cuda_driver::{DeviceSpan, Event};
 
 use super::core::Core;
 use super::{ExtendError, PlaneError, SequenceSpace};
-use crate::rest::{AtRest, Quiescence};
+use crate::rest::AtRest;
 use crate::worker::Waker;
 use crate::{Fault, Health};
 
@@ -17,7 +17,8 @@ use crate::{Fault, Health};
 ///
 /// # Ordering
 /// Tokens that [`extend_to`](Sequence::extend_to) answered `Ok` for may be used at once, and stay
-/// mapped while the sequence is held. Their contents are undefined until written.
+/// mapped while the sequence is held and does not [shrink](Sequence::shrink_to). Their contents are
+/// undefined until written.
 ///
 /// # Drop
 /// [`finish`](Sequence::finish) says what may still use the memory; a drop does not, so it takes the
@@ -37,6 +38,8 @@ pub struct Sequence {
     quiet_until: u64,
     /// Tokens that memory was asked for.
     asked: u64,
+    /// Whether memory was ever given up: then there may be some that is about to go.
+    shrunk: bool,
     exposed: AtomicBool,
 }
 
@@ -69,12 +72,13 @@ impl Demand {
 
 impl Sequence {
     pub(super) fn new(core: Arc<Core>, waker: Waker, slot: u64) -> Self {
-        Self { core, waker, slot, quiet_until: 0, asked: 0, exposed: AtomicBool::new(false) }
+        let exposed = AtomicBool::new(false);
+        Self { core, waker, slot, quiet_until: 0, asked: 0, shrunk: false, exposed }
     }
 
     /// Notes that the sequence has `tokens` tokens from now on, and answers whether they may be used.
     /// Calls no driver, takes no lock and allocates nothing; in most calls it compares and stores.
-    /// Fewer tokens than before unmap nothing.
+    /// Fewer tokens than before unmap nothing: that is [`shrink_to`](Sequence::shrink_to).
     ///
     /// When the last of the memory ahead comes into use, the worker is woken.
     ///
@@ -125,7 +129,8 @@ impl Sequence {
     #[must_use]
     pub fn ready_tokens(&self) -> u64 {
         // Partner: the worker's store after access was granted on all planes.
-        self.core.slots[self.slot as usize].ready.load(Ordering::Acquire)
+        let ready = self.core.slots[self.slot as usize].ready.load(Ordering::Acquire);
+        if self.shrunk { ready.min(self.asked) } else { ready }
     }
 
     /// Tokens in use, as last told to [`extend_to`](Sequence::extend_to).
@@ -193,12 +198,22 @@ impl Sequence {
         let more = covered > self.asked;
         if more {
             self.asked = covered;
-            // Relaxed: waking, which is an exchange in sequence, brings it to the worker.
-            slot.wanted.store(covered, Ordering::Relaxed);
+            // SeqCst, as the load below: see `Core::lower`.
+            slot.wanted.store(covered, Ordering::SeqCst);
         }
-        let ready = slot.ready.load(Ordering::Acquire);
+        let ready = slot.ready.load(Ordering::SeqCst);
         self.quiet_until = self.quiet(ready);
         Demand { ready: tokens <= ready, more }
+    }
+
+    /// Lowers what is in use and what is wanted. From here on nothing beyond `asked` is relied on.
+    pub(super) fn want_less(&mut self, tokens: u64) {
+        let slot = &self.core.slots[self.slot as usize];
+        self.asked = self.core.shape.cover(tokens);
+        self.shrunk = true;
+        self.quiet_until = self.quiet_until.min(self.core.shape.quiet_until(self.asked));
+        slot.used.store(tokens, Ordering::Relaxed);
+        slot.wanted.store(self.asked, Ordering::SeqCst);
     }
 
     fn quiet(&self, ready: u64) -> u64 {
@@ -249,12 +264,15 @@ impl Sequence {
     }
 
     fn leave(&mut self, users: Users<'_>) {
-        let gate = self.core.reservation.gate();
         let exposed = *self.exposed.get_mut() || self.core.exposed.load(Ordering::Relaxed);
+        let earlier = self.core.book.lock().seat(self.slot).given_up.take();
+        let users_with = |events| Some(self.core.users(events, earlier.as_deref()));
         // The handle is consumed: no new user finds the addresses from here on.
         let users = match users {
-            Users::Are(events) => Some(Quiescence::new(gate, events)),
-            Users::Unknown if exposed && gate.was_leased() => Some(Quiescence::new(gate, &[])),
+            Users::Are(events) => users_with(events),
+            Users::Unknown if exposed && self.core.reservation.gate().was_leased() => {
+                users_with(&[])
+            }
             Users::Unknown => None,
         };
         let slot = &self.core.slots[self.slot as usize];
@@ -272,6 +290,7 @@ impl Sequence {
                 None => book.rest(self.slot, AtRest::never_exposed()),
             }
         }
+        drop(earlier);
         self.waker.wake();
         self.slot = GONE;
     }

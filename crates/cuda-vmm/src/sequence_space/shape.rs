@@ -35,7 +35,7 @@ pub struct Strides {
 /// What to reserve for how many sequences.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SpaceOptions {
-    /// Slots: most sequences at once, parked ones included.
+    /// Slots: most sequences at once, parked ones included; at most 524,288.
     pub sequences: u64,
     /// Planes, such as layers times two for K and V.
     pub planes: u64,
@@ -73,6 +73,9 @@ impl Default for SpaceOptions {
     }
 }
 
+/// Most slots of a space: bounds what its books take on the host, 64 MiB or so.
+const SEQUENCES_MAX: u64 = 1 << 19;
+
 /// The checked arithmetic of a space.
 ///
 /// # Invariants
@@ -98,6 +101,9 @@ impl Shape {
         let empty = SpaceError::Empty { sequences, planes, token_bytes, tokens_max };
         if [sequences, planes, token_bytes, tokens_max].contains(&0) {
             return Err(empty);
+        }
+        if sequences > SEQUENCES_MAX {
+            return Err(SpaceError::TooMany { sequences, sequences_max: SEQUENCES_MAX });
         }
         let (ranges, packed) = match options.layout {
             Layout::PlaneMajor => (planes, 1),
@@ -241,13 +247,15 @@ mod tests {
     #[test]
     fn sizes_that_do_not_fit_are_refused() {
         let options = SpaceOptions {
-            sequences: 1 << 20,
+            sequences: 1 << 19,
             planes: 1 << 20,
             token_bytes: 1 << 20,
             tokens_max: 1 << 20,
             ..SpaceOptions::default()
         };
         assert!(matches!(Shape::new(&options, 1 << 21), Err(SpaceError::Overflow { .. })));
+        let many = SpaceOptions { sequences: (1 << 19) + 1, ..options.clone() };
+        assert!(matches!(Shape::new(&many, 1 << 21), Err(SpaceError::TooMany { .. })));
         let options = SpaceOptions { planes: 0, ..options };
         assert!(matches!(Shape::new(&options, 1 << 21), Err(SpaceError::Empty { .. })));
     }
