@@ -47,6 +47,9 @@ const HEAVY: &[&str] = &[
     "tracing-subscriber",
 ];
 
+/// Builds for model checkers only, which nobody depends on: what they need besides is like a test's.
+const CHECKED: &[&str] = &["cfg(loom)", "cfg(shuttle)"];
+
 /// What a crate that knows nothing of CUDA must not reach.
 const CUDA: &[&str] = &["cuda-driver", "cudarc", "libloading"];
 
@@ -237,6 +240,15 @@ struct Package {
 struct Dependency {
     name: String,
     kind: Option<String>,
+    target: Option<String>,
+}
+
+impl Dependency {
+    /// Whether users of the crate never build it.
+    fn is_for_tests(&self) -> bool {
+        let checked = |target: &str| CHECKED.contains(&target);
+        self.kind.as_deref() == Some("dev") || self.target.as_deref().is_some_and(checked)
+    }
 }
 
 #[derive(Deserialize)]
@@ -317,7 +329,7 @@ fn member(package: &Package, workspace_root: &str) -> Member {
         package
             .dependencies
             .iter()
-            .filter(|dependency| (dependency.kind.as_deref() == Some("dev")) == dev)
+            .filter(|dependency| dependency.is_for_tests() == dev)
             .map(|dependency| dependency.name.clone())
             .collect()
     };

@@ -8,6 +8,7 @@
 mod cargo;
 mod gpu_bundle;
 mod kernels;
+mod model;
 mod peers;
 mod simulate;
 mod test;
@@ -31,6 +32,8 @@ enum Task {
     Test(test::Args),
     /// Runs long campaigns of random schedules on the simulated device.
     Simulate(simulate::Args),
+    /// Checks the block pool with model checkers and against a naive reference.
+    Model(model::Args),
     /// Checks rules of the tree that no compiler knows.
     Tidy,
     /// Packs GPU tests, GPU benchmarks and `kv-replay` for a machine with a GPU.
@@ -56,6 +59,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Test(args) => test::run(&args),
         Task::Simulate(args) => simulate::run(&args),
+        Task::Model(args) => model::run(&args),
         Task::Tidy => tidy::run(),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),

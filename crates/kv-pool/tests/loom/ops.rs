@@ -1,0 +1,266 @@
+//! The operations that meet, and what must hold whenever they do.
+
+use std::sync::Arc;
+
+use kv_pool::{
+    BlockHash, BlockPin, BlockPool, ClaimedBlock, Onboarded, PoolConfig, Priority, Registration,
+    Tier,
+};
+use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use loom::thread;
+
+use crate::memory::{Harm, Memory};
+
+/// Content that lies in the secondary tier when the threads start, if there is one.
+const FAR: u32 = 1;
+/// Content that lies in the primary tier.
+const NEAR: u32 = 2;
+/// The first of the contents that the threads write.
+const WRITTEN: u32 = 10;
+
+/// What one thread does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Op {
+    /// Finds a prefix, reads it and gives it back.
+    Find,
+    /// Gives back a pin that it had from the start.
+    Unpin,
+    /// Clones such a pin, and gives both back.
+    Clone,
+    /// Claims a block, writes it and gives it back without a name.
+    Claim,
+    /// Claims a block, gives it a name that another thread may give too, and releases it.
+    Register,
+    /// Claims a block, and brings the evicted content to the secondary tier.
+    Offload,
+    /// As a remote reader: finds content of the secondary tier and reads it.
+    Remote,
+    /// Finds content of the secondary tier and brings it back.
+    Onboard,
+    /// Takes content out of the index.
+    Remove,
+    /// Begins a stretch of device work and completes it.
+    Epoch,
+}
+
+impl Op {
+    pub const ALL: &[Self] = &[
+        Self::Find,
+        Self::Unpin,
+        Self::Clone,
+        Self::Claim,
+        Self::Register,
+        Self::Offload,
+        Self::Remote,
+        Self::Onboard,
+        Self::Remove,
+        Self::Epoch,
+    ];
+}
+
+pub struct World {
+    pub pool: BlockPool,
+    pub memory: Memory,
+    /// Read where a thread holds something, so that others get a turn there.
+    turn: AtomicU32,
+}
+
+fn name(content: u32) -> BlockHash {
+    BlockHash::from_u128(content.into())
+}
+
+fn find(pool: &BlockPool, content: u32) -> Option<BlockPin> {
+    pool.match_prefix(&[name(content)]).pin(0)
+}
+
+#[track_caller]
+fn none(harm: Option<Harm>) {
+    assert_eq!(harm, None);
+}
+
+impl World {
+    /// As many threads may hold the near content as there are `Unpin` and `Clone`.
+    fn new(primary: u64, secondary: u64) -> Self {
+        let config =
+            PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
+        let pool = BlockPool::new(&config).unwrap();
+        let memory = Memory::new(primary as usize, secondary as usize);
+        let world = Self { pool, memory, turn: AtomicU32::new(0) };
+        world.cache(FAR);
+        if secondary > 0 {
+            let claims = world.pool.claim(primary as usize).unwrap();
+            for mut block in claims {
+                if let Some(offload) = block.take_offload() {
+                    world.memory.offload(&offload);
+                    offload.commit();
+                }
+            }
+        }
+        world.cache(NEAR);
+        world
+    }
+
+    fn cache(&self, content: u32) {
+        let block = self.pool.claim_one().unwrap();
+        self.memory.write(&block, content.into());
+        let Registration::New(pin) = block.register(name(content), Priority::DEFAULT) else {
+            panic!("{content} is cached already")
+        };
+        drop(pin);
+    }
+
+    fn others_turn(&self) {
+        self.turn.fetch_add(1, Relaxed);
+    }
+
+    fn read(&self, pin: &BlockPin, content: u32) {
+        none(self.memory.shared(pin, content.into()));
+        self.others_turn();
+        none(self.memory.shared(pin, content.into()));
+    }
+
+    fn own(&self, owner: u32) -> Option<ClaimedBlock> {
+        let block = self.pool.claim_one().ok()?;
+        none(self.memory.take(&block, owner));
+        Some(block)
+    }
+
+    /// Writes a block that the thread has claimed, and sees that nobody else does.
+    fn write(&self, block: &ClaimedBlock, content: u32) {
+        self.memory.write(block, content.into());
+        self.others_turn();
+        none(self.memory.own(block, content.into()));
+    }
+
+    fn give(&self, block: &ClaimedBlock, owner: u32) {
+        none(self.memory.give(block, owner));
+    }
+
+    fn act(&self, op: Op, owner: u32, held: Option<BlockPin>) {
+        match op {
+            Op::Find => {
+                if let Some(pin) = find(&self.pool, NEAR) {
+                    self.read(&pin, NEAR);
+                }
+            }
+            Op::Unpin => {
+                if let Some(pin) = held {
+                    self.read(&pin, NEAR);
+                }
+            }
+            Op::Clone => {
+                if let Some(pin) = held {
+                    let again = pin.clone();
+                    drop(pin);
+                    self.read(&again, NEAR);
+                }
+            }
+            Op::Claim => {
+                if let Some(block) = self.own(owner) {
+                    self.write(&block, WRITTEN + owner);
+                    self.give(&block, owner);
+                }
+            }
+            Op::Register => self.register(owner),
+            Op::Offload => self.offload(owner),
+            Op::Remote => {
+                if let Some(pin) = self.pool.find_and_pin(name(FAR), Tier::Secondary) {
+                    assert_eq!(pin.location().tier, Tier::Secondary);
+                    self.read(&pin, FAR);
+                }
+            }
+            Op::Onboard => self.onboard(owner),
+            Op::Remove => {
+                self.pool.remove(name(NEAR));
+            }
+            Op::Epoch => {
+                let epoch = self.pool.begin_epoch();
+                self.others_turn();
+                self.pool.complete_epoch(epoch).unwrap();
+            }
+        }
+    }
+
+    fn register(&self, owner: u32) {
+        let Some(block) = self.own(owner) else { return };
+        self.write(&block, WRITTEN);
+        self.give(&block, owner);
+        match block.register(name(WRITTEN), Priority::DEFAULT) {
+            Registration::New(pin) | Registration::Duplicate { existing: pin, .. } => {
+                self.read(&pin, WRITTEN);
+            }
+        }
+    }
+
+    fn offload(&self, owner: u32) {
+        let Some(mut block) = self.own(owner) else { return };
+        if let Some(offload) = block.take_offload() {
+            self.memory.offload(&offload);
+            self.others_turn();
+            offload.commit();
+        }
+        self.write(&block, WRITTEN + owner);
+        self.give(&block, owner);
+    }
+
+    fn onboard(&self, owner: u32) {
+        let Some(pin) = self.pool.find_and_pin(name(FAR), Tier::Secondary) else { return };
+        let Some(target) = self.own(owner) else { return self.read(&pin, FAR) };
+        let mut target = target;
+        drop(target.take_offload());
+        let onboard = self.pool.begin_onboard(pin, target).unwrap();
+        self.memory.onboard(&onboard);
+        self.others_turn();
+        none(self.memory.give_target(&onboard, owner));
+        match onboard.commit() {
+            Onboarded::Moved(pin) => {
+                assert_eq!(pin.location().tier, Tier::Primary);
+                self.read(&pin, FAR);
+            }
+            Onboarded::Copied { copy, source } => {
+                none(self.memory.take(&copy, owner));
+                none(self.memory.own(&copy, FAR.into()));
+                self.read(&source, FAR);
+                self.give(&copy, owner);
+            }
+        }
+    }
+
+    fn check(&self) {
+        self.pool.check_integrity().unwrap();
+        assert_eq!(self.pool.counters().misuses, 0);
+        let stats = self.pool.stats();
+        for tier in [stats.primary, stats.secondary] {
+            assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
+        }
+        for content in [FAR, NEAR, WRITTEN] {
+            if let Some(pin) = find(&self.pool, content) {
+                none(self.memory.shared(&pin, content.into()));
+            }
+        }
+    }
+}
+
+/// Runs the operations at once, a thread each; the last one on the thread that checks in the end.
+pub fn run(ops: &[Op], primary: u64, secondary: u64) {
+    let world = Arc::new(World::new(primary, secondary));
+    let prepared: Vec<_> = ops
+        .iter()
+        .zip(1..)
+        .map(|(&op, owner)| {
+            let held = matches!(op, Op::Unpin | Op::Clone).then(|| find(&world.pool, NEAR));
+            (op, owner, held.flatten())
+        })
+        .collect();
+    let threads: Vec<_> = prepared
+        .into_iter()
+        .map(|(op, owner, held)| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.act(op, owner, held))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    world.check();
+}

@@ -1,0 +1,107 @@
+//! `cargo xtask model`: the block pool against model checkers and against a naive reference.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+use crate::cargo;
+
+/// Options of `cargo xtask model`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The long setting: more preemptions, larger pools, more schedules, more operations.
+    #[arg(long)]
+    deep: bool,
+    /// Seed of the random schedules and operations; a failure names the one to give here.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// One program of the campaign.
+struct Campaign {
+    what: &'static str,
+    test: &'static str,
+    /// The `--cfg` of a model checker, whose types then replace all that the crate synchronises with.
+    checker: Option<&'static str>,
+}
+
+const PACKAGE: &str = "kv-pool";
+
+const CAMPAIGNS: &[Campaign] = &[
+    Campaign { what: "all orders of small programs", test: "loom", checker: Some("loom") },
+    Campaign {
+        what: "random orders of larger programs",
+        test: "shuttle",
+        checker: Some("shuttle"),
+    },
+    Campaign { what: "random operations against the reference", test: "model", checker: None },
+];
+
+/// Runs every campaign in the release profile, and tells how long each took.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut failed = Vec::new();
+    for campaign in CAMPAIGNS {
+        campaign.cargo(args, &["--no-run"])?;
+        let start = Instant::now();
+        let outcome = campaign.cargo(args, &["--", "--nocapture"]);
+        println!("{}: {:.1} s", campaign.what, start.elapsed().as_secs_f64());
+        if let Err(error) = outcome {
+            println!("{error:#}");
+            failed.push(campaign.test);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+impl Campaign {
+    fn arguments(&self) -> Vec<&'static str> {
+        let mut arguments = vec!["test", "--quiet", "--release", "--package", PACKAGE];
+        arguments.extend(["--test", self.test]);
+        arguments
+    }
+
+    fn cargo(&self, args: &Args, rest: &[&str]) -> anyhow::Result<()> {
+        let mut command = cargo::command();
+        command.args(self.arguments()).args(rest).stdin(Stdio::null());
+        command.env("KV_MODEL_SEED", args.seed.to_string());
+        command.env("KV_MODEL_DEEP", if args.deep { "1" } else { "0" });
+        // Whole-program optimisation costs more time here than it gives back.
+        command.env("CARGO_PROFILE_RELEASE_LTO", "off");
+        command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        if let Some(checker) = self.checker {
+            // With folders of their own, or each build would throw away the one before.
+            command.env("RUSTFLAGS", format!("--cfg {checker}"));
+            command.env("CARGO_TARGET_DIR", target_folder(checker));
+        }
+        let status = command.status().context("cannot start Cargo")?;
+        if !status.success() {
+            bail!("`cargo {}` failed ({status})", self.arguments().join(" "));
+        }
+        Ok(())
+    }
+}
+
+/// Where programs for model checkers are built: beside what is built otherwise.
+fn target_folder(checker: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    cargo::workspace_root().join(target).join(checker)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn campaigns_are_tests_of_the_pool() {
+        let packages = cargo::packages().unwrap();
+        let pool = packages.iter().find(|package| package.name == PACKAGE).unwrap();
+        for campaign in CAMPAIGNS {
+            assert!(pool.targets_of("test").any(|test| test == campaign.test), "{}", campaign.test);
+        }
+    }
+}
