@@ -42,9 +42,13 @@
 //!    keeps its device alive. [`DeviceSpan`] is an address and a length, and owns nothing.
 //!
 //! What a host program already has is taken in: a context by [`Device::adopt`], a stream by
-//! [`Stream::adopt`], memory by [`DeviceSpan::from_raw`]; [`interop`] gets them out of cudarc's
-//! objects. Adopted objects stay their owner's, and our raw handles ([`Device::context`],
-//! [`Stream::raw`], [`DeviceBuffer::address`]) may be lent the other way.
+//! [`Stream::adopt`], memory by [`DeviceSpan::from_raw`]. Adopted objects stay their owner's, and our
+//! raw handles ([`Device::context`], [`Stream::raw`], [`DeviceBuffer::address`]) may be lent the other
+//! way. For cudarc, [`interop`] does both without raw handles: it keeps cudarc's objects alive, and
+//! lends any span as a slice that cudarc does not free.
+//!
+//! Physical memory may be another process's too: [`PhysicalMemory::export`] and
+//! [`PhysicalMemory::import`], by a file descriptor or a fabric handle.
 //!
 //! # Contexts
 //! Every operation of a handle, a drop too, binds its own device's context on the calling thread and

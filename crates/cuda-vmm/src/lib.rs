@@ -41,7 +41,8 @@
 //! # Who owns what
 //! A [`PagePool`] creates [`PhysicalPage`]s, each with one holder and an identity. A [`Reservation`]
 //! takes pages over when it maps them and hands them back when it has unmapped them; whatever fails
-//! returns what it was given. An [`ElasticPool`] is one of each, seen as equal blocks; a
+//! returns what it was given. A page may have holders in other processes too, by way of the module
+//! `share`. An [`ElasticPool`] is one of each, seen as equal blocks; a
 //! [`SequenceSpace`] is a reservation seen as sequences with contiguous planes. A [`Worker`] makes
 //! their driver calls ahead of need.
 //!
