@@ -18,7 +18,8 @@ impl KvCache {
     /// At least the last token is left to be computed, whatever is cached, for its output is what
     /// the request is after.
     ///
-    /// Empty blocks are taken first; if there are too few, more memory is mapped; if there is none,
+    /// Empty blocks are taken first; if there are too few, more memory is mapped, which
+    /// [`Growth::Ahead`](crate::Growth::Ahead) has done already in the steady state; if there is none,
     /// cached blocks are evicted, to host memory where there is room.
     ///
     /// # Ordering
@@ -51,11 +52,8 @@ impl KvCache {
         };
         let far = |at: &&BlockAt| at.location.tier != Tier::Primary;
         let in_host = pins.as_slice().iter().filter(far).count();
-        let claimed = match self.claim(blocks as usize - pins.len() + in_host) {
-            Ok(claimed) => claimed,
-            // The pins are released, tail first.
-            Err(error) => return Err(error),
-        };
+        // On failure the pins are released, tail first.
+        let claimed = self.claim(blocks as usize - pins.len() + in_host)?;
         self.hold(&mut sequence, pins, claimed)?;
         self.write_row(&sequence, 0)?;
         Ok(sequence)
@@ -190,7 +188,7 @@ impl KvCache {
             return Err(AdmitError::TooLong { blocks, max });
         }
         let capacity = match self.memory_exhausted {
-            true => self.stats().ready_blocks,
+            true => self.stats.ready_blocks,
             false => u64::from(self.options.device_blocks),
         };
         if blocks > capacity {
@@ -209,14 +207,21 @@ impl KvCache {
         Ok(claimed)
     }
 
-    /// Maps memory for `count` more blocks than are empty, as far as there is any.
+    /// Sees to it that `count` blocks are empty, as far as there is memory. Makes a driver call only
+    /// if too few are ready.
     fn grow_for(&mut self, count: usize) -> Result<(), AdmitError> {
-        let missing = count.saturating_sub(self.pool.empty()) as u64;
-        let ready = self.stats().ready_blocks;
-        let wanted = (ready + missing).min(u64::from(self.options.device_blocks));
-        if wanted <= ready || self.memory_exhausted {
+        self.take_mapped();
+        let ready = self.stats.ready_blocks;
+        let used = ready.saturating_sub(self.pool.empty() as u64) + count as u64;
+        let most = if self.memory_exhausted { ready } else { self.options.device_blocks.into() };
+        let wanted = used.min(most);
+        for part in &self.parts {
+            part.demand(wanted)?;
+        }
+        if wanted <= ready {
             return Ok(());
         }
+        self.stats.growth_stalls += 1;
         let mut reachable = wanted;
         for part in &self.parts {
             let ready = part.grow_towards(reachable)?;
@@ -225,12 +230,27 @@ impl KvCache {
                 reachable = ready;
             }
         }
-        // Pages hold whole numbers of blocks on no two devices alike: what all have counts.
-        let ready = self.stats().ready_blocks;
-        if let Err(error) = self.pool.add_primary_slots(ready) {
-            tracing::error!(%error, "the pool has fewer slots than there is memory");
+        self.take_mapped();
+        if self.memory_exhausted {
+            for part in &self.parts {
+                part.stop_growing();
+                part.demand(self.stats.ready_blocks)?;
+            }
         }
         Ok(())
+    }
+
+    /// Tells the pool of blocks that have memory by now. Pages hold whole numbers of blocks on no two
+    /// devices alike: what all have counts.
+    fn take_mapped(&mut self) {
+        let mapped = self.mapped_blocks();
+        if mapped <= self.stats.ready_blocks {
+            return;
+        }
+        match self.pool.add_primary_slots(mapped) {
+            Ok(_) => self.stats.ready_blocks = mapped,
+            Err(error) => tracing::error!(%error, "the pool has fewer slots than there is memory"),
+        }
     }
 
     /// Enqueues the copy of evicted content to host memory.

@@ -17,8 +17,14 @@ use crate::{BuildError, KvCacheOptions};
 /// Bytes and blocks that a cache has moved and mapped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CacheStats {
-    /// Blocks that have device memory.
+    /// Blocks that have device memory and were taken into use or may be at once.
     pub ready_blocks: u64,
+    /// Pages that were mapped ahead of need, on all devices.
+    pub pages_ahead: u64,
+    /// Pages that were mapped by calls that needed them, on all devices.
+    pub pages_inline: u64,
+    /// Calls that found too few blocks ready and mapped pages themselves.
+    pub growth_stalls: u64,
     /// Blocks copied to host memory.
     pub offloaded_blocks: u64,
     /// Blocks copied back from host memory.
@@ -31,8 +37,8 @@ pub struct CacheStats {
 
 /// A KV cache that an engine talks to.
 ///
-/// Device memory is mapped page by page as blocks are first needed; blocks are found by prefix,
-/// shared, evicted to pinned host memory and brought back. Layers may be split over several devices,
+/// Device memory is mapped page by page, ahead of need or as blocks are first needed; blocks are found
+/// by prefix, shared, evicted to pinned host memory and brought back. Layers may be split over several devices,
 /// which share one numbering of blocks.
 ///
 /// # Ordering
@@ -154,8 +160,18 @@ impl KvCache {
     /// What was moved and mapped so far.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
-        let ready = self.parts.iter().map(Part::ready_blocks).min();
-        CacheStats { ready_blocks: ready.unwrap_or(0), ..self.stats }
+        let mut stats = self.stats;
+        for part in &self.parts {
+            let growth = part.memory.ahead_stats();
+            stats.pages_ahead += growth.ahead_pages;
+            stats.pages_inline += growth.inline_pages;
+        }
+        stats
+    }
+
+    /// Blocks that have memory on every device, whether or not the pool was told of them.
+    pub(crate) fn mapped_blocks(&self) -> u64 {
+        self.parts.iter().map(Part::ready_blocks).min().unwrap_or(0)
     }
 
     /// Blocks of `tokens` tokens.

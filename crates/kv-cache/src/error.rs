@@ -1,7 +1,7 @@
 //! What can go wrong, one enum for each family of operations.
 
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use cuda_vmm::GrowError;
+use cuda_vmm::{AheadError, GrowError};
 use kv_kernels::{PagedKvError, ShapeError};
 use kv_pool::{ClaimError, ConfigError, OnboardError};
 use kv_stage::{AcquireError, PartError, StagingError, StepError as StageStepError, TableError};
@@ -93,6 +93,9 @@ pub enum AdmitError {
     /// Device memory could not be mapped, for another reason than that there is none left.
     #[error("the device memory could not grow")]
     Grow(#[from] GrowError),
+    /// The worker that maps memory ahead of need has ended, by a panic or with the device.
+    #[error("device memory is not mapped ahead of need any more")]
+    Ahead(#[from] AheadError),
     /// A copy to or from host memory could not be enqueued.
     #[error("a copy between device and host memory failed")]
     Copy(#[from] CopyError),

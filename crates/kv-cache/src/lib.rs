@@ -11,7 +11,8 @@
 //! 5. [`KvCache::seal`] lets others find the blocks that this step fills.
 //! 6. [`KvCache::finish_step`]; requests that are done are dropped.
 //!
-//! No step calls the driver for memory once the pool has grown, and none waits for a copy on the host.
+//! With [`Growth::Ahead`] memory is mapped by a worker, off the steps; no step calls the driver for
+//! memory once that keeps up or the pool has grown, and none waits for a copy on the host.
 //! The README has a whole loop, on the simulated device.
 //!
 //! # Who may use memory, and until when
@@ -44,8 +45,9 @@ mod step;
 mod steps;
 
 pub use cache::{CacheStats, KvCache};
+pub use cuda_vmm::{SpawnError, Worker, WorkerOptions};
 pub use error::{AdmitError, BuildError, CloseError, SealError, SlotError, StepError};
-pub use options::{KvCacheOptions, OptionsError};
+pub use options::{Growth, KvCacheOptions, OptionsError};
 pub use part::Part;
 pub use sequence::Sequence;
 pub use step::{OpenStep, StagedPart};

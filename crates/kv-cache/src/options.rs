@@ -1,5 +1,6 @@
 //! What a cache is built with, checked before anything is allocated.
 
+use cuda_vmm::Worker;
 use kv_kernels::KvShape;
 
 /// Most steps that the host may be ahead of the device.
@@ -10,8 +11,10 @@ const OVERLAP_DEPTH_MAX: u32 = 1024;
 pub struct KvCacheOptions {
     /// All layers of the model; they are split over the devices in contiguous runs.
     pub shape: KvShape,
-    /// Most blocks on the device. Memory is mapped under them as they are first needed.
+    /// Most blocks on the device. Memory is mapped under them as `growth` says.
     pub device_blocks: u32,
+    /// When memory is mapped under device blocks, and by whom.
+    pub growth: Growth,
     /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
     pub host_blocks: u32,
     /// Most sequences at once: rows of the block table.
@@ -23,6 +26,33 @@ pub struct KvCacheOptions {
     /// Bytes that the caller's own arrays add to a staged step, for each device. Each array takes up to
     /// 255 more, of which six arrays' are provided for.
     pub step_array_bytes: u64,
+}
+
+/// When memory is mapped under device blocks, and by whom.
+#[derive(Clone, Debug, Default)]
+pub enum Growth {
+    /// When blocks are needed, by the call that needs them, at about 75 µs a page.
+    #[default]
+    OnDemand,
+    /// Ahead of need, by a worker. A call that needs blocks which are ready makes no driver call for
+    /// memory; one that runs out maps the missing blocks itself, and is counted.
+    Ahead {
+        /// How many empty blocks to keep ready: what one step may claim, admissions included.
+        blocks: u32,
+        /// Does it, on its thread or when it is polled. The cache does not close it.
+        worker: Worker,
+    },
+}
+
+impl Growth {
+    /// The worker, if there is one.
+    #[must_use]
+    pub fn worker(&self) -> Option<&Worker> {
+        match self {
+            Self::OnDemand => None,
+            Self::Ahead { worker, .. } => Some(worker),
+        }
+    }
 }
 
 /// Options that no cache can be built with.

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, Stream};
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, GrowError};
+use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout};
 use kv_stage::{StagingOptions, StagingPool, StepStager, StepStagerOptions};
 
 use crate::host_tier::HostTier;
-use crate::{BuildError, CloseError, KvCacheOptions};
+use crate::{BuildError, CloseError, Growth, KvCacheOptions};
 
 /// The layers of every block that lie on one device.
 ///
@@ -45,7 +45,7 @@ impl Part {
             page_bytes: None,
             initial_blocks: 0,
         };
-        let memory = ElasticPool::with_gate(device, pool, gate.clone())?;
+        let mut memory = ElasticPool::with_gate(device, pool, gate.clone())?;
         let layout = PagedLayout::block_major(&shape);
         let blocks = u64::from(options.device_blocks);
         let extent = layout.extent_bytes(&shape, blocks).map_err(kv_kernels::PagedKvError::from)?;
@@ -61,11 +61,17 @@ impl Part {
         let staging = StagingPool::new(device, buffers)?;
         let stager =
             StepStager::new(device, &staging, StepStagerOptions { device_bytes: step_bytes })?;
+        let (transfer, arrived) = (Stream::new(device)?, Arc::new(Event::new(device)?));
+        // Last, so that nothing is mapped for a cache that cannot be built.
+        if let Growth::Ahead { blocks, worker } = &options.growth {
+            memory.set_ahead(u64::from(*blocks));
+            memory.work_on(worker);
+        }
         Ok(Self {
             layers,
             compute: compute.clone(),
-            transfer: Stream::new(device)?,
-            arrived: Arc::new(Event::new(device)?),
+            transfer,
+            arrived,
             memory,
             paged,
             kernels,
@@ -130,10 +136,26 @@ impl Part {
         &self.memory
     }
 
+    /// Says that `blocks` blocks are in use. No driver call.
+    ///
+    /// That the worker was refused something is no error here: whoever misses blocks maps them itself
+    /// and meets the refusal. Nor is that its owner closed it: then everybody grows by himself.
+    pub(crate) fn demand(&self, blocks: u64) -> Result<(), AheadError> {
+        match self.memory.demand(blocks) {
+            Err(error) if !error.is_retryable() && error.cause != Fault::Stopped => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps what is ready and grows no more.
+    pub(crate) fn stop_growing(&self) {
+        self.memory.set_ahead(0);
+    }
+
     /// Makes `blocks` blocks ready, or as many as there is memory for; returns how many are.
     pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
         match self.memory.grow_to(blocks) {
-            Err(GrowError::OutOfMemory { .. }) => {}
+            Err(error) if error.is_out_of_memory() => {}
             grown => return grown,
         }
         // Growth is all or nothing, so the most that there is memory for is searched for: once, for
@@ -143,7 +165,7 @@ impl Part {
             let middle = ready + (refused - ready) / 2;
             match self.memory.grow_to(middle) {
                 Ok(_) => ready = middle,
-                Err(GrowError::OutOfMemory { .. }) => refused = middle,
+                Err(error) if error.is_out_of_memory() => refused = middle,
                 Err(error) => return Err(error),
             }
         }

@@ -56,6 +56,12 @@ pub struct RunReport {
     pub corruptions: Vec<CorruptBlock>,
     /// Pinned host memory allocated after the first iterations; 0 in a steady state.
     pub pinned_bytes_allocated_after_warmup: u64,
+    /// Pages of device memory mapped ahead of need.
+    pub pages_mapped_ahead: u64,
+    /// Pages of device memory mapped by the call that needed them.
+    pub pages_mapped_inline: u64,
+    /// Calls that found too few blocks ready and mapped pages themselves.
+    pub growth_stalls: u64,
     /// Driver calls by name.
     pub driver_calls: BTreeMap<String, u64>,
     /// The devices.
@@ -146,6 +152,9 @@ impl RunReport {
             corrupt_blocks: 0,
             corruptions: Vec::new(),
             pinned_bytes_allocated_after_warmup: 0,
+            pages_mapped_ahead: 0,
+            pages_mapped_inline: 0,
+            growth_stalls: 0,
             driver_calls: BTreeMap::new(),
             device: device.to_owned(),
             shape: ReportShape {
@@ -428,6 +437,9 @@ mod tests {
             "verified_blocks",
             "corrupt_blocks",
             "pinned_bytes_allocated_after_warmup",
+            "pages_mapped_ahead",
+            "pages_mapped_inline",
+            "growth_stalls",
             "driver_calls",
             "device",
             "seed",

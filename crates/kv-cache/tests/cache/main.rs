@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod ahead;
 mod contents;
 mod faults;
 mod growth;

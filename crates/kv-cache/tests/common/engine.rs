@@ -7,7 +7,7 @@ use std::error::Error;
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
-    AdmitError, CloseError, KvCache, KvCacheOptions, OpenStep, Part, Sequence, StagedPart,
+    AdmitError, CloseError, Growth, KvCache, KvCacheOptions, OpenStep, Part, Sequence, StagedPart,
 };
 use kv_kernels::{
     ChecksumArgs, Direction, Expected, FillPattern, KvShape, KvShapeOptions, Transfer,
@@ -116,6 +116,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
     KvCacheOptions {
         shape,
         device_blocks,
+        growth: Growth::OnDemand,
         host_blocks,
         sequences_max,
         blocks_per_sequence_max,

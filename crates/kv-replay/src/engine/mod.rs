@@ -26,7 +26,8 @@ use std::time::Instant;
 
 use cuda_driver::{CopyError, DeviceError, Driver as _, Stream};
 use kv_cache::{
-    AdmitError, BuildError, CloseError, KvCache, KvCacheOptions, SealError, SlotError, StepError,
+    AdmitError, BuildError, CloseError, Growth, KvCache, KvCacheOptions, SealError, SlotError,
+    StepError, Worker, WorkerOptions,
 };
 use kv_kernels::{KernelError, KvShape, KvShapeOptions};
 
@@ -91,6 +92,9 @@ pub enum RunError {
     /// The cache could not be built.
     #[error("the KV cache could not be built")]
     Build(#[from] BuildError),
+    /// The thread that maps memory ahead of need could not be started.
+    #[error("growth ahead of need could not begin")]
+    Worker(#[from] kv_cache::SpawnError),
     /// A request could not be admitted or extended, and waiting would not help.
     #[error("request {request} could not be given blocks")]
     Admit {
@@ -193,6 +197,7 @@ pub fn build_cache(
     let options = KvCacheOptions {
         shape,
         device_blocks: counted("--device-blocks", config.device_blocks)?,
+        growth: growth(config, blocks, devices)?,
         host_blocks: counted("--host-blocks", config.host_blocks)?,
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
@@ -223,7 +228,12 @@ pub fn run_on(
     report.requests = trace.requests.len() as u64;
     let mut scheduler = Scheduler::new(cache, config, trace)?;
     let mut warm_pinned_bytes = None;
+    let worker = scheduler.cache().options().growth.worker().cloned();
     while scheduler.has_work() {
+        // A worker without a thread works between iterations, so that every run is the same.
+        if let Some(worker) = worker.as_ref().filter(|_| devices.sim.is_some()) {
+            while worker.poll() {}
+        }
         scheduler.iterate(&mut report)?;
         if report.iterations == WARMUP_ITERATIONS {
             warm_pinned_bytes = Some(devices.driver.pinned_bytes_allocated());
@@ -240,7 +250,13 @@ pub fn run_on(
     report.blocks_offloaded = moved.offloaded_blocks;
     report.blocks_onboarded = moved.onboarded_blocks;
     report.bytes_transferred += moved.copied_bytes;
+    report.pages_mapped_ahead = moved.pages_ahead;
+    report.pages_mapped_inline = moved.pages_inline;
+    report.growth_stalls = moved.growth_stalls;
     close(cache)?;
+    if let Some(worker) = worker {
+        worker.close();
+    }
     check_findings(devices)?;
     report.driver_calls =
         devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
@@ -250,6 +266,18 @@ pub fn run_on(
         .map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
     report.wall_s = begun.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// Growth ahead of need by what one iteration may claim: a request of the greatest length and a block
+/// for each of the others. By a thread on GPUs; on simulated devices by [`run_on`], for a thread would
+/// make every run another.
+fn growth(config: &RunConfig, blocks: u64, devices: &OpenDevices) -> Result<Growth, RunError> {
+    let blocks = blocks.saturating_add(config.max_batch.into()).min(config.device_blocks);
+    let worker = match devices.sim {
+        Some(_) => Worker::manual(),
+        None => Worker::spawn(WorkerOptions::default())?,
+    };
+    Ok(Growth::Ahead { blocks: counted("--device-blocks", blocks)?, worker })
 }
 
 /// Refuses what a caller made by hand and never checked.

@@ -129,6 +129,10 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
+    pub(super) fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
     /// Gives the cache back, with every sequence released.
     pub(super) fn into_cache(self) -> KvCache {
         self.cache
