@@ -80,6 +80,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod blocks;
+#[cfg(loom)]
+mod broken;
 mod claim;
 mod clock;
 mod config;

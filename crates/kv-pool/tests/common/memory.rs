@@ -70,12 +70,12 @@ impl Memory {
     }
 
     pub fn write(&self, block: &ClaimedBlock, content: u64) {
-        self.at(primary(block.slot())).store(content, Relaxed);
+        self.at(block.location()).store(content, Relaxed);
     }
 
     /// Reads a block that is claimed.
     pub fn own(&self, block: &ClaimedBlock, expected: u64) -> Option<Harm> {
-        self.expect(primary(block.slot()), expected)
+        self.expect(block.location(), expected)
     }
 
     /// Reads a block that is pinned.

@@ -6,8 +6,10 @@
 //! `KV_MODEL_DEEP=1` allows more preemptions and larger pools.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a campaign says what it has seen")]
 #![cfg(loom)]
 
+mod broken;
 mod explore;
 #[path = "../common/memory.rs"]
 mod memory;

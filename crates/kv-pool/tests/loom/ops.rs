@@ -12,9 +12,9 @@ use loom::thread;
 use crate::memory::{Harm, Memory};
 
 /// Content that lies in the secondary tier when the threads start, if there is one.
-const FAR: u32 = 1;
+pub const FAR: u32 = 1;
 /// Content that lies in the primary tier.
-const NEAR: u32 = 2;
+pub const NEAR: u32 = 2;
 /// The first of the contents that the threads write.
 const WRITTEN: u32 = 10;
 
@@ -65,11 +65,11 @@ pub struct World {
     turn: AtomicU32,
 }
 
-fn name(content: u32) -> BlockHash {
+pub fn name(content: u32) -> BlockHash {
     BlockHash::from_u128(content.into())
 }
 
-fn find(pool: &BlockPool, content: u32) -> Option<BlockPin> {
+pub fn find(pool: &BlockPool, content: u32) -> Option<BlockPin> {
     pool.match_prefix(&[name(content)]).pin(0)
 }
 
@@ -80,7 +80,7 @@ fn none(harm: Option<Harm>) {
 
 impl World {
     /// As many threads may hold the near content as there are `Unpin` and `Clone`.
-    fn new(primary: u64, secondary: u64) -> Self {
+    pub fn new(primary: u64, secondary: u64) -> Self {
         let config =
             PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
         let pool = BlockPool::new(&config).unwrap();
@@ -113,7 +113,7 @@ impl World {
         self.turn.fetch_add(1, Relaxed);
     }
 
-    fn read(&self, pin: &BlockPin, content: u32) {
+    pub fn read(&self, pin: &BlockPin, content: u32) {
         none(self.memory.shared(pin, content.into()));
         self.others_turn();
         none(self.memory.shared(pin, content.into()));
@@ -126,10 +126,17 @@ impl World {
     }
 
     /// Writes a block that the thread has claimed, and sees that nobody else does.
-    fn write(&self, block: &ClaimedBlock, content: u32) {
+    pub fn write(&self, block: &ClaimedBlock, content: u32) {
         self.memory.write(block, content.into());
         self.others_turn();
         none(self.memory.own(block, content.into()));
+    }
+
+    /// Takes, writes and gives back a block that the thread should have alone.
+    pub fn own_it(&self, block: &ClaimedBlock, owner: u32) {
+        none(self.memory.take(block, owner));
+        self.write(block, WRITTEN + owner);
+        self.give(block, owner);
     }
 
     fn give(&self, block: &ClaimedBlock, owner: u32) {
@@ -226,7 +233,7 @@ impl World {
         }
     }
 
-    fn check(&self) {
+    pub fn check(&self) {
         self.pool.check_integrity().unwrap();
         assert_eq!(self.pool.counters().misuses, 0);
         let stats = self.pool.stats();

@@ -1,0 +1,66 @@
+//! Published defects as they were, two holds of the lock for what must be one, so that loom
+//! can show that it finds such. They are in no build but its.
+
+use crate::blocks::{Flag, Place};
+use crate::hold::BlockAt;
+use crate::pin::BlockPin;
+use crate::state::Claim;
+use crate::{BlockHash, BlockId, BlockPool, ClaimedBlock, Tier};
+
+impl BlockPool {
+    /// The block that the next claim in a tier would take, as far as it has been used before.
+    #[must_use]
+    pub fn broken_peek(&self, tier: Tier) -> Option<BlockId> {
+        let mut guard = self.shared.state.lock();
+        let state = &mut *guard;
+        let queues = &mut state.tiers[tier.index()].queues;
+        let id = queues.pop(&mut state.blocks)?;
+        let class = state.blocks.is(id, Flag::NAMED).then(|| state.blocks.priority(id));
+        queues.insert_first(&mut state.blocks, id, class);
+        Some(id)
+    }
+
+    /// Takes the block of a peek, whatever has become of it meanwhile (H10).
+    pub fn broken_claim(&self, peeked: BlockId) -> ClaimedBlock {
+        let mut state = self.shared.state.lock();
+        let evicted = state.blocks.is(peeked, Flag::NAMED);
+        state.take_out(peeked);
+        if evicted {
+            state.unname(peeked);
+        }
+        state.put(peeked, Place::Claimed);
+        let location = state.blocks.location(peeked);
+        let claim = Claim { block: peeked, slot: location.slot, evicted, offload: None };
+        drop(state);
+        ClaimedBlock::new(self.clone(), location.tier, claim)
+    }
+
+    /// Finds a block and, if nobody has it pinned, takes it out of its queue; then counts the
+    /// reference. In between another owner's last reference may bring it back there (H9).
+    #[must_use]
+    pub fn broken_find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<BlockPin> {
+        let mut state = self.shared.state.lock();
+        let block = state.find(hash)?;
+        let location = state.blocks.location(block);
+        if location.tier != tier {
+            return None;
+        }
+        if state.blocks.place(block) != Place::Pinned {
+            state.take_out(block);
+            state.blocks.set_references(block, 0);
+            state.put(block, Place::Pinned);
+        }
+        drop(state);
+
+        let mut state = self.shared.state.lock();
+        let references = match state.blocks.place(block) {
+            Place::Pinned => state.blocks.references(block) + 1,
+            _ => 1,
+        };
+        state.blocks.set_references(block, references);
+        state.put(block, Place::Pinned);
+        let spare = state.take_hold();
+        drop(state);
+        Some(BlockPin::counted(spare, self.clone(), BlockAt { block, location }))
+    }
+}
