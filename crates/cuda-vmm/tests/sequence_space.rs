@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Machine, PAGE, machine, recorded};
+use common::{DEVICE_PAGES, Machine, PAGE, machine, recorded};
 use cuda_vmm::{
     AdmitError, ExtendError, Fault, Health, Layout, MemoryLimit, MemoryRules, PagePool,
     PagePoolOptions, PlaneError, Sequence, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
@@ -283,6 +283,34 @@ fn parked_memory_goes_to_who_needs_it_oldest_first_and_from_the_end() {
     assert!(t.space.health().is_healthy());
     last.extend_to(12).unwrap();
     last.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn a_device_without_memory_degrades_the_space_until_there_is_some() {
+    let t = setup(SpaceOptions { prepared_pages: 2, ..options() }, u64::MAX);
+    // Somebody else has all but one page.
+    let others = t.machine.pages(u64::MAX);
+    let taken = others.take_many(DEVICE_PAGES - 1).unwrap();
+    t.work();
+    assert!(t.space.health().is_healthy(), "nobody has asked for memory yet");
+    let mut sequence = t.space.admit(4).unwrap();
+    t.work();
+    let fault = Fault::OutOfMemory { bytes: 2 * PAGE };
+    assert_eq!(t.space.health(), Health::Degraded { cause: fault.clone() });
+    let cause = Some(fault);
+    let refused = ExtendError::NotReady { asked_tokens: 4, ready_tokens: 0, cause };
+    assert_eq!(sequence.extend_to(4).unwrap_err(), refused);
+    assert_eq!(sequence.extend_blocking(4).unwrap_err(), refused);
+    assert_eq!(t.space.stats().mapped_bytes, 0);
+    // It is tried again without being asked.
+    drop(taken);
+    t.work();
+    t.work();
+    assert!(t.space.health().is_healthy());
+    sequence.extend_to(4).unwrap();
+    sequence.finish(&[]);
+    drop(others);
     t.close();
 }
 

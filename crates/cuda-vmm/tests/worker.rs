@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use cuda_vmm::{Fault, Health, Progress, WorkSource, Worker, WorkerOptions};
+use cuda_vmm::{Fault, Health, Progress, Waker, WorkSource, Worker, WorkerOptions};
 
 /// Steps that were agreed on beforehand, then nothing.
 #[derive(Default)]
@@ -142,6 +142,81 @@ fn a_detached_source_is_dropped_and_never_stepped() {
     assert_eq!(Arc::strong_count(&kept), 1);
     worker.poll();
     assert_eq!((kept.taken(), dropped.taken()), (0, 0));
+}
+
+/// Wakes itself in each of its first steps, as somebody else might meanwhile.
+struct Insists {
+    left: AtomicU64,
+    waker: OnceLock<Waker>,
+}
+
+impl WorkSource for Insists {
+    fn step(&self) -> Result<Progress, Fault> {
+        if self.left.load(Ordering::Relaxed) > 0 {
+            self.left.fetch_sub(1, Ordering::Relaxed);
+            self.waker.get().unwrap().wake();
+        }
+        Ok(Progress::Done)
+    }
+}
+
+#[test]
+fn a_demand_that_comes_while_a_step_runs_causes_another() {
+    let worker = Worker::manual();
+    let source = Arc::new(Insists { left: AtomicU64::new(5), waker: OnceLock::new() });
+    let place = worker.attach(source.clone());
+    source.waker.set(place.waker().clone()).unwrap();
+    let mut rounds = 1;
+    while worker.poll() {
+        rounds += 1;
+    }
+    assert_eq!((rounds, source.left.load(Ordering::Relaxed)), (6, 0));
+}
+
+/// Takes one long step: tells of its beginning, and ends it when told to.
+struct Long {
+    begun: Mutex<Sender<()>>,
+    end: Mutex<Receiver<()>>,
+    ended: AtomicBool,
+}
+
+fn long() -> (Arc<Long>, Receiver<()>, Sender<()>) {
+    let ((begun, has_begun), (end, wait)) = (channel(), channel());
+    let ended = AtomicBool::new(false);
+    (Arc::new(Long { begun: Mutex::new(begun), end: Mutex::new(wait), ended }), has_begun, end)
+}
+
+impl WorkSource for Long {
+    fn step(&self) -> Result<Progress, Fault> {
+        self.begun.lock().unwrap().send(()).unwrap();
+        self.end.lock().unwrap().recv().unwrap();
+        self.ended.store(true, Ordering::SeqCst);
+        Ok(Progress::Done)
+    }
+}
+
+#[test]
+fn detaching_waits_for_a_step_and_dropping_does_not() {
+    let worker = Worker::spawn(WorkerOptions::default()).unwrap();
+    let (source, has_begun, end) = long();
+    let place = worker.attach(source.clone());
+    has_begun.recv().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| end.send(()).unwrap());
+        place.detach();
+        assert!(source.ended.load(Ordering::SeqCst));
+    });
+    assert_eq!(Arc::strong_count(&source), 1);
+
+    let (source, has_begun, end) = long();
+    let place = worker.attach(source.clone());
+    has_begun.recv().unwrap();
+    drop(place);
+    assert!(!source.ended.load(Ordering::SeqCst));
+    end.send(()).unwrap();
+    worker.close();
+    // The thread has let go of it after the step.
+    assert_eq!(Arc::strong_count(&source), 1);
 }
 
 #[test]

@@ -114,3 +114,68 @@ impl Core {
         self.book.lock().seat(slot).stuck |= stuck;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver::Device;
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use super::*;
+    use crate::{PagePool, PagePoolOptions, SequenceSpace, SpaceOptions, Worker};
+
+    const PAGE: u64 = 64 << 10;
+
+    /// A sequence of two rows, one token each, of which the second was given up.
+    fn given_up() -> (SequenceSpace, Sequence, Arc<Quiescence>) {
+        let config = SimConfig { granularity: PAGE, ..SimConfig::default() };
+        let sim = Arc::new(SimDriver::new(config).unwrap());
+        let device = Device::open(sim, 0).unwrap();
+        let options = PagePoolOptions { page_bytes: None, capacity_pages: 8 };
+        let pages = PagePool::new(&device, options).unwrap();
+        let options = SpaceOptions {
+            sequences: 1,
+            planes: 1,
+            token_bytes: PAGE,
+            tokens_max: 2,
+            ..SpaceOptions::default()
+        };
+        let space = SequenceSpace::new(&pages, &Worker::manual(), options).unwrap();
+        let mut sequence = space.admit(2).unwrap();
+        sequence.extend_blocking(2).unwrap();
+        sequence.shrink_to(1, &[]);
+        assert!(space.core.has_surplus(0));
+        let users = space.core.book.lock().given_up().remove(0).1;
+        (space, sequence, users)
+    }
+
+    #[test]
+    fn a_row_that_is_wanted_again_at_the_last_moment_stays() {
+        let (space, mut sequence, users) = given_up();
+        // The worker has seen the surplus and its rest; now the sequence grows again.
+        sequence.extend_to(2).unwrap();
+        assert_eq!(space.core.lower(0, &users), None);
+        assert_eq!(sequence.ready_tokens(), 2);
+        sequence.extend_to(2).unwrap();
+        sequence.finish(&[]);
+    }
+
+    #[test]
+    fn a_row_that_was_taken_is_seen_to_be_gone() {
+        let (space, mut sequence, users) = given_up();
+        assert_eq!(space.core.lower(0, &users), Some(1));
+        assert!(sequence.extend_to(2).is_err());
+        assert_eq!(sequence.ready_tokens(), 1);
+        sequence.finish(&[]);
+    }
+
+    #[test]
+    fn a_row_given_up_anew_or_by_one_who_left_is_not_taken_on_the_old_proof() {
+        let (space, mut sequence, users) = given_up();
+        sequence.extend_to(2).unwrap();
+        sequence.shrink_to(0, &[]);
+        assert_eq!(space.core.lower(0, &users), None);
+        let users = space.core.book.lock().given_up().remove(0).1;
+        sequence.finish(&[]);
+        assert_eq!(space.core.lower(0, &users), None);
+    }
+}
