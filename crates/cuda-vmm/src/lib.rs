@@ -55,7 +55,13 @@
 //!
 //! On a lost device no work goes on, so its events count as complete: clean-up finishes there too.
 //!
+//! # How much there may be
+//! Pools charge every page to a [`MemoryLimit`] that they share and that any thread may move while they
+//! work, and ask an [`AdmissionPolicy`] whether the device can spare it; [`MemoryRules`] names both. What
+//! is refused is a typed error with all figures; what nobody needs is given back first.
+//!
 //! # Features
+//! - `nvml`: `NvmlProbe`, an admission policy's source that knows what other processes hold.
 //! - `sabotage`: in builds with debug assertions, lets a test take the protection out.
 //!
 //! # What it does not do
@@ -75,6 +81,8 @@ mod epoch;
 mod error;
 mod limit;
 mod map;
+#[cfg(feature = "nvml")]
+mod nvml;
 mod page;
 mod page_pool;
 mod reservation;
@@ -101,6 +109,9 @@ pub use error::{
     NotAtRest, NotMapped, PageError, PoolError, ReserveError,
 };
 pub use limit::{LimitStats, MemoryLimit, OverLimit, Reclaimed};
+#[cfg(feature = "nvml")]
+#[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
+pub use nvml::NvmlProbe;
 pub use page::{Page, PageId, PhysicalPage, SharedPage};
 pub use page_pool::{MemoryRules, PagePool, PagePoolOptions, PagePoolStats};
 pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats, leaked_bytes};
