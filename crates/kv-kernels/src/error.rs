@@ -28,8 +28,12 @@ pub enum Operand {
     Table,
     /// Which row to gather, for each row of the result.
     RowIndex,
-    /// The gathered rows.
+    /// The memory that is written: the gathered rows, or where words are scattered.
     Out,
+    /// The words to scatter.
+    Words,
+    /// Where each word goes.
+    WordIndex,
 }
 
 impl fmt::Display for Operand {
@@ -45,6 +49,8 @@ impl fmt::Display for Operand {
             Self::Table => "table",
             Self::RowIndex => "row index",
             Self::Out => "output",
+            Self::Words => "words",
+            Self::WordIndex => "word index",
         })
     }
 }

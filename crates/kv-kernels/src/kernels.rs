@@ -13,12 +13,14 @@ pub(crate) mod entry {
     pub(crate) const CHECKSUM: &str = "paged_checksum";
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
+    pub(crate) const SCATTER: &str = "scatter_words";
 }
 
 const TRANSFER_PTX: &str = include_str!("../ptx/transfer.compute_80.ptx");
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
+const SCATTER_PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
 
 /// The kernels of this crate, loaded on one device.
 ///
@@ -43,6 +45,7 @@ pub struct KvKernels {
     pub(crate) checksum: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
+    pub(crate) scatter: Kernel,
     /// Multiprocessors of the device, 1 to 65536.
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -67,6 +70,7 @@ impl KvKernels {
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
+            scatter: load(SCATTER_PTX, entry::SCATTER)?,
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),

@@ -14,7 +14,8 @@
 //!   and pages, all layers in one launch; [`paged_checksum`](KvKernels::paged_checksum) reads every
 //!   live byte through a block table, as attention does;
 //!   [`fill_pattern`](KvKernels::fill_pattern) writes bytes that only their token can have;
-//!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device.
+//!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device;
+//!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it.
 //! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
 //!   knows what every block must sum to without holding its bytes.
 //! * [`references()`]: what the kernels compute, for simulated devices.
@@ -96,6 +97,7 @@ mod operand;
 mod paged_kv;
 mod pattern;
 mod references;
+mod scatter;
 mod shape;
 mod transfer;
 
@@ -110,6 +112,7 @@ pub use layout::{LayoutError, PagedLayout, Strides};
 pub use paged_kv::PagedKv;
 pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
 pub use references::references;
+pub use scatter::ScatterWords;
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
 pub use transfer::{Direction, Transfer};
 

@@ -15,7 +15,7 @@ pub(crate) fn check_array(
 ) -> Result<(), OperandError> {
     check_aligned(operand, span.address(), size)?;
     let overflow = OperandError::Overflow { operand, rows: count, row_bytes: size };
-    check_length(operand, span, count.checked_mul(size).ok_or(overflow)?)
+    check_length(operand, span.bytes(), count.checked_mul(size).ok_or(overflow)?)
 }
 
 /// A table of 4- or 8-byte entries whose rows lie `stride` entries apart.
@@ -48,7 +48,7 @@ pub(crate) fn check_table(
         .and_then(|entries| entries.checked_add(width))
         .and_then(|entries| entries.checked_mul(entry_bytes))
         .ok_or(OperandError::Overflow { operand, rows, row_bytes })?;
-    check_length(operand, span, needed_bytes)
+    check_length(operand, span.bytes(), needed_bytes)
 }
 
 /// Checks that `address` is a multiple of `alignment`.
@@ -64,15 +64,15 @@ pub(crate) fn check_aligned(
     }
 }
 
-/// Checks that `span` has at least `needed_bytes` bytes.
+/// Checks that `bytes` bytes are at least `needed_bytes`.
 pub(crate) fn check_length(
     operand: Operand,
-    span: DeviceSpan,
+    bytes: u64,
     needed_bytes: u64,
 ) -> Result<(), OperandError> {
-    if needed_bytes <= span.bytes() {
+    if needed_bytes <= bytes {
         Ok(())
     } else {
-        Err(OperandError::TooShort { operand, needed_bytes, bytes: span.bytes() })
+        Err(OperandError::TooShort { operand, needed_bytes, bytes })
     }
 }

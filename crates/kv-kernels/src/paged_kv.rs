@@ -51,7 +51,7 @@ impl PagedKv {
         }
         let extent_bytes = layout.extent_bytes(&shape, blocks)?;
         check_aligned(Operand::Pages, span.address(), WORD_BYTES)?;
-        check_length(Operand::Pages, span, extent_bytes)?;
+        check_length(Operand::Pages, span.bytes(), extent_bytes)?;
         // No product or sum overflows: the last plane starts within the extent.
         let mut addresses: Vec<u64> = Vec::new();
         addresses

@@ -8,10 +8,13 @@
 #[path = "kernels/machine.rs"]
 mod machine;
 
-use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
+use cuda_driver::{
+    AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, HostAllocFlags, PhysicalMemory,
+    PinnedBuffer,
+};
 use kv_kernels::{
     ChecksumArgs, Direction, FillPattern, GatherRows, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, Strides, Transfer, references,
+    PagedLayout, ScatterWords, Strides, Transfer, references,
 };
 use machine::{Machine, Paged, Random, noise};
 
@@ -221,6 +224,34 @@ fn gathered_rows_are_those_of_the_reference() {
             };
             machine.kernels.gather_rows(&machine.stream, gather).unwrap();
             vec![out, table, row_index]
+        });
+    }
+}
+
+#[test]
+fn scattered_words_are_those_of_the_reference() {
+    for (count, out_words) in [(1u32, 1u64), (16, 300), (257, 300), (5_000, 4_000)] {
+        compare(&format!("{count} words over {out_words}"), |machine| {
+            // Some beyond the end, which are written nowhere.
+            let mut index: Vec<u32> = (0..(count + count / 4).max(out_words as u32 + 9)).collect();
+            Random(count.into()).shuffle(&mut index);
+            index.truncate(count as usize);
+            let (data_bytes, index_bytes) = (u64::from(count) * 16, u64::from(count) * 4);
+            let bytes = 32 + data_bytes + index_bytes;
+            let mut source =
+                PinnedBuffer::alloc(&machine.device, bytes, HostAllocFlags::CACHED).unwrap();
+            source.write_at(32, &noise(data_bytes)).unwrap();
+            source.write_at(32 + data_bytes, bytemuck::cast_slice(&index)).unwrap();
+            let out = machine.upload(&noise(out_words * 16 + 8));
+            let scatter = ScatterWords {
+                out: out.span(),
+                source: &source,
+                data_offset: 32,
+                index_offset: 32 + data_bytes,
+                count,
+            };
+            machine.kernels.scatter_words(&machine.stream, scatter).unwrap();
+            vec![out]
         });
     }
 }

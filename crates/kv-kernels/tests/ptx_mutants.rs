@@ -14,6 +14,7 @@ const TRANSFER: &str = include_str!("../ptx/transfer.compute_80.ptx");
 const CHECKSUM: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER: &str = include_str!("../ptx/gather.compute_80.ptx");
+const SCATTER: &str = include_str!("../ptx/scatter.compute_80.ptx");
 
 /// Memory as it is before a launch, and the arguments that name it.
 type Setup = (Vec<DeviceBuffer>, KernelArgs);
@@ -235,11 +236,35 @@ fn gathers() -> Vec<Scenario> {
     vec![Scenario { entry: "gather_rows", config, setup: Box::new(setup) }]
 }
 
+fn scatters() -> Vec<Scenario> {
+    let setup = |machine: &Machine| {
+        // More words than threads, the first one beyond the end, and one far beyond.
+        let index: Vec<u32> =
+            (0..70).map(|i| [i * 3, 200, u32::MAX][(i % 23 / 21) as usize]).collect();
+        let (data, index) = (machine.upload(&noise(70 * 16)), machine.upload(&index));
+        let out = machine.upload(&noise(210 * 16));
+        let args = KernelArgs::new()
+            .arg(address(&out))
+            .arg(200u64)
+            .arg(address(&data))
+            .arg(address(&index))
+            .arg(70u32);
+        (vec![out, data, index], args)
+    };
+    let config = LaunchConfig::linear(2, 32);
+    vec![Scenario { entry: "scatter_words", config, setup: Box::new(setup) }]
+}
+
 /// Every change of `mutation` to a kernel is noticed in one of its scenarios; how many there were.
 #[track_caller]
 fn assert_noticed(mutation: Mutation) -> usize {
-    let kernels =
-        [(TRANSFER, transfers()), (CHECKSUM, checksums()), (PATTERN, fills()), (GATHER, gathers())];
+    let kernels = [
+        (TRANSFER, transfers()),
+        (CHECKSUM, checksums()),
+        (PATTERN, fills()),
+        (GATHER, gathers()),
+        (SCATTER, scatters()),
+    ];
     let mut all = 0;
     for (ptx, scenarios) in kernels {
         let (tried, unnoticed) = unnoticed(ptx, &scenarios, mutation);

@@ -8,6 +8,7 @@ mod checksum;
 mod fill;
 mod gather;
 mod lane_sums;
+mod scatter;
 mod transfer;
 
 use bytemuck::AnyBitPattern;
@@ -24,6 +25,7 @@ pub fn references() -> &'static [KernelReference] {
             KernelReference { name: entry::CHECKSUM, run: checksum::run },
             KernelReference { name: entry::FILL, run: fill::run },
             KernelReference { name: entry::GATHER, run: gather::run },
+            KernelReference { name: entry::SCATTER, run: scatter::run },
         ]
     }
 }
