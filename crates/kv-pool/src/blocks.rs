@@ -44,6 +44,10 @@ impl Flag {
     pub(crate) const EXPECTED: Self = Self(1 << 15);
     /// The priority is to end some time after the release.
     pub(crate) const TIMED: Self = Self(1 << 16);
+    /// Counted for its tenant as in use.
+    pub(crate) const COUNTED_HELD: Self = Self(1 << 18);
+    /// Counted for its tenant as cached.
+    pub(crate) const COUNTED_CACHED: Self = Self(1 << 19);
     /// Met before in the operation under way; clear outside of one.
     pub(crate) const MARK: Self = Self(1 << 17);
 }
@@ -73,6 +77,7 @@ pub(crate) enum Place {
 impl Place {
     pub(crate) const COUNT: usize = 8;
 
+    #[inline]
     fn of(meta: u32) -> Self {
         match meta & PLACE_MASK {
             0 => Self::Absent,
@@ -106,6 +111,7 @@ impl Blocks {
         Ok(Self(vec![[0; WORDS]; blocks]))
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -114,30 +120,37 @@ impl Blocks {
         (0..self.0.len() as u32).map(BlockId)
     }
 
+    #[inline]
     fn record(&self, id: BlockId) -> &[u32; WORDS] {
         &self.0[id.index()]
     }
 
+    #[inline]
     fn record_mut(&mut self, id: BlockId) -> &mut [u32; WORDS] {
         &mut self.0[id.index()]
     }
 
+    #[inline]
     pub(crate) fn before(&self, id: BlockId) -> u32 {
         self.record(id)[BEFORE]
     }
 
+    #[inline]
     pub(crate) fn after(&self, id: BlockId) -> u32 {
         self.record(id)[AFTER]
     }
 
+    #[inline]
     pub(crate) fn set_before(&mut self, id: BlockId, to: u32) {
         self.record_mut(id)[BEFORE] = to;
     }
 
+    #[inline]
     pub(crate) fn set_after(&mut self, id: BlockId, to: u32) {
         self.record_mut(id)[AFTER] = to;
     }
 
+    #[inline]
     pub(crate) fn set_links(&mut self, id: BlockId, before: u32, after: u32) {
         let record = self.record_mut(id);
         record[BEFORE] = before;
@@ -145,15 +158,18 @@ impl Blocks {
     }
 
     /// References to a pinned block; meaningless for one that is in a list.
+    #[inline]
     pub(crate) fn references(&self, id: BlockId) -> u32 {
         self.record(id)[BEFORE]
     }
 
+    #[inline]
     pub(crate) fn set_references(&mut self, id: BlockId, references: u32) {
         self.record_mut(id)[BEFORE] = references;
     }
 
     /// The hash in the record, whether the index leads there or not.
+    #[inline]
     pub(crate) fn hash(&self, id: BlockId) -> BlockHash {
         let [a, b, c, d, ..] = *self.record(id);
         let low = u64::from(a) | u64::from(b) << 32;
@@ -161,6 +177,7 @@ impl Blocks {
         BlockHash::from_u128(u128::from(low) | u128::from(high) << 64)
     }
 
+    #[inline]
     pub(crate) fn set_hash(&mut self, id: BlockId, hash: BlockHash) {
         let hash = hash.to_u128();
         let record = self.record_mut(id);
@@ -171,36 +188,44 @@ impl Blocks {
     }
 
     /// The name by which lookups find the block.
+    #[inline]
     pub(crate) fn name(&self, id: BlockId) -> Option<BlockHash> {
         self.is(id, Flag::NAMED).then(|| self.hash(id))
     }
 
+    #[inline]
     pub(crate) fn is(&self, id: BlockId, flag: Flag) -> bool {
         self.record(id)[META] & flag.0 != 0
     }
 
+    #[inline]
     pub(crate) fn set(&mut self, id: BlockId, flag: Flag) {
         self.record_mut(id)[META] |= flag.0;
     }
 
+    #[inline]
     pub(crate) fn clear(&mut self, id: BlockId, flag: Flag) {
         self.record_mut(id)[META] &= !flag.0;
     }
 
+    #[inline]
     pub(crate) fn place(&self, id: BlockId) -> Place {
         Place::of(self.record(id)[META])
     }
 
     /// To be called by [`State::put`](crate::state::State::put) alone, which counts.
+    #[inline]
     pub(crate) fn set_place(&mut self, id: BlockId, place: Place) {
         let meta = &mut self.record_mut(id)[META];
         *meta = *meta & !PLACE_MASK | place as u32;
     }
 
+    #[inline]
     pub(crate) fn tier(&self, id: BlockId) -> Tier {
         Tier::from_bits(self.record(id)[META] >> TIER_SHIFT)
     }
 
+    #[inline]
     pub(crate) fn location(&self, id: BlockId) -> Location {
         let record = self.record(id);
         Location {
@@ -209,29 +234,34 @@ impl Blocks {
         }
     }
 
+    #[inline]
     pub(crate) fn set_location(&mut self, id: BlockId, location: Location) {
         let record = self.record_mut(id);
         record[SLOT] = location.slot.0;
         record[META] = record[META] & !TIER_MASK | (location.tier as u32) << TIER_SHIFT;
     }
 
+    #[inline]
     pub(crate) fn priority(&self, id: BlockId) -> Priority {
         Priority::from_bits(self.record(id)[META] >> PRIORITY_SHIFT)
     }
 
     /// Of a block that is in no queue, for its queue is named by the priority.
+    #[inline]
     pub(crate) fn set_priority(&mut self, id: BlockId, priority: Priority) {
         let meta = &mut self.record_mut(id)[META];
         *meta = *meta & !PRIORITY_MASK | (u32::from(priority.get())) << PRIORITY_SHIFT;
     }
 
     /// The block that holds the content before this one's, as long as it does.
+    #[inline]
     pub(crate) fn parent(&self, id: BlockId) -> Option<BlockId> {
         let record = self.record(id);
         let parent = BlockId(record[PARENT].checked_sub(1)?);
         (self.record(parent)[GENERATION] == record[PARENT_GENERATION]).then_some(parent)
     }
 
+    #[inline]
     pub(crate) fn set_parent(&mut self, id: BlockId, parent: Option<BlockId>) {
         let generation = parent.map_or(0, |parent| self.record(parent)[GENERATION]);
         let record = self.record_mut(id);
@@ -239,16 +269,19 @@ impl Blocks {
         record[PARENT_GENERATION] = generation;
     }
 
+    #[inline]
     pub(crate) fn children(&self, id: BlockId) -> u32 {
         self.record(id)[CHILDREN]
     }
 
+    #[inline]
     pub(crate) fn set_children(&mut self, id: BlockId, children: u32) {
         self.record_mut(id)[CHILDREN] = children;
     }
 
     /// Cuts off all children: they have no parent from now on. Whether there can be a next time; if
     /// not, the block must be given no children any more.
+    #[inline]
     pub(crate) fn disown(&mut self, id: BlockId) {
         let record = self.record_mut(id);
         record[CHILDREN] = 0;
@@ -256,28 +289,34 @@ impl Blocks {
     }
 
     /// Whether children of this block can still be told from those of its former contents.
+    #[inline]
     pub(crate) fn may_have_children(&self, id: BlockId) -> bool {
         self.record(id)[GENERATION] != u32::MAX
     }
 
     /// Blocks before this one in its chain, at most 65,535.
+    #[inline]
     pub(crate) fn depth(&self, id: BlockId) -> u16 {
         (self.record(id)[ORIGIN] >> 16) as u16
     }
 
+    #[inline]
     pub(crate) fn tenant(&self, id: BlockId) -> u16 {
         self.record(id)[ORIGIN] as u16
     }
 
+    #[inline]
     pub(crate) fn set_origin(&mut self, id: BlockId, tenant: u16, depth: u16) {
         self.record_mut(id)[ORIGIN] = u32::from(tenant) | u32::from(depth) << 16;
     }
 
     /// The low half of an epoch while retiring, of a time in milliseconds while queued.
+    #[inline]
     pub(crate) fn stamp(&self, id: BlockId) -> u32 {
         self.record(id)[STAMP]
     }
 
+    #[inline]
     pub(crate) fn set_stamp(&mut self, id: BlockId, stamp: u32) {
         self.record_mut(id)[STAMP] = stamp;
     }

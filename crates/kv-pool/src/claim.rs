@@ -192,12 +192,12 @@ impl ClaimedBlocks {
     }
 
     /// The slots of the blocks, in their order.
-    pub fn slots(&self) -> impl ExactSizeIterator<Item = SlotIndex> + '_ {
+    pub fn slots(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = SlotIndex> + '_ {
         self.claims.iter().map(|claim| claim.slot)
     }
 
     /// The blocks, in their order.
-    pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + '_ {
+    pub fn blocks(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
         self.claims.iter().map(|claim| claim.block)
     }
 

@@ -1,6 +1,6 @@
 //! What can go wrong, one enum for each family of operations.
 
-use crate::{BlockHash, BlockId, Epoch, Location, Tier};
+use crate::{BlockHash, BlockId, Epoch, LoanId, Location, TenantError, Tier};
 
 /// Why no blocks were claimed. Nothing was evicted then.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -18,6 +18,21 @@ pub enum ClaimError {
         claimable: usize,
         /// Released blocks whose epoch is not complete yet.
         retiring: usize,
+    },
+    /// The tenant may not hold so many.
+    #[error("the tenant may not hold so many blocks")]
+    Tenant(#[from] TenantError),
+}
+
+/// Why a loan was not ended.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoanError {
+    /// There is no such loan, or it has ended.
+    #[error("there is no loan {}, or it has ended", loan.number())]
+    Unknown {
+        /// The loan that was named.
+        loan: LoanId,
     },
 }
 
@@ -155,6 +170,9 @@ pub enum IntegrityError {
         /// The slot.
         slot: usize,
     },
+    /// The times at which priorities end are in the wrong order.
+    #[error("the times at which priorities end are in the wrong order")]
+    Expiries,
     /// A release was refused because its block was not held.
     #[error("{count} releases of blocks that were not held")]
     Misuse {

@@ -29,35 +29,50 @@ impl EvictionQueues {
         Self { lists: Box::new([List::EMPTY; CLASSES]), occupied: 0, len: 0, empty: 0 }
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Blocks without content.
+    #[inline]
     pub(crate) fn empty(&self) -> usize {
         self.empty
     }
 
     /// Inserts a block that will be handed out after all others of its class.
+    #[inline]
     pub(crate) fn insert_last(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
         self.lists[index(class)].push_back(blocks, block);
         self.inserted(class);
     }
 
     /// Inserts a block that will be handed out before all others of its class.
+    #[inline]
     pub(crate) fn insert_first(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
         self.lists[index(class)].push_front(blocks, block);
         self.inserted(class);
     }
 
     /// Takes out a block that was inserted with `class`.
+    #[inline]
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
         self.remove_at(blocks, block, index(class));
     }
 
     /// Finds and takes out the next block, in one step.
+    #[inline]
     pub(crate) fn pop(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
         let lowest = self.occupied.trailing_zeros() as usize;
+        let block = self.lists.get(lowest)?.front()?;
+        self.remove_at(blocks, block, lowest);
+        Some(block)
+    }
+
+    /// The same, of blocks with content.
+    #[inline]
+    pub(crate) fn pop_cached(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
+        let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
         let block = self.lists.get(lowest)?.front()?;
         self.remove_at(blocks, block, lowest);
         Some(block)
@@ -74,12 +89,14 @@ impl EvictionQueues {
         })
     }
 
+    #[inline]
     fn inserted(&mut self, class: Class) {
         self.occupied |= 1 << index(class);
         self.len += 1;
         self.empty += usize::from(class.is_none());
     }
 
+    #[inline]
     fn remove_at(&mut self, blocks: &mut Blocks, block: BlockId, index: usize) {
         let list = &mut self.lists[index];
         list.remove(blocks, block);

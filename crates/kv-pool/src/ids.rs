@@ -11,6 +11,7 @@ pub struct BlockId(pub(crate) u32);
 impl BlockId {
     /// The id as an index, from 0 to one below the number of blocks in all tiers.
     #[must_use]
+    #[inline]
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -23,12 +24,14 @@ pub struct SlotIndex(pub(crate) u32);
 impl SlotIndex {
     /// The index, counted in blocks.
     #[must_use]
+    #[inline]
     pub fn index(self) -> usize {
         self.0 as usize
     }
 
     /// The index as block tables hold it. Pools are at most `i32::MAX` slots large.
     #[must_use]
+    #[inline]
     pub fn as_i32(self) -> i32 {
         self.0 as i32
     }
@@ -63,12 +66,14 @@ impl Tier {
 
     /// The tier's place among all, counted from 0 for the nearest.
     #[must_use]
+    #[inline]
     pub const fn index(self) -> usize {
         self as usize
     }
 
     /// The tier that is one further away.
     #[must_use]
+    #[inline]
     pub const fn below(self) -> Option<Self> {
         match self {
             Self::Primary => Some(Self::Secondary),
@@ -79,6 +84,7 @@ impl Tier {
     }
 
     /// The tier in the two lowest bits.
+    #[inline]
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self::ALL[(bits & 3) as usize]
     }
@@ -118,15 +124,18 @@ impl Priority {
 
     /// The number, from 0 to 100.
     #[must_use]
+    #[inline]
     pub const fn get(self) -> u8 {
         self.0
     }
 
+    #[inline]
     pub(crate) fn index(self) -> usize {
         usize::from(self.0)
     }
 
     /// The priority in the seven lowest bits, which were one.
+    #[inline]
     pub(crate) fn from_bits(bits: u32) -> Self {
         Self((bits & 0x7F) as u8)
     }
@@ -148,6 +157,7 @@ pub struct Epoch(pub(crate) u64);
 impl Epoch {
     /// The number of the epoch; the first that is begun is 1.
     #[must_use]
+    #[inline]
     pub fn number(self) -> u64 {
         self.0
     }

@@ -45,6 +45,7 @@ impl Index {
         })
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -72,6 +73,7 @@ impl Index {
     }
 
     /// Adds a name that nobody bears. The block's record has the name already.
+    #[inline]
     pub(crate) fn insert(&mut self, blocks: &Blocks, hash: BlockHash, id: BlockId) {
         let mixed = mix(hash);
         let (mut at, mut distance) = (self.home(mixed), 0);
@@ -95,6 +97,7 @@ impl Index {
     }
 
     /// Removes the name of a block, whose record has it still.
+    #[inline]
     pub(crate) fn remove(&mut self, blocks: &Blocks, id: BlockId) {
         let wanted = id.0 + 1;
         let mut at = self.home(mix(blocks.hash(id)));
@@ -157,6 +160,7 @@ impl Index {
         (u64::from(place) >> self.id_bits) as u32 & self.distance_max
     }
 
+    #[inline]
     fn true_distance(&self, blocks: &Blocks, at: usize, place: u32) -> u32 {
         let distance = self.distance(place);
         if distance < self.distance_max {
@@ -166,6 +170,7 @@ impl Index {
         (at.wrapping_sub(home) & (self.places.len() - 1)) as u32
     }
 
+    #[inline]
     fn place(&self, (id, tag): (u32, u32), distance: u32) -> u32 {
         let distance = u64::from(distance.min(self.distance_max)) << self.id_bits;
         (u64::from(id) | distance | u64::from(tag) << self.tag_shift) as u32

@@ -14,6 +14,9 @@ pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
     check_index(state)?;
     check_chains(state)?;
     check_slots(state)?;
+    if !state.watch.expiries_are_consistent() {
+        return Err(IntegrityError::Expiries);
+    }
     match state.counters.misuses {
         0 => Ok(()),
         count => Err(IntegrityError::Misuse { count }),
@@ -53,7 +56,11 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
         let place = blocks.place(id);
         let in_list =
             matches!(place, Place::Queued | Place::Shadowed | Place::Retiring | Place::Moving);
-        if listed != in_list {
+        // A policy's order is its own.
+        let by_policy = place == Place::Queued
+            && blocks.is(id, Flag::NAMED)
+            && state.watch.policies[blocks.tier(id).index()].is_some();
+        if listed != (in_list && !by_policy) {
             return Err(misplaced(id, place));
         }
     }
@@ -76,7 +83,10 @@ fn check_counts(state: &State) -> Result<(), IntegrityError> {
             }
         }
         let (counted, recorded) = (own.queues.iter(&state.blocks).count(), own.queues.len());
-        if counted != recorded || recorded != own.count(Place::Queued) {
+        let by_policy =
+            state.watch.policies[tier.index()].as_ref().map_or(0, |policy| policy.len());
+        let queued = recorded + by_policy;
+        if counted != recorded || queued != own.count(Place::Queued) {
             return Err(IntegrityError::Count { tier, counted, recorded });
         }
         let cached = own.queues.iter(&state.blocks).filter(|(_, class)| class.is_some()).count();
@@ -189,9 +199,9 @@ mod tests {
     /// Block 0 is pinned and named, 1 follows it and is cached, 2 and 3 are empty; 4 is secondary.
     fn state() -> State {
         let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(4) };
-        let mut state = State::new(&config).unwrap();
+        let mut state = State::plain(&config).unwrap();
         let mut claims: Vec<Claim> = Vec::new();
-        state.claim(Tier::Primary, 4, &mut claims);
+        state.claim(Tier::Primary, crate::TenantId::NOBODY, 4, &mut claims);
         assert_eq!(state.register(BlockId(0), HASH, None, &Naming::default()), None);
         let next = BlockHash::from_u128(8);
         let naming = Naming::after(HASH);

@@ -14,6 +14,14 @@
 //! | evicted content to host memory | [`ClaimedBlocks::take_offload`], then [`Offload::commit`] |
 //! | content back from host memory | [`BlockPool::begin_onboard`], then [`Onboard::commit`] |
 //! | no reuse before the device is done | [`BlockPool::begin_epoch`], [`BlockPool::complete_epoch`] |
+//! | a batch: all matches, then all claims | [`BlockPool::admit`], also for parts of a last block |
+//! | content moved down ahead of need | [`BlockPool::pin_victims`], [`BlockPool::claim_in`], [`BlockPool::begin_onboard`] |
+//! | readers in other processes | [`BlockPool::lend`], [`BlockPool::end_loan`], [`BlockPool::end_overdue_loans`] |
+//! | priorities that end | [`Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |
+//! | tenants | [`BlockPool::add_tenant`], [`BlockPool::set_quota`], [`BlockPool::claim_for`] |
+//! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
+//! | a clock, events, other policies | [`BlockPool::builder`], [`BlockPool::events`], [`policy`] |
+//! | what it holds | [`BlockPool::stats`], [`BlockPool::snapshot`], [`BlockPool::check_integrity`] |
 //!
 //! Lists of blocks take the lock once, whatever their length: a request looks up its prefix, claims
 //! the rest, and later names what it has written, in one step each.
@@ -79,17 +87,17 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod admit;
 mod blocks;
 #[cfg(loom)]
 mod broken;
+mod builder;
 mod claim;
 mod clock;
 mod config;
 mod error;
-#[cfg(test)]
 mod events;
 mod eviction;
-#[cfg(test)]
 mod expiry;
 mod hash;
 mod hold;
@@ -97,35 +105,41 @@ mod ids;
 mod index;
 mod integrity;
 mod list;
+mod loan;
 mod onboard;
 mod pin;
 pub mod policy;
 mod pool;
+mod removal;
 mod retention;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
+mod snapshot;
 mod state;
 mod stats;
 #[allow(unexpected_cfgs, reason = "a model checker's cfg, which only this crate knows")]
 mod sync;
-#[cfg(test)]
 mod tenants;
 
+pub use admit::{Admit, Admitted, Partial};
+pub use builder::PoolBuilder;
 pub use claim::{ClaimedBlock, ClaimedBlocks, Naming, Offload, Registration};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
-pub use error::{ClaimError, EpochError, GrowError, IntegrityError, OnboardError, RegisterError};
-#[cfg(test)]
+pub use error::{
+    ClaimError, EpochError, GrowError, IntegrityError, LoanError, OnboardError, RegisterError,
+};
 pub use events::{PoolEvent, Reading};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub use hold::BlockAt;
 pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
+pub use loan::{Loan, LoanId};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
 pub use pin::{BlockPin, PinnedBlocks};
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
+pub use snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
 pub use stats::{PoolCounters, PoolStats, TierStats};
-#[cfg(test)]
 pub use tenants::{EvictionVerdict, TenantCounts, TenantError, TenantId, TenantQuota};
 
 #[cfg(doctest)]

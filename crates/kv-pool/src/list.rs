@@ -18,14 +18,17 @@ pub(crate) struct List {
 impl List {
     pub(crate) const EMPTY: Self = Self { front: NONE, back: NONE };
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.front == NONE
     }
 
+    #[inline]
     pub(crate) fn front(&self) -> Option<BlockId> {
         (self.front != NONE).then_some(BlockId(self.front))
     }
 
+    #[inline]
     pub(crate) fn push_back(&mut self, blocks: &mut Blocks, block: BlockId) {
         blocks.set_links(block, self.back, NONE);
         match self.back {
@@ -35,6 +38,7 @@ impl List {
         self.back = block.0;
     }
 
+    #[inline]
     pub(crate) fn push_front(&mut self, blocks: &mut Blocks, block: BlockId) {
         blocks.set_links(block, NONE, self.front);
         match self.front {
@@ -44,6 +48,7 @@ impl List {
         self.front = block.0;
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: BlockId) {
         let (before, after) = (blocks.before(block), blocks.after(block));
         blocks.set_links(block, 0, 0);
@@ -58,6 +63,7 @@ impl List {
     }
 
     /// The block behind one that is in this list.
+    #[inline]
     pub(crate) fn after(&self, blocks: &Blocks, block: BlockId) -> Option<BlockId> {
         let after = blocks.after(block);
         (after != NONE).then_some(BlockId(after))

@@ -102,7 +102,9 @@ impl Onboard {
 
 /// Gives `source` the slot of the claimed block `target`, and releases that with the other slot.
 fn move_to(state: &mut State, source: BlockId, target: BlockId) {
+    let from = state.blocks.location(source);
     state.swap_locations(source, target);
+    state.emit_moved(source, from);
     state.rest(target);
 }
 

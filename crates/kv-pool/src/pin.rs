@@ -122,7 +122,7 @@ impl PinnedBlocks {
     }
 
     /// The slots of the blocks, in their order.
-    pub fn slots(&self) -> impl ExactSizeIterator<Item = SlotIndex> + '_ {
+    pub fn slots(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = SlotIndex> + '_ {
         self.as_slice().iter().map(|at| at.location.slot)
     }
 
@@ -176,6 +176,10 @@ impl PinnedBlocks {
         for at in own.blocks.drain(len..).rev() {
             state.unpin(at.block);
         }
+    }
+
+    pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
+        self.hold.as_ref().and_then(|hold| hold.pool()).is_some_and(|own| own.is(pool))
     }
 
     fn same_pool(&self, other: &Self) -> bool {

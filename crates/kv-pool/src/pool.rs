@@ -1,6 +1,7 @@
 //! The pool: every operation is one hold of one lock.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::claim::{ClaimedBlock, ClaimedBlocks};
 use crate::hold::BlockAt;
@@ -11,7 +12,7 @@ use crate::stats::PoolStats;
 use crate::sync::{Arc, Mutex};
 use crate::{
     BlockHash, ClaimError, ConfigError, Epoch, EpochError, GrowError, IntegrityError, PoolConfig,
-    Tier,
+    Retention, TenantId, Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -41,11 +42,12 @@ impl BlockPool {
     /// # Errors
     /// [`ConfigError`] names the number that cannot be.
     pub fn new(config: &PoolConfig) -> Result<Self, ConfigError> {
-        config.check()?;
-        let blocks = config.blocks().iter().sum();
-        let state = State::new(config).map_err(|_| ConfigError::OutOfMemory { blocks })?;
+        Self::builder(config).build()
+    }
+
+    pub(crate) fn with_state(config: &PoolConfig, state: State) -> Self {
         let state = Mutex::new(state);
-        Ok(Self { shared: Arc::new(Shared { state, primary_blocks: config.primary_blocks }) })
+        Self { shared: Arc::new(Shared { state, primary_blocks: config.primary_blocks }) }
     }
 
     /// Says that the primary tier has memory for its slots below `upto` now. Slots that had memory
@@ -94,6 +96,9 @@ impl BlockPool {
         let mut state = self.shared.state.lock();
         state.counters.lookups += hashes.len() as u64;
         let Some(first) = hashes.first().and_then(|&hash| state.find(hash)) else {
+            if let Some(&hash) = hashes.first() {
+                state.note_miss(hash);
+            }
             return PinnedBlocks::default();
         };
         let pins = PinnedBlocks::counted(&mut state, self, |state, pins| {
@@ -102,8 +107,13 @@ impl BlockPool {
             for at in 1..=hashes.len() {
                 let Some(block) = found else { break };
                 state.pin(block);
+                state.note_use(block, true);
                 pins.push(BlockAt { block, location: state.blocks.location(block) });
-                found = hashes.get(at).and_then(|&hash| state.find_after(hash, Some(block)));
+                let Some(&hash) = hashes.get(at) else { break };
+                found = state.find_after(hash, Some(block));
+                if found.is_none() {
+                    state.note_miss(hash);
+                }
             }
         });
         state.counters.hits += pins.len() as u64;
@@ -134,7 +144,16 @@ impl BlockPool {
     /// # Errors
     /// [`ClaimError::Exhausted`]; nothing was evicted then.
     pub fn claim(&self, count: usize) -> Result<ClaimedBlocks, ClaimError> {
-        self.claim_in(Tier::Primary, count)
+        self.claim_by(Tier::Primary, TenantId::NOBODY, count)
+    }
+
+    /// The same for a tenant, whose quota bounds what it may hold. Cached blocks that are kept for
+    /// other tenants are passed over.
+    ///
+    /// # Errors
+    /// As [`claim`](BlockPool::claim), and [`ClaimError::Tenant`].
+    pub fn claim_for(&self, tenant: TenantId, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+        self.claim_by(Tier::Primary, tenant, count)
     }
 
     /// The same in any tier. Content of other tiers than the primary is lost.
@@ -142,12 +161,22 @@ impl BlockPool {
     /// # Errors
     /// As [`claim`](BlockPool::claim).
     pub fn claim_in(&self, tier: Tier, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+        self.claim_by(tier, TenantId::NOBODY, count)
+    }
+
+    fn claim_by(
+        &self,
+        tier: Tier,
+        by: TenantId,
+        count: usize,
+    ) -> Result<ClaimedBlocks, ClaimError> {
         let mut state = self.shared.state.lock();
-        state.check_claimable(tier, count)?;
+        state.check_claimable(tier, by, count)?;
         let mut claims = state.take_claims();
-        state.claim(tier, count, &mut claims);
+        state.claim(tier, by, count, &mut claims);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
+        drop(state);
         Ok(ClaimedBlocks::new(self, tier, claims))
     }
 
@@ -158,7 +187,8 @@ impl BlockPool {
     /// As [`claim`](BlockPool::claim).
     pub fn claim_one(&self) -> Result<ClaimedBlock, ClaimError> {
         let mut state = self.shared.state.lock();
-        let claim = state.claim_one(Tier::Primary);
+        state.check_claimable(Tier::Primary, TenantId::NOBODY, 1)?;
+        let claim = state.claim_one(Tier::Primary, TenantId::NOBODY);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         let Some(claim) = claim else { return Err(state.exhausted(Tier::Primary, 1)) };
@@ -166,17 +196,42 @@ impl BlockPool {
         Ok(ClaimedBlock::new(self.clone(), Tier::Primary, claim))
     }
 
+    /// Says what held blocks are worth from their release on: their priority, and for how long.
+    /// Without this, a block keeps the priority that it was named with, and a block that is used again
+    /// keeps it for good. Blocks of another pool are left alone.
+    pub fn retain(&self, pins: &PinnedBlocks, retention: impl Into<Retention>) {
+        if !pins.belongs_to(self) {
+            return;
+        }
+        let retention = retention.into();
+        let mut state = self.shared.state.lock();
+        for at in pins.as_slice() {
+            state.set_retention(at.block, retention);
+        }
+    }
+
+    /// Gives unused blocks whose duration is over the default priority; how many there were. Reads
+    /// the clock once for each block that it looks at. To be called once a step or so.
+    pub fn refresh(&self) -> usize {
+        self.shared.state.lock().refresh()
+    }
+
+    /// When the next duration is over, by the pool's clock: the time for the next
+    /// [`refresh`](BlockPool::refresh).
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Duration> {
+        self.shared.state.lock().watch.next_expiry()
+    }
+
+    /// Reads the clock, for what is measured in coarse time: the ages that policies are told.
+    pub fn tick(&self) -> Duration {
+        self.shared.state.lock().watch.now()
+    }
+
     /// Releases pins from last to first, in one step, so that of one request's blocks the tail is
     /// evicted before the head. Pins of another pool are released to theirs.
     pub fn release(&self, pins: Vec<BlockPin>) {
         release_in_order(self, pins);
-    }
-
-    /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
-    /// it; content that is being offloaded is given up when its [`Offload`](crate::Offload) ends.
-    /// Whether there was any.
-    pub fn remove(&self, hash: BlockHash) -> bool {
-        self.shared.state.lock().remove(hash)
     }
 
     /// What the pool holds and has done, as of one moment, in constant time.

@@ -7,7 +7,7 @@ use crate::Tier;
 const TIERS: usize = Tier::ALL.len();
 
 /// Somebody whose blocks are counted apart. Numbers are given out by the pool, from 0 up.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TenantId(pub(crate) u16);
 
 impl TenantId {

@@ -2,7 +2,7 @@
 
 use crate::blocks::{Flag, Place};
 use crate::state::State;
-use crate::{BlockId, ClaimError, Priority, SlotIndex, Tier};
+use crate::{BlockId, ClaimError, Location, Priority, SlotIndex, TenantId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +26,20 @@ pub(crate) struct Move {
 
 impl State {
     /// Whether there are `count` blocks that nobody uses.
-    pub(crate) fn check_claimable(&self, tier: Tier, count: usize) -> Result<(), ClaimError> {
-        if count <= self.tier(tier).claimable() {
-            return Ok(());
+    #[inline]
+    pub(crate) fn check_claimable(
+        &self,
+        tier: Tier,
+        by: TenantId,
+        count: usize,
+    ) -> Result<(), ClaimError> {
+        if count > self.tier(tier).claimable() {
+            return Err(self.exhausted(tier, count));
         }
-        Err(self.exhausted(tier, count))
+        match &self.watch.tenancy {
+            None => Ok(()),
+            Some(tenancy) => Ok(tenancy.tenants.admit(by, tier, count as u64)?),
+        }
     }
 
     pub(crate) fn exhausted(&self, tier: Tier, requested: usize) -> ClaimError {
@@ -40,24 +49,25 @@ impl State {
     }
 
     /// Claims `count` blocks of a tier; there are as many.
-    pub(crate) fn claim(&mut self, tier: Tier, count: usize, into: &mut Vec<Claim>) {
+    #[inline]
+    pub(crate) fn claim(&mut self, tier: Tier, by: TenantId, count: usize, into: &mut Vec<Claim>) {
         into.reserve(count);
         for _ in 0..count {
-            let Some(claim) = self.claim_one(tier) else { break };
+            let Some(claim) = self.claim_one(tier, by) else { break };
             into.push(claim);
         }
     }
 
     /// Claims the next block of a tier, wherever its content is to go.
     #[inline]
-    pub(crate) fn claim_one(&mut self, tier: Tier) -> Option<Claim> {
+    pub(crate) fn claim_one(&mut self, tier: Tier, by: TenantId) -> Option<Claim> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if tier == Tier::Primary
             && let Some(stale) = self.sabotage.stale()
         {
             return Some(self.claim_stale(stale));
         }
-        let claim = self.claim_next(tier)?;
+        let claim = self.claim_next(tier, by)?;
         self.counters.claimed += 1;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if tier == Tier::Primary {
@@ -66,43 +76,91 @@ impl State {
         Some(claim)
     }
 
-    fn claim_next(&mut self, tier: Tier) -> Option<Claim> {
+    #[inline]
+    fn claim_next(&mut self, tier: Tier, by: TenantId) -> Option<Claim> {
         let state = &self.tiers[tier.index()];
         if state.queues.empty() == 0
             && let Some(id) = self.appear(tier)
         {
-            return Some(self.claimed(id, false, None));
+            return Some(self.claimed(id, by, false, None));
         }
+        let mut passes = self.tiers[tier.index()].count(Place::Queued);
         loop {
             let (id, last_resort) = self.pop(tier)?;
             if !self.blocks.is(id, Flag::NAMED) {
-                return Some(self.claimed(id, false, None));
+                return Some(self.claimed(id, by, false, None));
+            }
+            if passes > 0 && self.is_kept(id, by) {
+                passes -= 1;
+                self.enqueue(id);
+                continue;
             }
             if let Some(target) = self.offload_target(tier, id) {
-                return Some(self.displace(id, target));
+                return Some(self.displace(id, target, by));
             }
             if self.blocks.children(id) > 0 && !last_resort {
                 self.shadow(id);
                 continue;
             }
             self.drop_content(id);
-            return Some(self.claimed(id, true, None));
+            return Some(self.claimed(id, by, true, None));
         }
     }
 
     /// Takes the next block out of a tier's queues. Blocks that wait for those that follow them come
     /// when there is nothing else: what follows them is then in use or elsewhere.
+    #[inline]
     fn pop(&mut self, tier: Tier) -> Option<(BlockId, bool)> {
         let state = &mut self.tiers[tier.index()];
         if let Some(id) = state.queues.pop(&mut self.blocks) {
             return Some((id, false));
         }
-        let id = state.shadowed.front()?;
+        self.pop_cached(tier)
+    }
+
+    /// The same, of blocks with content.
+    pub(crate) fn pop_cached(&mut self, tier: Tier) -> Option<(BlockId, bool)> {
+        let state = &mut self.tiers[tier.index()];
+        if let Some(id) = state.queues.pop_cached(&mut self.blocks) {
+            return Some((id, false));
+        }
+        if self.watch.policies[tier.index()].is_some()
+            && let Some(id) = self.pop_by_policy(tier)
+        {
+            return Some((id, false));
+        }
+        let state = &mut self.tiers[tier.index()];
+        let Some(id) = state.shadowed.front() else {
+            return Some((self.pop_blocked(tier)?, true));
+        };
         state.shadowed.remove(&mut self.blocks, id);
         Some((id, true))
     }
 
+    fn pop_by_policy(&mut self, tier: Tier) -> Option<BlockId> {
+        let now = self.policy_time();
+        self.watch.policies[tier.index()].as_mut()?.victim(now)
+    }
+
+    /// Takes a block that a policy holds back because others follow it, which are in use. A search,
+    /// and rare: nothing else is left in the tier.
+    fn pop_blocked(&mut self, tier: Tier) -> Option<BlockId> {
+        let policy = self.watch.policies[tier.index()].as_mut()?;
+        if policy.is_empty() {
+            return None;
+        }
+        let blocks = &self.blocks;
+        let blocked = |&id: &BlockId| {
+            let queued = blocks.place(id) == Place::Queued && blocks.is(id, Flag::NAMED);
+            queued && blocks.tier(id) == tier
+        };
+        let id = blocks.ids().find(blocked)?;
+        policy.removed(id);
+        Some(id)
+    }
+
     /// Sets a block aside that is evicted only after those that follow it.
+    #[inline]
     fn shadow(&mut self, id: BlockId) {
         self.put(id, Place::Shadowed);
         let tier = self.blocks.tier(id);
@@ -110,14 +168,19 @@ impl State {
     }
 
     /// The last block that followed this one is gone: its turn, which has come up before, is now.
+    #[inline]
     pub(crate) fn unshadow(&mut self, id: BlockId) {
         let tier = self.blocks.tier(id).index();
         self.tiers[tier].shadowed.remove(&mut self.blocks, id);
         self.put(id, Place::Queued);
+        if self.watch.policies[tier].is_some() {
+            return self.enqueue_by_policy(id, self.blocks.tier(id));
+        }
         let class = Some(self.blocks.priority(id));
         self.tiers[tier].queues.insert_first(&mut self.blocks, id, class);
     }
 
+    #[inline]
     fn drop_content(&mut self, id: BlockId) {
         self.unname(id);
         self.counters.dropped += 1;
@@ -128,6 +191,7 @@ impl State {
 
     /// A block of the tier below for the content of a victim of the primary tier, if it is worth
     /// keeping. The content of that block is dropped.
+    #[inline]
     fn offload_target(&mut self, tier: Tier, victim: BlockId) -> Option<BlockId> {
         let keep =
             tier == Tier::Primary && self.blocks.priority(victim) >= self.offload_min_priority;
@@ -155,7 +219,8 @@ impl State {
 
     /// Gives the content of `victim` the slot of `target`, and claims `target` at the slot that it
     /// leaves.
-    fn displace(&mut self, victim: BlockId, target: BlockId) -> Claim {
+    #[inline]
+    fn displace(&mut self, victim: BlockId, target: BlockId, by: TenantId) -> Claim {
         self.counters.evicted += 1;
         self.swap_locations(victim, target);
         let from = self.blocks.location(target).slot;
@@ -167,16 +232,25 @@ impl State {
         self.put(victim, Place::Moving);
         self.moving.push_back(&mut self.blocks, victim);
         self.blocks.set(target, Flag::COPYING);
-        self.claimed(target, true, Some(Move { block: victim, holder: target, from, to }))
+        self.claimed(target, by, true, Some(Move { block: victim, holder: target, from, to }))
     }
 
-    fn claimed(&mut self, id: BlockId, evicted: bool, offload: Option<Move>) -> Claim {
+    #[inline]
+    pub(crate) fn claimed(
+        &mut self,
+        id: BlockId,
+        by: TenantId,
+        evicted: bool,
+        offload: Option<Move>,
+    ) -> Claim {
+        self.blocks.set_origin(id, by.0, 0);
         self.put(id, Place::Claimed);
         self.blocks.set_priority(id, Priority::DEFAULT);
         Claim { block: id, slot: self.blocks.location(id).slot, evicted, offload }
     }
 
     /// Names content that has arrived at its secondary slot, so that lookups find it.
+    #[inline]
     pub(crate) fn commit_offload(&mut self, moved: Move) {
         let id = moved.block;
         let hash = self.blocks.hash(id);
@@ -188,13 +262,17 @@ impl State {
         self.blocks.set(id, Flag::NAMED);
         self.index.insert(&self.blocks, hash, id);
         self.counters.offloaded += 1;
+        self.emit_moved(id, Location { tier: Tier::Primary, slot: moved.from });
         self.rest(id);
         self.end_copy(moved.holder);
     }
 
     /// Gives up content whose copy was not made.
+    #[inline]
     pub(crate) fn abort_offload(&mut self, moved: Move) {
         self.arrive(moved.block);
+        self.emit_removed(moved.block);
+        self.untime(moved.block);
         self.cut(moved.block);
         self.counters.dropped += 1;
         self.rest(moved.block);
@@ -202,6 +280,7 @@ impl State {
     }
 
     /// Ends a move: the block is the caller's.
+    #[inline]
     fn arrive(&mut self, id: BlockId) {
         self.moving.remove(&mut self.blocks, id);
         self.blocks.clear(id, Flag::EXPECTED);
@@ -209,6 +288,7 @@ impl State {
     }
 
     /// Nothing reads the slot of evicted content any more.
+    #[inline]
     fn end_copy(&mut self, holder: BlockId) {
         self.blocks.clear(holder, Flag::COPYING);
         if self.blocks.place(holder) == Place::Draining {
@@ -224,9 +304,9 @@ impl State {
         self.take_out(stale);
         self.counters.claimed += 1;
         if !self.blocks.is(stale, Flag::NAMED) {
-            return self.claimed(stale, false, None);
+            return self.claimed(stale, TenantId::NOBODY, false, None);
         }
         self.drop_content(stale);
-        self.claimed(stale, true, None)
+        self.claimed(stale, TenantId::NOBODY, true, None)
     }
 }

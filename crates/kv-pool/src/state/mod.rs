@@ -5,20 +5,24 @@
 
 mod claim;
 mod names;
+mod tenancy;
 mod tier;
+mod watch;
 
 use std::collections::TryReserveError;
 
 pub(crate) use claim::{Claim, Move};
 pub(crate) use tier::TierState;
+pub(crate) use watch::Watch;
 
 use crate::blocks::{Blocks, Flag, Place};
 use crate::hold::Hold;
 use crate::index::Index;
 use crate::list::List;
+use crate::loan::Loans;
 use crate::stats::PoolCounters;
 use crate::sync::Arc;
-use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, Tier};
+use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, TenantId, Tier};
 
 /// Buffers kept for the next user; what is beyond is freed.
 const SPARES_MAX: usize = 256;
@@ -37,6 +41,8 @@ pub(crate) struct State {
     pub(crate) current: Epoch,
     pub(crate) completed: Epoch,
     pub(crate) counters: PoolCounters,
+    pub(crate) watch: Watch,
+    pub(crate) loans: Loans,
     offload_min_priority: Priority,
     pub(crate) spare_holds: Vec<Arc<Hold>>,
     pub(crate) spare_claims: Vec<Vec<Claim>>,
@@ -46,7 +52,7 @@ pub(crate) struct State {
 
 impl State {
     /// `config` has been checked.
-    pub(crate) fn new(config: &PoolConfig) -> Result<Self, TryReserveError> {
+    pub(crate) fn new(config: &PoolConfig, watch: Watch) -> Result<Self, TryReserveError> {
         let mut base = 0;
         let tiers = config.blocks().map(|capacity| {
             let tier = TierState::new(base, capacity as u32);
@@ -62,6 +68,8 @@ impl State {
             current: Epoch(0),
             completed: Epoch(0),
             counters: PoolCounters::default(),
+            watch,
+            loans: Loans::default(),
             offload_min_priority: config.offload_min_priority,
             spare_holds: Vec::new(),
             spare_claims: Vec::new(),
@@ -72,12 +80,24 @@ impl State {
         Ok(state)
     }
 
+    /// A pool with nothing but what every pool has.
+    #[cfg(test)]
+    pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
+        let clock = Box::new(crate::ManualClock::new());
+        Self::new(config, Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?)
+    }
+
     /// Gives the primary slots below `upto` memory.
+    #[inline]
     pub(crate) fn add_primary_slots(&mut self, upto: u64) {
         let tier = &mut self.tiers[Tier::Primary.index()];
         tier.ready = tier.ready.max(upto as u32);
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.tenants.grow(Tier::Primary, upto);
+        }
     }
 
+    #[inline]
     pub(crate) fn tier(&self, tier: Tier) -> &TierState {
         &self.tiers[tier.index()]
     }
@@ -89,6 +109,7 @@ impl State {
         counts[self.blocks.place(id) as usize] -= 1;
         counts[place as usize] += 1;
         self.blocks.set_place(id, place);
+        self.account(id);
     }
 
     /// Takes one reference: the block leaves the lists if it is the first.
@@ -102,6 +123,7 @@ impl State {
             return;
         }
         self.take_out(id);
+        self.untime(id);
         self.blocks.set_references(id, 1);
         self.put(id, Place::Pinned);
     }
@@ -125,6 +147,7 @@ impl State {
     }
 
     /// Releases a claimed block that was given no content worth a name.
+    #[inline]
     pub(crate) fn release_claimed(&mut self, id: BlockId) {
         if self.blocks.place(id) == Place::Claimed {
             self.rest(id);
@@ -139,6 +162,7 @@ impl State {
         // Of two owners the other may have released it before.
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.take_out(id);
+        self.arm(id);
         if self.blocks.is(id, Flag::COPYING) {
             self.put(id, Place::Draining);
         } else if self.current <= self.completed {
@@ -166,17 +190,25 @@ impl State {
     }
 
     /// Exchanges the slots of two blocks. Neither is in a queue, or its queue would be wrong.
+    #[inline]
     pub(crate) fn swap_locations(&mut self, one: BlockId, other: BlockId) {
         let (first, second) = (self.blocks.location(one), self.blocks.location(other));
         self.relocate(one, second);
         self.relocate(other, first);
     }
 
+    #[inline]
     fn relocate(&mut self, id: BlockId, to: Location) {
-        let place = self.blocks.place(id) as usize;
-        self.tiers[self.blocks.tier(id).index()].counts[place] -= 1;
+        let (place, from) = (self.blocks.place(id) as usize, self.blocks.tier(id));
+        self.uncount(id);
+        self.tiers[from.index()].counts[place] -= 1;
         self.tiers[to.tier.index()].counts[place] += 1;
         self.blocks.set_location(id, to);
+        self.account(id);
+        if let Some(parent) = self.blocks.parent(id) {
+            self.note_child(parent, from, false);
+            self.note_child(parent, to.tier, true);
+        }
     }
 
     /// Removes a block from the list that its place names, if any.
@@ -187,7 +219,10 @@ impl State {
         match blocks.place(id) {
             Place::Queued => {
                 let class = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
-                tier.queues.remove(blocks, id, class);
+                match &mut self.watch.policies[blocks.tier(id).index()] {
+                    Some(policy) if class.is_some() => policy.held(id),
+                    _ => tier.queues.remove(blocks, id, class),
+                }
             }
             Place::Shadowed => tier.shadowed.remove(blocks, id),
             Place::Retiring => self.retiring.remove(blocks, id),
@@ -200,17 +235,31 @@ impl State {
     #[inline]
     pub(crate) fn enqueue(&mut self, id: BlockId) {
         self.put(id, Place::Queued);
-        let blocks = &mut self.blocks;
-        let queues = &mut self.tiers[blocks.tier(id).index()].queues;
-        if blocks.is(id, Flag::NAMED) {
-            let class = Some(blocks.priority(id));
-            queues.insert_last(blocks, id, class);
+        let tier = self.blocks.tier(id);
+        if !self.blocks.is(id, Flag::NAMED) {
+            return self.tiers[tier.index()].queues.insert_first(&mut self.blocks, id, None);
+        }
+        self.blocks.set_stamp(id, self.watch.now_ms() as u32);
+        if self.watch.policies[tier.index()].is_some() {
+            self.enqueue_by_policy(id, tier);
         } else {
-            queues.insert_first(blocks, id, None);
+            let class = Some(self.blocks.priority(id));
+            self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
+        }
+        if self.watch.tenancy.is_some() {
+            self.give_way(TenantId(self.blocks.tenant(id)), tier);
+        }
+    }
+
+    pub(crate) fn enqueue_by_policy(&mut self, id: BlockId, tier: Tier) {
+        let facts = self.facts(id);
+        if let Some(policy) = &mut self.watch.policies[tier.index()] {
+            policy.evictable(id, &facts);
         }
     }
 
     /// The next slot of a tier that has never been used, with a block for it.
+    #[inline]
     fn appear(&mut self, tier: Tier) -> Option<BlockId> {
         let state = &mut self.tiers[tier.index()];
         if state.appeared == state.ready {
@@ -225,21 +274,25 @@ impl State {
     }
 
     /// A hold for blocks that are pinned now, with an empty list.
+    #[inline]
     pub(crate) fn take_hold(&mut self) -> Arc<Hold> {
         self.spare_holds.pop().unwrap_or_default()
     }
 
     /// Keeps an empty hold for the next user.
+    #[inline]
     pub(crate) fn keep_hold(&mut self, hold: Arc<Hold>) {
         if self.spare_holds.len() < SPARES_MAX && hold.capacity() <= SPARE_LEN_MAX {
             self.spare_holds.push(hold);
         }
     }
 
+    #[inline]
     pub(crate) fn take_claims(&mut self) -> Vec<Claim> {
         self.spare_claims.pop().unwrap_or_default()
     }
 
+    #[inline]
     pub(crate) fn keep_claims(&mut self, mut claims: Vec<Claim>) {
         claims.clear();
         if self.spare_claims.len() < SPARES_MAX && claims.capacity() <= SPARE_LEN_MAX {
@@ -254,11 +307,11 @@ mod tests {
     use crate::{BlockHash, Naming};
 
     fn state() -> State {
-        State::new(&PoolConfig::primary_only(2)).unwrap()
+        State::plain(&PoolConfig::primary_only(2)).unwrap()
     }
 
     fn claim(state: &mut State) -> BlockId {
-        state.claim_one(Tier::Primary).unwrap().block
+        state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block
     }
 
     #[test]
@@ -271,7 +324,7 @@ mod tests {
         assert_eq!(state.counters.misuses, 2);
         assert_eq!(state.tier(Tier::Primary).claimable(), 2);
         assert_ne!(claim(&mut state), claim(&mut state));
-        assert!(state.claim_one(Tier::Primary).is_none());
+        assert!(state.claim_one(Tier::Primary, TenantId::NOBODY).is_none());
     }
 
     #[test]

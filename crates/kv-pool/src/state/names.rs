@@ -32,6 +32,7 @@ impl State {
 
     /// Names a held block's content, or pins the block that holds the same content already.
     /// The pin that this returns is counted.
+    #[inline]
     pub(crate) fn register(
         &mut self,
         id: BlockId,
@@ -54,8 +55,12 @@ impl State {
         self.blocks.set_hash(id, hash);
         self.blocks.set(id, Flag::NAMED);
         self.blocks.set_priority(id, naming.retention.priority);
-        self.blocks.set_origin(id, 0, 0);
+        if naming.retention.duration.is_some() {
+            self.set_retention(id, naming.retention);
+        }
+        self.blocks.set_origin(id, self.blocks.tenant(id), 0);
         self.index.insert(&self.blocks, hash, id);
+        self.note_use(id, false);
         if naming.parent.is_some() || parent.is_some() {
             self.blocks.set(id, Flag::CHAINED);
         }
@@ -69,16 +74,19 @@ impl State {
         self.blocks.set_references(id, references);
         self.put(id, Place::Pinned);
         self.counters.registered += 1;
+        self.emit_stored(id);
         None
     }
 
     /// Pins a claimed block without giving it a name.
+    #[inline]
     pub(crate) fn take_unnamed(&mut self, id: BlockId) {
         self.blocks.set_references(id, 1);
         self.put(id, Place::Pinned);
     }
 
     /// Makes `parent` the block that `id` follows.
+    #[inline]
     fn link(&mut self, id: BlockId, parent: BlockId) {
         if parent == id || !self.blocks.may_have_children(parent) {
             return;
@@ -86,31 +94,37 @@ impl State {
         self.blocks.set_parent(id, Some(parent));
         let children = self.blocks.children(parent) + 1;
         self.blocks.set_children(parent, children);
+        self.note_child(parent, self.blocks.tier(id), true);
         let depth = self.blocks.depth(parent).saturating_add(1);
         let tenant = self.blocks.tenant(id);
         self.blocks.set_origin(id, tenant, depth);
     }
 
+    #[inline]
     fn unlink(&mut self, id: BlockId) {
         let Some(parent) = self.blocks.parent(id) else { return };
         self.blocks.set_parent(id, None);
         let children = self.blocks.children(parent) - 1;
         self.blocks.set_children(parent, children);
+        self.note_child(parent, self.blocks.tier(id), false);
         if children == 0 && self.blocks.place(parent) == Place::Shadowed {
             self.unshadow(parent);
         }
     }
 
     /// Takes a block out of its chain, on both sides.
+    #[inline]
     pub(crate) fn cut(&mut self, id: BlockId) {
         self.unlink(id);
         self.blocks.clear(id, Flag::CHAINED);
+        self.note_removed(id);
         if self.blocks.children(id) > 0 {
             self.blocks.disown(id);
         }
     }
 
     /// Takes a name away wherever it is, also from content on its way. Whether anybody bore it.
+    #[inline]
     pub(crate) fn remove(&mut self, hash: BlockHash) -> bool {
         let mut any = false;
         let mut at = self.moving.front();
@@ -129,6 +143,7 @@ impl State {
     }
 
     /// Takes the name from a block's content: no lookup finds it any more.
+    #[inline]
     pub(crate) fn forget(&mut self, id: BlockId) {
         let queued = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
         if queued {
@@ -143,10 +158,14 @@ impl State {
     }
 
     /// Takes a name from a block that is in no queue.
+    #[inline]
     pub(crate) fn unname(&mut self, id: BlockId) {
         self.index.remove(&self.blocks, id);
         self.blocks.clear(id, Flag::NAMED);
+        self.emit_removed(id);
+        self.untime(id);
         self.cut(id);
+        self.account(id);
     }
 }
 
@@ -154,6 +173,7 @@ impl State {
 impl State {
     /// Keeps the lists whole when a block with two owners is named by the second: its bytes are what
     /// a test wants to see damaged.
+    #[inline]
     fn part_from_other_owner(&mut self, id: BlockId) {
         self.take_out(id);
         if self.blocks.is(id, Flag::NAMED) {

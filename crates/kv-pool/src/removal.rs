@@ -1,0 +1,156 @@
+//! Removal of content by name, by what it follows, and by tenant; and victims for a move downwards.
+
+use crate::blocks::{Flag, Place};
+use crate::hold::BlockAt;
+use crate::pin::PinnedBlocks;
+use crate::state::State;
+use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
+
+impl BlockPool {
+    /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
+    /// it; content that is being offloaded is given up when its [`Offload`](crate::Offload) ends.
+    /// Whether there was any.
+    ///
+    /// Content that follows it stays, and is found by prefix again once this content is.
+    pub fn remove(&self, hash: BlockHash) -> bool {
+        self.shared.state.lock().remove(hash)
+    }
+
+    /// Takes content and all that follows it out of the index; how many blocks lost their names.
+    ///
+    /// For maintenance: holds the lock for a time in proportion to the blocks.
+    pub fn remove_with_successors(&self, hash: BlockHash) -> usize {
+        let mut state = self.shared.state.lock();
+        let Some(first) = state.find(hash) else { return usize::from(state.remove(hash)) };
+        let following = state.following(first);
+        state.forget_all(&following)
+    }
+
+    /// Takes all content of a tenant out of the index; how many blocks lost their names.
+    ///
+    /// For maintenance: holds the lock for a time in proportion to the blocks.
+    pub fn remove_tenant(&self, tenant: TenantId) -> usize {
+        let mut state = self.shared.state.lock();
+        let blocks = &state.blocks;
+        let own: Vec<_> = blocks.ids().filter(|&id| blocks.tenant(id) == tenant.0).collect();
+        state.forget_all(&own)
+    }
+
+    /// Pins the next `count` victims of a tier that have content, all or none, so that they can be
+    /// moved to another tier with [`begin_onboard`](BlockPool::begin_onboard). Blocks named in
+    /// `protected` are passed over, and become the last in the tier's order.
+    ///
+    /// # Errors
+    /// [`ClaimError::Exhausted`] if there are not so many; then nothing has changed.
+    pub fn pin_victims(
+        &self,
+        tier: Tier,
+        count: usize,
+        protected: &[BlockHash],
+    ) -> Result<PinnedBlocks, ClaimError> {
+        let mut state = self.shared.state.lock();
+        let marked = state.mark(tier, protected);
+        let result = state.check_victims(tier, count, marked).map(|()| {
+            if count == 0 {
+                return PinnedBlocks::default();
+            }
+            PinnedBlocks::counted(&mut state, self, |state, pins| {
+                while pins.len() < count
+                    && let Some(block) = state.take_victim(tier)
+                {
+                    pins.push(BlockAt { block, location: state.blocks.location(block) });
+                }
+            })
+        });
+        for &hash in protected {
+            if let Some(id) = state.find(hash) {
+                state.blocks.clear(id, Flag::MARK);
+            }
+        }
+        result
+    }
+}
+
+impl State {
+    /// Marks unused blocks of a tier by name; how many there are.
+    fn mark(&mut self, tier: Tier, names: &[BlockHash]) -> usize {
+        let mut marked = 0;
+        for &hash in names {
+            let Some(id) = self.find(hash) else { continue };
+            let unused = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
+            if unused && self.blocks.tier(id) == tier && !self.blocks.is(id, Flag::MARK) {
+                self.blocks.set(id, Flag::MARK);
+                marked += 1;
+            }
+        }
+        marked
+    }
+
+    fn check_victims(&self, tier: Tier, requested: usize, marked: usize) -> Result<(), ClaimError> {
+        let state = self.tier(tier);
+        let claimable = state.claimable() - state.empty() - marked;
+        if requested <= claimable {
+            return Ok(());
+        }
+        Err(ClaimError::Exhausted { requested, claimable, retiring: state.retiring() })
+    }
+
+    /// Pins the next victim that is not marked. Marked ones go to the back, each at most once.
+    fn take_victim(&mut self, tier: Tier) -> Option<BlockId> {
+        let mut turns = self.tier(tier).claimable() + 1;
+        while turns > 0 {
+            turns -= 1;
+            let (id, _) = self.pop_cached(tier)?;
+            if !self.blocks.is(id, Flag::MARK) {
+                self.untime(id);
+                self.take_unnamed(id);
+                return Some(id);
+            }
+            self.enqueue(id);
+        }
+        None
+    }
+
+    /// The block, and all that follow it.
+    fn following(&self, first: BlockId) -> Vec<BlockId> {
+        let blocks = &self.blocks;
+        // Whether a block follows the first one, as far as that is known.
+        let mut known: Vec<Option<bool>> = vec![None; blocks.len()];
+        known[first.index()] = Some(true);
+        let mut path = Vec::new();
+        for id in blocks.ids() {
+            let mut at = id;
+            let follows = loop {
+                if let Some(follows) = known[at.index()] {
+                    break follows;
+                }
+                // Known from here on, so that a walk ends even in a ring.
+                known[at.index()] = Some(false);
+                path.push(at);
+                match blocks.parent(at) {
+                    Some(parent) => at = parent,
+                    None => break false,
+                }
+            };
+            for at in path.drain(..) {
+                known[at.index()] = Some(follows);
+            }
+        }
+        blocks.ids().filter(|id| known[id.index()] == Some(true)).collect()
+    }
+
+    fn forget_all(&mut self, ids: &[BlockId]) -> usize {
+        let mut forgotten = 0;
+        // Those that follow come after what they follow as often as not, so all links are cut first.
+        for &id in ids {
+            if self.blocks.is(id, Flag::NAMED) {
+                self.forget(id);
+                forgotten += 1;
+            } else if self.blocks.is(id, Flag::EXPECTED) {
+                self.blocks.clear(id, Flag::EXPECTED);
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+}

@@ -1,0 +1,176 @@
+//! What a pool is at one moment, and what happens to its content.
+
+use std::time::Duration;
+
+use crate::blocks::{Flag, Place};
+use crate::events::EventCursor;
+use crate::{
+    BlockHash, BlockId, BlockPool, Location, PoolStats, Priority, Reading, TenantCounts,
+    TenantError, TenantId, TenantQuota, Tier,
+};
+
+/// What a block is doing.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum BlockUse {
+    /// Nobody uses it.
+    Unused,
+    /// Released, and not yet to be handed out again.
+    Retiring,
+    /// One owner writes it, or content is being moved to it.
+    Claimed,
+    /// Pinned, by so many owners: a list of pins and its clones are one.
+    Pinned(u32),
+}
+
+/// One block as of the moment of a snapshot.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct BlockView {
+    /// The block.
+    pub block: BlockId,
+    /// Where it lies.
+    pub location: Location,
+    /// What it is doing.
+    pub usage: BlockUse,
+    /// The name of its content, if lookups find it.
+    pub hash: Option<BlockHash>,
+    /// The block that its content follows.
+    pub parent: Option<BlockId>,
+    /// How many blocks follow it.
+    pub children: u32,
+    /// Blocks before it in its chain, at most 65,535.
+    pub depth: u16,
+    /// What its content is worth.
+    pub priority: Priority,
+    /// When it loses that priority, by the pool's clock, if a duration is running.
+    pub expiry: Option<Duration>,
+    /// Whose it is.
+    pub tenant: TenantId,
+}
+
+/// What a pool is at one moment.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolSnapshot {
+    /// The counts.
+    pub stats: PoolStats,
+    /// The number of the first event that is not in this snapshot yet.
+    pub next_event: u64,
+    /// All blocks that have ever been used.
+    pub blocks: Vec<BlockView>,
+}
+
+/// Reads a pool's events in order, each once.
+#[derive(Clone, Debug)]
+pub struct EventReader {
+    pool: BlockPool,
+    cursor: EventCursor,
+}
+
+impl EventReader {
+    /// Appends what has happened since the last call, at most `max` readings, and says how many.
+    /// Readings are [`Lost`](Reading::Lost) where this reader was too slow.
+    pub fn read(&mut self, max: usize, into: &mut Vec<Reading>) -> usize {
+        into.reserve(max.min(1024));
+        let state = self.pool.shared.state.lock();
+        let Some(events) = &state.watch.events else { return 0 };
+        let before = into.len();
+        while into.len() - before < max
+            && let Some(reading) = events.read(&mut self.cursor)
+        {
+            into.push(reading);
+        }
+        into.len() - before
+    }
+}
+
+impl BlockPool {
+    /// A reader of the events from now on; `None` if the pool was not
+    /// [built](crate::PoolBuilder::events) to keep any.
+    #[must_use]
+    pub fn events(&self) -> Option<EventReader> {
+        let cursor = self.shared.state.lock().watch.events.as_ref()?.cursor_now();
+        Some(EventReader { pool: self.clone(), cursor })
+    }
+
+    /// A reader of all events, from the first on, which may be lost already.
+    #[must_use]
+    pub fn events_from_start(&self) -> Option<EventReader> {
+        let cursor = self.shared.state.lock().watch.events.as_ref()?.cursor_at_start();
+        Some(EventReader { pool: self.clone(), cursor })
+    }
+
+    /// All blocks and counts as of one moment. Holds the lock for a time in proportion to the blocks.
+    #[must_use]
+    pub fn snapshot(&self) -> PoolSnapshot {
+        let mut views = Vec::new();
+        let state = self.shared.state.lock();
+        let blocks = &state.blocks;
+        views.reserve(blocks.len());
+        for block in blocks.ids() {
+            let usage = match blocks.place(block) {
+                Place::Absent => continue,
+                Place::Queued | Place::Shadowed => BlockUse::Unused,
+                Place::Retiring | Place::Draining => BlockUse::Retiring,
+                Place::Claimed | Place::Moving => BlockUse::Claimed,
+                Place::Pinned => BlockUse::Pinned(blocks.references(block)),
+            };
+            views.push(BlockView {
+                block,
+                location: blocks.location(block),
+                usage,
+                hash: blocks.is(block, Flag::NAMED).then(|| blocks.hash(block)),
+                parent: blocks.parent(block),
+                children: blocks.children(block),
+                depth: blocks.depth(block),
+                priority: blocks.priority(block),
+                expiry: state.watch.expiry(block),
+                tenant: TenantId(blocks.tenant(block)),
+            });
+        }
+        let next_event = state.watch.events.as_ref().map_or(0, |events| events.len());
+        PoolSnapshot { stats: state.stats(), next_event, blocks: views }
+    }
+
+    /// Adds a tenant without bounds, which blocks can be claimed for and counted by.
+    ///
+    /// # Errors
+    /// [`TenantError::TooMany`].
+    pub fn add_tenant(&self) -> Result<TenantId, TenantError> {
+        self.shared.state.lock().add_tenant()
+    }
+
+    /// Gives a tenant another quota for a tier. Blocks that it has beyond it stay until they are
+    /// released.
+    ///
+    /// # Errors
+    /// [`TenantError`] names what cannot be; nothing has changed then.
+    pub fn set_quota(
+        &self,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), TenantError> {
+        let mut state = self.shared.state.lock();
+        state.tenancy().tenants.set_quota(tenant, tier, quota)?;
+        state.give_way(tenant, tier);
+        Ok(())
+    }
+
+    /// The quota of a tenant.
+    ///
+    /// # Errors
+    /// [`TenantError::Unknown`].
+    pub fn quota(&self, tenant: TenantId, tier: Tier) -> Result<TenantQuota, TenantError> {
+        self.shared.state.lock().tenancy().tenants.quota(tenant, tier)
+    }
+
+    /// What a tenant holds and has cached.
+    ///
+    /// # Errors
+    /// [`TenantError::Unknown`].
+    pub fn tenant_counts(&self, tenant: TenantId, tier: Tier) -> Result<TenantCounts, TenantError> {
+        self.shared.state.lock().tenancy().tenants.counts(tenant, tier)
+    }
+}

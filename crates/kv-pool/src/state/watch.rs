@@ -1,0 +1,279 @@
+//! What only some pools have: a clock and expiries, a log of events, tenants, policies of their own.
+//!
+//! A pool without them pays one predictable branch for each.
+
+use std::collections::{HashMap, TryReserveError};
+use std::time::Duration;
+
+use crate::blocks::{Flag, Place};
+use crate::clock::Clock;
+use crate::events::EventLog;
+use crate::expiry::Expiries;
+use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime};
+use crate::state::State;
+use crate::state::tenancy::Tenancy;
+use crate::{BlockHash, BlockId, Location, PoolEvent, Priority, Retention, Tier};
+
+/// What a policy wants to know of a block and the record has no room for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Note {
+    found: u32,
+    used: PolicyTime,
+    /// Blocks that follow it, by the tier that they lie in.
+    children: [u32; Tier::COUNT],
+}
+
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) clock: Box<dyn Clock>,
+    expiries: Option<Expiries>,
+    /// Of blocks that are `TIMED`.
+    durations: HashMap<u32, Duration>,
+    pub(crate) events: Option<EventLog>,
+    pub(crate) tenancy: Option<Tenancy>,
+    pub(crate) policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+    /// Empty without a policy.
+    notes: Vec<Note>,
+    /// The clock's answer when it was last asked, in milliseconds.
+    now_ms: u64,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        clock: Box<dyn Clock>,
+        events: Option<usize>,
+        policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+        blocks: usize,
+    ) -> Result<Self, TryReserveError> {
+        let mut notes = Vec::new();
+        if policies.iter().any(Option::is_some) {
+            notes.try_reserve_exact(blocks)?;
+            notes.resize(blocks, Note::default());
+        }
+        Ok(Self {
+            clock,
+            expiries: None,
+            durations: HashMap::new(),
+            events: events.map(EventLog::new).transpose()?,
+            tenancy: None,
+            policies,
+            notes,
+            now_ms: 0,
+        })
+    }
+
+    /// The time, which is remembered for what need not be exact.
+    pub(crate) fn now(&mut self) -> Duration {
+        let now = self.clock.now();
+        self.now_ms = now.as_millis() as u64;
+        now
+    }
+
+    /// When the duration of a block is over, if it has begun.
+    pub(crate) fn expiry(&self, id: BlockId) -> Option<Duration> {
+        self.expiries.as_ref()?.of(id)
+    }
+
+    /// When the next duration is over.
+    pub(crate) fn next_expiry(&self) -> Option<Duration> {
+        self.expiries.as_ref()?.first().map(|(expiry, _)| expiry)
+    }
+
+    pub(crate) fn expiries_are_consistent(&self) -> bool {
+        self.expiries.as_ref().is_none_or(Expiries::is_consistent)
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    #[inline]
+    pub(crate) fn emit(&mut self, event: impl FnOnce() -> PoolEvent) {
+        if let Some(events) = &mut self.events {
+            events.push(event());
+        }
+    }
+}
+
+impl State {
+    /// Says that content got its name.
+    #[inline]
+    pub(crate) fn emit_stored(&mut self, id: BlockId) {
+        let blocks = &self.blocks;
+        self.watch.emit(|| PoolEvent::Stored {
+            block: id,
+            hash: blocks.hash(id),
+            parent: blocks.parent(id).map_or(BlockHash::ROOT, |parent| blocks.hash(parent)),
+            location: blocks.location(id),
+            priority: blocks.priority(id),
+        });
+    }
+
+    #[inline]
+    pub(crate) fn emit_removed(&mut self, id: BlockId) {
+        let (hash, location) = (self.blocks.hash(id), self.blocks.location(id));
+        self.watch.emit(|| PoolEvent::Removed { block: id, hash, location });
+    }
+
+    pub(crate) fn emit_moved(&mut self, id: BlockId, from: Location) {
+        let (hash, to) = (self.blocks.hash(id), self.blocks.location(id));
+        if self.blocks.is(id, Flag::NAMED) {
+            self.watch.emit(|| PoolEvent::Moved { block: id, hash, from, to });
+        }
+    }
+
+    /// Says what a held block is worth from its release on.
+    pub(crate) fn set_retention(&mut self, id: BlockId, retention: Retention) {
+        let Retention { priority, duration } = retention;
+        self.set_priority(id, priority);
+        match duration {
+            Some(duration) => {
+                self.blocks.set(id, Flag::TIMED);
+                self.watch.durations.insert(id.0, duration);
+            }
+            None => self.untime(id),
+        }
+    }
+
+    /// Changes the priority of a block that is in no queue.
+    fn set_priority(&mut self, id: BlockId, to: Priority) {
+        let from = self.blocks.priority(id);
+        self.blocks.set_priority(id, to);
+        if from != to && self.blocks.is(id, Flag::NAMED) {
+            let hash = self.blocks.hash(id);
+            self.watch.emit(|| PoolEvent::PriorityChanged { block: id, hash, from, to });
+        }
+    }
+
+    /// Forgets the duration of a block: it is used again, or has lost its content.
+    #[inline]
+    pub(crate) fn untime(&mut self, id: BlockId) {
+        if self.blocks.is(id, Flag::TIMED) {
+            self.blocks.clear(id, Flag::TIMED);
+            self.watch.durations.remove(&id.0);
+            if let Some(expiries) = &mut self.watch.expiries {
+                expiries.remove(id);
+            }
+        }
+    }
+
+    /// Lets the duration of a block begin, which nobody holds any more.
+    #[inline]
+    pub(crate) fn arm(&mut self, id: BlockId) {
+        if self.blocks.is(id, Flag::TIMED) {
+            self.arm_timed(id);
+        }
+    }
+
+    fn arm_timed(&mut self, id: BlockId) {
+        let Some(&duration) = self.watch.durations.get(&id.0) else { return };
+        if self.blocks.priority(id) == Priority::DEFAULT || !self.blocks.is(id, Flag::NAMED) {
+            return;
+        }
+        if self.watch.expiries.is_none() {
+            // Without memory for the heap, the priority stays.
+            self.watch.expiries = Expiries::new(self.blocks.len()).ok();
+        }
+        let expiry = self.watch.now().saturating_add(duration);
+        if let Some(expiries) = &mut self.watch.expiries {
+            expiries.insert(id, expiry);
+        }
+    }
+
+    /// Gives blocks whose duration is over the default priority. Reads the clock once for each block
+    /// that it looks at.
+    pub(crate) fn refresh(&mut self) -> usize {
+        let mut expired = 0;
+        while self.watch.expiries.as_ref().is_some_and(|expiries| expiries.len() > 0) {
+            let now = self.watch.now();
+            let next = self.watch.expiries.as_mut().and_then(|expiries| expiries.pop_expired(now));
+            let Some(id) = next else { break };
+            let queued = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
+            if queued {
+                self.take_out(id);
+            }
+            self.untime(id);
+            self.set_priority(id, Priority::DEFAULT);
+            if queued {
+                self.enqueue(id);
+            }
+            expired += 1;
+        }
+        expired
+    }
+
+    /// The time as policies count it.
+    pub(crate) fn policy_time(&self) -> PolicyTime {
+        PolicyTime { lookups: self.counters.lookups, ms: self.watch.now_ms() }
+    }
+
+    /// Notes that a lookup found the block, or that its content is new.
+    #[inline]
+    pub(crate) fn note_use(&mut self, id: BlockId, found: bool) {
+        if self.watch.notes.is_empty() {
+            return;
+        }
+        let used = self.policy_time();
+        let note = &mut self.watch.notes[id.index()];
+        note.used = used;
+        note.found = if found { note.found.saturating_add(1) } else { 0 };
+    }
+
+    /// Tells the policies that a lookup asked for what is not cached.
+    #[inline]
+    pub(crate) fn note_miss(&mut self, hash: BlockHash) {
+        if self.watch.notes.is_empty() {
+            return;
+        }
+        let now = self.policy_time();
+        for policy in self.watch.policies.iter_mut().flatten() {
+            policy.missed(hash, now);
+        }
+    }
+
+    /// Counts a successor of `parent` that lies in `tier`, or one less.
+    #[inline]
+    pub(crate) fn note_child(&mut self, parent: BlockId, tier: Tier, one_more: bool) {
+        if self.watch.notes.is_empty() {
+            return;
+        }
+        let count = &mut self.watch.notes[parent.index()].children[tier.index()];
+        *count = if one_more { *count + 1 } else { count.saturating_sub(1) };
+        let changed = *count == u32::from(one_more);
+        let has_children = one_more;
+        if changed
+            && self.blocks.tier(parent) == tier
+            && self.blocks.place(parent) == Place::Queued
+            && let Some(policy) = &mut self.watch.policies[tier.index()]
+        {
+            policy.children(parent, has_children);
+        }
+    }
+
+    /// Cuts off the counts of a block that has lost its name.
+    #[inline]
+    pub(crate) fn note_removed(&mut self, id: BlockId) {
+        if self.watch.notes.is_empty() {
+            return;
+        }
+        self.watch.notes[id.index()].children = [0; Tier::COUNT];
+        if let Some(policy) = &mut self.watch.policies[self.blocks.tier(id).index()] {
+            policy.removed(id);
+        }
+    }
+
+    pub(crate) fn facts(&self, id: BlockId) -> BlockFacts {
+        let (blocks, note) = (&self.blocks, self.watch.notes[id.index()]);
+        let tier = blocks.tier(id);
+        BlockFacts {
+            parent: blocks.parent(id).filter(|&parent| blocks.tier(parent) == tier),
+            depth: blocks.depth(id).into(),
+            found: note.found,
+            has_children: note.children[tier.index()] > 0,
+            priority: blocks.priority(id),
+            tenant: blocks.tenant(id).into(),
+            used: note.used,
+            ..BlockFacts::new(blocks.hash(id))
+        }
+    }
+}
