@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{Device, Stream};
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{ExploreLimits, SimConfig, SimDriver, explore};
 use cuda_vmm::{
     AdmitError, Layout, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker,
     WorkerOptions,
@@ -318,4 +318,54 @@ fn sixty_four_sequences_for_two_thousand_steps_with_threads() {
         assert!(engine.space.stats().adopted > 0);
         engine.close(worker);
     }
+}
+
+/// One sequence ends while its work may still run, and another needs the same two pages.
+fn hand_over(sim: &SimDriver) -> Result<(), String> {
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let options = PagePoolOptions { page_bytes: None, capacity_pages: 2 };
+    let pages = PagePool::new(&device, options).unwrap();
+    let worker = Worker::manual();
+    let options = SpaceOptions {
+        sequences: 2,
+        planes: 1,
+        token_bytes: PAGE / 2,
+        tokens_max: 4,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&pages, &worker, options).unwrap();
+    let (old, new) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+
+    let mut first = space.admit(4).unwrap();
+    first.extend_blocking(4).unwrap();
+    old.fill(first.plane(0).unwrap().span(0..4).unwrap(), 1).unwrap();
+    first.shrink_to(1, &[recorded(&old)]);
+    worker.poll();
+    old.fill(first.plane(0).unwrap().span(0..1).unwrap(), 3).unwrap();
+    first.finish(&[recorded(&old)]);
+    worker.poll();
+    // Adopts, takes, or has to wait: whatever the device has got to by now.
+    let mut second = space.admit(2).map_err(|error| error.to_string())?;
+    if second.extend_blocking(3).is_err() {
+        old.synchronize().unwrap();
+        second.extend_blocking(3).map_err(|error| error.to_string())?;
+    }
+    let span = second.plane(0).unwrap().span(0..3).unwrap();
+    new.fill(span, 2).unwrap();
+    let mut seen = vec![0; span.bytes() as usize];
+    new.download(&mut seen, span).unwrap();
+    second.finish(&[]);
+    let report = space.close(&[]).unwrap().wait().unwrap();
+    match seen.iter().all(|&byte| byte == 2) && report.is_clean() {
+        true => Ok(()),
+        false => Err("the second sequence lost bytes to the first".to_owned()),
+    }
+}
+
+#[test]
+fn memory_is_handed_over_safely_in_every_order_that_the_device_may_take() {
+    let config = SimConfig { granularity: PAGE, device_bytes: 1 << 20, ..SimConfig::default() };
+    let found = explore(&config, ExploreLimits::default(), hand_over).unwrap();
+    found.assert_passed();
+    assert!(found.complete && found.explored > 1_000, "{} of the orders", found.explored);
 }
