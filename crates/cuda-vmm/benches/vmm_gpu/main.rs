@@ -3,7 +3,8 @@
 //! `cargo bench -p cuda-vmm --bench vmm_gpu`, on a machine with a GPU of 40 GiB or more. The shape is that of
 //! an 8-billion-parameter model: 128 KiB of KV a token over all layers, 16 tokens to a page of 2 MiB.
 //! With `KV_TRACE=FILE` (lines of JSON with `input_length` and `output_length`) the waste of page sizes
-//! and layouts over a trace is computed too, on the simulated device: it needs no GPU.
+//! and layouts over a trace is computed too, on the simulated device: it needs no GPU. `KV_DEVICE=sim` runs
+//! all of it there, to see that it runs: the times mean nothing then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_driver::{CudaDriver, Device};
+use cuda_sim::{SimConfig, SimDriver};
 
 /// KV of one token, all layers.
 const TOKEN_BYTES: u64 = 128 << 10;
@@ -43,6 +45,11 @@ fn main() -> ExitCode {
 }
 
 fn open() -> Result<Device, String> {
+    if std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim") {
+        let config = SimConfig { device_bytes: 80 << 30, ..SimConfig::default() };
+        let driver = SimDriver::new(config).map_err(|error| error.to_string())?;
+        return Device::open(Arc::new(driver), 0).map_err(|error| error.to_string());
+    }
     let driver = CudaDriver::load().map_err(|error| error.to_string())?;
     Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
 }

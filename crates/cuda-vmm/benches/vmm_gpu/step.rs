@@ -86,15 +86,13 @@ fn ahead(device: &Device, staggered: bool, capacity_pages: u64) -> (Vec<Duration
     let space = SequenceSpace::new(&pages, &worker, options).unwrap();
     let mut sequences: Vec<Sequence> = (0..SEQUENCES)
         .map(|index| {
-            let mut sequence = space.admit(0).unwrap();
+            let mut sequence = space.admit(page_tokens).unwrap();
             sequence.extend_blocking(start(index, staggered, page_tokens)).unwrap();
             sequence
         })
         .collect();
     // The first rows are a matter of admission; the steps are what is measured.
-    let mut refused = true;
-    while refused {
-        refused = sequences.iter().any(|sequence| sequence.ready_tokens() < 16);
+    while sequences.iter().any(|sequence| sequence.ready_tokens() < page_tokens) {
         std::hint::spin_loop();
     }
     let stalls = space.stats().stalls;
