@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, Stream};
 use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError};
-use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout};
-use kv_stage::{StagingOptions, StagingPool, StepStager, StepStagerOptions};
+use kv_kernels::{KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterWords};
+use kv_stage::{
+    Scatter, ScatterError, ScatterKernel, StagingOptions, StagingPool, StepStager,
+    StepStagerOptions,
+};
 
 use crate::host_tier::HostTier;
 use crate::{BuildError, CloseError, Growth, KvCacheOptions};
@@ -24,7 +27,7 @@ pub struct Part {
     pub(crate) arrived: Arc<Event>,
     pub(crate) memory: ElasticPool,
     paged: PagedKv,
-    kernels: KvKernels,
+    kernels: Arc<KvKernels>,
     host: HostTier,
     staging: StagingPool,
     pub(crate) stager: StepStager,
@@ -51,16 +54,17 @@ impl Part {
         let extent = layout.extent_bytes(&shape, blocks).map_err(kv_kernels::PagedKvError::from)?;
         let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
         let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
-        let kernels = KvKernels::load(device)?;
+        let kernels = Arc::new(KvKernels::load(device)?);
         let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
-        let step_bytes = options.step_bytes();
-        let buffers = StagingOptions {
-            buffer_bytes: step_bytes,
-            buffers_max: options.overlap_depth as usize + 1,
-        };
+        // Rows of whole words of four entries.
+        let row_slack_bytes = u64::from(options.sequences_max) * 16;
+        let device_bytes = options.step_bytes().saturating_add(row_slack_bytes);
+        let buffer_bytes = StepStagerOptions::buffer_bytes(device_bytes);
+        let buffers = StagingOptions::overlapped(buffer_bytes, options.overlap_depth as usize);
         let staging = StagingPool::new(device, buffers)?;
-        let stager =
-            StepStager::new(device, &staging, StepStagerOptions { device_bytes: step_bytes })?;
+        let scatter = Arc::new(StepScatter(kernels.clone()));
+        let stager = StepStagerOptions { device_bytes };
+        let stager = StepStager::with_scatter(device, &staging, stager, scatter)?;
         let (transfer, arrived) = (Stream::new(device)?, Arc::new(Event::new(device)?));
         // Last, so that nothing is mapped for a cache that cannot be built.
         if let Growth::Ahead { blocks, worker } = &options.growth {
@@ -222,5 +226,28 @@ impl Part {
     fn block_span(&self, block: usize) -> Result<DeviceSpan, CopyError> {
         let bytes = self.shape().block_bytes();
         Ok(self.paged.span().slice(block as u64 * bytes, bytes)?)
+    }
+}
+
+/// Sends what changed in a step's tables by a kernel.
+#[derive(Debug)]
+struct StepScatter(Arc<KvKernels>);
+
+impl ScatterKernel for StepScatter {
+    fn scatter(&self, stream: &Stream, scatter: &Scatter<'_>) -> Result<(), ScatterError> {
+        let words = ScatterWords {
+            out: scatter.out(),
+            source: scatter.source(),
+            data_offset: scatter.data_offset(),
+            index_offset: scatter.index_offset(),
+            count: scatter.count(),
+        };
+        self.0.scatter_words(stream, words).map_err(|error| match error {
+            KernelError::Device(error) => error.into(),
+            error => {
+                tracing::error!(%error, "a step's changes were refused by the kernel's checks");
+                ScatterError::Refused
+            }
+        })
     }
 }

@@ -53,7 +53,8 @@ pub struct StagedPart<T> {
 }
 
 impl<T> StagedPart<T> {
-    /// The block table: `[sequences, width]` of `i32`, -1 beyond a sequence's blocks.
+    /// The block table: `[sequences, width]` of `i32`, -1 beyond a sequence's blocks. To be read only:
+    /// the next step sends what changed in it.
     ///
     /// # Errors
     /// None that this type can cause; see [`Staged::span`].
@@ -61,7 +62,8 @@ impl<T> StagedPart<T> {
         Ok(self.staged.span(self.table)?)
     }
 
-    /// Entries of a row of the block table.
+    /// Entries of a row of the block table: at least the blocks of the longest sequence. Rows are
+    /// longer than that so that they keep their places while sequences grow.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width

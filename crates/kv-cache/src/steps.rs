@@ -101,6 +101,7 @@ impl KvCache {
             let lengths = step.array(&lengths)?;
             let extra = add(index, &mut step)?;
             let staged = step.submit(&part.compute)?;
+            let width = staged.row_entries(table)?;
             Ok(StagedPart { staged, table, lengths, width, extra })
         };
         self.parts.iter_mut().enumerate().map(stage).collect()

@@ -1,14 +1,21 @@
 //! The persistent table of block ids: what the host edits and reads, and the device never sees.
 
 use std::collections::TryReserveError;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::TableError;
+use crate::edits::{Edit, EditLog};
 
 /// The persistent host table `[slots, max_blocks]` of block ids, row-major, -1 where there is none.
 ///
 /// Layout and address stay the same for the table's life, so synchronous readers may keep both. It is
 /// plain memory that no device operation is ever given: [`Step::block_rows`](crate::Step::block_rows)
-/// snapshots the rows that a step needs, and only the snapshot travels.
+/// snapshots what a step needs of them, and only the snapshot travels. Readers share it (`&`) and one
+/// writer has it to itself (`&mut`).
+///
+/// A cache with several pools, attention windows, models or kinds of attention has a table for each; a
+/// step carries rows of any number of tables. A block that has left a window is a hole, see
+/// [`set`](BlockTable::set).
 #[derive(Debug)]
 pub struct BlockTable {
     slots: usize,
@@ -19,6 +26,9 @@ pub struct BlockTable {
     /// # Invariants
     /// For each slot, columns at and beyond its length hold -1; at most `max_blocks`.
     lens: Box<[usize]>,
+    /// Tells this table from all others of the process.
+    id: u64,
+    edits: EditLog,
 }
 
 impl BlockTable {
@@ -33,11 +43,16 @@ impl BlockTable {
             _ => return Err(TableError::Shape { slots, max_blocks }),
         }
         let out_of_memory = |_| TableError::OutOfMemory { slots, max_blocks };
+        // Only distinct numbers are needed of the counter, so no ordering is. 0 is nobody's.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let edits = slots.saturating_mul(EDITS_PER_SLOT).clamp(EDITS_MIN, EDITS_MAX);
         Ok(Self {
             slots,
             max_blocks,
             entries: filled(-1, slots * max_blocks).map_err(out_of_memory)?,
             lens: filled(0, slots).map_err(out_of_memory)?,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            edits: EditLog::new(edits).map_err(out_of_memory)?,
         })
     }
 
@@ -53,7 +68,11 @@ impl BlockTable {
             return Err(TableError::Column { logical, max_blocks: self.max_blocks });
         }
         check_block(block)?;
-        self.entries[start + logical] = block;
+        let entry = &mut self.entries[start + logical];
+        if *entry != block {
+            *entry = block;
+            self.edits.note(Edit { slot, from: logical, to: logical + 1 });
+        }
         self.lens[slot] = self.lens[slot].max(logical + 1);
         Ok(())
     }
@@ -80,6 +99,7 @@ impl BlockTable {
         if len < old {
             self.entries[start + len..start + old].fill(-1);
             self.lens[slot] = len;
+            self.edits.note(Edit { slot, from: len, to: old });
         }
         Ok(())
     }
@@ -128,6 +148,14 @@ impl BlockTable {
         self.max_blocks
     }
 
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn edits(&self) -> &EditLog {
+        &self.edits
+    }
+
     fn start(&self, slot: usize) -> Result<usize, TableError> {
         if slot < self.slots {
             Ok(slot * self.max_blocks)
@@ -140,7 +168,12 @@ impl BlockTable {
 /// No Rust allocation is larger.
 const MAX_TABLE_BYTES: usize = isize::MAX as usize;
 
-fn filled<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, TryReserveError> {
+/// Edits that a table remembers: a step that changes every row twice can still be told from them.
+const EDITS_PER_SLOT: usize = 2;
+const EDITS_MIN: usize = 64;
+const EDITS_MAX: usize = 1 << 16;
+
+pub(crate) fn filled<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, TryReserveError> {
     let mut values = Vec::new();
     values.try_reserve_exact(len)?;
     values.resize(len, value);

@@ -8,7 +8,8 @@ use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, Pinned
 use smallvec::SmallVec;
 
 use crate::SubmitError;
-use crate::pool::{Events, Shared, Slot};
+use crate::retire::{Events, Shared};
+use crate::slab::{Slot, SlotMemory};
 
 /// A pinned buffer to write, owned by one caller.
 ///
@@ -32,7 +33,7 @@ impl StagingBuffer {
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.slot.as_ref().map_or(0, |slot| slot.pinned.bytes())
+        self.slot.as_ref().map_or(0, |slot| slot.memory.bytes())
     }
 
     /// The bytes, to be filled. They hold what an earlier use left there.
@@ -41,7 +42,7 @@ impl StagingBuffer {
         // SAFETY: no device operation that reads or writes the buffer is pending, and none can be
         // enqueued while the slice borrows `self`: invariant of `slot`. (On a device that is lost,
         // operations may have been cut off, but nothing runs any more.)
-        unsafe { slot.pinned.slice_mut() }
+        unsafe { slot.memory.slice_mut() }
     }
 
     /// Copies `data` into the buffer at `offset`.
@@ -49,10 +50,14 @@ impl StagingBuffer {
     /// # Errors
     /// [`OutOfBounds`].
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
-        match &mut self.slot {
-            Some(slot) => slot.pinned.write_at(offset, data),
-            None => Err(OutOfBounds { offset, bytes: data.len() as u64, capacity: 0 }),
-        }
+        let all = self.bytes_mut();
+        let (bytes, capacity) = (data.len() as u64, all.len() as u64);
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let Some(place) = all.get_mut(start..start.saturating_add(data.len())) else {
+            return Err(OutOfBounds { offset, bytes, capacity });
+        };
+        place.copy_from_slice(data);
+        Ok(())
     }
 
     /// Lets work on the device read the buffer, and gives the buffer up.
@@ -79,16 +84,17 @@ impl StagingBuffer {
         };
         let mut submission = Submission {
             shared: self.shared.clone(),
-            pinned: Some(slot.pinned),
+            memory: Some(slot.memory),
+            class: slot.class,
             readers: RefCell::new(Readers { events: slot.events, reading: SmallVec::new() }),
         };
         if let Err(error) = submission.readers.get_mut().add(stream) {
             submission.abandon();
             return Err(SubmitError::Event(error));
         }
-        let enqueued = match &submission.pinned {
-            Some(pinned) => {
-                enqueue(&SubmittedView { stream, pinned, readers: &submission.readers })
+        let enqueued = match &submission.memory {
+            Some(memory) => {
+                enqueue(&SubmittedView { stream, memory, readers: &submission.readers })
             }
             None => unreachable!("taken by `retire` and `abandon` only"),
         };
@@ -117,7 +123,8 @@ impl fmt::Debug for StagingBuffer {
 struct Submission {
     shared: Arc<Shared>,
     /// Present until `retire` or `abandon`.
-    pinned: Option<PinnedBuffer>,
+    memory: Option<SlotMemory>,
+    class: usize,
     readers: RefCell<Readers>,
 }
 
@@ -187,9 +194,9 @@ impl Submission {
     }
 
     fn take_slot(&mut self) -> Option<Slot> {
-        let pinned = self.pinned.take()?;
+        let memory = self.memory.take()?;
         let events = std::mem::take(&mut self.readers.get_mut().events);
-        Some(Slot { pinned, events })
+        Some(Slot { memory, class: self.class, events })
     }
 }
 
@@ -203,7 +210,7 @@ impl Drop for Submission {
 /// A submitted buffer, while its readers are being enqueued.
 pub struct SubmittedView<'a> {
     stream: &'a Stream,
-    pinned: &'a PinnedBuffer,
+    memory: &'a SlotMemory,
     readers: &'a RefCell<Readers>,
 }
 
@@ -217,13 +224,13 @@ impl SubmittedView<'_> {
     /// Address by which kernels read the buffer, for work enqueued within the closure.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.pinned.device_address()
+        self.memory.device_address()
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.pinned.bytes()
+        self.memory.bytes()
     }
 
     /// Enqueues a copy of the buffer's bytes from `offset` on, filling `destination`.
@@ -234,7 +241,7 @@ impl SubmittedView<'_> {
     /// # Errors
     /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + destination` bytes.
     pub fn copy_to_device(&self, destination: DeviceSpan, offset: u64) -> Result<(), CopyError> {
-        self.stream.copy_to_device(destination, self.pinned, offset)
+        self.copy_on(self.stream, destination, offset)
     }
 
     /// As [`copy_to_device`](SubmittedView::copy_to_device), on another stream, also of another
@@ -249,7 +256,7 @@ impl SubmittedView<'_> {
         offset: u64,
     ) -> Result<(), CopyError> {
         self.also_read_by(stream)?;
-        stream.copy_to_device(destination, self.pinned, offset)
+        self.copy_on(stream, destination, offset)
     }
 
     /// Keeps the buffer also until work on `stream`, enqueued within the closure, has completed.
@@ -262,6 +269,24 @@ impl SubmittedView<'_> {
     /// What the driver answers.
     pub fn also_read_by(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.readers.borrow_mut().add(stream)
+    }
+
+    /// The pinned allocation that the buffer is a part of, and where in it the buffer begins.
+    ///
+    /// For launches that check a kernel's host memory. Only the buffer's own bytes may be read.
+    #[must_use]
+    pub fn place(&self) -> (&PinnedBuffer, u64) {
+        self.memory.place()
+    }
+
+    fn copy_on(
+        &self,
+        stream: &Stream,
+        destination: DeviceSpan,
+        offset: u64,
+    ) -> Result<(), CopyError> {
+        let offset = self.memory.range(offset, destination.bytes())?;
+        stream.copy_to_device(destination, self.memory.place().0, offset)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use cuda_driver::{CopyError, DeviceError};
 
+use crate::ScatterError;
+
 /// Why a pool or a stager could not be made, drained or closed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -14,6 +16,9 @@ pub enum StagingError {
         /// Number of buffers asked for.
         buffers_max: usize,
     },
+    /// The thread that pins memory could not be started.
+    #[error("no thread to pin staging memory: {0}")]
+    Thread(std::io::ErrorKind),
     /// The device refused or is lost.
     #[error("staging failed on the device")]
     Device(#[from] DeviceError),
@@ -30,6 +35,14 @@ pub enum AcquireError {
         live: usize,
         /// Buffers that the pool has in circulation.
         max: usize,
+    },
+    /// No buffer of the pool is so large.
+    #[error("a staging buffer of {bytes} bytes was asked for, and the largest has {largest_bytes}")]
+    TooLarge {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes of the pool's largest buffers.
+        largest_bytes: u64,
     },
     /// The pool was closed.
     #[error("the staging pool is closed")]
@@ -146,9 +159,21 @@ pub enum StepError {
         /// Ordinal of the stream's device.
         stream: i32,
     },
+    /// The step was not sent, or not all of it. The next one sends everything anew.
+    #[error("the step was not sent")]
+    Submit(#[from] SubmitError<SendError>),
+}
+
+/// Why the device was not sent a step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
     /// The copy was refused.
-    #[error("the step was not copied")]
-    Submit(#[from] SubmitError<CopyError>),
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The kernel was refused.
+    #[error(transparent)]
+    Scatter(#[from] ScatterError),
 }
 
 /// A part that does not belong to the step it was asked of.

@@ -63,14 +63,24 @@
 
 mod block_table;
 mod buffer;
+mod edits;
 mod error;
+mod mirror;
+mod pinning;
 mod pool;
+mod retire;
+mod scatter;
+mod slab;
 mod step;
 
 pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};
-pub use error::{AcquireError, PartError, StagingError, StepError, SubmitError, TableError};
-pub use pool::{StagingOptions, StagingPool};
+pub use error::{
+    AcquireError, PartError, SendError, StagingError, StepError, SubmitError, TableError,
+};
+pub use pinning::Pinning;
+pub use pool::{PoolOptions, StagingOptions, StagingPool};
+pub use scatter::{SCATTER_WORD_BYTES, Scatter, ScatterError, ScatterKernel};
 pub use step::{PART_ALIGNMENT, PartId, Staged, Step, StepStager, StepStagerOptions};
 
 #[cfg(doctest)]

@@ -1,14 +1,18 @@
-//! The pool: which buffers are free, which the device may still read, and when that ends.
+//! The pool: pinned buffers of a few sizes, in a bounded number.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{Device, DeviceError, Event, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{Device, DeviceError, HostAllocFlags};
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
-use crate::{AcquireError, StagingBuffer, StagingError};
+use crate::pinning::{self, Backlog};
+use crate::retire::{Class, Shared, State, wait_for};
+use crate::slab::Chunk;
+use crate::{AcquireError, Pinning, StagingBuffer, StagingError};
 
-/// Size and number of a pool's buffers.
+/// Size and number of the buffers of one size class.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StagingOptions {
     /// Bytes of each buffer: the most that one submission can carry.
@@ -18,13 +22,84 @@ pub struct StagingOptions {
     pub buffers_max: usize,
 }
 
-/// A fixed set of pinned host buffers that are reused only when their last reader has finished.
+impl StagingOptions {
+    /// Buffers for a host that runs `depth` submissions ahead of the device: `depth + 1`.
+    #[must_use]
+    pub fn overlapped(buffer_bytes: u64, depth: usize) -> Self {
+        Self { buffer_bytes, buffers_max: depth.saturating_add(1) }
+    }
+}
+
+/// What a pool with buffers of several sizes is made of.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PoolOptions {
+    /// The sizes, in any order.
+    pub classes: Vec<StagingOptions>,
+    /// Bytes of each pinned allocation, about; at least one buffer is in each. Small ones stand in the
+    /// way of other driver calls for a shorter time, large ones are fewer.
+    pub slab_bytes: u64,
+    /// Memory that the host does not cache: quicker for some devices to read, very slow for the host
+    /// to read. It is filled all the same, once, from first to last byte.
+    pub write_combined: bool,
+    /// When the memory is pinned.
+    pub pinning: Pinning,
+}
+
+impl PoolOptions {
+    /// A slab as it is unless told: pinned in about 10 ms.
+    pub const SLAB_BYTES: u64 = 32 << 20;
+
+    /// Cached memory, pinned at once, in slabs of [`SLAB_BYTES`](PoolOptions::SLAB_BYTES).
+    #[must_use]
+    pub fn new(classes: Vec<StagingOptions>) -> Self {
+        Self {
+            classes,
+            slab_bytes: Self::SLAB_BYTES,
+            write_combined: false,
+            pinning: Pinning::AtOnce,
+        }
+    }
+
+    /// The slabs to pin, one of each class first.
+    fn chunks(&self) -> Result<(Box<[Class]>, VecDeque<Chunk>), StagingError> {
+        let mut sizes = self.classes.clone();
+        sizes.sort_by_key(|class| class.buffer_bytes);
+        let (mut classes, mut first, mut later) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        let mut all_bytes = 0u64;
+        for (class, StagingOptions { buffer_bytes, buffers_max }) in sizes.into_iter().enumerate() {
+            let impossible = StagingError::Options { buffer_bytes, buffers_max };
+            let stride =
+                Chunk::stride(buffer_bytes).filter(|_| buffer_bytes > 0 && buffers_max > 0);
+            let bytes = stride.and_then(|stride| stride.checked_mul(buffers_max as u64));
+            all_bytes = bytes.and_then(|bytes| bytes.checked_add(all_bytes)).ok_or(impossible)?;
+            let Some(stride) = stride.filter(|_| all_bytes <= isize::MAX as u64) else {
+                return Err(impossible);
+            };
+            let per_slab = usize::try_from(self.slab_bytes / stride).unwrap_or(usize::MAX).max(1);
+            let mut left = buffers_max;
+            while left > 0 {
+                let buffers = left.min(per_slab);
+                let list = if left == buffers_max { &mut first } else { &mut later };
+                list.push_back(Chunk { class, buffer_bytes, buffers });
+                left -= buffers;
+            }
+            classes.push(Class { buffer_bytes, free: Vec::new(), live: 0, circulating: 0 });
+        }
+        if classes.is_empty() {
+            return Err(StagingError::Options { buffer_bytes: 0, buffers_max: 0 });
+        }
+        first.append(&mut later);
+        Ok((classes.into_boxed_slice(), first))
+    }
+}
+
+/// A bounded set of pinned host buffers that are reused only when their last reader has finished.
 ///
-/// A cheap handle: clones are the same pool, for use from any thread. All pinned memory is allocated
-/// by [`new`](StagingPool::new): cached by the host, visible to kernels, known to every context of
-/// the process. Dropping the last handle waits for nothing and is safe with work under way, because
-/// the memory is freed later, by a call that waits for the device; [`close`](StagingPool::close)
-/// does it now and reports.
+/// A cheap handle: clones are the same pool, for use from any thread. Buffers are cut from a few
+/// pinned slabs, cached by the host unless asked otherwise, visible to kernels, known to every context
+/// of the process. After [pinning](Pinning) has finished, nothing is allocated any more. Dropping the
+/// last handle waits for nothing and is safe with work under way, because the memory is freed later,
+/// by a call that waits for the device; [`close`](StagingPool::close) does it now and reports.
 ///
 /// # Losing the device
 /// When the pool's device is lost, every submitted buffer counts as read, and
@@ -34,107 +109,68 @@ pub struct StagingPool {
     pub(crate) shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
-pub(crate) struct Shared {
-    device: Device,
-    options: StagingOptions,
-    /// Guards the lists only: driver calls are made without it.
-    state: Mutex<State>,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    reuse_before_event: std::sync::atomic::AtomicBool,
-}
-
-#[derive(Debug)]
-struct State {
-    /// # Invariants
-    /// No device operation refers to a slot in here, unless the device that ran it is lost: a slot
-    /// enters new, never submitted, or once every event recorded after its readers has completed.
-    free: Vec<Slot>,
-    /// In order of submission.
-    submitted: Vec<Ticket>,
-    /// Slots that no event could be recorded for: nobody knows when they are free.
-    leaked: Vec<Slot>,
-    /// Buffers in the hands of callers.
-    held: usize,
-    live_peak: usize,
-    /// Buffers that have not been given up by `close`.
-    buffers: usize,
-    sequence_next: u64,
-    closed: bool,
-}
-
-/// One pinned buffer and the events that retire it.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) pinned: PinnedBuffer,
-    /// Kept for reuse, since creating one is a driver call. One suffices for one reading stream.
-    pub(crate) events: Events,
-}
-
-pub(crate) type Events = SmallVec<[Arc<Event>; 2]>;
-
-/// A submitted buffer: it is free again when all of `awaited` have completed.
-#[derive(Debug)]
-struct Ticket {
-    sequence: u64,
-    /// The one stream that reads the buffer, by context and handle: its tickets complete in order,
-    /// so only the first is polled. `None` with several readers, whose tickets are polled each.
-    stream: Option<StreamKey>,
-    awaited: Events,
-    slot: Slot,
-}
-
-type StreamKey = (u64, u64);
-
 impl StagingPool {
-    /// Pins all buffers. Slow (about 0.4 s a GiB): at start-up, never on a step's path.
+    /// Pins buffers of one size. Slow (about 0.4 s a GiB): at start-up, never on a step's path.
+    ///
+    /// # Ordering
+    /// May wait for the device, as every allocation.
+    ///
+    /// # Errors
+    /// As [`with_classes`](StagingPool::with_classes).
+    pub fn new(device: &Device, options: StagingOptions) -> Result<Self, StagingError> {
+        Self::with_classes(device, &PoolOptions::new(vec![options]))
+    }
+
+    /// Makes a pool with buffers of several sizes.
     ///
     /// # Ordering
     /// May wait for the device, as every allocation.
     ///
     /// # Errors
     /// [`StagingError::Options`]; [`StagingError::Device`] when memory cannot be pinned, with what
-    /// had been pinned by then given back.
-    pub fn new(device: &Device, options: StagingOptions) -> Result<Self, StagingError> {
-        let StagingOptions { buffer_bytes, buffers_max } = options;
-        let all_bytes = buffer_bytes.checked_mul(buffers_max as u64);
-        if !all_bytes.is_some_and(|all| all > 0 && all <= isize::MAX as u64) {
-            return Err(StagingError::Options { buffer_bytes, buffers_max });
-        }
-        let mut free = Vec::with_capacity(buffers_max);
-        for _ in 0..buffers_max {
-            match Slot::new(device, buffer_bytes) {
-                Ok(slot) => free.push(slot),
-                Err(error) => {
-                    drop(free);
-                    // A refusal here would hide the error that matters; the driver crate logs it.
-                    let _ = device.free_retired();
-                    return Err(error.into());
-                }
-            }
-        }
+    /// had been pinned by then given back; [`StagingError::Thread`].
+    pub fn with_classes(device: &Device, options: &PoolOptions) -> Result<Self, StagingError> {
+        let (classes, chunks) = options.chunks()?;
+        let at_once = match options.pinning {
+            Pinning::AtOnce => chunks.len(),
+            Pinning::Background | Pinning::OnCall => classes.len(),
+        };
+        let write_combined = options.write_combined;
+        let buffers = chunks.iter().map(|chunk| chunk.buffers).sum();
+        let largest_bytes = classes.last().map_or(0, |class| class.buffer_bytes);
         let state = State {
-            free,
-            submitted: Vec::with_capacity(buffers_max),
+            classes,
+            submitted: Vec::with_capacity(buffers),
             leaked: Vec::new(),
             held: 0,
             live_peak: 0,
-            buffers: buffers_max,
             sequence_next: 0,
             closed: false,
         };
-        Ok(Self {
-            shared: Arc::new(Shared {
-                device: device.clone(),
-                options,
-                state: Mutex::new(state),
-                #[cfg(all(feature = "sabotage", debug_assertions))]
-                reuse_before_event: std::sync::atomic::AtomicBool::new(false),
-            }),
-        })
+        let shared = Arc::new(Shared {
+            device: device.clone(),
+            flags: HostAllocFlags { write_combined, ..HostAllocFlags::CACHED },
+            state: Mutex::new(state),
+            backlog: Backlog::new(chunks),
+            largest_bytes,
+            pinned_bytes: Arc::new(AtomicU64::new(0)),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            reuse_before_event: std::sync::atomic::AtomicBool::new(false),
+        });
+        let prepared = (0..at_once).try_for_each(|_| shared.pin_next().map(drop));
+        if let Err(error) = prepared {
+            drop(shared);
+            // A refusal here would hide the error that matters; the driver crate logs it.
+            let _ = device.free_retired();
+            return Err(error.into());
+        }
+        if options.pinning == Pinning::Background && shared.backlog.outlook().0 > 0 {
+            pinning::spawn(&shared).map_err(|error| StagingError::Thread(error.kind()))?;
+        }
+        Ok(Self { shared })
     }
 
-    /// A buffer to write. Its contents are what an earlier use left.
+    /// A buffer to write, of the largest size. Its contents are what an earlier use left.
     ///
     /// Takes back the buffers whose readers have finished, at the cost of about one event query for
     /// each of them and one for each stream that still reads; allocates nothing.
@@ -146,22 +182,16 @@ impl StagingPool {
     /// [`AcquireError::Exhausted`] when all buffers are in use, which is an expected outcome;
     /// [`AcquireError::Closed`]; [`AcquireError::Device`] when the device is lost.
     pub fn acquire(&self) -> Result<StagingBuffer, AcquireError> {
-        let refused = self.shared.retire_completed();
-        let mut state = self.shared.state.lock();
-        if state.closed {
-            return Err(AcquireError::Closed);
-        }
-        if let Some(first) = self.shared.device.poison() {
-            return Err(AcquireError::Device(DeviceError::Poisoned { first }));
-        }
-        let Some(slot) = state.free.pop() else {
-            // An event that cannot be asked about is why nothing came back.
-            refused?;
-            return Err(AcquireError::Exhausted { live: state.live(), max: state.circulating() });
-        };
-        state.held += 1;
-        state.live_peak = state.live_peak.max(state.live());
-        drop(state);
+        self.acquire_bytes(self.buffer_bytes())
+    }
+
+    /// As [`acquire`](StagingPool::acquire), of the smallest size that has at least `bytes` bytes and
+    /// of which one is free.
+    ///
+    /// # Errors
+    /// As `acquire`; [`AcquireError::TooLarge`].
+    pub fn acquire_bytes(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
+        let slot = self.shared.take(bytes)?;
         Ok(StagingBuffer::new(self.shared.clone(), slot))
     }
 
@@ -175,10 +205,21 @@ impl StagingPool {
     /// As `acquire`; [`AcquireError::Exhausted`] only when every buffer is in the hands of callers,
     /// so that no work of the device will free one.
     pub fn acquire_wait(&self) -> Result<StagingBuffer, AcquireError> {
+        self.acquire_bytes_wait(self.buffer_bytes())
+    }
+
+    /// As [`acquire_wait`](StagingPool::acquire_wait), of at least `bytes` bytes.
+    ///
+    /// # Ordering
+    /// As `acquire_wait`.
+    ///
+    /// # Errors
+    /// As `acquire_wait`; [`AcquireError::TooLarge`].
+    pub fn acquire_bytes_wait(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
         loop {
-            match self.acquire() {
+            match self.acquire_bytes(bytes) {
                 Err(AcquireError::Exhausted { live, max }) => {
-                    let Some(awaited) = self.shared.oldest_submitted(u64::MAX) else {
+                    let Some(awaited) = self.shared.oldest_submitted(u64::MAX, bytes) else {
                         return Err(AcquireError::Exhausted { live, max });
                     };
                     wait_for(&awaited)?;
@@ -188,10 +229,52 @@ impl StagingPool {
         }
     }
 
-    /// Bytes of each buffer.
+    /// Pins one slab more on this thread; whether there was one left to pin.
+    ///
+    /// # Ordering
+    /// May wait for the device, as every allocation.
+    ///
+    /// # Errors
+    /// [`StagingError::Device`] when the driver refuses. The pool goes on with what it has, and the
+    /// slab can be tried again.
+    pub fn pin_next(&self) -> Result<bool, StagingError> {
+        Ok(self.shared.pin_next()?)
+    }
+
+    /// Pins what is left, together with the pool's own thread if it has one.
+    ///
+    /// # Ordering
+    /// Returns when everything is pinned; may wait for the device.
+    ///
+    /// # Errors
+    /// As [`pin_next`](StagingPool::pin_next).
+    pub fn finish_pinning(&self) -> Result<(), StagingError> {
+        loop {
+            while self.pin_next()? {}
+            self.shared.backlog.wait();
+            // A slab that the other thread was refused is back on the list.
+            if self.unpinned() == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Buffers that have yet to be pinned.
+    #[must_use]
+    pub fn unpinned(&self) -> usize {
+        self.shared.backlog.outlook().0
+    }
+
+    /// What stopped the pinning, if the last attempt was refused.
+    #[must_use]
+    pub fn pinning_refused(&self) -> Option<DeviceError> {
+        self.shared.backlog.outlook().1
+    }
+
+    /// Bytes of the largest buffers.
     #[must_use]
     pub fn buffer_bytes(&self) -> u64 {
-        self.shared.options.buffer_bytes
+        self.shared.largest_bytes
     }
 
     /// The device that the memory was pinned for.
@@ -220,10 +303,10 @@ impl StagingPool {
         self.shared.state.lock().leaked.len()
     }
 
-    /// Pinned memory that the pool has: the same from construction to `close`.
+    /// Pinned memory that the pool has: the same from the end of pinning to `close`.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
-        self.shared.state.lock().buffers as u64 * self.shared.options.buffer_bytes
+        self.shared.pinned_bytes.load(Ordering::Relaxed)
     }
 
     /// Takes back every buffer submitted before this call.
@@ -237,7 +320,7 @@ impl StagingPool {
         let until = self.shared.state.lock().sequence_next;
         loop {
             self.shared.retire_completed()?;
-            let Some(awaited) = self.shared.oldest_submitted(until) else { break };
+            let Some(awaited) = self.shared.oldest_submitted(until, 0) else { break };
             wait_for(&awaited)?;
         }
         match self.shared.device.poison() {
@@ -248,24 +331,23 @@ impl StagingPool {
 
     /// Takes back every submitted buffer and frees the pinned memory, for all handles of the pool.
     ///
-    /// Buffers that callers still hold can be submitted; their memory is freed with the last of them.
+    /// Buffers that callers still hold can be submitted; the slab that one lies in is freed with the
+    /// last of them.
     ///
     /// # Ordering
-    /// Waits on the host for all readers, and for the device.
+    /// Waits on the host for all readers, for a slab that is being pinned, and for the device.
     ///
     /// # Errors
     /// [`StagingError::Device`] when the device refuses. A lost device is no error here: nothing
     /// reads the memory any more, and the loss was reported where it was met.
     pub fn close(self) -> Result<(), StagingError> {
+        self.shared.backlog.give_up();
         self.shared.state.lock().closed = true;
         let drained = self.drain();
-        let given_up = {
-            let mut state = self.shared.state.lock();
-            let mut given_up = std::mem::take(&mut state.free);
-            given_up.append(&mut state.leaked);
-            state.buffers -= given_up.len();
-            given_up
-        };
+        self.shared.backlog.wait();
+        // A slab that was refused meanwhile went back on the list.
+        self.shared.backlog.give_up();
+        let given_up = self.shared.state.lock().take_all();
         // Outside the lock: dropping events calls the driver.
         drop(given_up);
         let freed = self.shared.device.free_retired();
@@ -283,168 +365,6 @@ impl StagingPool {
     /// notice.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_reuse_before_event(&self) {
-        self.shared.reuse_before_event.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.shared.reuse_before_event.store(true, Ordering::Relaxed);
     }
-}
-
-impl Slot {
-    fn new(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        let pinned = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
-        let mut events = Events::new();
-        events.push(Arc::new(Event::new(device)?));
-        Ok(Self { pinned, events })
-    }
-}
-
-impl State {
-    fn live(&self) -> usize {
-        self.held + self.submitted.len()
-    }
-
-    fn circulating(&self) -> usize {
-        self.buffers - self.leaked.len()
-    }
-}
-
-impl Shared {
-    /// Takes a buffer back that its holder gives up without having submitted it.
-    pub(crate) fn give_back(&self, slot: Slot) {
-        let mut state = self.state.lock();
-        state.held -= 1;
-        let unwanted = state.put_free(slot);
-        drop(state);
-        drop(unwanted);
-    }
-
-    /// Keeps a submitted buffer until the events recorded after its readers have completed.
-    pub(crate) fn keep(&self, slot: Slot, readers: &[(Stream, Arc<Event>)]) {
-        let stream = match readers {
-            [(stream, _)] => Some((stream.device().context(), stream.raw())),
-            _ => None,
-        };
-        let awaited = readers.iter().map(|(_, event)| event.clone()).collect();
-        let mut state = self.state.lock();
-        state.held -= 1;
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.reuse_before_event.load(std::sync::atomic::Ordering::Relaxed) {
-            state.free.push(slot);
-            return;
-        }
-        let sequence = state.sequence_next;
-        state.sequence_next += 1;
-        state.submitted.push(Ticket { sequence, stream, awaited, slot });
-    }
-
-    /// Keeps a buffer for ever: it was submitted, and nothing tells when its readers finish.
-    pub(crate) fn leak(&self, slot: Slot) {
-        let mut state = self.state.lock();
-        state.held -= 1;
-        state.leaked.push(slot);
-    }
-
-    /// Moves every buffer whose readers have finished to the free list.
-    ///
-    /// Events are asked without the lock, so threads may do this at the same time: a ticket is
-    /// removed by its number, so an answer about a ticket that another thread removed is void.
-    fn retire_completed(&self) -> Result<(), DeviceError> {
-        let mut outcome = Ok(());
-        let mut unfinished: SmallVec<[u64; 8]> = SmallVec::new();
-        loop {
-            let candidates = self.state.lock().candidates(&unfinished);
-            let mut finished: SmallVec<[u64; 8]> = SmallVec::new();
-            for (sequence, awaited) in candidates {
-                match all_complete(&awaited) {
-                    Ok(true) => finished.push(sequence),
-                    Ok(false) => unfinished.push(sequence),
-                    Err(error) => {
-                        tracing::warn!(%error, "a staging buffer's event could not be queried");
-                        outcome = outcome.and(Err(error));
-                        unfinished.push(sequence);
-                    }
-                }
-            }
-            if finished.is_empty() {
-                return outcome;
-            }
-            let unwanted = self.state.lock().retire(&finished);
-            drop(unwanted);
-        }
-    }
-
-    /// The events of the oldest submitted buffer numbered below `until`.
-    fn oldest_submitted(&self, until: u64) -> Option<Events> {
-        let state = self.state.lock();
-        let oldest = state.submitted.first()?;
-        (oldest.sequence < until).then(|| oldest.awaited.clone())
-    }
-}
-
-impl State {
-    /// Puts a slot on the free list, or hands it back for dropping when the pool is closed.
-    #[must_use]
-    fn put_free(&mut self, slot: Slot) -> Option<Slot> {
-        if self.closed {
-            self.buffers -= 1;
-            return Some(slot);
-        }
-        self.free.push(slot);
-        None
-    }
-
-    /// The tickets worth asking about: the first of each stream, and each with several readers,
-    /// except those known to be unfinished.
-    fn candidates(&self, unfinished: &[u64]) -> SmallVec<[(u64, Events); 8]> {
-        let mut streams: SmallVec<[StreamKey; 8]> = SmallVec::new();
-        let mut candidates = SmallVec::new();
-        for ticket in &self.submitted {
-            if let Some(stream) = ticket.stream {
-                if streams.contains(&stream) {
-                    continue;
-                }
-                streams.push(stream);
-            }
-            if !unfinished.contains(&ticket.sequence) {
-                candidates.push((ticket.sequence, ticket.awaited.clone()));
-            }
-        }
-        candidates
-    }
-
-    /// Frees the slots of the tickets numbered `finished`; returns what a closed pool has no use for.
-    #[must_use]
-    fn retire(&mut self, finished: &[u64]) -> SmallVec<[Slot; 8]> {
-        let mut unwanted = SmallVec::new();
-        for sequence in finished {
-            let position = self.submitted.iter().position(|ticket| ticket.sequence == *sequence);
-            if let Some(position) = position {
-                let ticket = self.submitted.remove(position);
-                unwanted.extend(self.put_free(ticket.slot));
-            }
-        }
-        unwanted
-    }
-}
-
-/// Whether every event has completed, or will never because its device is lost.
-fn all_complete(events: &[Arc<Event>]) -> Result<bool, DeviceError> {
-    for event in events {
-        match event.is_complete() {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(_) if event.device().poison().is_some() => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(true)
-}
-
-/// Waits on the host for every event whose device is not lost.
-fn wait_for(events: &[Arc<Event>]) -> Result<(), DeviceError> {
-    for event in events {
-        match event.synchronize() {
-            Err(error) if event.device().poison().is_none() => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(())
 }

@@ -1,14 +1,17 @@
-//! What a step sends to the device: snapshots and small arrays, in one buffer and one copy.
+//! What a step sends to the device: snapshots and small arrays, in one buffer.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 use smallvec::SmallVec;
 
+use crate::mirror::{Changes, View, copy_row, copy_word};
+use crate::scatter::{SCATTER_WORD_BYTES, Scatter};
 use crate::{
-    AcquireError, BlockTable, PartError, StagingBuffer, StagingError, StagingPool, StepError,
-    TableError,
+    AcquireError, BlockTable, PartError, ScatterKernel, SendError, StagingBuffer, StagingError,
+    StagingPool, StepError, SubmittedView, TableError,
 };
 
 /// Every part of a step starts at a multiple of this many bytes, in the buffer and on the device.
@@ -17,32 +20,82 @@ pub const PART_ALIGNMENT: u64 = 256;
 /// Size of a stager.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StepStagerOptions {
-    /// Device memory of a step's copy, in bytes. Steps larger than this, or than the pool's buffers,
+    /// Device memory of a step's parts, in bytes. Steps larger than this, or than the pool's buffers,
     /// are refused.
     pub device_bytes: u64,
 }
 
+impl StepStagerOptions {
+    /// Bytes of a staging buffer with which a stager that [sends changes
+    /// only](StepStager::with_scatter) can use all of `device_bytes`.
+    #[must_use]
+    pub const fn buffer_bytes(device_bytes: u64) -> u64 {
+        let room = device_bytes.saturating_add(device_bytes.div_ceil(4));
+        room.saturating_add(INDEX_SLACK_BYTES)
+    }
+
+    /// The most bytes of a step whose words, each with an index, fit in a buffer.
+    const fn scatter_capacity(buffer_bytes: u64) -> u64 {
+        buffer_bytes.saturating_sub(INDEX_SLACK_BYTES) / 5 * 4
+    }
+}
+
+/// What a buffer may lose to the alignment of its parts and of the indices.
+const INDEX_SLACK_BYTES: u64 = 2 * PART_ALIGNMENT;
+/// An array of more bytes is copied rather than scattered.
+const SCATTERED_ARRAY_BYTES_MAX: u64 = 64 << 10;
+const WORD_BYTES: usize = SCATTER_WORD_BYTES as usize;
+
 /// The one path by which tables and per-step arrays reach the device.
 ///
-/// Each step is written to a staging buffer of its own and copied, once, to the stager's device
+/// Each step is written to a staging buffer of its own and sent, once, to the stager's device
 /// memory. That memory is reused by every step in stream order, so the stager is bound to a stream:
 /// the first submit binds it.
+///
+/// # What is sent
+/// A stager made with [`new`](StepStager::new) copies every step whole. One made with
+/// [`with_scatter`](StepStager::with_scatter) sends of a table only what changed since the step
+/// before, as long as it is certain of what the device holds: the same table was at the same place of
+/// the last step, that step was sent without an error, and the table still knows its edits since. Rows
+/// that another slot took are then sent whole, other changes as words of 16 bytes, and all of it is one
+/// kernel launch. In every other case, and where most of the table changed, the step is copied. To
+/// keep their places, tables come before arrays, and those whose number of rows changes come last.
 ///
 /// # Ordering
 /// A step's spans are valid on the stager's stream from its submit to the next submit there: readers
 /// enqueued on that stream in between see this step and no other. A reader on another stream waits
 /// for an event recorded after the submit, and the stager's stream waits for that reader before the
-/// next submit.
+/// next submit. Nobody else may write the spans; who did so says it with
+/// [`forget`](StepStager::forget).
 #[derive(Debug)]
 pub struct StepStager {
     pool: StagingPool,
     destination: DeviceBuffer,
     /// The stream that the steps go to, from the first submit on.
     stream: Option<Stream>,
+    mirror: Option<Mirror>,
+}
+
+/// What the device holds of the tables, and the kernel that brings it up to date.
+#[derive(Debug)]
+struct Mirror {
+    kernel: Arc<dyn ScatterKernel>,
+    /// # Invariants
+    /// The `n`-th is of the `n`-th table of the last step. While `certain`, the device's memory will
+    /// hold, when the work enqueued on the stager's stream has run, the rows that the views tell of.
+    views: Vec<View>,
+    /// Lowered before anything changes, here or on the device, raised when a step was sent in full.
+    certain: bool,
+    /// Kept for their memory.
+    changes: Changes,
+    /// Where each word of the step goes, counted in words from the start of the destination.
+    index: Vec<u32>,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    trust_uncertain: bool,
 }
 
 impl StepStager {
-    /// Allocates the device memory.
+    /// Makes a stager that copies every step whole.
     ///
     /// # Errors
     /// [`StagingError::Device`] when the device has too little memory.
@@ -52,7 +105,31 @@ impl StepStager {
         options: StepStagerOptions,
     ) -> Result<Self, StagingError> {
         let destination = DeviceBuffer::alloc(device, options.device_bytes)?;
-        Ok(Self { pool: pool.clone(), destination, stream: None })
+        Ok(Self { pool: pool.clone(), destination, stream: None, mirror: None })
+    }
+
+    /// Makes a stager that sends changes only, where it can, by `kernel`.
+    ///
+    /// A buffer of [`StepStagerOptions::buffer_bytes`] bytes makes all device memory usable.
+    ///
+    /// # Errors
+    /// As [`new`](StepStager::new).
+    pub fn with_scatter(
+        device: &Device,
+        pool: &StagingPool,
+        options: StepStagerOptions,
+        kernel: Arc<dyn ScatterKernel>,
+    ) -> Result<Self, StagingError> {
+        let mirror = Mirror {
+            kernel,
+            views: Vec::new(),
+            certain: false,
+            changes: Changes::default(),
+            index: Vec::new(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            trust_uncertain: false,
+        };
+        Ok(Self { mirror: Some(mirror), ..Self::new(device, pool, options)? })
     }
 
     /// Starts a step, with a staging buffer of its own.
@@ -91,17 +168,71 @@ impl StepStager {
         Ok(())
     }
 
+    /// Sends the next step whole: somebody else may have written the device's memory.
+    pub fn forget(&mut self) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.certain = false;
+        }
+    }
+
     /// The most bytes that a step can have.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
-        self.destination.bytes().min(self.pool.buffer_bytes())
+        let (device, buffer) = (self.destination.bytes(), self.pool.buffer_bytes());
+        if self.mirror.is_none() {
+            return device.min(buffer);
+        }
+        // Whole words, as many as an index can tell apart.
+        let indexed = u64::from(u32::MAX) * SCATTER_WORD_BYTES;
+        let bytes = device.min(StepStagerOptions::scatter_capacity(buffer)).min(indexed);
+        bytes - bytes % SCATTER_WORD_BYTES
+    }
+
+    /// Makes the stager send changes only, though a step before may not have arrived.
+    ///
+    /// This is the mistake that the full send after an error exists to prevent; tests use it to show
+    /// that they would notice.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_trust_uncertain(&mut self) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.trust_uncertain = true;
+        }
     }
 
     fn step_in(&mut self, buffer: StagingBuffer) -> Step<'_> {
         // Only distinct numbers are needed of the counter, so no ordering is.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Step { stager: self, buffer, parts: Parts { number, used: 0, ranges: SmallVec::new() } }
+        if let Some(mirror) = &mut self.mirror {
+            mirror.begin();
+        }
+        let capacity_bytes = self.capacity_bytes();
+        let parts = Parts { number, used: 0, sent: 0, words: 0, places: SmallVec::new() };
+        // Nothing is known of the device's memory: there is nothing to add changes to.
+        let whole = self.mirror.as_ref().is_none_or(|mirror| mirror.views.is_empty());
+        let copied = whole.then_some(Copied { from: 0, buffer_from: 0 });
+        Step { stager: self, buffer, capacity_bytes, parts, tables: 0, copied }
+    }
+}
+
+impl Mirror {
+    fn begin(&mut self) {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        {
+            self.certain |= self.trust_uncertain;
+        }
+        if !self.certain {
+            self.views.clear();
+        }
+        self.index.clear();
+    }
+
+    /// The view of table number `number` of the step.
+    fn view(&mut self, number: usize) -> &mut View {
+        if self.views.len() <= number {
+            self.views.resize_with(number + 1, View::empty);
+        }
+        &mut self.views[number]
     }
 }
 
@@ -110,7 +241,21 @@ impl StepStager {
 pub struct Step<'a> {
     stager: &'a mut StepStager,
     buffer: StagingBuffer,
+    capacity_bytes: u64,
     parts: Parts,
+    /// Tables of the step so far.
+    tables: usize,
+    /// From where on the step is copied; words before it are scattered.
+    copied: Option<Copied>,
+}
+
+/// The rest of a step, which is copied: the same bytes in the buffer and on the device.
+#[derive(Clone, Copy, Debug)]
+struct Copied {
+    /// Where it begins in the device's memory.
+    from: u64,
+    /// Where it begins in the buffer.
+    buffer_from: u64,
 }
 
 /// A part of one step: rows of a table or an array.
@@ -126,15 +271,29 @@ struct Parts {
     number: u64,
     /// End of the last part, in bytes.
     used: u64,
-    /// Offset and length of each part, in bytes.
-    ranges: SmallVec<[(u64, u64); 8]>,
+    /// Bytes that travelled, once submitted.
+    sent: u64,
+    /// Words that were scattered.
+    words: u32,
+    places: SmallVec<[Place; 8]>,
+}
+
+/// Where a part lies in the device's memory.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    offset: u64,
+    bytes: u64,
+    /// Entries of a row; 0 for an array.
+    row_entries: usize,
 }
 
 impl Step<'_> {
     /// Snapshots the first `width` columns of the rows of `slots`, in that order, as one row-major
-    /// `[slots, width]` array of `i32`.
+    /// array of `i32`.
     ///
-    /// Later edits of the table do not reach the step. Columns beyond a row's length carry -1.
+    /// Later edits of the table do not reach the step. Columns beyond a row's length carry -1. A
+    /// stager that sends changes only may make rows longer than `width`, with the table's next columns
+    /// and then -1: [`Staged::row_entries`] tells how long they are.
     ///
     /// # Errors
     /// [`StepError::Table`] for a slot or a width that the table does not have,
@@ -152,14 +311,15 @@ impl Step<'_> {
         for slot in slots {
             table.row(*slot)?;
         }
-        let row_bytes = width * size_of::<i32>();
-        let bytes = (slots.len() as u64).saturating_mul(row_bytes as u64);
-        let (part, destination) = self.add_part(bytes)?;
-        if row_bytes > 0 {
-            for (slot, row) in slots.iter().zip(destination.chunks_exact_mut(row_bytes)) {
-                row.copy_from_slice(bytemuck::cast_slice(&table.row(*slot)?[..width]));
-            }
-        }
+        let part = if self.stager.mirror.is_some() {
+            self.mirrored_rows(table, slots, width)?
+        } else {
+            let place = self.place(rows_bytes(slots.len(), width), width)?;
+            let copied = self.copy_from(place.offset);
+            self.write_rows(place, copied, table, slots, width);
+            self.add(place)
+        };
+        self.tables += 1;
         Ok(part)
     }
 
@@ -169,18 +329,25 @@ impl Step<'_> {
     /// [`StepError::Capacity`]. The step is then as it was.
     pub fn array<T: NoUninit>(&mut self, values: &[T]) -> Result<PartId, StepError> {
         const { assert!(align_of::<T>() as u64 <= PART_ALIGNMENT) }
-        let (part, destination) = self.add_part(size_of_val(values) as u64)?;
-        destination.copy_from_slice(bytemuck::cast_slice(values));
-        Ok(part)
+        let place = self.place(size_of_val(values) as u64, 0)?;
+        let values: &[u8] = bytemuck::cast_slice(values);
+        if self.copied.is_none() && place.bytes <= SCATTERED_ARRAY_BYTES_MAX {
+            self.scatter_array(place, values);
+        } else {
+            let copied = self.copy_from(place.offset);
+            self.copied_bytes(place, copied).copy_from_slice(values);
+        }
+        Ok(self.add(place))
     }
 
-    /// Bytes used so far, padding between parts included.
+    /// Bytes of device memory used so far, padding between parts included.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.used
     }
 
-    /// Copies the step to the device: one copy, however many parts.
+    /// Sends the step to the device: one copy, or one launch that writes what changed, however many
+    /// parts; both where one table changed a little and a later one very much.
     ///
     /// # Ordering
     /// Waits for nothing; see [`StepStager`] for how long the result is valid.
@@ -188,52 +355,217 @@ impl Step<'_> {
     /// # Errors
     /// [`StepError::OtherStream`] and [`StepError::OtherDevice`], with nothing enqueued;
     /// [`StepError::Submit`].
-    pub fn submit(self, stream: &Stream) -> Result<Staged, StepError> {
-        let Self { stager, buffer, parts } = self;
-        let device = stager.destination.device();
+    pub fn submit(mut self, stream: &Stream) -> Result<Staged, StepError> {
+        self.bind(stream)?;
+        let scatter = self.write_index();
+        let Self { stager, buffer, mut parts, tables, copied, .. } = self;
+        let span = stager.destination.span();
+        let copied = copied.filter(|copied| copied.from < parts.used);
+        let copied_bytes = copied.map_or(0, |copied| parts.used - copied.from);
+        parts.words = scatter.map_or(0, |(_, count)| count);
+        parts.sent = copied_bytes + u64::from(parts.words) * (SCATTER_WORD_BYTES + 4);
+        let Some(mirror) = &mut stager.mirror else {
+            if copied_bytes > 0 {
+                buffer.submit(stream, |view| send_copy(view, span, copied, copied_bytes))?;
+            }
+            return Ok(Staged { span, parts });
+        };
+        mirror.certain = false;
+        if parts.sent > 0 {
+            buffer.submit(stream, |view| {
+                send_copy(view, span, copied, copied_bytes)?;
+                scatter.map_or(Ok(()), |at| send_words(view, span, at, &*mirror.kernel))
+            })?;
+        }
+        // Views of tables that the step did not have may be under its arrays now.
+        mirror.views.truncate(tables);
+        mirror.certain = true;
+        Ok(Staged { span, parts })
+    }
+
+    /// Binds the stager to `stream`, or checks that it is bound to it.
+    fn bind(&mut self, stream: &Stream) -> Result<(), StepError> {
+        let device = self.stager.destination.device();
         if stream.device() != device {
             let stream = stream.device().ordinal();
             return Err(StepError::OtherDevice { stager: device.ordinal(), stream });
         }
         let given = stream.raw();
-        match &stager.stream {
+        match &self.stager.stream {
             Some(bound) if bound.raw() != given => {
                 return Err(StepError::OtherStream { bound: bound.raw(), given });
             }
             Some(_) => {}
-            None => stager.stream = Some(stream.clone()),
+            None => self.stager.stream = Some(stream.clone()),
         }
-        let span = stager.destination.span();
-        let used = parts.used;
-        if used > 0 {
-            buffer.submit(stream, |view| view.copy_to_device(span.slice(0, used)?, 0))?;
-        }
-        Ok(Staged { span, parts })
+        Ok(())
     }
 
-    /// Makes room for `bytes` bytes, aligned, with the gap before them cleared.
-    fn add_part(&mut self, bytes: u64) -> Result<(PartId, &mut [u8]), StepError> {
-        let capacity_bytes = self.stager.capacity_bytes();
+    /// The place of the next part, which is not taken yet.
+    fn place(&self, bytes: u64, row_entries: usize) -> Result<Place, StepError> {
         let offset = self.parts.used.next_multiple_of(PART_ALIGNMENT);
         let needed_bytes = offset.saturating_add(bytes);
         // No part, not even an empty one, starts beyond the memory: its address would be another's.
-        if needed_bytes > capacity_bytes {
-            return Err(StepError::Capacity { needed_bytes, capacity_bytes });
+        if needed_bytes > self.capacity_bytes {
+            return Err(StepError::Capacity { needed_bytes, capacity_bytes: self.capacity_bytes });
         }
-        let part = PartId { step: self.parts.number, index: self.parts.ranges.len() as u32 };
-        self.parts.ranges.push((offset, bytes));
-        let gap = self.parts.used as usize..offset as usize;
-        self.parts.used = needed_bytes;
+        Ok(Place { offset, bytes, row_entries })
+    }
+
+    fn add(&mut self, place: Place) -> PartId {
+        let part = PartId { step: self.parts.number, index: self.parts.places.len() as u32 };
+        self.parts.places.push(place);
+        self.parts.used = place.offset + place.bytes;
+        part
+    }
+
+    /// Rows as changes of what the device has, if that is certain and little, and else as a copy.
+    fn mirrored_rows(
+        &mut self,
+        table: &BlockTable,
+        slots: &[usize],
+        width: usize,
+    ) -> Result<PartId, StepError> {
+        let number = self.tables;
+        let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
+        let stride = mirror.view(number).stride_for(table, width);
+        let narrow = View::stride_min(width);
+        // A long row that does not fit may do so without the room to grow.
+        let place = self.place(rows_bytes(slots.len(), stride), stride);
+        let place = place.or_else(|_| self.place(rows_bytes(slots.len(), narrow), narrow))?;
+        let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
+        mirror.certain = false;
+        let view = &mut mirror.views[number];
+        let known = self.copied.is_none()
+            && place.row_entries == view.stride()
+            && view.is_of(table, place.offset, width);
+        if known && view.advance(table, slots, &mut mirror.changes).is_some() {
+            self.scatter_rows(place, table, slots);
+        } else {
+            view.reset(table, place.offset, place.row_entries, slots);
+            let copied = self.copy_from(place.offset);
+            self.write_rows(place, copied, table, slots, place.row_entries);
+        }
+        Ok(self.add(place))
+    }
+
+    /// From where on the step is copied, if it was not before.
+    fn copy_from(&mut self, offset: u64) -> Copied {
+        let words = self.stager.mirror.as_ref().map_or(0, |mirror| mirror.index.len());
+        let buffer_from = (words as u64 * SCATTER_WORD_BYTES).next_multiple_of(PART_ALIGNMENT);
+        *self.copied.get_or_insert(Copied { from: offset, buffer_from })
+    }
+
+    /// The bytes of a part that is copied, with the gap before them cleared.
+    fn copied_bytes(&mut self, place: Place, copied: Copied) -> &mut [u8] {
+        let at = |offset: u64| (offset - copied.from + copied.buffer_from) as usize;
+        let gap = at(self.parts.used.max(copied.from))..at(place.offset);
         let all = self.buffer.bytes_mut();
         // What an earlier step left in the gap must not travel.
         all[gap].fill(0);
-        Ok((part, &mut all[offset as usize..needed_bytes as usize]))
+        &mut all[at(place.offset)..at(place.offset + place.bytes)]
     }
+
+    fn write_rows(
+        &mut self,
+        place: Place,
+        copied: Copied,
+        table: &BlockTable,
+        slots: &[usize],
+        stride: usize,
+    ) {
+        let destination = self.copied_bytes(place, copied);
+        if stride > 0 {
+            let rows = bytemuck::cast_slice_mut::<u8, i32>(destination).chunks_exact_mut(stride);
+            for (slot, row) in slots.iter().zip(rows) {
+                copy_row(table, *slot, row);
+            }
+        }
+    }
+
+    /// Writes the rows and words that changed to the buffer.
+    fn scatter_rows(&mut self, place: Place, table: &BlockTable, slots: &[usize]) {
+        let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
+        let Mirror { index, changes, .. } = mirror;
+        let stride = place.row_entries;
+        let first = (place.offset / SCATTER_WORD_BYTES) as u32;
+        let words_of_row = (stride * size_of::<i32>() / WORD_BYTES) as u32;
+        let bytes = &mut self.buffer.bytes_mut()[index.len() * WORD_BYTES..];
+        let data = (changes.rows.len() * words_of_row as usize + changes.words.len()) * WORD_BYTES;
+        let entries: &mut [i32] = bytemuck::cast_slice_mut(&mut bytes[..data]);
+        let (rows, words) = entries.split_at_mut(changes.rows.len() * stride);
+        for (&row, to) in changes.rows.iter().zip(rows.chunks_exact_mut(stride.max(1))) {
+            copy_row(table, slots[row], to);
+            let start = first + row as u32 * words_of_row;
+            index.extend(start..start + words_of_row);
+        }
+        for (&word, to) in changes.words.iter().zip(words.chunks_exact_mut(WORD_BYTES / 4)) {
+            copy_word(table, slots, stride, word, to);
+            index.push(first + word);
+        }
+    }
+
+    /// Writes an array to the buffer as words, the last of them filled up with zeros.
+    fn scatter_array(&mut self, place: Place, values: &[u8]) {
+        let Some(mirror) = &mut self.stager.mirror else { unreachable!("else all is copied") };
+        let words = values.len().div_ceil(WORD_BYTES);
+        let start = mirror.index.len() * WORD_BYTES;
+        let bytes = &mut self.buffer.bytes_mut()[start..start + words * WORD_BYTES];
+        let (data, rest) = bytes.split_at_mut(values.len());
+        data.copy_from_slice(values);
+        rest.fill(0);
+        let first = (place.offset / SCATTER_WORD_BYTES) as u32;
+        mirror.index.extend(first..first + words as u32);
+    }
+
+    /// Writes the words' indices behind everything else; where they begin, and how many there are.
+    fn write_index(&mut self) -> Option<(u64, u32)> {
+        let index = &self.stager.mirror.as_ref()?.index;
+        let count = u32::try_from(index.len()).ok().filter(|&count| count > 0)?;
+        let words_end = index.len() as u64 * SCATTER_WORD_BYTES;
+        let end = match self.copied {
+            Some(copied) => copied.buffer_from + self.parts.used - copied.from,
+            None => words_end,
+        };
+        let start = end.next_multiple_of(SCATTER_WORD_BYTES);
+        let bytes = bytemuck::cast_slice(index);
+        let place = start as usize..start as usize + bytes.len();
+        self.buffer.bytes_mut()[place].copy_from_slice(bytes);
+        Some((start, count))
+    }
+}
+
+/// Bytes of `rows` rows of `width` entries; more than any memory has, if it overflows.
+fn rows_bytes(rows: usize, width: usize) -> u64 {
+    (rows as u64).saturating_mul((width * size_of::<i32>()) as u64)
+}
+
+fn send_copy(
+    view: &SubmittedView<'_>,
+    span: DeviceSpan,
+    copied: Option<Copied>,
+    bytes: u64,
+) -> Result<(), SendError> {
+    let Some(Copied { from, buffer_from }) = copied else { return Ok(()) };
+    let destination = span.slice(from, bytes).map_err(cuda_driver::CopyError::from)?;
+    Ok(view.copy_to_device(destination, buffer_from)?)
+}
+
+fn send_words(
+    view: &SubmittedView<'_>,
+    span: DeviceSpan,
+    (index_start, count): (u64, u32),
+    kernel: &dyn ScatterKernel,
+) -> Result<(), SendError> {
+    let (source, data_offset) = view.place();
+    let scatter =
+        Scatter { out: span, source, data_offset, index_offset: data_offset + index_start, count };
+    Ok(kernel.scatter(view.stream(), &scatter)?)
 }
 
 /// A step that was sent: where its parts lie on the device.
 ///
-/// Valid on the stager's stream until the next submit there; see [`StepStager`].
+/// Valid on the stager's stream until the next submit there, and to be read only; see [`StepStager`].
 #[derive(Clone, Debug)]
 pub struct Staged {
     span: DeviceSpan,
@@ -246,17 +578,37 @@ impl Staged {
     /// # Errors
     /// [`PartError`] for a part of another step.
     pub fn span(&self, part: PartId) -> Result<DeviceSpan, PartError> {
+        let Place { offset, bytes, .. } = self.place(part)?;
+        let foreign = PartError { part_step: part.step, step: self.parts.number };
+        self.span.slice(offset, bytes).map_err(|_| foreign)
+    }
+
+    /// Entries from a row of a table's part to the next, at least the width asked for; 0 for an array.
+    ///
+    /// # Errors
+    /// As [`span`](Staged::span).
+    pub fn row_entries(&self, part: PartId) -> Result<usize, PartError> {
+        Ok(self.place(part)?.row_entries)
+    }
+
+    /// Bytes that travelled: those that were copied, padding between parts included, and the words
+    /// that were scattered, each with its index.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.parts.sent
+    }
+
+    /// Words of [`SCATTER_WORD_BYTES`] bytes that were scattered; 0 for a step that was copied.
+    #[must_use]
+    pub fn words(&self) -> u32 {
+        self.parts.words
+    }
+
+    fn place(&self, part: PartId) -> Result<Place, PartError> {
         let foreign = PartError { part_step: part.step, step: self.parts.number };
         if part.step != self.parts.number {
             return Err(foreign);
         }
-        let &(offset, bytes) = self.parts.ranges.get(part.index as usize).ok_or(foreign)?;
-        self.span.slice(offset, bytes).map_err(|_| foreign)
-    }
-
-    /// Bytes that were copied, padding between parts included.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.parts.used
+        self.parts.places.get(part.index as usize).copied().ok_or(foreign)
     }
 }

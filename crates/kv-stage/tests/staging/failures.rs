@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cuda_driver::{CopyError, DeviceError, ErrorCode};
 use kv_stage::{
-    AcquireError, StagingError, StagingOptions, StagingPool, SubmitError, SubmittedView,
+    AcquireError, PoolOptions, StagingError, StagingOptions, StagingPool, SubmitError,
+    SubmittedView,
 };
 
 use crate::machine::{Machine, pattern};
@@ -94,8 +95,10 @@ fn construction_that_fails_at_any_step_gives_everything_back() {
             let machine = Machine::new(nth);
             let before = machine.sim.check_leaks();
             machine.sim.fail_nth(call, nth, ErrorCode::OUT_OF_MEMORY);
-            let options = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
-            let refused = StagingPool::new(&machine.device, options).map(drop);
+            let class = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
+            // A slab for each buffer.
+            let options = PoolOptions { slab_bytes: 4096, ..PoolOptions::new(vec![class]) };
+            let refused = StagingPool::with_classes(&machine.device, &options).map(drop);
             let Err(StagingError::Device(error)) = refused else { panic!("{refused:?}") };
             assert!(error.is_out_of_memory(), "{error:?}");
             assert_eq!(machine.sim.check_leaks(), before, "{call} {nth}");

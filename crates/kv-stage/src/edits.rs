@@ -1,0 +1,103 @@
+//! What changed in a table, in order, so that only that need be sent.
+
+use std::collections::TryReserveError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::block_table::filled;
+
+/// Columns `from..to` of the row of `slot`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Edit {
+    pub(crate) slot: usize,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+/// The latest edits of a table. Older ones are forgotten, and whoever has not seen them reads all.
+#[derive(Debug)]
+pub(crate) struct EditLog {
+    /// # Invariants
+    /// Edit number `n` is at `n % len`, for the last `len` numbers below `next`; never empty.
+    ring: Box<[Edit]>,
+    next: u64,
+    /// Edits below this number were read, and so do not change any more. Relaxed: who edits has the
+    /// table to himself, so that reads of it happened before by whatever gave it to him.
+    sealed: AtomicU64,
+}
+
+impl EditLog {
+    pub(crate) fn new(capacity: usize) -> Result<Self, TryReserveError> {
+        let ring = filled(Edit::default(), capacity.max(1))?;
+        Ok(Self { ring, next: 0, sealed: AtomicU64::new(0) })
+    }
+
+    /// Notes an edit; one that goes on where the last one ended becomes a part of it.
+    pub(crate) fn note(&mut self, edit: Edit) {
+        if self.next > *self.sealed.get_mut() {
+            let index = self.index(self.next - 1);
+            let last = &mut self.ring[index];
+            if last.slot == edit.slot && edit.from <= last.to && last.from <= edit.to {
+                *last = Edit { from: last.from.min(edit.from), to: last.to.max(edit.to), ..edit };
+                return;
+            }
+        }
+        let index = self.index(self.next);
+        self.ring[index] = edit;
+        self.next += 1;
+    }
+
+    /// The number of the next edit, which those noted so far stay below from now on.
+    pub(crate) fn seal(&self) -> u64 {
+        self.sealed.store(self.next, Ordering::Relaxed);
+        self.next
+    }
+
+    /// The edits from number `seen` on, or nothing if some of them are forgotten.
+    pub(crate) fn since(&self, seen: u64) -> Option<impl Iterator<Item = Edit>> {
+        let known = self.next.checked_sub(seen)? <= self.ring.len() as u64;
+        known.then(|| (seen..self.next).map(|number| self.ring[self.index(number)]))
+    }
+
+    fn index(&self, number: u64) -> usize {
+        (number % self.ring.len() as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edit(slot: usize, from: usize, to: usize) -> Edit {
+        Edit { slot, from, to }
+    }
+
+    fn since(log: &EditLog, seen: u64) -> Option<Vec<Edit>> {
+        log.since(seen).map(Iterator::collect)
+    }
+
+    #[test]
+    fn neighbours_join_unless_the_last_one_was_read() {
+        let mut log = EditLog::new(4).unwrap();
+        log.note(edit(1, 0, 1));
+        log.note(edit(1, 1, 2));
+        log.note(edit(2, 2, 3));
+        assert_eq!(since(&log, 0), Some(vec![edit(1, 0, 2), edit(2, 2, 3)]));
+        let seen = log.seal();
+        log.note(edit(2, 3, 4));
+        assert_eq!(since(&log, seen), Some(vec![edit(2, 3, 4)]));
+        log.note(edit(2, 9, 10));
+        assert_eq!(since(&log, seen), Some(vec![edit(2, 3, 4), edit(2, 9, 10)]));
+    }
+
+    #[test]
+    fn forgotten_edits_are_not_passed_over() {
+        let mut log = EditLog::new(2).unwrap();
+        for slot in 0..3 {
+            log.note(edit(slot, 0, 1));
+        }
+        assert_eq!(since(&log, 0), None);
+        assert_eq!(since(&log, 1), Some(vec![edit(1, 0, 1), edit(2, 0, 1)]));
+        assert_eq!(since(&log, 3), Some(vec![]));
+        assert_eq!(since(&log, 4), None, "a number of another table's");
+    }
+}

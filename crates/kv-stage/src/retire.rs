@@ -1,0 +1,294 @@
+//! Which buffers are free, which the device may still read, and when that ends.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use cuda_driver::{Device, DeviceError, Event, HostAllocFlags, Stream};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::AcquireError;
+use crate::pinning::Backlog;
+use crate::slab::Slot;
+
+pub(crate) type Events = SmallVec<[Arc<Event>; 2]>;
+
+/// What the handles of a pool share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) device: Device,
+    pub(crate) flags: HostAllocFlags,
+    /// Guards the lists only: driver calls are made without it.
+    pub(crate) state: Mutex<State>,
+    pub(crate) backlog: Backlog,
+    /// Bytes of the largest buffers.
+    pub(crate) largest_bytes: u64,
+    /// Bytes of the slabs that have not been dropped.
+    pub(crate) pinned_bytes: Arc<AtomicU64>,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) reuse_before_event: std::sync::atomic::AtomicBool,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    /// By size, the smallest first; a slot's class is an index into it.
+    pub(crate) classes: Box<[Class]>,
+    /// In order of submission.
+    pub(crate) submitted: Vec<Ticket>,
+    /// Slots that no event could be recorded for: nobody knows when they are free.
+    pub(crate) leaked: Vec<Slot>,
+    /// Buffers in the hands of callers.
+    pub(crate) held: usize,
+    pub(crate) live_peak: usize,
+    pub(crate) sequence_next: u64,
+    pub(crate) closed: bool,
+}
+
+/// The buffers of one size.
+#[derive(Debug)]
+pub(crate) struct Class {
+    pub(crate) buffer_bytes: u64,
+    /// # Invariants
+    /// No device operation refers to a slot in here, unless the device that ran it is lost: a slot
+    /// enters new, never submitted, or once every event recorded after its readers has completed.
+    pub(crate) free: Vec<Slot>,
+    /// Buffers being written, or submitted and not seen to be read.
+    pub(crate) live: usize,
+    /// Buffers that are live or free.
+    pub(crate) circulating: usize,
+}
+
+/// A submitted buffer: it is free again when all of `awaited` have completed.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    sequence: u64,
+    /// The one stream that reads the buffer, by context and handle: its tickets complete in order,
+    /// so only the first is polled. `None` with several readers, whose tickets are polled each.
+    stream: Option<StreamKey>,
+    awaited: Events,
+    slot: Slot,
+}
+
+type StreamKey = (u64, u64);
+
+impl Shared {
+    /// Takes a free buffer of at least `bytes` bytes, the smallest such.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Slot, AcquireError> {
+        let refused = self.retire_completed();
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(AcquireError::Closed);
+        }
+        if let Some(first) = self.device.poison() {
+            return Err(AcquireError::Device(DeviceError::Poisoned { first }));
+        }
+        let largest_bytes = self.largest_bytes;
+        if bytes > largest_bytes {
+            return Err(AcquireError::TooLarge { bytes, largest_bytes });
+        }
+        let fits = |class: &&mut Class| class.buffer_bytes >= bytes;
+        let found = state.classes.iter_mut().filter(fits).find_map(|class| {
+            let slot = class.free.pop()?;
+            class.live += 1;
+            Some(slot)
+        });
+        let Some(slot) = found else {
+            // An event that cannot be asked about is why nothing came back.
+            refused?;
+            let fitting = state.classes.iter().filter(|class| class.buffer_bytes >= bytes);
+            let (live, max) = fitting
+                .fold((0, 0), |(live, max), class| (live + class.live, max + class.circulating));
+            return Err(AcquireError::Exhausted { live, max });
+        };
+        state.held += 1;
+        state.live_peak = state.live_peak.max(state.live());
+        Ok(slot)
+    }
+
+    /// Takes a buffer back that its holder gives up without having submitted it.
+    pub(crate) fn give_back(&self, slot: Slot) {
+        let mut state = self.state.lock();
+        state.held -= 1;
+        let unwanted = state.put_free(slot);
+        drop(state);
+        drop(unwanted);
+    }
+
+    /// Keeps a submitted buffer until the events recorded after its readers have completed.
+    pub(crate) fn keep(&self, slot: Slot, readers: &[(Stream, Arc<Event>)]) {
+        let stream = match readers {
+            [(stream, _)] => Some((stream.device().context(), stream.raw())),
+            _ => None,
+        };
+        let awaited = readers.iter().map(|(_, event)| event.clone()).collect();
+        let mut state = self.state.lock();
+        state.held -= 1;
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.reuse_before_event.load(std::sync::atomic::Ordering::Relaxed) {
+            // Never a slot of a closed pool: tests sabotage open ones.
+            drop(state.put_free(slot));
+            return;
+        }
+        let sequence = state.sequence_next;
+        state.sequence_next += 1;
+        state.submitted.push(Ticket { sequence, stream, awaited, slot });
+    }
+
+    /// Keeps a buffer for ever: it was submitted, and nothing tells when its readers finish.
+    pub(crate) fn leak(&self, slot: Slot) {
+        let mut state = self.state.lock();
+        state.held -= 1;
+        let class = &mut state.classes[slot.class];
+        class.live -= 1;
+        class.circulating -= 1;
+        state.leaked.push(slot);
+    }
+
+    /// Pins one slab more and puts its buffers into circulation; whether there was one to pin.
+    pub(crate) fn pin_next(&self) -> Result<bool, DeviceError> {
+        let Some(chunk) = self.backlog.take() else { return Ok(false) };
+        let pinned = chunk.pin(&self.device, self.flags, &self.pinned_bytes);
+        let outcome = pinned.map(|slots| {
+            let unwanted = self.state.lock().admit(chunk.class, slots);
+            // Outside the lock: dropping events calls the driver.
+            drop(unwanted);
+        });
+        self.backlog.settle(chunk, outcome.err());
+        outcome.map(|()| true)
+    }
+
+    /// Moves every buffer whose readers have finished to the free list.
+    ///
+    /// Events are asked without the lock, so threads may do this at the same time: a ticket is
+    /// removed by its number, so an answer about a ticket that another thread removed is void.
+    pub(crate) fn retire_completed(&self) -> Result<(), DeviceError> {
+        let mut outcome = Ok(());
+        let mut unfinished: SmallVec<[u64; 8]> = SmallVec::new();
+        loop {
+            let candidates = self.state.lock().candidates(&unfinished);
+            let mut finished: SmallVec<[u64; 8]> = SmallVec::new();
+            for (sequence, awaited) in candidates {
+                match all_complete(&awaited) {
+                    Ok(true) => finished.push(sequence),
+                    Ok(false) => unfinished.push(sequence),
+                    Err(error) => {
+                        tracing::warn!(%error, "a staging buffer's event could not be queried");
+                        outcome = outcome.and(Err(error));
+                        unfinished.push(sequence);
+                    }
+                }
+            }
+            if finished.is_empty() {
+                return outcome;
+            }
+            let unwanted = self.state.lock().retire(&finished);
+            drop(unwanted);
+        }
+    }
+
+    /// The events of the oldest submitted buffer numbered below `until`, of at least `bytes` bytes.
+    pub(crate) fn oldest_submitted(&self, until: u64, bytes: u64) -> Option<Events> {
+        let state = self.state.lock();
+        let fits = |ticket: &&Ticket| ticket.slot.memory.bytes() >= bytes;
+        let oldest = state.submitted.iter().find(fits)?;
+        (oldest.sequence < until).then(|| oldest.awaited.clone())
+    }
+}
+
+impl State {
+    pub(crate) fn live(&self) -> usize {
+        self.held + self.submitted.len()
+    }
+
+    /// Adds newly pinned buffers, or hands them back when the pool is closed.
+    #[must_use]
+    fn admit(&mut self, class: usize, slots: Vec<Slot>) -> Vec<Slot> {
+        if self.closed {
+            return slots;
+        }
+        let class = &mut self.classes[class];
+        class.circulating += slots.len();
+        class.free.extend(slots);
+        Vec::new()
+    }
+
+    /// Puts a slot on the free list, or hands it back for dropping when the pool is closed.
+    #[must_use]
+    fn put_free(&mut self, slot: Slot) -> Option<Slot> {
+        let class = &mut self.classes[slot.class];
+        class.live -= 1;
+        if self.closed {
+            class.circulating -= 1;
+            return Some(slot);
+        }
+        class.free.push(slot);
+        None
+    }
+
+    /// Takes out every slot that is not live.
+    pub(crate) fn take_all(&mut self) -> Vec<Slot> {
+        let mut all = std::mem::take(&mut self.leaked);
+        for class in &mut self.classes {
+            class.circulating -= class.free.len();
+            all.append(&mut class.free);
+        }
+        all
+    }
+
+    /// The tickets worth asking about: the first of each stream, and each with several readers,
+    /// except those known to be unfinished.
+    fn candidates(&self, unfinished: &[u64]) -> SmallVec<[(u64, Events); 8]> {
+        let mut streams: SmallVec<[StreamKey; 8]> = SmallVec::new();
+        let mut candidates = SmallVec::new();
+        for ticket in &self.submitted {
+            if let Some(stream) = ticket.stream {
+                if streams.contains(&stream) {
+                    continue;
+                }
+                streams.push(stream);
+            }
+            if !unfinished.contains(&ticket.sequence) {
+                candidates.push((ticket.sequence, ticket.awaited.clone()));
+            }
+        }
+        candidates
+    }
+
+    /// Frees the slots of the tickets numbered `finished`; returns what a closed pool has no use for.
+    #[must_use]
+    fn retire(&mut self, finished: &[u64]) -> SmallVec<[Slot; 8]> {
+        let mut unwanted = SmallVec::new();
+        for sequence in finished {
+            let position = self.submitted.iter().position(|ticket| ticket.sequence == *sequence);
+            if let Some(position) = position {
+                let ticket = self.submitted.remove(position);
+                unwanted.extend(self.put_free(ticket.slot));
+            }
+        }
+        unwanted
+    }
+}
+
+/// Whether every event has completed, or will never because its device is lost.
+fn all_complete(events: &[Arc<Event>]) -> Result<bool, DeviceError> {
+    for event in events {
+        match event.is_complete() {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(_) if event.device().poison().is_some() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Waits on the host for every event whose device is not lost.
+pub(crate) fn wait_for(events: &[Arc<Event>]) -> Result<(), DeviceError> {
+    for event in events {
+        match event.synchronize() {
+            Err(error) if event.device().poison().is_none() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Slabs: the few pinned allocations that all buffers are cut from.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver::{Device, DeviceError, Event, HostAllocFlags, OutOfBounds, PinnedBuffer};
+
+use crate::retire::Events;
+
+/// Buffers of a slab start at multiples of this many bytes.
+pub(crate) const BUFFER_ALIGNMENT: u64 = 256;
+
+/// One pinned allocation. It is retired when the last buffer cut from it is dropped.
+#[derive(Debug)]
+struct Slab {
+    pinned: PinnedBuffer,
+    /// Bytes of all slabs of the pool that have not been dropped.
+    pinned_bytes: Arc<AtomicU64>,
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // A plain count: nothing else is published with it.
+        self.pinned_bytes.fetch_sub(self.pinned.bytes(), Ordering::Relaxed);
+    }
+}
+
+/// The memory of one buffer: a range of a slab, alone in having it.
+#[derive(Debug)]
+pub(crate) struct SlotMemory {
+    slab: Arc<Slab>,
+    /// # Invariants
+    /// `offset..offset + bytes` lies inside the slab, and no other `SlotMemory` has any of it.
+    offset: u64,
+    bytes: u64,
+}
+
+impl SlotMemory {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The pinned allocation that the memory is a part of, and where in it that part begins.
+    pub(crate) fn place(&self) -> (&PinnedBuffer, u64) {
+        (&self.slab.pinned, self.offset)
+    }
+
+    /// Address by which kernels reach the first byte.
+    pub(crate) fn device_address(&self) -> u64 {
+        self.slab.pinned.device_address() + self.offset
+    }
+
+    /// Checks that `bytes` bytes at `offset` are the buffer's own; returns their offset in the slab.
+    pub(crate) fn range(&self, offset: u64, bytes: u64) -> Result<u64, OutOfBounds> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(self.offset + offset),
+            _ => Err(OutOfBounds { offset, bytes, capacity: self.bytes }),
+        }
+    }
+
+    /// The bytes, for filling them in place.
+    ///
+    /// # Safety
+    /// - no device operation that reads or writes this buffer is pending, and none is enqueued while
+    ///   the slice is alive.
+    pub(crate) unsafe fn slice_mut(&mut self) -> &mut [u8] {
+        let first = (self.slab.pinned.host_address() + self.offset) as *mut u8;
+        // SAFETY: the range lies inside a live pinned allocation, which `PinnedBuffer::alloc`
+        // cleared, so it is initialised, and which `slab` keeps. No Rust code reaches these bytes in
+        // another way: nobody calls the slab's own `slice_mut` or `write_at`, which need `&mut`, no
+        // other `SlotMemory` has them (invariant of `offset`), and `&mut self` excludes other uses of
+        // this one. The caller excludes the device's accesses. A slab is at most `isize::MAX` long.
+        unsafe { std::slice::from_raw_parts_mut(first, self.bytes as usize) }
+    }
+}
+
+/// One buffer's memory and the events that retire it.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) memory: SlotMemory,
+    /// Index of the size class.
+    pub(crate) class: usize,
+    /// Kept for reuse, since creating one is a driver call. One suffices for one reading stream.
+    pub(crate) events: Events,
+}
+
+/// A slab that has yet to be pinned.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Chunk {
+    pub(crate) class: usize,
+    pub(crate) buffer_bytes: u64,
+    pub(crate) buffers: usize,
+}
+
+impl Chunk {
+    /// Bytes from one buffer of a slab to the next.
+    pub(crate) fn stride(buffer_bytes: u64) -> Option<u64> {
+        buffer_bytes.checked_next_multiple_of(BUFFER_ALIGNMENT)
+    }
+
+    /// Pins the slab and cuts it up, with an event for each buffer; on failure nothing is kept.
+    pub(crate) fn pin(
+        self,
+        device: &Device,
+        flags: HostAllocFlags,
+        pinned_bytes: &Arc<AtomicU64>,
+    ) -> Result<Vec<Slot>, DeviceError> {
+        let Self { class, buffer_bytes, buffers } = self;
+        let stride = Self::stride(buffer_bytes).unwrap_or(buffer_bytes);
+        let events: Vec<Arc<Event>> =
+            (0..buffers).map(|_| Event::new(device).map(Arc::new)).collect::<Result<_, _>>()?;
+        // The last buffer needs no padding behind it.
+        let bytes = stride * (buffers as u64 - 1) + buffer_bytes;
+        let pinned = PinnedBuffer::alloc(device, bytes, flags)?;
+        pinned_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
+        let cut = |(number, event): (u64, Arc<Event>)| Slot {
+            // Inside, since `number < buffers`; apart, since `stride` is at least `buffer_bytes`.
+            memory: SlotMemory { slab: slab.clone(), offset: number * stride, bytes: buffer_bytes },
+            class,
+            events: Events::from_iter([event]),
+        };
+        Ok((0..).zip(events).map(cut).collect())
+    }
+}
