@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
+use kv_replay::policies::Half;
 use kv_replay::shape::{Dtype, ModelShape};
 
 const AFTER_HELP: &str = "\
@@ -125,6 +126,9 @@ pub(crate) struct PoliciesArgs {
         allow_hyphen_values = true
     )]
     pub(crate) capacities: String,
+    /// Requests whose lookups count: first, second or both; the first half is served in any case.
+    #[arg(long, value_name = "HALF", default_value_t)]
+    pub(crate) half: Half,
     /// Writes the hit rates to this file as JSON, whole or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

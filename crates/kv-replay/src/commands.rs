@@ -100,7 +100,8 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
         None => demo(),
         Some(Command::Run(args)) => run(args),
         Some(Command::Policies(args)) => {
-            say(&policies::run(&args.trace, &args.capacities, args.json.as_deref())?)?;
+            let json = args.json.as_deref();
+            say(&policies::run(&args.trace, &args.capacities, args.half, json)?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Generate(args)) => {

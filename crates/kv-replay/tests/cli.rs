@@ -210,6 +210,12 @@ fn policies_prints_a_table_and_writes_the_record() {
     let json = read_json(&case.report);
     assert_eq!(json["block_lookups"], 4);
     assert_eq!(json["capacities"][1]["hit_rate"]["belady"], 0.5);
+    let output =
+        kv_replay(&["policies", "--trace", trace, "--capacities", "2", "--half", "second"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_says(&String::from_utf8(output.stdout).unwrap(), "2 block lookups");
+    let message = refused(&["policies", "--trace", trace, "--half", "third"]);
+    assert_says(&message, "half \"third\" is not first, second or both");
     let message = refused(&["policies", "--trace", trace, "--capacities", "1,-2"]);
     assert_says(&message, "error: capacity \"-2\" is not a whole number of blocks");
 }

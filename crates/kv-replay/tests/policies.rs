@@ -4,7 +4,8 @@
 
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::policies::{
-    self, Capacity, CapacityError, PoliciesError, hit_rates, parse_capacities,
+    self, Capacity, CapacityError, Half, HalfError, PoliciesError, hit_rates, hit_rates_of,
+    parse_capacities,
 };
 use kv_replay::rng::SplitMix64;
 use kv_replay::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
@@ -225,9 +226,13 @@ fn assert_models_agree(label: &str, trace: &Trace, capacities: &str) {
     let report = hit_rates(trace, &parse_capacities(capacities).unwrap());
     assert_eq!(report.block_lookups, trace.block_lookups());
     for row in &report.capacities {
-        let found: Vec<_> = row.hits.iter().map(|hits| (hits.policy, hits.hits)).collect();
+        let mut found: Vec<_> = row.hits.iter().map(|hits| (hits.policy, hits.hits)).collect();
+        // What learns has no model: it is held to what holds for every policy.
+        let learned = found.iter().position(|&(policy, _)| policy == "hit_density").unwrap();
+        let (_, learned) = found.remove(learned);
         let expected = MODELS.map(|(name, model)| (name, model(&ids, row.capacity.blocks())));
         assert_eq!(found, expected, "{label}, capacity {}", row.capacity.blocks());
+        assert!(learned <= expected[1].1, "{label}, capacity {}", row.capacity.blocks());
     }
 }
 
@@ -277,10 +282,45 @@ fn a_capacity_beyond_all_blocks_hits_every_repetition() {
     ids.dedup();
     let repeated = trace.block_lookups() - ids.len() as u64;
     let report = hit_rates(&trace, &[Capacity::new(policies::CAPACITY_MAX_BLOCKS).unwrap()]);
-    assert_eq!(report.capacities[0].hits.len(), MODELS.len());
+    assert_eq!(report.capacities[0].hits.len(), MODELS.len() + 1);
     for hits in &report.capacities[0].hits {
         assert_eq!(hits.hits, repeated, "{}", hits.policy);
     }
+}
+
+#[test]
+fn halves_add_up_and_the_second_finds_the_cache_warm() {
+    let trace = generate(&GenerateOptions { requests: 301, seed: 5 }).unwrap();
+    let capacities = parse_capacities("500").unwrap();
+    let of = |half| hit_rates_of(&trace, &capacities, half);
+    let [both, first, second] = [Half::Both, Half::First, Half::Second].map(of);
+    assert_eq!(both, hit_rates(&trace, &capacities));
+    assert_eq!(both.block_lookups, first.block_lookups + second.block_lookups);
+    for ((both, first), second) in both.capacities[0]
+        .hits
+        .iter()
+        .zip(&first.capacities[0].hits)
+        .zip(&second.capacities[0].hits)
+    {
+        assert_eq!(both.hits, first.hits + second.hits, "{}", both.policy);
+    }
+    // The first half alone is the trace that ends there.
+    let cut = hit_rates(&trace.clone().limit(150), &capacities);
+    assert_eq!(cut.block_lookups, first.block_lookups);
+    let without_foresight = |report: &policies::PolicyReport| {
+        let hits = report.capacities[0].hits.iter();
+        hits.filter(|hits| hits.policy != "belady").map(|hits| hits.hits).collect::<Vec<_>>()
+    };
+    assert_eq!(without_foresight(&cut), without_foresight(&first));
+}
+
+#[test]
+fn halves_have_names() {
+    for half in [Half::Both, Half::First, Half::Second] {
+        assert_eq!(half.to_string().parse(), Ok(half));
+    }
+    assert_eq!("third".parse::<Half>(), Err(HalfError { value: "third".to_owned() }));
+    assert_eq!((Half::First.requests(5), Half::Second.requests(5)), (0..2, 2..5));
 }
 
 #[test]
@@ -311,10 +351,10 @@ fn the_report_has_the_documented_form() {
     let (trace_path, json_path) =
         (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
     trace_of(vec![vec![1, 2], vec![1, 2]]).write(&trace_path).unwrap();
-    let table = policies::run(&trace_path, "2,1", Some(&json_path)).unwrap();
+    let table = policies::run(&trace_path, "2,1", Half::Both, Some(&json_path)).unwrap();
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&json_path).unwrap()).unwrap();
-    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "lru_block": rate});
+    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "hit_density": rate, "lru_block": rate});
     assert_eq!(
         json,
         serde_json::json!({"block_lookups": 4, "capacities": [
@@ -323,9 +363,9 @@ fn the_report_has_the_documented_form() {
         ]})
     );
     let expected = "4 block lookups; hit rate by capacity in blocks\n\n\
-        capacity     lru  belady    slru  s3fifo     arc  lru_block\n       \
-        2  0.5000  0.5000  0.5000  0.5000  0.5000     0.5000\n       \
-        1  0.0000  0.0000  0.0000  0.0000  0.0000     0.0000\n";
+        capacity     lru  belady    slru  s3fifo     arc  hit_density  lru_block\n       \
+        2  0.5000  0.5000  0.5000  0.5000  0.5000       0.5000     0.5000\n       \
+        1  0.0000  0.0000  0.0000  0.0000  0.0000       0.0000     0.0000\n";
     assert_eq!(table, expected);
 }
 
@@ -335,18 +375,18 @@ fn a_failed_run_writes_no_report() {
     let (trace_path, json_path) =
         (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
     assert!(matches!(
-        policies::run(&trace_path, "10", Some(&json_path)),
+        policies::run(&trace_path, "10", Half::Both, Some(&json_path)),
         Err(PoliciesError::Trace(_))
     ));
     trace_of(vec![vec![1]]).write(&trace_path).unwrap();
     assert!(matches!(
-        policies::run(&trace_path, "0", Some(&json_path)),
+        policies::run(&trace_path, "0", Half::Both, Some(&json_path)),
         Err(PoliciesError::Capacities(_))
     ));
     assert!(!json_path.exists());
     let unwritable = folder.path().join("absent/report.json");
     assert!(matches!(
-        policies::run(&trace_path, "10", Some(&unwritable)),
+        policies::run(&trace_path, "10", Half::Both, Some(&unwritable)),
         Err(PoliciesError::Write(_))
     ));
 }

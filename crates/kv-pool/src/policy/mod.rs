@@ -10,6 +10,7 @@
 //! | [`Slru`] | segmented LRU: what was found outlives what never was |
 //! | [`S3Fifo`] | three first-in, first-out queues; what is looked up once passes quickly |
 //! | [`AdaptiveReplacement`] | ARC: recent against frequent, in shares that follow the misses |
+//! | [`HitDensity`] | fewest expected hits for the time that a block would stay, learned while serving |
 //! | [`Prioritized`] | any of them for blocks of default priority, lower priorities before and higher ones after |
 //!
 //! # The life of a block, as a policy sees it
@@ -48,6 +49,7 @@
 mod arc;
 mod error;
 mod ghosts;
+mod hit_density;
 mod lru;
 mod prioritized;
 mod queues;
@@ -58,6 +60,7 @@ use std::fmt;
 
 pub use arc::AdaptiveReplacement;
 pub use error::PolicyError;
+pub use hit_density::HitDensity;
 pub use lru::PriorityLru;
 pub use prioritized::Prioritized;
 pub use s3fifo::S3Fifo;

@@ -141,8 +141,13 @@ impl EvictionPolicy for S3Fifo {
             self.queues.remove(block);
             return Some(block);
         }
-        // All of the main queue is held or has children.
-        self.next_of_small().or_else(|| self.queues.pop_front(OVERDUE))
+        // All of the main queue is held or has children, so that the small one goes there, or further.
+        if let Some(block) = self.next_of_small().or_else(|| self.queues.pop_front(OVERDUE)) {
+            return Some(block);
+        }
+        let block = self.next_of_main()?;
+        self.queues.remove(block);
+        Some(block)
     }
 
     fn overdue(&self) -> usize {

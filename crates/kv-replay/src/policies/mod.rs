@@ -11,10 +11,16 @@
 //! | `slru` | segmented LRU with a fifth of the capacity protected |
 //! | `s3fifo` | S3-FIFO, with a small queue of a tenth of the capacity |
 //! | `arc` | adaptive replacement cache |
+//! | `hit_density` | [`HitDensity`]: evicts what promises the fewest hits for the time that it would stay, learned on the way |
 //! | `lru_block` | least recently used, block by block: any cached block hits |
 //!
-//! All but `lru` look at the blocks one by one, as the literature does, and let a block hit even if one before it is
-//! missing.
+//! All but `lru` let a block hit even if one before it is missing, and all but `lru`, `belady` and `hit_density` look at
+//! the blocks one by one, as the literature does. `hit_density` is served as a pool would serve it: a request holds its
+//! blocks until it is done, and no block goes before those that follow it. All but Belady's optimum are the
+//! implementations of [`kv_pool::policy`], those that an engine runs.
+//!
+//! A policy that learns can be judged on requests that nobody tuned it on: a [`Half`] says which lookups count. All
+//! requests are served in any case.
 //!
 //! # Examples
 //!
@@ -29,22 +35,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod arc;
 mod belady;
 mod capacity;
+mod half;
 mod lookups;
 mod lru;
-mod queues;
+mod pooled;
 mod report;
-mod s3fifo;
-mod slru;
 
 use std::path::Path;
 
-pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacities};
-pub use lookups::{Block, Lookups, RequestBlocks};
-pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates};
+use kv_pool::policy::{AdaptiveReplacement, HitDensity, PriorityLru, S3Fifo, Slru};
 
+pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacities};
+pub use half::{Half, HalfError};
+pub use lookups::{Block, Lookups, RequestBlocks};
+pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_of};
+
+use self::pooled::{BlockByBlock, RequestByRequest, Slots};
 use crate::json_file::{WriteError, check_writable, write_json};
 use crate::trace::{Trace, TraceError};
 
@@ -69,7 +77,9 @@ pub struct PolicyEntry {
 pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry {
         name: "lru",
-        build: |lookups, capacity| Box::new(lru::PrefixLru::new(lookups, capacity)),
+        build: |lookups, capacity| {
+            Box::new(lru::PrefixLru(Slots::new(lookups, capacity, PriorityLru::new)))
+        },
     },
     PolicyEntry {
         name: "belady",
@@ -77,19 +87,31 @@ pub const POLICIES: &[PolicyEntry] = &[
     },
     PolicyEntry {
         name: "slru",
-        build: |lookups, capacity| block_by_block(slru::Slru::new(lookups, capacity)),
+        build: |lookups, capacity| Box::new(BlockByBlock(Slots::new(lookups, capacity, Slru::new))),
     },
     PolicyEntry {
         name: "s3fifo",
-        build: |lookups, capacity| block_by_block(s3fifo::S3Fifo::new(lookups, capacity)),
+        build: |lookups, capacity| {
+            Box::new(BlockByBlock(Slots::new(lookups, capacity, S3Fifo::new)))
+        },
     },
     PolicyEntry {
         name: "arc",
-        build: |lookups, capacity| block_by_block(arc::Arc::new(lookups, capacity)),
+        build: |lookups, capacity| {
+            Box::new(BlockByBlock(Slots::new(lookups, capacity, AdaptiveReplacement::new)))
+        },
+    },
+    PolicyEntry {
+        name: "hit_density",
+        build: |lookups, capacity| {
+            Box::new(RequestByRequest::new(Slots::new(lookups, capacity, HitDensity::new)))
+        },
     },
     PolicyEntry {
         name: "lru_block",
-        build: |lookups, capacity| block_by_block(lru::BlockLru::new(lookups, capacity)),
+        build: |lookups, capacity| {
+            Box::new(BlockByBlock(Slots::new(lookups, capacity, PriorityLru::new)))
+        },
     },
 ];
 
@@ -109,38 +131,25 @@ pub enum PoliciesError {
 }
 
 /// What `kv-replay policies` does: simulates every policy on the trace in the file `trace` with each of the
-/// `capacities`, a list as for [`parse_capacities`]. Returns the table, and writes the report to the file `json` if
-/// one is named.
+/// `capacities`, a list as for [`parse_capacities`], and counts the lookups of `half`. Returns the table, and writes
+/// the report to the file `json` if one is named.
 ///
 /// # Errors
 ///
 /// [`PoliciesError`]; no report is written then.
-pub fn run(trace: &Path, capacities: &str, json: Option<&Path>) -> Result<String, PoliciesError> {
+pub fn run(
+    trace: &Path,
+    capacities: &str,
+    half: Half,
+    json: Option<&Path>,
+) -> Result<String, PoliciesError> {
     let capacities = parse_capacities(capacities)?;
     if let Some(path) = json {
         check_writable(path)?;
     }
-    let report = hit_rates(&Trace::read(trace)?, &capacities);
+    let report = hit_rates_of(&Trace::read(trace)?, &capacities, half);
     if let Some(path) = json {
         write_json(path, &report)?;
     }
     Ok(report.table())
-}
-
-/// A policy that treats each block by itself.
-trait BlockPolicy {
-    /// Looks up `block` and caches it; whether it hit.
-    fn access(&mut self, block: Block) -> bool;
-}
-
-struct BlockByBlock<P>(P);
-
-impl<P: BlockPolicy> Policy for BlockByBlock<P> {
-    fn serve(&mut self, request: &RequestBlocks<'_>) -> u64 {
-        request.blocks.iter().map(|&block| u64::from(self.0.access(block))).sum()
-    }
-}
-
-fn block_by_block<'a>(policy: impl BlockPolicy + 'a) -> Box<dyn Policy + 'a> {
-    Box::new(BlockByBlock(policy))
 }

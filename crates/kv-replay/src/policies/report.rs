@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::{Capacity, Lookups, POLICIES};
+use super::{Capacity, Half, Lookups, POLICIES};
 use crate::trace::Trace;
 
 /// How the policies did on one trace.
@@ -42,12 +42,22 @@ pub struct PolicyHits {
 /// Simulates every policy on `trace` with each of the `capacities`.
 #[must_use]
 pub fn hit_rates(trace: &Trace, capacities: &[Capacity]) -> PolicyReport {
+    hit_rates_of(trace, capacities, Half::Both)
+}
+
+/// As [`hit_rates`], counting the lookups of `half` only. The requests before are served, so that the cache is warm.
+#[must_use]
+pub fn hit_rates_of(trace: &Trace, capacities: &[Capacity], half: Half) -> PolicyReport {
     let lookups = Lookups::new(trace);
-    let block_lookups = lookups.blocks().len() as u64;
+    let counted = half.requests(trace.requests.len());
+    let block_lookups =
+        trace.requests[counted.clone()].iter().map(|request| request.hash_ids.len() as u64).sum();
     let with_capacity = |&capacity| {
         let hits = POLICIES.iter().map(|entry| {
             let mut policy = (entry.build)(&lookups, capacity);
-            let hits = lookups.requests().map(|request| policy.serve(&request)).sum();
+            let hits = lookups.requests().map(|request| policy.serve(&request)).enumerate();
+            let hits =
+                hits.filter(|(index, _)| counted.contains(index)).map(|(_, hits)| hits).sum();
             PolicyHits { policy: entry.name, hits }
         });
         CapacityReport { capacity, block_lookups, hits: hits.collect() }

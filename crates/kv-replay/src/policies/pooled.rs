@@ -1,0 +1,202 @@
+//! The policies of `kv-pool`, driven by a cache of a fixed number of blocks.
+
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
+use kv_pool::{BlockHash, BlockId};
+
+use super::{Block, Capacity, Lookups, Policy, RequestBlocks};
+use crate::trace::BLOCK_TOKENS_IN_TRACE;
+
+/// Spreads numbers over names: 2^64 divided by the golden ratio.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Content in a slot of the cache.
+#[derive(Clone, Copy)]
+struct Cached {
+    content: Block,
+    facts: BlockFacts,
+    /// Cached blocks that name it as their parent.
+    children: u32,
+    held: bool,
+}
+
+/// Which block lies in which slot.
+pub(super) struct Slots {
+    policy: Box<dyn EvictionPolicy>,
+    /// For each block, the slot that it is cached in.
+    slot_of: Vec<Option<BlockId>>,
+    cached: Vec<Option<Cached>>,
+    free: Vec<BlockId>,
+}
+
+impl Slots {
+    /// An empty cache, and the policy that `make` makes for its number of blocks.
+    pub(super) fn new<P: EvictionPolicy + 'static>(
+        lookups: &Lookups<'_>,
+        capacity: Capacity,
+        make: fn(u64) -> Result<P, PolicyError>,
+    ) -> Self {
+        // A cache with room for every block of the trace never evicts, so more slots change nothing.
+        let slots = capacity.blocks().min(lookups.distinct());
+        let policy = make(slots as u64);
+        Self {
+            // The tables of the trace itself, which are in memory, are larger.
+            policy: Box::new(policy.expect("a policy for no more blocks than the trace has")),
+            slot_of: vec![None; lookups.distinct()],
+            cached: vec![None; slots],
+            free: (0..slots as u32).rev().map(BlockId::from_index).collect(),
+        }
+    }
+
+    pub(super) fn slot_of(&self, block: Block) -> Option<BlockId> {
+        self.slot_of[block.index()]
+    }
+
+    /// Tells the policy that a lookup found a cached block, which is held from now on.
+    pub(super) fn find(&mut self, slot: BlockId, now: PolicyTime) {
+        let Some(cached) = &mut self.cached[slot.index()] else { return };
+        cached.facts.found += 1;
+        cached.facts.used = now;
+        self.policy.found(slot, now);
+        if !std::mem::replace(&mut cached.held, true) {
+            self.policy.held(slot);
+        }
+    }
+
+    /// Caches `content`, which is not cached, in the place of another block if need be; it is held from now on.
+    /// `None` if all blocks are held.
+    pub(super) fn insert(&mut self, content: Block, facts: BlockFacts) -> Option<BlockId> {
+        self.policy.missed(facts.hash, facts.used);
+        if self.free.is_empty() {
+            self.evict(facts.used)?;
+            while self.policy.overdue() > 0 {
+                self.evict(facts.used)?;
+            }
+        }
+        let slot = self.free.pop()?;
+        // The parent may have been what was evicted.
+        let parent = facts.parent.filter(|parent| self.cached[parent.index()].is_some());
+        let facts = BlockFacts { parent, ..facts };
+        if let Some(parent) = parent {
+            self.count_child(parent, |children| children + 1);
+        }
+        self.slot_of[content.index()] = Some(slot);
+        self.cached[slot.index()] = Some(Cached { content, facts, children: 0, held: true });
+        self.policy.stored(slot, &facts);
+        Some(slot)
+    }
+
+    /// Nobody holds `slot` any more. The policy hears of its children if `tails_first`.
+    pub(super) fn release(&mut self, slot: BlockId, tails_first: bool) {
+        let Some(cached) = &mut self.cached[slot.index()] else { return };
+        if std::mem::take(&mut cached.held) {
+            cached.facts.has_children = tails_first && cached.children > 0;
+            self.policy.evictable(slot, &cached.facts);
+        }
+    }
+
+    fn evict(&mut self, now: PolicyTime) -> Option<()> {
+        let slot = self.policy.victim(now)?;
+        let evicted = self.cached[slot.index()].take()?;
+        self.slot_of[evicted.content.index()] = None;
+        self.free.push(slot);
+        if let Some(parent) = evicted.facts.parent
+            && self.count_child(parent, |children| children.saturating_sub(1)) == Some(0)
+        {
+            self.policy.children(parent, false);
+        }
+        Some(())
+    }
+
+    fn count_child(&mut self, slot: BlockId, change: impl FnOnce(u32) -> u32) -> Option<u32> {
+        let cached = self.cached[slot.index()].as_mut()?;
+        cached.children = change(cached.children);
+        Some(cached.children)
+    }
+}
+
+/// Serves requests block by block, as the literature does: a block is looked up, cached and free to be evicted before
+/// the next one, children or not.
+pub(super) struct BlockByBlock(pub(super) Slots);
+
+impl Policy for BlockByBlock {
+    fn serve(&mut self, request: &RequestBlocks<'_>) -> u64 {
+        let mut hits = 0;
+        for (depth, &block) in request.blocks.iter().enumerate() {
+            let facts = facts(request, depth, None);
+            let slot = match self.0.slot_of(block) {
+                Some(slot) => {
+                    self.0.find(slot, facts.used);
+                    hits += 1;
+                    Some(slot)
+                }
+                None => self.0.insert(block, facts),
+            };
+            if let Some(slot) = slot {
+                self.0.release(slot, false);
+            }
+        }
+        hits
+    }
+}
+
+/// Serves requests as a pool does: a request holds its blocks until it is done, and releases them from the last to the
+/// first; blocks with cached children stay. Hits are counted block by block all the same.
+pub(super) struct RequestByRequest {
+    slots: Slots,
+    held: Vec<BlockId>,
+}
+
+impl RequestByRequest {
+    pub(super) fn new(slots: Slots) -> Self {
+        Self { slots, held: Vec::new() }
+    }
+
+    fn release_all(&mut self) {
+        while let Some(slot) = self.held.pop() {
+            self.slots.release(slot, true);
+        }
+    }
+}
+
+impl Policy for RequestByRequest {
+    fn serve(&mut self, request: &RequestBlocks<'_>) -> u64 {
+        let (mut hits, mut parent) = (0, None);
+        for (depth, &block) in request.blocks.iter().enumerate() {
+            let facts = facts(request, depth, parent);
+            let slot = match self.slots.slot_of(block) {
+                Some(slot) => {
+                    self.slots.find(slot, facts.used);
+                    hits += 1;
+                    Some(slot)
+                }
+                None => self.slots.insert(block, facts).or_else(|| {
+                    // A request larger than the cache loses its own tail.
+                    self.release_all();
+                    self.slots.insert(block, facts)
+                }),
+            };
+            self.held.extend(slot);
+            parent = slot;
+        }
+        self.release_all();
+        hits
+    }
+}
+
+pub(super) fn facts(
+    request: &RequestBlocks<'_>,
+    depth: usize,
+    parent: Option<BlockId>,
+) -> BlockFacts {
+    let before = depth as u64 * BLOCK_TOKENS_IN_TRACE;
+    let tokens = request.request.input_length.saturating_sub(before).min(BLOCK_TOKENS_IN_TRACE);
+    let number = request.blocks[depth].index() as u64 + 1;
+    BlockFacts {
+        parent,
+        depth: depth as u32,
+        tokens: tokens as u32,
+        full: tokens == BLOCK_TOKENS_IN_TRACE,
+        used: PolicyTime { lookups: request.first_lookup as u64, ms: request.request.timestamp_ms },
+        ..BlockFacts::new(BlockHash::from_u128(u128::from(number.wrapping_mul(SPREAD))))
+    }
+}
