@@ -74,6 +74,10 @@ fn open(ordinal: i32) -> Result<Device, String> {
 /// Two devices of which the second can access the first one's memory.
 fn pair() -> Result<(Device, Device), String> {
     let owner = open(0)?;
+    let count = owner.run(|driver| driver.device_get_count()).map_err(|error| error.to_string())?;
+    if count < 2 {
+        return Err("there is one device".to_owned());
+    }
     let peer = Device::open(Arc::clone(owner.driver()), 1).map_err(|error| error.to_string())?;
     match owner.run(|driver| driver.device_can_access_peer(1, 0)) {
         Ok(true) => Ok((owner, peer)),

@@ -1,7 +1,7 @@
 //! Export and import of physical memory, in the two forms that the driver has on Linux.
 
 #[cfg(unix)]
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::api::Api;
@@ -63,6 +63,19 @@ unsafe fn export_fd(api: &Api, handle: u64) -> DriverResult<ShareableHandle> {
 
 /// A new handle of what `source` stands for.
 pub(super) fn import(api: &Api, source: ShareableRef<'_>) -> DriverResult<u64> {
+    #[cfg(unix)]
+    let duplicate;
+    #[cfg(unix)]
+    let source = match source {
+        // In place of a pointer, descriptor 0 is a null pointer, which driver 580 refuses.
+        ShareableRef::PosixFd(fd) if fd.as_raw_fd() == 0 => {
+            let failed =
+                |_| DriverError::new("cuMemImportFromShareableHandle", ErrorCode::OPERATING_SYSTEM);
+            duplicate = fd.try_clone_to_owned().map_err(failed)?;
+            ShareableRef::PosixFd(duplicate.as_fd())
+        }
+        source => source,
+    };
     let (kind, shareable) = match source {
         #[cfg(unix)]
         ShareableRef::PosixFd(fd) => (ShareableKind::PosixFd, fd_argument(fd)),

@@ -52,9 +52,18 @@ struct Physical {
     /// Whether the handle is not released.
     held: bool,
     mappings: u32,
-    /// Whether it was created for export.
-    exportable: bool,
+    exportable: Exportable,
     backing: Backing,
+}
+
+/// Whether a handle's memory may be exported.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Exportable {
+    No,
+    /// It was created for it.
+    Yes,
+    /// It was, but this handle is an import, which driver 580 exports no further.
+    Imported,
 }
 
 /// All virtual memory of the machine.
@@ -254,7 +263,7 @@ impl VirtualMemory {
     }
 
     /// Puts memory under a new handle.
-    fn add(&mut self, handle: u64, device: u32, exportable: bool, backing: Backing) {
+    fn add(&mut self, handle: u64, device: u32, exportable: Exportable, backing: Backing) {
         let physical = Some(Physical { device, held: true, mappings: 0, exportable, backing });
         let index = match self.vacant.pop() {
             Some(index) => {
@@ -273,7 +282,7 @@ impl VirtualMemory {
     pub(crate) fn properties(&self, handle: u64) -> Option<(u32, bool)> {
         let &index = self.handles.get(&handle)?;
         let physical = self.physical[index as usize].as_ref()?;
-        Some((physical.device, physical.exportable))
+        Some((physical.device, physical.exportable != Exportable::No))
     }
 
     /// Makes a handle's memory one that other machines may hold, if it was created for that.
@@ -281,7 +290,7 @@ impl VirtualMemory {
     fn share(&mut self, handle: u64) -> Result<Exported, ErrorCode> {
         let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
         let place = &mut self.physical[index as usize];
-        let physical = place.take_if(|physical| physical.exportable);
+        let physical = place.take_if(|physical| physical.exportable == Exportable::Yes);
         let physical = physical.ok_or(ErrorCode::INVALID_VALUE)?;
         let device = physical.device;
         let memory = physical.backing.into_shared();
@@ -371,6 +380,7 @@ impl Memory {
         let charge = self.take(device, bytes)?;
         let pages = Pages::new(bytes, self.virtual_memory.shift, self.fresh());
         let backing = Backing::Own { pages, charge };
+        let exportable = if exportable { Exportable::Yes } else { Exportable::No };
         self.virtual_memory.add(handle, device, exportable, backing);
         Ok(())
     }
@@ -386,8 +396,7 @@ impl Memory {
     /// The memory that a descriptor stands for, under the new handle `handle`.
     #[cfg(unix)]
     pub(crate) fn import(&mut self, handle: u64, fd: BorrowedFd<'_>) -> Result<(), ErrorCode> {
-        let Exported { memory, device } =
-            descriptors::import(fd).ok_or(ErrorCode::INVALID_VALUE)?;
+        let Exported { memory, device } = descriptors::import(fd).ok_or(ErrorCode::UNKNOWN)?;
         if device as usize >= self.used.len() {
             return Err(ErrorCode::INVALID_DEVICE);
         }
@@ -395,7 +404,7 @@ impl Memory {
         if !self.virtual_memory.is_aligned(0, backing.bytes()) {
             return Err(ErrorCode::INVALID_VALUE);
         }
-        self.virtual_memory.add(handle, device, true, backing);
+        self.virtual_memory.add(handle, device, Exportable::Imported, backing);
         Ok(())
     }
 
