@@ -12,6 +12,9 @@
 #[path = "staging/machine.rs"]
 mod machine;
 
+#[path = "support/scatter.rs"]
+mod scatter;
+
 use cuda_driver::{
     CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, PinnedBuffer, Stream,
 };
@@ -303,6 +306,53 @@ fn tables(sim: &SimDriver, buffers: usize, steps: usize) -> Fallible<()> {
     Ok(())
 }
 
+/// Columns of a table of which few change from step to step.
+const WIDE: usize = 64;
+
+/// The stager that sends changes only: after the first step, one entry and the step's number.
+fn changes(
+    sim: &SimDriver,
+    buffers: usize,
+    steps: usize,
+    prepare: impl Fn(&StagingPool),
+) -> Fallible<()> {
+    let machine = Machine::on(sim.clone());
+    let bytes = (WIDE * size_of::<i32>()) as u64;
+    let log = |_| (machine.memory(bytes), machine.memory(4));
+    let logs: Vec<(DeviceBuffer, DeviceBuffer)> = (0..steps).map(log).collect();
+    let pool = machine.pool(StepStagerOptions::buffer_bytes(bytes + 256), buffers);
+    prepare(&pool);
+    let mut stager = scatter::stager(&pool, bytes + 256, &scatter::Kernels::load(&machine.device));
+    let mut table = BlockTable::new(1, WIDE)?;
+    let edited = |number: usize| (number * 5 % WIDE, number as i32 + 1);
+    for (number, (rows, lens)) in logs.iter().enumerate() {
+        sim.host_step(&format!("writes step {number}"));
+        let (column, block) = edited(number);
+        table.set(0, column, block)?;
+        let mut step = stager.begin_wait()?;
+        let (part, len) = (step.block_rows(&table, &[0], WIDE)?, step.array(&[number as u32])?);
+        let staged = step.submit(&machine.stream)?;
+        if (staged.words() == 2) != (number > 0) {
+            return Err(format!("step {number} sent {} words", staged.words()).into());
+        }
+        machine.launch_copy(&machine.stream, rows.span(), staged.span(part)?.address())?;
+        machine.launch_copy(&machine.stream, lens.span(), staged.span(len)?.address())?;
+    }
+    let mut right = [-1; WIDE];
+    for (number, (rows, lens)) in logs.iter().enumerate() {
+        let (column, block) = edited(number);
+        right[column] = block;
+        let arrived = (machine.read(rows.span()), machine.read(lens.span()));
+        if arrived.0 != bytemuck::cast_slice::<i32, u8>(&right)
+            || arrived.1 != (number as u32).to_ne_bytes()
+        {
+            return Err(format!("step {number}: {arrived:?} arrived").into());
+        }
+    }
+    pool.close()?;
+    Ok(())
+}
+
 /// Block ids of step `number`.
 fn row(number: u64) -> [i32; BYTES as usize / size_of::<i32>()] {
     std::array::from_fn(|column| number as i32 * 100 + column as i32)
@@ -345,6 +395,17 @@ fn the_staging_pool_passes_all_orders() {
 #[test]
 fn the_stager_passes_all_orders() {
     assert_all_pass("tables, 1 buffer, 2 steps", |sim| text(tables(sim, 1, 2)));
+}
+
+#[test]
+fn the_stager_of_changes_passes_all_orders() {
+    assert_all_pass("changes, 1 buffer, 3 steps", |sim| text(changes(sim, 1, 3, |_| {})));
+    assert_all_pass("changes, 2 buffers, 3 steps", |sim| text(changes(sim, 2, 3, |_| {})));
+}
+
+#[test]
+fn the_stager_of_changes_passes_random_orders() {
+    assert_random_pass("changes, 3 buffers, 8 steps", |sim| text(changes(sim, 3, 8, |_| {})));
 }
 
 #[test]
@@ -420,4 +481,12 @@ fn the_staging_pool_without_its_events_is_found() {
             text(staged(sim, variant, StagingPool::sabotage_reuse_before_event))
         });
     }
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[test]
+fn the_stager_of_changes_without_its_events_is_found() {
+    assert_found("sabotaged, changes", |sim| {
+        text(changes(sim, 1, 3, StagingPool::sabotage_reuse_before_event))
+    });
 }

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+mod delta;
 mod failures;
 mod machine;
 mod overlap;
+mod pinning;
 mod retirement;
+#[path = "../support/scatter.rs"]
+mod scatter;
 mod stall;
 mod step;

@@ -6,12 +6,22 @@ use cuda_driver::{DeviceBuffer, Event, Stream};
 use kv_stage::{AcquireError, BlockTable, StepStager, StepStagerOptions};
 
 use crate::machine::{Machine, Random, pattern};
+use crate::scatter;
 
+/// Steps of each run, unless `KV_STAGE_ITERATIONS` tells another number.
 const ITERATIONS: usize = 10_000;
 const SLOTS: usize = 6;
 const COLUMNS: usize = 16;
 /// Steps between two looks at what arrived.
 const LOG: usize = 64;
+const DEVICE_BYTES: u64 = 4096;
+
+fn iterations() -> usize {
+    match std::env::var("KV_STAGE_ITERATIONS") {
+        Ok(text) => text.parse().unwrap(),
+        Err(_) => ITERATIONS,
+    }
+}
 
 /// Lets a sequence arrive, grow or leave.
 fn edit(table: &mut BlockTable, random: &mut Random) {
@@ -23,13 +33,24 @@ fn edit(table: &mut BlockTable, random: &mut Random) {
     }
 }
 
-/// Runs `ITERATIONS` steps with the host `depth` steps ahead; a kernel logs each staged table.
-fn run_at(depth: usize) {
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Sends {
+    Everything,
+    Changes,
+}
+
+/// Runs many steps with the host `depth` steps ahead; a kernel logs each staged table.
+fn run_at(depth: usize, sends: Sends) {
     let machine = Machine::new(depth as u64);
     // More buffers than needed, so that it is not the pool's size that keeps the number down.
-    let pool = machine.pool(4096, depth + 4);
-    let options = StepStagerOptions { device_bytes: 4096 };
-    let mut stager = StepStager::new(&machine.device, &pool, options).unwrap();
+    let pool = machine.pool(StepStagerOptions::buffer_bytes(DEVICE_BYTES), depth + 4);
+    let options = StepStagerOptions { device_bytes: DEVICE_BYTES };
+    let mut stager = match sends {
+        Sends::Everything => StepStager::new(&machine.device, &pool, options).unwrap(),
+        Sends::Changes => {
+            scatter::stager(&pool, DEVICE_BYTES, &scatter::Kernels::load(&machine.device))
+        }
+    };
     let mut table = BlockTable::new(SLOTS, COLUMNS).unwrap();
     let address = table.as_slice().as_ptr();
     let log = machine.memory((LOG * SLOTS * COLUMNS * 4) as u64);
@@ -38,10 +59,12 @@ fn run_at(depth: usize) {
     let mut spare: Vec<Event> = (0..=depth).map(|_| Event::new(&machine.device).unwrap()).collect();
     let mut ahead = VecDeque::new();
     let mut expected: Vec<i32> = Vec::new();
+    let mut changes_only = 0;
     let allocating = ["cuMemHostAlloc", "cuMemAlloc", "cuEventCreate"];
     let before = allocating.map(|call| machine.calls(call));
+    let pinned_bytes = pool.pinned_bytes();
 
-    for iteration in 0..ITERATIONS {
+    for iteration in 0..iterations() {
         if ahead.len() == depth {
             let event: Event = ahead.pop_front().unwrap();
             event.synchronize().unwrap();
@@ -51,6 +74,7 @@ fn run_at(depth: usize) {
         let mut step = stager.begin().unwrap();
         let rows = step.block_rows(&table, &[0, 1, 2, 3, 4, 5], COLUMNS).unwrap();
         let staged = step.submit(&machine.stream).unwrap();
+        changes_only += usize::from(staged.words() > 0);
         expected.extend_from_slice(table.as_slice());
         let entry = log.span().slice((iteration % LOG) as u64 * row_bytes, row_bytes).unwrap();
         let source = staged.span(rows).unwrap().address();
@@ -67,15 +91,25 @@ fn run_at(depth: usize) {
     }
     assert!(pool.peak_live() <= depth + 1, "{} live at depth {depth}", pool.peak_live());
     assert_eq!(allocating.map(|call| machine.calls(call)), before);
-    assert_eq!(pool.pinned_bytes(), 4096 * (depth as u64 + 4));
+    assert_eq!((pool.pinned_bytes(), machine.sim.pinned_bytes()), (pinned_bytes, pinned_bytes));
     assert_eq!(table.as_slice().as_ptr(), address);
+    // Edits that change nothing, of an empty row, send nothing.
+    let least = if sends == Sends::Changes { iterations() / 2 } else { 0 };
+    assert!(changes_only >= least, "{changes_only} steps sent changes only");
     assert!(machine.sim.findings().is_empty());
 }
 
 #[test]
 fn live_buffers_stay_within_depth_plus_one_and_every_table_arrives() {
     for depth in 1..=4 {
-        run_at(depth);
+        run_at(depth, Sends::Everything);
+    }
+}
+
+#[test]
+fn the_same_holds_where_changes_only_are_sent() {
+    for depth in 1..=4 {
+        run_at(depth, Sends::Changes);
     }
 }
 
