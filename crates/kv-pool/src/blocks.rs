@@ -50,6 +50,8 @@ impl Flag {
     pub(crate) const COUNTED_CACHED: Self = Self(1 << 19);
     /// Met before in the operation under way; clear outside of one.
     pub(crate) const MARK: Self = Self(1 << 17);
+    /// Out of its queue for a moment, because it is passed over; clear outside of an operation.
+    pub(crate) const ASIDE: Self = Self(1 << 20);
 }
 
 /// Where a block is in its life.

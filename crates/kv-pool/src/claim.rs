@@ -1,5 +1,6 @@
 //! Claimed blocks: blocks that one owner writes, until the content gets a name.
 
+use crate::blocks::Flag;
 use crate::hold::BlockAt;
 use crate::pin::BlockPin;
 use crate::state::{Claim, Move, State};
@@ -271,7 +272,9 @@ impl ClaimedBlocks {
                 let block = state.register_or_share(claim, tier, hash, parent, &following);
                 pins.push(BlockAt { block, location: state.blocks.location(block) });
                 following.parent = Some(hash);
-                parent = Some(block);
+                // A block without the name is not the one that the next is found after.
+                let named = state.blocks.is(block, Flag::NAMED);
+                parent = if named { Some(block) } else { state.find(hash) };
             }
         });
         drop(state);

@@ -38,7 +38,7 @@ impl BlockPool {
 
     /// Pins the next `count` victims of a tier that have content, all or none, so that they can be
     /// moved to another tier with [`begin_onboard`](BlockPool::begin_onboard). Blocks named in
-    /// `protected` are passed over, and become the last in the tier's order.
+    /// `protected` are passed over; where no policy decides, they keep their places in the tier's order.
     ///
     /// # Errors
     /// [`ClaimError::Exhausted`] if there are not so many; then nothing has changed.
@@ -55,11 +55,7 @@ impl BlockPool {
                 return PinnedBlocks::default();
             }
             PinnedBlocks::counted(&mut state, self, |state, pins| {
-                while pins.len() < count
-                    && let Some(block) = state.take_victim(tier)
-                {
-                    pins.push(BlockAt { block, location: state.blocks.location(block) });
-                }
+                state.take_victims(tier, count, pins);
             })
         });
         for &hash in protected {
@@ -95,20 +91,22 @@ impl State {
         Err(ClaimError::Exhausted { requested, claimable, retiring: state.retiring() })
     }
 
-    /// Pins the next victim that is not marked. Marked ones go to the back, each at most once.
-    fn take_victim(&mut self, tier: Tier) -> Option<BlockId> {
-        let mut turns = self.tier(tier).claimable() + 1;
-        while turns > 0 {
-            turns -= 1;
-            let (id, _) = self.pop_cached(tier)?;
-            if !self.blocks.is(id, Flag::MARK) {
+    /// Pins the next `count` victims that are not marked. Marked ones keep their places.
+    fn take_victims(&mut self, tier: Tier, count: usize, into: &mut Vec<BlockAt>) {
+        let mut passed = Vec::new();
+        while into.len() < count
+            && let Some((id, last_resort)) = self.pop_cached(tier)
+        {
+            if self.blocks.is(id, Flag::MARK) {
+                self.blocks.set(id, Flag::ASIDE);
+                passed.push((id, last_resort));
+            } else {
                 self.untime(id);
                 self.take_unnamed(id);
-                return Some(id);
+                into.push(BlockAt { block: id, location: self.blocks.location(id) });
             }
-            self.enqueue(id);
         }
-        None
+        self.put_back(&passed);
     }
 
     /// The block, and all that follow it.

@@ -2,6 +2,7 @@
 
 use crate::blocks::{Flag, Place};
 use crate::state::State;
+use crate::state::tenancy::Tenancy;
 use crate::{BlockId, ClaimError, Location, Priority, SlotIndex, TenantId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
@@ -84,16 +85,12 @@ impl State {
         {
             return Some(self.claimed(id, by, false, None));
         }
-        let mut passes = self.tiers[tier.index()].count(Place::Queued);
         loop {
-            let (id, last_resort) = self.pop(tier)?;
+            // What was admitted is not refused: rather than nothing, it takes what is kept.
+            let next = self.pop_for(tier, by).or_else(|| self.pop(tier));
+            let (id, last_resort) = next?;
             if !self.blocks.is(id, Flag::NAMED) {
                 return Some(self.claimed(id, by, false, None));
-            }
-            if passes > 0 && self.is_kept(id, by) {
-                passes -= 1;
-                self.enqueue(id);
-                continue;
             }
             if let Some(target) = self.offload_target(tier, id) {
                 return Some(self.displace(id, target, by));
@@ -104,6 +101,52 @@ impl State {
             }
             self.drop_content(id);
             return Some(self.claimed(id, by, true, None));
+        }
+    }
+
+    /// Takes the next block out of a tier's queues that is not kept for another tenant than `by`.
+    /// Those that are passed over keep their places, where no policy decides on these.
+    #[inline]
+    fn pop_for(&mut self, tier: Tier, by: TenantId) -> Option<(BlockId, bool)> {
+        let first = self.pop(tier)?;
+        if self.watch.tenancy.is_none() || !self.must_pass_over(first.0, by) {
+            return Some(first);
+        }
+        let mut kept = self.watch.tenancy.as_mut().map_or_else(Vec::new, Tenancy::take_kept);
+        let mut next = Some(first);
+        while let Some(passed) = next
+            && self.must_pass_over(passed.0, by)
+        {
+            self.blocks.set(passed.0, Flag::ASIDE);
+            kept.push(passed);
+            next = self.pop(tier);
+        }
+        self.put_back(&kept);
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.keep_kept(kept);
+        }
+        next
+    }
+
+    fn must_pass_over(&self, id: BlockId, by: TenantId) -> bool {
+        self.blocks.is(id, Flag::NAMED) && self.is_kept(id, by)
+    }
+
+    /// Puts blocks back that were popped one after the other and set aside, each where it was; a
+    /// policy puts them where it puts what is released.
+    pub(crate) fn put_back(&mut self, aside: &[(BlockId, bool)]) {
+        for &(id, last_resort) in aside.iter().rev() {
+            self.blocks.clear(id, Flag::ASIDE);
+            let tier = self.blocks.tier(id);
+            if self.watch.policies[tier.index()].is_some() {
+                self.enqueue_by_policy(id, tier);
+            } else if last_resort {
+                self.put(id, Place::Shadowed);
+                self.tiers[tier.index()].shadowed.push_front(&mut self.blocks, id);
+            } else {
+                let class = Some(self.blocks.priority(id));
+                self.tiers[tier.index()].queues.insert_first(&mut self.blocks, id, class);
+            }
         }
     }
 
@@ -134,6 +177,8 @@ impl State {
             return Some((self.pop_blocked(tier)?, true));
         };
         state.shadowed.remove(&mut self.blocks, id);
+        // Like every block that was popped: the end of what follows it must not look for it in a list.
+        self.put(id, Place::Queued);
         Some((id, true))
     }
 
@@ -151,8 +196,8 @@ impl State {
         }
         let blocks = &self.blocks;
         let blocked = |&id: &BlockId| {
-            let queued = blocks.place(id) == Place::Queued && blocks.is(id, Flag::NAMED);
-            queued && blocks.tier(id) == tier
+            let queued = blocks.place(id) == Place::Queued && !blocks.is(id, Flag::ASIDE);
+            queued && blocks.is(id, Flag::NAMED) && blocks.tier(id) == tier
         };
         let id = blocks.ids().find(blocked)?;
         policy.removed(id);
@@ -198,13 +243,14 @@ impl State {
         if !keep {
             return None;
         }
+        let owner = TenantId(self.blocks.tenant(victim));
         if self.tiers[Tier::Secondary.index()].queues.empty() == 0
             && let Some(id) = self.appear(Tier::Secondary)
         {
             return Some(id);
         }
         loop {
-            let (id, last_resort) = self.pop(Tier::Secondary)?;
+            let (id, last_resort) = self.pop_for(Tier::Secondary, owner)?;
             if self.blocks.is(id, Flag::NAMED) {
                 if self.blocks.children(id) > 0 && !last_resort {
                     self.shadow(id);
@@ -243,6 +289,8 @@ impl State {
         evicted: bool,
         offload: Option<Move>,
     ) -> Claim {
+        // What was said of it while it had no name is not said of what it will hold.
+        self.untime(id);
         self.blocks.set_origin(id, by.0, 0);
         self.put(id, Place::Claimed);
         self.blocks.set_priority(id, Priority::DEFAULT);

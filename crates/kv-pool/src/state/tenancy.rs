@@ -18,11 +18,27 @@ pub(crate) struct Tenancy {
     links: Vec<[u32; 2]>,
     /// Front and back, by tenant and tier.
     ends: Vec<[[u32; 2]; Tier::COUNT]>,
+    /// A list for blocks that a claim passes over, empty between claims.
+    kept: Vec<(BlockId, bool)>,
 }
 
 impl Tenancy {
     pub(crate) fn new(tenants: Tenants, blocks: usize) -> Self {
-        Self { tenants, links: vec![[NONE; 2]; blocks], ends: vec![[[NONE; 2]; Tier::COUNT]] }
+        Self {
+            tenants,
+            links: vec![[NONE; 2]; blocks],
+            ends: vec![[[NONE; 2]; Tier::COUNT]],
+            kept: Vec::new(),
+        }
+    }
+
+    pub(crate) fn take_kept(&mut self) -> Vec<(BlockId, bool)> {
+        std::mem::take(&mut self.kept)
+    }
+
+    pub(crate) fn keep_kept(&mut self, mut kept: Vec<(BlockId, bool)>) {
+        kept.clear();
+        self.kept = kept;
     }
 
     /// Makes room for one more tenant.

@@ -170,6 +170,10 @@ impl State {
         if self.blocks.priority(id) == Priority::DEFAULT || !self.blocks.is(id, Flag::NAMED) {
             return;
         }
+        // It goes on while the content moves, or a copy reads the slot: neither is a use.
+        if self.watch.expiry(id).is_some() {
+            return;
+        }
         if self.watch.expiries.is_none() {
             // Without memory for the heap, the priority stays.
             self.watch.expiries = Expiries::new(self.blocks.len()).ok();

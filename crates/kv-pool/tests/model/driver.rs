@@ -1,20 +1,26 @@
 //! Does the same random things to the pool and to the reference, and compares all that can be seen.
 
+use std::rc::Rc;
+use std::time::Duration;
+
 use kv_pool::{
-    BlockHash, BlockPin, BlockPool, ClaimError, ClaimedBlock, Epoch, Location, Offload, Onboard,
-    OnboardError, Onboarded, PoolConfig, Priority, Registration, Tier,
+    BlockPin, BlockPool, BlockUse, BlockView, ClaimedBlock, ClaimedBlocks, Epoch, EventReader,
+    Loan, Location, ManualClock, Offload, Onboard, PinnedBlocks, PoolConfig, PoolEvent, Priority,
+    Reading, TenantId, TenantQuota, Tier,
 };
 
-use crate::reference::{Level, Model, Now};
+use crate::reference::{Block, Claimed, Happened, Model, Now, name};
 
-const CONTENTS: u64 = 24;
+pub const CONTENTS: u64 = 24;
 const PRIORITIES: [u8; 8] = [0, 5, 29, 30, 35, 35, 80, 100];
+/// How often all that a snapshot shows is compared; counts and places are after every step.
+const SNAPSHOT_EVERY: u64 = 8;
 
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     /// SplitMix64: any seed will do.
-    fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut value = self.0;
         value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,84 +28,103 @@ impl Random {
         (value ^ (value >> 31)) % bound
     }
 
-    fn pick<T>(&mut self, from: &mut Vec<T>) -> Option<T> {
+    pub fn pick<T>(&mut self, from: &mut Vec<T>) -> Option<T> {
         let bound = from.len() as u64;
         (bound > 0).then(|| from.swap_remove(self.below(bound) as usize))
     }
+
+    pub fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    pub fn content(&mut self) -> u32 {
+        self.below(CONTENTS) as u32
+    }
+
+    pub fn priority(&mut self) -> u8 {
+        self.one_of(&PRIORITIES)
+    }
+
+    pub fn duration(&mut self) -> Option<u64> {
+        (self.below(3) == 0).then(|| self.below(40))
+    }
 }
 
-/// The outcomes that a run must have met, each with how often.
+/// How often each outcome was met that a run must have met.
 #[derive(Debug, Default)]
-pub struct Seen {
-    exhausted: u64,
-    moved: u64,
-    copied: u64,
-    refused: u64,
-    gave_way: u64,
-    second_copy: u64,
-    removed_on_its_way: u64,
-    pinned_while_retiring: u64,
-}
+pub struct Seen([u64; OUTCOMES.len()]);
+
+/// What a run must have met, or it shows nothing about it.
+pub const OUTCOMES: [&str; 20] = [
+    "claim refused",
+    "claim refused to a tenant",
+    "moved up",
+    "moved down",
+    "copied",
+    "move refused",
+    "secondary copy gave way",
+    "computed again on its way",
+    "removed on its way",
+    "pinned while retiring",
+    "passed over for its successors",
+    "priority ended",
+    "events lost",
+    "tenant gave way",
+    "loan overdue",
+    "victims refused",
+    "removed with successors",
+    "batch refused",
+    "taken over",
+    "partly copied",
+];
 
 impl Seen {
-    fn all(&mut self) -> [&mut u64; 8] {
-        [
-            &mut self.exhausted,
-            &mut self.moved,
-            &mut self.copied,
-            &mut self.refused,
-            &mut self.gave_way,
-            &mut self.second_copy,
-            &mut self.removed_on_its_way,
-            &mut self.pinned_while_retiring,
-        ]
+    pub fn saw(&mut self, outcome: &str, times: u64) {
+        let at = OUTCOMES.iter().position(|known| *known == outcome).unwrap();
+        self.0[at] += times;
     }
 
-    pub fn add(&mut self, other: &Seen) {
-        self.exhausted += other.exhausted;
-        self.moved += other.moved;
-        self.copied += other.copied;
-        self.refused += other.refused;
-        self.gave_way += other.gave_way;
-        self.second_copy += other.second_copy;
-        self.removed_on_its_way += other.removed_on_its_way;
-        self.pinned_while_retiring += other.pinned_while_retiring;
+    pub fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, more)| *sum += more);
     }
 
-    pub fn everything(&mut self) -> bool {
-        self.all().iter().all(|count| **count > 0)
+    pub fn missing(&self) -> Vec<&'static str> {
+        let counts = OUTCOMES.into_iter().zip(self.0);
+        counts.filter(|(_, count)| *count == 0).map(|(outcome, _)| outcome).collect()
     }
 }
 
-struct Held {
-    block: ClaimedBlock,
-    id: usize,
-    moving: Option<usize>,
-}
+/// Owners of the same references, as the clones of one pin are.
+pub type Owner = Rc<()>;
 
-struct Coming {
-    onboard: Onboard,
-    source: usize,
-    target: usize,
+pub struct Coming {
+    pub onboard: Onboard,
+    pub source: usize,
+    pub target: usize,
+    pub owner: Owner,
 }
 
 pub struct Driver {
-    random: Random,
-    pool: BlockPool,
-    model: Model,
-    capacity: u64,
-    held: Vec<Held>,
-    pins: Vec<(BlockPin, usize)>,
+    pub random: Random,
+    pub pool: BlockPool,
+    pub clock: ManualClock,
+    pub model: Model,
+    pub capacity: u64,
+    pub tenants: Vec<TenantId>,
+    pub held: Vec<(ClaimedBlock, Claimed)>,
+    pub held_lists: Vec<(ClaimedBlocks, Vec<Claimed>)>,
+    pub pins: Vec<(BlockPin, usize, Owner)>,
+    pub pin_lists: Vec<(PinnedBlocks, Vec<usize>, Owner)>,
     /// Each with the block that moves and the one that has its slot.
-    offloads: Vec<(Offload, usize, usize)>,
-    coming: Vec<Coming>,
-    epochs: Vec<Epoch>,
-    seen: Seen,
+    pub offloads: Vec<(Offload, usize, usize)>,
+    pub coming: Vec<Coming>,
+    pub loans: Vec<(Loan, Vec<usize>)>,
+    pub epochs: Vec<Epoch>,
+    pub seen: Seen,
+    reader: EventReader,
+    log: u64,
+    read: u64,
     steps: u64,
-}
-
-fn name(content: u32) -> BlockHash {
-    BlockHash::chain(BlockHash::ROOT, &[content])
 }
 
 impl Driver {
@@ -110,52 +135,82 @@ impl Driver {
             primary_blocks,
             primary_ready: random.below(primary_blocks + 1),
             secondary_blocks: random.below(8),
-            further_blocks: [0; 2],
-            offload_min_priority: Priority::new([0, 30, 30, 80][random.below(4) as usize]).unwrap(),
+            further_blocks: [random.below(3), random.below(2)],
+            offload_min_priority: Priority::new(random.one_of(&[0, 30, 30, 80])).unwrap(),
         };
-        Self {
-            pool: BlockPool::new(&config).unwrap(),
+        let (clock, log) = (ManualClock::new(), random.one_of(&[4, 64]));
+        let builder = BlockPool::builder(&config).clock(clock.clone()).events(log as usize);
+        let pool = builder.build().unwrap();
+        let mut driver = Self {
+            reader: pool.events_from_start().unwrap(),
+            pool,
+            clock,
             model: Model::new(&config),
-            random,
             capacity: primary_blocks,
+            tenants: vec![TenantId::NOBODY],
             held: Vec::new(),
+            held_lists: Vec::new(),
             pins: Vec::new(),
+            pin_lists: Vec::new(),
             offloads: Vec::new(),
             coming: Vec::new(),
+            loans: Vec::new(),
             epochs: Vec::new(),
             seen: Seen::default(),
+            log,
+            read: 0,
             steps: 0,
+            random,
+        };
+        for _ in 0..driver.random.one_of(&[0, 0, 1, 2, 3]) {
+            driver.tenants.push(driver.pool.add_tenant().unwrap());
+            driver.model.tenants.push(TenantQuota::NONE);
         }
+        driver
     }
 
     pub fn step(&mut self) {
-        match self.random.below(100) {
-            0..14 => self.claim(),
-            14..22 => self.take_offload(),
-            22..30 => self.end_offload(),
-            30..42 => self.register(),
-            42..46 => self.drop_claimed(),
-            46..66 => self.release(),
-            66..67 => self.clone_pin(),
-            67..71 => self.match_prefix(),
-            71..74 => self.find_and_pin(),
-            74..82 => self.begin_onboard(),
-            82..88 => self.end_onboard(),
-            88..90 => self.remove(),
-            90..93 => self.begin_epoch(),
-            93..99 => self.complete_epoch(),
-            _ => self.add_slots(),
+        match self.random.below(200) {
+            0..16 => self.claim(),
+            16..26 => self.claim_list(),
+            26..38 => self.take_offload(),
+            38..52 => self.end_offload(),
+            52..68 => self.register(),
+            68..80 => self.register_list(),
+            80..88 => self.drop_claimed(),
+            88..108 => self.release(),
+            108..122 => self.drop_list(),
+            122..126 => self.clone_pin(),
+            126..132 => self.change_list(),
+            132..142 => self.match_prefix(),
+            142..147 => self.find_and_pin(),
+            147..159 => self.begin_move(),
+            159..168 => self.end_move(),
+            168..171 => self.remove(),
+            171..174 => self.begin_epoch(),
+            174..180 => self.complete_epoch(),
+            180..182 => self.add_slots(),
+            182..185 => self.retain(),
+            185..190 => self.pass_time(),
+            190..192 => self.set_quota(),
+            192..195 => self.loan(),
+            195..197 => self.pin_victims(),
+            _ => self.admit(),
         }
+        self.steps += 1;
         self.compare();
     }
 
     /// Gives everything back; then every slot must be unused.
     pub fn finish(mut self) -> Seen {
         while !self.coming.is_empty() {
-            self.end_onboard();
+            self.end_move();
         }
         while !self.offloads.is_empty() {
             self.end_offload();
+        }
+        for (blocks, claims) in std::mem::take(&mut self.held_lists) {
+            self.drop_claimed_list(blocks, &claims);
         }
         while !self.held.is_empty() {
             self.drop_claimed();
@@ -163,289 +218,137 @@ impl Driver {
         while !self.pins.is_empty() {
             self.release();
         }
+        while !self.pin_lists.is_empty() {
+            self.drop_list();
+        }
+        while !self.loans.is_empty() {
+            self.end_loan();
+        }
         while !self.epochs.is_empty() {
             self.complete_epoch();
         }
         self.compare();
-        self.pool.check_integrity().unwrap();
+        self.compare_all();
         let stats = self.pool.stats();
-        for tier in [stats.primary, stats.secondary] {
+        for tier in [stats.primary, stats.secondary, stats.further[0], stats.further[1]] {
             assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
         }
         self.seen
     }
 
     fn compare(&mut self) {
-        self.steps += 1;
-        assert_eq!(self.pool.stats(), self.model.stats());
-        assert_eq!(self.pool.claimable(), self.model.claimable());
-        assert_eq!(self.pool.empty() as u64, self.model.stats().primary.empty);
-        for (pin, id) in &self.pins {
-            self.same_place(pin, *id);
+        let stats = self.model.stats();
+        assert_eq!(self.pool.stats(), stats);
+        assert_eq!(self.pool.claimable() as u64, stats.primary.claimable());
+        assert_eq!(self.pool.empty() as u64, stats.primary.empty);
+        assert_eq!(self.clock.reads(), self.model.reads);
+        for (pin, block, _) in &self.pins {
+            self.same_place(pin.block().index(), pin.location(), *block);
+            assert_eq!(pin.hash(), self.model.blocks[*block].content.map(name));
         }
-        if self.steps.is_multiple_of(32) {
-            self.pool.check_integrity().unwrap();
+        for (pins, blocks, _) in &self.pin_lists {
+            assert_eq!(pins.len(), blocks.len());
+            for (at, block) in pins.as_slice().iter().zip(blocks) {
+                self.same_place(at.block.index(), at.location, *block);
+            }
+        }
+        self.compare_events();
+        if self.steps.is_multiple_of(SNAPSHOT_EVERY) {
+            self.compare_all();
         }
     }
 
-    fn same_place(&self, pin: &BlockPin, id: usize) {
-        let block = &self.model.blocks[id];
-        let tier = match block.level {
-            Level::Primary => Tier::Primary,
-            Level::Secondary => Tier::Secondary,
+    pub fn same_place(&self, real: usize, location: Location, block: usize) {
+        let seen = (location.tier.index(), location.slot.index());
+        assert_eq!((real, seen), (block, self.model.at(block)));
+    }
+
+    fn compare_all(&self) {
+        self.pool.check_integrity().unwrap();
+        let snapshot = self.pool.snapshot();
+        assert_eq!(snapshot.next_event, self.model.events.len() as u64);
+        assert_eq!(snapshot.stats, self.model.stats());
+        for view in &snapshot.blocks {
+            self.compare_block(view);
+        }
+        let expiry = self.model.next_expiry().map(Duration::from_millis);
+        assert_eq!(self.pool.next_expiry(), expiry);
+        assert_eq!(self.pool.loans(), self.loans.len());
+        for (number, &tenant) in self.tenants.iter().enumerate() {
+            if self.tenants.len() > 1 {
+                let counts = self.pool.tenant_counts(tenant, Tier::Primary).unwrap();
+                assert_eq!((counts.held, counts.cached), self.model.shares(number));
+            }
+        }
+    }
+
+    fn compare_block(&self, view: &BlockView) {
+        let id = view.block.index();
+        self.same_place(id, view.location, id);
+        let block: &Block = &self.model.blocks[id];
+        let usage = match block.now {
+            Now::Absent | Now::Unused(_) | Now::Shadowed(_) => BlockUse::Unused,
+            Now::Released { .. } | Now::Draining => BlockUse::Retiring,
+            Now::Claimed | Now::Moving { .. } => BlockUse::Claimed,
+            Now::Pinned(pins) => BlockUse::Pinned(pins),
         };
-        let Location { tier: real, slot } = pin.location();
-        assert_eq!((pin.block().index(), real, slot.index()), (id, tier, block.slot));
-        assert_eq!(pin.hash(), block.content.map(name));
+        assert_eq!((view.usage, view.hash), (usage, block.content.map(name)), "{view:?}");
+        assert_eq!(view.children as usize, self.model.children(id), "{view:?}");
+        assert_eq!(view.parent.map(|parent| parent.index()), block.parent, "{view:?}");
+        assert_eq!(view.expiry, block.expiry.map(Duration::from_millis), "{view:?}");
+        if block.content.is_some() {
+            let seen = (view.priority.get(), view.depth, usize::from(view.tenant.number()));
+            assert_eq!(seen, (block.priority, block.depth, block.tenant), "{view:?}");
+        }
     }
 
-    fn content(&mut self) -> u32 {
-        self.random.below(CONTENTS) as u32
-    }
-
-    fn claim(&mut self) {
-        let count = [0, 1, 1, 1, 2, 3, 5, 50][self.random.below(8) as usize];
-        let (claimable, retiring) = (self.model.claimable(), self.model.retiring());
-        match (self.pool.claim(count), self.model.claim(count)) {
-            (Ok(blocks), Some(expected)) => {
-                assert_eq!(blocks.len(), expected.len());
-                for (block, claimed) in blocks.into_iter().zip(expected) {
-                    let seen = (block.block().index(), block.slot().index(), block.evicted());
-                    assert_eq!(seen, (claimed.block, claimed.slot, claimed.evicted));
-                    self.held.push(Held { block, id: claimed.block, moving: claimed.moving });
+    /// Reads now and then, so that the log overtakes the reader sometimes.
+    fn compare_events(&mut self) {
+        if self.random.below(4) > 0 {
+            return;
+        }
+        let mut readings = Vec::new();
+        self.reader.read(self.random.below(20) as usize, &mut readings);
+        for reading in readings {
+            match reading {
+                Reading::Event { sequence, event } => {
+                    assert_eq!(sequence, self.read);
+                    assert_eq!(happened(event), self.model.events[sequence as usize]);
+                    self.read += 1;
+                }
+                Reading::Lost { first, count } => {
+                    let oldest = self.model.events.len() as u64 - self.log;
+                    assert_eq!((first, first + count), (self.read, oldest));
+                    self.read = oldest;
+                    self.seen.saw("events lost", 1);
                 }
             }
-            (Err(error), None) => {
-                self.seen.exhausted += 1;
-                assert_eq!(error, ClaimError::Exhausted { requested: count, claimable, retiring });
-            }
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
         }
     }
+}
 
-    fn take_offload(&mut self) {
-        let Some(mut held) = self.random.pick(&mut self.held) else { return };
-        match (held.block.take_offload(), held.moving.take()) {
-            (Some(offload), Some(moving)) => {
-                assert_eq!(offload.from(), held.block.slot());
-                assert_eq!(offload.to().index(), self.model.blocks[moving].slot);
-                self.offloads.push((offload, moving, held.id));
-            }
-            (None, None) => {}
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+fn at(location: Location) -> (usize, usize) {
+    (location.tier.index(), location.slot.index())
+}
+
+fn happened(event: PoolEvent) -> Happened {
+    match event {
+        PoolEvent::Stored { block, hash, parent, location, priority } => Happened::Stored {
+            block: block.index(),
+            name: hash,
+            parent,
+            at: at(location),
+            priority: priority.get(),
+        },
+        PoolEvent::Removed { block, hash, location } => {
+            Happened::Removed { block: block.index(), name: hash, at: at(location) }
         }
-        self.held.push(held);
-    }
-
-    fn end_offload(&mut self) {
-        let Some((offload, moving, holder)) = self.random.pick(&mut self.offloads) else { return };
-        if self.random.below(5) == 0 {
-            drop(offload);
-            self.model.abort_offload(moving, holder);
-        } else {
-            if let Now::Moving(Some(content)) = self.model.blocks[moving].now {
-                self.seen.second_copy += u64::from(self.model.find(content).is_some());
-            }
-            offload.commit();
-            self.model.commit_offload(moving, holder);
+        PoolEvent::Moved { block, hash, from, to } => {
+            Happened::Moved { block: block.index(), name: hash, from: at(from), to: at(to) }
         }
-    }
-
-    fn register(&mut self) {
-        let Some(Held { block, id, moving }) = self.random.pick(&mut self.held) else { return };
-        let content = self.content();
-        let priority = PRIORITIES[self.random.below(PRIORITIES.len() as u64) as usize];
-        if let Some(moving) = moving {
-            self.model.abort_offload(moving, id);
+        PoolEvent::PriorityChanged { block, hash, from, to } => {
+            Happened::Changed { block: block.index(), name: hash, from: from.get(), to: to.get() }
         }
-        let known = self.model.find(content).is_some();
-        let expected = self.model.register(id, content, priority);
-        match (block.register(name(content), Priority::new(priority).unwrap()), expected) {
-            (Registration::New(pin), None) => {
-                self.seen.gave_way += u64::from(known);
-                self.pins.push((pin, id));
-            }
-            (Registration::Duplicate { existing, own }, Some(expected)) => {
-                assert_eq!(own.block().index(), id);
-                self.pins.push((existing, expected));
-                self.held.push(Held { block: own, id, moving: None });
-            }
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
-        }
-    }
-
-    fn drop_claimed(&mut self) {
-        let Some(Held { block, id, moving }) = self.random.pick(&mut self.held) else { return };
-        drop(block);
-        if let Some(moving) = moving {
-            self.model.abort_offload(moving, id);
-        }
-        self.model.release_claimed(id);
-    }
-
-    fn release(&mut self) {
-        let mut pins = Vec::new();
-        for _ in 0..=self.random.below(4) {
-            pins.extend(self.random.pick(&mut self.pins));
-        }
-        let (pins, ids): (Vec<_>, Vec<_>) = pins.into_iter().unzip();
-        if pins.len() == 1 {
-            drop(pins);
-        } else {
-            self.pool.release(pins);
-        }
-        for &id in ids.iter().rev() {
-            self.model.unpin(id);
-        }
-    }
-
-    fn clone_pin(&mut self) {
-        let Some((pin, id)) = self.random.pick(&mut self.pins) else { return };
-        self.model.pin(id);
-        self.pins.push((pin.clone(), id));
-        self.pins.push((pin, id));
-    }
-
-    fn match_prefix(&mut self) {
-        let (first, len) = (self.content(), self.random.below(5) as u32);
-        let contents: Vec<u32> = (first..first + len).collect();
-        let pins = self.pool.match_prefix(&contents.iter().copied().map(name).collect::<Vec<_>>());
-        let expected: Vec<usize> =
-            contents.iter().map_while(|&content| self.model.find(content)).collect();
-        assert_eq!(pins.len(), expected.len());
-        self.model.counters.lookups += u64::from(len);
-        self.model.counters.hits += expected.len() as u64;
-        for (pin, id) in pins.into_iter().zip(expected) {
-            self.found(pin, id);
-        }
-    }
-
-    fn found(&mut self, pin: BlockPin, id: usize) {
-        let retiring = matches!(self.model.blocks[id].now, Now::Released { .. });
-        self.seen.pinned_while_retiring += u64::from(retiring);
-        self.model.pin(id);
-        self.same_place(&pin, id);
-        self.pins.push((pin, id));
-    }
-
-    fn find_and_pin(&mut self) {
-        let content = self.content();
-        let (tier, level) = [(Tier::Primary, Level::Primary), (Tier::Secondary, Level::Secondary)]
-            [self.random.below(2) as usize];
-        let expected = self.model.find(content).filter(|&id| self.model.blocks[id].level == level);
-        match (self.pool.find_and_pin(name(content), tier), expected) {
-            (Some(pin), Some(id)) => self.found(pin, id),
-            (None, None) => {}
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
-        }
-    }
-
-    /// Pins the first content of the secondary tier, if there is any.
-    fn find_secondary(&mut self) {
-        let secondary = self.model.blocks.iter().filter(|block| block.level == Level::Secondary);
-        let Some(content) = secondary.filter_map(|block| block.content).next() else { return };
-        let found = self.model.find(content).unwrap();
-        let pin = self.pool.find_and_pin(name(content), Tier::Secondary).unwrap();
-        self.found(pin, found);
-    }
-
-    fn begin_onboard(&mut self) {
-        if !self.pins.iter().any(|(pin, _)| pin.location().tier == Tier::Secondary) {
-            self.find_secondary();
-        }
-        let secondary = |(pin, _): &(BlockPin, usize)| pin.location().tier == Tier::Secondary;
-        // Mostly what can be onboarded, now and then anything.
-        let at = self.pins.iter().position(secondary).filter(|_| self.random.below(8) > 0);
-        let pin = match at {
-            Some(at) => Some(self.pins.swap_remove(at)),
-            None => self.random.pick(&mut self.pins),
-        };
-        let Some((pin, source)) = pin else { return };
-        let clean = self.held.iter().position(|held| held.moving.is_none());
-        let target = match clean.filter(|_| self.random.below(8) > 0) {
-            Some(at) => Some(self.held.swap_remove(at)),
-            None => self.random.pick(&mut self.held),
-        };
-        let Some(Held { block, id, moving }) = target else {
-            self.pins.push((pin, source));
-            return;
-        };
-        let location = pin.location();
-        let expected = match (self.model.blocks[source].level, moving) {
-            (Level::Primary, _) => Some(OnboardError::SameTier { location }),
-            (Level::Secondary, Some(_)) => Some(OnboardError::TargetNotEmpty),
-            (Level::Secondary, None) if self.model.blocks[id].copying => {
-                Some(OnboardError::TargetNotEmpty)
-            }
-            (Level::Secondary, None) => None,
-        };
-        match (self.pool.begin_onboard(pin, block), expected) {
-            (Ok(onboard), None) => {
-                assert_eq!(onboard.from().index(), self.model.blocks[source].slot);
-                assert_eq!(onboard.to().index(), self.model.blocks[id].slot);
-                self.coming.push(Coming { onboard, source, target: id });
-            }
-            (Err(refused), Some(expected)) => {
-                self.seen.refused += 1;
-                assert_eq!(refused.reason, expected);
-                self.pins.push((refused.pin, source));
-                self.held.push(Held { block: refused.target, id, moving });
-            }
-            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
-        }
-    }
-
-    fn end_onboard(&mut self) {
-        let Some(coming) = self.random.pick(&mut self.coming) else { return };
-        let Coming { onboard, source, target } = coming;
-        if self.random.below(5) == 0 {
-            drop(onboard);
-            self.model.unpin(source);
-            self.model.release_claimed(target);
-            return;
-        }
-        match (onboard.commit(), self.model.onboard(source, target)) {
-            (Onboarded::Moved(pin), true) => {
-                self.seen.moved += 1;
-                self.pins.push((pin, source));
-            }
-            (Onboarded::Copied { copy, source: pin }, false) => {
-                self.seen.copied += 1;
-                self.pins.push((pin, source));
-                self.held.push(Held { block: copy, id: target, moving: None });
-            }
-            (real, moved) => panic!("{real:?}, but moved was expected to be {moved}"),
-        }
-    }
-
-    fn remove(&mut self) {
-        let content = self.content();
-        let moving = |now| now == Now::Moving(Some(content));
-        let on_its_way = self.model.blocks.iter().any(|block| moving(block.now));
-        self.seen.removed_on_its_way += u64::from(on_its_way);
-        assert_eq!(self.pool.remove(name(content)), self.model.remove(content));
-    }
-
-    fn begin_epoch(&mut self) {
-        let epoch = self.pool.begin_epoch();
-        self.model.begun += 1;
-        assert_eq!(epoch.number(), self.model.begun);
-        self.epochs.push(epoch);
-    }
-
-    /// In any order: an epoch may be completed after a later one.
-    fn complete_epoch(&mut self) {
-        let Some(epoch) = self.random.pick(&mut self.epochs) else { return };
-        self.pool.complete_epoch(epoch).unwrap();
-        self.model.complete(epoch.number());
-    }
-
-    fn add_slots(&mut self) {
-        let upto = self.random.below(self.capacity + 2);
-        let added = self.pool.add_primary_slots(upto);
-        assert_eq!(added.is_ok(), upto <= self.capacity);
-        if added.is_ok() {
-            self.model.add(upto as usize);
-        }
+        other => panic!("{other:?} is not known here"),
     }
 }

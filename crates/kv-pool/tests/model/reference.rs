@@ -1,18 +1,22 @@
 //! The pool, written down as slowly and plainly as possible: every choice is a search of all blocks.
+//!
+//! This file has the state and what happens to a single block; `operations.rs` has what callers ask.
 
-use kv_pool::{PoolConfig, PoolCounters, PoolStats, TierStats};
+use kv_pool::{BlockHash, PoolConfig, PoolCounters, PoolStats, TenantQuota, TierStats};
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Level {
-    Primary,
-    Secondary,
-}
+pub const PRIMARY: usize = 0;
+pub const SECONDARY: usize = 1;
+const DEFAULT_PRIORITY: u8 = 35;
+/// How many of a tenant's blocks the pool looks at for one that no other follows.
+const LOOKS: usize = 16;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Now {
     Absent,
     /// Unused. Of blocks that are otherwise equal, the one with the lower number goes first.
     Unused(i64),
+    /// Unused, and passed over when its turn came, because others follow it.
+    Shadowed(i64),
     Released {
         epoch: u64,
         order: i64,
@@ -21,19 +25,43 @@ pub enum Now {
     Pinned(u32),
     /// Released while a copy reads its slot.
     Draining,
-    /// On its way to the secondary tier with this content, unless that was removed.
-    Moving(Option<u32>),
+    /// On its way to the secondary tier. The name comes back on arrival, unless it is removed.
+    Moving {
+        content: u32,
+        expected: bool,
+        from: (usize, usize),
+    },
 }
 
 #[derive(Clone, Debug)]
 pub struct Block {
-    pub level: Level,
+    pub tier: usize,
     pub slot: usize,
     pub content: Option<u32>,
     pub priority: u8,
+    /// How long the priority lasts after the release.
+    pub duration: Option<u64>,
+    /// When it ends.
+    pub expiry: Option<u64>,
     pub now: Now,
     /// A copy of what lay in its slot before may not have read it yet.
     pub copying: bool,
+    pub parent: Option<usize>,
+    /// It was named as what follows other content, whether that is there or not.
+    pub chained: bool,
+    pub depth: u16,
+    pub tenant: usize,
+    /// Since when it is cached, to tell a tenant's oldest.
+    pub cached_since: Option<i64>,
+}
+
+/// What happened to content, as readers of the log are told.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Happened {
+    Stored { block: usize, name: BlockHash, parent: BlockHash, at: (usize, usize), priority: u8 },
+    Removed { block: usize, name: BlockHash, at: (usize, usize) },
+    Moved { block: usize, name: BlockHash, from: (usize, usize), to: (usize, usize) },
+    Changed { block: usize, name: BlockHash, from: u8, to: u8 },
 }
 
 /// What a claim must yield.
@@ -50,32 +78,59 @@ pub struct Model {
     pub counters: PoolCounters,
     pub begun: u64,
     pub completed: u64,
-    ready: usize,
+    /// Quotas for the primary tier; the first is nobody's.
+    pub tenants: Vec<TenantQuota>,
+    pub events: Vec<Happened>,
+    pub time: u64,
+    /// How often the clock must have been read.
+    pub reads: u64,
+    pub ready: usize,
     least: u8,
-    time: i64,
+    ticks: i64,
+}
+
+pub fn name(content: u32) -> BlockHash {
+    BlockHash::chain(BlockHash::ROOT, &[content])
 }
 
 impl Model {
     pub fn new(config: &PoolConfig) -> Self {
-        let block = |level, slot| Block {
-            level,
-            slot,
-            content: None,
-            priority: 35,
-            now: Now::Absent,
-            copying: false,
-        };
+        let sizes = [
+            config.primary_blocks,
+            config.secondary_blocks,
+            config.further_blocks[0],
+            config.further_blocks[1],
+        ];
+        let mut blocks = Vec::new();
+        for (tier, &size) in sizes.iter().enumerate() {
+            blocks.extend((0..size as usize).map(|slot| Block {
+                tier,
+                slot,
+                content: None,
+                priority: DEFAULT_PRIORITY,
+                duration: None,
+                expiry: None,
+                now: Now::Absent,
+                copying: false,
+                parent: None,
+                chained: false,
+                depth: 0,
+                tenant: 0,
+                cached_since: None,
+            }));
+        }
         let mut model = Self {
-            blocks: (0..config.primary_blocks as usize)
-                .map(|slot| block(Level::Primary, slot))
-                .chain((0..config.secondary_blocks as usize).map(|s| block(Level::Secondary, s)))
-                .collect(),
+            blocks,
             counters: PoolCounters::default(),
             begun: 0,
             completed: 0,
+            tenants: vec![TenantQuota::NONE],
+            events: Vec::new(),
+            time: 0,
+            reads: 0,
             ready: 0,
             least: config.offload_min_priority.get(),
-            time: 0,
+            ticks: 0,
         };
         model.add(config.primary_ready as usize);
         for block in config.primary_blocks as usize..model.blocks.len() {
@@ -84,9 +139,9 @@ impl Model {
         model
     }
 
-    fn tick(&mut self) -> i64 {
-        self.time += 1;
-        self.time
+    pub fn tick(&mut self) -> i64 {
+        self.ticks += 1;
+        self.ticks
     }
 
     pub fn add(&mut self, upto: usize) {
@@ -96,106 +151,37 @@ impl Model {
         self.ready = self.ready.max(upto);
     }
 
-    pub fn count(&self, level: Level, which: impl Fn(&Block) -> bool) -> usize {
-        self.blocks.iter().filter(|block| block.level == level && which(block)).count()
+    pub fn read_clock(&mut self) -> u64 {
+        self.reads += 1;
+        self.time
     }
 
-    pub fn claimable(&self) -> usize {
-        self.count(Level::Primary, |block| matches!(block.now, Now::Unused(_)))
+    pub fn at(&self, block: usize) -> (usize, usize) {
+        (self.blocks[block].tier, self.blocks[block].slot)
     }
 
-    pub fn retiring(&self) -> usize {
-        self.count(Level::Primary, |b| matches!(b.now, Now::Released { .. } | Now::Draining))
+    pub fn is_unused(&self, block: usize) -> bool {
+        matches!(self.blocks[block].now, Now::Unused(_) | Now::Shadowed(_))
     }
 
-    /// The unused block of a tier that goes first: without content, low priority, long unused.
-    fn next(&self, level: Level) -> Option<usize> {
-        let rank = |block: &Block| match block.now {
-            Now::Unused(order) if block.level == level => {
-                Some((block.content.is_some(), block.content.map_or(0, |_| block.priority), order))
-            }
-            _ => None,
-        };
-        let ranked = self.blocks.iter().enumerate().filter_map(|(id, b)| Some((rank(b)?, id)));
-        ranked.min().map(|(_, id)| id)
+    pub fn ids(&self) -> std::ops::Range<usize> {
+        0..self.blocks.len()
     }
 
-    pub fn claim(&mut self, count: usize) -> Option<Vec<Claimed>> {
-        if self.claimable() < count {
-            return None;
-        }
-        self.counters.claimed += count as u64;
-        Some((0..count).map(|_| self.claim_one()).collect())
+    pub fn count(&self, tier: usize, which: impl Fn(&Block) -> bool) -> usize {
+        self.blocks.iter().filter(|block| block.tier == tier && which(block)).count()
     }
 
-    fn claim_one(&mut self) -> Claimed {
-        let victim = self.next(Level::Primary).unwrap();
-        let slot = self.blocks[victim].slot;
-        let Some(content) = self.blocks[victim].content.take() else {
-            return self.claimed(victim, slot, false, None);
-        };
-        self.counters.evicted += 1;
-        let keep = self.blocks[victim].priority >= self.least;
-        let Some(target) = self.next(Level::Secondary).filter(|_| keep) else {
-            self.counters.dropped += 1;
-            return self.claimed(victim, slot, true, None);
-        };
-        self.counters.dropped += u64::from(self.blocks[target].content.take().is_some());
-        self.swap(victim, target);
-        self.blocks[victim].now = Now::Moving(Some(content));
-        self.blocks[target].copying = true;
-        self.claimed(target, slot, true, Some(victim))
+    pub fn claimable(&self, tier: usize) -> usize {
+        self.count(tier, |block| matches!(block.now, Now::Unused(_) | Now::Shadowed(_)))
     }
 
-    fn claimed(
-        &mut self,
-        block: usize,
-        slot: usize,
-        evicted: bool,
-        moving: Option<usize>,
-    ) -> Claimed {
-        self.blocks[block].now = Now::Claimed;
-        Claimed { block, slot, evicted, moving }
+    pub fn retiring(&self, tier: usize) -> usize {
+        self.count(tier, |b| matches!(b.now, Now::Released { .. } | Now::Draining))
     }
 
-    fn swap(&mut self, one: usize, other: usize) {
-        let (a, b) = (self.blocks[one].clone(), self.blocks[other].clone());
-        (self.blocks[one].level, self.blocks[one].slot) = (b.level, b.slot);
-        (self.blocks[other].level, self.blocks[other].slot) = (a.level, a.slot);
-    }
-
-    /// Nobody uses the block any more.
-    fn rest(&mut self, block: usize) {
-        let order = self.tick();
-        if self.blocks[block].copying {
-            self.blocks[block].now = Now::Draining;
-        } else if self.begun > self.completed {
-            self.blocks[block].now = Now::Released { epoch: self.begun, order };
-        } else {
-            self.unused(block);
-        }
-    }
-
-    fn unused(&mut self, block: usize) {
-        let order = self.tick();
-        // The last one released without content is the next one claimed.
-        let order = if self.blocks[block].content.is_some() { order } else { -order };
-        self.blocks[block].now = Now::Unused(order);
-    }
-
-    pub fn complete(&mut self, upto: u64) {
-        self.completed = self.completed.max(upto);
-        let mut over: Vec<(i64, usize)> = Vec::new();
-        for (id, block) in self.blocks.iter().enumerate() {
-            match block.now {
-                Now::Released { epoch, order } if epoch <= self.completed => over.push((order, id)),
-                _ => {}
-            }
-        }
-        over.sort_unstable();
-        for (_, id) in over {
-            self.unused(id);
-        }
+    pub fn children(&self, block: usize) -> usize {
+        self.blocks.iter().filter(|other| other.parent == Some(block)).count()
     }
 
     /// The block that lookups of this content find.
@@ -203,11 +189,172 @@ impl Model {
         self.blocks.iter().position(|block| block.content == Some(content))
     }
 
-    pub fn pin(&mut self, block: usize) {
-        self.blocks[block].now = match self.blocks[block].now {
-            Now::Pinned(pins) => Now::Pinned(pins + 1),
-            _ => Now::Pinned(1),
+    /// Blocks of a tenant in the primary tier: in use, and cached.
+    pub fn shares(&self, tenant: usize) -> (u64, u64) {
+        let own = |block: &Block| block.tenant == tenant;
+        let unused = |block: &Block| matches!(block.now, Now::Unused(_) | Now::Shadowed(_));
+        let held = self.count(PRIMARY, |b| own(b) && !unused(b) && b.now != Now::Absent);
+        let cached = self.count(PRIMARY, |b| own(b) && unused(b) && b.content.is_some());
+        (held as u64, cached as u64)
+    }
+
+    /// Whether a cached block of the primary tier is kept for its owner.
+    fn is_kept(&self, block: usize, by: usize) -> bool {
+        let Block { tenant, tier, .. } = self.blocks[block];
+        let (held, cached) = self.shares(tenant);
+        tier == PRIMARY && tenant != by && held + cached <= self.tenants[tenant].reserved
+    }
+
+    /// The unused block of a tier that goes first: without content, low priority, long unused; if
+    /// there is none, the one that was passed over first. Whether it is such.
+    fn next(&self, tier: usize, allowed: impl Fn(usize) -> bool) -> Option<(usize, bool)> {
+        let rank = |id: usize| {
+            let block = &self.blocks[id];
+            let named = block.content.is_some();
+            if block.tier != tier || (named && !allowed(id)) {
+                return None;
+            }
+            match block.now {
+                Now::Unused(order) => Some((named, if named { block.priority } else { 0 }, order)),
+                _ => None,
+            }
         };
+        let passed = |id: usize| match self.blocks[id].now {
+            Now::Shadowed(order) if self.blocks[id].tier == tier && allowed(id) => Some(order),
+            _ => None,
+        };
+        let first = self.ids().filter_map(|id| Some((rank(id)?, id))).min();
+        let last = || self.ids().filter_map(|id| Some((passed(id)?, id))).min();
+        match first {
+            Some((_, id)) => Some((id, false)),
+            None => last().map(|(_, id)| (id, true)),
+        }
+    }
+
+    /// Takes the next block of a tier for `by`.
+    pub fn claim_one(&mut self, tier: usize, by: usize) -> Option<Claimed> {
+        self.counters.claimed += 1;
+        loop {
+            let (victim, last) = self.next(tier, |id| !self.is_kept(id, by))?;
+            if self.blocks[victim].content.is_none() {
+                return Some(self.claimed(victim, by, false, None));
+            }
+            if tier == PRIMARY
+                && self.blocks[victim].priority >= self.least
+                && let Some(target) = self.make_room()
+            {
+                return Some(self.displace(victim, target, by));
+            }
+            if self.children(victim) > 0 && !last {
+                self.blocks[victim].now = Now::Shadowed(self.tick());
+                continue;
+            }
+            self.counters.dropped += 1;
+            self.counters.evicted += u64::from(tier == PRIMARY);
+            self.unname(victim);
+            return Some(self.claimed(victim, by, true, None));
+        }
+    }
+
+    /// A block of the secondary tier without content.
+    fn make_room(&mut self) -> Option<usize> {
+        loop {
+            let (block, last) = self.next(SECONDARY, |_| true)?;
+            if self.blocks[block].content.is_some() {
+                if self.children(block) > 0 && !last {
+                    self.blocks[block].now = Now::Shadowed(self.tick());
+                    continue;
+                }
+                self.unname(block);
+                self.counters.dropped += 1;
+            }
+            return Some(block);
+        }
+    }
+
+    fn displace(&mut self, victim: usize, target: usize, by: usize) -> Claimed {
+        self.counters.evicted += 1;
+        let from = self.at(victim);
+        self.swap(victim, target);
+        let content = self.blocks[victim].content.take().unwrap();
+        self.blocks[victim].now = Now::Moving { content, expected: true, from };
+        self.blocks[victim].cached_since = None;
+        self.blocks[target].copying = true;
+        self.claimed(target, by, true, Some(victim))
+    }
+
+    pub fn claimed(
+        &mut self,
+        block: usize,
+        by: usize,
+        evicted: bool,
+        moving: Option<usize>,
+    ) -> Claimed {
+        let claimed = &mut self.blocks[block];
+        (claimed.now, claimed.tenant, claimed.depth) = (Now::Claimed, by, 0);
+        (claimed.priority, claimed.duration) = (DEFAULT_PRIORITY, None);
+        Claimed { block, slot: claimed.slot, evicted, moving }
+    }
+
+    pub fn swap(&mut self, one: usize, other: usize) {
+        let (a, b) = (self.at(one), self.at(other));
+        (self.blocks[one].tier, self.blocks[one].slot) = b;
+        (self.blocks[other].tier, self.blocks[other].slot) = a;
+    }
+
+    /// Nobody uses the block any more.
+    pub fn rest(&mut self, block: usize) {
+        let Block { duration, expiry, priority, content, copying, .. } = self.blocks[block];
+        if let (Some(duration), None, Some(_)) = (duration, expiry, content)
+            && priority != DEFAULT_PRIORITY
+        {
+            self.blocks[block].expiry = Some(self.read_clock() + duration);
+        }
+        if copying {
+            self.blocks[block].now = Now::Draining;
+        } else if self.begun > self.completed {
+            let order = self.tick();
+            self.blocks[block].now = Now::Released { epoch: self.begun, order };
+        } else {
+            self.unused(block);
+        }
+    }
+
+    pub fn unused(&mut self, block: usize) {
+        let order = self.tick();
+        if self.blocks[block].content.is_none() {
+            // The last one released without content is the next one claimed.
+            self.blocks[block].now = Now::Unused(-order);
+            return;
+        }
+        self.blocks[block].now = Now::Unused(order);
+        self.blocks[block].cached_since.get_or_insert(order);
+        self.give_way(self.blocks[block].tenant, self.blocks[block].tier);
+    }
+
+    /// Drops what a tenant has cached beyond its quota.
+    pub fn give_way(&mut self, tenant: usize, tier: usize) {
+        while tier == PRIMARY && self.shares(tenant).1 > self.tenants[tenant].cached_max {
+            let own = |id: &usize| {
+                let block = &self.blocks[*id];
+                block.tenant == tenant && block.tier == tier && block.cached_since.is_some()
+            };
+            let mut own: Vec<usize> = self.ids().filter(own).collect();
+            own.sort_by_key(|&id| self.blocks[id].cached_since);
+            let leaf = own.iter().take(LOOKS).find(|&&id| self.children(id) == 0);
+            let first = *leaf.unwrap_or(&own[0]);
+            self.forget(first);
+        }
+    }
+
+    pub fn pin(&mut self, block: usize) {
+        let pinned = &mut self.blocks[block];
+        if let Now::Pinned(pins) = pinned.now {
+            pinned.now = Now::Pinned(pins + 1);
+            return;
+        }
+        pinned.now = Now::Pinned(1);
+        (pinned.duration, pinned.expiry, pinned.cached_since) = (None, None, None);
     }
 
     pub fn unpin(&mut self, block: usize) {
@@ -218,105 +365,74 @@ impl Model {
         }
     }
 
-    pub fn release_claimed(&mut self, block: usize) {
-        assert_eq!(self.blocks[block].now, Now::Claimed);
-        self.rest(block);
-    }
-
-    /// The block that has the name already, if it keeps it. It is pinned then.
-    pub fn register(&mut self, block: usize, content: u32, priority: u8) -> Option<usize> {
-        if let Some(existing) = self.find(content) {
-            let found = &self.blocks[existing];
-            if found.level == Level::Primary || matches!(found.now, Now::Pinned(_)) {
-                self.counters.duplicates += 1;
-                self.pin(existing);
-                return Some(existing);
-            }
-            self.forget(existing);
+    pub fn link(&mut self, block: usize, parent: usize) {
+        if block == parent {
+            return;
         }
-        self.counters.registered += 1;
-        let new = &mut self.blocks[block];
-        (new.content, new.priority, new.now) = (Some(content), priority, Now::Pinned(1));
-        None
+        self.blocks[block].parent = Some(parent);
+        self.blocks[block].depth = self.blocks[parent].depth.saturating_add(1);
     }
 
-    fn forget(&mut self, block: usize) {
+    /// Takes a block out of its chain, on both sides.
+    pub fn cut(&mut self, block: usize) {
+        let parent = self.blocks[block].parent.take();
+        self.blocks[block].chained = false;
+        if let Some(parent) = parent
+            && self.children(parent) == 0
+            && let Now::Shadowed(_) = self.blocks[parent].now
+        {
+            // Its turn has come up before: it is the next of its priority.
+            self.blocks[parent].now = Now::Unused(-self.tick());
+        }
+        for other in &mut self.blocks {
+            if other.parent == Some(block) {
+                other.parent = None;
+            }
+        }
+    }
+
+    pub fn unname(&mut self, block: usize) {
+        let content = self.blocks[block].content.take().unwrap();
+        self.events.push(Happened::Removed { block, name: name(content), at: self.at(block) });
+        let unnamed = &mut self.blocks[block];
+        (unnamed.duration, unnamed.expiry, unnamed.cached_since) = (None, None, None);
+        self.cut(block);
+    }
+
+    pub fn forget(&mut self, block: usize) {
+        self.unname(block);
         self.counters.dropped += 1;
-        self.blocks[block].content = None;
-        if let Now::Unused(_) = self.blocks[block].now {
+        if self.is_unused(block) {
             self.unused(block);
         }
     }
 
-    pub fn remove(&mut self, content: u32) -> bool {
-        let mut any = false;
-        for block in &mut self.blocks {
-            if block.now == Now::Moving(Some(content)) {
-                block.now = Now::Moving(None);
-                any = true;
-            }
+    pub fn set_priority(&mut self, block: usize, to: u8) {
+        let from = std::mem::replace(&mut self.blocks[block].priority, to);
+        if let Some(content) = self.blocks[block].content
+            && from != to
+        {
+            self.events.push(Happened::Changed { block, name: name(content), from, to });
         }
-        if let Some(block) = self.find(content) {
-            self.forget(block);
-            any = true;
-        }
-        any
-    }
-
-    /// The copy that reads the slot of `holder` has ended.
-    fn end_copy(&mut self, holder: usize) {
-        self.blocks[holder].copying = false;
-        if self.blocks[holder].now == Now::Draining {
-            self.rest(holder);
-        }
-    }
-
-    pub fn commit_offload(&mut self, block: usize, holder: usize) {
-        let Now::Moving(content) = self.blocks[block].now else { panic!("not on its way") };
-        match content.filter(|&content| self.find(content).is_none()) {
-            Some(content) => {
-                self.blocks[block].content = Some(content);
-                self.counters.offloaded += 1;
-            }
-            None => self.counters.dropped += 1,
-        }
-        self.rest(block);
-        self.end_copy(holder);
-    }
-
-    pub fn abort_offload(&mut self, block: usize, holder: usize) {
-        self.counters.dropped += 1;
-        self.rest(block);
-        self.end_copy(holder);
-    }
-
-    /// Whether the content moved; it is copied otherwise.
-    pub fn onboard(&mut self, source: usize, target: usize) -> bool {
-        self.counters.onboarded += 1;
-        let alone = self.blocks[source].now == Now::Pinned(1);
-        if alone {
-            self.swap(source, target);
-            self.rest(target);
-        }
-        alone
     }
 
     pub fn stats(&self) -> PoolStats {
-        let tier = |level| {
-            let count = |which: &dyn Fn(&Block) -> bool| self.count(level, which) as u64;
+        let tier = |tier| {
+            let count = |which: &dyn Fn(&Block) -> bool| self.count(tier, which) as u64;
+            let unused = |b: &Block| matches!(b.now, Now::Unused(_) | Now::Shadowed(_));
             TierStats {
                 slots: count(&|block| block.now != Now::Absent),
-                empty: count(&|b| matches!(b.now, Now::Unused(_)) && b.content.is_none()),
-                cached: count(&|b| matches!(b.now, Now::Unused(_)) && b.content.is_some()),
-                retiring: count(&|b| matches!(b.now, Now::Released { .. } | Now::Draining)),
+                empty: count(&|b| unused(b) && b.content.is_none()),
+                cached: count(&|b| unused(b) && b.content.is_some()),
+                retiring: self.retiring(tier) as u64,
                 pinned: count(&|block| matches!(block.now, Now::Pinned(_))),
-                claimed: count(&|block| matches!(block.now, Now::Claimed | Now::Moving(_))),
+                claimed: count(&|block| matches!(block.now, Now::Claimed | Now::Moving { .. })),
             }
         };
         PoolStats {
-            primary: tier(Level::Primary),
-            secondary: tier(Level::Secondary),
-            further: [TierStats::default(); 2],
+            primary: tier(PRIMARY),
+            secondary: tier(SECONDARY),
+            further: [tier(2), tier(3)],
             counters: self.counters,
         }
     }

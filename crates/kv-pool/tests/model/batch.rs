@@ -1,0 +1,140 @@
+//! Admission of a batch, done to the reference: everything is found first, then claimed.
+
+use crate::operations::Refusal;
+use crate::reference::{Claimed, Model, PRIMARY};
+
+/// What one sequence needs.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub prefix: Vec<u32>,
+    pub partial: Vec<u32>,
+    pub blocks: usize,
+    pub tenant: usize,
+}
+
+/// Where the beginning of the block after the prefix is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Begun {
+    Copy(usize),
+    TakenOver,
+}
+
+/// What one sequence is given.
+#[derive(Debug)]
+pub struct Served {
+    pub prefix: Vec<usize>,
+    pub claimed: Vec<Claimed>,
+    pub partial: Option<(usize, Begun)>,
+}
+
+impl Model {
+    pub fn admit(&mut self, batch: &[Request]) -> Result<Vec<Served>, Refusal> {
+        let found: Vec<Vec<usize>> = batch.iter().map(|request| self.cached(request)).collect();
+        let mut slack = self.check_batch(batch, &found)?;
+        for (request, found) in batch.iter().zip(&found) {
+            self.counters.lookups += request.prefix.len().min(request.blocks) as u64;
+            self.counters.hits += found.len() as u64;
+        }
+        found.iter().flatten().for_each(|&block| self.pin(block));
+        let mut taken_over = false;
+        let mut begun = Vec::new();
+        for (request, found) in batch.iter().zip(&found) {
+            begun.push(self.begin(request, found.len(), &mut taken_over, &mut slack));
+        }
+        let mut served = Vec::new();
+        for ((request, prefix), begun) in batch.iter().zip(found).zip(begun) {
+            let far = prefix.iter().filter(|&&block| self.blocks[block].tier != PRIMARY).count();
+            let after = request.blocks - prefix.len();
+            let mut claimed = Vec::new();
+            let mut claim = |model: &mut Self, count: usize| {
+                claimed
+                    .extend((0..count).map(|_| model.claim_one(PRIMARY, request.tenant).unwrap()));
+            };
+            claim(self, far);
+            let partial = match begun {
+                Some((candidate, Ok(own))) => {
+                    claim(self, after - 1);
+                    claimed.insert(far, own);
+                    Some((candidate, Begun::TakenOver))
+                }
+                Some((candidate, Err(source))) => {
+                    claim(self, after);
+                    Some((candidate, Begun::Copy(source)))
+                }
+                None => {
+                    claim(self, after);
+                    None
+                }
+            };
+            served.push(Served { prefix, claimed, partial });
+        }
+        Ok(served)
+    }
+
+    /// The cached prefix of one sequence.
+    fn cached(&mut self, request: &Request) -> Vec<usize> {
+        let mut found: Vec<usize> = Vec::new();
+        for &content in request.prefix.iter().take(request.blocks) {
+            let Some(block) = self.find_after(content, found.last().copied()) else { break };
+            found.push(block);
+        }
+        found
+    }
+
+    /// How many blocks the batch needs beside those that it has found.
+    fn needs(&self, request: &Request, found: &[usize]) -> usize {
+        let far = found.iter().filter(|&&block| self.blocks[block].tier != PRIMARY).count();
+        request.blocks - found.len() + far
+    }
+
+    /// Whether there is room for all; how many blocks more there is room for.
+    fn check_batch(&self, batch: &[Request], found: &[Vec<usize>]) -> Result<usize, Refusal> {
+        let mut reused: Vec<usize> = found.iter().flatten().copied().collect();
+        reused.sort_unstable();
+        reused.dedup();
+        reused.retain(|&block| self.is_unused(block) && self.blocks[block].tier == PRIMARY);
+        let pairs = || batch.iter().zip(found);
+        let requested: usize = pairs().map(|(request, found)| self.needs(request, found)).sum();
+        let claimable = self.claimable(PRIMARY) - reused.len();
+        if requested > claimable {
+            let retiring = self.retiring(PRIMARY);
+            return Err(Refusal::Exhausted { requested, claimable, retiring });
+        }
+        if self.tenants.len() > 1 {
+            for (request, _) in pairs() {
+                let own = pairs().filter(|(other, _)| other.tenant == request.tenant);
+                let needs: usize = own.map(|(other, found)| self.needs(other, found)).sum();
+                self.check_tenant(request.tenant, needs as u64)?;
+            }
+        }
+        Ok(claimable - requested)
+    }
+
+    /// Takes a block over, or pins the one to be copied.
+    fn begin(
+        &mut self,
+        request: &Request,
+        matched: usize,
+        taken_over: &mut bool,
+        slack: &mut usize,
+    ) -> Option<(usize, Result<Claimed, usize>)> {
+        if matched < request.prefix.len() || matched >= request.blocks {
+            return None;
+        }
+        let found = |&content: &u32| self.find(content);
+        let candidate = request.partial.iter().position(|content| found(content).is_some())?;
+        let block = found(&request.partial[candidate])?;
+        let free = self.blocks[block].tier == PRIMARY && self.is_unused(block);
+        if free && !*taken_over && self.children(block) == 0 {
+            *taken_over = true;
+            self.forget(block);
+            self.counters.claimed += 1;
+            return Some((candidate, Ok(self.claimed(block, request.tenant, true, None))));
+        }
+        if free {
+            *slack = slack.checked_sub(1)?;
+        }
+        self.pin(block);
+        Some((candidate, Err(block)))
+    }
+}

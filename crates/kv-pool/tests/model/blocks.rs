@@ -1,0 +1,430 @@
+//! What callers do with blocks: claim, name, offload, move, pin and release.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use kv_pool::{
+    BlockHash, BlockPin, ClaimError, ClaimedBlock, ClaimedBlocks, Naming, OnboardError, Onboarded,
+    PinnedBlocks, Priority, Registration, Retention, TenantError, Tier,
+};
+
+use crate::driver::{Coming, Driver, Owner};
+use crate::operations::{Refusal, Words};
+use crate::reference::{Claimed, Now, name};
+
+pub fn names(contents: &[u32]) -> Vec<BlockHash> {
+    contents.iter().copied().map(name).collect()
+}
+
+pub fn refusal(error: &ClaimError) -> Refusal {
+    match error {
+        &ClaimError::Exhausted { requested, claimable, retiring } => {
+            Refusal::Exhausted { requested, claimable, retiring }
+        }
+        ClaimError::Tenant(TenantError::HeldMax { .. }) => Refusal::HeldMax,
+        ClaimError::Tenant(TenantError::KeptForOthers { .. }) => Refusal::KeptForOthers,
+        other => panic!("{other:?} was not expected"),
+    }
+}
+
+pub fn naming(words: Words) -> Naming {
+    let retention = retention(words.priority, words.duration);
+    Naming { parent: words.parent.map(name), retention }
+}
+
+pub fn retention(priority: u8, duration: Option<u64>) -> Retention {
+    let priority = Priority::new(priority).unwrap();
+    Retention { priority, duration: duration.map(Duration::from_millis) }
+}
+
+impl Driver {
+    pub fn words(&mut self, content: u32) -> Words {
+        let parent = match self.random.below(4) {
+            0 => None,
+            1 => Some(self.random.content()).filter(|&parent| parent != content),
+            _ => content.checked_sub(1),
+        };
+        Words { parent, priority: self.random.priority(), duration: self.random.duration() }
+    }
+
+    /// Mostly the primary tier.
+    fn tier(&mut self) -> Tier {
+        let primary = Tier::Primary;
+        self.random.one_of(&[primary, primary, primary, primary, Tier::Secondary, Tier::Third])
+    }
+
+    pub fn refused(&mut self, error: &ClaimError, expected: Refusal) {
+        assert_eq!(refusal(error), expected);
+        match expected {
+            Refusal::Exhausted { .. } => self.seen.saw("claim refused", 1),
+            _ => self.seen.saw("claim refused to a tenant", 1),
+        }
+    }
+
+    pub fn claim(&mut self) {
+        match (self.pool.claim_one(), self.model.claim(0, 0, 1)) {
+            (Ok(block), Ok(claims)) => self.hold(block, claims[0]),
+            (Err(error), Err(expected)) => self.refused(&error, expected),
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    fn hold(&mut self, block: ClaimedBlock, claim: Claimed) {
+        let seen = (block.block().index(), block.slot().index(), block.evicted());
+        assert_eq!(seen, (claim.block, claim.slot, claim.evicted));
+        self.held.push((block, claim));
+    }
+
+    pub fn claim_list(&mut self) {
+        let count = self.random.one_of(&[0, 1, 2, 2, 3, 5, 50]);
+        let (tier, tenant) = (self.tier(), self.random.below(self.tenants.len() as u64) as usize);
+        let (real, expected) = if tier == Tier::Primary && self.random.below(2) == 0 {
+            let real = self.pool.claim_for(self.tenants[tenant], count);
+            (real, self.model.claim(0, tenant, count))
+        } else {
+            (self.pool.claim_in(tier, count), self.model.claim(tier.index(), 0, count))
+        };
+        match (real, expected) {
+            (Ok(blocks), Ok(claims)) => {
+                let seen = blocks.blocks().map(|block| block.index()).zip(blocks.slots());
+                let seen: Vec<_> = seen.map(|(block, slot)| (block, slot.index())).collect();
+                let wanted: Vec<_> = claims.iter().map(|c| (c.block, c.slot)).collect();
+                assert_eq!(seen, wanted);
+                for (at, claim) in claims.iter().enumerate() {
+                    assert_eq!(blocks.evicted(at), claim.evicted);
+                }
+                self.held_lists.push((blocks, claims));
+            }
+            (Err(error), Err(expected)) => self.refused(&error, expected),
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    pub fn take_offload(&mut self) {
+        if let Some((mut block, mut claim)) = self.random.pick(&mut self.held) {
+            match (block.take_offload(), claim.moving.take()) {
+                (Some(offload), Some(moving)) => {
+                    assert_eq!(offload.from(), block.slot());
+                    assert_eq!(offload.to().index(), self.model.blocks[moving].slot);
+                    self.offloads.push((offload, moving, claim.block));
+                }
+                (None, None) => {}
+                (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+            }
+            self.held.push((block, claim));
+        }
+        let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists) else { return };
+        let next = claims.iter_mut().find(|claim| claim.moving.is_some());
+        match (blocks.take_offload(), next) {
+            (Some(offload), Some(claim)) => {
+                let moving = claim.moving.take().unwrap();
+                assert_eq!(offload.from().index(), claim.slot);
+                assert_eq!(offload.to().index(), self.model.blocks[moving].slot);
+                self.offloads.push((offload, moving, claim.block));
+            }
+            (None, None) => {}
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+        self.held_lists.push((blocks, claims));
+    }
+
+    pub fn end_offload(&mut self) {
+        let Some((offload, moving, holder)) = self.random.pick(&mut self.offloads) else { return };
+        let Now::Moving { content, .. } = self.model.blocks[moving].now else { unreachable!() };
+        if self.random.below(5) == 0 {
+            drop(offload);
+            self.model.abort_offload(moving, holder);
+        } else {
+            let again = self.model.find(content).is_some();
+            self.seen.saw("computed again on its way", again.into());
+            offload.commit();
+            self.model.commit_offload(moving, holder);
+        }
+    }
+
+    pub fn register(&mut self) {
+        let Some((block, claim)) = self.random.pick(&mut self.held) else { return };
+        let content = self.random.content();
+        let words = self.words(content);
+        let known = self.model.find(content).is_some();
+        let parent = self.model.parent(words);
+        let expected = self.model.register(claim.block, claim.moving, content, parent, words);
+        match (block.register(name(content), naming(words)), expected) {
+            (Registration::New(pin), None) => {
+                self.seen.saw("secondary copy gave way", known.into());
+                self.pins.push((pin, claim.block, Rc::new(())));
+            }
+            (Registration::Duplicate { existing, own }, Some(expected)) => {
+                assert_eq!(own.block().index(), claim.block);
+                self.pins.push((existing, expected, Rc::new(())));
+                self.held.push((own, Claimed { moving: None, ..claim }));
+            }
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    pub fn register_list(&mut self) {
+        let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists) else { return };
+        let count = claims.len().min(1 + self.random.below(4) as usize);
+        let first = self.random.content();
+        let contents: Vec<u32> = (first..).take(count).collect();
+        let words = self.words(first);
+        let named: Vec<_> = claims.drain(..count).collect();
+        let expected = self.model.register_list(&named, &contents, words);
+        let pins = blocks.register(&names(&contents), naming(words)).unwrap();
+        assert_eq!(blocks.len(), claims.len());
+        let seen: Vec<_> = pins.as_slice().iter().map(|at| at.block.index()).collect();
+        assert_eq!(seen, expected);
+        self.pin_lists.push((pins, expected, Rc::new(())));
+        self.held_lists.push((blocks, claims));
+    }
+
+    pub fn drop_claimed(&mut self) {
+        if let Some((block, claim)) = self.random.pick(&mut self.held) {
+            drop(block);
+            self.model.release_claimed(claim.block, claim.moving);
+        }
+        let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists) else { return };
+        match self.random.below(4) {
+            0 if !claims.is_empty() => {
+                let (block, claim) = (blocks.pop().unwrap(), claims.pop().unwrap());
+                self.hold(block, claim);
+                self.held_lists.push((blocks, claims));
+            }
+            1 if !claims.is_empty() => {
+                let (block, claim) = (blocks.take_first().unwrap(), claims.remove(0));
+                self.hold(block, claim);
+                self.held_lists.push((blocks, claims));
+            }
+            2 => {
+                let at = self.random.below(4) as usize;
+                let rest = (blocks.split_off(at), claims.split_off(at.min(claims.len())));
+                self.held_lists.extend([(blocks, claims), rest]);
+            }
+            _ => self.drop_claimed_list(blocks, &claims),
+        }
+    }
+
+    pub fn drop_claimed_list(&mut self, blocks: ClaimedBlocks, claims: &[Claimed]) {
+        drop(blocks);
+        for claim in claims.iter().rev() {
+            self.model.release_claimed(claim.block, claim.moving);
+        }
+    }
+
+    /// One of several owners goes; the last one gives the references back.
+    pub fn let_go(&mut self, blocks: &[usize], owner: Owner) {
+        if Rc::strong_count(&owner) == 1 {
+            for &block in blocks.iter().rev() {
+                self.model.unpin(block);
+            }
+        }
+    }
+
+    pub fn release(&mut self) {
+        let mut pins = Vec::new();
+        for _ in 0..=self.random.below(4) {
+            pins.extend(self.random.pick(&mut self.pins));
+        }
+        let mut real = Vec::new();
+        let mut owners = Vec::new();
+        for (pin, block, owner) in pins {
+            real.push(pin);
+            owners.push((block, owner));
+        }
+        if real.len() == 1 {
+            drop(real);
+        } else {
+            self.pool.release(real);
+        }
+        while let Some((block, owner)) = owners.pop() {
+            self.let_go(&[block], owner);
+        }
+    }
+
+    pub fn drop_list(&mut self) {
+        let Some((pins, blocks, owner)) = self.random.pick(&mut self.pin_lists) else { return };
+        drop(pins);
+        self.let_go(&blocks, owner);
+    }
+
+    pub fn clone_pin(&mut self) {
+        if let Some((pin, block, owner)) = self.random.pick(&mut self.pins) {
+            self.pins.push((pin.clone(), block, Rc::clone(&owner)));
+            self.pins.push((pin, block, owner));
+        }
+        if let Some((pins, blocks, owner)) = self.random.pick(&mut self.pin_lists) {
+            self.pin_lists.push((pins.clone(), blocks.clone(), Rc::clone(&owner)));
+            self.pin_lists.push((pins, blocks, owner));
+        }
+    }
+
+    /// A list with clones is given references of its own before it is changed.
+    fn make_own(&mut self, blocks: &[usize], owner: Owner) -> Owner {
+        if blocks.is_empty() || Rc::strong_count(&owner) == 1 {
+            return owner;
+        }
+        blocks.iter().for_each(|&block| self.model.pin(block));
+        Rc::new(())
+    }
+
+    pub fn change_list(&mut self) {
+        let Some((mut pins, mut blocks, owner)) = self.random.pick(&mut self.pin_lists) else {
+            return;
+        };
+        match self.random.below(4) {
+            0 => {
+                let len = self.random.below(4) as usize;
+                let mut owner = owner;
+                if len < blocks.len() {
+                    owner = self.make_own(&blocks, owner);
+                    for block in blocks.split_off(len).into_iter().rev() {
+                        self.model.unpin(block);
+                    }
+                }
+                pins.truncate(len);
+                self.pin_lists.push((pins, blocks, owner));
+            }
+            1 => {
+                let more = self.random.pick(&mut self.pin_lists);
+                let more =
+                    more.unwrap_or_else(|| (PinnedBlocks::default(), Vec::new(), Rc::default()));
+                self.append((pins, blocks, owner), more);
+            }
+            2 => {
+                let at = self.random.below(4) as usize;
+                let pin = pins.pin(at);
+                assert_eq!(pin.is_some(), at < blocks.len());
+                if let Some(pin) = pin {
+                    self.model.pin(blocks[at]);
+                    self.pins.push((pin, blocks[at], Rc::new(())));
+                }
+                self.pin_lists.push((pins, blocks, owner));
+            }
+            _ => {
+                drop(self.make_own(&blocks, owner));
+                let singles: Vec<BlockPin> = pins.into_iter().collect();
+                assert_eq!(singles.len(), blocks.len());
+                let singles = singles.into_iter().zip(blocks);
+                self.pins.extend(singles.map(|(pin, block)| (pin, block, Rc::new(()))));
+            }
+        }
+    }
+
+    fn append(
+        &mut self,
+        (mut pins, mut blocks, owner): (PinnedBlocks, Vec<usize>, Owner),
+        (more, more_blocks, more_owner): (PinnedBlocks, Vec<usize>, Owner),
+    ) {
+        let owner = match (blocks.is_empty(), more_blocks.is_empty()) {
+            (_, true) => owner,
+            (true, false) => more_owner,
+            (false, false) => {
+                let owner = self.make_own(&blocks, owner);
+                drop(self.make_own(&more_blocks, more_owner));
+                owner
+            }
+        };
+        pins.append(more).unwrap();
+        blocks.extend(more_blocks);
+        self.pin_lists.push((pins, blocks, owner));
+    }
+
+    pub fn match_prefix(&mut self) {
+        let (first, len) = (self.random.content(), self.random.below(5) as u32);
+        let contents: Vec<u32> = (first..first + len).collect();
+        let retiring = contents.iter().map_while(|&content| self.model.find(content));
+        let retiring =
+            retiring.filter(|&id| matches!(self.model.blocks[id].now, Now::Released { .. }));
+        self.seen.saw("pinned while retiring", retiring.count() as u64);
+        let pins = self.pool.match_prefix(&names(&contents));
+        let expected = self.model.match_prefix(&contents);
+        let seen: Vec<_> = pins.as_slice().iter().map(|at| at.block.index()).collect();
+        assert_eq!(seen, expected);
+        self.pin_lists.push((pins, expected, Rc::new(())));
+    }
+
+    pub fn find_and_pin(&mut self) {
+        let (content, tier) = (self.random.content(), self.tier());
+        let expected = self.model.find(content);
+        let expected = expected.filter(|&id| self.model.blocks[id].tier == tier.index());
+        match (self.pool.find_and_pin(name(content), tier), expected) {
+            (Some(pin), Some(id)) => {
+                self.model.pin(id);
+                self.pins.push((pin, id, Rc::new(())));
+            }
+            (None, None) => {}
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    /// Any pin to any claimed block: most pairs are refused, and the rest move up or down.
+    pub fn begin_move(&mut self) {
+        if self.held.is_empty()
+            && let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists)
+        {
+            if let Some(block) = blocks.pop() {
+                let claim = claims.pop().unwrap();
+                self.hold(block, claim);
+            }
+            self.held_lists.push((blocks, claims));
+        }
+        let Some((pin, source, owner)) = self.random.pick(&mut self.pins) else { return };
+        let Some((block, claim)) = self.random.pick(&mut self.held) else {
+            return self.pins.push((pin, source, owner));
+        };
+        let (from, to) = (self.model.at(source), self.model.at(claim.block));
+        let location = pin.location();
+        let expected = if from.0 == to.0 {
+            Some(OnboardError::SameTier { location })
+        } else if claim.moving.is_some() || self.model.blocks[claim.block].copying {
+            Some(OnboardError::TargetNotEmpty)
+        } else {
+            None
+        };
+        match (self.pool.begin_onboard(pin, block), expected) {
+            (Ok(onboard), None) => {
+                assert_eq!((onboard.from().index(), onboard.to().index()), (from.1, to.1));
+                self.coming.push(Coming { onboard, source, target: claim.block, owner });
+            }
+            (Err(refused), Some(expected)) => {
+                self.seen.saw("move refused", 1);
+                assert_eq!(refused.reason, expected);
+                self.pins.push((refused.pin, source, owner));
+                self.held.push((refused.target, claim));
+            }
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    pub fn end_move(&mut self) {
+        let Some(coming) = self.random.pick(&mut self.coming) else { return };
+        let Coming { onboard, source, target, owner } = coming;
+        if self.random.below(5) == 0 {
+            drop(onboard);
+            self.let_go(&[source], owner);
+            self.model.release_claimed(target, None);
+            return;
+        }
+        let up = self.model.at(target).0 < self.model.at(source).0;
+        let sole = Rc::strong_count(&owner) == 1;
+        match (onboard.commit(), self.model.commit_move(source, target, sole)) {
+            (Onboarded::Moved(pin), true) => {
+                self.seen.saw(if up { "moved up" } else { "moved down" }, 1);
+                self.pins.push((pin, source, owner));
+            }
+            (Onboarded::Copied { copy, source: pin }, false) => {
+                self.seen.saw("copied", 1);
+                self.pins.push((pin, source, owner));
+                let slot = self.model.at(target).1;
+                self.hold_copy(copy, Claimed { block: target, slot, evicted: false, moving: None });
+            }
+            (real, moved) => panic!("{real:?}, but moved was expected to be {moved}"),
+        }
+    }
+
+    fn hold_copy(&mut self, copy: ClaimedBlock, claim: Claimed) {
+        assert_eq!((copy.block().index(), copy.slot().index()), (claim.block, claim.slot));
+        self.held.push((copy, claim));
+    }
+}
