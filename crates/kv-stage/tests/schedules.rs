@@ -12,17 +12,20 @@
 #[path = "staging/machine.rs"]
 mod machine;
 
-#[path = "support/scatter.rs"]
-mod scatter;
+use std::sync::Arc;
 
 use cuda_driver::{
-    CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, PinnedBuffer, Stream,
+    CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, Kernel, KernelArgs,
+    LaunchConfig, Module, PinnedBuffer, Stream,
 };
 use cuda_sim::{
     Exploration, ExploreLimits, FailedSchedule, SimConfig, SimDriver, explore, explore_random,
     replay,
 };
-use kv_stage::{BlockTable, StagingPool, StepStager, StepStagerOptions, SubmittedView};
+use kv_stage::{
+    BlockTable, Scatter, ScatterError, ScatterKernel, StagingPool, StepStager, StepStagerOptions,
+    SubmittedView,
+};
 use machine::{Machine, pattern};
 
 const BYTES: u64 = 16;
@@ -306,6 +309,33 @@ fn tables(sim: &SimDriver, buffers: usize, steps: usize) -> Fallible<()> {
     Ok(())
 }
 
+/// The kernel of `kv-kernels` without its siblings: it is loaded anew for every schedule.
+#[derive(Debug)]
+struct ScatterWords(Kernel);
+
+impl ScatterWords {
+    const PTX: &str = include_str!("../../kv-kernels/ptx/scatter.compute_80.ptx");
+
+    fn load(machine: &Machine) -> Fallible<Arc<Self>> {
+        Ok(Arc::new(Self(Module::load(&machine.device, Self::PTX)?.kernel("scatter_words")?)))
+    }
+}
+
+impl ScatterKernel for ScatterWords {
+    fn scatter(&self, stream: &Stream, scatter: &Scatter<'_>) -> Result<(), ScatterError> {
+        let (out, source) = (scatter.out(), scatter.source().device_address());
+        let args = KernelArgs::new()
+            .arg(out.address())
+            .arg(out.bytes() / 16)
+            .arg(source + scatter.data_offset())
+            .arg(source + scatter.index_offset())
+            .arg(scatter.count());
+        // SAFETY: the kernel's parameters, in order and size; the source is a staging buffer, which
+        // its pool keeps until the kernel has run; the simulated device checks every access.
+        Ok(unsafe { self.0.launch(stream, &LaunchConfig::linear(1, 64), &args) }?)
+    }
+}
+
 /// Columns of a table of which few change from step to step.
 const WIDE: usize = 64;
 
@@ -322,7 +352,9 @@ fn changes(
     let logs: Vec<(DeviceBuffer, DeviceBuffer)> = (0..steps).map(log).collect();
     let pool = machine.pool(StepStagerOptions::buffer_bytes(bytes + 256), buffers);
     prepare(&pool);
-    let mut stager = scatter::stager(&pool, bytes + 256, &scatter::Kernels::load(&machine.device));
+    let options = StepStagerOptions { device_bytes: bytes + 256 };
+    let kernel = ScatterWords::load(&machine)?;
+    let mut stager = StepStager::with_scatter(&machine.device, &pool, options, kernel)?;
     let mut table = BlockTable::new(1, WIDE)?;
     let edited = |number: usize| (number * 5 % WIDE, number as i32 + 1);
     for (number, (rows, lens)) in logs.iter().enumerate() {

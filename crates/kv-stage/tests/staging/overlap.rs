@@ -8,8 +8,8 @@ use kv_stage::{AcquireError, BlockTable, StepStager, StepStagerOptions};
 use crate::machine::{Machine, Random, pattern};
 use crate::scatter;
 
-/// Steps of each run, unless `KV_STAGE_ITERATIONS` tells another number.
-const ITERATIONS: usize = 10_000;
+/// Steps of each run; `KV_STAGE_ITERATIONS` sets another number.
+const ITERATIONS: usize = 100_000;
 const SLOTS: usize = 6;
 const COLUMNS: usize = 16;
 /// Steps between two looks at what arrived.
