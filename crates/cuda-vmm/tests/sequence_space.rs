@@ -564,3 +564,65 @@ fn the_thread_maps_ahead_without_being_asked_to() {
     drop(pages);
     machine.assert_no_leak();
 }
+
+/// A sequence that needs one row on a slot with four, and the pages of all others in use.
+fn adopted_too_much(parked_pages_max: u64) -> (Setup, Sequence) {
+    let t = setup(SpaceOptions { parked_pages_max, ..options() }, 8);
+    let mut long = t.space.admit(16).unwrap();
+    t.work();
+    long.extend_to(16).unwrap();
+    let _ = long.plane(0).unwrap();
+    long.finish(&[]);
+    let mut short = t.space.admit(3).unwrap();
+    short.extend_to(3).unwrap();
+    (t, short)
+}
+
+#[test]
+fn what_was_adopted_and_not_asked_for_goes_to_those_who_need_it() {
+    let (t, mut short) = adopted_too_much(u64::MAX);
+    t.work();
+    let stats = t.space.stats();
+    assert_eq!((stats.mapped_bytes, stats.spare_bytes), (8 * PAGE, 6 * PAGE));
+    // Not more than what it asked for, though more is mapped.
+    assert_eq!((short.ready_tokens(), short.plane(0).unwrap().tokens()), (4, 4));
+    let mut other = t.space.admit(9).unwrap();
+    t.work();
+    other.extend_to(9).unwrap();
+    t.check();
+    assert_eq!((t.space.stats().spare_bytes, t.pages.stats().live), (0, 8));
+    // It is gone for good, until somebody has some to spare.
+    assert!(matches!(short.extend_to(5), Err(ExtendError::NotReady { .. })));
+    other.finish(&[]);
+    short.extend_blocking(5).unwrap();
+    t.check();
+    short.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn what_was_adopted_and_is_asked_for_in_time_stays() {
+    let (t, mut short) = adopted_too_much(u64::MAX);
+    short.extend_to(9).unwrap();
+    let mut other = t.space.admit(9).unwrap();
+    t.work();
+    assert_eq!((short.ready_tokens(), other.ready_tokens()), (12, 4));
+    assert!(matches!(other.extend_to(9), Err(ExtendError::NotReady { cause: Some(_), .. })));
+    short.finish(&[]);
+    other.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn what_is_to_spare_counts_as_parked() {
+    let (t, short) = adopted_too_much(2);
+    t.work();
+    let stats = t.space.stats();
+    assert_eq!((stats.mapped_bytes, stats.spare_bytes), (4 * PAGE, 2 * PAGE));
+    let report = t.space.trim(u64::MAX).unwrap();
+    assert_eq!(report.released_bytes, 6 * PAGE);
+    assert_eq!((t.space.stats().mapped_bytes, short.ready_tokens()), (2 * PAGE, 4));
+    t.check();
+    short.finish(&[]);
+    t.close();
+}

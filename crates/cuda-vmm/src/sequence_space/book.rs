@@ -53,6 +53,9 @@ pub(super) struct Seat {
     /// Who may still use what a live sequence has given up, while there is any. Taken out and
     /// dropped outside the book's lock: with it goes the last handle of an event, perhaps.
     pub(super) given_up: Option<Arc<Quiescence>>,
+    /// Proof that the memory was at rest when the present sequence came: what that has not asked for
+    /// still is. Gone for a moment while the worker makes use of it.
+    pub(super) rested: Option<AtRest>,
 }
 
 /// Slots by tenancy, their rows with them.
@@ -87,6 +90,7 @@ impl Book {
             rows: 0,
             stuck: false,
             given_up: None,
+            rested: None,
         };
         Self { seats: (0..sequences).map(seat).collect(), parkings: sequences }
     }
@@ -109,7 +113,10 @@ impl Book {
             .filter(|(_, seat)| matches!(seat.tenancy, Tenancy::Resting { .. }))
             .filter(|(_, seat)| seat.rows >= rows || !(enough || seat.stuck))
             .min_by_key(|(_, seat)| fit(seat))?;
-        seat.tenancy = Tenancy::Live;
+        if let Tenancy::Resting { proof, .. } = std::mem::replace(&mut seat.tenancy, Tenancy::Live)
+        {
+            seat.rested = Some(proof);
+        }
         Some(Claim { slot: slot as u64, rows: seat.rows })
     }
 

@@ -175,17 +175,26 @@ impl Core {
             }
             // Over its limit the pool hands out nothing, not even what is idle.
             self.settle();
-            if !self.relieve() && self.unmap_oldest_row().is_none() {
+            if !self.relieve() && self.unmap_unneeded_row().is_none() {
                 return Err(fault);
             }
         }
     }
 
-    /// Unmaps a row that rests if more is parked than may be; returns whether one was.
+    /// Unmaps a row that nobody needs if there are more than may be; returns whether one was.
     fn unmap_surplus(&self) -> bool {
-        let parked = self.book.lock().census().parked_rows;
-        parked.saturating_mul(self.shape.ranges) > self.parked_pages_max
-            && self.unmap_oldest_row().is_some()
+        let rows = {
+            let book = self.book.lock();
+            book.census().parked_rows + self.all_spare_rows(&book)
+        };
+        rows.saturating_mul(self.shape.ranges) > self.parked_pages_max
+            && self.unmap_unneeded_row().is_some()
+    }
+
+    /// Rows that live sequences have adopted beyond their needs.
+    pub(super) fn all_spare_rows(&self, book: &Book) -> u64 {
+        let seats = book.seats.iter().zip(&self.slots);
+        seats.map(|(seat, slot)| self.spare_rows(slot, seat)).sum()
     }
 
     /// Unmaps the last row of the slot that has rested longest, and keeps the pages idle; returns what

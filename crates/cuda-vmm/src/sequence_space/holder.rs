@@ -42,13 +42,13 @@ impl Holder for SpaceHolder {
 }
 
 impl Core {
-    /// Unmaps what rests and releases the pages, until `bytes` are released or nothing is left;
+    /// Unmaps what nobody needs and releases the pages, until `bytes` are released or nothing is left;
     /// returns the bytes.
     fn release_parked(&self, bytes: u64) -> u64 {
         self.settle();
         let mut released = 0;
         while released < bytes {
-            let Some(unmapped) = self.unmap_oldest_row() else { break };
+            let Some(unmapped) = self.unmap_unneeded_row() else { break };
             released += self.release_idle(unmapped.pages * self.shape.page_bytes);
         }
         released

@@ -146,10 +146,17 @@ impl SequenceSpace {
             return Err(AdmitError::TooLong { asked_tokens: tokens, tokens_max });
         }
         let rows = shape.rows_for(tokens);
-        let fitting = self.core.book.lock().claim(rows, true);
-        let claim = fitting.or_else(|| {
+        let claim = |enough| {
+            let mut book = self.core.book.lock();
+            let claim = book.claim(rows, enough)?;
+            // In the same hold, or what is adopted would seem to be to spare.
+            let wanted = if tokens == 0 { 0 } else { shape.cover(tokens) };
+            self.core.slots[claim.slot as usize].wanted.store(wanted, Ordering::SeqCst);
+            Some(claim)
+        };
+        let claim = claim(true).or_else(|| {
             self.core.settle();
-            self.core.book.lock().claim(rows, false)
+            claim(false)
         });
         let Some(claim) = claim else {
             let live = self.core.book.lock().census().live;
@@ -202,7 +209,7 @@ impl SequenceSpace {
 
     /// Gives memory back to the device until `bytes` are released, or nothing is left that can be:
     /// first idle pages of the pool, then the memory of finished sequences at rest, the oldest
-    /// first. Driver calls on this thread: not for the step path.
+    /// first, then what live sequences have adopted and not asked for. Driver calls on this thread: not for the step path.
     ///
     /// # Errors
     /// [`Fault`], when the space has failed.
@@ -215,7 +222,7 @@ impl SequenceSpace {
                 if report.released_bytes >= bytes {
                     return Ok(report);
                 }
-                let Some(unmapped) = self.core.unmap_oldest_row() else { return Ok(report) };
+                let Some(unmapped) = self.core.unmap_unneeded_row() else { return Ok(report) };
                 report.unmapped_bytes += unmapped.pages * self.core.shape.page_bytes;
                 report.failed.extend(unmapped.failed);
             }

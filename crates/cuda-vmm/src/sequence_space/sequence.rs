@@ -38,8 +38,6 @@ pub struct Sequence {
     quiet_until: u64,
     /// Tokens that memory was asked for.
     asked: u64,
-    /// Whether memory was ever given up: then there may be some that is about to go.
-    shrunk: bool,
     exposed: AtomicBool,
 }
 
@@ -73,7 +71,7 @@ impl Demand {
 impl Sequence {
     pub(super) fn new(core: Arc<Core>, waker: Waker, slot: u64) -> Self {
         let exposed = AtomicBool::new(false);
-        Self { core, waker, slot, quiet_until: 0, asked: 0, shrunk: false, exposed }
+        Self { core, waker, slot, quiet_until: 0, asked: 0, exposed }
     }
 
     /// Notes that the sequence has `tokens` tokens from now on, and answers whether they may be used.
@@ -125,12 +123,14 @@ impl Sequence {
         })
     }
 
-    /// Tokens that may be used now.
+    /// Tokens that may be used now: of those that were asked for, with the look-ahead, those that
+    /// there is memory for.
     #[must_use]
     pub fn ready_tokens(&self) -> u64 {
         // Partner: the worker's store after access was granted on all planes.
         let ready = self.core.slots[self.slot as usize].ready.load(Ordering::Acquire);
-        if self.shrunk { ready.min(self.asked) } else { ready }
+        // What was not asked for may be mapped, and may be about to go.
+        ready.min(self.asked)
     }
 
     /// Tokens in use, as last told to [`extend_to`](Sequence::extend_to).
@@ -206,14 +206,11 @@ impl Sequence {
         Demand { ready: tokens <= ready, more }
     }
 
-    /// Lowers what is in use and what is wanted. From here on nothing beyond `asked` is relied on.
-    pub(super) fn want_less(&mut self, tokens: u64) {
-        let slot = &self.core.slots[self.slot as usize];
+    /// Lowers what is wanted here, not yet in the slot: from here on nothing beyond it is relied on.
+    pub(super) fn want_less(&mut self, tokens: u64) -> u64 {
         self.asked = self.core.shape.cover(tokens);
-        self.shrunk = true;
         self.quiet_until = self.quiet_until.min(self.core.shape.quiet_until(self.asked));
-        slot.used.store(tokens, Ordering::Relaxed);
-        slot.wanted.store(self.asked, Ordering::SeqCst);
+        self.asked
     }
 
     fn quiet(&self, ready: u64) -> u64 {
@@ -265,7 +262,7 @@ impl Sequence {
 
     fn leave(&mut self, users: Users<'_>) {
         let exposed = *self.exposed.get_mut() || self.core.exposed.load(Ordering::Relaxed);
-        let earlier = self.core.book.lock().seat(self.slot).given_up.take();
+        let earlier = self.core.book.lock().seat(self.slot).given_up.clone();
         let users_with = |events| Some(self.core.users(events, earlier.as_deref()));
         // The handle is consumed: no new user finds the addresses from here on.
         let users = match users {
@@ -276,10 +273,13 @@ impl Sequence {
             Users::Unknown => None,
         };
         let slot = &self.core.slots[self.slot as usize];
-        slot.wanted.store(0, Ordering::Relaxed);
-        slot.used.store(0, Ordering::Relaxed);
+        let forgotten;
         {
             let mut book = self.core.book.lock();
+            // All at once: the memory of a live slot that wants nothing is the worker's to take.
+            slot.wanted.store(0, Ordering::Relaxed);
+            slot.used.store(0, Ordering::Relaxed);
+            forgotten = book.seat(self.slot).given_up.take();
             match users {
                 #[cfg(all(feature = "sabotage", debug_assertions))]
                 _ if self.core.sabotage.rests_at_once() => {
@@ -290,7 +290,7 @@ impl Sequence {
                 None => book.rest(self.slot, AtRest::never_exposed()),
             }
         }
-        drop(earlier);
+        drop((earlier, forgotten));
         self.waker.wake();
         self.slot = GONE;
     }

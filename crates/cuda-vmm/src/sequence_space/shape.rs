@@ -47,8 +47,8 @@ pub struct SpaceOptions {
     pub layout: Layout,
     /// Tokens beyond the present length that memory is mapped for ahead of need, at most.
     pub look_ahead_tokens: u64,
-    /// Pages that finished sequences may keep mapped for the next ones; beyond it the oldest are
-    /// unmapped.
+    /// Pages that may stay mapped with no token on them for now, nor one within the look-ahead: left by
+    /// finished sequences for the next ones, or adopted by a shorter one. Beyond it they are unmapped.
     pub parked_pages_max: u64,
     /// Idle pages that the pool is kept stocked with ahead of need.
     pub prepared_pages: u64,

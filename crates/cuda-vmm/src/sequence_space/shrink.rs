@@ -1,12 +1,13 @@
-//! What a live sequence gives up: taken when it is at rest, unless the sequence wants it back first.
+//! What a live sequence does not need: what it gives up, taken when it is at rest, and what it has
+//! adopted beyond its needs, taken under pressure; neither if the sequence wants it first.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cuda_driver::Event;
 
-use super::book::Tenancy;
-use super::core::Core;
+use super::book::{Seat, Slot, Tenancy};
+use super::core::{Core, Unmapped};
 use super::sequence::Sequence;
 use crate::rest::{AtRest, Quiescence};
 use crate::{Progress, Unrest};
@@ -22,12 +23,19 @@ impl Sequence {
         if tokens >= self.tokens() {
             return;
         }
-        self.want_less(tokens);
+        let wanted = self.want_less(tokens);
         let core = &self.core;
-        let earlier = core.book.lock().seat(self.slot()).given_up.take();
-        let users = core.users(events, earlier.as_deref());
-        core.book.lock().seat(self.slot()).given_up = Some(Arc::new(users));
-        drop(earlier);
+        let slot = &core.slots[self.slot() as usize];
+        let earlier = core.book.lock().seat(self.slot()).given_up.clone();
+        let users = Arc::new(core.users(events, earlier.as_deref()));
+        let replaced = {
+            let mut book = core.book.lock();
+            // All at once: what is not wanted is given up, with these users, or was never used.
+            slot.used.store(tokens, Ordering::Relaxed);
+            slot.wanted.store(wanted, Ordering::SeqCst);
+            book.seat(self.slot()).given_up.replace(users)
+        };
+        drop((earlier, replaced));
         self.waker().wake();
     }
 }
@@ -88,11 +96,15 @@ impl Core {
     /// Takes the last row of a slot away from its sequence, unless that wants it again, has given up
     /// more, or is gone; returns the row, which no new work will use.
     pub(super) fn lower(&self, slot: u64, users: &Arc<Quiescence>) -> Option<u64> {
-        let shared = &self.slots[slot as usize];
         let mut book = self.book.lock();
         let seat = book.seat(slot);
         let same = seat.given_up.as_ref().is_some_and(|held| Arc::ptr_eq(held, users));
-        if !same || !matches!(seat.tenancy, Tenancy::Live) || seat.rows == 0 {
+        if same { self.lower_seat(&self.slots[slot as usize], seat) } else { None }
+    }
+
+    /// The same for a slot whose book is held.
+    fn lower_seat(&self, shared: &Slot, seat: &mut Seat) -> Option<u64> {
+        if !matches!(seat.tenancy, Tenancy::Live) || seat.rows == 0 {
             return None;
         }
         let row = seat.rows - 1;
@@ -108,10 +120,59 @@ impl Core {
         Some(row)
     }
 
-    fn unmap_row(&self, slot: u64, row: u64, proof: &AtRest) {
+    fn unmap_row(&self, slot: u64, row: u64, proof: &AtRest) -> Unmapped {
         let indices: Vec<_> = self.shape.row(slot, row).collect();
-        let stuck = !self.unmap(&indices, proof).failed.is_empty();
-        self.book.lock().seat(slot).stuck |= stuck;
+        let unmapped = self.unmap(&indices, proof);
+        self.book.lock().seat(slot).stuck |= !unmapped.failed.is_empty();
+        unmapped
+    }
+
+    /// Unmaps a row that nobody needs: the last of the slot that has rested longest, else the last of
+    /// the live slot with most to spare.
+    pub(super) fn unmap_unneeded_row(&self) -> Option<Unmapped> {
+        self.unmap_oldest_row().or_else(|| self.unmap_spare_row())
+    }
+
+    /// Unmaps a row that a live sequence found mapped and never asked for: what was at rest when the
+    /// sequence came still is.
+    fn unmap_spare_row(&self) -> Option<Unmapped> {
+        let (slot, row, proof) = self.lower_spare()?;
+        let unmapped = self.unmap_row(slot, row, &proof);
+        let mut book = self.book.lock();
+        let seat = book.seat(slot);
+        // Another sequence may have the slot by now, with a proof of its own.
+        if matches!(seat.tenancy, Tenancy::Live) {
+            seat.rested.get_or_insert(proof);
+        }
+        Some(unmapped)
+    }
+
+    fn lower_spare(&self) -> Option<(u64, u64, AtRest)> {
+        let mut book = self.book.lock();
+        let rows = |(slot, seat): (usize, &Seat)| (self.spare_rows(&self.slots[slot], seat), slot);
+        let (spare, slot) = book.seats.iter().enumerate().map(rows).max()?;
+        let seat = &mut book.seats[slot];
+        if spare == 0 {
+            return None;
+        }
+        let proof = seat.rested.take()?;
+        match self.lower_seat(&self.slots[slot], seat) {
+            Some(row) => Some((slot as u64, row, proof)),
+            None => {
+                seat.rested = Some(proof);
+                None
+            }
+        }
+    }
+
+    /// Rows of a live slot that were at rest when its sequence came, and that it has not asked for.
+    pub(super) fn spare_rows(&self, shared: &Slot, seat: &Seat) -> u64 {
+        // What was given up has users of its own.
+        let is_spare = matches!(seat.tenancy, Tenancy::Live)
+            && seat.given_up.is_none()
+            && seat.rested.is_some();
+        let wanted = shared.wanted.load(Ordering::SeqCst);
+        if is_spare { seat.rows.saturating_sub(self.shape.rows_for(wanted)) } else { 0 }
     }
 }
 

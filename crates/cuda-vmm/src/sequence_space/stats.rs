@@ -30,6 +30,8 @@ pub struct SpaceStats {
     pub used_bytes: u64,
     /// Of the mapped bytes, those that no token uses: ends of pages and look-ahead.
     pub waste_bytes: u64,
+    /// Of the waste, what sequences have adopted and not asked for: unmapped under pressure.
+    pub spare_bytes: u64,
     /// Live sequences.
     pub live: u64,
     /// Finished sequences whose memory is still mapped, abandoned ones aside.
@@ -81,13 +83,14 @@ impl Core {
     pub(super) fn stats(&self) -> SpaceStats {
         // The book is held while the reservation's is looked at: pages enter that one before this one
         // and leave it after, so the difference is what is on its way.
-        let (census, used_tokens, bytes) = {
+        let (census, spare_rows, used_tokens, bytes) = {
             let book = self.book.lock();
             let used = book.seats.iter().zip(&self.slots).map(|(seat, slot)| {
                 let ready = self.shape.tokens_in(seat.rows);
                 slot.used.load(Ordering::Relaxed).min(ready)
             });
-            (book.census(), used.sum(), self.reservation.stats())
+            let used_tokens = used.sum();
+            (book.census(), self.all_spare_rows(&book), used_tokens, self.reservation.stats())
         };
         let mapped_bytes = self.shape.row_bytes(census.live_rows);
         let parked_bytes = self.shape.row_bytes(census.parked_rows);
@@ -104,6 +107,7 @@ impl Core {
             unmapped_bytes: bytes.reserved_bytes - held,
             used_bytes,
             waste_bytes: mapped_bytes - used_bytes,
+            spare_bytes: self.shape.row_bytes(spare_rows),
             live: census.live,
             parked: census.parked,
             abandoned: census.abandoned,
