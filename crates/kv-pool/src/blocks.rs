@@ -94,6 +94,25 @@ impl Place {
     }
 }
 
+/// Where a block was in the list that it has left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unlinked {
+    pub(crate) tier: Tier,
+    pub(crate) class: usize,
+    pub(crate) before: u32,
+    pub(crate) after: u32,
+}
+
+/// The list of its tier that a block with this word is queued in; see [`Class`](crate::eviction::Class).
+#[inline]
+fn class_of(meta: u32) -> usize {
+    if meta & Flag::NAMED.0 == 0 {
+        0
+    } else {
+        1 + ((meta & PRIORITY_MASK) >> PRIORITY_SHIFT) as usize
+    }
+}
+
 /// The records of all blocks.
 ///
 /// # Invariants
@@ -168,6 +187,54 @@ impl Blocks {
     #[inline]
     pub(crate) fn set_references(&mut self, id: BlockId, references: u32) {
         self.record_mut(id)[BEFORE] = references;
+    }
+
+    /// Pins a block that is in its tier's own queue, in one pass over its record, and says where it
+    /// was. `None`, and nothing has changed, if it is elsewhere or has a duration.
+    #[inline]
+    pub(crate) fn pin_queued(&mut self, id: BlockId) -> Option<Unlinked> {
+        let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & (PLACE_MASK | Flag::TIMED.0) != Place::Queued as u32 {
+            return None;
+        }
+        let unlinked = Unlinked {
+            tier: Tier::from_bits(meta >> TIER_SHIFT),
+            class: class_of(meta),
+            before: record[BEFORE],
+            after: record[AFTER],
+        };
+        record[BEFORE] = 1;
+        record[AFTER] = 0;
+        record[META] = meta & !PLACE_MASK | Place::Pinned as u32;
+        Some(unlinked)
+    }
+
+    /// Makes a block queued whose last reference goes, if it has content, no duration, and nothing
+    /// copies from it; the caller puts it into the list of the tier and class that this returns.
+    #[inline]
+    pub(crate) fn unpin_last(&mut self, id: BlockId, stamp: u32) -> Option<(Tier, usize)> {
+        const WATCHED: u32 = PLACE_MASK | Flag::TIMED.0 | Flag::COPYING.0 | Flag::NAMED.0;
+        let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & WATCHED != Place::Pinned as u32 | Flag::NAMED.0 || record[BEFORE] != 1 {
+            return None;
+        }
+        record[STAMP] = stamp;
+        record[META] = meta & !PLACE_MASK | Place::Queued as u32;
+        Some((Tier::from_bits(meta >> TIER_SHIFT), class_of(meta)))
+    }
+
+    /// Makes a block the claimant's, in one pass over its record. Returns the place and the tier
+    /// where it was, and its slot.
+    #[inline]
+    pub(crate) fn claim(&mut self, id: BlockId, tenant: u16) -> (Place, Tier, SlotIndex) {
+        const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
+        let record = self.record_mut(id);
+        let meta = record[META];
+        record[META] = meta & !(PLACE_MASK | PRIORITY_MASK) | Place::Claimed as u32 | DEFAULT;
+        record[ORIGIN] = tenant.into();
+        (Place::of(meta), Tier::from_bits(meta >> TIER_SHIFT), SlotIndex(record[SLOT]))
     }
 
     /// The hash in the record, whether the index leads there or not.

@@ -141,6 +141,25 @@ impl ClaimedBlock {
         }
     }
 
+    /// Names the content of the block and releases it, in one step: what
+    /// [`register`](Self::register) does, for who needs it no longer. Whether the block has the name;
+    /// if not, the same content was cached already, and this block is given back.
+    pub fn cache(mut self, hash: BlockHash, naming: impl Into<Naming>) -> bool {
+        let naming = naming.into();
+        // Taken only by methods that consume the block.
+        let Some(pool) = self.pool.take() else { return false };
+        let mut state = pool.shared.state.lock();
+        let parent = naming.parent.and_then(|parent| state.find(parent));
+        let existing = state.register_claim(&self.claim, hash, parent, &naming);
+        if let Some(existing) = existing {
+            state.unpin(existing);
+            state.release_claimed(self.claim.block);
+        } else {
+            state.unpin(self.claim.block);
+        }
+        existing.is_none()
+    }
+
     pub(crate) fn has_offload(&self) -> bool {
         self.claim.offload.is_some()
     }
@@ -268,6 +287,7 @@ impl ClaimedBlocks {
         let (tier, claims) = (self.tier, &self.claims[..names]);
         let pins = PinnedBlocks::counted(&mut state, &self.pool, |state, pins| {
             pins.reserve(names);
+            state.warm(hashes);
             for (claim, &hash) in claims.iter().zip(hashes) {
                 let block = state.register_or_share(claim, tier, hash, parent, &following);
                 pins.push(BlockAt { block, location: state.blocks.location(block) });

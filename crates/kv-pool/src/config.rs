@@ -16,7 +16,7 @@ pub struct PoolConfig {
     /// Blocks of the secondary tier; 0 for none.
     pub secondary_blocks: u64,
     /// Blocks of the third and of the fourth tier, which content comes to by
-    /// [`begin_move`](crate::BlockPool::begin_move) alone.
+    /// [`begin_onboard`](crate::BlockPool::begin_onboard) alone.
     pub further_blocks: [u64; 2],
     /// Evicted content of at least this priority moves to the secondary tier, other is dropped.
     pub offload_min_priority: Priority,

@@ -64,18 +64,14 @@ impl EvictionQueues {
     #[inline]
     pub(crate) fn pop(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
         let lowest = self.occupied.trailing_zeros() as usize;
-        let block = self.lists.get(lowest)?.front()?;
-        self.remove_at(blocks, block, lowest);
-        Some(block)
+        self.pop_at(blocks, lowest)
     }
 
     /// The same, of blocks with content.
     #[inline]
     pub(crate) fn pop_cached(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
         let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
-        let block = self.lists.get(lowest)?.front()?;
-        self.remove_at(blocks, block, lowest);
-        Some(block)
+        self.pop_at(blocks, lowest)
     }
 
     /// Every block with the class that it is queued by, in the order of [`pop`](Self::pop).
@@ -94,6 +90,48 @@ impl EvictionQueues {
         self.occupied |= 1 << index(class);
         self.len += 1;
         self.empty += usize::from(class.is_none());
+    }
+
+    /// Takes note of a block that has left the list of `class` already.
+    #[inline]
+    pub(crate) fn unlinked(&mut self, blocks: &mut Blocks, class: usize, before: u32, after: u32) {
+        let Some(list) = self.lists.get_mut(class) else { return };
+        list.close(blocks, before, after);
+        if list.is_empty() {
+            self.occupied &= !(1 << class);
+        }
+        self.len -= 1;
+        self.empty -= usize::from(class == EMPTY);
+    }
+
+    /// Inserts a block with content that will be handed out after all others of its class.
+    #[inline]
+    pub(crate) fn push_cached(&mut self, blocks: &mut Blocks, block: BlockId, class: usize) {
+        let Some(list) = self.lists.get_mut(class) else { return };
+        list.push_back(blocks, block);
+        self.occupied |= 1 << class;
+        self.len += 1;
+    }
+
+    /// The next blocks with content, as far as they are of one class.
+    pub(crate) fn next_cached<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+    ) -> impl Iterator<Item = BlockId> + 'a {
+        let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
+        self.lists.get(lowest).into_iter().flat_map(|list| list.iter(blocks))
+    }
+
+    #[inline]
+    fn pop_at(&mut self, blocks: &mut Blocks, index: usize) -> Option<BlockId> {
+        let list = self.lists.get_mut(index)?;
+        let block = list.pop_front(blocks)?;
+        if list.is_empty() {
+            self.occupied &= !(1 << index);
+        }
+        self.len -= 1;
+        self.empty -= usize::from(index == EMPTY);
+        Some(block)
     }
 
     #[inline]

@@ -1,51 +1,57 @@
 //! From the name of content to its block: an open-addressed table of four bytes a place.
 //!
-//! The names themselves lie in the blocks' records. A place holds the block, how far it lies from
-//! where it should, and as many bits of the name as are left over: 11 of them in a pool of 65,536
-//! blocks, so that a lookup of what is not there reads a foreign record once in 2,048 places. Places
-//! are kept in the order of their distance (Robin Hood hashing), which ends a search early and lets
-//! a removal close its gap without reading a record.
+//! Places come in lines of eight, two to a cache line: seven blocks, and the number of blocks that
+//! belong here or before but found no room. A search looks at all seven at once, without a branch
+//! for each, and goes on to the next line only if that number is not zero. The names themselves lie
+//! in the blocks' records. A place has as many bits of the name as the number of the block leaves
+//! over: 15 of them in a pool of 65,536 blocks, so that a search meets a foreign record once in some
+//! thousand times.
 
 use std::collections::TryReserveError;
 
 use crate::blocks::Blocks;
 use crate::{BlockHash, BlockId};
 
-const DISTANCE_BITS: u32 = 4;
+const LINE: usize = 8;
+const LINE_BYTES: usize = 32;
+/// The place of a line that counts.
+const OVERFLOW: usize = LINE - 1;
+const PLACES_MASK: u32 = (1 << OVERFLOW) - 1;
 
-/// Named blocks by name. There are never more than three quarters as many as places.
+/// Named blocks by name. There are never more than six sevenths as many as places.
 #[derive(Debug)]
 pub(crate) struct Index {
-    places: Vec<u32>,
-    /// How far a mixed hash is shifted to become a place.
+    /// Zeros until they are written. Lines begin at `start`, on the boundary of a cache line.
+    words: Vec<u32>,
+    start: usize,
+    lines: usize,
+    /// How far a mixed hash is shifted to become a line.
     shift: u32,
-    id_mask: u32,
     id_bits: u32,
-    distance_max: u32,
-    tag_shift: u32,
     len: usize,
 }
 
 impl Index {
     /// A table for blocks with indices below `blocks`.
     pub(crate) fn new(blocks: usize) -> Result<Self, TryReserveError> {
-        let places = (blocks + blocks.div_ceil(3)).max(8).next_power_of_two();
-        // Blocks are counted from 1; 0 is an empty place.
-        let id_bits = usize::BITS - blocks.leading_zeros();
-        let distance_bits = DISTANCE_BITS.min(32 - id_bits);
-        Vec::<u32>::new().try_reserve_exact(places)?;
+        let lines = (blocks + blocks.div_ceil(3)).div_ceil(LINE).next_power_of_two().max(2);
+        let words = (lines + 1) * LINE;
+        // Asks whether there are as many addresses; the zeros themselves are then not refused.
+        Vec::<u32>::new().try_reserve_exact(words)?;
+        let words = vec![0_u32; words];
+        let start = words.as_ptr().align_offset(LINE_BYTES);
         Ok(Self {
-            places: vec![0; places],
-            shift: 64 - places.trailing_zeros(),
-            id_mask: ((1_u64 << id_bits) - 1) as u32,
-            id_bits,
-            distance_max: (1 << distance_bits) - 1,
-            tag_shift: id_bits + distance_bits,
+            words,
+            // Where nobody can say, lines lie across the boundaries and all else is the same.
+            start: if start < LINE { start } else { 0 },
+            lines,
+            shift: 64 - lines.trailing_zeros(),
+            // Blocks are counted from 1; 0 is an empty place.
+            id_bits: usize::BITS - blocks.leading_zeros(),
             len: 0,
         })
     }
 
-    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -55,77 +61,103 @@ impl Index {
     pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
         let mixed = mix(hash);
         let tag = self.tag(mixed);
-        let (mut at, mut distance) = (self.home(mixed), 0);
-        loop {
-            let place = self.places[at];
-            if place == 0 || self.distance(place) < distance {
-                return None;
-            }
-            if self.tag_of(place) == tag {
-                let id = self.block(place);
-                if blocks.hash(id) == hash {
+        let mut line = self.home(mixed);
+        for _ in 0..self.lines {
+            let places = self.line(line)?;
+            let mut alike = matches(places, |place| self.tag_of(place) == tag);
+            while alike != 0 {
+                let place = places[alike.trailing_zeros() as usize % LINE];
+                alike &= alike - 1;
+                // Empty places are alike where numbers leave no bits for tags.
+                if let Some(id) = self.block(place)
+                    && blocks.hash(id) == hash
+                {
                     return Some(id);
                 }
             }
-            at = self.next(at);
-            distance = (distance + 1).min(self.distance_max);
+            if places[OVERFLOW] == 0 {
+                return None;
+            }
+            line = self.next(line);
         }
+        None
+    }
+
+    /// Reads the line of a name, so that it is at hand when it is needed. Of many names the reads
+    /// overlap, as the operations on them do not.
+    #[inline]
+    pub(crate) fn warm(&self, hash: BlockHash) -> u32 {
+        self.words[self.start + self.home(mix(hash)) * LINE]
     }
 
     /// Adds a name that nobody bears. The block's record has the name already.
     #[inline]
-    pub(crate) fn insert(&mut self, blocks: &Blocks, hash: BlockHash, id: BlockId) {
+    pub(crate) fn insert(&mut self, hash: BlockHash, id: BlockId) {
         let mixed = mix(hash);
-        let (mut at, mut distance) = (self.home(mixed), 0);
-        let mut carried = (id.0 + 1, self.tag(mixed));
+        let place = (u64::from(id.0 + 1) | u64::from(self.tag(mixed)) << self.id_bits) as u32;
+        let mut line = self.home(mixed);
         self.len += 1;
-        loop {
-            let place = self.places[at];
-            if place == 0 {
-                self.places[at] = self.place(carried, distance);
+        // There is an empty place somewhere, so the search ends.
+        for _ in 0..self.lines {
+            let Some(places) = self.line_mut(line) else { return };
+            let empty = matches(places, |place| place == 0);
+            if empty != 0 {
+                places[empty.trailing_zeros() as usize % LINE] = place;
                 return;
             }
-            let resident = self.true_distance(blocks, at, place);
-            if resident < distance {
-                self.places[at] = self.place(carried, distance);
-                carried = (place & self.id_mask, self.tag_of(place));
-                distance = resident;
-            }
-            at = self.next(at);
-            distance += 1;
+            places[OVERFLOW] += 1;
+            line = self.next(line);
         }
+        debug_assert!(false, "the index is full");
     }
 
     /// Removes the name of a block, whose record has it still.
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &Blocks, id: BlockId) {
-        let wanted = id.0 + 1;
-        let mut at = self.home(mix(blocks.hash(id)));
-        // The block is there, so the search ends.
-        while self.places[at] & self.id_mask != wanted {
-            if self.places[at] == 0 {
-                debug_assert!(false, "block {} is not in the index", id.0);
-                return;
+        let home = self.home(mix(blocks.hash(id)));
+        let (wanted, id_bits) = (id.0 + 1, self.id_bits);
+        let mut line = home;
+        for _ in 0..self.lines {
+            let Some(places) = self.line_mut(line) else { return };
+            let found = matches(places, |place| id_of(place, id_bits) == wanted);
+            if found != 0 {
+                places[found.trailing_zeros() as usize % LINE] = 0;
+                self.len -= 1;
+                return self.passed_no_more(home, line);
             }
-            at = self.next(at);
+            line = self.next(line);
         }
-        self.len -= 1;
-        loop {
-            let next = self.next(at);
-            let place = self.places[next];
-            let distance = if place == 0 { 0 } else { self.true_distance(blocks, next, place) };
-            if distance == 0 {
-                self.places[at] = 0;
-                return;
-            }
-            self.places[at] = self.place((place & self.id_mask, self.tag_of(place)), distance - 1);
-            at = next;
-        }
+        debug_assert!(false, "block {} is not in the index", id.0);
     }
 
     /// Every block in the table, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.places.iter().filter(|&&place| place != 0).map(|&place| self.block(place))
+        (0..self.lines)
+            .filter_map(|line| self.line(line))
+            .flat_map(|places| places[..OVERFLOW].iter())
+            .filter_map(|&place| self.block(place))
+    }
+
+    /// A block that lay at `line` is gone, and with it the reason to go on at the lines before.
+    #[inline]
+    fn passed_no_more(&mut self, home: usize, line: usize) {
+        let mut at = home;
+        while at != line {
+            if let Some(places) = self.line_mut(at) {
+                places[OVERFLOW] -= 1;
+            }
+            at = self.next(at);
+        }
+    }
+
+    #[inline]
+    fn line(&self, line: usize) -> Option<&[u32; LINE]> {
+        self.words.get(self.start + line * LINE..)?.first_chunk()
+    }
+
+    #[inline]
+    fn line_mut(&mut self, line: usize) -> Option<&mut [u32; LINE]> {
+        self.words.get_mut(self.start + line * LINE..)?.first_chunk_mut()
     }
 
     #[inline]
@@ -133,54 +165,50 @@ impl Index {
         (mixed >> self.shift) as usize
     }
 
-    /// The bits of a mixed hash that the home has not used.
+    #[inline]
+    fn next(&self, line: usize) -> usize {
+        (line + 1) & (self.lines - 1)
+    }
+
+    /// Bits of a mixed hash that the home has not used; never all zero, as those of empty places.
     #[inline]
     fn tag(&self, mixed: u64) -> u32 {
-        (u64::from(mixed as u32) >> self.tag_shift) as u32
-    }
-
-    #[inline]
-    fn next(&self, at: usize) -> usize {
-        (at + 1) & (self.places.len() - 1)
-    }
-
-    #[inline]
-    fn block(&self, place: u32) -> BlockId {
-        BlockId((place & self.id_mask).wrapping_sub(1))
+        let bits = 32 - self.id_bits;
+        let tag = mixed as u32 & ((1_u64 << bits) - 1) as u32;
+        if tag == 0 { u32::from(bits > 0) } else { tag }
     }
 
     #[inline]
     fn tag_of(&self, place: u32) -> u32 {
-        (u64::from(place) >> self.tag_shift) as u32
-    }
-
-    /// At most `distance_max`.
-    #[inline]
-    fn distance(&self, place: u32) -> u32 {
-        (u64::from(place) >> self.id_bits) as u32 & self.distance_max
+        place.checked_shr(self.id_bits).unwrap_or(0)
     }
 
     #[inline]
-    fn true_distance(&self, blocks: &Blocks, at: usize, place: u32) -> u32 {
-        let distance = self.distance(place);
-        if distance < self.distance_max {
-            return distance;
-        }
-        let home = self.home(mix(blocks.hash(self.block(place))));
-        (at.wrapping_sub(home) & (self.places.len() - 1)) as u32
-    }
-
-    #[inline]
-    fn place(&self, (id, tag): (u32, u32), distance: u32) -> u32 {
-        let distance = u64::from(distance.min(self.distance_max)) << self.id_bits;
-        (u64::from(id) | distance | u64::from(tag) << self.tag_shift) as u32
+    fn block(&self, place: u32) -> Option<BlockId> {
+        id_of(place, self.id_bits).checked_sub(1).map(BlockId)
     }
 
     #[cfg(test)]
     pub(crate) fn forget_all(&mut self) {
-        self.places.fill(0);
+        self.words.fill(0);
         self.len = 0;
     }
+}
+
+/// Which places of a line are such, a bit each.
+#[inline]
+fn matches(places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
+    let mut mask = 0;
+    for (at, &place) in places.iter().enumerate() {
+        mask |= u32::from(such(place)) << at;
+    }
+    mask & PLACES_MASK
+}
+
+/// A block's number, counted from 1.
+#[inline]
+fn id_of(place: u32, id_bits: u32) -> u32 {
+    place & ((1_u64 << id_bits) - 1) as u32
 }
 
 /// All bits of a name in 64, well mixed at both ends even if names are small numbers.
@@ -215,7 +243,7 @@ mod tests {
                         continue;
                     };
                     records.set_hash(id, hash);
-                    index.insert(&records, hash, id);
+                    index.insert(hash, id);
                     map.insert(hash, id);
                 }
             }

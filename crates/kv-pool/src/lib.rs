@@ -64,6 +64,27 @@
 //!   after the copy (H8).
 //! - Released is not free: a block is handed out again only after the epoch of its release.
 //!
+//! # Locks, and when an operation takes effect
+//!
+//! A pool has one lock, and nothing else is locked under it: an injected clock and policies are
+//! called while it is held and must not call the pool. Any other lock of the caller's may be held
+//! when the pool is called.
+//!
+//! Every operation takes effect at one moment of its one hold of the lock, and one that fails has
+//! none. Two kinds of operations do not take the lock: cloning a pin or a list of pins takes effect
+//! with the addition to the count of its owners, and dropping one that has other owners with the
+//! subtraction. The last owner's drop takes the lock; in that hold the count of each block falls
+//! and, where it becomes zero, the block is queued, so nobody sees a block that is neither held nor
+//! queued. [`Onboard::commit`] decides in its hold, by both counts, whether anybody else holds the
+//! block; its own pin cannot be cloned meanwhile, for the token owns it.
+//!
+//! Holds are bounded by the length of the lists that the caller gives, except for those of
+//! [`BlockPool::snapshot`], [`BlockPool::check_integrity`], [`BlockPool::remove_with_successors`],
+//! [`BlockPool::remove_tenant`] and the first [`BlockPool::add_tenant`], which look at all blocks,
+//! of [`BlockPool::complete_epoch`], which takes time for each block that was released in it, and of
+//! claims, which take time for each block that they pass over: one that others follow is passed over
+//! once a release, one that is kept for another tenant in every claim that comes to it.
+//!
 //! # Examples
 //!
 //! ```

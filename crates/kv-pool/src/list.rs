@@ -52,6 +52,27 @@ impl List {
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: BlockId) {
         let (before, after) = (blocks.before(block), blocks.after(block));
         blocks.set_links(block, 0, 0);
+        self.close(blocks, before, after);
+    }
+
+    /// Takes out the first block.
+    #[inline]
+    pub(crate) fn pop_front(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
+        let front = self.front()?;
+        // The other link was written a moment ago, by the last call; a read of both would wait.
+        let after = blocks.after(front);
+        blocks.set_links(front, 0, 0);
+        self.front = after;
+        match after {
+            NONE => self.back = NONE,
+            after => blocks.set_before(BlockId(after), NONE),
+        }
+        Some(front)
+    }
+
+    /// Closes the gap that a block has left between two others.
+    #[inline]
+    pub(crate) fn close(&mut self, blocks: &mut Blocks, before: u32, after: u32) {
         match before {
             NONE => self.front = after,
             before => blocks.set_after(BlockId(before), after),

@@ -95,26 +95,14 @@ impl BlockPool {
     pub fn match_prefix(&self, hashes: &[BlockHash]) -> PinnedBlocks {
         let mut state = self.shared.state.lock();
         state.counters.lookups += hashes.len() as u64;
-        let Some(first) = hashes.first().and_then(|&hash| state.find(hash)) else {
-            if let Some(&hash) = hashes.first() {
-                state.note_miss(hash);
-            }
+        let Some(&first) = hashes.first() else { return PinnedBlocks::default() };
+        if state.find(first).is_none() {
+            state.note_miss(first);
             return PinnedBlocks::default();
-        };
+        }
         let pins = PinnedBlocks::counted(&mut state, self, |state, pins| {
             pins.reserve(hashes.len());
-            let mut found = Some(first);
-            for at in 1..=hashes.len() {
-                let Some(block) = found else { break };
-                state.pin(block);
-                state.note_use(block, true);
-                pins.push(BlockAt { block, location: state.blocks.location(block) });
-                let Some(&hash) = hashes.get(at) else { break };
-                found = state.find_after(hash, Some(block));
-                if found.is_none() {
-                    state.note_miss(hash);
-                }
-            }
+            state.pin_prefix(hashes, pins);
         });
         state.counters.hits += pins.len() as u64;
         pins

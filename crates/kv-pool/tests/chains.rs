@@ -115,6 +115,19 @@ fn a_list_names_consecutive_blocks_and_shares_what_is_there() {
 }
 
 #[test]
+fn content_is_named_and_released_in_one_step() {
+    let pool = pool(3, 0);
+    let names = chain(1, 2);
+    assert!(claim(&pool).cache(names[0], priority(0)));
+    assert!(claim(&pool).cache(names[1], Naming::after(names[0])));
+    assert!(!claim(&pool).cache(names[0], priority(0)), "it is there");
+    assert_eq!((pool.stats().primary.pinned, pool.claimable(), pool.empty()), (0, 3, 1));
+    checked(&pool);
+    drop(pool.claim(2).unwrap());
+    assert_eq!(cached(&pool, &names), 1, "the tail first");
+}
+
+#[test]
 fn lists_of_pins_are_cloned_joined_and_cut() {
     let (ours, other) = (pool(8, 0), pool(2, 0));
     let names = chain(1, 4);

@@ -3,7 +3,7 @@
 use crate::blocks::{Flag, Place};
 use crate::state::State;
 use crate::state::tenancy::Tenancy;
-use crate::{BlockId, ClaimError, Location, Priority, SlotIndex, TenantId, Tier};
+use crate::{BlockId, ClaimError, Location, SlotIndex, TenantId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +53,20 @@ impl State {
     #[inline]
     pub(crate) fn claim(&mut self, tier: Tier, by: TenantId, count: usize, into: &mut Vec<Claim>) {
         into.reserve(count);
+        if count > 1 {
+            self.warm_victims(tier, count);
+        }
         for _ in 0..count {
             let Some(claim) = self.claim_one(tier, by) else { break };
             into.push(claim);
         }
+    }
+
+    /// Reads the places of the names that are about to be removed.
+    fn warm_victims(&self, tier: Tier, count: usize) {
+        let victims = self.tier(tier).queues.next_cached(&self.blocks).take(count);
+        let seen = victims.fold(0, |seen, id| seen ^ self.index.warm(self.blocks.hash(id)));
+        std::hint::black_box(seen);
     }
 
     /// Claims the next block of a tier, wherever its content is to go.
@@ -291,10 +301,12 @@ impl State {
     ) -> Claim {
         // What was said of it while it had no name is not said of what it will hold.
         self.untime(id);
-        self.blocks.set_origin(id, by.0, 0);
-        self.put(id, Place::Claimed);
-        self.blocks.set_priority(id, Priority::DEFAULT);
-        Claim { block: id, slot: self.blocks.location(id).slot, evicted, offload }
+        let (place, tier, slot) = self.blocks.claim(id, by.0);
+        let counts = &mut self.tiers[tier.index()].counts;
+        counts[place as usize] -= 1;
+        counts[Place::Claimed as usize] += 1;
+        self.account(id);
+        Claim { block: id, slot, evicted, offload }
     }
 
     /// Names content that has arrived at its secondary slot, so that lookups find it.
@@ -308,7 +320,7 @@ impl State {
         }
         self.arrive(id);
         self.blocks.set(id, Flag::NAMED);
-        self.index.insert(&self.blocks, hash, id);
+        self.index.insert(hash, id);
         self.counters.offloaded += 1;
         self.emit_moved(id, Location { tier: Tier::Primary, slot: moved.from });
         self.rest(id);

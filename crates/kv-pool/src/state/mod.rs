@@ -15,7 +15,7 @@ pub(crate) use claim::{Claim, Move};
 pub(crate) use tier::TierState;
 pub(crate) use watch::Watch;
 
-use crate::blocks::{Blocks, Flag, Place};
+use crate::blocks::{Blocks, Flag, Place, Unlinked};
 use crate::hold::Hold;
 use crate::index::Index;
 use crate::list::List;
@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) completed: Epoch,
     pub(crate) counters: PoolCounters,
     pub(crate) watch: Watch,
+    /// No tenants, and no policy but priority LRU.
+    pub(crate) plain: bool,
     pub(crate) loans: Loans,
     offload_min_priority: Priority,
     pub(crate) spare_holds: Vec<Arc<Hold>>,
@@ -68,6 +70,7 @@ impl State {
             current: Epoch(0),
             completed: Epoch(0),
             counters: PoolCounters::default(),
+            plain: watch.policies.iter().all(Option::is_none),
             watch,
             loans: Loans::default(),
             offload_min_priority: config.offload_min_priority,
@@ -115,6 +118,18 @@ impl State {
     /// Takes one reference: the block leaves the lists if it is the first.
     #[inline]
     pub(crate) fn pin(&mut self, id: BlockId) {
+        if self.plain
+            && let Some(Unlinked { tier, class, before, after }) = self.blocks.pin_queued(id)
+        {
+            let tier = &mut self.tiers[tier.index()];
+            tier.counts[Place::Queued as usize] -= 1;
+            tier.counts[Place::Pinned as usize] += 1;
+            return tier.queues.unlinked(&mut self.blocks, class, before, after);
+        }
+        self.pin_anywhere(id);
+    }
+
+    fn pin_anywhere(&mut self, id: BlockId) {
         if self.blocks.place(id) == Place::Pinned {
             // A count that ever got this high stays there: better held for good than given away
             // early.
@@ -131,6 +146,19 @@ impl State {
     /// Gives one reference back; the block rests if it was the last.
     #[inline]
     pub(crate) fn unpin(&mut self, id: BlockId) {
+        if self.plain
+            && self.current <= self.completed
+            && let Some((tier, class)) = self.blocks.unpin_last(id, self.watch.now_ms() as u32)
+        {
+            let tier = &mut self.tiers[tier.index()];
+            tier.counts[Place::Pinned as usize] -= 1;
+            tier.counts[Place::Queued as usize] += 1;
+            return tier.queues.push_cached(&mut self.blocks, id, class);
+        }
+        self.unpin_anywhere(id);
+    }
+
+    fn unpin_anywhere(&mut self, id: BlockId) {
         if self.blocks.place(id) != Place::Pinned {
             self.counters.misuses += 1;
             return;

@@ -2,6 +2,7 @@
 
 use crate::blocks::{Flag, Place};
 use crate::claim::Naming;
+use crate::hold::BlockAt;
 use crate::state::State;
 use crate::{BlockHash, BlockId, Tier};
 
@@ -21,13 +22,43 @@ impl State {
         before: Option<BlockId>,
     ) -> Option<BlockId> {
         let id = self.find(hash)?;
+        self.adopt(id, before);
+        Some(id)
+    }
+
+    /// Makes `before` the parent of a block that was named as a successor and has none.
+    #[inline]
+    fn adopt(&mut self, id: BlockId, before: Option<BlockId>) {
         if let Some(before) = before
             && self.blocks.is(id, Flag::CHAINED)
             && self.blocks.parent(id).is_none()
         {
             self.link(id, before);
         }
-        Some(id)
+    }
+
+    /// Finds the longest cached prefix, then pins it. Two passes, for the reads of the first overlap.
+    pub(crate) fn pin_prefix(&mut self, hashes: &[BlockHash], pins: &mut Vec<BlockAt>) {
+        for &hash in hashes {
+            let Some(block) = self.find(hash) else {
+                self.note_miss(hash);
+                break;
+            };
+            pins.push(BlockAt { block, location: self.blocks.location(block) });
+        }
+        let mut before = None;
+        for at in pins.iter() {
+            self.adopt(at.block, before);
+            self.pin(at.block);
+            self.note_use(at.block, true);
+            before = Some(at.block);
+        }
+    }
+
+    /// Reads the places of names that are about to be given.
+    pub(crate) fn warm(&self, hashes: &[BlockHash]) {
+        let seen = hashes.iter().fold(0, |seen, &hash| seen ^ self.index.warm(hash));
+        std::hint::black_box(seen);
     }
 
     /// Names a held block's content, or pins the block that holds the same content already.
@@ -59,7 +90,7 @@ impl State {
             self.set_retention(id, naming.retention);
         }
         self.blocks.set_origin(id, self.blocks.tenant(id), 0);
-        self.index.insert(&self.blocks, hash, id);
+        self.index.insert(hash, id);
         self.note_use(id, false);
         if naming.parent.is_some() || parent.is_some() {
             self.blocks.set(id, Flag::CHAINED);

@@ -85,6 +85,7 @@ impl State {
         if self.watch.tenancy.is_none() {
             let capacities = self.tiers.each_ref().map(|tier| u64::from(tier.ready));
             let blocks = self.blocks.len();
+            self.plain = false;
             self.watch.tenancy = Some(Tenancy::new(Tenants::new(capacities), blocks));
             for id in self.blocks.ids() {
                 self.recount(id);

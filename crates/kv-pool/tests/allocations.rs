@@ -1,0 +1,64 @@
+//! In steady state nothing is allocated: what every request does, counted by the allocator.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod counting;
+
+use common::name;
+use counting::allocations;
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Registration};
+
+const BLOCKS: u32 = 512;
+
+/// What requests do, each with 16 new blocks, so that everything is evicted many times over.
+fn requests(
+    pool: &BlockPool,
+    names: &mut impl Iterator<Item = BlockHash>,
+    buffer: &mut [BlockHash],
+) {
+    for _ in 0..100 {
+        buffer.iter_mut().zip(&mut *names).for_each(|(place, name)| *place = name);
+        let epoch = pool.begin_epoch();
+        let mut claimed = pool.claim(buffer.len()).unwrap();
+        let pins = claimed.register(buffer, Naming::default()).unwrap();
+        drop((claimed, pins));
+        let found = pool.match_prefix(buffer);
+        assert_eq!(found.len(), buffer.len());
+        let again = found.clone();
+        drop((found, again));
+        pool.complete_epoch(epoch).unwrap();
+
+        let block = pool.claim_one().unwrap();
+        let Registration::New(pin) = block.register(names.next().unwrap(), Naming::default())
+        else {
+            panic!("every name is new")
+        };
+        drop((pin.clone(), pin));
+        assert!(pool.claim_one().unwrap().cache(names.next().unwrap(), Naming::default()));
+    }
+}
+
+#[test]
+fn nothing_is_allocated_in_steady_state() {
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS.into())).unwrap();
+    let mut names = (0..).map(name);
+    let mut buffer = [BlockHash::ROOT; 16];
+    requests(&pool, &mut names, &mut buffer);
+    let before = allocations();
+    requests(&pool, &mut names, &mut buffer);
+    assert_eq!(allocations() - before, 0);
+    // The count is seen to count.
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(64)));
+    assert_eq!(allocations() - before, 1);
+    pool.check_integrity().unwrap();
+}
+
+#[test]
+fn a_large_pool_takes_memory_as_its_blocks_come_into_use() {
+    let before = counting::bytes();
+    let pool = BlockPool::new(&PoolConfig::primary_only(1 << 20)).unwrap();
+    let each = (counting::bytes() - before) as f64 / f64::from(1 << 20);
+    assert!(each <= 64.1, "{each} bytes a block");
+    drop(pool);
+}
