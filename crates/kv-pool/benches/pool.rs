@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use kv_pool::{BlockHash, BlockPool, Onboarded, PoolConfig, Priority, Registration, Tier};
+use kv_pool::{BlockHash, BlockPool, Naming, Onboarded, PoolConfig, Priority, Registration, Tier};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -249,6 +249,31 @@ fn two_tiers() {
     row("find, claim, offload, onboard and release a block", nanoseconds);
 }
 
+/// As many chains of two blocks as there are children, or one root that has them all, in a pool of
+/// the same size: what the eviction of one child costs, and the caching of another.
+fn fan_out(roots: usize) {
+    let all: Vec<_> =
+        (0..roots as u32).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
+    for &root in &all {
+        assert!(pool.claim_one().unwrap().cache(root, Priority::MAX));
+    }
+    let children = BLOCKS as usize - roots;
+    let mut count = 0;
+    let mut evict_all = || {
+        for at in 0..children {
+            count += 1;
+            let root = all[at % roots];
+            let child = BlockHash::chain(root, &[count]);
+            pool.claim_one().unwrap().cache(child, Naming::after(root));
+        }
+    };
+    evict_all();
+    let nanoseconds = measure(children, evict_all);
+    row(&format!("evict and cache one of {} children of a root", children / roots), nanoseconds);
+    assert!(all.iter().all(|&root| pool.match_prefix(&[root]).len() == 1), "roots go last");
+}
+
 fn creation() {
     let blocks = 1 << 20;
     let nanoseconds = measure(1, || {
@@ -265,6 +290,7 @@ fn main() {
     epochs();
     two_tiers();
     creation();
+    [1 << 15, 1 << 10, 1].into_iter().for_each(fan_out);
     let tokens: Vec<u32> = (0..TOKENS).collect();
     let nanoseconds = measure(10_000, || {
         for _ in 0..10_000 {

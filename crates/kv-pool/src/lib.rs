@@ -160,7 +160,7 @@ pub use pin::{BlockPin, PinnedBlocks};
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
-pub use stats::{PoolCounters, PoolStats, TierStats};
+pub use stats::{EvictionAges, PoolCounters, PoolStats, TierStats};
 pub use tenants::{EvictionVerdict, TenantCounts, TenantError, TenantId, TenantQuota};
 
 #[cfg(doctest)]

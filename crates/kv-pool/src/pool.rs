@@ -8,7 +8,7 @@ use crate::hold::BlockAt;
 use crate::integrity;
 use crate::pin::{BlockPin, PinnedBlocks, release_in_order};
 use crate::state::State;
-use crate::stats::PoolStats;
+use crate::stats::{EvictionAges, PoolStats};
 use crate::sync::{Arc, Mutex};
 use crate::{
     BlockHash, ClaimError, ConfigError, Epoch, EpochError, GrowError, IntegrityError, PoolConfig,
@@ -232,6 +232,12 @@ impl BlockPool {
     #[must_use]
     pub fn counters(&self) -> crate::PoolCounters {
         self.shared.state.lock().counters
+    }
+
+    /// How long evicted content had been unused, in constant time.
+    #[must_use]
+    pub fn eviction_ages(&self) -> EvictionAges {
+        self.shared.state.lock().ages
     }
 
     /// Primary blocks that a claim can take at once, in constant time. Other threads may take them

@@ -56,6 +56,21 @@ pub struct PoolCounters {
     pub misuses: u64,
 }
 
+/// How long content had been unused when it lost its primary slot to a claim.
+///
+/// Measured by the pool's clock as it was last read: by [`tick`](crate::BlockPool::tick), by
+/// [`refresh`](crate::BlockPool::refresh), or for a duration that began.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct EvictionAges {
+    /// Blocks of content.
+    pub evicted: u64,
+    /// The sum of their ages, in milliseconds.
+    pub total_ms: u64,
+    /// The highest age, in milliseconds; ages beyond 49 days are counted without their whole
+    /// multiples of 2^32 milliseconds.
+    pub max_ms: u64,
+}
+
 /// What a pool holds and has done, as of one moment.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PoolStats {

@@ -9,8 +9,9 @@ use std::time::Duration;
 use common::{checked, claim, name, named, pool, priority};
 use kv_pool::policy::{PriorityLru, Slru};
 use kv_pool::{
-    BlockPool, BlockUse, ClaimError, LoanError, LoanId, ManualClock, Naming, PinnedBlocks,
-    PoolConfig, PoolEvent, Priority, Reading, Retention, TenantError, TenantQuota, Tier,
+    BlockPool, BlockUse, ClaimError, Clock, EvictionAges, LoanError, LoanId, ManualClock, Naming,
+    PinnedBlocks, PoolConfig, PoolEvent, Priority, Reading, Retention, TenantError, TenantQuota,
+    Tier,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -83,6 +84,21 @@ fn a_use_ends_the_duration_and_keeps_the_priority() {
     clock.advance(MS);
     assert_eq!((pool.refresh(), pool.snapshot().blocks[0].priority), (1, Priority::DEFAULT));
     checked(&pool);
+}
+
+#[test]
+fn the_age_of_evicted_content_is_counted_from_its_release() {
+    let (pool, clock) = timed(1);
+    for (content, ms) in [(1, 5), (2, 7), (3, 0)] {
+        let pins = one(&pool, content, Naming::default());
+        clock.advance(3 * MS);
+        assert_eq!(pool.tick(), clock.now());
+        drop(pins);
+        clock.advance(MS * ms);
+        pool.tick();
+    }
+    let ages = pool.eviction_ages();
+    assert_eq!(ages, EvictionAges { evicted: 2, total_ms: 12, max_ms: 7 });
 }
 
 #[test]

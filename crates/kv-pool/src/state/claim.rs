@@ -235,12 +235,21 @@ impl State {
         self.tiers[tier].queues.insert_first(&mut self.blocks, id, class);
     }
 
+    /// Counts how long a victim was unused.
     #[inline]
+    fn count_age(&mut self, id: BlockId) {
+        let age = (self.watch.now_ms() as u32).wrapping_sub(self.blocks.stamp(id));
+        self.ages.evicted += 1;
+        self.ages.total_ms += u64::from(age);
+        self.ages.max_ms = self.ages.max_ms.max(age.into());
+    }
+
     fn drop_content(&mut self, id: BlockId) {
         self.unname(id);
         self.counters.dropped += 1;
         if self.blocks.tier(id) == Tier::Primary {
             self.counters.evicted += 1;
+            self.count_age(id);
         }
     }
 
@@ -278,6 +287,7 @@ impl State {
     #[inline]
     fn displace(&mut self, victim: BlockId, target: BlockId, by: TenantId) -> Claim {
         self.counters.evicted += 1;
+        self.count_age(victim);
         self.swap_locations(victim, target);
         let from = self.blocks.location(target).slot;
         let to = self.blocks.location(victim).slot;

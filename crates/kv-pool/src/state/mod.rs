@@ -20,7 +20,7 @@ use crate::hold::Hold;
 use crate::index::Index;
 use crate::list::List;
 use crate::loan::Loans;
-use crate::stats::PoolCounters;
+use crate::stats::{EvictionAges, PoolCounters};
 use crate::sync::Arc;
 use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, TenantId, Tier};
 
@@ -41,6 +41,7 @@ pub(crate) struct State {
     pub(crate) current: Epoch,
     pub(crate) completed: Epoch,
     pub(crate) counters: PoolCounters,
+    pub(crate) ages: EvictionAges,
     pub(crate) watch: Watch,
     /// No tenants, and no policy but priority LRU.
     pub(crate) plain: bool,
@@ -70,6 +71,7 @@ impl State {
             current: Epoch(0),
             completed: Epoch(0),
             counters: PoolCounters::default(),
+            ages: EvictionAges::default(),
             plain: watch.policies.iter().all(Option::is_none),
             watch,
             loans: Loans::default(),
