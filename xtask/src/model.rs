@@ -19,6 +19,12 @@ pub(crate) struct Args {
     seed: u64,
 }
 
+impl Default for Args {
+    fn default() -> Self {
+        Self { deep: false, seed: 1 }
+    }
+}
+
 /// One program of the campaign.
 struct Campaign {
     what: &'static str,

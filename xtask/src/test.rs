@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
-use crate::{kernels, tidy};
+use crate::{kernels, model, tidy};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what seldom breaks: rustdoc, the kernel check, crates built alone, the release build with its runs.
+    /// Leave out what seldom breaks: rustdoc, the kernel check, crates built alone, model checkers, the release build with its runs.
     #[arg(long)]
     quick: bool,
 }
@@ -140,6 +140,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         let name = &package.name;
         steps.push(Step::cargo(&format!("check --package {name} --lib --no-default-features")));
     }
+    steps.push(Step::own("model", || model::run(&model::Args::default())));
     steps.push(Step::cargo("build --release --package kv-replay"));
     for arguments in SMOKE {
         steps.push(Step::cargo(&format!(
@@ -213,6 +214,7 @@ mod tests {
             "RUSTDOCFLAGS=\"-D warnings\" cargo doc --workspace --no-deps --all-features",
             "cargo xtask tidy",
             "cargo xtask kernels --check",
+            "cargo xtask model",
             "cargo check --package kv-pool --lib --no-default-features",
         ] {
             assert!(lines.iter().any(|other| other == line), "{line} is not among {lines:?}");

@@ -73,6 +73,11 @@ impl Memory {
         self.at(block.location()).store(content, Relaxed);
     }
 
+    /// Writes a slot of the primary tier.
+    pub fn fill(&self, slot: SlotIndex, content: u64) {
+        self.at(primary(slot)).store(content, Relaxed);
+    }
+
     /// Reads a block that is claimed.
     pub fn own(&self, block: &ClaimedBlock, expected: u64) -> Option<Harm> {
         self.expect(block.location(), expected)
@@ -81,6 +86,21 @@ impl Memory {
     /// Reads a block that is pinned.
     pub fn shared(&self, pin: &BlockPin, expected: u64) -> Option<Harm> {
         self.expect(pin.location(), expected)
+    }
+
+    /// Reads a slot that somebody has pinned.
+    pub fn holds(&self, location: Location, expected: u64) -> Option<Harm> {
+        self.expect(location, expected)
+    }
+
+    /// What lies in a slot.
+    pub fn read(&self, location: Location) -> u64 {
+        self.at(location).load(Relaxed)
+    }
+
+    /// Copies pinned content to another tier, in either direction.
+    pub fn move_content(&self, onboard: &Onboard) {
+        self.copy(onboard.source(), onboard.target());
     }
 
     fn expect(&self, location: Location, expected: u64) -> Option<Harm> {

@@ -1,10 +1,11 @@
 //! The operations that meet, and what must hold whenever they do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kv_pool::{
-    BlockHash, BlockPin, BlockPool, ClaimedBlock, Onboarded, PoolConfig, Priority, Registration,
-    Tier,
+    Admit, Admitted, BlockHash, BlockPin, BlockPool, ClaimedBlock, Onboarded, PoolConfig, Priority,
+    Registration, Tier,
 };
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
@@ -33,6 +34,8 @@ pub enum Op {
     Register,
     /// Claims a block, and brings the evicted content to the secondary tier.
     Offload,
+    /// The same, but the block is given back before the content has been copied.
+    LateOffload,
     /// As a remote reader: finds content of the secondary tier and reads it.
     Remote,
     /// Finds content of the secondary tier and brings it back.
@@ -41,6 +44,12 @@ pub enum Op {
     Remove,
     /// Begins a stretch of device work and completes it.
     Epoch,
+    /// Admits a sequence whose prefix may be cached, and gives it back.
+    Admit,
+    /// Lends content of the secondary tier to a reader elsewhere, and ends the loan.
+    Lend,
+    /// Pins a victim, and moves it to the secondary tier.
+    MoveDown,
 }
 
 impl Op {
@@ -51,10 +60,14 @@ impl Op {
         Self::Claim,
         Self::Register,
         Self::Offload,
+        Self::LateOffload,
         Self::Remote,
         Self::Onboard,
         Self::Remove,
         Self::Epoch,
+        Self::Admit,
+        Self::Lend,
+        Self::MoveDown,
     ];
 }
 
@@ -170,6 +183,7 @@ impl World {
             }
             Op::Register => self.register(owner),
             Op::Offload => self.offload(owner),
+            Op::LateOffload => self.late_offload(owner),
             Op::Remote => {
                 if let Some(pin) = self.pool.find_and_pin(name(FAR), Tier::Secondary) {
                     assert_eq!(pin.location().tier, Tier::Secondary);
@@ -185,7 +199,51 @@ impl World {
                 self.others_turn();
                 self.pool.complete_epoch(epoch).unwrap();
             }
+            Op::Admit => self.admit(owner),
+            Op::Lend => {
+                let loan = self.pool.lend(&[name(FAR)], Tier::Secondary, Duration::ZERO);
+                if let Some(loan) = loan {
+                    none(self.memory.holds(loan.blocks[0].location, FAR.into()));
+                    self.others_turn();
+                    none(self.memory.holds(loan.blocks[0].location, FAR.into()));
+                    self.pool.end_loan(loan.id).unwrap();
+                }
+            }
+            Op::MoveDown => self.move_down(owner),
         }
+    }
+
+    fn admit(&self, owner: u32) {
+        let prefix = [name(NEAR)];
+        let request = Admit { prefix: &prefix, blocks: 2, ..Admit::default() };
+        let Ok(mut admitted) = self.pool.admit(&[request]) else { return };
+        let Admitted { prefix, claimed, .. } = admitted.remove(0);
+        for at in prefix.as_slice() {
+            none(self.memory.holds(at.location, NEAR.into()));
+        }
+        for block in claimed {
+            self.own_it(&block, owner);
+        }
+        for at in prefix.as_slice() {
+            none(self.memory.holds(at.location, NEAR.into()));
+        }
+    }
+
+    fn move_down(&self, owner: u32) {
+        let Ok(victims) = self.pool.pin_victims(Tier::Primary, 1, &[]) else { return };
+        let Some(pin) = victims.into_iter().next() else { return };
+        let before = self.memory.read(pin.location());
+        let Ok(mut targets) = self.pool.claim_in(Tier::Secondary, 1) else { return };
+        let Some(target) = targets.pop() else { return };
+        let onboard = self.pool.begin_onboard(pin, target).unwrap();
+        self.memory.move_content(&onboard);
+        self.others_turn();
+        let (pin, copy) = match onboard.commit() {
+            Onboarded::Moved(pin) => (pin, None),
+            Onboarded::Copied { copy, source } => (source, Some(copy)),
+        };
+        assert_eq!(self.memory.read(pin.location()), before, "thread {owner}");
+        drop(copy);
     }
 
     fn register(&self, owner: u32) {
@@ -208,6 +266,17 @@ impl World {
         }
         self.write(&block, WRITTEN + owner);
         self.give(&block, owner);
+    }
+
+    fn late_offload(&self, owner: u32) {
+        let Some(mut block) = self.own(owner) else { return };
+        let offload = block.take_offload();
+        self.give(&block, owner);
+        drop(block);
+        let Some(offload) = offload else { return };
+        self.others_turn();
+        self.memory.offload(&offload);
+        offload.commit();
     }
 
     fn onboard(&self, owner: u32) {
@@ -248,17 +317,24 @@ impl World {
     }
 }
 
-/// Runs the operations at once, a thread each; the last one on the thread that checks in the end.
+/// What each thread has from the start: all that hold the near content share one count of owners.
+fn prepare(ops: &[Op], world: &World) -> Vec<(Op, u32, Option<BlockPin>)> {
+    let mut shared = None;
+    let mut prepared = Vec::new();
+    for (&op, owner) in ops.iter().zip(1..) {
+        let holds = matches!(op, Op::Unpin | Op::Clone);
+        if holds && shared.is_none() {
+            shared = find(&world.pool, NEAR);
+        }
+        prepared.push((op, owner, shared.clone().filter(|_| holds)));
+    }
+    prepared
+}
+
+/// Runs the operations at once, a thread each, and checks the pool when all are done.
 pub fn run(ops: &[Op], primary: u64, secondary: u64) {
     let world = Arc::new(World::new(primary, secondary));
-    let prepared: Vec<_> = ops
-        .iter()
-        .zip(1..)
-        .map(|(&op, owner)| {
-            let held = matches!(op, Op::Unpin | Op::Clone).then(|| find(&world.pool, NEAR));
-            (op, owner, held.flatten())
-        })
-        .collect();
+    let prepared = prepare(ops, &world);
     let threads: Vec<_> = prepared
         .into_iter()
         .map(|(op, owner, held)| {

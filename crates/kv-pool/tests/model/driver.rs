@@ -1,5 +1,6 @@
 //! Does the same random things to the pool and to the reference, and compares all that can be seen.
 
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -51,8 +52,14 @@ impl Random {
 }
 
 /// How often each outcome was met that a run must have met.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Seen([u64; OUTCOMES.len()]);
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(OUTCOMES.iter().zip(&self.0)).finish()
+    }
+}
 
 /// What a run must have met, or it shows nothing about it.
 pub const OUTCOMES: [&str; 20] = [

@@ -1,11 +1,13 @@
 //! What the threads do, and what must hold while they do it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kv_pool::{
-    BlockHash, BlockPin, BlockPool, ClaimedBlock, Onboarded, PoolConfig, Priority, Registration,
-    Tier,
+    Admit, BlockHash, BlockPin, BlockPool, ClaimedBlock, Loan, ManualClock, Naming, Onboarded,
+    PinnedBlocks, PoolConfig, Priority, Registration, Retention, TenantId, TenantQuota, Tier,
 };
+use shuttle::sync::Mutex;
 use shuttle::thread;
 
 use crate::memory::{Harm, Memory};
@@ -21,13 +23,29 @@ pub struct Shape {
     pub steps: usize,
 }
 
-struct Worker {
+/// Content and where it lies, with what keeps it there.
+struct Held {
+    pins: PinnedBlocks,
+    first: u64,
+}
+
+/// What all threads share beside the pool.
+struct World {
     pool: BlockPool,
-    memory: Arc<Memory>,
+    memory: Memory,
+    clock: ManualClock,
+    tenant: TenantId,
+    /// Lists that one thread has pinned and another one releases.
+    handed_on: Mutex<Vec<Held>>,
+}
+
+struct Worker {
+    world: Arc<World>,
     id: u32,
     random: u64,
     blocks: Vec<ClaimedBlock>,
     pins: Vec<(BlockPin, u64)>,
+    loans: Vec<(Loan, u64)>,
 }
 
 fn name(content: u32) -> BlockHash {
@@ -49,20 +67,126 @@ impl Worker {
 
     fn step(&mut self) {
         match self.below(100) {
-            0..20 => self.claim(),
-            20..40 => self.register(),
-            40..46 => self.drop_block(),
-            46..60 => self.find(),
-            60..68 => self.find_remote(),
-            68..73 => self.clone_pin(),
-            73..83 => self.onboard(),
-            83..86 => self.epoch(),
-            86..88 => self.remove(),
+            0..16 => self.claim(),
+            16..32 => self.register(),
+            32..38 => self.drop_block(),
+            38..48 => self.find(),
+            48..53 => self.find_remote(),
+            53..57 => self.clone_pin(),
+            57..66 => self.onboard(),
+            66..69 => self.epoch(),
+            69..71 => self.remove(),
+            71..77 => self.write_list(),
+            77..81 => self.take_over(),
+            81..84 => self.lend(),
+            84..87 => self.end_loans(),
+            87..90 => self.move_down(),
+            90..92 => self.pass_time(),
             _ => self.release(),
         }
         for (pin, content) in &self.pins {
-            none(self.memory.shared(pin, *content));
+            none(self.world.memory.shared(pin, *content));
         }
+        for (loan, first) in &self.loans {
+            for (at, content) in loan.blocks.iter().zip(*first..) {
+                none(self.world.memory.holds(at.location, content));
+            }
+        }
+    }
+
+    /// Admits a sequence, writes what is not cached, and hands one of two owners on.
+    fn write_list(&mut self) {
+        let first = self.below(CONTENTS);
+        let names: Vec<_> = (first..first + 2).map(|content| name(content as u32)).collect();
+        let tenant = [TenantId::NOBODY, self.world.tenant][self.below(2) as usize];
+        let request = Admit { prefix: &names, blocks: 2, tenant, ..Admit::default() };
+        let Ok(mut admitted) = self.world.pool.admit(&[request]) else { return self.give_way() };
+        let mut admitted = admitted.remove(0);
+        let mut pins = admitted.prefix;
+        self.check_list(&pins, first);
+        let found = pins.len();
+        // Room to move what lies elsewhere comes first, and is given back here.
+        let far = pins.as_slice().iter().filter(|at| at.location.tier != Tier::Primary).count();
+        let mut claimed = admitted.claimed.split_off(far);
+        drop(admitted.claimed);
+        while let Some(offload) = claimed.take_offload() {
+            self.world.memory.offload(&offload);
+            offload.commit();
+        }
+        for (slot, content) in claimed.slots().zip(first + found as u64..) {
+            self.world.memory.fill(slot, content);
+        }
+        let retention = Retention {
+            priority: Priority::new(80).unwrap(),
+            duration: Some(Duration::from_millis(self.below(4))),
+        };
+        let naming = Naming { parent: found.checked_sub(1).map(|at| names[at]), retention };
+        let written = claimed.register(&names[found..], naming).unwrap();
+        pins.append(written).unwrap();
+        self.check_list(&pins, first);
+        let other = Held { pins: pins.clone(), first };
+        self.world.handed_on.lock().unwrap().push(other);
+        self.check_list(&pins, first);
+    }
+
+    fn check_list(&self, pins: &PinnedBlocks, first: u64) {
+        for (at, content) in pins.as_slice().iter().zip(first..) {
+            none(self.world.memory.holds(at.location, content));
+        }
+    }
+
+    /// Releases what another thread has pinned, or a part of it.
+    fn take_over(&mut self) {
+        let held = self.world.handed_on.lock().unwrap().pop();
+        let Some(Held { mut pins, first }) = held else { return };
+        self.check_list(&pins, first);
+        match self.below(3) {
+            0 => pins.truncate(1),
+            1 => {
+                let singles = pins.into_iter().zip(first..).take(1);
+                return self.pins.extend(singles);
+            }
+            _ => {}
+        }
+        self.check_list(&pins, first);
+    }
+
+    fn lend(&mut self) {
+        let first = self.below(CONTENTS);
+        let names = [name(first as u32), name(first as u32 + 1)];
+        let lasts = Duration::from_millis(self.below(6));
+        let loan = self.world.pool.lend(&names, Tier::Secondary, lasts);
+        self.loans.extend(loan.map(|loan| (loan, first)));
+    }
+
+    /// Loans of any thread may be overdue, so their readers must stop reading before.
+    fn end_loans(&mut self) {
+        for (loan, _) in self.loans.drain(..) {
+            self.world.pool.end_loan(loan.id).unwrap();
+        }
+    }
+
+    fn move_down(&mut self) {
+        let protected = [name(self.below(CONTENTS) as u32)];
+        let victims = self.world.pool.pin_victims(Tier::Primary, 1, &protected);
+        let Some(pin) = victims.ok().and_then(|victims| victims.into_iter().next()) else { return };
+        let content = self.world.memory.read(pin.location());
+        let target = self.world.pool.claim_in(Tier::Secondary, 1).ok();
+        let Some(target) = target.and_then(|mut targets| targets.pop()) else { return };
+        let onboard = self.world.pool.begin_onboard(pin, target).unwrap();
+        self.world.memory.move_content(&onboard);
+        let (pin, copy) = match onboard.commit() {
+            Onboarded::Moved(pin) => (pin, None),
+            Onboarded::Copied { copy, source } => (source, Some(copy)),
+        };
+        none(self.world.memory.shared(&pin, content));
+        drop(copy);
+        self.pins.push((pin, content));
+    }
+
+    fn pass_time(&mut self) {
+        self.world.clock.advance(Duration::from_millis(1));
+        self.world.pool.refresh();
     }
 
     /// What a thread writes to a block before the block has a name.
@@ -72,17 +196,17 @@ impl Worker {
 
     fn claim(&mut self) {
         let count = 1 + self.below(2) as usize;
-        let Ok(blocks) = self.pool.claim(count) else { return self.give_way() };
+        let Ok(blocks) = self.world.pool.claim(count) else { return self.give_way() };
         assert_eq!(blocks.len(), count, "all or none");
         for mut block in blocks {
-            none(self.memory.take(&block, self.id));
+            none(self.world.memory.take(&block, self.id));
             if let Some(offload) = block.take_offload() {
-                self.memory.offload(&offload);
+                self.world.memory.offload(&offload);
                 if self.below(6) > 0 {
                     offload.commit();
                 }
             }
-            self.memory.write(&block, self.mark());
+            self.world.memory.write(&block, self.mark());
             self.blocks.push(block);
         }
     }
@@ -95,13 +219,13 @@ impl Worker {
 
     fn block(&mut self) -> Option<ClaimedBlock> {
         let block = self.blocks.pop()?;
-        none(self.memory.own(&block, self.mark()));
+        none(self.world.memory.own(&block, self.mark()));
         Some(block)
     }
 
     fn drop_block(&mut self) {
         let Some(block) = self.block() else { return };
-        none(self.memory.give(&block, self.id));
+        none(self.world.memory.give(&block, self.id));
         drop(block);
     }
 
@@ -112,15 +236,15 @@ impl Worker {
     }
 
     fn register_as(&mut self, block: ClaimedBlock, content: u64) {
-        self.memory.write(&block, content);
-        none(self.memory.give(&block, self.id));
+        self.world.memory.write(&block, content);
+        none(self.world.memory.give(&block, self.id));
         let priority = Priority::new([0, 30, 35, 80][self.below(4) as usize]).unwrap();
         match block.register(name(content as u32), priority) {
             Registration::New(pin) => self.pins.push((pin, content)),
             Registration::Duplicate { existing, own } => {
                 self.pins.push((existing, content));
-                none(self.memory.take(&own, self.id));
-                self.memory.write(&own, self.mark());
+                none(self.world.memory.take(&own, self.id));
+                self.world.memory.write(&own, self.mark());
                 self.blocks.push(own);
             }
         }
@@ -129,13 +253,13 @@ impl Worker {
     fn find(&mut self) {
         let first = self.below(CONTENTS) as u32;
         let names: Vec<_> = (first..first + 3).map(name).collect();
-        let pins = self.pool.match_prefix(&names).into_iter();
+        let pins = self.world.pool.match_prefix(&names).into_iter();
         self.pins.extend(pins.zip(u64::from(first)..));
     }
 
     fn find_remote(&mut self) {
         let content = self.below(CONTENTS);
-        let pin = self.pool.find_and_pin(name(content as u32), Tier::Secondary);
+        let pin = self.world.pool.find_and_pin(name(content as u32), Tier::Secondary);
         if let Some(pin) = pin {
             assert_eq!(pin.location().tier, Tier::Secondary);
             self.pins.push((pin, content));
@@ -151,19 +275,19 @@ impl Worker {
     fn release(&mut self) {
         let keep = self.pins.len() - self.pins.len().min(1 + self.below(3) as usize);
         let pins = self.pins.split_off(keep);
-        self.pool.release(pins.into_iter().map(|(pin, _)| pin).collect());
+        self.world.pool.release(pins.into_iter().map(|(pin, _)| pin).collect());
     }
 
     fn epoch(&mut self) {
-        let epoch = self.pool.begin_epoch();
+        let epoch = self.world.pool.begin_epoch();
         if self.below(3) > 0 {
-            self.pool.complete_epoch(epoch).unwrap();
+            self.world.pool.complete_epoch(epoch).unwrap();
         }
     }
 
     fn remove(&mut self) {
         let content = self.below(CONTENTS) as u32;
-        self.pool.remove(name(content));
+        self.world.pool.remove(name(content));
     }
 
     fn onboard(&mut self) {
@@ -171,42 +295,72 @@ impl Worker {
         let Some(at) = self.pins.iter().position(far) else { return };
         let Some(target) = self.block() else { return };
         let (pin, content) = self.pins.swap_remove(at);
-        let onboard = self.pool.begin_onboard(pin, target).unwrap();
-        self.memory.onboard(&onboard);
-        none(self.memory.give_target(&onboard, self.id));
+        let onboard = self.world.pool.begin_onboard(pin, target).unwrap();
+        self.world.memory.onboard(&onboard);
+        none(self.world.memory.give_target(&onboard, self.id));
         match onboard.commit() {
             Onboarded::Moved(pin) => self.pins.push((pin, content)),
             Onboarded::Copied { copy, source } => {
                 self.pins.push((source, content));
-                none(self.memory.take(&copy, self.id));
-                none(self.memory.own(&copy, content));
+                none(self.world.memory.take(&copy, self.id));
+                none(self.world.memory.own(&copy, content));
                 self.register_as(copy, content);
             }
         }
     }
 
     fn finish(mut self) {
+        self.end_loans();
         while !self.blocks.is_empty() {
             self.drop_block();
         }
     }
 }
 
+impl World {
+    fn new(shape: Shape) -> Self {
+        let config = PoolConfig {
+            secondary_blocks: shape.secondary,
+            ..PoolConfig::primary_only(shape.primary)
+        };
+        let clock = ManualClock::new();
+        let pool = BlockPool::builder(&config).clock(clock.clone()).events(16).build().unwrap();
+        let tenant = pool.add_tenant().unwrap();
+        let quota = TenantQuota { held_max: shape.primary, cached_max: 2, reserved: 1 };
+        pool.set_quota(tenant, Tier::Primary, quota).unwrap();
+        let memory = Memory::new(shape.primary as usize, shape.secondary as usize);
+        Self { pool, memory, clock, tenant, handed_on: Mutex::new(Vec::new()) }
+    }
+
+    fn check(&self) {
+        self.pool.check_integrity().unwrap();
+        let stats = self.pool.stats();
+        assert_eq!(stats.counters.misuses, 0);
+        for tier in [stats.primary, stats.secondary] {
+            assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
+        }
+        let counts = self.pool.tenant_counts(self.tenant, Tier::Primary).unwrap();
+        assert!(counts.held == 0 && counts.cached <= 2, "{counts:?}");
+        for content in 0..=CONTENTS {
+            if let Some(pin) = self.pool.match_prefix(&[name(content as u32)]).pin(0) {
+                none(self.memory.shared(&pin, content));
+            }
+        }
+    }
+}
+
 /// One program: what each thread does is given by the seed, the order by the scheduler.
 pub fn play(seed: u64, shape: Shape) {
-    let config =
-        PoolConfig { secondary_blocks: shape.secondary, ..PoolConfig::primary_only(shape.primary) };
-    let pool = BlockPool::new(&config).unwrap();
-    let memory = Arc::new(Memory::new(shape.primary as usize, shape.secondary as usize));
+    let world = Arc::new(World::new(shape));
     let threads: Vec<_> = (1..=shape.threads)
         .map(|id| {
             let mut worker = Worker {
-                pool: pool.clone(),
-                memory: Arc::clone(&memory),
+                world: Arc::clone(&world),
                 id,
                 random: (seed << 8 | u64::from(id)).wrapping_mul(0x9E37_79B9_7F4A_7C15),
                 blocks: Vec::new(),
                 pins: Vec::new(),
+                loans: Vec::new(),
             };
             thread::spawn(move || {
                 (0..shape.steps).for_each(|_| worker.step());
@@ -217,21 +371,8 @@ pub fn play(seed: u64, shape: Shape) {
     for thread in threads {
         thread.join().unwrap();
     }
-    let epoch = pool.begin_epoch();
-    pool.complete_epoch(epoch).unwrap();
-    check(&pool, &memory);
-}
-
-fn check(pool: &BlockPool, memory: &Memory) {
-    pool.check_integrity().unwrap();
-    let stats = pool.stats();
-    assert_eq!(stats.counters.misuses, 0);
-    for tier in [stats.primary, stats.secondary] {
-        assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
-    }
-    for content in 0..CONTENTS {
-        if let Some(pin) = pool.match_prefix(&[name(content as u32)]).pin(0) {
-            none(memory.shared(&pin, content));
-        }
-    }
+    world.handed_on.lock().unwrap().clear();
+    let epoch = world.pool.begin_epoch();
+    world.pool.complete_epoch(epoch).unwrap();
+    world.check();
 }
