@@ -1,0 +1,415 @@
+//! What staging costs on a GPU, beside one copy of the same bytes and beside what is done elsewhere,
+//! in one run.
+//!
+//! `cargo bench -p kv-stage --bench stage_gpu`. The table has 256 rows of 2,048 entries; a step also
+//! carries sequence lengths (256 of `u32`) and a slot mapping (256 of `i64`). Stream times are by
+//! events around one submission, behind fills that keep the stream busy until all is enqueued; host
+//! times are of the calls. Medians. `KV_DEVICE=sim` runs it on the simulated device, to see that
+//! it runs: the times mean nothing then.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
+#![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+
+#[path = "../tests/support/scatter.rs"]
+mod scatter;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuda_driver::{
+    CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
+};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::GatherRows;
+use kv_stage::{
+    BlockTable, Pinning, PoolOptions, StagingOptions, StagingPool, StepStager, StepStagerOptions,
+};
+
+const ROWS: usize = 256;
+const COLUMNS: usize = 2048;
+const TABLE_BYTES: u64 = (ROWS * COLUMNS * size_of::<i32>()) as u64;
+/// Rows that a decode step adds a block to.
+const CHANGED: usize = 16;
+/// Room for the table and the arrays.
+const DEVICE_BYTES: u64 = TABLE_BYTES + (16 << 10);
+/// Fills of the scratch memory, together longer than any submission takes the host: a millisecond.
+const FILLS: usize = 16;
+/// Buffers in flight: one more than the depth.
+const BUFFERS: usize = 3;
+
+fn main() -> ExitCode {
+    match open() {
+        Ok(device) => {
+            println!("{}\n", device.info().name);
+            Bench::new(&device).all();
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            eprintln!("nothing was measured: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn simulated() -> bool {
+    std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim")
+}
+
+fn open() -> Result<Device, String> {
+    if simulated() {
+        let driver = SimDriver::new(SimConfig::default()).map_err(|error| error.to_string())?;
+        driver.register_kernels(kv_kernels::references());
+        return Device::open(Arc::new(driver), 0).map_err(|error| error.to_string());
+    }
+    let driver = CudaDriver::load().map_err(|error| error.to_string())?;
+    Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
+}
+
+/// What one way of sending costs.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    stream: Duration,
+    host: Duration,
+}
+
+struct Bench {
+    device: Device,
+    stream: Stream,
+    kernels: Arc<scatter::Kernels>,
+    /// Memory that keeps the stream busy while a submission is enqueued.
+    scratch: DeviceBuffer,
+    start: Event,
+    end: Event,
+    timings: usize,
+}
+
+/// Arrays that travel with a table.
+struct Arrays {
+    lens: Vec<u32>,
+    slots: Vec<i64>,
+}
+
+impl Bench {
+    fn new(device: &Device) -> Self {
+        let scratch_bytes = if simulated() { 64 } else { 256 << 20 };
+        Self {
+            device: device.clone(),
+            stream: Stream::new(device).unwrap(),
+            kernels: scatter::Kernels::load(device),
+            scratch: DeviceBuffer::alloc(device, scratch_bytes).unwrap(),
+            start: Event::with_timing(device).unwrap(),
+            end: Event::with_timing(device).unwrap(),
+            timings: if simulated() { 5 } else { 301 },
+        }
+    }
+
+    fn all(&self) {
+        println!("| what | sends | stream, µs | of one copy | host, µs |");
+        println!("|---|---|---|---|---|");
+        let nothing = self.cost(|| {}, || {});
+        row("two events and nothing between them", "-", nothing, None);
+        let full_bytes = format!("{} KiB", TABLE_BYTES >> 10);
+        let copy = self.one_copy(TABLE_BYTES);
+        row("full table: one `cuMemcpyHtoDAsync`", &full_bytes, copy, Some(copy));
+        row(
+            "full table: plain gather kernel, pinned source",
+            &full_bytes,
+            self.gather(),
+            Some(copy),
+        );
+        row("full table: `StepStager`", &full_bytes, self.full(false), Some(copy));
+        let with_arrays = self.full(true);
+        row(
+            "full table, lengths and slot mapping: `StepStager`",
+            &full_bytes,
+            with_arrays,
+            Some(copy),
+        );
+        let each = self.copy_per_array();
+        row("the same, a copy for each array, one buffer", &full_bytes, each, Some(copy));
+        let fresh = self.pinned_per_call();
+        row("the same, pinned memory allocated by each call", &full_bytes, fresh, Some(copy));
+        let (cost, bytes) = self.decode(false);
+        row("16 entries changed: `StepStager`", &format!("{bytes} B"), cost, Some(copy));
+        let (cost, bytes) = self.decode(true);
+        row(
+            "16 entries changed, lengths and slot mapping: `StepStager`",
+            &format!("{bytes} B"),
+            cost,
+            Some(copy),
+        );
+        let scattered = self.copy_per_entry();
+        row("16 entries changed: a copy for each", "64 B", scattered, Some(copy));
+        self.acquire_and_retire();
+        self.pinning();
+    }
+
+    /// Times `enqueue`, which is prepared for by `prepare` and runs behind a stream that is busy.
+    fn cost(&self, mut prepare: impl FnMut(), mut enqueue: impl FnMut()) -> Cost {
+        let (mut streams, mut hosts) = (Vec::new(), Vec::new());
+        for timing in 0..=self.timings {
+            prepare();
+            self.stream.synchronize().unwrap();
+            for _ in 0..FILLS {
+                self.stream.fill(self.scratch.span(), 0).unwrap();
+            }
+            self.start.record(&self.stream).unwrap();
+            let begun = Instant::now();
+            enqueue();
+            let host = begun.elapsed();
+            self.end.record(&self.stream).unwrap();
+            self.end.synchronize().unwrap();
+            // The first warms up.
+            if timing > 0 {
+                let ms = self.end.elapsed_ms_since(&self.start).unwrap();
+                streams.push(Duration::from_secs_f64(f64::from(ms) / 1e3));
+                hosts.push(host);
+            }
+        }
+        Cost { stream: median(streams), host: median(hosts) }
+    }
+
+    fn pinned(&self, bytes: u64) -> PinnedBuffer {
+        PinnedBuffer::alloc(&self.device, bytes, HostAllocFlags::CACHED).unwrap()
+    }
+
+    fn memory(&self, bytes: u64) -> DeviceBuffer {
+        DeviceBuffer::alloc(&self.device, bytes).unwrap()
+    }
+
+    fn one_copy(&self, bytes: u64) -> Cost {
+        let (source, target) = (self.pinned(bytes), self.memory(bytes));
+        self.cost(|| {}, || self.stream.copy_to_device(target.span(), &source, 0).unwrap())
+    }
+
+    /// What engines do: a kernel reads the rows from a persistent pinned table.
+    fn gather(&self) -> Cost {
+        let source = self.pinned(TABLE_BYTES);
+        let (out, index) = (self.memory(TABLE_BYTES), self.memory(ROWS as u64 * 4));
+        let rows: Vec<u32> = (0..ROWS as u32).rev().collect();
+        self.stream.upload(index.span(), bytemuck::cast_slice(&rows)).unwrap();
+        // SAFETY: the range is a live pinned allocation that kernels may read. The kernel only reads
+        // it, and nobody writes it; it outlives the launches, each of which is waited for.
+        let table = unsafe { DeviceSpan::from_raw(source.device_address(), TABLE_BYTES) }.unwrap();
+        let gather = GatherRows {
+            out: out.span(),
+            out_stride: COLUMNS as u64,
+            table,
+            table_stride: COLUMNS as u64,
+            row_index: index.span(),
+            rows: ROWS as u32,
+            width: COLUMNS as u32,
+            table_rows: ROWS as u32,
+        };
+        self.cost(|| {}, || self.kernels.0.gather_rows(&self.stream, gather).unwrap())
+    }
+
+    fn pool(&self) -> StagingPool {
+        let buffer_bytes = StepStagerOptions::buffer_bytes(DEVICE_BYTES);
+        let options = StagingOptions { buffer_bytes, buffers_max: BUFFERS };
+        StagingPool::new(&self.device, options).unwrap()
+    }
+
+    /// The whole table, from snapshot to event: the host's time has the 2 MiB written to the buffer.
+    fn full(&self, with_arrays: bool) -> Cost {
+        let pool = self.pool();
+        let options = StepStagerOptions { device_bytes: DEVICE_BYTES };
+        let mut stager = StepStager::new(&self.device, &pool, options).unwrap();
+        let (table, slots, arrays) = (table(COLUMNS), slots(), arrays());
+        self.cost(
+            || {},
+            || {
+                let mut step = stager.begin().unwrap();
+                step.block_rows(&table, &slots, COLUMNS).unwrap();
+                if with_arrays {
+                    step.array(&arrays.lens).unwrap();
+                    step.array(&arrays.slots).unwrap();
+                }
+                step.submit(&self.stream).unwrap();
+            },
+        )
+    }
+
+    /// The same bytes from one staging buffer, by a copy for each array.
+    fn copy_per_array(&self) -> Cost {
+        let pool = self.pool();
+        let target = self.memory(DEVICE_BYTES);
+        let (table, arrays) = (table(COLUMNS), arrays());
+        let parts: [&[u8]; 3] = [
+            bytemuck::cast_slice(table.as_slice()),
+            bytemuck::cast_slice(&arrays.lens),
+            bytemuck::cast_slice(&arrays.slots),
+        ];
+        self.cost(
+            || {},
+            || {
+                let mut buffer = pool.acquire().unwrap();
+                let mut offset = 0;
+                for part in parts {
+                    buffer.write_at(offset, part).unwrap();
+                    offset += part.len() as u64;
+                }
+                let copies = |view: &kv_stage::SubmittedView<'_>| {
+                    let mut offset = 0;
+                    for part in parts {
+                        let span = target.span().slice(offset, part.len() as u64)?;
+                        view.copy_to_device(span, offset)?;
+                        offset += span.bytes();
+                    }
+                    Ok::<_, cuda_driver::CopyError>(())
+                };
+                buffer.submit(&self.stream, copies).unwrap();
+            },
+        )
+    }
+
+    /// The same bytes from pinned memory that each call allocates; freeing it is not in the time.
+    fn pinned_per_call(&self) -> Cost {
+        let target = self.memory(DEVICE_BYTES);
+        let (table, arrays) = (table(COLUMNS), arrays());
+        let lens_at = TABLE_BYTES;
+        let slots_at = lens_at + ROWS as u64 * 4;
+        let all = target.span().slice(0, slots_at + ROWS as u64 * 8).unwrap();
+        let kept = std::cell::Cell::new(None);
+        self.cost(
+            || {
+                kept.set(None);
+                self.device.free_retired().unwrap();
+            },
+            || {
+                let mut buffer = self.pinned(all.bytes());
+                buffer.write_at(0, bytemuck::cast_slice(table.as_slice())).unwrap();
+                buffer.write_at(lens_at, bytemuck::cast_slice(&arrays.lens)).unwrap();
+                buffer.write_at(slots_at, bytemuck::cast_slice(&arrays.slots)).unwrap();
+                self.stream.copy_to_device(all, &buffer, 0).unwrap();
+                kept.set(Some(buffer));
+            },
+        )
+    }
+
+    /// A step of a stager that sends changes: 16 rows have a block more than in the step before.
+    fn decode(&self, with_arrays: bool) -> (Cost, u64) {
+        let pool = self.pool();
+        let mut stager = scatter::stager(&pool, DEVICE_BYTES, &self.kernels);
+        let table = std::cell::RefCell::new(table(COLUMNS - 1));
+        let (slots, arrays, mut sent) = (slots(), arrays(), 0);
+        let mut number = 0;
+        let cost = self.cost(
+            || {
+                number += 1;
+                for change in 0..CHANGED {
+                    let slot = (change * (ROWS / CHANGED) + number) % ROWS;
+                    let column = number % COLUMNS;
+                    table.borrow_mut().set(slot, column, number as i32).unwrap();
+                }
+            },
+            || {
+                let mut step = stager.begin().unwrap();
+                step.block_rows(&table.borrow(), &slots, COLUMNS).unwrap();
+                if with_arrays {
+                    step.array(&arrays.lens).unwrap();
+                    step.array(&arrays.slots).unwrap();
+                }
+                sent = step.submit(&self.stream).unwrap().bytes();
+            },
+        );
+        (cost, sent)
+    }
+
+    /// The 16 entries by 16 copies from one buffer.
+    fn copy_per_entry(&self) -> Cost {
+        let pool = self.pool();
+        let target = self.memory(TABLE_BYTES);
+        self.cost(
+            || {},
+            || {
+                let mut buffer = pool.acquire().unwrap();
+                buffer.write_at(0, &[7; CHANGED * 4]).unwrap();
+                let copies = |view: &kv_stage::SubmittedView<'_>| {
+                    (0..CHANGED as u64).try_for_each(|entry| {
+                        let row = TABLE_BYTES / CHANGED as u64;
+                        view.copy_to_device(target.span().slice(entry * row, 4)?, entry * 4)
+                    })
+                };
+                buffer.submit(&self.stream, copies).unwrap();
+            },
+        )
+    }
+
+    /// Taking a buffer and retiring it: the event recorded by the submission and the query later.
+    fn acquire_and_retire(&self) {
+        let pool = self.pool();
+        let rounds = if simulated() { 100 } else { 20_000 };
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            let begun = Instant::now();
+            let buffer = pool.acquire().unwrap();
+            buffer.submit(&self.stream, |_| Ok::<_, std::convert::Infallible>(())).unwrap();
+            times.push(begun.elapsed());
+            self.stream.synchronize().unwrap();
+        }
+        let cost = Cost { stream: Duration::ZERO, host: median(times) };
+        row("acquire, submit without a reader, retire", "-", cost, None);
+        pool.close().unwrap();
+    }
+
+    /// Start-up: 256 MiB of buffers, before the first is at hand, and until all are.
+    fn pinning(&self) {
+        let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
+        let class = StagingOptions { buffer_bytes: 2 << 20, buffers_max: (total >> 21) as usize };
+        println!("\n| pinning {} MiB | first buffer, ms | all, ms |", total >> 20);
+        println!("|---|---|---|");
+        for (name, slab_bytes, pinning) in [
+            ("at once, one slab", total, Pinning::AtOnce),
+            ("at once, slabs of 32 MiB", PoolOptions::SLAB_BYTES, Pinning::AtOnce),
+            ("in the background, slabs of 32 MiB", PoolOptions::SLAB_BYTES, Pinning::Background),
+        ] {
+            let options = PoolOptions { slab_bytes, pinning, ..PoolOptions::new(vec![class]) };
+            let begun = Instant::now();
+            let pool = StagingPool::with_classes(&self.device, &options).unwrap();
+            drop(pool.acquire().unwrap());
+            let first = begun.elapsed();
+            pool.finish_pinning().unwrap();
+            let all = begun.elapsed();
+            pool.close().unwrap();
+            let ms = |time: Duration| time.as_secs_f64() * 1e3;
+            println!("| {name} | {:.1} | {:.1} |", ms(first), ms(all));
+        }
+    }
+}
+
+fn row(what: &str, sends: &str, cost: Cost, copy: Option<Cost>) {
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    let ratio = copy
+        .map_or("-".to_owned(), |copy| format!("{:.3}", micros(cost.stream) / micros(copy.stream)));
+    let stream = match cost.stream {
+        Duration::ZERO => "-".to_owned(),
+        stream => format!("{:.1}", micros(stream)),
+    };
+    println!("| {what} | {sends} | {stream} | {ratio} | {:.2} |", micros(cost.host));
+}
+
+fn median(mut values: Vec<Duration>) -> Duration {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+/// A table whose rows have `blocks` blocks each.
+fn table(blocks: usize) -> BlockTable {
+    let mut table = BlockTable::new(ROWS, COLUMNS).unwrap();
+    for slot in 0..ROWS {
+        for block in 0..blocks {
+            table.append(slot, (slot * COLUMNS + block) as i32).unwrap();
+        }
+    }
+    table
+}
+
+fn slots() -> Vec<usize> {
+    (0..ROWS).rev().collect()
+}
+
+fn arrays() -> Arrays {
+    Arrays { lens: vec![30_000; ROWS], slots: (0..ROWS as i64).collect() }
+}
