@@ -19,14 +19,14 @@ impl Policy for PrefixLru {
             if slots.slot_of(block).is_none()
                 && let Some(slot) = slots.insert(block, facts(request, depth, None))
             {
-                slots.release(slot, false);
+                slots.release(slot);
             }
         }
         // A request larger than the cache has lost some of its own blocks by now.
         for (depth, &block) in request.blocks.iter().enumerate().rev() {
             if let Some(slot) = slots.slot_of(block) {
                 slots.find(slot, facts(request, depth, None).used);
-                slots.release(slot, false);
+                slots.release(slot);
             }
         }
         hits as u64

@@ -26,6 +26,8 @@ pub(super) struct Slots {
     slot_of: Vec<Option<BlockId>>,
     cached: Vec<Option<Cached>>,
     free: Vec<BlockId>,
+    /// Whether the policy hears of children, so that no block goes before those that follow it.
+    tails_first: bool,
 }
 
 impl Slots {
@@ -44,7 +46,13 @@ impl Slots {
             slot_of: vec![None; lookups.distinct()],
             cached: vec![None; slots],
             free: (0..slots as u32).rev().map(BlockId::from_index).collect(),
+            tails_first: false,
         }
+    }
+
+    /// Keeps blocks from being evicted before those that follow them, as a pool does.
+    fn tails_first(self) -> Self {
+        Self { tails_first: true, ..self }
     }
 
     pub(super) fn slot_of(&self, block: Block) -> Option<BlockId> {
@@ -76,8 +84,11 @@ impl Slots {
         // The parent may have been what was evicted.
         let parent = facts.parent.filter(|parent| self.cached[parent.index()].is_some());
         let facts = BlockFacts { parent, ..facts };
-        if let Some(parent) = parent {
-            self.count_child(parent, |children| children + 1);
+        if let Some(parent) = parent
+            && self.count_child(parent, |children| children + 1) == Some(1)
+            && self.tails_first
+        {
+            self.policy.children(parent, true);
         }
         self.slot_of[content.index()] = Some(slot);
         self.cached[slot.index()] = Some(Cached { content, facts, children: 0, held: true });
@@ -85,11 +96,11 @@ impl Slots {
         Some(slot)
     }
 
-    /// Nobody holds `slot` any more. The policy hears of its children if `tails_first`.
-    pub(super) fn release(&mut self, slot: BlockId, tails_first: bool) {
+    /// Nobody holds `slot` any more.
+    pub(super) fn release(&mut self, slot: BlockId) {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
         if std::mem::take(&mut cached.held) {
-            cached.facts.has_children = tails_first && cached.children > 0;
+            cached.facts.has_children = self.tails_first && cached.children > 0;
             self.policy.evictable(slot, &cached.facts);
         }
     }
@@ -132,7 +143,7 @@ impl Policy for BlockByBlock {
                 None => self.0.insert(block, facts),
             };
             if let Some(slot) = slot {
-                self.0.release(slot, false);
+                self.0.release(slot);
             }
         }
         hits
@@ -148,12 +159,12 @@ pub(super) struct RequestByRequest {
 
 impl RequestByRequest {
     pub(super) fn new(slots: Slots) -> Self {
-        Self { slots, held: Vec::new() }
+        Self { slots: slots.tails_first(), held: Vec::new() }
     }
 
     fn release_all(&mut self) {
         while let Some(slot) = self.held.pop() {
-            self.slots.release(slot, true);
+            self.slots.release(slot);
         }
     }
 }

@@ -4,7 +4,7 @@
 pub(super) const AGES: usize = 36;
 
 /// Width of the first class, in milliseconds: requests are seldom told apart more finely.
-const UNIT_MS: u64 = 64;
+pub(super) const UNIT_MS: u64 = 64;
 
 /// The class of an age.
 pub(super) fn age_class(age_ms: u64) -> usize {

@@ -175,7 +175,9 @@ impl HitDensity {
             }
             self.touched_at = now;
         }
-        if now.ms > self.advanced_ms && self.cohorts.advance(now.ms) {
+        // No age is told apart more finely than that.
+        let due = now.ms.saturating_sub(self.advanced_ms) >= ages::UNIT_MS;
+        if due && self.cohorts.advance(now.ms) {
             self.advanced_ms = now.ms;
         }
     }

@@ -9,8 +9,8 @@ const PRIOR: f64 = 50.0;
 /// What the prior itself starts from, in blocks and in those of them that are found: one in twenty
 /// in each class. With classes that widen, that is a rate that falls with the age, so that before
 /// anything is learned the order is that of LRU.
-const START_AT_RISK: f64 = 20.0;
-const START_FOUND: f64 = 1.0;
+const START_AT_RISK: f64 = 10.0;
+const START_FOUND: f64 = 0.05;
 
 /// What is kept of all counts when the table is made anew.
 const KEPT: f64 = 0.98;
