@@ -5,6 +5,7 @@ use crate::claim::ClaimedBlocks;
 use crate::hold::BlockAt;
 use crate::pin::{BlockPin, PinnedBlocks};
 use crate::state::{Claim, State};
+use crate::tenants::Need;
 use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
 
 /// What one sequence of a batch needs.
@@ -163,10 +164,8 @@ impl State {
             for &hash in request.prefix.iter().take(request.blocks) {
                 let Some(block) = self.find_after(hash, before) else { break };
                 before = Some(block);
-                let primary = self.blocks.tier(block) == Tier::Primary;
-                far += usize::from(!primary);
-                let unused = matches!(self.blocks.place(block), Place::Queued | Place::Shadowed);
-                if primary && unused && !self.blocks.is(block, Flag::MARK) {
+                far += usize::from(self.blocks.tier(block) != Tier::Primary);
+                if self.is_unused(block) && !self.blocks.is(block, Flag::MARK) {
                     reused += 1;
                 }
                 self.blocks.set(block, Flag::MARK);
@@ -184,7 +183,10 @@ impl State {
             let retiring = self.tier(Tier::Primary).retiring();
             return Err(ClaimError::Exhausted { requested: needed, claimable, retiring });
         }
-        self.check_tenants(batch, &found)?;
+        let slack = match &self.watch.tenancy {
+            None => claimable - needed,
+            Some(_) => self.check_tenants(batch, &found, blocks)?.min(claimable - needed),
+        };
         for (request, found) in batch.iter().zip(&found) {
             let asked = request.prefix.len().min(request.blocks);
             self.counters.lookups += asked as u64;
@@ -193,23 +195,47 @@ impl State {
                 self.note_miss(request.prefix[found.matched]);
             }
         }
-        Ok((found, claimable - needed))
+        Ok((found, slack))
     }
 
-    /// Whether every tenant may hold what all its sequences need together.
-    fn check_tenants(&self, batch: &[Admit<'_>], found: &[Found]) -> Result<(), ClaimError> {
-        let Some(tenancy) = &self.watch.tenancy else { return Ok(()) };
-        for (at, request) in batch.iter().enumerate() {
-            let same = |other: &Admit<'_>| other.tenant == request.tenant;
-            if batch[..at].iter().any(same) {
-                continue;
+    /// Whether all tenants may hold together what their sequences need; how many blocks more may be
+    /// in use.
+    fn check_tenants(
+        &mut self,
+        batch: &[Admit<'_>],
+        found: &[Found],
+        blocks: &[BlockId],
+    ) -> Result<usize, ClaimError> {
+        let mut needs: Vec<Need> = Vec::new();
+        let mut add = |tenant, claimed: u64, reused: u64| match needs
+            .iter_mut()
+            .find(|need| need.tenant == tenant)
+        {
+            Some(need) => {
+                (need.claimed, need.reused) = (need.claimed + claimed, need.reused + reused)
             }
-            let needs = batch.iter().zip(found).filter(|(other, _)| same(other));
-            let total: usize =
-                needs.map(|(other, found)| other.blocks - found.matched + found.far).sum();
-            tenancy.tenants.admit(request.tenant, Tier::Primary, total as u64)?;
+            None => needs.push(Need { tenant, claimed, reused }),
+        };
+        for (request, found) in batch.iter().zip(found) {
+            add(request.tenant, (request.blocks - found.matched + found.far) as u64, 0);
         }
-        Ok(())
+        for &block in blocks {
+            if self.is_unused(block) && !self.blocks.is(block, Flag::MARK) {
+                self.blocks.set(block, Flag::MARK);
+                add(TenantId(self.blocks.tenant(block)), 0, 1);
+            }
+        }
+        for &block in blocks {
+            self.blocks.clear(block, Flag::MARK);
+        }
+        let Some(tenancy) = &self.watch.tenancy else { return Ok(usize::MAX) };
+        Ok(tenancy.tenants.admit_batch(Tier::Primary, &needs)? as usize)
+    }
+
+    /// Whether nobody uses this block of the primary tier.
+    fn is_unused(&self, block: BlockId) -> bool {
+        self.blocks.tier(block) == Tier::Primary
+            && matches!(self.blocks.place(block), Place::Queued | Place::Shadowed)
     }
 
     /// Finds what the block after a prefix can begin with, and pins it or takes it over.
@@ -226,10 +252,10 @@ impl State {
         let names = request.partial.iter().enumerate();
         let (candidate, block) =
             names.filter_map(|(at, &hash)| Some((at, self.find(hash)?))).next()?;
-        let primary = self.blocks.tier(block) == Tier::Primary;
-        let unused = matches!(self.blocks.place(block), Place::Queued | Place::Shadowed);
-        if *taken_over || !primary || !unused || self.blocks.children(block) > 0 {
-            if primary && unused {
+        let unused = self.is_unused(block);
+        let taken = *taken_over || self.is_kept(block, request.tenant);
+        if taken || !unused || self.blocks.children(block) > 0 {
+            if unused {
                 // It is one less to be claimed.
                 *slack = slack.checked_sub(1)?;
             }

@@ -148,6 +148,16 @@ pub enum EvictionVerdict {
     },
 }
 
+/// What one tenant of a batch is to hold beside what it holds already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    pub(crate) tenant: TenantId,
+    /// Blocks that are claimed for it.
+    pub(crate) claimed: u64,
+    /// Cached blocks of its own that are used again, by whomever.
+    pub(crate) reused: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     quota: TenantQuota,
@@ -240,6 +250,9 @@ impl Tenants {
         count: u64,
     ) -> Result<(), TenantError> {
         let share = self.share(tenant, tier)?;
+        if count == 0 {
+            return Ok(());
+        }
         let (held, held_max) = (share.counts.held, share.quota.held_max);
         if held.saturating_add(count) > held_max {
             return Err(TenantError::HeldMax { tenant, tier, held, requested: count, held_max });
@@ -252,6 +265,40 @@ impl Tenants {
             return Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept });
         }
         Ok(())
+    }
+
+    /// Whether all of a batch may be held together; how many more blocks may be. Each tenant is named
+    /// once. What is kept for a tenant of the batch is kept from the others of the batch, too.
+    pub(crate) fn admit_batch(&self, tier: Tier, batch: &[Need]) -> Result<u64, TenantError> {
+        let whole = &self.wholes[tier.index()];
+        let (mut requested, mut reused, mut kept) = (0_u64, 0, whole.unmet);
+        for need in batch {
+            let Need { tenant, claimed, .. } = *need;
+            let share = self.share(tenant, tier)?;
+            let (held, held_max) = (share.counts.held + need.reused, share.quota.held_max);
+            if claimed > 0 && held.saturating_add(claimed) > held_max {
+                return Err(TenantError::HeldMax {
+                    tenant,
+                    tier,
+                    held,
+                    requested: claimed,
+                    held_max,
+                });
+            }
+            requested += claimed;
+            reused += need.reused;
+            let sole = batch.iter().all(|other| other.tenant == tenant || other.claimed == 0);
+            let own = if sole && claimed > 0 { 0 } else { share.quota.reserved };
+            kept = kept - share.unmet() + own.saturating_sub(held + claimed);
+        }
+        let unheld = whole.capacity.saturating_sub(whole.held + reused);
+        let slack = unheld.checked_sub(requested.saturating_add(kept));
+        match batch.iter().find(|need| need.claimed > 0) {
+            Some(&Need { tenant, .. }) if slack.is_none() => {
+                Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept })
+            }
+            _ => Ok(slack.unwrap_or(0)),
+        }
     }
 
     /// Whether a claim of `by` may evict a cached block of `owner`. Both are tenants.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{cache, checked, claim, name, named, pool, priority};
 use kv_pool::{
-    BlockPool, ClaimError, ManualClock, Naming, PoolConfig, Priority, Registration, Retention,
-    TenantQuota, Tier,
+    Admit, BlockPool, ClaimError, ManualClock, Naming, PoolConfig, Priority, Registration,
+    Retention, TenantError, TenantQuota, Tier,
 };
 
 const FIVE_MS: Duration = Duration::from_millis(5);
@@ -62,6 +62,22 @@ fn a_kept_block_of_the_lowest_priority_is_not_evicted_for_others() {
     assert_eq!(pool.match_prefix(&[name(1)]).len(), 1);
     assert!(matches!(pool.claim(1), Err(ClaimError::Tenant(_))));
     drop(others);
+    checked(&pool);
+}
+
+#[test]
+fn a_batch_leaves_what_is_kept_for_those_outside_of_it() {
+    let pool = pool(10, 0);
+    let [first, second, other] = [0; 3].map(|_| pool.add_tenant().unwrap());
+    let quota = TenantQuota { reserved: 4, ..TenantQuota::NONE };
+    pool.set_quota(other, Tier::Primary, quota).unwrap();
+    let request = |tenant, blocks| Admit { tenant, blocks, ..Admit::default() };
+    // Each of them could have so many, but not both.
+    let refused = pool.admit(&[request(first, 5), request(second, 5)]).unwrap_err();
+    assert!(matches!(refused, ClaimError::Tenant(TenantError::KeptForOthers { .. })));
+    let admitted = pool.admit(&[request(first, 3), request(second, 3)]).unwrap();
+    assert_eq!(pool.claim_for(other, 4).unwrap().len(), 4);
+    drop(admitted);
     checked(&pool);
 }
 

@@ -100,14 +100,47 @@ impl Model {
             let retiring = self.retiring(PRIMARY);
             return Err(Refusal::Exhausted { requested, claimable, retiring });
         }
-        if self.tenants.len() > 1 {
-            for (request, _) in pairs() {
-                let own = pairs().filter(|(other, _)| other.tenant == request.tenant);
-                let needs: usize = own.map(|(other, found)| self.needs(other, found)).sum();
-                self.check_tenant(request.tenant, needs as u64)?;
+        let slack = claimable - requested;
+        if self.tenants.len() == 1 {
+            return Ok(slack);
+        }
+        Ok(self.check_tenants(batch, found, &reused)?.min(slack))
+    }
+
+    /// Whether the tenants may hold all that together; how many blocks more may be in use.
+    fn check_tenants(
+        &self,
+        batch: &[Request],
+        found: &[Vec<usize>],
+        reused: &[usize],
+    ) -> Result<usize, Refusal> {
+        let needs = |tenant: usize| -> u64 {
+            let own = batch.iter().zip(found).filter(|(request, _)| request.tenant == tenant);
+            own.map(|(request, found)| self.needs(request, found) as u64).sum()
+        };
+        let again = |tenant: usize| {
+            reused.iter().filter(|&&block| self.blocks[block].tenant == tenant).count() as u64
+        };
+        let all = 0..self.tenants.len();
+        let claimants = all.clone().filter(|&tenant| needs(tenant) > 0).count();
+        let (mut unheld, mut requested, mut kept) = (self.ready as u64, 0, 0);
+        for tenant in all {
+            let (quota, held) = (self.tenants[tenant], self.shares(tenant).0 + again(tenant));
+            if needs(tenant) > 0 && held + needs(tenant) > quota.held_max {
+                return Err(Refusal::HeldMax);
+            }
+            unheld -= held;
+            requested += needs(tenant);
+            // From whom is it kept?
+            if needs(tenant) == 0 || claimants > 1 {
+                kept += quota.reserved.saturating_sub(held + needs(tenant));
             }
         }
-        Ok(claimable - requested)
+        match unheld.checked_sub(requested + kept) {
+            Some(slack) => Ok(slack as usize),
+            None if requested > 0 => Err(Refusal::KeptForOthers),
+            None => Ok(0),
+        }
     }
 
     /// Takes a block over, or pins the one to be copied.
@@ -125,7 +158,8 @@ impl Model {
         let candidate = request.partial.iter().position(|content| found(content).is_some())?;
         let block = found(&request.partial[candidate])?;
         let free = self.blocks[block].tier == PRIMARY && self.is_unused(block);
-        if free && !*taken_over && self.children(block) == 0 {
+        let kept = self.is_kept(block, request.tenant);
+        if free && !*taken_over && !kept && self.children(block) == 0 {
             *taken_over = true;
             self.forget(block);
             self.counters.claimed += 1;

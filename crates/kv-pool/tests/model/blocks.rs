@@ -369,9 +369,9 @@ impl Driver {
             }
             self.held_lists.push((blocks, claims));
         }
-        let Some((pin, source, owner)) = self.random.pick(&mut self.pins) else { return };
-        let Some((block, claim)) = self.random.pick(&mut self.held) else {
-            return self.pins.push((pin, source, owner));
+        let Some((block, claim)) = self.pick_target() else { return };
+        let Some((pin, source, owner)) = self.pick_source(claim.block) else {
+            return self.held.push((block, claim));
         };
         let (from, to) = (self.model.at(source), self.model.at(claim.block));
         let location = pin.location();
@@ -394,6 +394,27 @@ impl Driver {
                 self.held.push((refused.target, claim));
             }
             (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    /// A claimed block: mostly one that nothing is copied from.
+    fn pick_target(&mut self) -> Option<(ClaimedBlock, Claimed)> {
+        let clean = |(_, claim): &(ClaimedBlock, Claimed)| {
+            claim.moving.is_none() && !self.model.blocks[claim.block].copying
+        };
+        match self.held.iter().position(clean).filter(|_| self.random.below(8) > 0) {
+            Some(at) => Some(self.held.swap_remove(at)),
+            None => self.random.pick(&mut self.held),
+        }
+    }
+
+    /// A pinned block: mostly one of another tier than `target`.
+    fn pick_source(&mut self, target: usize) -> Option<(BlockPin, usize, Owner)> {
+        let tier = self.model.at(target).0;
+        let elsewhere = |(_, block, _): &(BlockPin, usize, Owner)| self.model.at(*block).0 != tier;
+        match self.pins.iter().position(elsewhere).filter(|_| self.random.below(8) > 0) {
+            Some(at) => Some(self.pins.swap_remove(at)),
+            None => self.random.pick(&mut self.pins),
         }
     }
 

@@ -37,7 +37,7 @@ impl Model {
         if claimable < count {
             return Err(Refusal::Exhausted { requested: count, claimable, retiring });
         }
-        if tier == PRIMARY { self.check_tenant(by, count as u64) } else { Ok(()) }
+        if tier == PRIMARY && count > 0 { self.check_tenant(by, count as u64) } else { Ok(()) }
     }
 
     pub fn check_tenant(&self, by: usize, count: u64) -> Result<(), Refusal> {

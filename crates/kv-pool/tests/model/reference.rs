@@ -199,7 +199,7 @@ impl Model {
     }
 
     /// Whether a cached block of the primary tier is kept for its owner.
-    fn is_kept(&self, block: usize, by: usize) -> bool {
+    pub fn is_kept(&self, block: usize, by: usize) -> bool {
         let Block { tenant, tier, .. } = self.blocks[block];
         let (held, cached) = self.shares(tenant);
         tier == PRIMARY && tenant != by && held + cached <= self.tenants[tenant].reserved
