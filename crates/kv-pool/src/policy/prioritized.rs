@@ -7,7 +7,8 @@ use crate::{BlockId, Priority};
 ///
 /// Most blocks have the default priority, so the policy decides among nearly all of them; a lower
 /// priority still goes before, and a higher one after, whatever the policy thinks. Only children are
-/// stronger than priorities: a block that has some waits for them.
+/// stronger than priorities: a block that has some waits for them. Blocks that the policy has
+/// [`overdue`](EvictionPolicy::overdue) are not reported as such, for a lower priority goes before.
 #[derive(Debug)]
 pub struct Prioritized<P> {
     default: P,
@@ -73,10 +74,6 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
             return self.others.victim(now);
         }
         self.default.victim(now).or_else(|| self.others.victim(now))
-    }
-
-    fn overdue(&self) -> usize {
-        self.default.overdue()
     }
 
     fn len(&self) -> usize {
