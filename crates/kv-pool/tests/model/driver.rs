@@ -200,8 +200,8 @@ impl Driver {
             182..185 => self.retain(),
             185..190 => self.pass_time(),
             190..192 => self.set_quota(),
-            192..195 => self.loan(),
-            195..197 => self.pin_victims(),
+            192..196 => self.loan(),
+            196..198 => self.pin_victims(),
             _ => self.admit(),
         }
         self.steps += 1;

@@ -15,7 +15,7 @@ mod world;
 
 use driver::Driver;
 
-const EPISODES: u64 = 100;
+const EPISODES: u64 = 200;
 const EPISODES_DEEP: u64 = 4_000;
 const OPERATIONS: u64 = 600;
 

@@ -120,7 +120,7 @@ impl Driver {
         let (first, len) = (self.random.content(), 1 + self.random.below(4) as u32);
         let contents: Vec<u32> = (first..first + len).collect();
         let tier = self.random.one_of(&[Tier::Primary, Tier::Secondary]);
-        let lasts = self.random.below(30);
+        let lasts = self.random.below(10);
         let found = contents.iter().map_while(|&content| self.model.find(content));
         let found: Vec<_> =
             found.take_while(|&id| self.model.blocks[id].tier == tier.index()).collect();
