@@ -7,11 +7,13 @@
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
-use cuda_driver::{CudaDriver, Device, DeviceBuffer, DeviceSpan, Stream};
+use cuda_driver::{
+    CudaDriver, Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream,
+};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
     BAD_BLOCK, ChecksumArgs, Direction, Expected, FillPattern, GatherRows, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, Transfer, plane_word, references,
+    KvShapeOptions, PagedKv, PagedLayout, ScatterWords, Transfer, plane_word, references,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -24,6 +26,7 @@ fn main() {
         ("rows_of_128_bytes_equal_the_references", |gpu| every_shape(gpu, 128)),
         ("rows_of_2048_bytes_equal_the_references", |gpu| every_shape(gpu, 2048)),
         ("gathered_rows_equal_the_reference", gathered_rows),
+        ("scattered_words_equal_the_reference", scattered_words),
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("a_skipped_prefix_is_not_overwritten", |gpu| assert!(prefix_survives(gpu))),
@@ -250,6 +253,35 @@ fn gathered_rows(gpu: &Side) {
             side.read(out.span())
         });
         assert!(gathered[0] == gathered[1], "{rows} rows of {width}, of {table_rows}");
+    }
+}
+
+fn scattered_words(gpu: &Side) {
+    let reference = Side::reference();
+    for (count, out_words) in [(1u32, 1u64), (16, 1 << 17), (4_096, 5_000), (70_000, 60_000)] {
+        // Some beyond the end, which are written nowhere.
+        let mut index: Vec<u32> = (0..(count + count / 4).max(out_words as u32)).collect();
+        Random(u64::from(count)).shuffle(&mut index);
+        index.truncate(count as usize);
+        let (data_bytes, index_bytes) = (u64::from(count) * 16, u64::from(count) * 4);
+        let scattered = [gpu, &reference].map(|side| {
+            let bytes = 48 + data_bytes + index_bytes;
+            let mut source =
+                PinnedBuffer::alloc(side.stream.device(), bytes, HostAllocFlags::CACHED).unwrap();
+            source.write_at(48, &noise(data_bytes)).unwrap();
+            source.write_at(48 + data_bytes, bytemuck::cast_slice(&index)).unwrap();
+            let out = side.upload(&noise(out_words * 16 + 8));
+            let scatter = ScatterWords {
+                out: out.span(),
+                source: &source,
+                data_offset: 48,
+                index_offset: 48 + data_bytes,
+                count,
+            };
+            side.kernels.scatter_words(&side.stream, scatter).unwrap();
+            side.read(out.span())
+        });
+        assert!(scattered[0] == scattered[1], "{count} words over {out_words}");
     }
 }
 

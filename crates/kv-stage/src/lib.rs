@@ -5,7 +5,7 @@
 //! its own and that buffer is not reused before its last reader has finished. This crate is those
 //! two rules as types:
 //!
-//! * [`StagingPool`]: a fixed number of pinned buffers, all allocated when the pool is made.
+//! * [`StagingPool`]: a bounded number of pinned buffers of a few sizes, cut from a few slabs.
 //! * [`StagingBuffer`]: one of them, owned by one host thread and writable. The only way to show it
 //!   to the device is [`StagingBuffer::submit`], which takes it away: what comes after can neither
 //!   write it nor submit it again. It returns to the pool when events recorded after its readers
@@ -13,7 +13,7 @@
 //! * [`BlockTable`]: the persistent `[slots, max_blocks]` table that the host edits and reads. It is
 //!   never given to the device.
 //! * [`StepStager`]: snapshots of table rows and the small arrays of a step, in one buffer and one
-//!   copy.
+//!   submission: a copy of everything, or a launch that writes only what changed since the last step.
 //!
 //! # Example
 //! ```
@@ -56,8 +56,11 @@
 //!   what the protection is for. Off unless switched on at run time.
 //!
 //! # What it does not do
-//! It pins no memory after construction, spills nothing to pageable memory and never grows: a pool
-//! that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back.
+//! It pins nothing beyond what the pool was made for, spills nothing to pageable memory and never
+//! grows: a pool that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back. It has
+//! no kernel: whoever wants changes only gives it one ([`ScatterKernel`]). Slabs come from
+//! `cuMemHostAlloc`, which chooses the pages: huge pages are the driver's affair, and the memory node
+//! is that of the thread that pins ([`Pinning::OnCall`] lets the caller choose it).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, ErrorCode, ModuleError, Stream};
+use cuda_driver::{
+    Device, DeviceBuffer, ErrorCode, HostAllocFlags, ModuleError, PinnedBuffer, Stream,
+};
 use kv_kernels::{
     ChecksumArgs, Direction, FillPattern, GatherRows, KernelError, KvKernels, KvShape,
     KvShapeOptions, LayoutError, Operand, OperandError, PagedKv, PagedKvError, PagedLayout,
-    Transfer,
+    ScatterWords, Transfer,
 };
 
 use crate::machine::{Machine, Paged};
@@ -262,6 +264,47 @@ fn gathers() {
     );
     let out = bench.span(2, 52);
     assert_eq!(refused(GatherRows { out, ..good }), misaligned(Operand::Out, out.address(), 4));
+}
+
+#[test]
+fn scatters() {
+    let bench = Bench::new();
+    let machine = &bench.machine;
+    // 3 words from byte 16 on, and their indices behind them.
+    let source = PinnedBuffer::alloc(&machine.device, 76, HostAllocFlags::CACHED).unwrap();
+    let good = ScatterWords {
+        out: bench.span(0, 64),
+        source: &source,
+        data_offset: 16,
+        index_offset: 64,
+        count: 3,
+    };
+    let scatter = |scatter| machine.kernels.scatter_words(&machine.stream, scatter);
+    let refused = |wrong| scatter(wrong).unwrap_err();
+    scatter(ScatterWords { count: 0, ..good }).unwrap();
+    assert_eq!(
+        refused(ScatterWords { data_offset: 32, ..good }),
+        too_short(Operand::Words, 80, 76)
+    );
+    assert_eq!(
+        refused(ScatterWords { index_offset: 68, ..good }),
+        too_short(Operand::WordIndex, 80, 76)
+    );
+    let host = source.device_address();
+    assert_eq!(
+        refused(ScatterWords { data_offset: 8, ..good }),
+        misaligned(Operand::Words, host + 8, 16)
+    );
+    assert_eq!(
+        refused(ScatterWords { index_offset: 62, ..good }),
+        misaligned(Operand::WordIndex, host + 62, 4)
+    );
+    let out = bench.span(8, 64);
+    assert_eq!(refused(ScatterWords { out, ..good }), misaligned(Operand::Out, out.address(), 16));
+    assert_eq!(
+        refused(ScatterWords { data_offset: u64::MAX - 15, ..good }),
+        OperandError::Overflow { operand: Operand::Words, rows: 3, row_bytes: 16 }.into()
+    );
 }
 
 #[test]
