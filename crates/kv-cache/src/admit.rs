@@ -1,11 +1,13 @@
 //! Admission: a request's cached prefix is found and pinned, the rest allocated.
 
+use std::ops::Range;
+
+use cuda_vmm::MemoryLimit;
 use kv_pool::{
     BlockAt, BlockHash, BlockPin, ClaimedBlock, ClaimedBlocks, Naming, Offload, Onboarded,
     PinnedBlocks, Registration, Tier,
 };
 use kv_stage::TableError;
-use std::ops::Range;
 
 use crate::sequence::{Held, Sequence};
 use crate::{AdmitError, KvCache, SealError, SlotError};
@@ -187,7 +189,7 @@ impl KvCache {
         if blocks > max {
             return Err(AdmitError::TooLong { blocks, max });
         }
-        let capacity = match self.memory_exhausted {
+        let capacity = match self.is_exhausted() {
             true => self.stats.ready_blocks,
             false => u64::from(self.options.device_blocks),
         };
@@ -211,6 +213,7 @@ impl KvCache {
     /// if too few are ready.
     fn grow_for(&mut self, count: usize) -> Result<(), AdmitError> {
         self.take_mapped();
+        self.heed_limit();
         let ready = self.stats.ready_blocks;
         let used = ready.saturating_sub(self.pool.empty() as u64) + count as u64;
         let most = if self.memory_exhausted { ready } else { self.options.device_blocks.into() };
@@ -222,6 +225,8 @@ impl KvCache {
             return Ok(());
         }
         self.stats.growth_stalls += 1;
+        // Before the attempt: a move that comes during it is heeded next time.
+        self.limit_revision = self.limit_revision();
         let mut reachable = wanted;
         for part in &self.parts {
             let ready = part.grow_towards(reachable)?;
@@ -238,6 +243,25 @@ impl KvCache {
             }
         }
         Ok(())
+    }
+
+    /// Lets a cache that had run out of memory grow again when the limit was moved since.
+    fn heed_limit(&mut self) {
+        if self.memory_exhausted && !self.is_exhausted() {
+            self.memory_exhausted = false;
+            for part in &self.parts {
+                part.resume_growing(&self.options.growth);
+            }
+        }
+    }
+
+    /// Whether memory ran out, under the limit that there still is.
+    fn is_exhausted(&self) -> bool {
+        self.memory_exhausted && self.limit_revision() == self.limit_revision
+    }
+
+    fn limit_revision(&self) -> u64 {
+        self.options.memory.limit.as_ref().map_or(0, MemoryLimit::revision)
     }
 
     /// Tells the pool of blocks that have memory by now. Pages hold whole numbers of blocks on no two

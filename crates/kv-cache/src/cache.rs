@@ -74,6 +74,8 @@ pub struct KvCache {
     pub(crate) begun: Option<Epoch>,
     /// The devices have no memory left, so the pool stays as large as it is.
     pub(crate) memory_exhausted: bool,
+    /// How often the memory limit had been moved when memory ran out.
+    pub(crate) limit_revision: u64,
     pub(crate) stats: CacheStats,
 }
 
@@ -128,6 +130,7 @@ impl KvCache {
             open: Weak::new(),
             begun: None,
             memory_exhausted: false,
+            limit_revision: 0,
             stats: CacheStats::default(),
             options,
         })

@@ -45,7 +45,7 @@ mod step;
 mod steps;
 
 pub use cache::{CacheStats, KvCache};
-pub use cuda_vmm::{SpawnError, Worker, WorkerOptions};
+pub use cuda_vmm::{MemoryLimit, MemoryRules, SpawnError, Worker, WorkerOptions};
 pub use error::{AdmitError, BuildError, CloseError, SealError, SlotError, StepError};
 pub use options::{Growth, KvCacheOptions, OptionsError};
 pub use part::Part;

@@ -1,6 +1,6 @@
 //! What a cache is built with, checked before anything is allocated.
 
-use cuda_vmm::Worker;
+use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
 
 /// Most steps that the host may be ahead of the device.
@@ -26,6 +26,10 @@ pub struct KvCacheOptions {
     /// Bytes that the caller's own arrays add to a staged step, for each device. Each array takes up to
     /// 255 more, of which six arrays' are provided for.
     pub step_array_bytes: u64,
+    /// A limit on the memory under device blocks, summed over the devices, and what each device has
+    /// to keep free. What they leave without memory the cache does without, until the limit is moved:
+    /// raised, it lets the cache grow on; lowered, it takes nothing that is mapped.
+    pub memory: MemoryRules,
 }
 
 /// When memory is mapped under device blocks, and by whom.

@@ -48,7 +48,8 @@ impl Part {
             page_bytes: None,
             initial_blocks: 0,
         };
-        let mut memory = ElasticPool::with_gate(device, pool, gate.clone())?;
+        let mut memory =
+            ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?;
         let layout = PagedLayout::block_major(&shape);
         let blocks = u64::from(options.device_blocks);
         let extent = layout.extent_bytes(&shape, blocks).map_err(kv_kernels::PagedKvError::from)?;
@@ -154,6 +155,13 @@ impl Part {
     /// Keeps what is ready and grows no more.
     pub(crate) fn stop_growing(&self) {
         self.memory.set_ahead(0);
+    }
+
+    /// Grows again as it was built to.
+    pub(crate) fn resume_growing(&self, growth: &Growth) {
+        if let Growth::Ahead { blocks, .. } = growth {
+            self.memory.set_ahead(u64::from(*blocks));
+        }
     }
 
     /// Makes `blocks` blocks ready, or as many as there is memory for; returns how many are.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, Driver};
 use cuda_sim::SimConfig;
-use kv_cache::AdmitError;
+use kv_cache::{AdmitError, Growth, KvCacheOptions, MemoryLimit, MemoryRules, Worker};
 
-use crate::common::engine::{Prompt, shape};
+use crate::common::engine::{Engine, Prompt, options, shape, streams};
 use crate::machine::{Machine, PAGE, config, rig, sim, small};
 
 #[test]
@@ -114,4 +114,35 @@ fn what_will_never_fit_is_told_once_memory_has_run_out() {
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.close();
+}
+
+#[test]
+fn a_limit_that_is_raised_lets_the_cache_grow_on() {
+    // Four blocks on a page.
+    for growth in [Growth::OnDemand, Growth::Ahead { blocks: 8, worker: Worker::manual() }] {
+        let machine = Machine::new(1, 1, small());
+        let limit = MemoryLimit::new(2 * PAGE);
+        let memory = MemoryRules { limit: Some(limit.clone()), ..MemoryRules::default() };
+        let options = KvCacheOptions { memory, growth, ..options(small(), 32, 0) };
+        let worker = options.growth.worker().cloned();
+        let mut engine = Engine::new(&streams(&machine.rig.devices), options);
+        let long = Prompt::new(1, 12 * 4);
+        let refused = engine.admit(&long).unwrap_err();
+        assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused:?}");
+        assert_eq!(engine.cache.stats().ready_blocks, 8);
+        let refused = engine.admit(&long).unwrap_err();
+        assert!(matches!(refused, AdmitError::NeverFits { capacity: 8, .. }), "{refused:?}");
+        assert_eq!(limit.stats().used_bytes, 2 * PAGE);
+        limit.set(5 * PAGE);
+        let mut live = engine.admit(&long).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        assert!((12..=20).contains(&engine.cache.stats().ready_blocks));
+        drop(live);
+        engine.drain().unwrap();
+        while worker.as_ref().is_some_and(Worker::poll) {}
+        assert!(limit.stats().used_bytes <= 5 * PAGE);
+        engine.close();
+        assert_eq!(limit.stats().used_bytes, 0);
+        machine.assert_clean();
+    }
 }

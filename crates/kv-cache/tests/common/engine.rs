@@ -7,7 +7,8 @@ use std::error::Error;
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
-    AdmitError, CloseError, Growth, KvCache, KvCacheOptions, OpenStep, Part, Sequence, StagedPart,
+    AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep, Part, Sequence,
+    StagedPart,
 };
 use kv_kernels::{
     ChecksumArgs, Direction, Expected, FillPattern, KvShape, KvShapeOptions, Transfer,
@@ -123,6 +124,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         overlap_depth: 1,
         // A key and a slot for each token.
         step_array_bytes: tokens_max * 16,
+        memory: MemoryRules::default(),
     }
 }
 

@@ -204,6 +204,7 @@ pub fn build_cache(
         overlap_depth: OVERLAP_DEPTH,
         // A length for each sequence, a slot and a key for each token, each array aligned.
         step_array_bytes: u64::from(config.max_batch) * 4 + step_tokens * 16 + 3 * 256,
+        memory: Default::default(),
     };
     let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     Ok(KvCache::new(&streams, options)?)
