@@ -57,9 +57,7 @@ impl Part {
         let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
         let kernels = Arc::new(KvKernels::load(device)?);
         let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
-        // Rows of whole words of four entries.
-        let row_slack_bytes = u64::from(options.sequences_max) * 16;
-        let device_bytes = options.step_bytes().saturating_add(row_slack_bytes);
+        let device_bytes = options.step_bytes();
         let buffer_bytes = StepStagerOptions::buffer_bytes(device_bytes);
         let buffers = StagingOptions::overlapped(buffer_bytes, options.overlap_depth as usize);
         let staging = StagingPool::new(device, buffers)?;

@@ -20,7 +20,7 @@ pub(crate) struct View {
     table: u64,
     /// Where the rows lie in the stager's memory, in bytes.
     offset: u64,
-    /// Entries of a row: a multiple of a word's.
+    /// Entries of a row.
     stride: usize,
     /// # Invariants
     /// The slot whose row each row is.
@@ -32,12 +32,12 @@ pub(crate) struct View {
     seen: u64,
 }
 
-/// Where the changed words of a view lie, counted in words from the view's start.
+/// What changed in a view.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Rows that changed as a whole.
-    pub(crate) rows: Vec<usize>,
-    /// Single words of other rows, each once.
+    /// Rows that changed as a whole, ascending.
+    rows: Vec<usize>,
+    /// The words that changed, each once, counted from the view's start. A word may lie across rows.
     pub(crate) words: Vec<u32>,
 }
 
@@ -61,16 +61,11 @@ impl View {
         if self.table == table.id() && self.stride_fits(table, width) {
             return self.stride;
         }
-        let longest = Self::stride_min(table.max_blocks());
+        let longest = table.max_blocks();
         width
             .checked_next_power_of_two()
             .map_or(longest, |width| width.max(STRIDE_MIN))
             .min(longest)
-    }
-
-    /// The least stride for rows of `width`.
-    pub(crate) fn stride_min(width: usize) -> usize {
-        width.next_multiple_of(WORD_ENTRIES)
     }
 
     /// Says that the view is to be sent in full.
@@ -112,27 +107,24 @@ impl View {
             return None;
         }
         self.change_rows(slots, &mut changes.rows)?;
-        let words = self.stride / WORD_ENTRIES;
-        let words_max =
-            slots.len() * words * WORD_ENTRIES * size_of::<i32>() / (2 * WORD_COST_BYTES);
-        let whole = changes.rows.len() * words;
+        let Changes { rows, words } = changes;
+        let words_max = slots.len() * self.stride * size_of::<i32>() / (2 * WORD_COST_BYTES);
+        let mut note = |row: usize, from: usize, to: usize| {
+            let first = row * self.stride;
+            for word in (first + from) / WORD_ENTRIES..(first + to).div_ceil(WORD_ENTRIES) {
+                words.push(u32::try_from(word).ok()?);
+            }
+            (words.len() <= words_max).then_some(())
+        };
+        for &row in rows.iter() {
+            note(row, 0, self.stride)?;
+        }
         for Edit { slot, from, to } in edits {
             let row = self.rows[slot];
-            // Ascending, as `change_rows` leaves them.
-            if row == NOWHERE || changes.rows.binary_search(&(row as usize)).is_ok() {
-                continue;
+            let to = to.min(self.stride);
+            if from < to && row != NOWHERE && rows.binary_search(&(row as usize)).is_err() {
+                note(row as usize, from, to)?;
             }
-            let first = row as usize * words;
-            let (from, to) = (from / WORD_ENTRIES, to.div_ceil(WORD_ENTRIES).min(words));
-            for word in from..to {
-                changes.words.push(u32::try_from(first + word).ok()?);
-            }
-            if whole + changes.words.len() > words_max {
-                return None;
-            }
-        }
-        if whole > words_max {
-            return None;
         }
         changes.words.sort_unstable();
         changes.words.dedup();
@@ -169,19 +161,19 @@ impl View {
         let wide = width.max(STRIDE_MIN).saturating_mul(STRIDE_SLACK);
         width <= self.stride
             && self.stride <= wide.max(STRIDE_MIN)
-            && self.stride <= Self::stride_min(table.max_blocks())
+            && self.stride <= table.max_blocks()
     }
 }
 
-/// Copies the row of `slot` into `row`, which may be longer than the table's rows.
+/// Copies the first columns of the row of `slot`, as many as `row` has.
 pub(crate) fn copy_row(table: &BlockTable, slot: usize, row: &mut [i32]) {
-    let Ok(source) = table.row(slot) else { return row.fill(-1) };
-    let columns = row.len().min(source.len());
-    row[..columns].copy_from_slice(&source[..columns]);
-    row[columns..].fill(-1);
+    match table.row(slot).ok().and_then(|source| source.get(..row.len())) {
+        Some(source) => row.copy_from_slice(source),
+        None => row.fill(-1),
+    }
 }
 
-/// Copies word `word` of the view whose rows are `slots`.
+/// Copies word `word` of the view whose rows are those of `slots`; beyond its end it is -1.
 pub(crate) fn copy_word(
     table: &BlockTable,
     slots: &[usize],
@@ -189,11 +181,18 @@ pub(crate) fn copy_word(
     word: u32,
     to: &mut [i32],
 ) {
-    let words = stride / WORD_ENTRIES;
-    let (row, column) = (word as usize / words, word as usize % words * WORD_ENTRIES);
-    let source = slots.get(row).and_then(|slot| table.row(*slot).ok());
-    let source = source.and_then(|source| source.get(column..)).unwrap_or(&[]);
-    let columns = to.len().min(source.len());
-    to[..columns].copy_from_slice(&source[..columns]);
-    to[columns..].fill(-1);
+    let first = word as usize * WORD_ENTRIES;
+    let (mut row, mut column) = (first / stride, first % stride);
+    let mut rest = to;
+    while !rest.is_empty() {
+        // Up to the end of the row, of which a word may see several.
+        let count = rest.len().min(stride - column);
+        let (now, later) = rest.split_at_mut(count);
+        let source = slots.get(row).and_then(|slot| table.row(*slot).ok());
+        match source.and_then(|source| source.get(column..column + count)) {
+            Some(source) => now.copy_from_slice(source),
+            None => now.fill(-1),
+        }
+        (row, column, rest) = (row + 1, 0, later);
+    }
 }

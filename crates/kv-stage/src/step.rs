@@ -292,8 +292,8 @@ impl Step<'_> {
     /// array of `i32`.
     ///
     /// Later edits of the table do not reach the step. Columns beyond a row's length carry -1. A
-    /// stager that sends changes only may make rows longer than `width`, with the table's next columns
-    /// and then -1: [`Staged::row_entries`] tells how long they are.
+    /// stager that sends changes only may make rows longer than `width`, with the table's next columns,
+    /// of which it has enough: [`Staged::row_entries`] tells how long they are.
     ///
     /// # Errors
     /// [`StepError::Table`] for a slot or a width that the table does not have,
@@ -429,10 +429,9 @@ impl Step<'_> {
         let number = self.tables;
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let stride = mirror.view(number).stride_for(table, width);
-        let narrow = View::stride_min(width);
-        // A long row that does not fit may do so without the room to grow.
+        // Rows that do not fit may do so without the room to grow.
         let place = self.place(rows_bytes(slots.len(), stride), stride);
-        let place = place.or_else(|_| self.place(rows_bytes(slots.len(), narrow), narrow))?;
+        let place = place.or_else(|_| self.place(rows_bytes(slots.len(), width), width))?;
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         mirror.certain = false;
         let view = &mut mirror.views[number];
@@ -483,24 +482,16 @@ impl Step<'_> {
         }
     }
 
-    /// Writes the rows and words that changed to the buffer.
+    /// Writes the words that changed to the buffer.
     fn scatter_rows(&mut self, place: Place, table: &BlockTable, slots: &[usize]) {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let Mirror { index, changes, .. } = mirror;
-        let stride = place.row_entries;
         let first = (place.offset / SCATTER_WORD_BYTES) as u32;
-        let words_of_row = (stride * size_of::<i32>() / WORD_BYTES) as u32;
-        let bytes = &mut self.buffer.bytes_mut()[index.len() * WORD_BYTES..];
-        let data = (changes.rows.len() * words_of_row as usize + changes.words.len()) * WORD_BYTES;
-        let entries: &mut [i32] = bytemuck::cast_slice_mut(&mut bytes[..data]);
-        let (rows, words) = entries.split_at_mut(changes.rows.len() * stride);
-        for (&row, to) in changes.rows.iter().zip(rows.chunks_exact_mut(stride.max(1))) {
-            copy_row(table, slots[row], to);
-            let start = first + row as u32 * words_of_row;
-            index.extend(start..start + words_of_row);
-        }
-        for (&word, to) in changes.words.iter().zip(words.chunks_exact_mut(WORD_BYTES / 4)) {
-            copy_word(table, slots, stride, word, to);
+        let start = index.len() * WORD_BYTES;
+        let bytes = &mut self.buffer.bytes_mut()[start..start + changes.words.len() * WORD_BYTES];
+        let words = bytemuck::cast_slice_mut::<u8, i32>(bytes).chunks_exact_mut(WORD_BYTES / 4);
+        for (&word, to) in changes.words.iter().zip(words) {
+            copy_word(table, slots, place.row_entries, word, to);
             index.push(first + word);
         }
     }
