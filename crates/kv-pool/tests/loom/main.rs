@@ -67,7 +67,7 @@ fn every_pair_of_operations() {
 
 #[test]
 fn every_triple_of_operations() {
-    all_of(3, SMALLEST, Bound::Preemptions(if deep() { 3 } else { 1 }));
+    all_of(3, SMALLEST, Bound::Preemptions(if deep() { 2 } else { 1 }));
     if deep() {
         SMALL.iter().for_each(|&pool| all_of(3, pool, Bound::Preemptions(2)));
     }

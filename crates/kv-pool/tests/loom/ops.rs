@@ -188,6 +188,10 @@ impl World {
                 if let Some(pin) = self.pool.find_and_pin(name(FAR), Tier::Secondary) {
                     assert_eq!(pin.location().tier, Tier::Secondary);
                     self.read(&pin, FAR);
+                    // A pinned block never moves (H8), even if what it left is not written yet.
+                    let snapshot = self.pool.snapshot();
+                    let view = snapshot.blocks.iter().find(|view| view.block == pin.block());
+                    assert_eq!(view.map(|view| view.location), Some(pin.location()));
                 }
             }
             Op::Onboard => self.onboard(owner),
