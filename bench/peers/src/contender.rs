@@ -26,7 +26,13 @@ pub trait Contender: Send + Sync + Sized + 'static {
     /// follows `parent` and releases it. Returns the block's number.
     fn store_one(&self, parent: Option<Self::Hash>, hash: Self::Hash) -> usize;
 
-    /// The same for a batch of consecutive blocks, the first of a chain. Returns the last's number.
+    /// The same by the fewest calls that the pool has for it.
+    #[inline]
+    fn store_one_shortly(&self, parent: Option<Self::Hash>, hash: Self::Hash) -> usize {
+        self.store_one(parent, hash)
+    }
+
+    /// The same as [`store_one`](Self::store_one) for a batch of consecutive blocks, the first of a chain. Returns the last's number.
     fn store_batch(&self, hashes: &[Self::Hash]) -> usize;
 
     /// Looks up the longest cached prefix of `hashes`, holds it and releases it. Returns its length.

@@ -234,6 +234,7 @@ fn operations(threads: &[usize]) -> Vec<(String, Operation)> {
         ("a name of 128 bits, made up; counted with the rest", Operation::Name),
         ("an atomic addition and subtraction, for scale", Operation::Count),
         ("allocate, register, release; every allocation evicts", Operation::StoreOne),
+        ("the same by as few calls as there are for it", Operation::StoreOneShortly),
         ("the same in batches of 64, a block", Operation::StoreBatch),
         ("prefix hit of 64 cached blocks, a block", Operation::HitCached),
         ("prefix hit of 64 held blocks, a block", Operation::HitHeld),

@@ -43,6 +43,8 @@ pub enum Operation {
     Count,
     /// Allocating one block in a full pool, registering it under a new name and releasing it.
     StoreOne,
+    /// The same by as few calls as the pool has for it.
+    StoreOneShortly,
     /// The same, 64 blocks a call.
     StoreBatch,
     /// Looking up, holding and releasing a prefix of 64 blocks that nobody holds.
@@ -92,7 +94,8 @@ impl Operation {
         match self {
             Self::Name => names::<C>(),
             Self::Count => count(),
-            Self::StoreOne => store_one::<C>(),
+            Self::StoreOne => store_one::<C>(C::store_one),
+            Self::StoreOneShortly => store_one::<C>(C::store_one_shortly),
             Self::StoreBatch => store_batch::<C>(),
             Self::HitCached => hit::<C>(false),
             Self::HitHeld => hit::<C>(true),
@@ -148,13 +151,15 @@ fn count() -> Runner {
     })
 }
 
-fn store_one<C: Contender>() -> Runner {
+fn store_one<C: Contender>(
+    store: impl Fn(&C, Option<C::Hash>, C::Hash) -> usize + 'static,
+) -> Runner {
     let pool = C::with_blocks(BLOCKS);
     let mut n = 0;
     let mut run = move |iterations| {
         timed(iterations, || {
             for _ in 0..iterations {
-                black_box(pool.store_one(parent::<C>(FRESH, n), name::<C>(FRESH, n)));
+                black_box(store(&pool, parent::<C>(FRESH, n), name::<C>(FRESH, n)));
                 n += 1;
             }
         })

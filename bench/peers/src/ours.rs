@@ -43,6 +43,14 @@ impl Contender for Ours {
     }
 
     #[inline]
+    fn store_one_shortly(&self, parent: Option<BlockHash>, hash: BlockHash) -> usize {
+        let block = self.pool.claim_one().expect("nothing is held");
+        let slot = block.slot().index();
+        block.cache(hash, following(parent));
+        slot
+    }
+
+    #[inline]
     fn store_batch(&self, hashes: &[BlockHash]) -> usize {
         let mut blocks = self.pool.claim(hashes.len()).expect("there is room");
         let pins = blocks.register(hashes, Naming::default()).expect("a block for each name");

@@ -76,6 +76,32 @@ pub(crate) enum Place {
     Draining = 7,
 }
 
+/// What decides how a block is pinned and released.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Kind {
+    pub(crate) tier: Tier,
+    /// The class of its queue, as [`EvictionQueues`](crate::eviction::EvictionQueues) numbers them.
+    pub(crate) class: usize,
+    /// Its place, and whether there is more to it than a name.
+    state: u32,
+}
+
+impl Kind {
+    const STATE: u32 = PLACE_MASK | Flag::NAMED.0 | Flag::COPYING.0 | Flag::TIMED.0;
+
+    /// In a queue, with content, and nothing else.
+    #[inline]
+    pub(crate) fn is_only_cached(self) -> bool {
+        self.state == Place::Queued as u32 | Flag::NAMED.0
+    }
+
+    /// Referenced, with content, and nothing else.
+    #[inline]
+    pub(crate) fn is_only_pinned(self) -> bool {
+        self.state == Place::Pinned as u32 | Flag::NAMED.0
+    }
+}
+
 impl Place {
     pub(crate) const COUNT: usize = 8;
 
@@ -225,6 +251,31 @@ impl Blocks {
         Some((Tier::from_bits(meta >> TIER_SHIFT), class_of(meta)))
     }
 
+    #[inline]
+    pub(crate) fn kind(&self, id: BlockId) -> Kind {
+        let meta = self.record(id)[META];
+        let tier = Tier::from_bits(meta >> TIER_SHIFT);
+        Kind { tier, class: class_of(meta), state: meta & Kind::STATE }
+    }
+
+    /// Takes the first reference to a block in a queue, and says what lay before it there. Queue and
+    /// counts are the caller's to change.
+    #[inline]
+    pub(crate) fn pin_first(&mut self, id: BlockId) -> u32 {
+        let record = self.record_mut(id);
+        record[AFTER] = 0;
+        record[META] = record[META] & !PLACE_MASK | Place::Pinned as u32;
+        std::mem::replace(&mut record[BEFORE], 1)
+    }
+
+    /// Makes a block queued; the caller puts it into its queue, and counts.
+    #[inline]
+    pub(crate) fn queue(&mut self, id: BlockId, stamp: u32) {
+        let record = self.record_mut(id);
+        record[STAMP] = stamp;
+        record[META] = record[META] & !PLACE_MASK | Place::Queued as u32;
+    }
+
     /// Makes a block the claimant's, in one pass over its record. Returns the place and the tier
     /// where it was, and its slot.
     #[inline]
@@ -244,6 +295,12 @@ impl Blocks {
         let low = u64::from(a) | u64::from(b) << 32;
         let high = u64::from(c) | u64::from(d) << 32;
         BlockHash::from_u128(u128::from(low) | u128::from(high) << 64)
+    }
+
+    /// Whether there is such a block, and the hash is in its record.
+    #[inline]
+    pub(crate) fn has_hash(&self, id: BlockId, hash: BlockHash) -> bool {
+        id.index() < self.0.len() && self.hash(id) == hash
     }
 
     #[inline]

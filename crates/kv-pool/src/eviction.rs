@@ -92,16 +92,36 @@ impl EvictionQueues {
         self.empty += usize::from(class.is_none());
     }
 
-    /// Takes note of a block that has left the list of `class` already.
+    /// Takes note of `count` blocks in a row that have left the list of `class` already.
     #[inline]
-    pub(crate) fn unlinked(&mut self, blocks: &mut Blocks, class: usize, before: u32, after: u32) {
+    pub(crate) fn unlinked(
+        &mut self,
+        blocks: &mut Blocks,
+        class: usize,
+        before: u32,
+        after: u32,
+        count: usize,
+    ) {
         let Some(list) = self.lists.get_mut(class) else { return };
         list.close(blocks, before, after);
         if list.is_empty() {
             self.occupied &= !(1 << class);
         }
-        self.len -= 1;
-        self.empty -= usize::from(class == EMPTY);
+        self.len -= count;
+        self.empty -= if class == EMPTY { count } else { 0 };
+    }
+
+    /// The same as [`push_cached`](Self::push_cached) for at least one block, in their order.
+    #[inline]
+    pub(crate) fn push_run_cached(
+        &mut self,
+        blocks: &mut Blocks,
+        run: impl Iterator<Item = BlockId>,
+        class: usize,
+    ) {
+        let Some(list) = self.lists.get_mut(class) else { return };
+        self.len += list.push_run_back(blocks, run);
+        self.occupied |= 1 << class;
     }
 
     /// Inserts a block with content that will be handed out after all others of its class.

@@ -35,9 +35,8 @@ impl Hold {
     /// it, too, so the one that is dropped here is not the last.
     pub(crate) fn give_back(&mut self, state: &mut State) {
         self.pool = None;
-        for at in self.blocks.drain(..).rev() {
-            state.unpin(at.block);
-        }
+        state.unpin_all(&self.blocks);
+        self.blocks.clear();
     }
 
     pub(crate) fn pool(&self) -> Option<&BlockPool> {
@@ -80,9 +79,8 @@ fn give_back(mut hold: Arc<Hold>) {
     let Some(own) = Arc::get_mut(&mut hold) else { return };
     let Some(pool) = own.pool.take() else { return };
     let mut state = pool.shared.state.lock();
-    for at in own.blocks.drain(..).rev() {
-        state.unpin(at.block);
-    }
+    state.unpin_all(&own.blocks);
+    own.blocks.clear();
     state.keep_hold(hold);
 }
 
@@ -90,8 +88,6 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
         let mut state = pool.shared.state.lock();
-        for at in self.blocks.drain(..).rev() {
-            state.unpin(at.block);
-        }
+        state.unpin_all(&self.blocks);
     }
 }

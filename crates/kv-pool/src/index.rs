@@ -12,6 +12,9 @@ use std::collections::TryReserveError;
 use crate::blocks::Blocks;
 use crate::{BlockHash, BlockId};
 
+/// How many names are looked up together.
+pub(crate) const TOGETHER: usize = 16;
+
 const LINE: usize = 8;
 const LINE_BYTES: usize = 32;
 /// The place of a line that counts.
@@ -27,7 +30,8 @@ pub(crate) struct Index {
     lines: usize,
     /// How far a mixed hash is shifted to become a line.
     shift: u32,
-    id_bits: u32,
+    /// The part of a place that is the block's number, counted from 1; the rest is the name's tag.
+    id_mask: u32,
     len: usize,
 }
 
@@ -47,7 +51,7 @@ impl Index {
             lines,
             shift: 64 - lines.trailing_zeros(),
             // Blocks are counted from 1; 0 is an empty place.
-            id_bits: usize::BITS - blocks.leading_zeros(),
+            id_mask: u32::MAX.checked_shr((blocks as u32).leading_zeros()).unwrap_or(0),
             len: 0,
         })
     }
@@ -60,11 +64,11 @@ impl Index {
     #[inline]
     pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
         let mixed = mix(hash);
-        let tag = self.tag(mixed);
+        let (tag, id_mask) = (self.tag(mixed), self.id_mask);
         let mut line = self.home(mixed);
         for _ in 0..self.lines {
             let places = self.line(line)?;
-            let mut alike = matches(places, |place| self.tag_of(place) == tag);
+            let mut alike = matches(places, |place| place & !id_mask == tag);
             while alike != 0 {
                 let place = places[alike.trailing_zeros() as usize % LINE];
                 alike &= alike - 1;
@@ -83,6 +87,47 @@ impl Index {
         None
     }
 
+    /// The blocks that bear the first of `hashes`, up to a name that nobody bears, to the end of
+    /// `found`, or to the end; how many.
+    ///
+    /// Each step is done for all names before the next one, so that the processor waits for all
+    /// lines at once, and then for all records at once.
+    pub(crate) fn get_many(
+        &self,
+        blocks: &Blocks,
+        hashes: &[BlockHash],
+        found: &mut [BlockId; TOGETHER],
+    ) -> usize {
+        let count = hashes.len().min(TOGETHER);
+        let hashes = &hashes[..count];
+        for (&hash, id) in hashes.iter().zip(found.iter_mut()) {
+            *id = self.likely(mix(hash));
+        }
+        let mut right = [false; TOGETHER];
+        for ((&hash, &id), right) in hashes.iter().zip(&*found).zip(&mut right) {
+            *right = blocks.has_hash(id, hash);
+        }
+        for (at, &hash) in hashes.iter().enumerate() {
+            if !right[at] {
+                let Some(id) = self.get(blocks, hash) else { return at };
+                found[at] = id;
+            }
+        }
+        count
+    }
+
+    /// The first block with the tag of a mixed hash in its line, which is the right one but for one
+    /// name in hundreds; or none of the pool's blocks.
+    #[inline]
+    fn likely(&self, mixed: u64) -> BlockId {
+        let Some(places) = self.line(self.home(mixed)) else { return BlockId(u32::MAX) };
+        let (tag, id_mask) = (self.tag(mixed), self.id_mask);
+        let alike = matches(places, |place| place & !id_mask == tag);
+        // Only what a place leads to counts: a record keeps its hash when the name is gone.
+        let place = if alike == 0 { 0 } else { places[alike.trailing_zeros() as usize % LINE] };
+        BlockId((place & self.id_mask).wrapping_sub(1))
+    }
+
     /// Reads the line of a name, so that it is at hand when it is needed. Of many names the reads
     /// overlap, as the operations on them do not.
     #[inline]
@@ -94,7 +139,7 @@ impl Index {
     #[inline]
     pub(crate) fn insert(&mut self, hash: BlockHash, id: BlockId) {
         let mixed = mix(hash);
-        let place = (u64::from(id.0 + 1) | u64::from(self.tag(mixed)) << self.id_bits) as u32;
+        let place = (id.0 + 1) | self.tag(mixed);
         let mut line = self.home(mixed);
         self.len += 1;
         // There is an empty place somewhere, so the search ends.
@@ -115,11 +160,11 @@ impl Index {
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &Blocks, id: BlockId) {
         let home = self.home(mix(blocks.hash(id)));
-        let (wanted, id_bits) = (id.0 + 1, self.id_bits);
+        let (wanted, id_mask) = (id.0 + 1, self.id_mask);
         let mut line = home;
         for _ in 0..self.lines {
             let Some(places) = self.line_mut(line) else { return };
-            let found = matches(places, |place| id_of(place, id_bits) == wanted);
+            let found = matches(places, |place| place & id_mask == wanted);
             if found != 0 {
                 places[found.trailing_zeros() as usize % LINE] = 0;
                 self.len -= 1;
@@ -173,19 +218,14 @@ impl Index {
     /// Bits of a mixed hash that the home has not used; never all zero, as those of empty places.
     #[inline]
     fn tag(&self, mixed: u64) -> u32 {
-        let bits = 32 - self.id_bits;
-        let tag = mixed as u32 & ((1_u64 << bits) - 1) as u32;
-        if tag == 0 { u32::from(bits > 0) } else { tag }
-    }
-
-    #[inline]
-    fn tag_of(&self, place: u32) -> u32 {
-        place.checked_shr(self.id_bits).unwrap_or(0)
+        let tag = mixed as u32 & !self.id_mask;
+        // The lowest bit of a tag, if there is room for any.
+        if tag == 0 { self.id_mask.wrapping_add(1) } else { tag }
     }
 
     #[inline]
     fn block(&self, place: u32) -> Option<BlockId> {
-        id_of(place, self.id_bits).checked_sub(1).map(BlockId)
+        (place & self.id_mask).checked_sub(1).map(BlockId)
     }
 
     #[cfg(test)]
@@ -205,12 +245,6 @@ fn matches(places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
     mask & PLACES_MASK
 }
 
-/// A block's number, counted from 1.
-#[inline]
-fn id_of(place: u32, id_bits: u32) -> u32 {
-    place & ((1_u64 << id_bits) - 1) as u32
-}
-
 /// All bits of a name in 64, well mixed at both ends even if names are small numbers.
 #[inline]
 fn mix(hash: BlockHash) -> u64 {
@@ -225,6 +259,32 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+
+    #[test]
+    fn names_that_are_gone_are_not_found_though_records_keep_them() {
+        for blocks in 1..40_u32 {
+            let mut records = Blocks::new(blocks as usize).unwrap();
+            let mut index = Index::new(blocks as usize).unwrap();
+            // All of one home, so that lines overflow and count.
+            let names = (0..).map(BlockHash::from_u128).filter(|&hash| index.home(mix(hash)) == 0);
+            let names: Vec<_> = names.take(blocks as usize).collect();
+            for (n, &hash) in names.iter().enumerate() {
+                records.set_hash(BlockId(n as u32), hash);
+                index.insert(hash, BlockId(n as u32));
+            }
+            for gone in 0..blocks {
+                index.remove(&records, BlockId(gone));
+                for start in 0..names.len() {
+                    let mut found = [BlockId(0); TOGETHER];
+                    let names = &names[start..];
+                    let count = index.get_many(&records, names, &mut found);
+                    let single = names.iter().map_while(|&hash| index.get(&records, hash));
+                    let single: Vec<_> = single.take(TOGETHER).collect();
+                    assert_eq!(found[..count], single, "{blocks} blocks, {gone} gone");
+                }
+            }
+        }
+    }
 
     /// Names that come and go at random, against a map; many share a home.
     fn agree(blocks: u32, steps: u32, name: impl Fn(u64) -> u128) {

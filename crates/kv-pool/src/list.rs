@@ -38,6 +38,27 @@ impl List {
         self.back = block.0;
     }
 
+    /// Adds blocks at the back, in their order; how many.
+    #[inline]
+    pub(crate) fn push_run_back(
+        &mut self,
+        blocks: &mut Blocks,
+        run: impl Iterator<Item = BlockId>,
+    ) -> usize {
+        let (mut count, mut back) = (0, self.back);
+        for block in run {
+            blocks.set_links(block, back, NONE);
+            match back {
+                NONE => self.front = block.0,
+                back => blocks.set_after(BlockId(back), block.0),
+            }
+            back = block.0;
+            count += 1;
+        }
+        self.back = back;
+        count
+    }
+
     #[inline]
     pub(crate) fn push_front(&mut self, blocks: &mut Blocks, block: BlockId) {
         blocks.set_links(block, NONE, self.front);

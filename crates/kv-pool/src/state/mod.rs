@@ -5,6 +5,7 @@
 
 mod claim;
 mod names;
+mod runs;
 mod tenancy;
 mod tier;
 mod watch;
@@ -126,7 +127,7 @@ impl State {
             let tier = &mut self.tiers[tier.index()];
             tier.counts[Place::Queued as usize] -= 1;
             tier.counts[Place::Pinned as usize] += 1;
-            return tier.queues.unlinked(&mut self.blocks, class, before, after);
+            return tier.queues.unlinked(&mut self.blocks, class, before, after, 1);
         }
         self.pin_anywhere(id);
     }

@@ -3,6 +3,7 @@
 use crate::blocks::{Flag, Place};
 use crate::claim::Naming;
 use crate::hold::BlockAt;
+use crate::index::TOGETHER;
 use crate::state::State;
 use crate::{BlockHash, BlockId, Tier};
 
@@ -39,17 +40,20 @@ impl State {
 
     /// Finds the longest cached prefix, then pins it. Two passes, for the reads of the first overlap.
     pub(crate) fn pin_prefix(&mut self, hashes: &[BlockHash], pins: &mut Vec<BlockAt>) {
-        for &hash in hashes {
-            let Some(block) = self.find(hash) else {
-                self.note_miss(hash);
+        let mut found = [BlockId(0); TOGETHER];
+        for names in hashes.chunks(TOGETHER) {
+            let count = self.index.get_many(&self.blocks, names, &mut found);
+            let at = |&block: &BlockId| BlockAt { block, location: self.blocks.location(block) };
+            pins.extend(found[..count].iter().map(at));
+            if let Some(&missing) = names.get(count) {
+                self.note_miss(missing);
                 break;
-            };
-            pins.push(BlockAt { block, location: self.blocks.location(block) });
+            }
         }
+        self.pin_all(pins);
         let mut before = None;
         for at in pins.iter() {
             self.adopt(at.block, before);
-            self.pin(at.block);
             self.note_use(at.block, true);
             before = Some(at.block);
         }
