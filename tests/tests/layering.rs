@@ -25,8 +25,9 @@ struct Layer {
 /// Crates of others that any crate of ours may use.
 const LIBRARIES: &[&str] = &["bytemuck", "parking_lot", "smallvec", "thiserror", "tracing"];
 
-/// Our crates that the tests of any crate may use, though they stand on the same layer.
-const TEST_DEVICES: &[&str] = &["cuda-sim"];
+/// Our crates that the tests of any crate may use, though they stand on the same layer: something to run on, and kernels
+/// that read what a crate has put into memory.
+const TEST_DEVICES: &[&str] = &["cuda-sim", "kv-kernels"];
 
 /// Too heavy for a library, or a choice that belongs to the program: runtimes, command lines, formats, loggers.
 const HEAVY: &[&str] = &[
@@ -71,7 +72,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "cuda-vmm",
         below: &["cuda-driver"],
-        others: &[],
+        others: &["nvml-wrapper"],
         never: &[HEAVY],
         may_be_unsafe: false,
     },

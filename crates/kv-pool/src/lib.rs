@@ -138,7 +138,6 @@ mod sabotage;
 mod snapshot;
 mod state;
 mod stats;
-#[allow(unexpected_cfgs, reason = "a model checker's cfg, which only this crate knows")]
 mod sync;
 mod tenants;
 

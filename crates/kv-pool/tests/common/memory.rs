@@ -1,7 +1,6 @@
 //! The memory behind the slots, and who owns each, so that a wrong hand-out does visible harm.
 
 #![allow(dead_code, reason = "each test program uses a part")]
-#![allow(unexpected_cfgs, reason = "a model checker's cfg, which only this crate knows")]
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

@@ -10,7 +10,6 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a campaign says what it has seen")]
-#![allow(unexpected_cfgs, reason = "a model checker's cfg, which only this crate knows")]
 #![cfg(shuttle)]
 
 #[path = "../common/memory.rs"]
