@@ -22,6 +22,7 @@ fn round() -> Profile {
         pageable: Rate::mb_per_s(500),
         htod_setup: NONE,
         dtoh_setup: NONE,
+        shared_setup: NONE,
         duplex_percent: 100,
         dtod: Rate::mb_per_s(10_000),
         dtod_setup: NONE,
@@ -33,13 +34,17 @@ fn round() -> Profile {
         kernel_host_store: Rate::mb_per_s(1000),
         kernel_overhead: micros(3),
         launch_call: NONE,
-        copy_call: micros(10),
+        htod_call: micros(10),
+        dtoh_call: micros(10),
+        dtod_call: micros(10),
+        fill_call: micros(10),
         event_record_call: NONE,
         query_call: NONE,
         context_call: NONE,
         other_call: NONE,
         start_latency: NONE,
         kernel_start_latency: NONE,
+        event_wait_latency: NONE,
         wait_latency: NONE,
         device_alloc: NONE,
         device_free: NONE,
@@ -48,6 +53,11 @@ fn round() -> Profile {
         pinned_alloc: Curve::default(),
         ..Profile::h100()
     }
+}
+
+/// The same machine, but copies and fills cost the host nothing.
+fn free_calls() -> Profile {
+    Profile { htod_call: NONE, dtoh_call: NONE, dtod_call: NONE, fill_call: NONE, ..round() }
 }
 
 fn micros(micros: u64) -> Duration {
@@ -99,7 +109,7 @@ fn copies_in_one_direction_serialise_and_in_opposite_ones_overlap() {
 #[test]
 fn two_engines_share_the_link_and_hide_each_others_set_up() {
     for (copy_engines, setups) in [(1, 2), (2, 1)] {
-        let profile = Profile { copy_engines, htod_setup: micros(100), copy_call: NONE, ..round() };
+        let profile = Profile { copy_engines, htod_setup: micros(100), htod_call: NONE, ..round() };
         let sim = with(profile, 0);
         let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
         let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(&sim, 2 * MIB));
@@ -114,8 +124,7 @@ fn two_engines_share_the_link_and_hide_each_others_set_up() {
 
 #[test]
 fn each_direction_has_its_own_set_up() {
-    let profile =
-        Profile { htod_setup: micros(100), dtoh_setup: micros(30), copy_call: NONE, ..round() };
+    let profile = Profile { htod_setup: micros(100), dtoh_setup: micros(30), ..free_calls() };
     let sim = with(profile, 0);
     let stream = sim.stream_create(false).unwrap();
     let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
@@ -132,8 +141,39 @@ fn each_direction_has_its_own_set_up() {
 }
 
 #[test]
+fn copies_both_ways_take_turns_at_the_shared_part_of_their_set_up() {
+    let profile = Profile {
+        htod_setup: micros(10),
+        dtoh_setup: micros(8),
+        shared_setup: micros(7),
+        ..free_calls()
+    };
+    let sim = with(profile, 0);
+    let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+    let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+    let each_way = |pairs: u64, down: bool, up: bool| {
+        took(&sim, || {
+            for _ in 0..pairs {
+                if down {
+                    upload_async(&sim, device, host, 1000, a).unwrap();
+                }
+                if up {
+                    fetch_async(&sim, host + 2000, device + 2000, 1000, b);
+                }
+            }
+            sim.ctx_synchronize().unwrap();
+        })
+    };
+    assert_eq!(each_way(4, true, false), micros(4 * 11), "one way it is not seen");
+    assert_eq!(each_way(4, false, true), micros(4 * 9));
+    // Eight turns; the last copy goes on for the rest of its set-up and its bytes.
+    assert_eq!(each_way(4, true, true), micros(8 * 7 + 2));
+    assert_eq!(each_way(9, true, true) - each_way(4, true, true), micros(5 * 14));
+}
+
+#[test]
 fn a_copy_is_slowed_while_one_goes_the_other_way() {
-    let profile = Profile { duplex_percent: 150, copy_call: NONE, ..round() };
+    let profile = Profile { duplex_percent: 150, ..free_calls() };
     let sim = with(profile, 0);
     let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
     let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(&sim, 2 * MIB));
@@ -152,12 +192,8 @@ fn a_copy_is_slowed_while_one_goes_the_other_way() {
 
 #[test]
 fn fills_have_a_rate_and_kernels_a_start_of_their_own() {
-    let profile = Profile {
-        fill: Rate::mb_per_s(1000),
-        kernel_start_latency: micros(9),
-        copy_call: NONE,
-        ..round()
-    };
+    let profile =
+        Profile { fill: Rate::mb_per_s(1000), kernel_start_latency: micros(9), ..free_calls() };
     let sim = with(profile, 0);
     let memory = sim.mem_alloc(MIB).unwrap();
     let time = took(&sim, || {
@@ -214,6 +250,49 @@ fn a_wait_for_an_event_orders_two_streams_in_time() {
         });
         assert_eq!(time, micros(10) + Duration::from_nanos(2 * MIB));
     });
+}
+
+#[test]
+fn a_stream_goes_on_some_time_after_the_event_of_another() {
+    let profile = Profile { event_wait_latency: micros(4), ..free_calls() };
+    let sim = with(profile, 0);
+    let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+    let event = sim.event_create(false).unwrap();
+    let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+    // A copy of 20 µs, and one of 30 µs behind its event in `second`, enqueued `later`.
+    let both = |second: u64, later: Duration| {
+        took(&sim, || {
+            upload_async(&sim, device, host, 20_000, a).unwrap();
+            record(&sim, event, a).unwrap();
+            sim.advance_host(later);
+            wait(&sim, second, event).unwrap();
+            fetch_async(&sim, host, device, 30_000, second);
+            sim.ctx_synchronize().unwrap();
+        })
+    };
+    assert_eq!(both(b, NONE), micros(20 + 4 + 30));
+    assert_eq!(both(a, NONE), micros(20 + 30), "its own event costs a stream nothing");
+    assert_eq!(both(b, micros(22)), micros(20 + 4 + 30), "it counts from the event's end");
+    assert_eq!(both(b, micros(40)), micros(40 + 30), "long over");
+}
+
+#[test]
+fn every_kind_of_copy_has_a_call_of_its_own() {
+    let profile = Profile {
+        htod_call: micros(1),
+        dtoh_call: micros(2),
+        dtod_call: micros(3),
+        fill_call: micros(4),
+        ..round()
+    };
+    let sim = with(profile, 0);
+    let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+    assert_eq!(took(&sim, || upload_async(&sim, device, host, 8, 0).unwrap()), micros(1));
+    assert_eq!(took(&sim, || fetch_async(&sim, host, device, 8, 0)), micros(2));
+    // SAFETY: device addresses are looked up.
+    let copy = || unsafe { sim.memcpy_dtod_async(device + 64, device, 8, 0) }.unwrap();
+    assert_eq!(took(&sim, copy), micros(3));
+    assert_eq!(took(&sim, || fill(&sim, device, 1, 8, 0).unwrap()), micros(4));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Fits the simulated machine's profile to this machine, from measurements of one thing each.
 //!
 //! Rates are slopes between two sizes and set-up times are slopes between two counts, so that what a
-//! program begins and ends with falls out. What a queue is worked off at is seen behind a long copy
-//! that keeps the stream busy until all is enqueued.
+//! program begins and ends with falls out. What a queue is worked off at is told by events, between a
+//! long copy that keeps the stream busy until all is enqueued and the end. Both sides of a slope are
+//! measured in turns, so that a machine that becomes slower does so for both.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -19,8 +20,8 @@ use super::program::{KIB, MIB, Outcome, Program};
 /// Bytes of a copy whose time is its set-up for the most part.
 const SMALL: u64 = 4 * KIB;
 
-/// Calls of a burst, fewer than any queue holds.
-const BURST: u64 = 64;
+/// From one place of a small copy to the next: no two are on one page.
+const STRIDE: u64 = 2 * MIB;
 
 /// What is measured: two buffers on each side, and what is known so far.
 struct Fit<'p> {
@@ -49,10 +50,14 @@ impl Program {
         };
         fit.stream.fill(fit.memory.span(), 1)?;
         fit.device().synchronize()?;
-        fit.calls()?;
         fit.link()?;
         fit.device_memory()?;
         fit.kernels()?;
+        fit.both_ways()?;
+        fit.event_waits()?;
+        // Calls cost more once the engines of a context have been in use.
+        fit.calls()?;
+        fit.copy_calls()?;
         fit.latencies(base)?;
         fit.virtual_memory()?;
         fit.allocations()?;
@@ -71,14 +76,13 @@ impl Fit<'_> {
     }
 
     /// Nanoseconds that each more of `work` takes, all work of the device awaited.
-    fn slope(&self, [few, many]: [u64; 2], work: impl Fn(u64) -> Outcome<()>) -> Outcome<f64> {
-        let [short, long] = [few, many].map(|count| {
-            self.program.median(1, || {
-                work(count)?;
-                Ok(self.device().synchronize()?)
-            })
-        });
-        Ok(((long? - short?) / (many - few) as f64).max(0.0))
+    fn slope(&self, counts: [u64; 2], work: impl Fn(u64) -> Outcome<()>) -> Outcome<f64> {
+        self.program.slope(counts, |count| {
+            let begun = self.program.now();
+            work(count)?;
+            self.device().synchronize()?;
+            Ok(self.program.now().saturating_sub(begun).as_nanos() as f64)
+        })
     }
 
     /// How many bytes pass, from a quarter of a long operation and the whole.
@@ -86,26 +90,36 @@ impl Fit<'_> {
         Ok(rate(self.slope([whole / 4, whole], work)?))
     }
 
-    /// What each operation takes of a queue that is worked off: `operation` is enqueued behind `stall`.
-    fn queued(
-        &self,
-        stall: impl Fn() -> Outcome<()>,
-        operation: impl Fn() -> Outcome<()>,
-    ) -> Outcome<f64> {
-        let count = self.program.scale.count;
-        self.slope([count / 8, count / 4], |count| {
-            stall()?;
-            (0..count).try_for_each(|_| operation())
+    /// Nanoseconds that each more of `work` takes the stream, by events: it is enqueued while the
+    /// stream is kept busy.
+    fn drained(&self, counts: [u64; 2], work: impl Fn(u64) -> Outcome<()>) -> Outcome<f64> {
+        let begun = Event::with_timing(self.device())?;
+        let ended = Event::with_timing(self.device())?;
+        self.program.slope(counts, |count| {
+            self.stall()?;
+            begun.record(self.stream)?;
+            work(count)?;
+            ended.record(self.stream)?;
+            ended.synchronize()?;
+            Ok(f64::from(ended.elapsed_ms_since(&begun)?) * 1e6)
         })
     }
 
-    /// What a call takes the host, from an idle device on.
+    /// What each operation takes of a queue that is worked off; `operation` is given its number.
+    fn queued(&self, operation: impl Fn(u64) -> Outcome<()>) -> Outcome<f64> {
+        let count = self.program.scale.count;
+        self.drained([count / 8, count / 4], |count| (0..count).try_for_each(&operation))
+    }
+
+    /// What a call takes the host in a loop of as many as a queue holds, from an idle device on.
     fn burst(&self, call: impl Fn(&dyn Driver) -> DriverResult<()>) -> Outcome<Duration> {
-        let nanos = self.program.median_of(BURST, || {
+        // The smallest queue that is known holds 1,024.
+        let count = self.program.scale.count / 4;
+        let nanos = self.program.median_of(count, || {
             self.device().synchronize()?;
             Ok(self.device().run(|driver| {
                 let begun = self.program.now();
-                (0..BURST).try_for_each(|_| call(driver))?;
+                (0..count).try_for_each(|_| call(driver))?;
                 Ok(self.program.now().saturating_sub(begun))
             })?)
         })?;
@@ -131,12 +145,47 @@ impl Fit<'_> {
         self.profile.query_call = time(queried);
         self.profile.other_call = time(other);
         self.profile.context_call = time(context);
-        let (to, from) = (self.memory.address(), self.host[0].host_address());
-        // SAFETY: device memory, and pinned memory that nothing on the host accesses here.
-        let copy =
-            |driver: &dyn Driver| unsafe { driver.memcpy_htod_async(to, from, SMALL, stream) };
-        self.profile.copy_call = self.burst(copy)?;
         Ok(())
+    }
+
+    fn copy_calls(&mut self) -> Outcome<()> {
+        let (stream, big) = (self.stream.raw(), self.program.scale.big);
+        let (memory, host) = (self.memory.address(), self.host[0].host_address());
+        // SAFETY: device memory, and pinned memory that nothing on the host accesses here; so below.
+        let down =
+            |driver: &dyn Driver| unsafe { driver.memcpy_htod_async(memory, host, SMALL, stream) };
+        self.profile.htod_call = self.burst(down)?;
+        // SAFETY: as above.
+        let up =
+            |driver: &dyn Driver| unsafe { driver.memcpy_dtoh_async(host, memory, SMALL, stream) };
+        self.profile.dtoh_call = self.burst(up)?;
+        let other = memory + big;
+        // SAFETY: both places are in the buffer, which is alive.
+        let copy =
+            |driver: &dyn Driver| unsafe { driver.memcpy_dtod_async(other, memory, SMALL, stream) };
+        self.profile.dtod_call = self.burst(copy)?;
+        // SAFETY: the place is in the buffer, which is alive.
+        let fill =
+            |driver: &dyn Driver| unsafe { driver.memset_d8_async(memory, 1, SMALL, stream) };
+        self.profile.fill_call = self.burst(fill)?;
+        Ok(())
+    }
+
+    /// Where the small copy of that number lies.
+    fn place(&self, index: u64) -> u64 {
+        index * STRIDE % self.program.scale.big
+    }
+
+    fn small_down(&self, index: u64) -> Outcome<()> {
+        let at = self.place(index);
+        let to = self.memory.span().slice(at, SMALL)?;
+        Ok(self.stream.copy_to_device(to, &self.host[0], at)?)
+    }
+
+    fn small_up(&self, stream: &Stream, index: u64) -> Outcome<()> {
+        let at = self.place(index);
+        let from = self.memory.span().slice(self.program.scale.big + at, SMALL)?;
+        Ok(stream.copy_to_host(&self.host[1], at, from)?)
     }
 
     fn link(&mut self) -> Outcome<()> {
@@ -145,14 +194,14 @@ impl Fit<'_> {
         let memory = self.memory.span();
         let to_device = |bytes| Ok(self.stream.copy_to_device(memory.slice(0, bytes)?, down, 0)?);
         let to_host = |bytes| Ok(self.other.copy_to_host(up, 0, memory.slice(big, bytes)?)?);
-        let [htod, dtoh] =
-            [self.slope([big / 4, big], to_device)?, self.slope([big / 4, big], to_host)?];
-        let both = self.slope([big / 4, big], |bytes| {
+        let sizes = [big / 16, big];
+        let [htod, dtoh] = [self.slope(sizes, to_device)?, self.slope(sizes, to_host)?];
+        let both = self.slope(sizes, |bytes| {
             to_device(bytes)?;
             to_host(bytes)
         })?;
-        let htod_setup = self.queued(|| to_device(big), || to_device(SMALL))?;
-        let dtoh_setup = self.queued(|| to_host(big), || to_host(SMALL))?;
+        let htod_setup = self.queued(|index| self.small_down(index))?;
+        let dtoh_setup = self.queued(|index| self.small_up(self.stream, index))?;
         let bytes = RefCell::new(vec![1; (big / 16) as usize]);
         let pageable = self.rate(big / 16, |count| {
             let bytes = bytes.borrow();
@@ -178,7 +227,11 @@ impl Fit<'_> {
         };
         let dtod = self.slope([big / 4, big], copy)?;
         let fill = self.rate(big, |bytes| Ok(self.stream.fill(memory.slice(0, bytes)?, 1)?))?;
-        let setup = self.queued(|| self.stall(), || copy(SMALL))?;
+        let setup = self.queued(|index| {
+            let at = self.place(index);
+            let [to, from] = [memory.slice(at, SMALL)?, memory.slice(big + at, SMALL)?];
+            Ok(self.stream.copy_on_device(to, from)?)
+        })?;
         self.profile.dtod = rate(dtod);
         self.profile.fill = fill;
         self.profile.dtod_setup = time(setup - dtod * SMALL as f64);
@@ -211,16 +264,60 @@ impl Fit<'_> {
 
         let nothing = self.program.kernel("nothing")?;
         let (one, args) = (LaunchConfig::linear(1, 32), KernelArgs::new());
-        let overhead = self.queued(
-            || self.stall(),
-            // SAFETY: the kernel has no parameters and touches no memory.
-            || Ok(unsafe { nothing.launch(self.stream, &one, &args) }?),
-        )?;
+        // SAFETY: the kernel has no parameters and touches no memory.
+        let launch = |_| Ok(unsafe { nothing.launch(self.stream, &one, &args) }?);
+        let overhead = self.queued(launch)?;
         self.profile.kernel_load = rate(load);
         self.profile.kernel_store = rate(both - load);
         self.profile.kernel_host_load = rate(host_load);
         self.profile.kernel_host_store = rate(host_store);
         self.profile.kernel_overhead = time(overhead);
+        Ok(())
+    }
+
+    /// What copies in both directions share of their set-up: half of what a copy each way takes.
+    fn both_ways(&mut self) -> Outcome<()> {
+        let count = self.program.scale.count;
+        let (fork, join) = (Event::new(self.device())?, Event::new(self.device())?);
+        let pair = self.drained([count / 8, count / 4], |pairs| {
+            fork.record(self.stream)?;
+            self.other.wait(&fork)?;
+            for index in 0..pairs {
+                self.small_down(index)?;
+                self.small_up(&self.other, index)?;
+            }
+            join.record(&self.other)?;
+            Ok(self.stream.wait(&join)?)
+        })?;
+        let profile = &mut self.profile;
+        // Where they share nothing, a pair takes what the longer copy takes, and half of that is short
+        // enough to predict the same.
+        profile.shared_setup = time(pair / 2.0).min(profile.htod_setup).min(profile.dtoh_setup);
+        Ok(())
+    }
+
+    /// What a stream takes to go on after an event: small copies on one, each awaited by a kernel on
+    /// another, each awaited by the next copy.
+    fn event_waits(&mut self) -> Outcome<()> {
+        let count = self.program.scale.count;
+        let nothing = self.program.kernel("nothing")?;
+        let (one, args) = (LaunchConfig::linear(1, 32), KernelArgs::new());
+        let (there, back) = (Event::new(self.device())?, Event::new(self.device())?);
+        let round = self.drained([count / 16, count / 8], |rounds| {
+            for index in 0..rounds {
+                self.small_down(index)?;
+                there.record(self.stream)?;
+                self.other.wait(&there)?;
+                // SAFETY: the kernel has no parameters and touches no memory.
+                unsafe { nothing.launch(&self.other, &one, &args) }?;
+                back.record(&self.other)?;
+                self.stream.wait(&back)?;
+            }
+            Ok(())
+        })?;
+        let profile = &mut self.profile;
+        let copy = nanos(profile.htod_setup) + nanos_of(profile.htod, SMALL);
+        profile.event_wait_latency = time((round - copy - nanos(profile.kernel_overhead)) / 2.0);
         Ok(())
     }
 
@@ -254,7 +351,7 @@ impl Fit<'_> {
         let profile = &mut self.profile;
         profile.launch_call = launch_call;
         let own =
-            nanos(profile.copy_call) + nanos(profile.htod_setup) + nanos_of(profile.htod, SMALL);
+            nanos(profile.htod_call) + nanos(profile.htod_setup) + nanos_of(profile.htod, SMALL);
         let both = (copied - own).max(0.0);
         let [start, wait] = [base.start_latency, base.wait_latency].map(nanos);
         let share = if start + wait > 0.0 { start / (start + wait) } else { 0.5 };
@@ -291,7 +388,7 @@ impl Fit<'_> {
 
     fn allocations(&mut self) -> Outcome<()> {
         let program = self.program;
-        let sizes = [MIB, 16 * MIB, 256 * MIB];
+        let sizes = [MIB, 4 * MIB, 16 * MIB, 256 * MIB];
         let mut times = Vec::new();
         for bytes in sizes {
             times.push(program.pinned(bytes)?);
@@ -303,11 +400,13 @@ impl Fit<'_> {
         self.profile.pinned_alloc = of(0);
         self.profile.pinned_free = of(1);
         let [alloc, free] = program.alloc_and_free(
+            program.scale.rounds,
             |driver| driver.mem_alloc(2 * MIB),
             // SAFETY: the memory was allocated just now.
             |driver, memory| unsafe { driver.mem_free(memory) },
         )?;
         let [load, _] = program.alloc_and_free(
+            program.scale.rounds,
             |driver| driver.module_load_data(PTX, &mut String::new()),
             // SAFETY: the module was loaded just now.
             |driver, module| unsafe { driver.module_unload(module) },

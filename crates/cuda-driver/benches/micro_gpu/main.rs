@@ -96,8 +96,8 @@ fn compare(options: &Options) -> Outcome<bool> {
     };
     let devices = driver.device_get_count()?.min(2);
     // Virtual time is the same in every round.
-    let rounds = if options.simulated { 1 } else { Scale::FULL.rounds };
-    let program = Program::new(driver, Scale { rounds, ..Scale::FULL })?;
+    let scale = if options.simulated { Scale::FULL.once() } else { Scale::FULL };
+    let program = Program::new(driver, scale)?;
     let base = built_in(&program.device.info().name)?;
     let Measured { fitted, rows } = program.measure(&base, devices)?;
     println!("{}, {devices} devices: fitted profile\n\n{fitted}", program.device.info().name);

@@ -26,11 +26,18 @@ pub(crate) struct Scale {
     pub(crate) count: u64,
     /// How often each is timed, after one round that warms up.
     pub(crate) rounds: usize,
+    /// The same of what takes a few milliseconds at most.
+    pub(crate) rounds_of_short: usize,
 }
 
 impl Scale {
+    /// The same with one round of everything, for where time is the same in every round.
+    pub(crate) const fn once(self) -> Self {
+        Self { rounds: 1, rounds_of_short: 1, ..self }
+    }
+
     /// For a GPU of 12 GiB or more, and as much host memory.
-    pub(crate) const FULL: Self = Self { big: GIB, count: 2048, rounds: 7 };
+    pub(crate) const FULL: Self = Self { big: GIB, count: 2048, rounds: 11, rounds_of_short: 51 };
 }
 
 /// Whether a profile that was fitted on the same machine knows the answer already.
@@ -118,6 +125,26 @@ impl Program {
         Ok(middle(times))
     }
 
+    /// Nanoseconds that each more of `work` takes by its own account, from `few` to `many`, one after
+    /// the other in each round.
+    pub(crate) fn slope(
+        &self,
+        [few, many]: [u64; 2],
+        work: impl Fn(u64) -> Outcome<f64>,
+    ) -> Outcome<f64> {
+        let mut times: [Vec<f64>; 2] = Default::default();
+        for round in 0..=self.scale.rounds {
+            for (times, count) in times.iter_mut().zip([few, many]) {
+                let nanos = work(count)?;
+                if round > 0 {
+                    times.push(nanos);
+                }
+            }
+        }
+        let [short, long] = times.map(middle);
+        Ok(((long - short) / (many - few) as f64).max(0.0))
+    }
+
     /// `count` times the same call, without what the handles do around it.
     pub(crate) fn calls(
         &self,
@@ -136,7 +163,7 @@ impl Program {
     /// `count` pages: nanoseconds of each of [`PAGE_CALLS`].
     pub(crate) fn pages(&self, page: u64, count: u64) -> Outcome<[f64; PAGE_CALLS.len()]> {
         let mut times: [Vec<f64>; PAGE_CALLS.len()] = Default::default();
-        for round in 0..=self.scale.rounds {
+        for round in 0..=self.scale.rounds_of_short {
             let laps = self.device.run(|driver| self.page_laps(driver, page, count))?;
             if round > 0 {
                 times.iter_mut().zip(laps).for_each(|(times, lap)| times.push(lap));
@@ -190,7 +217,9 @@ impl Program {
 
     /// Nanoseconds of allocating pinned memory, and of freeing it.
     pub(crate) fn pinned(&self, bytes: u64) -> Outcome<[f64; 2]> {
+        let Scale { rounds, rounds_of_short, .. } = self.scale;
         self.alloc_and_free(
+            if bytes <= 16 * MIB { rounds_of_short } else { rounds },
             |driver| driver.mem_host_alloc(bytes, HostAllocFlags::CACHED),
             |driver, host| {
                 // SAFETY: the memory was allocated just now, and nothing refers to it.
@@ -202,11 +231,12 @@ impl Program {
     /// Nanoseconds of a call that allocates, and of one that frees.
     pub(crate) fn alloc_and_free(
         &self,
+        rounds: usize,
         alloc: impl Fn(&dyn Driver) -> DriverResult<u64>,
         free: impl Fn(&dyn Driver, u64) -> DriverResult<()>,
     ) -> Outcome<[f64; 2]> {
         let mut times: [Vec<f64>; 2] = Default::default();
-        for round in 0..=self.scale.rounds {
+        for round in 0..=rounds {
             let (took, gave) = self.device.run(|driver| {
                 let begun = self.now();
                 let memory = alloc(driver)?;

@@ -11,6 +11,9 @@ use super::program::{KIB, Kind, MIB, Outcome, PAGE_CALLS, Program, Row, size};
 /// Bytes of a copy in a loop, at most.
 const SLOT: u64 = 2 * MIB;
 
+/// How often something short is done that is done alone, each time with a wait.
+const TURNS: u64 = 8;
+
 fn push(
     rows: &mut Vec<Row>,
     kind: Kind,
@@ -124,10 +127,7 @@ impl Program {
         }
         for kib in [64, 2048] {
             let to = memory.span().slice(0, kib * KIB)?;
-            let nanos = self.median(1, || {
-                self.stream.copy_to_device(to, &host, 0)?;
-                Ok(self.stream.synchronize()?)
-            })?;
+            let nanos = self.turns(TURNS, |_| Ok(self.stream.copy_to_device(to, &host, 0)?))?;
             let what = format!("one copy to the device and a wait, {}", size(kib * KIB));
             push(rows, Predicted, what, nanos, kib * KIB);
         }
@@ -155,6 +155,16 @@ impl Program {
         Ok(())
     }
 
+    /// What each of so many operations takes with a wait for it.
+    fn turns(&self, turns: u64, operation: impl Fn(u64) -> Outcome<()>) -> Outcome<f64> {
+        self.median(turns, || {
+            (0..turns).try_for_each(|turn| {
+                operation(turn)?;
+                Ok(self.stream.synchronize()?)
+            })
+        })
+    }
+
     fn device_work(&self, rows: &mut Vec<Row>) -> Outcome<()> {
         let big = self.scale.big;
         let memory = DeviceBuffer::alloc(&self.device, 8 * big)?;
@@ -172,19 +182,13 @@ impl Program {
             push(rows, kind, what, nanos, 2 * bytes);
         }
         let first = memory.span().slice(0, big)?;
-        for (bytes, kind) in [(big, Fitted), (big / 64, Predicted)] {
-            let nanos = self.median(1, || {
-                self.stream.fill(first.slice(0, bytes)?, 2)?;
-                Ok(self.stream.synchronize()?)
-            })?;
+        for (bytes, turns, kind) in [(big, 1, Fitted), (big / 64, TURNS, Predicted)] {
+            let nanos =
+                self.turns(turns, |_| Ok(self.stream.fill(first.slice(0, bytes)?, 2)?))?;
             push(rows, kind, format!("fill, {}", size(bytes)), nanos, bytes);
         }
-        for (name, bytes, count, kind) in [
-            ("read_words", big, 4, Fitted),
-            ("copy_words", big, 4, Fitted),
-            ("read_words", big / 32, 1, Predicted),
-            ("copy_words", big / 32, 1, Predicted),
-        ] {
+        for (name, count) in [("read_words", 4), ("copy_words", 4)] {
+            let bytes = big;
             let kernel = self.kernel(name)?;
             let to = memory.address() + 4 * big;
             let args = KernelArgs::new().arg(first.address()).arg(bytes / 16).arg(to);
@@ -198,7 +202,19 @@ impl Program {
                 Ok(self.stream.synchronize()?)
             })?;
             let what = format!("{count} times kernel {name}, {}, bytes read", size(bytes));
-            push(rows, kind, what, nanos, bytes);
+            push(rows, Fitted, what, nanos, bytes);
+        }
+        for name in ["read_words", "copy_words"] {
+            let (kernel, bytes) = (self.kernel(name)?, big / 32);
+            let nanos = self.turns(TURNS, |turn| {
+                // Elsewhere each time: a GPU's cache holds 32 MiB, and the model has no cache.
+                let [from, to] = [0, 4 * big].map(|at| memory.address() + at + turn * bytes);
+                let args = KernelArgs::new().arg(from).arg(bytes / 16).arg(to);
+                // SAFETY: as above.
+                Ok(unsafe { kernel.launch(&self.stream, &LaunchConfig::linear(2048, 256), &args) }?)
+            })?;
+            let what = format!("one kernel {name} and a wait, {}, bytes read", size(bytes));
+            push(rows, Predicted, what, nanos, bytes);
         }
         let begun = Event::with_timing(&self.device)?;
         let ended = Event::with_timing(&self.device)?;
@@ -300,9 +316,8 @@ impl Program {
     }
 
     fn host_memory(&self, rows: &mut Vec<Row>) -> Outcome<()> {
-        for (mib, kind) in
-            [(1, Fitted), (4, Predicted), (16, Fitted), (64, Predicted), (256, Fitted)]
-        {
+        for mib in [1, 2, 4, 8, 16, 64, 256] {
+            let kind = if [1, 4, 16, 256].contains(&mib) { Fitted } else { Predicted };
             for (call, nanos) in ["allocate", "free"].into_iter().zip(self.pinned(mib * MIB)?) {
                 push(rows, kind, format!("{call} {mib} MiB of pinned memory"), nanos, None);
             }

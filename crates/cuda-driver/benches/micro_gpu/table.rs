@@ -44,8 +44,7 @@ pub(crate) fn machine(profile: Profile, devices: i32) -> Outcome<SimDriver> {
 /// The rows as a machine of that profile would have measured them.
 pub(crate) fn predict(profile: &Profile, devices: i32, scale: Scale) -> Outcome<Vec<Row>> {
     // Virtual time is the same in every round.
-    let scale = Scale { rounds: 1, ..scale };
-    let program = Program::new(Arc::new(machine(profile.clone(), devices)?), scale)?;
+    let program = Program::new(Arc::new(machine(profile.clone(), devices)?), scale.once())?;
     let _peer = program.enable_peer(devices)?;
     program.rows(devices)
 }

@@ -13,6 +13,7 @@ mod traffic;
 mod values;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
 pub use profile::{Profile, ProfileError};
 use traffic::Traffic;
@@ -72,6 +73,8 @@ pub(crate) struct Clock {
 struct DeviceTime {
     down: Link,
     up: Link,
+    /// What copies in both directions set up with, one after the other.
+    shared: Engine,
     /// Between this device and others, in the direction away from it.
     peers: Engine,
     /// Memory and multiprocessors: two kernels, or a kernel and a copy, have half of it each, which
@@ -91,16 +94,29 @@ struct Link {
     wires: Engine,
 }
 
+/// A copy over the link, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct LinkCopy {
+    /// On an engine, before the bytes.
+    setup: u64,
+    /// Of which first this on what both directions share.
+    shared: u64,
+    /// On the wires, alone.
+    transfer: u64,
+}
+
+/// What a copy over the link meets of the other direction.
+struct Beside<'d> {
+    shared: &'d mut Engine,
+    /// While these are busy, bytes take `percent` percent.
+    wires: &'d Engine,
+    percent: u32,
+}
+
 impl Link {
-    /// Places a copy that takes `setup` on an engine and then the wires for `transfer`; its end.
-    /// While `against`, the wires of the other direction, are busy, bytes take `percent` percent.
-    fn place(
-        &mut self,
-        ready: u64,
-        (setup, transfer): (u64, u64),
-        against: &Engine,
-        percent: u32,
-    ) -> u64 {
+    /// Places a copy; its end. The time that it waits for what it shares, its engine is held.
+    fn place(&mut self, ready: u64, copy: LinkCopy, beside: Beside<'_>) -> u64 {
+        let LinkCopy { setup, shared, transfer } = copy;
         // Where there is room for the transfer it may be slowed, and then need more room, and so on:
         // each turn begins later or is the last, and there are only so many gaps.
         let mut on_wires = transfer;
@@ -109,9 +125,11 @@ impl Link {
             let free = |engine: &&mut Engine| engine.earliest(ready, length);
             let Some(engine) = self.engines.iter_mut().min_by_key(free) else { return ready };
             let start = engine.earliest(ready, length);
-            let begin = self.wires.earliest(start.saturating_add(setup), on_wires);
-            let end = against.beside(begin, transfer, percent);
+            let set_up = beside.shared.earliest(start, shared);
+            let begin = self.wires.earliest(set_up.saturating_add(setup), on_wires);
+            let end = beside.wires.beside(begin, transfer, beside.percent);
             if end - begin <= on_wires {
+                beside.shared.take(set_up, set_up.saturating_add(shared));
                 self.wires.take(begin, end);
                 engine.take(start, end);
                 return end;
@@ -184,8 +202,10 @@ impl Clock {
         let cost = match call {
             "cuCtxGetCurrent" | "cuCtxSetCurrent" | "cuCtxGetDevice" => profile.context_call,
             "cuLaunchKernel" => profile.launch_call,
-            "cuMemcpyHtoDAsync" | "cuMemcpyDtoHAsync" | "cuMemcpyDtoDAsync"
-            | "cuMemcpyPeerAsync" | "cuMemsetD8Async" => profile.copy_call,
+            "cuMemcpyHtoDAsync" | "cuMemcpyPeerAsync" => profile.htod_call,
+            "cuMemcpyDtoHAsync" => profile.dtoh_call,
+            "cuMemcpyDtoDAsync" => profile.dtod_call,
+            "cuMemsetD8Async" => profile.fill_call,
             "cuEventRecord" => profile.event_record_call,
             "cuEventQuery" | "cuStreamQuery" => profile.query_call,
             "cuMemAddressReserve" => profile.reserve,
@@ -310,34 +330,28 @@ impl Clock {
     }
 
     /// End of an operation that is ready at `ready`.
-    fn place(&mut self, device: u32, demand: Demand, ready: u64) -> u64 {
+    fn place(&mut self, charge: &Charge, ready: u64) -> u64 {
         let profile = &self.profile;
-        let time = &mut self.devices[device as usize];
-        let duplex = profile.duplex_percent;
-        let to_device = |transfer| (nanos(profile.htod_setup), transfer);
-        let to_host = |transfer| (nanos(profile.dtoh_setup), transfer);
+        let time = &mut self.devices[charge.device as usize];
         let on_device = |time: &mut DeviceTime, length: u64| {
             let length = length.saturating_add(nanos(profile.dtod_setup));
             time.memory.place(ready, length).saturating_add(length)
         };
-        match demand {
+        match charge.demand {
             Demand::Nothing => ready,
-            Demand::Wait(point) => ready.max(self.point(point)),
-            Demand::Down(bytes) => {
-                let transfer = to_device(profile.htod.nanos(bytes));
-                time.down.place(ready, transfer, &time.up.wires, duplex)
+            Demand::Wait(point) => {
+                let is_other = point.stream != charge.point.stream;
+                let latency = if is_other { nanos(profile.event_wait_latency) } else { 0 };
+                ready.max(self.point(point).saturating_add(latency))
             }
-            Demand::Up(bytes) => {
-                let transfer = to_host(profile.dtoh.nanos(bytes));
-                time.up.place(ready, transfer, &time.down.wires, duplex)
-            }
+            Demand::Down(bytes) => time.place_down(profile, ready, profile.htod.nanos(bytes)),
+            Demand::Up(bytes) => time.place_up(profile, ready, profile.dtoh.nanos(bytes)),
             // The bytes were on their way while the host staged them.
-            Demand::Staged => time.down.place(ready, to_device(0), &time.up.wires, duplex),
+            Demand::Staged => time.place_down(profile, ready, 0),
             Demand::Fetch(bytes) => {
                 let wires = profile.dtoh.nanos(bytes);
                 let staging = profile.pageable.nanos(bytes).saturating_sub(wires);
-                let end = time.up.place(ready, to_host(wires), &time.down.wires, duplex);
-                end.saturating_add(staging)
+                time.place_up(profile, ready, wires).saturating_add(staging)
             }
             Demand::Copy(bytes) => on_device(time, profile.dtod.nanos(bytes)),
             Demand::Fill(bytes) => on_device(time, profile.fill.nanos(bytes)),
@@ -352,6 +366,22 @@ impl Clock {
 }
 
 impl DeviceTime {
+    /// End of a copy to the device that is ready at `ready` and takes the wires for `transfer`.
+    fn place_down(&mut self, profile: &Profile, ready: u64, transfer: u64) -> u64 {
+        let copy = link_copy(profile, profile.htod_setup, transfer);
+        let percent = profile.duplex_percent;
+        let beside = Beside { shared: &mut self.shared, wires: &self.up.wires, percent };
+        self.down.place(ready, copy, beside)
+    }
+
+    /// Likewise of a copy to the host.
+    fn place_up(&mut self, profile: &Profile, ready: u64, transfer: u64) -> u64 {
+        let copy = link_copy(profile, profile.dtoh_setup, transfer);
+        let percent = profile.duplex_percent;
+        let beside = Beside { shared: &mut self.shared, wires: &self.down.wires, percent };
+        self.up.place(ready, copy, beside)
+    }
+
     /// End of a kernel that is ready at `ready` and moves `traffic`.
     fn place_kernel(&mut self, profile: &Profile, ready: u64, traffic: Traffic) -> u64 {
         let loading = profile.kernel_load.nanos(traffic.loaded);
@@ -372,6 +402,12 @@ impl DeviceTime {
         }
         end
     }
+}
+
+fn link_copy(profile: &Profile, setup: Duration, transfer: u64) -> LinkCopy {
+    // It is a part of the set-up, whatever the profile says.
+    let shared = nanos(profile.shared_setup.min(setup));
+    LinkCopy { setup: nanos(setup), shared, transfer }
 }
 
 impl Demand {
@@ -430,7 +466,7 @@ impl State {
                 break;
             };
             clock.untold_count -= 1;
-            let end = clock.place(charge.device, charge.demand, ready);
+            let end = clock.place(&charge, ready);
             if charge.awaited {
                 clock.note_point(charge.point.sequence, end);
             }

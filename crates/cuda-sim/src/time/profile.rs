@@ -61,6 +61,9 @@ profile! {
     htod_setup: Duration,
     /// What a copy engine takes for each copy to the host, beside the bytes.
     dtoh_setup: Duration,
+    /// The part of each set-up that copies in both directions take one after the other. It is seen
+    /// when small copies go both ways at once. An estimate.
+    shared_setup: Duration,
     /// A copy over the link, while another that came before it goes the other way: its time, in
     /// percent of its time alone. The one that came before is not slowed, so two long copies that
     /// begin together end after 2 - 100 / this times what one takes.
@@ -87,8 +90,14 @@ profile! {
 
     /// Call that launches a kernel. An estimate.
     launch_call: Duration,
-    /// Call that enqueues a copy or a fill. An estimate.
-    copy_call: Duration,
+    /// Call that enqueues a copy to a device or between two. An estimate.
+    htod_call: Duration,
+    /// Call that enqueues a copy to the host. An estimate.
+    dtoh_call: Duration,
+    /// Call that enqueues a copy on one device, which is nearly a launch. An estimate.
+    dtod_call: Duration,
+    /// Call that enqueues a fill, likewise. An estimate.
+    fill_call: Duration,
     /// Call that records an event.
     event_record_call: Duration,
     /// Call that queries an event or a stream.
@@ -101,6 +110,9 @@ profile! {
     start_latency: Duration,
     /// Likewise for a kernel, which takes longer to begin; behind other work it is not seen.
     kernel_start_latency: Duration,
+    /// From the end of what an event of another stream stands for until a stream that waits for the
+    /// event goes on. An event that was over for longer costs nothing. An estimate.
+    event_wait_latency: Duration,
     /// From the end of what the host waits for until it goes on. An estimate.
     wait_latency: Duration,
 
@@ -154,6 +166,12 @@ impl Profile {
     /// The cost of a copy over the link beside its bytes, 2.55 µs, is what fits loops of 2,048 copies
     /// of 4 KiB to 2 MiB to the device; to the host it is 2.05 µs. What kernels take to begin, the rate of
     /// fills, and what the two directions of the link cost each other were measured on a second host.
+    ///
+    /// Four estimates are from programs of several parts, here and on an H200: `shared_setup` is half of
+    /// what a copy of 16 KiB each way takes in a loop (3.6 µs), `dtod_call` what a copy of 1 MiB takes in a
+    /// loop of 100, `fill_call` what a fill of 16 MiB and a wait take beside all else, and
+    /// `event_wait_latency` half of what rounds over two streams took beside their copies (5 to 13 µs).
+    ///
     /// The rates of kernels are those of a reader (3.09 TB/s) and of a transfer
     /// that reads and writes (2.84 TB/s in all).
     #[must_use]
@@ -167,6 +185,7 @@ impl Profile {
             copy_engines: 1,
             htod_setup: Duration::from_nanos(2_550),
             dtoh_setup: Duration::from_nanos(2_050),
+            shared_setup: micros(18),
             duplex_percent: 114,
             dtod: Rate::mb_per_s(1_513_500),
             dtod_setup: micros(25),
@@ -178,13 +197,17 @@ impl Profile {
             kernel_host_store: Rate::mb_per_s(52_000),
             kernel_overhead: micros(20),
             launch_call: micros(20),
-            copy_call: micros(13),
+            htod_call: micros(13),
+            dtoh_call: micros(13),
+            dtod_call: micros(35),
+            fill_call: micros(30),
             event_record_call: micros(12),
             query_call: Duration::from_nanos(360),
             context_call: Duration::from_nanos(50),
             other_call: micros(3),
             start_latency: micros(10),
             kernel_start_latency: micros(33),
+            event_wait_latency: micros(37),
             wait_latency: micros(8),
             reserve: micros(310),
             address_free: micros(200),
