@@ -148,11 +148,7 @@ impl Shared {
     pub(crate) fn pin_next(&self) -> Result<bool, DeviceError> {
         let Some(chunk) = self.backlog.take() else { return Ok(false) };
         let pinned = chunk.pin(&self.device, self.flags, &self.pinned_bytes);
-        let outcome = pinned.map(|slots| {
-            let unwanted = self.state.lock().admit(chunk.class, slots);
-            // Outside the lock: dropping events calls the driver.
-            drop(unwanted);
-        });
+        let outcome = pinned.map(|slots| self.state.lock().admit(chunk.class, slots));
         self.backlog.settle(chunk, outcome.err());
         outcome.map(|()| true)
     }
@@ -200,16 +196,11 @@ impl State {
         self.held + self.submitted.len()
     }
 
-    /// Adds newly pinned buffers, or hands them back when the pool is closed.
-    #[must_use]
-    fn admit(&mut self, class: usize, slots: Vec<Slot>) -> Vec<Slot> {
-        if self.closed {
-            return slots;
-        }
+    /// Adds newly pinned buffers. `close` waits for slabs under way before it takes all buffers out.
+    fn admit(&mut self, class: usize, slots: Vec<Slot>) {
         let class = &mut self.classes[class];
         class.circulating += slots.len();
         class.free.extend(slots);
-        Vec::new()
     }
 
     /// Puts a slot on the free list, or hands it back for dropping when the pool is closed.

@@ -151,6 +151,15 @@ fn forgotten_edits_large_changes_and_other_tables_are_sent_whole() {
     assert_eq!(rig.stage(&twin, &slots, 100, &[1]).words, 0);
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     assert_eq!(rig.stage(&long, &slots, 300, &[1]).words, 0);
+    // Tables of the same shape with as many edits.
+    let twins = [7, 8].map(|block| {
+        let mut twin = BlockTable::new(8, 128).unwrap();
+        (0..8).for_each(|slot| twin.append(slot, block).unwrap());
+        twin
+    });
+    for twin in [0, 1, 0, 1] {
+        assert_eq!(rig.stage(&twins[twin], &slots, 100, &[1]).words, 0);
+    }
     // Arrays of another step lay where the table was.
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     let mut step = rig.stager.begin().unwrap();
@@ -463,6 +472,26 @@ fn a_table_that_leaves_no_room_to_grow_is_still_sent() {
     let rows = step.block_rows(&table, &slots, 10).unwrap();
     let staged = step.submit(&rig.machine.stream).unwrap();
     assert_eq!((staged.words(), rig.read(&staged, rows)), (1, expected(&table, &slots, 10)));
+}
+
+#[test]
+fn the_end_of_a_short_array_carries_nothing_of_earlier_steps() {
+    let mut rig = Rig::new(8, 1 << 12, 1);
+    let table = filled(2, 16, 9);
+    let mut stage = |array: &[u8]| {
+        let mut step = rig.stager.begin_wait().unwrap();
+        step.block_rows(&table, &[0, 1], 9).unwrap();
+        let part = step.array(array).unwrap();
+        let staged = step.submit(&rig.machine.stream).unwrap();
+        rig.machine.stream.synchronize().unwrap();
+        (staged.words(), staged.span(part).unwrap())
+    };
+    stage(&[0xAA; 16]);
+    let (words, long) = stage(&[0xAA; 16]);
+    assert_eq!((words, stage(&[0xBB]).0), (1, 1));
+    let mut right = [0; 16];
+    right[0] = 0xBB;
+    assert_eq!(rig.machine.read(long), right);
 }
 
 #[test]
