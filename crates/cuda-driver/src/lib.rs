@@ -105,7 +105,7 @@ pub use driver::{
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use launch::{KernelArgs, LaunchConfig};
-pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer};
+pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan};
 pub use module::{Kernel, Module, ModuleError};
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 pub use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};

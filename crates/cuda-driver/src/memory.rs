@@ -235,6 +235,15 @@ impl PinnedBuffer {
         unsafe { std::ptr::write_bytes(self.host as *mut u8, 0, self.bytes as usize) };
     }
 
+    /// The `bytes` bytes at `offset`, for kernels to read.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn span(&self, offset: u64, bytes: u64) -> Result<PinnedSpan<'_>, OutOfBounds> {
+        OutOfBounds::check(offset, bytes, self.bytes)?;
+        Ok(PinnedSpan { buffer: self, offset, bytes })
+    }
+
     pub(crate) fn host_range(&self, offset: u64, bytes: u64) -> Result<u64, OutOfBounds> {
         OutOfBounds::check(offset, bytes, self.bytes)?;
         Ok(self.host + offset)
@@ -284,6 +293,44 @@ impl PinnedBuffer {
         // SAFETY: the allocation is owned, initialised since `alloc`, and `bytes` long; `&mut
         // self` excludes other Rust accesses, the caller excludes the device's.
         unsafe { std::slice::from_raw_parts_mut(self.host as *mut u8, self.bytes as usize) }
+    }
+}
+
+/// A range of pinned host memory for the device to read, and for nothing else: neither host nor device
+/// can write through it.
+///
+/// # Ordering
+/// Of a kernel that reads it the same is asked as of a copy: the bytes must not change before an event
+/// recorded after the launch has completed.
+#[derive(Clone, Copy, Debug)]
+pub struct PinnedSpan<'a> {
+    buffer: &'a PinnedBuffer,
+    /// # Invariants
+    /// `offset..offset + bytes` lies inside the buffer.
+    offset: u64,
+    bytes: u64,
+}
+
+impl PinnedSpan<'_> {
+    /// Address by which kernels reach the first byte.
+    #[must_use]
+    pub fn device_address(self) -> u64 {
+        self.buffer.device_address + self.offset
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn slice(self, offset: u64, bytes: u64) -> Result<Self, OutOfBounds> {
+        OutOfBounds::check(offset, bytes, self.bytes)?;
+        Ok(Self { offset: self.offset + offset, bytes, ..self })
     }
 }
 

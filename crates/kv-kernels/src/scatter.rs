@@ -1,6 +1,6 @@
 //! Scattering words of a pinned buffer over device memory.
 
-use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, PinnedBuffer, Stream};
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, PinnedSpan, Stream};
 
 use crate::kernels::ROW_THREADS;
 use crate::operand::{check_aligned, check_length};
@@ -17,7 +17,7 @@ pub struct ScatterWords<'a> {
     /// Where the words go; an index counts words of 16 bytes from its start, which is aligned to 16.
     pub out: DeviceSpan,
     /// Pinned memory that holds words and indices.
-    pub source: &'a PinnedBuffer,
+    pub source: PinnedSpan<'a>,
     /// Where `count` words of 16 bytes begin in it, in bytes; their address is a multiple of 16.
     pub data_offset: u64,
     /// Where `count` indices (`u32`) begin in it, in bytes; their address is a multiple of 4.
@@ -62,9 +62,9 @@ impl KvKernels {
         let config = LaunchConfig::linear(blocks as u32, ROW_THREADS as u32);
         // SAFETY: the 5 arguments are the parameters of `scatter_words` in `kernels/scatter.cu`, in
         // order and size. The kernel writes inside `out` only, which is device memory (invariant of
-        // `DeviceSpan`). It reads `count` words and `count` indices of the pinned buffer (`pinned`),
-        // whose memory is not freed before the device has finished (a drop only retires it) and is
-        // host memory that it writes nowhere.
+        // `DeviceSpan`). It reads `count` words and `count` indices of the span (`pinned`), whose
+        // memory is not freed before the device has finished (a dropped buffer is only retired), and
+        // writes no host memory.
         Ok(unsafe { self.scatter.launch(stream, &config, &args) }?)
     }
 }
@@ -72,7 +72,7 @@ impl KvKernels {
 /// The address by which a kernel reads `count` values of `size` bytes at `offset` of `source`.
 fn pinned(
     operand: Operand,
-    source: &PinnedBuffer,
+    source: PinnedSpan<'_>,
     offset: u64,
     count: u32,
     size: u64,

@@ -273,7 +273,7 @@ fn scattered_words(gpu: &Side) {
             let out = side.upload(&noise(out_words * 16 + 8));
             let scatter = ScatterWords {
                 out: out.span(),
-                source: &source,
+                source: source.span(0, bytes).unwrap(),
                 data_offset: 48,
                 index_offset: 48 + data_bytes,
                 count,

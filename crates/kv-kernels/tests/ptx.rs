@@ -245,7 +245,7 @@ fn scattered_words_are_those_of_the_reference() {
             let out = machine.upload(&noise(out_words * 16 + 8));
             let scatter = ScatterWords {
                 out: out.span(),
-                source: &source,
+                source: source.span(0, bytes).unwrap(),
                 data_offset: 32,
                 index_offset: 32 + data_bytes,
                 count,

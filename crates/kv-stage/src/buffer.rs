@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedBuffer, Stream};
+use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedSpan, Stream};
 use smallvec::SmallVec;
 
 use crate::SubmitError;
@@ -271,12 +271,13 @@ impl SubmittedView<'_> {
         self.readers.borrow_mut().add(stream)
     }
 
-    /// The pinned allocation that the buffer is a part of, and where in it the buffer begins.
-    ///
-    /// For launches that check a kernel's host memory. Only the buffer's own bytes may be read.
+    /// The buffer's memory, for launches that check what a kernel reads, within the closure.
     #[must_use]
-    pub fn place(&self) -> (&PinnedBuffer, u64) {
-        self.memory.place()
+    pub fn span(&self) -> PinnedSpan<'_> {
+        match self.memory.span() {
+            Some(span) => span,
+            None => unreachable!("a buffer lies inside its slab, see `SlotMemory::offset`"),
+        }
     }
 
     fn copy_on(

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cuda_driver::{DeviceError, DeviceSpan, PinnedBuffer, Stream};
+use cuda_driver::{DeviceError, DeviceSpan, PinnedSpan, Stream};
 
 /// Bytes of a word.
 pub const SCATTER_WORD_BYTES: u64 = 16;
@@ -14,8 +14,7 @@ pub const SCATTER_WORD_BYTES: u64 = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct Scatter<'a> {
     pub(crate) out: DeviceSpan,
-    pub(crate) source: &'a PinnedBuffer,
-    pub(crate) data_offset: u64,
+    pub(crate) source: PinnedSpan<'a>,
     pub(crate) index_offset: u64,
     pub(crate) count: u32,
 }
@@ -29,14 +28,14 @@ impl Scatter<'_> {
 
     /// The pinned memory that holds words and indices.
     #[must_use]
-    pub fn source(&self) -> &PinnedBuffer {
+    pub fn source(&self) -> PinnedSpan<'_> {
         self.source
     }
 
     /// Where the words begin in it, in bytes; aligned to a word.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
-        self.data_offset
+        0
     }
 
     /// Where the indices (`u32`, counted in words from the start of `out`) begin in it, in bytes;

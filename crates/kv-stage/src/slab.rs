@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{Device, DeviceError, Event, HostAllocFlags, OutOfBounds, PinnedBuffer};
+use cuda_driver::{
+    Device, DeviceError, Event, HostAllocFlags, OutOfBounds, PinnedBuffer, PinnedSpan,
+};
 
 use crate::retire::Events;
 
@@ -45,6 +47,11 @@ impl SlotMemory {
         (&self.slab.pinned, self.offset)
     }
 
+    /// The memory, for kernels to read.
+    pub(crate) fn span(&self) -> Option<PinnedSpan<'_>> {
+        self.slab.pinned.span(self.offset, self.bytes).ok()
+    }
+
     /// Address by which kernels reach the first byte.
     pub(crate) fn device_address(&self) -> u64 {
         self.slab.pinned.device_address() + self.offset
@@ -63,6 +70,9 @@ impl SlotMemory {
     /// # Safety
     /// - no device operation that reads or writes this buffer is pending, and none is enqueued while
     ///   the slice is alive.
+    ///
+    /// Operations on other parts of the slab do no harm. None of this crate writes any, and the slab
+    /// itself, to which a device could be told to write, is shown to nobody.
     pub(crate) unsafe fn slice_mut(&mut self) -> &mut [u8] {
         let first = (self.slab.pinned.host_address() + self.offset) as *mut u8;
         // SAFETY: the range lies inside a live pinned allocation, which `PinnedBuffer::alloc`

@@ -548,9 +548,7 @@ fn send_words(
     (index_start, count): (u64, u32),
     kernel: &dyn ScatterKernel,
 ) -> Result<(), SendError> {
-    let (source, data_offset) = view.place();
-    let scatter =
-        Scatter { out: span, source, data_offset, index_offset: data_offset + index_start, count };
+    let scatter = Scatter { out: span, source: view.span(), index_offset: index_start, count };
     Ok(kernel.scatter(view.stream(), &scatter)?)
 }
 

@@ -274,7 +274,7 @@ fn scatters() {
     let source = PinnedBuffer::alloc(&machine.device, 76, HostAllocFlags::CACHED).unwrap();
     let good = ScatterWords {
         out: bench.span(0, 64),
-        source: &source,
+        source: source.span(0, 76).unwrap(),
         data_offset: 16,
         index_offset: 64,
         count: 3,
@@ -291,6 +291,17 @@ fn scatters() {
         too_short(Operand::WordIndex, 80, 76)
     );
     let host = source.device_address();
+    // A span of pinned memory ends where it says, also within a larger one.
+    let part = source.span(16, 48).unwrap();
+    assert_eq!((part.device_address(), part.bytes()), (host + 16, 48));
+    assert_eq!(part.slice(8, 40).unwrap().device_address(), host + 24);
+    for outside in [source.span(16, 61), part.slice(8, 41), part.slice(u64::MAX, 1)] {
+        assert!(outside.is_err());
+    }
+    assert_eq!(
+        refused(ScatterWords { source: part, data_offset: 0, index_offset: 48, ..good }),
+        too_short(Operand::WordIndex, 60, 48)
+    );
     assert_eq!(
         refused(ScatterWords { data_offset: 8, ..good }),
         misaligned(Operand::Words, host + 8, 16)
