@@ -74,6 +74,7 @@ mod pool;
 mod retire;
 mod scatter;
 mod slab;
+mod staged;
 mod step;
 
 pub use block_table::BlockTable;
@@ -84,7 +85,8 @@ pub use error::{
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
 pub use scatter::{SCATTER_WORD_BYTES, Scatter, ScatterError, ScatterKernel};
-pub use step::{PART_ALIGNMENT, PartId, Staged, Step, StepStager, StepStagerOptions};
+pub use staged::{PartId, Staged};
+pub use step::{PART_ALIGNMENT, Step, StepStager, StepStagerOptions};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -9,9 +9,10 @@ use smallvec::SmallVec;
 
 use crate::mirror::{Changes, View, copy_row, copy_word};
 use crate::scatter::{SCATTER_WORD_BYTES, Scatter};
+use crate::staged::{Parts, Place};
 use crate::{
-    AcquireError, BlockTable, PartError, ScatterKernel, SendError, StagingBuffer, StagingError,
-    StagingPool, StepError, SubmittedView, TableError,
+    AcquireError, BlockTable, PartId, ScatterKernel, SendError, Staged, StagingBuffer,
+    StagingError, StagingPool, StepError, SubmittedView, TableError,
 };
 
 /// Every part of a step starts at a multiple of this many bytes, in the buffer and on the device.
@@ -256,35 +257,6 @@ struct Copied {
     from: u64,
     /// Where it begins in the buffer.
     buffer_from: u64,
-}
-
-/// A part of one step: rows of a table or an array.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct PartId {
-    step: u64,
-    index: u32,
-}
-
-#[derive(Clone, Debug)]
-struct Parts {
-    /// Tells this step's parts from another's.
-    number: u64,
-    /// End of the last part, in bytes.
-    used: u64,
-    /// Bytes that travelled, once submitted.
-    sent: u64,
-    /// Words that were scattered.
-    words: u32,
-    places: SmallVec<[Place; 8]>,
-}
-
-/// Where a part lies in the device's memory.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    offset: u64,
-    bytes: u64,
-    /// Entries of a row; 0 for an array.
-    row_entries: usize,
 }
 
 impl Step<'_> {
@@ -550,54 +522,4 @@ fn send_words(
 ) -> Result<(), SendError> {
     let scatter = Scatter { out: span, source: view.span(), index_offset: index_start, count };
     Ok(kernel.scatter(view.stream(), &scatter)?)
-}
-
-/// A step that was sent: where its parts lie on the device.
-///
-/// Valid on the stager's stream until the next submit there, and to be read only; see [`StepStager`].
-#[derive(Clone, Debug)]
-pub struct Staged {
-    span: DeviceSpan,
-    parts: Parts,
-}
-
-impl Staged {
-    /// Where a part lies on the device; its address is a multiple of [`PART_ALIGNMENT`].
-    ///
-    /// # Errors
-    /// [`PartError`] for a part of another step.
-    pub fn span(&self, part: PartId) -> Result<DeviceSpan, PartError> {
-        let Place { offset, bytes, .. } = self.place(part)?;
-        let foreign = PartError { part_step: part.step, step: self.parts.number };
-        self.span.slice(offset, bytes).map_err(|_| foreign)
-    }
-
-    /// Entries from a row of a table's part to the next, at least the width asked for; 0 for an array.
-    ///
-    /// # Errors
-    /// As [`span`](Staged::span).
-    pub fn row_entries(&self, part: PartId) -> Result<usize, PartError> {
-        Ok(self.place(part)?.row_entries)
-    }
-
-    /// Bytes that travelled: those that were copied, padding between parts included, and the words
-    /// that were scattered, each with its index.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.parts.sent
-    }
-
-    /// Words of [`SCATTER_WORD_BYTES`] bytes that were scattered; 0 for a step that was copied.
-    #[must_use]
-    pub fn words(&self) -> u32 {
-        self.parts.words
-    }
-
-    fn place(&self, part: PartId) -> Result<Place, PartError> {
-        let foreign = PartError { part_step: part.step, step: self.parts.number };
-        if part.step != self.parts.number {
-            return Err(foreign);
-        }
-        self.parts.places.get(part.index as usize).copied().ok_or(foreign)
-    }
 }
