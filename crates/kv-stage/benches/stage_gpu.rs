@@ -112,6 +112,8 @@ impl Bench {
         let full_bytes = format!("{} KiB", TABLE_BYTES >> 10);
         let copy = self.one_copy(TABLE_BYTES);
         row("full table: one `cuMemcpyHtoDAsync`", &full_bytes, copy, Some(copy));
+        let written = self.one_written_copy();
+        row("full table: the host writes it, then one copy", &full_bytes, written, Some(copy));
         row(
             "full table: plain gather kernel, pinned source",
             &full_bytes,
@@ -181,6 +183,18 @@ impl Bench {
     fn one_copy(&self, bytes: u64) -> Cost {
         let (source, target) = (self.pinned(bytes), self.memory(bytes));
         self.cost(|| {}, || self.stream.copy_to_device(target.span(), &source, 0).unwrap())
+    }
+
+    /// One copy of bytes that the host has just written, as it must have before every step: they come
+    /// out of the processor's caches.
+    fn one_written_copy(&self) -> Cost {
+        let (mut source, target) = (self.pinned(TABLE_BYTES), self.memory(TABLE_BYTES));
+        let table = table(COLUMNS);
+        let enqueue = || {
+            source.write_at(0, bytemuck::cast_slice(table.as_slice())).unwrap();
+            self.stream.copy_to_device(target.span(), &source, 0).unwrap();
+        };
+        self.cost(|| {}, enqueue)
     }
 
     /// What engines do: a kernel reads the rows from a persistent pinned table.
