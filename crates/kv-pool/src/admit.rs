@@ -74,8 +74,9 @@ impl BlockPool {
         let mut blocks = Vec::new();
         let (found, mut slack) = state.plan(batch, &mut blocks)?;
         for &block in &blocks {
-            state.pin(block);
+            // Policies hear of the find first, and then that the block is held.
             state.note_use(block, true);
+            state.pin(block);
         }
         let mut taken_over = false;
         let mut admitted = Vec::with_capacity(batch.len());
@@ -96,6 +97,22 @@ impl BlockPool {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         Ok(admitted)
+    }
+
+    /// How many blocks [`admit`](BlockPool::admit) would claim for a batch as of now, for a caller who
+    /// makes room before asking. A hint: others may come between, and only `admit` decides. Counts as
+    /// no lookup.
+    #[must_use]
+    pub fn blocks_to_claim(&self, batch: &[Admit<'_>]) -> usize {
+        let state = self.shared.state.lock();
+        let claims = |request: &Admit<'_>| {
+            let cached = request.prefix.iter().take(request.blocks).map_while(|&hash| {
+                let block = state.find(hash)?;
+                Some(state.blocks.tier(block) == Tier::Primary)
+            });
+            request.blocks - cached.filter(|&near| near).count()
+        };
+        batch.iter().map(claims).fold(0, usize::saturating_add)
     }
 
     /// A list of blocks whose references are counted.

@@ -14,7 +14,7 @@
 //! | evicted content to host memory | [`ClaimedBlocks::take_offload`], then [`Offload::commit`] |
 //! | content back from host memory | [`BlockPool::begin_onboard`], then [`Onboard::commit`] |
 //! | no reuse before the device is done | [`BlockPool::begin_epoch`], [`BlockPool::complete_epoch`] |
-//! | a batch: all matches, then all claims | [`BlockPool::admit`], also for parts of a last block |
+//! | a batch: all matches, then all claims | [`BlockPool::admit`], also for parts of a last block; [`BlockPool::blocks_to_claim`] before |
 //! | content moved down ahead of need | [`BlockPool::pin_victims`], [`BlockPool::claim_in`], [`BlockPool::begin_onboard`] |
 //! | readers in other processes | [`BlockPool::lend`], [`BlockPool::end_loan`], [`BlockPool::end_overdue_loans`] |
 //! | priorities that end | [`Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |

@@ -13,6 +13,8 @@
 //! | [`HitDensity`] | fewest expected hits for the time that a block would stay, learned while serving |
 //! | [`Prioritized`] | any of them for blocks of default priority, lower priorities before and higher ones after |
 //!
+//! [`PolicyKind`] names them for configurations.
+//!
 //! # The life of a block, as a policy sees it
 //!
 //! ```text
@@ -50,6 +52,7 @@ mod arc;
 mod error;
 mod ghosts;
 mod hit_density;
+mod kind;
 mod lru;
 mod prioritized;
 mod queues;
@@ -61,6 +64,7 @@ use std::fmt;
 pub use arc::AdaptiveReplacement;
 pub use error::PolicyError;
 pub use hit_density::HitDensity;
+pub use kind::{PolicyKind, UnknownPolicy};
 pub use lru::PriorityLru;
 pub use prioritized::Prioritized;
 pub use s3fifo::S3Fifo;

@@ -240,6 +240,10 @@ impl State {
             self.note_child(parent, from, false);
             self.note_child(parent, to.tier, true);
         }
+        if from != to.tier && self.blocks.is(id, Flag::NAMED) {
+            self.note_left(id, from);
+            self.note_stored(id);
+        }
     }
 
     /// Removes a block from the list that its place names, if any.

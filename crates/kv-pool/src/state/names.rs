@@ -50,11 +50,11 @@ impl State {
                 break;
             }
         }
+        self.note_uses(pins);
         self.pin_all(pins);
         let mut before = None;
         for at in pins.iter() {
             self.adopt(at.block, before);
-            self.note_use(at.block, true);
             before = Some(at.block);
         }
     }
@@ -108,6 +108,7 @@ impl State {
         };
         self.blocks.set_references(id, references);
         self.put(id, Place::Pinned);
+        self.note_stored(id);
         self.counters.registered += 1;
         self.emit_stored(id);
         None

@@ -9,6 +9,7 @@ use crate::blocks::{Flag, Place};
 use crate::clock::Clock;
 use crate::events::EventLog;
 use crate::expiry::Expiries;
+use crate::hold::BlockAt;
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime};
 use crate::state::State;
 use crate::state::tenancy::Tenancy;
@@ -211,7 +212,8 @@ impl State {
         PolicyTime { lookups: self.counters.lookups, ms: self.watch.now_ms() }
     }
 
-    /// Notes that a lookup found the block, or that its content is new.
+    /// Notes that a lookup found the block, or that its content is new. To be called before the block
+    /// is pinned, so that its policy hears of the find first.
     #[inline]
     pub(crate) fn note_use(&mut self, id: BlockId, found: bool) {
         if self.watch.notes.is_empty() {
@@ -221,6 +223,49 @@ impl State {
         let note = &mut self.watch.notes[id.index()];
         note.used = used;
         note.found = if found { note.found.saturating_add(1) } else { 0 };
+        if found {
+            self.tell_found(id, used);
+        }
+    }
+
+    /// The same for all blocks that one lookup found.
+    #[inline]
+    pub(crate) fn note_uses(&mut self, found: &[BlockAt]) {
+        if !self.watch.notes.is_empty() {
+            found.iter().for_each(|at| self.note_use(at.block, true));
+        }
+    }
+
+    /// Tells the policy of the block's tier that it was found, and those of nearer tiers that it was
+    /// not found there.
+    fn tell_found(&mut self, id: BlockId, now: PolicyTime) {
+        let (tier, hash) = (self.blocks.tier(id).index(), self.blocks.hash(id));
+        for policy in self.watch.policies[..tier].iter_mut().flatten() {
+            policy.missed(hash, now);
+        }
+        if let Some(policy) = &mut self.watch.policies[tier] {
+            policy.found(id, now);
+        }
+    }
+
+    /// Tells the policy of the block's tier that content was named there, or has come there.
+    #[inline]
+    pub(crate) fn note_stored(&mut self, id: BlockId) {
+        if self.watch.notes.is_empty() {
+            return;
+        }
+        let facts = self.facts(id);
+        if let Some(policy) = &mut self.watch.policies[self.blocks.tier(id).index()] {
+            policy.stored(id, &facts);
+        }
+    }
+
+    /// Tells the policy of a tier that content has left it for another.
+    #[inline]
+    pub(crate) fn note_left(&mut self, id: BlockId, tier: Tier) {
+        if let Some(policy) = &mut self.watch.policies[tier.index()] {
+            policy.removed(id);
+        }
     }
 
     /// Tells the policies that a lookup asked for what is not cached.

@@ -1,0 +1,169 @@
+//! What a pool tells its policies: the life of a block as they are promised it, in every tier.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::sync::{Arc, Mutex};
+
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, PriorityLru};
+use kv_pool::{Admit, BlockHash, BlockId, BlockPool, Naming, Onboarded, PoolConfig, Tier};
+
+/// Priority LRU that writes down what it is told.
+#[derive(Debug)]
+struct Recorder {
+    order: PriorityLru,
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+impl Recorder {
+    fn note(&self, what: &str, name: impl std::fmt::Display) {
+        self.told.lock().unwrap().push(format!("{what} {name}"));
+    }
+}
+
+fn named(hash: BlockHash) -> u128 {
+    hash.to_u128()
+}
+
+impl EvictionPolicy for Recorder {
+    fn name(&self) -> &'static str {
+        "recorder"
+    }
+
+    fn missed(&mut self, hash: BlockHash, _now: PolicyTime) {
+        self.note("missed", named(hash));
+    }
+
+    fn stored(&mut self, _block: BlockId, facts: &BlockFacts) {
+        let after = facts.parent.map_or_else(String::new, |_| " after another".to_owned());
+        self.note("stored", format!("{}{after}", named(facts.hash)));
+    }
+
+    fn found(&mut self, block: BlockId, _now: PolicyTime) {
+        self.note("found", format!("block {}", block.index()));
+    }
+
+    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+        self.note("evictable", named(facts.hash));
+        self.order.evictable(block, facts);
+    }
+
+    fn children(&mut self, block: BlockId, has_children: bool) {
+        self.order.children(block, has_children);
+    }
+
+    fn held(&mut self, block: BlockId) {
+        self.note("held", format!("block {}", block.index()));
+        self.order.held(block);
+    }
+
+    fn removed(&mut self, block: BlockId) {
+        self.note("removed", format!("block {}", block.index()));
+        self.order.removed(block);
+    }
+
+    fn victim(&mut self, now: PolicyTime) -> Option<BlockId> {
+        let victim = self.order.victim(now)?;
+        self.note("victim", format!("block {}", victim.index()));
+        Some(victim)
+    }
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+}
+
+struct Told(Arc<Mutex<Vec<String>>>);
+
+impl Told {
+    /// What was told since this was asked last.
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn pool(primary: u64, secondary: u64) -> (BlockPool, [Told; 2]) {
+    let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
+    let recorder = || {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let order = PriorityLru::new(primary + secondary).unwrap();
+        (Box::new(Recorder { order, told: told.clone() }), Told(told))
+    };
+    let ((near, told_near), (far, told_far)) = (recorder(), recorder());
+    let builder = BlockPool::builder(&config);
+    let builder = builder.policy(Tier::Primary, near).policy(Tier::Secondary, far);
+    (builder.build().unwrap(), [told_near, told_far])
+}
+
+fn names(names: &[u128]) -> Vec<BlockHash> {
+    names.iter().copied().map(BlockHash::from_u128).collect()
+}
+
+/// Writes content of these names, as one chain, and lets go of it.
+fn write(pool: &BlockPool, chain: &[BlockHash]) {
+    let mut claimed = pool.claim(chain.len()).unwrap();
+    while let Some(offload) = claimed.take_offload() {
+        offload.commit();
+    }
+    drop(claimed.register(chain, Naming::default()).unwrap());
+}
+
+#[test]
+fn a_find_is_told_before_the_hold_and_what_is_stored_with_its_parent() {
+    let (pool, [told, _]) = pool(4, 0);
+    let chain = names(&[1, 2]);
+    write(&pool, &chain);
+    assert_eq!(told.take(), ["stored 1", "stored 2 after another", "evictable 2", "evictable 1"]);
+    let pins = pool.match_prefix(&names(&[1, 2, 3]));
+    let expected = ["missed 3", "found block 0", "found block 1", "held block 0", "held block 1"];
+    assert_eq!(told.take(), expected);
+    // Found again while it is held.
+    let more = pool.match_prefix(&chain[..1]);
+    assert_eq!(told.take(), ["found block 0"]);
+    drop((pins, more));
+    assert_eq!(told.take(), ["evictable 2", "evictable 1"]);
+}
+
+#[test]
+fn a_batch_is_told_as_its_lookups_would_be() {
+    let (pool, [told, _]) = pool(4, 0);
+    write(&pool, &names(&[1]));
+    told.take();
+    let (one, other) = (names(&[1, 5]), names(&[1]));
+    let request = |prefix| Admit { prefix, blocks: 2, ..Admit::default() };
+    let batch = [request(&one), request(&other)];
+    assert_eq!(pool.blocks_to_claim(&batch), 2);
+    assert_eq!(told.take(), [""; 0], "a hint is no lookup");
+    let admitted = pool.admit(&batch).unwrap();
+    assert_eq!(told.take(), ["missed 5", "found block 0", "held block 0", "found block 0"]);
+    drop(admitted);
+    assert_eq!(told.take(), ["evictable 1"]);
+    assert_eq!(pool.counters().lookups, 3);
+}
+
+#[test]
+fn content_that_moves_leaves_one_tier_s_policy_and_comes_to_the_other_s() {
+    let (pool, [near, far]) = pool(1, 1);
+    write(&pool, &names(&[1]));
+    near.take();
+    write(&pool, &names(&[2]));
+    assert_eq!(
+        near.take(),
+        ["victim block 0", "removed block 0", "stored 2", "evictable 2"],
+        "1 makes room for 2"
+    );
+    assert_eq!(far.take(), ["stored 1", "evictable 1"]);
+    let pin = pool.match_prefix(&names(&[1])).into_iter().next().unwrap();
+    assert_eq!(near.take(), ["missed 1"]);
+    assert_eq!(far.take(), ["found block 0", "held block 0"]);
+    let mut target = pool.claim_one().unwrap();
+    // Nothing is kept of what makes room: the only other slot is in use.
+    assert!(target.take_offload().is_none());
+    near.take();
+    let onboarded = pool.begin_onboard(pin, target).unwrap().commit();
+    let Onboarded::Moved(pin) = onboarded else { panic!("{onboarded:?}") };
+    assert_eq!(far.take(), ["removed block 0"]);
+    assert_eq!(near.take(), ["stored 1"]);
+    drop(pin);
+    assert_eq!(near.take(), ["evictable 1"]);
+    pool.check_integrity().unwrap();
+}
