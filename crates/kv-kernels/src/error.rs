@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cuda_driver::{CopyError, DeviceError};
+use cuda_driver::{CopyError, DeviceError, ModuleError};
 
 use crate::LayoutError;
 
@@ -34,6 +34,10 @@ pub enum Operand {
     Words,
     /// Where each word goes.
     WordIndex,
+    /// What block ids, or values, are multiplied with.
+    Scales,
+    /// What is added to block ids for values.
+    Offsets,
 }
 
 impl fmt::Display for Operand {
@@ -51,6 +55,8 @@ impl fmt::Display for Operand {
             Self::Out => "output",
             Self::Words => "words",
             Self::WordIndex => "word index",
+            Self::Scales => "scales",
+            Self::Offsets => "offsets",
         })
     }
 }
@@ -99,6 +105,18 @@ pub enum OperandError {
         /// Entries from a row's start to the next row's.
         stride: u64,
     },
+    /// What the kernel writes it would also read, in an order that nobody knows.
+    #[error("the {written} and the {read} share {bytes} bytes from {address:#x} on")]
+    Overlap {
+        /// The memory that is written.
+        written: Operand,
+        /// The memory that is read, or written too.
+        read: Operand,
+        /// The first byte that they share.
+        address: u64,
+        /// Bytes that they share.
+        bytes: u64,
+    },
 }
 
 /// Why paged memory could not be described to the device.
@@ -141,7 +159,7 @@ impl PagedKvError {
 }
 
 /// Why a kernel was not launched. Nothing was enqueued.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// More tokens are to be skipped than there are.
@@ -203,11 +221,44 @@ pub enum KernelError {
     OtherDevice {
         /// Ordinal of the kernels' device.
         kernels: i32,
-        /// What is elsewhere: `"stream"` or `"paged memory"`.
+        /// What is elsewhere: `"stream"`, `"paged memory"` or `"report"`.
         operand: &'static str,
         /// Ordinal of the other device.
         other: i32,
     },
+    /// More rows are to be written than there are.
+    #[error("{rows} rows, of {capacity}")]
+    Rows {
+        /// Rows to write.
+        rows: u64,
+        /// Rows of the output.
+        capacity: u64,
+    },
+    /// The host's copy of the row index has another length than there are rows.
+    #[error("{given} row numbers for {rows} rows")]
+    IndexCount {
+        /// Rows to write.
+        rows: u64,
+        /// Numbers given.
+        given: u64,
+    },
+    /// A row would be read from beyond its pool of the source.
+    #[error(
+        "row {row} comes from row {source_row}, beyond {pool_stride} entries in rows of {row_stride}"
+    )]
+    RowOutOfRange {
+        /// Row of the output.
+        row: u64,
+        /// Row of the source.
+        source_row: u64,
+        /// Entries of a pool of the source.
+        pool_stride: u64,
+        /// Entries from a row of the source to the next.
+        row_stride: u64,
+    },
+    /// The kernel's module was not loaded at its first use.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
     /// The driver refused the launch, or the device is lost.
     #[error("the kernel was not launched")]
     Device(#[from] DeviceError),

@@ -5,7 +5,8 @@ use cuda_driver::{
     Stream,
 };
 
-use crate::{KernelError, KvShape, PagedKv};
+use crate::lazy::LazyKernel;
+use crate::{DeviceReport, KernelError, KvShape, PagedKv};
 
 /// Names of the kernels in their modules.
 pub(crate) mod entry {
@@ -14,6 +15,7 @@ pub(crate) mod entry {
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
     pub(crate) const SCATTER: &str = "scatter_words";
+    pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
 }
 
 const TRANSFER_PTX: &str = include_str!("../ptx/transfer.compute_80.ptx");
@@ -21,6 +23,7 @@ const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
 const SCATTER_PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
+const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 
 /// The kernels of this crate, loaded on one device.
 ///
@@ -46,6 +49,7 @@ pub struct KvKernels {
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
     pub(crate) scatter: Kernel,
+    pub(crate) block_offsets: LazyKernel,
     /// Multiprocessors of the device, 1 to 65536.
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -71,6 +75,7 @@ impl KvKernels {
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
             scatter: load(SCATTER_PTX, entry::SCATTER)?,
+            block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),
@@ -95,6 +100,11 @@ impl KvKernels {
             return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
         }
         Ok(())
+    }
+
+    /// Checks that a report is of the kernels' device.
+    pub(crate) fn check_report(&self, report: &DeviceReport) -> Result<(), KernelError> {
+        self.check_device("report", report.device())
     }
 
     fn check_device(&self, operand: &'static str, other: &Device) -> Result<(), KernelError> {

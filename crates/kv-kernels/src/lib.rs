@@ -15,7 +15,9 @@
 //!   live byte through a block table, as attention does;
 //!   [`fill_pattern`](KvKernels::fill_pattern) writes bytes that only their token can have;
 //!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device;
-//!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it.
+//!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it;
+//!   [`gather_block_offsets`](KvKernels::gather_block_offsets) makes offset tables of block ids.
+//! * [`DeviceReport`]: where launches tell of indices that only the device sees to be out of range.
 //! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
 //!   knows what every block must sum to without holding its bytes.
 //! * [`references()`]: what the kernels compute, for simulated devices.
@@ -87,33 +89,44 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod block_offsets;
 mod checksum;
 mod error;
 mod fill;
 mod gather;
+mod host_offsets;
 mod kernels;
 mod layout;
+mod lazy;
 mod operand;
 mod paged_kv;
 mod pattern;
 mod references;
+mod report;
 mod scatter;
 mod shape;
+mod source;
 mod transfer;
 
 use kernels::entry;
 
+pub use block_offsets::{BlockOffsets, RawBlockOffsets};
 pub use checksum::ChecksumArgs;
 pub use error::{KernelError, Operand, OperandError, PagedKvError};
 pub use fill::FillPattern;
 pub use gather::GatherRows;
+pub use host_offsets::{
+    HostGatherError, HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets,
+};
 pub use kernels::KvKernels;
 pub use layout::{LayoutError, PagedLayout, Strides};
 pub use paged_kv::PagedKv;
 pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
 pub use references::references;
+pub use report::{DeviceReport, OutOfRange};
 pub use scatter::ScatterWords;
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
+pub use source::KernelSource;
 pub use transfer::{Direction, Transfer};
 
 #[cfg(doctest)]

@@ -2,20 +2,60 @@
 
 use cuda_driver::DeviceSpan;
 
-use crate::{Operand, OperandError};
+use crate::{KernelSource, Operand, OperandError};
 
 /// Checks that `span` holds `count` values of `size` bytes each, aligned to that size.
 ///
 /// `size` is 4 or 8.
 pub(crate) fn check_array(
     operand: Operand,
-    span: DeviceSpan,
+    span: impl Into<Extent>,
     count: u64,
     size: u64,
 ) -> Result<(), OperandError> {
-    check_aligned(operand, span.address(), size)?;
+    let Extent { address, bytes } = span.into();
+    check_aligned(operand, address, size)?;
     let overflow = OperandError::Overflow { operand, rows: count, row_bytes: size };
-    check_length(operand, span.bytes(), count.checked_mul(size).ok_or(overflow)?)
+    check_length(operand, bytes, count.checked_mul(size).ok_or(overflow)?)
+}
+
+/// Where memory lies, on the device or on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+impl From<DeviceSpan> for Extent {
+    fn from(span: DeviceSpan) -> Self {
+        Self { address: span.address(), bytes: span.bytes() }
+    }
+}
+
+impl From<KernelSource<'_>> for Extent {
+    fn from(source: KernelSource<'_>) -> Self {
+        Self { address: source.address(), bytes: source.bytes() }
+    }
+}
+
+/// Checks that what is written and what is read share no byte.
+pub(crate) fn check_disjoint(
+    (written, at): (Operand, impl Into<Extent>),
+    (read, from): (Operand, impl Into<Extent>),
+) -> Result<(), OperandError> {
+    let (at, from) = (at.into(), from.into());
+    // Neither sum overflows: both are of memory.
+    let (start, end) = (at.address.max(from.address), at.end().min(from.end()));
+    if at.bytes == 0 || from.bytes == 0 || start >= end {
+        return Ok(());
+    }
+    Err(OperandError::Overlap { written, read, address: start, bytes: end - start })
+}
+
+impl Extent {
+    fn end(self) -> u64 {
+        self.address.saturating_add(self.bytes)
+    }
 }
 
 /// A table of 4- or 8-byte entries whose rows lie `stride` entries apart.

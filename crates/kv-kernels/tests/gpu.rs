@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+#[allow(dead_code, unused_imports, reason = "the tests of the lists run on the simulated device")]
+mod ops;
+
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
@@ -29,6 +32,7 @@ fn main() {
         ("scattered_words_equal_the_reference", scattered_words),
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
+        ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("a_skipped_prefix_is_not_overwritten", |gpu| assert!(prefix_survives(gpu))),
         #[cfg(all(feature = "sabotage", debug_assertions))]
         ("a_transfer_that_ignores_the_skip_overwrites_the_prefix", |gpu| {
@@ -89,6 +93,13 @@ impl Side {
         self.stream.download(&mut bytes, span).unwrap();
         bytes
     }
+}
+
+/// Runs a list of launches on the GPU and, by the references, on the simulated device.
+fn same(gpu: &Side, outputs: fn(&ops::on::On) -> ops::on::Outputs) {
+    let (card, reference) =
+        (ops::on::On::device(gpu.device.clone()), ops::on::On::sim(references()));
+    ops::on::compare(&reference, &card, outputs);
 }
 
 /// What a run of all kernels over one shape works on.

@@ -4,6 +4,7 @@
 //! They are exact and geometry does not matter to them. They are also fast, because a replay on a
 //! simulated device moves and reads terabytes through them.
 
+mod block_offsets;
 mod checksum;
 mod fill;
 mod gather;
@@ -26,6 +27,7 @@ pub fn references() -> &'static [KernelReference] {
             KernelReference { name: entry::FILL, run: fill::run },
             KernelReference { name: entry::GATHER, run: gather::run },
             KernelReference { name: entry::SCATTER, run: scatter::run },
+            KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
         ]
     }
 }
@@ -75,4 +77,20 @@ fn load_array<T: AnyBitPattern>(
     // More bytes than 64 bits can count are more than any memory has.
     let bytes = memory.load(address, count.saturating_mul(size))?;
     Ok(bytes.chunks_exact(size as usize).map(bytemuck::pod_read_unaligned).collect())
+}
+
+/// Counts `count` indices out of range, the lowest at `place`, as the kernels do.
+fn report_bad(
+    memory: &mut dyn DeviceMemory,
+    report: u64,
+    count: u64,
+    place: u64,
+) -> Result<(), ReferenceError> {
+    if report == 0 || count == 0 {
+        return Ok(());
+    }
+    let was = load_array::<u64>(memory, report, 2)?;
+    let now = [was[0].wrapping_add(count), was[1].max(!place)];
+    memory.store(report, bytemuck::cast_slice(&now))?;
+    Ok(())
 }

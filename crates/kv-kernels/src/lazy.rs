@@ -1,0 +1,30 @@
+//! Kernels whose modules are compiled when they are first wanted.
+
+use std::sync::OnceLock;
+
+use cuda_driver::{Device, Kernel, Module, ModuleError};
+
+/// A kernel of one device, compiled at its first use.
+#[derive(Debug)]
+pub(crate) struct LazyKernel {
+    ptx: &'static str,
+    entry: &'static str,
+    loaded: OnceLock<Kernel>,
+}
+
+impl LazyKernel {
+    pub(crate) const fn new(ptx: &'static str, entry: &'static str) -> Self {
+        Self { ptx, entry, loaded: OnceLock::new() }
+    }
+
+    /// The kernel. The first call waits for the compiler; `device` is the same at every call.
+    pub(crate) fn get(&self, device: &Device) -> Result<&Kernel, ModuleError> {
+        if let Some(kernel) = self.loaded.get() {
+            return Ok(kernel);
+        }
+        // No lock is held while the driver compiles: of two threads that meet here both compile,
+        // and the second result is dropped.
+        let kernel = Module::load(device, self.ptx)?.kernel(self.entry)?;
+        Ok(self.loaded.get_or_init(|| kernel))
+    }
+}

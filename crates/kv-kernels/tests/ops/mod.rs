@@ -1,0 +1,4 @@
+//! Lists of launches over odd sizes for each operation, the same on every device.
+
+pub(crate) mod block_offsets;
+pub(crate) mod on;
