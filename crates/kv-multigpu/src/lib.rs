@@ -30,11 +30,15 @@
 //! from it are gone. A GPU that was lost stays registered, and every operation on it answers with
 //! the error that lost it, in whatever part of the program: its context is gone for the process.
 //!
+//! # Placement
+//! [`placement`] decides which GPU holds which layers, KV blocks and heads, from plain numbers.
+//!
 //! # What it does not do
-//! It measures no links, places nothing and moves nothing between devices.
+//! It measures no links and moves nothing between devices.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod placement;
 mod registry;
 
 pub use registry::{DeviceRegistry, RegistryError};

@@ -1,0 +1,283 @@
+//! Which GPU holds which layers, KV blocks and heads: decided from plain numbers, without a device.
+//!
+//! ```
+//! use kv_multigpu::placement::{
+//!     GpuCapacity, LayerShape, Link, LinkMatrix, ModelShape, Placement, Strategy,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let layer = LayerShape {
+//!     weight_bytes: 400 << 20,
+//!     kv_block_bytes: 64 << 10,
+//!     output_token_bytes: 8 << 10,
+//! };
+//! let model = ModelShape::uniform(48, layer, 4096);
+//! let gpu = |i| GpuCapacity {
+//!     uuid: [i; 16],
+//!     free_bytes: 20 << 30,
+//!     memory_bytes_per_second: 3_000_000_000_000,
+//! };
+//! let links = LinkMatrix::uniform(2, Link { latency_ns: 5_000, bytes_per_second: 397_000_000_000 });
+//!
+//! let placement = Placement::layers(&model, &[gpu(1), gpu(2)], &links, Strategy::LeastCost)?;
+//! assert_eq!(placement.crossings().count(), 1, "one GPU does not hold 31 GiB; two need one crossing");
+//! println!("{}", placement.explain());
+//!
+//! let kept = placement.to_string();
+//! assert_eq!(kept.parse::<Placement>()?, placement);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! KV blocks are where their layers are, under the same ids: block `b` of layer `l` is on the GPU of
+//! `l`, at the place that `b` has in a cache of any number of layers. With tensor parallelism every
+//! GPU holds every layer, and of every block the part of its own heads.
+//!
+//! # What the predicted time is
+//! A decoding step reads every weight once, at the speed of the memory it is in, and hands the
+//! activations of [`step_tokens`](ModelShape::step_tokens) tokens from layer to layer: nothing where
+//! two layers share a GPU, and otherwise the link's latency and the bytes at its speed. With tensor
+//! parallelism each layer takes two ring reductions of its output. Not counted: attention's reading of
+//! KV, which depends on the requests, arithmetic, launches, and the way from the last layer back to
+//! the first. It ranks placements; it is no promise.
+
+mod error;
+mod explanation;
+mod heads;
+mod least_cost;
+mod problem;
+mod shape;
+mod strategy;
+mod text;
+
+use std::time::Duration;
+
+pub use error::{HeadsError, ParsePlacementError, PlacementError, Shortage};
+pub use explanation::{Crossing, Explanation, GpuLoad, StepTime};
+pub use heads::{HeadShards, KvReplication};
+pub use least_cost::SEARCH_GPUS_MAX;
+pub use shape::{GPUS_MAX, GpuCapacity, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape};
+pub use strategy::Strategy;
+
+use problem::{Need, Problem, blocks_that_fit, check_needs};
+
+/// Ring reductions of a layer under tensor parallelism: after attention and after the feed-forward part.
+const REDUCTIONS_PER_LAYER: u64 = 2;
+
+/// A model on a number of GPUs. It fits: there is no placement that does not.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Placement {
+    /// # Invariants
+    /// Model, GPUs and links have passed their checks, and what `kind` puts on each GPU fits there.
+    model: ModelShape,
+    gpus: Vec<GpuCapacity>,
+    links: LinkMatrix,
+    kind: PlacementKind,
+}
+
+/// How a placement divides the model.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum PlacementKind {
+    /// Each layer is on one GPU.
+    Layers {
+        /// How the layers were assigned; none if the caller did it.
+        strategy: Option<Strategy>,
+        /// The position of each layer's GPU.
+        gpu_of_layer: Vec<usize>,
+    },
+    /// Each layer is on every GPU, divided by heads.
+    Sharded {
+        /// Which heads are where.
+        shards: HeadShards,
+    },
+}
+
+impl Placement {
+    /// Assigns the layers of `model` to `gpus` by `strategy`.
+    ///
+    /// # Errors
+    /// [`PlacementError::DoesNotFit`] with what each GPU lacks; for [`Strategy::LeastCost`] it is
+    /// the least that is missing in all such assignments. Other variants for inputs that make no
+    /// sense.
+    pub fn layers(
+        model: &ModelShape,
+        gpus: &[GpuCapacity],
+        links: &LinkMatrix,
+        strategy: Strategy,
+    ) -> Result<Self, PlacementError> {
+        let problem = Problem::new(model, gpus, links)?;
+        let gpu_of_layer = strategy::assign(&problem, strategy)?;
+        Self::assigned(&problem, Some(strategy), gpu_of_layer)
+    }
+
+    /// Takes the caller's assignment: for each layer the position of its GPU.
+    ///
+    /// # Errors
+    /// As [`layers`](Placement::layers), and [`PlacementError::Assignment`].
+    pub fn with_assignment(
+        model: &ModelShape,
+        gpus: &[GpuCapacity],
+        links: &LinkMatrix,
+        gpu_of_layer: Vec<usize>,
+    ) -> Result<Self, PlacementError> {
+        Self::assigned(&Problem::new(model, gpus, links)?, None, gpu_of_layer)
+    }
+
+    fn assigned(
+        problem: &Problem<'_>,
+        strategy: Option<Strategy>,
+        gpu_of_layer: Vec<usize>,
+    ) -> Result<Self, PlacementError> {
+        let (layers, gpus) = (problem.layers(), problem.gpus.len());
+        let wrong = gpu_of_layer.iter().position(|&gpu| gpu >= gpus);
+        if gpu_of_layer.len() != layers || wrong.is_some() {
+            let layer = wrong.unwrap_or(gpu_of_layer.len().min(layers));
+            return Err(PlacementError::Assignment { layer, gpus });
+        }
+        problem.check_fit(&gpu_of_layer)?;
+        Ok(Self::of(problem, PlacementKind::Layers { strategy, gpu_of_layer }))
+    }
+
+    /// Divides every layer of `model` by heads, evenly over all of `gpus`.
+    ///
+    /// Weights are divided evenly and rounded up; of KV each GPU holds its heads. Block ids are the
+    /// same everywhere.
+    ///
+    /// # Errors
+    /// [`PlacementError::Heads`] when the heads do not divide, [`PlacementError::HeadBytes`] when a
+    /// KV block does not; [`PlacementError::DoesNotFit`]. Other variants for inputs that make no
+    /// sense.
+    pub fn sharded(
+        model: &ModelShape,
+        gpus: &[GpuCapacity],
+        links: &LinkMatrix,
+        query_heads: u64,
+        kv_heads: u64,
+        replication: KvReplication,
+    ) -> Result<Self, PlacementError> {
+        let problem = Problem::new(model, gpus, links)?;
+        let shards = HeadShards::new(query_heads, kv_heads, gpus.len(), replication)?;
+        for (layer, shape) in model.layers.iter().enumerate() {
+            let kv_block_bytes = shape.kv_block_bytes;
+            if !kv_block_bytes.is_multiple_of(kv_heads) {
+                return Err(PlacementError::HeadBytes { layer, kv_block_bytes, kv_heads });
+            }
+        }
+        let placement = Self::of(&problem, PlacementKind::Sharded { shards });
+        let needs = (0..gpus.len()).map(|gpu| placement.need(gpu));
+        check_needs(needs, gpus, model.kv_blocks)?;
+        Ok(placement)
+    }
+
+    fn of(problem: &Problem<'_>, kind: PlacementKind) -> Self {
+        Self {
+            model: problem.model.clone(),
+            gpus: problem.gpus.to_vec(),
+            links: problem.links.clone(),
+            kind,
+        }
+    }
+
+    /// The model that is placed.
+    #[must_use]
+    pub fn model(&self) -> &ModelShape {
+        &self.model
+    }
+
+    /// The GPUs; every position that a placement speaks of is one in this list.
+    #[must_use]
+    pub fn gpus(&self) -> &[GpuCapacity] {
+        &self.gpus
+    }
+
+    /// The links between the GPUs, as they were given.
+    #[must_use]
+    pub fn links(&self) -> &LinkMatrix {
+        &self.links
+    }
+
+    /// How the model is divided.
+    #[must_use]
+    pub fn kind(&self) -> &PlacementKind {
+        &self.kind
+    }
+
+    /// The GPU of a layer; none when the layer is divided by heads, or there is no such layer.
+    #[must_use]
+    pub fn gpu_of_layer(&self, layer: usize) -> Option<usize> {
+        match &self.kind {
+            PlacementKind::Layers { gpu_of_layer, .. } => gpu_of_layer.get(layer).copied(),
+            PlacementKind::Sharded { .. } => None,
+        }
+    }
+
+    /// The layers of which GPU `gpu` holds the whole, or its heads.
+    pub fn layers_on(&self, gpu: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.model.layers.len()).filter(move |&layer| match &self.kind {
+            PlacementKind::Layers { gpu_of_layer, .. } => gpu_of_layer[layer] == gpu,
+            PlacementKind::Sharded { .. } => gpu < self.gpus.len(),
+        })
+    }
+
+    /// Which heads are where, if the layers are divided by heads.
+    #[must_use]
+    pub fn shards(&self) -> Option<&HeadShards> {
+        match &self.kind {
+            PlacementKind::Layers { .. } => None,
+            PlacementKind::Sharded { shards } => Some(shards),
+        }
+    }
+
+    /// What GPU `gpu` keeps of one KV block in layer `layer`, in bytes: 0 where it keeps nothing.
+    #[must_use]
+    pub fn kv_block_bytes(&self, layer: usize, gpu: usize) -> u64 {
+        let Some(shape) = self.model.layers.get(layer) else { return 0 };
+        match &self.kind {
+            PlacementKind::Layers { gpu_of_layer, .. } if gpu_of_layer[layer] == gpu => {
+                shape.kv_block_bytes
+            }
+            PlacementKind::Sharded { shards } if gpu < self.gpus.len() => {
+                shape.kv_block_bytes / shards.kv_heads() * shards.kv_heads_each()
+            }
+            _ => 0,
+        }
+    }
+
+    /// What GPU `gpu` keeps of the weights of layer `layer`, in bytes.
+    fn weight_bytes(&self, layer: usize, gpu: usize) -> u64 {
+        let weight_bytes = self.model.layers[layer].weight_bytes;
+        match &self.kind {
+            PlacementKind::Layers { gpu_of_layer, .. } if gpu_of_layer[layer] == gpu => {
+                weight_bytes
+            }
+            PlacementKind::Layers { .. } => 0,
+            PlacementKind::Sharded { .. } => weight_bytes.div_ceil(self.gpus.len() as u64),
+        }
+    }
+
+    fn need(&self, gpu: usize) -> Need {
+        let mut need = Need { fixed_bytes: 0, block_bytes: 0 };
+        for layer in self.layers_on(gpu) {
+            need.fixed_bytes += self.weight_bytes(layer, gpu);
+            need.block_bytes += self.kv_block_bytes(layer, gpu);
+        }
+        if self.layers_on(gpu).next().is_some() {
+            need.fixed_bytes += self.model.workspace_bytes;
+        }
+        need
+    }
+
+    /// The most KV blocks with which this placement would still fit; `u64::MAX` if blocks take no
+    /// memory.
+    #[must_use]
+    pub fn kv_blocks_max(&self) -> u64 {
+        let needs = (0..self.gpus.len()).map(|gpu| self.need(gpu));
+        // It fits, so there is a number.
+        blocks_that_fit(needs, &self.gpus).unwrap_or(0)
+    }
+}
+
+fn duration(nanos: u128) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,184 @@
+//! What a placement is made from: the model's layers, the GPUs, and the links between them.
+
+use super::PlacementError;
+
+/// Most layers that a model may have here.
+pub const LAYERS_MAX: usize = 512;
+
+/// Most GPUs that a placement may name.
+pub const GPUS_MAX: usize = 64;
+
+/// One layer of a model.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct LayerShape {
+    /// Its weights, in bytes; the embedding counts with the first layer, the head with the last.
+    pub weight_bytes: u64,
+    /// What one KV block takes in this layer, keys and values together, in bytes; 0 for a layer
+    /// that keeps no KV.
+    pub kv_block_bytes: u64,
+    /// What it hands to the next layer for one token, in bytes.
+    pub output_token_bytes: u64,
+}
+
+/// A model, and how much of it is at work at a time.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct ModelShape {
+    /// The layers, in the order in which a token passes them; at most [`LAYERS_MAX`].
+    pub layers: Vec<LayerShape>,
+    /// KV blocks that the cache shall hold. A block has a part in every layer, and its id is the
+    /// same on every GPU.
+    pub kv_blocks: u64,
+    /// What each GPU that is used needs besides, in bytes: activations, staging, the library's own.
+    pub workspace_bytes: u64,
+    /// Tokens that pass through the layers together in one step.
+    pub step_tokens: u64,
+}
+
+impl ModelShape {
+    /// A model of `layers` equal layers.
+    #[must_use]
+    pub fn uniform(layers: usize, layer: LayerShape, kv_blocks: u64) -> Self {
+        Self { layers: vec![layer; layers], kv_blocks, workspace_bytes: 0, step_tokens: 1 }
+    }
+
+    pub(super) fn check(&self) -> Result<(), PlacementError> {
+        let layers = self.layers.len();
+        if layers == 0 || layers > LAYERS_MAX {
+            return Err(PlacementError::Layers { layers, most: LAYERS_MAX });
+        }
+        // One token's crossing in nanoseconds, times all layers, must stay far below `u128::MAX`.
+        let most = u128::from(self.workspace_bytes) * GPUS_MAX as u128;
+        let total = self.layers.iter().fold(most, |sum, layer| {
+            let kv = u128::from(layer.kv_block_bytes) * u128::from(self.kv_blocks);
+            let handed = u128::from(layer.output_token_bytes) * u128::from(self.step_tokens);
+            sum.saturating_add(u128::from(layer.weight_bytes))
+                .saturating_add(kv)
+                .saturating_add(handed)
+        });
+        if total > i64::MAX as u128 {
+            return Err(PlacementError::TooLarge { bytes: total });
+        }
+        Ok(())
+    }
+
+    /// Weights and KV of one layer. Cannot overflow after `check`.
+    pub(super) fn layer_bytes(&self, layer: usize) -> u64 {
+        let layer = &self.layers[layer];
+        layer.weight_bytes + layer.kv_block_bytes * self.kv_blocks
+    }
+}
+
+/// One GPU, as far as a placement is concerned.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct GpuCapacity {
+    /// The UUID, by which a placement names its GPUs: ordinals change with `CUDA_VISIBLE_DEVICES`.
+    pub uuid: [u8; 16],
+    /// Memory that the placement may fill, in bytes.
+    pub free_bytes: u64,
+    /// Speed of the GPU's own memory, in bytes a second.
+    pub memory_bytes_per_second: u64,
+}
+
+impl GpuCapacity {
+    /// The time to read `bytes` of the GPU's memory once.
+    pub(super) fn read_nanos(&self, bytes: u64) -> u128 {
+        nanos(bytes, self.memory_bytes_per_second)
+    }
+}
+
+/// The way from one GPU to another.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Link {
+    /// What a transfer takes before its first byte, in nanoseconds.
+    pub latency_ns: u64,
+    /// Speed of a long transfer, in bytes a second.
+    pub bytes_per_second: u64,
+}
+
+impl Link {
+    /// The predicted time of one transfer, in nanoseconds.
+    #[must_use]
+    pub fn transfer_ns(&self, bytes: u64) -> u128 {
+        u128::from(self.latency_ns) + nanos(bytes, self.bytes_per_second)
+    }
+}
+
+/// Time for `bytes` at `per_second`, rounded up.
+fn nanos(bytes: u64, per_second: u64) -> u128 {
+    (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(per_second.max(1)))
+}
+
+/// The links between all pairs of GPUs, in both directions.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct LinkMatrix {
+    gpus: usize,
+    /// # Invariants
+    /// `gpus * gpus` entries, row by row from the sender; those on the diagonal are not read.
+    links: Vec<Link>,
+}
+
+impl LinkMatrix {
+    /// The links of `gpus` GPUs, as `link` tells them for a sender and a receiver.
+    #[must_use]
+    pub fn from_fn(gpus: usize, mut link: impl FnMut(usize, usize) -> Link) -> Self {
+        let itself = Link { latency_ns: 0, bytes_per_second: u64::MAX };
+        let links = (0..gpus * gpus).map(|i| {
+            let (from, to) = (i / gpus, i % gpus);
+            if from == to { itself } else { link(from, to) }
+        });
+        Self { gpus, links: links.collect() }
+    }
+
+    /// The same link between every two of `gpus` GPUs.
+    #[must_use]
+    pub fn uniform(gpus: usize, link: Link) -> Self {
+        Self::from_fn(gpus, |_, _| link)
+    }
+
+    /// How many GPUs the matrix is of.
+    #[must_use]
+    pub fn gpus(&self) -> usize {
+        self.gpus
+    }
+
+    /// The link from one GPU to another; none on the diagonal and outside the matrix.
+    #[must_use]
+    pub fn link(&self, from: usize, to: usize) -> Option<&Link> {
+        if from == to || from >= self.gpus || to >= self.gpus {
+            return None;
+        }
+        self.links.get(from * self.gpus + to)
+    }
+
+    /// The time to hand `bytes` from one GPU to another; nothing to itself.
+    pub(super) fn transfer_nanos(&self, from: usize, to: usize, bytes: u64) -> u128 {
+        self.link(from, to).map_or(0, |link| link.transfer_ns(bytes))
+    }
+}
+
+/// Refuses GPUs and links that a placement cannot be computed from.
+pub(super) fn check_machine(
+    gpus: &[GpuCapacity],
+    links: &LinkMatrix,
+) -> Result<(), PlacementError> {
+    if gpus.is_empty() || gpus.len() > GPUS_MAX {
+        return Err(PlacementError::Gpus { gpus: gpus.len(), most: GPUS_MAX });
+    }
+    if links.gpus() != gpus.len() {
+        return Err(PlacementError::LinkMatrix { gpus: gpus.len(), matrix: links.gpus() });
+    }
+    for (gpu, capacity) in gpus.iter().enumerate() {
+        if gpus[..gpu].iter().any(|other| other.uuid == capacity.uuid) {
+            return Err(PlacementError::GpuTwice { gpu });
+        }
+        if capacity.memory_bytes_per_second == 0 {
+            return Err(PlacementError::NoSpeed { from: gpu, to: gpu });
+        }
+        let without = (0..gpus.len())
+            .find(|&to| links.link(gpu, to).is_some_and(|link| link.bytes_per_second == 0));
+        if let Some(to) = without {
+            return Err(PlacementError::NoSpeed { from: gpu, to });
+        }
+    }
+    Ok(())
+}
