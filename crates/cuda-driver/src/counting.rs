@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy, ShareableHandle,
-    ShareableKind, ShareableRef,
+    HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy,
+    ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -28,11 +28,11 @@ macro_rules! counted {
         unsafe { $($uns:ident($($ua:ident: $ut:ty),*) -> $ur:ty = $unsafe_call:literal;)* }
     ) => {
         /// The driver's names of the counted calls.
-        const CALLS: &[&str] = &["cuMemHostAlloc", $($safe_call,)* $($unsafe_call,)*];
+        const CALLS: &[&str] = &["cuMemHostAlloc", "cuMemHostRegister", $($safe_call,)* $($unsafe_call,)*];
 
         #[allow(non_camel_case_types, reason = "one variant a method, named like it")]
         #[derive(Clone, Copy)]
-        enum Call { mem_host_alloc, $($safe,)* $($uns,)* }
+        enum Call { mem_host_alloc, mem_host_register, $($safe,)* $($uns,)* }
 
         impl Driver for CountingDriver {
             fn name(&self) -> &'static str {
@@ -60,6 +60,19 @@ macro_rules! counted {
                 let host = self.upstream.mem_host_alloc(bytes, flags)?;
                 self.pinned_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(host)
+            }
+
+            unsafe fn mem_host_register(
+                &self,
+                host: u64,
+                bytes: u64,
+                flags: HostRegisterFlags,
+            ) -> DriverResult<()> {
+                self.count(Call::mem_host_register);
+                // SAFETY: as for the other calls.
+                unsafe { self.upstream.mem_host_register(host, bytes, flags) }?;
+                self.pinned_bytes.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
             }
         }
     };
@@ -110,6 +123,7 @@ macro_rules! counted_all { () => { counted! {
         event_elapsed_time(start: u64, end: u64) -> f32 = "cuEventElapsedTime";
         mem_free(address: u64) -> () = "cuMemFree";
         mem_free_host(host: u64) -> () = "cuMemFreeHost";
+        mem_host_unregister(host: u64) -> () = "cuMemHostUnregister";
         memcpy_htod_async(destination: u64, host_source: u64, bytes: u64, stream: u64) -> ()
             = "cuMemcpyHtoDAsync";
         memcpy_dtoh_async(host_destination: u64, source: u64, bytes: u64, stream: u64) -> ()
@@ -157,7 +171,7 @@ impl CountingDriver {
         CALLS.iter().copied().zip(counts).filter(|&(_, count)| count > 0).collect()
     }
 
-    /// Pinned host bytes allocated so far, whether or not freed since.
+    /// Pinned host bytes allocated or registered so far, whether or not given back since.
     #[must_use]
     pub fn pinned_bytes_allocated(&self) -> u64 {
         self.pinned_bytes.load(Ordering::Relaxed)

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::{DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode};
+use crate::{
+    DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostRegion,
+};
 
 /// Why an operation on a device did not happen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -41,10 +43,12 @@ impl DeviceError {
 }
 
 /// Memory whose owner was dropped. Freeing it waits for the device, so a drop only notes it here.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Retired {
     Device(u64),
     Host(u64),
+    /// Registered at its first address.
+    Registered(Box<dyn HostRegion>),
 }
 
 /// A GPU, on one context. A cheap handle: clones are the same device.
@@ -323,28 +327,42 @@ impl Device {
             return Ok(0);
         }
         let count = retired.len();
-        self.clean_up(|driver| free_all(driver, &retired))?;
+        self.clean_up(|driver| free_all(driver, retired))?;
         Ok(count)
     }
 }
 
 /// Frees every entry, even after a refusal, and returns the first refusal.
-fn free_all(driver: &dyn Driver, retired: &[Retired]) -> DriverResult<()> {
+fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
     let mut outcome = Ok(());
     for memory in retired {
-        let freed = match *memory {
+        let freed = match memory {
             // SAFETY: an address enters the list once, when the one buffer that owned it is
             // dropped, and leaves it before this call.
             Retired::Device(address) => unsafe { driver.mem_free(address) },
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
             Retired::Host(host) => unsafe { driver.mem_free_host(host) },
+            Retired::Registered(region) => unregister(driver, region),
         };
         if let Err(error) = freed {
-            tracing::warn!(%error, ?memory, "memory of a dropped buffer was not freed");
+            tracing::warn!(%error, "memory of a dropped buffer was not freed");
             outcome = outcome.and(Err(error));
         }
     }
     outcome
+}
+
+/// Unpins a region and lets go of it; one that the device may still use is never let go of.
+fn unregister(driver: &dyn Driver, region: Box<dyn HostRegion>) -> DriverResult<()> {
+    // SAFETY: a region enters the list once, when the one buffer that owned it is dropped, which was
+    // the only way to reach it; the call waits for work that uses it.
+    let unregistered = unsafe { driver.mem_host_unregister(region.address()) };
+    match unregistered {
+        // On a device that has stopped nothing uses it any more.
+        Err(error) if !error.code.is_sticky() => std::mem::forget(region),
+        _ => drop(region),
+    }
+    unregistered
 }
 
 impl Drop for Inner {
@@ -354,9 +372,11 @@ impl Drop for Inner {
             // SAFETY: the context is alive until the release below (invariant of `context`).
             match unsafe { Bound::enter(&*self.driver, self.context) } {
                 // Refusals are logged there; a destructor has nobody to tell.
-                Ok(_bound) => drop(free_all(&*self.driver, &retired)),
+                Ok(_bound) => drop(free_all(&*self.driver, retired)),
                 Err(error) => {
                     tracing::warn!(%error, buffers = retired.len(), "memory was not freed");
+                    // A device that cannot be asked may still use what was registered.
+                    std::mem::forget(retired);
                 }
             }
         }

@@ -50,6 +50,8 @@ impl DeviceAttribute {
     pub const UNIFIED_ADDRESSING: Self = Self(41);
     /// Number of copy engines.
     pub const ASYNC_ENGINE_COUNT: Self = Self(40);
+    /// Whether memory of the host program can be registered.
+    pub const HOST_REGISTER_SUPPORTED: Self = Self(99);
     /// Whether the virtual-memory calls work.
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
     /// Whether physical memory can be exported as a POSIX file descriptor.
@@ -57,6 +59,8 @@ impl DeviceAttribute {
     /// Whether the device and driver know fabric handles. It does not say that this process may make
     /// one: see [`PhysicalMemory::probe_fabric`](crate::PhysicalMemory::probe_fabric).
     pub const HANDLE_TYPE_FABRIC_SUPPORTED: Self = Self(128);
+    /// The host's memory node beside the device; -1 where the host has no nodes.
+    pub const HOST_NUMA_ID: Self = Self(134);
 }
 
 /// Which granularity to ask for.
@@ -123,6 +127,20 @@ pub struct HostAllocFlags {
 impl HostAllocFlags {
     /// Cached, portable and visible to kernels: right for staging and for host-side KV blocks.
     pub const CACHED: Self = Self { portable: true, device_map: true, write_combined: false };
+}
+
+/// Flags of registered host memory (`CU_MEMHOSTREGISTER_*`).
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct HostRegisterFlags {
+    /// Pinned for every context, not only the current one.
+    pub portable: bool,
+    /// Also mapped for kernels of devices without unified addressing.
+    pub device_map: bool,
+}
+
+impl HostRegisterFlags {
+    /// Portable and visible to kernels: what [`HostAllocFlags::CACHED`] is for allocated memory.
+    pub const SHARED: Self = Self { portable: true, device_map: true };
 }
 
 /// The driver calls that these crates make.
@@ -401,6 +419,35 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam); nothing refers to the memory any more.
     unsafe fn mem_free_host(&self, host: u64) -> DriverResult<()>;
+
+    /// `cuMemHostRegister`: pins memory that the host program has. Whole pages are pinned, and what
+    /// was registered is what the driver then knows: `bytes` bytes from `host` on.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for no bytes and for addresses that nothing is mapped at;
+    /// `HOST_MEMORY_ALREADY_REGISTERED` for a range that overlaps pinned memory; `OUT_OF_MEMORY`,
+    /// `NOT_SUPPORTED`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam); and
+    /// - the range is initialised memory of the process, and stays mapped there until it is
+    ///   unregistered.
+    unsafe fn mem_host_register(
+        &self,
+        host: u64,
+        bytes: u64,
+        flags: HostRegisterFlags,
+    ) -> DriverResult<()>;
+
+    /// `cuMemHostUnregister`: waits for work that uses the memory, then it is pinned no more.
+    ///
+    /// # Errors
+    /// `HOST_MEMORY_NOT_REGISTERED` for memory that is not registered; `INVALID_VALUE` for an address
+    /// inside a registration.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam); the device uses the memory no more.
+    unsafe fn mem_host_unregister(&self, host: u64) -> DriverResult<()>;
 
     /// `cuMemHostGetDevicePointer`: the address by which kernels reach pinned host memory.
     ///

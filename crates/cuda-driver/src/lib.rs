@@ -86,9 +86,11 @@ mod cuda;
 mod device;
 mod driver;
 mod error;
+mod host_pages;
 mod launch;
 mod memory;
 mod module;
+mod pin;
 mod reference;
 mod shareable;
 mod stream;
@@ -101,12 +103,16 @@ pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, HostFunction, PeerCopy,
+    HostAllocFlags, HostFunction, HostRegisterFlags, PeerCopy,
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
+pub use host_pages::{
+    HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind, PagesGot,
+};
 pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan};
 pub use module::{Kernel, Module, ModuleError};
+pub use pin::{HostMemory, PinError, RegisterError};
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 pub use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
 pub use stream::{Event, Stream};

@@ -1,7 +1,8 @@
 //! Device memory and pinned host memory that free themselves without waiting.
 
 use crate::device::Retired;
-use crate::{Device, DeviceError, HostAllocFlags};
+use crate::pin::Origin;
+use crate::{Device, DeviceError, HostAllocFlags, HostRegion, PagesGot};
 
 /// A range that does not lie inside the memory it was asked of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -173,10 +174,12 @@ impl Drop for DeviceBuffer {
 pub struct PinnedBuffer {
     device: Device,
     /// # Invariants
-    /// Start of a live pinned allocation of `bytes` bytes, at most `isize::MAX`, owned by this struct.
+    /// Start of a live pinned allocation, or of a registered region, of at least `bytes` bytes, at most
+    /// `isize::MAX`, owned by this struct.
     host: u64,
     device_address: u64,
     bytes: u64,
+    pub(crate) origin: Origin,
 }
 
 impl PinnedBuffer {
@@ -200,10 +203,30 @@ impl PinnedBuffer {
                 }
             }
         })?;
-        let mut buffer = Self { device: device.clone(), host, device_address, bytes };
+        let origin = Origin::Driver;
+        let mut buffer = Self { device: device.clone(), host, device_address, bytes, origin };
         // The driver does not say that it clears the memory, and Rust may not read it before.
         buffer.clear();
         Ok(buffer)
+    }
+
+    /// A buffer of all of a region that was just registered.
+    pub(crate) fn of_region(
+        device: &Device,
+        region: Box<dyn HostRegion>,
+        device_address: u64,
+    ) -> Self {
+        let (host, bytes) = (region.address(), region.bytes());
+        let origin = Origin::Region(region, None);
+        Self { device: device.clone(), host, device_address, bytes, origin }
+    }
+
+    /// Leaves the buffer its first `bytes` bytes, of pages of which `got` is known.
+    pub(crate) fn shorten(&mut self, bytes: u64, got: PagesGot) {
+        self.bytes = self.bytes.min(bytes);
+        if let Origin::Region(_, known) = &mut self.origin {
+            *known = Some(got);
+        }
     }
 
     /// The device that the memory was pinned for.
@@ -336,6 +359,9 @@ impl PinnedSpan<'_> {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        self.device.retire(Retired::Host(self.host));
+        self.device.retire(match std::mem::replace(&mut self.origin, Origin::Driver) {
+            Origin::Driver => Retired::Host(self.host),
+            Origin::Region(region, _) => Retired::Registered(region),
+        });
     }
 }

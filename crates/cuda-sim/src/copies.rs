@@ -1,9 +1,9 @@
 //! Allocation, copies and fills, as the driver checks them before they are enqueued.
 
-use cuda_driver::{AllocationProp, ErrorCode, HostAllocFlags, PeerCopy};
+use cuda_driver::{AllocationProp, ErrorCode, HostAllocFlags, HostRegisterFlags, PeerCopy};
 
 use crate::findings::FindingKind;
-use crate::host_memory::{HostRange, PageableRange};
+use crate::host_memory::{HostRange, Origin, PageableRange, RegisteredRange};
 use crate::memory::Viewer;
 use crate::scheduler::Goal;
 use crate::shareable::NO_FABRIC;
@@ -53,12 +53,46 @@ impl State {
         }
         let index = self.memory.host.starting_at(host).ok_or(ErrorCode::INVALID_VALUE)?;
         let region = &self.memory.host.live()[index];
+        if region.origin != Origin::Allocated {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
         let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
         self.wait("cuMemFreeHost", goal)?;
         self.memory.host.free(index);
         self.clock.sized(SizedCall::PinnedFree, bytes);
         self.health(owner)
+    }
+
+    pub(crate) fn host_register(
+        &mut self,
+        range: RegisteredRange,
+        flags: HostRegisterFlags,
+    ) -> Answer<()> {
+        let device = self.current()?;
+        self.memory.host.register(range, device, flags.portable)?;
+        self.clock.sized(SizedCall::Register, range.bytes());
+        Ok(())
+    }
+
+    pub(crate) fn host_unregister(&mut self, host: u64) -> Answer<()> {
+        let device = self.current()?;
+        let index = self.memory.host.starting_at(host);
+        let inside = self.memory.host.find(host).is_some();
+        let index = index.ok_or(if inside {
+            ErrorCode::INVALID_VALUE
+        } else {
+            ErrorCode::HOST_MEMORY_NOT_REGISTERED
+        })?;
+        let region = &self.memory.host.live()[index];
+        if region.origin != Origin::Registered {
+            return Err(ErrorCode::HOST_MEMORY_NOT_REGISTERED);
+        }
+        let bytes = region.bytes();
+        self.wait("cuMemHostUnregister", Goal::Everything)?;
+        self.memory.host.free(index);
+        self.clock.sized(SizedCall::Unregister, bytes);
+        self.health(device)
     }
 
     /// With unified addressing, pinned memory has one address, whatever flags it was pinned with.

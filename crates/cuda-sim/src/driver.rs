@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use cuda_driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
-    ErrorCode, Granularity, HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
-    ShareableHandle, ShareableKind, ShareableRef,
+    ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
+    LaunchConfig, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 use crate::SimDriver;
 use crate::host_functions::{HostCall, refuse_inside};
-use crate::host_memory::PageableRange;
+use crate::host_memory::{PageableRange, RegisteredRange};
 use crate::kernels::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, GRID_MAX};
 use crate::scheduler::Goal;
 use crate::state::{Answer, State};
@@ -24,6 +24,9 @@ const MULTIPROCESSORS: i32 = 132;
 
 /// Copy engines that CUDA reports for an H100.
 const COPY_ENGINES: i32 = 3;
+
+/// A simulated device is beside no memory node of the machine it runs on.
+const NO_NODE: i32 = -1;
 
 impl SimDriver {
     /// Counts the call, fails it if that was ordered, and runs it under the machine's lock.
@@ -50,11 +53,13 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
         DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => COMPUTE_CAPABILITY.0 as i32,
         DeviceAttribute::COMPUTE_CAPABILITY_MINOR => COMPUTE_CAPABILITY.1 as i32,
         DeviceAttribute::UNIFIED_ADDRESSING
+        | DeviceAttribute::HOST_REGISTER_SUPPORTED
         | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         | DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         // As on an H100, which knows fabric handles; to make one takes a fabric.
         | DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
         DeviceAttribute::ASYNC_ENGINE_COUNT => COPY_ENGINES,
+        DeviceAttribute::HOST_NUMA_ID => NO_NODE,
         _ => return None,
     })
 }
@@ -207,6 +212,22 @@ impl Driver for SimDriver {
 
     unsafe fn mem_free_host(&self, host: u64) -> DriverResult<()> {
         self.call("cuMemFreeHost", |state| state.host_free(host))
+    }
+
+    unsafe fn mem_host_register(
+        &self,
+        host: u64,
+        bytes: u64,
+        flags: HostRegisterFlags,
+    ) -> DriverResult<()> {
+        // SAFETY: the caller promises that the range is initialised and stays mapped until it is
+        // unregistered, and that whoever accesses it meanwhile keeps to the safety of the seam.
+        let range = unsafe { RegisteredRange::new(host, bytes) };
+        self.call("cuMemHostRegister", |state| state.host_register(range, flags))
+    }
+
+    unsafe fn mem_host_unregister(&self, host: u64) -> DriverResult<()> {
+        self.call("cuMemHostUnregister", |state| state.host_unregister(host))
     }
 
     fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64> {

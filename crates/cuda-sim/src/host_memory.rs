@@ -24,15 +24,50 @@ const QUARANTINE_BYTES: u64 = 64 << 20;
 /// Byte that freed pinned memory is filled with.
 const FREED_BYTE: u8 = 0xDD;
 
-/// One pinned allocation.
+/// Memory that a caller of `cuMemHostRegister` keeps mapped.
 ///
 /// # Invariants
-/// `base` is the exposed address of an allocation of `bytes` initialised bytes, made by
-/// [`Region::new`] with the layout of [`Region::layout`], which lives until this value is dropped.
+/// The range is initialised memory with exposed provenance that stays mapped until the last driver
+/// call that unregisters it has returned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegisteredRange {
+    base: u64,
+    bytes: u64,
+}
+
+impl RegisteredRange {
+    /// # Safety
+    /// - the range meets the invariants of this type.
+    pub(crate) unsafe fn new(base: u64, bytes: u64) -> Self {
+        Self { base, bytes }
+    }
+
+    pub(crate) fn bytes(self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Whose memory a region is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Origin {
+    /// This module's, allocated for `cuMemHostAlloc`.
+    Allocated,
+    /// The program's, which registered it.
+    Registered,
+}
+
+/// One pinned allocation, or one registration.
+///
+/// # Invariants
+/// An allocated region has the exposed address of an allocation of `bytes` initialised bytes in
+/// `base`, made by [`Region::new`] with the layout of [`Region::layout`], which lives until this value
+/// is dropped. A registered one was made of a [`RegisteredRange`], and is dropped before the call that
+/// unregisters it returns.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: u64,
     bytes: u64,
+    pub(crate) origin: Origin,
     /// Device whose context allocated it.
     pub(crate) owner: u32,
     /// Whether all contexts share it.
@@ -54,7 +89,8 @@ impl Region {
         }
         // SAFETY: `start` is an allocation of `layout.size()` bytes that nobody else knows yet.
         unsafe { start.write_bytes(fill, layout.size()) };
-        Some(Self { base: start.expose_provenance() as u64, bytes, owner, portable })
+        let base = start.expose_provenance() as u64;
+        Some(Self { base, bytes, origin: Origin::Allocated, owner, portable })
     }
 
     pub(crate) fn base(&self) -> u64 {
@@ -75,7 +111,8 @@ impl Region {
 
     fn fill(&mut self, byte: u8) {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
-        // SAFETY: the region is live and `bytes` long (invariants) and its provenance is exposed.
+        // SAFETY: the region is allocated (only such get here), live and `bytes` long (invariants) and
+        // its provenance is exposed.
         // The callers of `cuMemFreeHost` and of the last `cuDevicePrimaryCtxRelease`, the only ways
         // here, promised that nothing refers to the memory any more.
         unsafe { start.write_bytes(byte, self.bytes as usize) };
@@ -84,10 +121,12 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.bytes) {
+        if self.origin == Origin::Allocated
+            && let Some(layout) = Self::layout(self.bytes)
+        {
             let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
-            // SAFETY: `start` was allocated with this same layout (invariants), and only here is it
-            // given back.
+            // SAFETY: `start` was allocated with this same layout (invariants of an allocated region),
+            // and only here is it given back.
             unsafe { std::alloc::dealloc(start, layout) };
         }
     }
@@ -162,11 +201,37 @@ impl HostMemory {
         }
         let region =
             Region::new(bytes, self.fill, owner, portable).ok_or(ErrorCode::OUT_OF_MEMORY)?;
+        Ok(self.insert(region))
+    }
+
+    /// Notes memory of the program as pinned.
+    pub(crate) fn register(
+        &mut self,
+        range: RegisteredRange,
+        owner: u32,
+        portable: bool,
+    ) -> Result<(), ErrorCode> {
+        let RegisteredRange { base, bytes } = range;
+        let is_host = base != 0 && base.checked_add(bytes).is_some_and(|end| end <= HOST_END);
+        if bytes == 0 || !is_host {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        if self.live.iter().any(|region| region.overlaps(base, bytes)) {
+            return Err(ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        if bytes > self.limit_bytes - self.live_bytes {
+            return Err(ErrorCode::OUT_OF_MEMORY);
+        }
+        self.insert(Region { base, bytes, origin: Origin::Registered, owner, portable });
+        Ok(())
+    }
+
+    fn insert(&mut self, region: Region) -> u64 {
         let base = region.base;
         let place = self.live.partition_point(|other| other.base < base);
+        self.live_bytes += region.bytes;
         self.live.insert(place, region);
-        self.live_bytes += bytes;
-        Ok(base)
+        base
     }
 
     /// Index of the live region that starts at `base`.
@@ -174,11 +239,12 @@ impl HostMemory {
         self.live.binary_search_by_key(&base, |region| region.base).ok()
     }
 
-    /// Takes region `index` out of use. Its memory is kept aside for a while.
+    /// Takes region `index` out of use. Memory of this module is kept aside for a while.
     pub(crate) fn free(&mut self, index: usize) {
         let mut region = self.live.remove(index);
         self.live_bytes -= region.bytes;
-        if region.bytes > QUARANTINE_BYTES {
+        // What was registered is the program's again.
+        if region.origin == Origin::Registered || region.bytes > QUARANTINE_BYTES {
             return;
         }
         region.fill(FREED_BYTE);

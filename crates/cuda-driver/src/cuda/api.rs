@@ -142,6 +142,8 @@ api! {
     cuMemFree = cuMemFree_v2(address: CUdeviceptr);
     cuMemHostAlloc = cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost = cuMemFreeHost(host: *mut c_void);
+    cuMemHostRegister = cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint);
+    cuMemHostUnregister = cuMemHostUnregister(host: *mut c_void);
     cuMemHostGetDevicePointer = cuMemHostGetDevicePointer_v2(
         address: *mut CUdeviceptr,
         host: *mut c_void,

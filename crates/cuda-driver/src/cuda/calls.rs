@@ -7,17 +7,18 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED, CUcontext,
-    CUevent, CUevent_flags, CUfunction, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmodule, CUstream, CUstream_flags, CUuuid,
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUevent, CUevent_flags,
+    CUfunction, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmodule, CUstream,
+    CUstream_flags, CUuuid,
 };
 use smallvec::SmallVec;
 
 use super::{CudaDriver, descriptors, jit, shareable};
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
-    ErrorCode, Granularity, HostAllocFlags, HostFunction, KernelArgs, LaunchConfig, PeerCopy,
-    ShareableHandle, ShareableKind, ShareableRef,
+    ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
+    LaunchConfig, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -242,12 +243,11 @@ impl Driver for CudaDriver {
 
     fn mem_host_alloc(&self, bytes: u64, flags: HostAllocFlags) -> DriverResult<u64> {
         let HostAllocFlags { portable, device_map, write_combined } = flags;
-        let flags = [
+        let flags = flags_of(&[
             (portable, CU_MEMHOSTALLOC_PORTABLE),
             (device_map, CU_MEMHOSTALLOC_DEVICEMAP),
             (write_combined, CU_MEMHOSTALLOC_WRITECOMBINED),
-        ];
-        let flags = flags.iter().filter(|(asked, _)| *asked).fold(0, |all, (_, flag)| all | flag);
+        ]);
         let mut host: *mut c_void = ptr::null_mut();
         // SAFETY: `host` is live and of the type that the call writes.
         unsafe { self.api.cuMemHostAlloc(&mut host, bytes as usize, flags) }?;
@@ -259,6 +259,28 @@ impl Driver for CudaDriver {
         // SAFETY: the caller promises that nothing refers to the memory any more; the driver
         // answers with an error to an address that it did not give out.
         unsafe { self.api.cuMemFreeHost(host_address(host)) }
+    }
+
+    unsafe fn mem_host_register(
+        &self,
+        host: u64,
+        bytes: u64,
+        flags: HostRegisterFlags,
+    ) -> DriverResult<()> {
+        let HostRegisterFlags { portable, device_map } = flags;
+        let flags = flags_of(&[
+            (portable, CU_MEMHOSTREGISTER_PORTABLE),
+            (device_map, CU_MEMHOSTREGISTER_DEVICEMAP),
+        ]);
+        // SAFETY: the caller keeps the memory mapped until it is unregistered; the driver answers
+        // with an error to a range that is not.
+        unsafe { self.api.cuMemHostRegister(host_address(host), bytes as usize, flags) }
+    }
+
+    unsafe fn mem_host_unregister(&self, host: u64) -> DriverResult<()> {
+        // SAFETY: the caller promises that the device uses the memory no more; the driver answers
+        // with an error to an address that was not registered.
+        unsafe { self.api.cuMemHostUnregister(host_address(host)) }
     }
 
     fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64> {
@@ -512,6 +534,11 @@ impl Driver for CudaDriver {
 /// The pointer behind a host address, with the provenance that was exposed for it.
 fn host_address(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// The flags that were asked for, together.
+fn flags_of(flags: &[(bool, u32)]) -> u32 {
+    flags.iter().filter(|(asked, _)| *asked).fold(0, |all, (_, flag)| all | flag)
 }
 
 /// Whether a queried piece of work has completed; not yet is no error.

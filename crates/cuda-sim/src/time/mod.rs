@@ -42,6 +42,8 @@ const UNTOLD_MAX: usize = 1024;
 pub(crate) enum SizedCall {
     PinnedAlloc,
     PinnedFree,
+    Register,
+    Unregister,
     Create,
     Map,
     Release,
@@ -214,8 +216,15 @@ impl Clock {
             "cuMemFree" => profile.device_free,
             "cuModuleLoadDataEx" => profile.module_load,
             // What they cost depends on a size.
-            "cuMemHostAlloc" | "cuMemFreeHost" | "cuMemCreate" | "cuMemMap" | "cuMemRelease"
-            | "cuMemSetAccess" | "cuMemUnmap" => return,
+            "cuMemHostAlloc"
+            | "cuMemFreeHost"
+            | "cuMemHostRegister"
+            | "cuMemHostUnregister"
+            | "cuMemCreate"
+            | "cuMemMap"
+            | "cuMemRelease"
+            | "cuMemSetAccess"
+            | "cuMemUnmap" => return,
             _ => profile.other_call,
         };
         self.advance_host(nanos(cost));
@@ -239,6 +248,8 @@ impl Clock {
         let cost = match call {
             SizedCall::PinnedAlloc => profile.pinned_alloc.nanos(bytes),
             SizedCall::PinnedFree => profile.pinned_free.nanos(bytes),
+            SizedCall::Register => profile.register.nanos(bytes),
+            SizedCall::Unregister => profile.unregister.nanos(bytes),
             SizedCall::Create => profile.create.nanos(bytes),
             SizedCall::Map => profile.map.nanos(bytes),
             SizedCall::Release => profile.release.nanos(bytes),

@@ -139,6 +139,10 @@ profile! {
     pinned_alloc: Curve,
     /// Freeing pinned host memory, by size. An estimate.
     pinned_free: Curve,
+    /// Registering memory of the program, in huge pages that were touched before, by size.
+    register: Curve,
+    /// Unregistering it, by size.
+    unregister: Curve,
     /// Allocating device memory with `cuMemAlloc`. An estimate.
     device_alloc: Duration,
     /// Freeing it. An estimate.
@@ -225,6 +229,8 @@ impl Profile {
                 (GIB, 405_000_000),
             ]),
             pinned_free: curve(&[(MIB, 200_000), (GIB, 120_000_000)]),
+            register: curve(&[(MIB, 100_000), (256 * MIB, 20_000_000)]),
+            unregister: curve(&[(MIB, 100_000), (256 * MIB, 10_000_000)]),
             device_alloc: micros(1_000),
             device_free: micros(1_000),
             context_create: Duration::from_millis(250),

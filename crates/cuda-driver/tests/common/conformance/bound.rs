@@ -10,7 +10,7 @@ use std::ops::Deref;
 
 use cuda_driver::{
     AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, Granularity, HostAllocFlags,
-    KernelArgs, LaunchConfig, PeerCopy, ShareableHandle, ShareableKind,
+    HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy, ShareableHandle, ShareableKind,
 };
 
 use super::Subject;
@@ -97,6 +97,8 @@ calls! {
     // Host addresses: live memory of the case, or none that exists.
     memcpy_htod_async(destination: u64, host: u64, bytes: u64, stream: u64) -> ();
     memcpy_dtoh_async(host: u64, source: u64, bytes: u64, stream: u64) -> ();
+    mem_host_register(host: u64, bytes: u64, flags: HostRegisterFlags) -> ();
+    mem_host_unregister(host: u64) -> ();
     mem_release(handle: u64) -> ();
     mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> ();
     mem_export_to_shareable_handle(handle: u64, kind: ShareableKind) -> ShareableHandle;

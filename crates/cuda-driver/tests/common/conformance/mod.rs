@@ -16,6 +16,7 @@ pub(crate) mod memory;
 pub(crate) mod modules;
 pub(crate) mod peers;
 pub(crate) mod pinned;
+pub(crate) mod registered;
 #[cfg(unix)]
 pub(crate) mod sharing;
 pub(crate) mod streams;
@@ -87,6 +88,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         pinned::CASES,
         pinned::PROCESS,
         pinned::SIMULATED,
+        registered::CASES,
+        registered::PROCESS,
         copies::CASES,
         copies::PROCESS,
         copies::SIMULATED,

@@ -1,0 +1,250 @@
+//! Host memory of our own: mapped in huge pages and beside a device, where the system has that.
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(not(target_os = "linux"))]
+mod other;
+
+use std::fmt;
+
+#[cfg(target_os = "linux")]
+use linux as system;
+#[cfg(not(target_os = "linux"))]
+use other as system;
+
+use crate::{Device, DeviceAttribute};
+
+/// How memory is to be mapped. What the system does not have is done without, and
+/// [`HostPages::got`] tells what it was.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct HostPagesOptions {
+    /// Whether memory of 2 MiB and more is to lie in huge pages: those that the system has set aside,
+    /// or else those that it puts together when asked to.
+    pub huge: bool,
+    /// The memory node that the pages are to lie on.
+    pub node: MemoryNode,
+}
+
+impl HostPagesOptions {
+    /// Huge pages beside the device.
+    pub const HUGE_BESIDE_DEVICE: Self = Self { huge: true, node: MemoryNode::BesideDevice };
+}
+
+/// A memory node (NUMA node) of the host.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum MemoryNode {
+    /// Whichever the system chooses: as a rule that of the thread that maps.
+    Any,
+    /// The one beside the device that the memory is pinned for; any where the host does not say.
+    BesideDevice,
+    /// This one, by the system's number, while it has memory left; otherwise another.
+    Number(u32),
+}
+
+/// Pages that mapped memory lies in.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum PageKind {
+    /// Huge pages that the system had set aside (`MAP_HUGETLB`).
+    Huge,
+    /// Pages that the system was asked to make huge (`MADV_HUGEPAGE`) before they were first touched;
+    /// where it finds no room it takes ordinary ones, and does not say so.
+    Advised,
+    /// Ordinary pages.
+    Ordinary,
+}
+
+/// What mapped memory got of what was asked for.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct PagesGot {
+    /// The pages.
+    pub pages: PageKind,
+    /// The memory node of the first page, where the system tells.
+    pub node: Option<u32>,
+}
+
+/// Why no memory was mapped.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostPagesError {
+    /// The system refused.
+    #[error("the system mapped no {bytes} bytes of host memory: error {errno}")]
+    Refused {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Number of the system's error.
+        errno: i32,
+    },
+    /// Only Linux is supported.
+    #[error("host memory is mapped on Linux only")]
+    Unsupported,
+}
+
+/// Memory mapped for this process alone, zeroed, and touched once, so that every page is there.
+///
+/// It is to be pinned and handed to a device, see
+/// [`PinnedBuffer::pin`](crate::PinnedBuffer::pin). Dropping it gives it back to the system.
+pub struct HostPages {
+    /// # Invariants
+    /// A mapping of `bytes` bytes, readable, writable and private, whose provenance is exposed and
+    /// which nobody else unmaps; zeroed when made.
+    base: u64,
+    bytes: u64,
+    got: PagesGot,
+}
+
+impl HostPages {
+    /// Maps at least `bytes` bytes, on memory node `node` if one is given.
+    ///
+    /// Touches every page: about 0.1 s a GiB in huge pages, several times that in ordinary ones.
+    ///
+    /// # Errors
+    /// [`HostPagesError`]; nothing is mapped then.
+    pub fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, HostPagesError> {
+        system::map(bytes, huge, node)
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.base
+    }
+
+    /// Length in bytes: what was asked for, and the rest of its last page.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What was got of what was asked for.
+    #[must_use]
+    pub fn got(&self) -> PagesGot {
+        self.got
+    }
+}
+
+impl Drop for HostPages {
+    fn drop(&mut self) {
+        system::unmap(self);
+    }
+}
+
+impl fmt::Debug for HostPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostPages").field("bytes", &self.bytes).field("got", &self.got).finish()
+    }
+}
+
+// SAFETY: the mapping does not move or shrink and lives until the value is dropped; it is readable,
+// writable and zeroed (invariants of `base`), and no method reads or writes it.
+unsafe impl HostRegion for HostPages {
+    fn address(&self) -> u64 {
+        self.base
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Memory of the host program that a [`PinnedBuffer`](crate::PinnedBuffer) can be made of, such as a
+/// segment that processes share.
+///
+/// # Safety
+/// - both methods always answer the same: a range, at most `isize::MAX` bytes long, of initialised,
+///   readable and writable memory with exposed provenance, which stays mapped until the value is
+///   dropped;
+/// - nothing else of this process accesses the range while it is registered.
+pub unsafe trait HostRegion: fmt::Debug + Send + Sync {
+    /// The first address.
+    fn address(&self) -> u64;
+
+    /// Length in bytes.
+    fn bytes(&self) -> u64;
+}
+
+impl Device {
+    /// The host's memory node beside this device; none where the host has no nodes or does not say.
+    #[must_use]
+    pub fn host_node(&self) -> Option<u32> {
+        let node = match self.attribute(DeviceAttribute::HOST_NUMA_ID) {
+            Ok(node) => Some(i64::from(node)),
+            // A driver that does not know the question.
+            Err(_) => system::node_of_pci_device(&self.info().pci_bus_id),
+        };
+        node.and_then(|node| u32::try_from(node).ok())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn bytes_of(pages: &HostPages) -> &[u8] {
+        let first = std::ptr::with_exposed_provenance::<u8>(pages.base as usize);
+        // SAFETY: the mapping is live, initialised and of this length (invariants of `base`), and
+        // nobody writes it.
+        unsafe { std::slice::from_raw_parts(first, pages.bytes as usize) }
+    }
+
+    #[test]
+    fn mapped_memory_is_whole_pages_of_zeros() {
+        for (bytes, huge) in [(1, false), (1, true), (5000, true), (2 * MIB, true), (5 * MIB, true)]
+        {
+            let pages = HostPages::map(bytes, huge, None).unwrap();
+            assert!(pages.bytes() >= bytes && pages.bytes() % 4096 == 0, "{pages:?}");
+            assert!(pages.bytes() - bytes < 4096 || pages.got().pages == PageKind::Huge);
+            assert!(bytes_of(&pages).iter().all(|&byte| byte == 0));
+            let may_be_huge = huge && bytes >= 2 * MIB;
+            assert!(may_be_huge || pages.got().pages == PageKind::Ordinary, "{pages:?}");
+            if pages.got().pages != PageKind::Ordinary {
+                assert_eq!(pages.address() % (2 * MIB), 0, "a huge page begins there");
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_done_without() {
+        for node in [0, 63, 900, 5000, u32::MAX] {
+            let pages = HostPages::map(MIB, false, Some(node)).unwrap();
+            assert!(bytes_of(&pages).iter().all(|&byte| byte == 0), "{node}");
+            assert!(pages.got().node.is_none_or(|got| got < 1024), "{pages:?}");
+        }
+    }
+
+    #[test]
+    fn more_than_there_are_addresses_is_refused() {
+        for bytes in [0, 1 << 62, u64::MAX - 4096, u64::MAX] {
+            for huge in [false, true] {
+                let refused = HostPages::map(bytes, huge, None).map(drop);
+                let Err(HostPagesError::Refused { bytes: asked, errno }) = refused else {
+                    panic!("{bytes} bytes: {refused:?}");
+                };
+                assert_eq!(asked, bytes);
+                assert_ne!(errno, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn dropped_memory_is_unmapped_to_the_last_page() {
+        let lines = || std::fs::read_to_string("/proc/self/maps").unwrap();
+        let pages = HostPages::map(3 * MIB + 1, true, Some(0)).unwrap();
+        let (first, end) = (pages.address(), pages.address() + pages.bytes());
+        let touches = |line: &str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let (from, to) = range.unwrap();
+            let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
+            from < end && first < to
+        };
+        let mapped = lines();
+        let within: Vec<_> = mapped.lines().filter(|line| touches(line)).collect();
+        assert!(!within.is_empty());
+        drop(pages);
+        let left = lines();
+        assert_eq!(left.lines().filter(|line| touches(line)).count(), 0, "{left}");
+    }
+}

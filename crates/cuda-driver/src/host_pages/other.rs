@@ -1,0 +1,13 @@
+//! Systems on which no memory is mapped.
+
+use super::{HostPages, HostPagesError};
+
+pub(super) fn map(_: u64, _: bool, _: Option<u32>) -> Result<HostPages, HostPagesError> {
+    Err(HostPagesError::Unsupported)
+}
+
+pub(super) fn unmap(_: &mut HostPages) {}
+
+pub(super) fn node_of_pci_device(_: &str) -> Option<i64> {
+    None
+}

@@ -1,0 +1,303 @@
+//! Memory of the program that is registered with the driver.
+
+use std::alloc::Layout;
+
+use cuda_driver::{DeviceAttribute, ErrorCode, HostRegisterFlags};
+
+use super::bound::Bound;
+use super::{Case, Needs, Subject, cases, refused};
+use crate::common::pattern;
+
+pub(crate) const CASES: &[Case] = cases![Needs::Device;
+    registering_is_supported,
+    memory_is_registered_and_unregistered,
+    registered_memory_has_one_address,
+    memory_registered_with_no_flags_has_one_address,
+    an_interior_address_of_registered_memory_has_a_device_address,
+    an_address_past_registered_memory_has_no_device_address,
+    unregistered_memory_has_no_device_address,
+    registered_memory_travels_both_ways,
+    a_copy_of_registered_memory_reads_when_it_runs,
+    unregistered_memory_is_copied_when_the_call_is_made,
+    registered_memory_is_filled_as_device_memory,
+    memory_is_registered_again_after_it_was_unregistered,
+    neighbours_are_registered_apart,
+    no_bytes_are_not_registered,
+    memory_is_not_registered_twice,
+    a_part_of_registered_memory_is_not_registered,
+    memory_around_registered_memory_is_not_registered,
+    allocated_pinned_memory_is_not_registered,
+    memory_never_registered_is_not_unregistered,
+    memory_is_not_unregistered_twice,
+    unregistering_waits_for_copies,
+];
+
+pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
+    null_is_not_registered,
+    an_interior_address_is_not_unregistered,
+    allocated_pinned_memory_is_not_unregistered,
+    registered_memory_is_not_freed_as_allocated,
+    a_copy_over_registered_and_pageable_memory_is_refused,
+];
+
+const SHARED: HostRegisterFlags = HostRegisterFlags::SHARED;
+const PAGE: u64 = 4096;
+
+/// Pages of the program, of zeros; unregistered by the case.
+struct Pages {
+    first: *mut u8,
+    layout: Layout,
+}
+
+impl Pages {
+    fn new(pages: u64) -> Self {
+        let layout = Layout::from_size_align((pages * PAGE) as usize, PAGE as usize).unwrap();
+        // SAFETY: the layout has a size.
+        let first = unsafe { std::alloc::alloc_zeroed(layout) };
+        assert!(!first.is_null());
+        let _ = first.expose_provenance();
+        Self { first, layout }
+    }
+
+    fn at(&self, offset: u64) -> u64 {
+        self.first.addr() as u64 + offset
+    }
+
+    /// Writes all of it, while no operation uses it.
+    fn write(&self, data: &[u8]) {
+        assert_eq!(data.len(), self.layout.size());
+        // SAFETY: as long as the allocation, to which there is no reference.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.first, data.len()) };
+    }
+
+    /// All of it, while no operation writes it.
+    fn read(&self) -> Vec<u8> {
+        let mut data = vec![0; self.layout.size()];
+        // SAFETY: as long as the allocation, which is initialised.
+        unsafe { std::ptr::copy_nonoverlapping(self.first, data.as_mut_ptr(), data.len()) };
+        data
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.first, self.layout) };
+    }
+}
+
+/// All of `pages`, registered.
+fn register(bound: &Bound<'_>, pages: &Pages) {
+    bound.mem_host_register(pages.at(0), pages.layout.size() as u64, SHARED).unwrap();
+}
+
+fn registering_is_supported(on: &Subject) {
+    let answer = on.driver.device_get_attribute(0, DeviceAttribute::HOST_REGISTER_SUPPORTED);
+    assert_eq!(answer, Ok(1));
+}
+
+fn memory_is_registered_and_unregistered(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(4));
+    register(&bound, &pages);
+    assert_eq!(bound.mem_host_unregister(pages.at(0)), Ok(()));
+}
+
+fn registered_memory_has_one_address(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    assert_eq!(bound.mem_host_get_device_pointer(pages.at(0)), Ok(pages.at(0)));
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+}
+
+fn memory_registered_with_no_flags_has_one_address(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    bound.mem_host_register(pages.at(0), PAGE, HostRegisterFlags::default()).unwrap();
+    assert_eq!(bound.mem_host_get_device_pointer(pages.at(0)), Ok(pages.at(0)));
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+}
+
+fn an_interior_address_of_registered_memory_has_a_device_address(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    register(&bound, &pages);
+    assert_eq!(bound.mem_host_get_device_pointer(pages.at(5000)), Ok(pages.at(5000)));
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+}
+
+fn an_address_past_registered_memory_has_no_device_address(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(4));
+    bound.mem_host_register(pages.at(0), 2 * PAGE, SHARED).unwrap();
+    let answer = bound.mem_host_get_device_pointer(pages.at(2 * PAGE));
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(answer, ErrorCode::INVALID_VALUE);
+}
+
+fn unregistered_memory_has_no_device_address(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(bound.mem_host_get_device_pointer(pages.at(0)), ErrorCode::INVALID_VALUE);
+}
+
+fn registered_memory_travels_both_ways(on: &Subject) {
+    let (bound, up, down) = (on.bind(), Pages::new(3), Pages::new(3));
+    let (stream, memory, data) = (bound.stream(), bound.alloc(3 * PAGE), pattern(4, 12288));
+    up.write(&data);
+    register(&bound, &up);
+    register(&bound, &down);
+    bound.memcpy_htod_async(*memory, up.at(0), 3 * PAGE, *stream).unwrap();
+    bound.memcpy_dtoh_async(down.at(0), *memory, 3 * PAGE, *stream).unwrap();
+    bound.stream_synchronize(*stream).unwrap();
+    bound.mem_host_unregister(up.at(0)).unwrap();
+    bound.mem_host_unregister(down.at(0)).unwrap();
+    assert!(down.read() == data);
+}
+
+/// What `memory` gets of `pages` when they are rewritten between the call and its running.
+fn rewritten(bound: &Bound<'_>, pages: &Pages) -> Vec<u8> {
+    let (stream, memory) = (bound.stream(), bound.alloc(PAGE));
+    pages.write(&[1; PAGE as usize]);
+    let stall = bound.stall(*stream);
+    bound.memcpy_htod_async(*memory, pages.at(0), PAGE, *stream).unwrap();
+    pages.write(&[2; PAGE as usize]);
+    stall.release();
+    bound.stream_synchronize(*stream).unwrap();
+    bound.read(*memory, PAGE as usize)
+}
+
+fn a_copy_of_registered_memory_reads_when_it_runs(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    let arrived = rewritten(&bound, &pages);
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    assert_eq!(arrived, [2; PAGE as usize]);
+}
+
+fn unregistered_memory_is_copied_when_the_call_is_made(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    assert_eq!(rewritten(&bound, &pages), [1; PAGE as usize]);
+}
+
+fn registered_memory_is_filled_as_device_memory(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    bound.memset_d8_async(pages.at(0), 6, PAGE, 0).unwrap();
+    bound.stream_synchronize(0).unwrap();
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    assert_eq!(pages.read(), [6; PAGE as usize]);
+}
+
+fn memory_is_registered_again_after_it_was_unregistered(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    for _ in 0..3 {
+        register(&bound, &pages);
+        bound.mem_host_unregister(pages.at(0)).unwrap();
+    }
+}
+
+fn neighbours_are_registered_apart(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    bound.mem_host_register(pages.at(0), PAGE, SHARED).unwrap();
+    bound.mem_host_register(pages.at(PAGE), PAGE, SHARED).unwrap();
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    assert_eq!(bound.mem_host_get_device_pointer(pages.at(PAGE)), Ok(pages.at(PAGE)));
+    bound.mem_host_unregister(pages.at(PAGE)).unwrap();
+}
+
+fn no_bytes_are_not_registered(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    refused(bound.mem_host_register(pages.at(0), 0, SHARED), ErrorCode::INVALID_VALUE);
+}
+
+/// Holds a registration of `bytes` bytes at page `page` of six to be refused, of which the third and
+/// fourth are registered.
+fn overlaps(on: &Subject, page: u64, bytes: u64) {
+    let (bound, pages) = (on.bind(), Pages::new(6));
+    bound.mem_host_register(pages.at(2 * PAGE), 2 * PAGE, SHARED).unwrap();
+    let answer = bound.mem_host_register(pages.at(page * PAGE), bytes, SHARED);
+    let unregistered = bound.mem_host_unregister(pages.at(2 * PAGE));
+    refused(answer, ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
+    assert_eq!(unregistered, Ok(()));
+}
+
+fn memory_is_not_registered_twice(on: &Subject) {
+    overlaps(on, 2, 2 * PAGE);
+}
+
+fn a_part_of_registered_memory_is_not_registered(on: &Subject) {
+    overlaps(on, 3, PAGE);
+}
+
+fn memory_around_registered_memory_is_not_registered(on: &Subject) {
+    overlaps(on, 0, 6 * PAGE);
+}
+
+fn allocated_pinned_memory_is_not_registered(on: &Subject) {
+    let bound = on.bind();
+    let host = bound.pinned(2 * PAGE);
+    let answer = bound.mem_host_register(*host, 2 * PAGE, SHARED);
+    refused(answer, ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
+}
+
+fn memory_never_registered_is_not_unregistered(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    refused(bound.mem_host_unregister(pages.at(0)), ErrorCode::HOST_MEMORY_NOT_REGISTERED);
+}
+
+fn memory_is_not_unregistered_twice(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(bound.mem_host_unregister(pages.at(0)), ErrorCode::HOST_MEMORY_NOT_REGISTERED);
+}
+
+fn unregistering_waits_for_copies(on: &Subject) {
+    const BYTES: u64 = 64 << 20;
+    let (bound, pages) = (on.bind(), Pages::new(BYTES / PAGE));
+    let (stream, memory) = (bound.stream(), bound.alloc(BYTES));
+    register(&bound, &pages);
+    bound.memset_d8_async(pages.at(0), 9, BYTES, *stream).unwrap();
+    bound.memcpy_htod_async(*memory, pages.at(0), BYTES, *stream).unwrap();
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    drop(pages);
+    bound.stream_synchronize(*stream).unwrap();
+    assert!(bound.read(*memory, BYTES as usize).iter().all(|&byte| byte == 9));
+}
+
+fn null_is_not_registered(on: &Subject) {
+    refused(on.bind().mem_host_register(0, PAGE, SHARED), ErrorCode::INVALID_VALUE);
+}
+
+fn an_interior_address_is_not_unregistered(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    register(&bound, &pages);
+    let answer = bound.mem_host_unregister(pages.at(PAGE));
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(answer, ErrorCode::INVALID_VALUE);
+}
+
+fn allocated_pinned_memory_is_not_unregistered(on: &Subject) {
+    let bound = on.bind();
+    let host = bound.pinned(PAGE);
+    refused(bound.mem_host_unregister(*host), ErrorCode::HOST_MEMORY_NOT_REGISTERED);
+}
+
+fn registered_memory_is_not_freed_as_allocated(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    let answer = bound.mem_free_host(pages.at(0));
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(answer, ErrorCode::INVALID_VALUE);
+}
+
+fn a_copy_over_registered_and_pageable_memory_is_refused(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(4));
+    let memory = bound.alloc(4 * PAGE);
+    bound.mem_host_register(pages.at(0), 2 * PAGE, SHARED).unwrap();
+    let up = bound.memcpy_htod_async(*memory, pages.at(PAGE), 2 * PAGE, 0);
+    let down = bound.memcpy_dtoh_async(pages.at(PAGE), *memory, 2 * PAGE, 0);
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(up, ErrorCode::INVALID_VALUE);
+    refused(down, ErrorCode::INVALID_VALUE);
+}
