@@ -67,11 +67,10 @@ fn map_aligned(length: usize) -> io::Result<HostPages> {
     let first = pages.base.next_multiple_of(HUGE_BYTES as u64);
     let (base, end) = (pages.base, pages.base + pages.bytes);
     let kept_end = first + length as u64;
-    // SAFETY: both are parts of the mapping that was made just now, of whole pages, and from here on
-    // they are no part of `pages`; nobody knows their addresses.
-    unsafe {
-        unmap_range(base, first - base);
-        unmap_range(kept_end, end - kept_end);
+    for (from, to) in [(base, first), (kept_end, end)] {
+        // SAFETY: a part of the mapping that was made just now, of whole pages; from here on it is no
+        // part of `pages`, and nobody knows its addresses.
+        unsafe { unmap_range(from, to - from) };
     }
     (pages.base, pages.bytes) = (first, length as u64);
     Ok(pages)
