@@ -38,6 +38,10 @@ pub enum Operand {
     Scales,
     /// What is added to block ids for values.
     Offsets,
+    /// Blocks in pinned host memory.
+    HostBlocks,
+    /// Which block goes where.
+    BlockPairs,
 }
 
 impl fmt::Display for Operand {
@@ -57,6 +61,8 @@ impl fmt::Display for Operand {
             Self::WordIndex => "word index",
             Self::Scales => "scales",
             Self::Offsets => "offsets",
+            Self::HostBlocks => "host blocks",
+            Self::BlockPairs => "block pairs",
         })
     }
 }
@@ -221,7 +227,7 @@ pub enum KernelError {
     OtherDevice {
         /// Ordinal of the kernels' device.
         kernels: i32,
-        /// What is elsewhere: `"stream"`, `"paged memory"` or `"report"`.
+        /// What is elsewhere: `"stream"`, `"paged memory"`, `"host blocks"` or `"report"`.
         operand: &'static str,
         /// Ordinal of the other device.
         other: i32,

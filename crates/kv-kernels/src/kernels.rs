@@ -6,7 +6,7 @@ use cuda_driver::{
 };
 
 use crate::lazy::LazyKernel;
-use crate::{DeviceReport, KernelError, KvShape, PagedKv};
+use crate::{DeviceReport, HostBlocks, KernelError, KvShape, PagedKv};
 
 /// Names of the kernels in their modules.
 pub(crate) mod entry {
@@ -16,6 +16,7 @@ pub(crate) mod entry {
     pub(crate) const GATHER: &str = "gather_rows";
     pub(crate) const SCATTER: &str = "scatter_words";
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
+    pub(crate) const COPY_BLOCKS: [&str; 3] = ["copy_blocks_16", "copy_blocks_4", "copy_blocks_1"];
 }
 
 const TRANSFER_PTX: &str = include_str!("../ptx/transfer.compute_80.ptx");
@@ -23,6 +24,7 @@ const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
 const SCATTER_PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
+const BLOCK_COPY_PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 
 /// The kernels of this crate, loaded on one device.
@@ -50,6 +52,8 @@ pub struct KvKernels {
     pub(crate) gather: Kernel,
     pub(crate) scatter: Kernel,
     pub(crate) block_offsets: LazyKernel,
+    /// For vectors of 16, 4 and 1 bytes.
+    pub(crate) copy_blocks: [LazyKernel; 3],
     /// Multiprocessors of the device, 1 to 65536.
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -76,6 +80,7 @@ impl KvKernels {
             gather: load(GATHER_PTX, entry::GATHER)?,
             scatter: load(SCATTER_PTX, entry::SCATTER)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
+            copy_blocks: entry::COPY_BLOCKS.map(|name| LazyKernel::new(BLOCK_COPY_PTX, name)),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),
@@ -98,6 +103,19 @@ impl KvKernels {
         self.check_device("paged memory", paged.device())?;
         if num_blocks > paged.blocks() {
             return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
+        }
+        Ok(())
+    }
+
+    /// Checks that host blocks are reached from the kernels' device, and that there are `num_blocks`.
+    pub(crate) fn check_host_blocks(
+        &self,
+        blocks: &HostBlocks,
+        num_blocks: u64,
+    ) -> Result<(), KernelError> {
+        self.check_device("host blocks", blocks.device())?;
+        if num_blocks > blocks.blocks() {
+            return Err(KernelError::Blocks { num_blocks, capacity: blocks.blocks() });
         }
         Ok(())
     }

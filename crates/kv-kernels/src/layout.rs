@@ -126,6 +126,16 @@ impl PagedLayout {
         self.token_stride_bytes
     }
 
+    pub(crate) fn parts(&self, shape: &KvShape) -> [crate::block_units::RowPart; 1] {
+        [crate::block_units::RowPart {
+            segment_bytes: shape.row_bytes(),
+            segments: 1,
+            segment_stride_bytes: shape.row_bytes(),
+            token_stride_bytes: self.token_stride_bytes,
+            offset_bytes: 0,
+        }]
+    }
+
     /// Whether a block of `shape` is one piece of memory, planes and all.
     #[must_use]
     pub fn has_whole_blocks(&self, shape: &KvShape) -> bool {

@@ -17,6 +17,10 @@
 //!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device;
 //!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it;
 //!   [`gather_block_offsets`](KvKernels::gather_block_offsets) makes offset tables of block ids.
+//!   [`copy_blocks`](KvKernels::copy_blocks) copies blocks by pairs of ids, on a device, between peers,
+//!   to and from pinned memory, from any layout to any other; with
+//!   [`copy_block_rows`](KvKernels::copy_block_rows) and [`reshard`] from one tensor-parallel degree
+//!   to another.
 //! * [`DeviceReport`]: where launches tell of indices that only the device sees to be out of range.
 //! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
 //!   knows what every block must sum to without holding its bytes.
@@ -89,7 +93,11 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod block_copy;
+mod block_error;
 mod block_offsets;
+mod block_units;
+mod blocks;
 mod checksum;
 mod error;
 mod fill;
@@ -103,6 +111,7 @@ mod paged_kv;
 mod pattern;
 mod references;
 mod report;
+mod reshard;
 mod scatter;
 mod shape;
 mod source;
@@ -110,7 +119,11 @@ mod transfer;
 
 use kernels::entry;
 
+pub use block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
+pub use block_error::{BlocksError, Side};
 pub use block_offsets::{BlockOffsets, RawBlockOffsets};
+pub use block_units::{RawBlockSide, RawBlockUnits};
+pub use blocks::{Blocks, HostBlocks};
 pub use checksum::ChecksumArgs;
 pub use error::{KernelError, Operand, OperandError, PagedKvError};
 pub use fill::FillPattern;
@@ -124,6 +137,7 @@ pub use paged_kv::PagedKv;
 pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
 pub use references::references;
 pub use report::{DeviceReport, OutOfRange};
+pub use reshard::{HeadMove, ReshardError, reshard};
 pub use scatter::ScatterWords;
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
 pub use source::KernelSource;

@@ -4,6 +4,7 @@
 //! They are exact and geometry does not matter to them. They are also fast, because a replay on a
 //! simulated device moves and reads terabytes through them.
 
+mod block_copy;
 mod block_offsets;
 mod checksum;
 mod fill;
@@ -28,6 +29,18 @@ pub fn references() -> &'static [KernelReference] {
             KernelReference { name: entry::GATHER, run: gather::run },
             KernelReference { name: entry::SCATTER, run: scatter::run },
             KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
+            KernelReference {
+                name: entry::COPY_BLOCKS[0],
+                run: |m, _, a| block_copy::run(m, a, 16),
+            },
+            KernelReference {
+                name: entry::COPY_BLOCKS[1],
+                run: |m, _, a| block_copy::run(m, a, 4),
+            },
+            KernelReference {
+                name: entry::COPY_BLOCKS[2],
+                run: |m, _, a| block_copy::run(m, a, 1),
+            },
         ]
     }
 }

@@ -4,7 +4,7 @@ use cuda_driver::DeviceBuffer;
 use kv_kernels::{BlockOffsets, DeviceReport, OutOfRange};
 use kv_kernels::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets};
 
-use crate::ops::on::{On, Outputs, Random, noise};
+use super::on::{On, Outputs, Random, noise};
 
 /// One table and what is gathered from it.
 #[derive(Debug)]
@@ -228,12 +228,13 @@ fn unknown_rows(on: &On) -> Vec<u8> {
     bytes
 }
 
+#[cfg(test)]
 mod on_sim {
     use cuda_driver::PinnedBuffer;
     use kv_kernels::{HostGatherError, KernelError, Operand, OperandError, references};
 
+    use super::super::on::compare;
     use super::*;
-    use crate::ops::on::compare;
 
     #[test]
     fn the_ptx_gives_what_the_reference_gives() {

@@ -1,4 +1,6 @@
 //! Lists of launches over odd sizes for each operation, the same on every device.
 
+pub(crate) mod block_copy;
 pub(crate) mod block_offsets;
+pub(crate) mod lays;
 pub(crate) mod on;

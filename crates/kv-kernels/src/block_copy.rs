@@ -1,0 +1,391 @@
+//! Copying blocks by pairs of ids: within a device, between peers, to and from pinned host memory,
+//! between layouts, and between shards of heads.
+
+use std::collections::HashMap;
+
+use bytemuck::{Pod, Zeroable};
+use cuda_driver::{KernelArgs, LaunchConfig, Stream};
+
+use crate::block_units::{RawBlockSide, RawBlockUnits, Run, alignment_of, runs};
+use crate::kernels::ROW_THREADS;
+use crate::operand::{check_array, check_disjoint};
+use crate::{
+    Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, Side,
+};
+
+/// Which block goes where.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Pod, PartialEq, Zeroable)]
+pub struct BlockPair {
+    /// Block of the source.
+    pub source: i32,
+    /// Block of the destination.
+    pub destination: i32,
+}
+
+/// What [`KvKernels::copy_blocks`] and [`KvKernels::copy_block_rows`] copy.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockCopy<'a> {
+    /// The memory that is read.
+    pub from: Blocks<'a>,
+    /// The memory that is written.
+    pub to: Blocks<'a>,
+    /// `count` pairs ([`BlockPair`]), where the kernel reads them.
+    pub pairs: KernelSource<'a>,
+    /// How many pairs.
+    pub count: u64,
+    /// The host's copy of the pairs, which is checked before the launch; `None` where only the device
+    /// has them.
+    pub host_pairs: Option<&'a [BlockPair]>,
+    /// Blocks of the source that are ready, the first ones; others are refused.
+    pub from_blocks: u64,
+    /// Blocks of the destination that are ready, the first ones; others are refused.
+    pub to_blocks: u64,
+    /// Where to tell of pairs that the device had to pass over.
+    pub report: Option<&'a DeviceReport>,
+    /// Most multiprocessors to occupy; `None` for all, or for a few where host memory is involved,
+    /// whose bus more do not make faster.
+    pub multiprocessors: Option<u32>,
+}
+
+/// The same bytes of every row, for [`KvKernels::copy_block_rows`].
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct RowRange {
+    /// Where they begin in a row of the source.
+    pub from_byte: u64,
+    /// Where they begin in a row of the destination.
+    pub to_byte: u64,
+    /// How many there are.
+    pub bytes: u64,
+}
+
+/// The parameters of one launch of `copy_blocks`, unchecked; see `kernels/block_copy.cu`.
+#[derive(Clone, Copy, Debug)]
+pub struct RawBlockCopy {
+    /// The side that is written.
+    pub to: RawBlockSide,
+    /// The side that is read.
+    pub from: RawBlockSide,
+    /// What a block is made of.
+    pub units: RawBlockUnits,
+    /// Address of the pairs.
+    pub pairs: u64,
+    /// Vectors of all pairs.
+    pub items: u64,
+    /// Bytes of a vector: 16, 4 or 1.
+    pub vector_bytes: u64,
+    /// Address of a report, or 0.
+    pub report: u64,
+    /// Blocks of the grid.
+    pub grid: u32,
+}
+
+impl KvKernels {
+    /// Copies whole blocks: for each pair `(s, d)`, plane `p`, token `t` and byte `x` of a row,
+    /// `to[d][p][t][x] = from[s][p][t][x]`, each side by its own layout.
+    ///
+    /// Two different layouts make this the change of layout: layer-first to page-first and back, or
+    /// tokens-first to heads-first. Nothing is launched without pairs.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Pairs are read when the kernel runs; a pair that is out
+    /// of range then is passed over, whatever the host's copy said. Host blocks that are written have
+    /// been written when an event recorded after this call has completed.
+    ///
+    /// # Errors
+    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
+    /// launches (a layout whose rows are in two parts takes two).
+    pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), BlocksError> {
+        let (from, to) = (copy.from.shape().row_bytes(), copy.to.shape().row_bytes());
+        if from != to {
+            let what = "bytes of a row";
+            return Err(BlocksError::Shapes { what, source_count: from, destination_count: to });
+        }
+        self.copy_block_rows(stream, copy, RowRange { from_byte: 0, to_byte: 0, bytes: from })
+    }
+
+    /// Copies the same bytes of every row of blocks: for each pair `(s, d)`, plane `p`, token `t` and
+    /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
+    ///
+    /// With rows of heads it takes some heads of one shard to their place in another;
+    /// [`reshard`](crate::reshard) says which. Rows of the two sides may differ in length.
+    ///
+    /// # Ordering
+    /// As of [`copy_blocks`](KvKernels::copy_blocks).
+    ///
+    /// # Errors
+    /// As of [`copy_blocks`](KvKernels::copy_blocks).
+    pub fn copy_block_rows(
+        &self,
+        stream: &Stream,
+        copy: BlockCopy<'_>,
+        rows: RowRange,
+    ) -> Result<(), BlocksError> {
+        self.check_stream(stream)?;
+        self.check_copy(&copy, rows)?;
+        if copy.count == 0 || rows.bytes == 0 {
+            return Ok(());
+        }
+        // All launches first, so that nothing is enqueued where one of them cannot be.
+        let launches = self.block_copies(&copy, rows)?;
+        for raw in &launches {
+            // SAFETY: `check_copy` has found the pairs in their memory, and both sides to be of the
+            // kernels' device; the units of blocks below `num_blocks`, to which the kernel keeps,
+            // lie in the memory of their side (invariants of `PagedKv` and `HostBlocks`, and `runs`
+            // stays inside a row, which `check_copy` has compared). Pinned memory is not freed before
+            // the device has finished (a dropped buffer is only retired), and is not written by the
+            // host, which shares it (`HostBlocks`).
+            unsafe { self.copy_blocks_raw(stream, raw) }?;
+        }
+        Ok(())
+    }
+
+    /// Launches the kernel with these parameters, unchecked.
+    ///
+    /// # Errors
+    /// [`KernelError::Module`] and [`KernelError::Device`].
+    ///
+    /// # Safety
+    /// - every address is of memory that the kernels' device can access, and stays allocated until
+    ///   the kernel has completed; all of what the head of `kernels/block_copy.cu` names as read or
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 4 or 1;
+    /// - host memory that is written is not accessed by the host until then.
+    pub unsafe fn copy_blocks_raw(
+        &self,
+        stream: &Stream,
+        raw: &RawBlockCopy,
+    ) -> Result<(), KernelError> {
+        let args = KernelArgs::new()
+            .arg(raw.to)
+            .arg(raw.from)
+            .arg(raw.units)
+            .arg(raw.pairs)
+            .arg(raw.items)
+            .arg(raw.report);
+        let [by_16, by_4, by_1] = &self.copy_blocks;
+        let kernel = match raw.vector_bytes {
+            16 => by_16,
+            4 => by_4,
+            _ => by_1,
+        };
+        let kernel = kernel.get(self.device())?;
+        let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
+        // SAFETY: the 6 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
+        // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
+        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+    }
+
+    fn check_copy(&self, copy: &BlockCopy<'_>, rows: RowRange) -> Result<(), BlocksError> {
+        let BlockCopy { from, to, .. } = *copy;
+        self.check_blocks(from, copy.from_blocks)?;
+        self.check_blocks(to, copy.to_blocks)?;
+        if let Some(report) = copy.report {
+            self.check_report(report)?;
+        }
+        check_same_planes(from, to)?;
+        for (side, start, blocks) in
+            [(Side::Source, rows.from_byte, from), (Side::Destination, rows.to_byte, to)]
+        {
+            let (bytes, row_bytes) = (rows.bytes, blocks.shape().row_bytes());
+            if start.checked_add(bytes).is_none_or(|end| end > row_bytes) {
+                return Err(BlocksError::RowRange { side, start, bytes, row_bytes });
+            }
+        }
+        check_array(Operand::BlockPairs, copy.pairs, copy.count.saturating_mul(2), 4)?;
+        for extent in to.extents() {
+            check_disjoint((Operand::HostBlocks, extent), (Operand::BlockPairs, copy.pairs))?;
+        }
+        let same = is_same_memory(from, to);
+        if !same {
+            check_apart(from, to)?;
+        }
+        check_pairs(copy, same)
+    }
+
+    /// Checks that blocks are reached from the kernels' device, and that there are so many.
+    pub(crate) fn check_blocks(
+        &self,
+        blocks: Blocks<'_>,
+        num_blocks: u64,
+    ) -> Result<(), KernelError> {
+        match blocks {
+            Blocks::Device(paged) => self.check_paged(paged, num_blocks),
+            Blocks::Host(host) => self.check_host_blocks(host, num_blocks),
+        }
+    }
+
+    /// One launch for each run of the rows.
+    fn block_copies(
+        &self,
+        copy: &BlockCopy<'_>,
+        rows: RowRange,
+    ) -> Result<Vec<RawBlockCopy>, BlocksError> {
+        let BlockCopy { from, to, .. } = *copy;
+        let shape = from.shape();
+        let whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(blocks.shape());
+        if whole(from) && whole(to) && shape == to.shape() && rows.bytes == shape.row_bytes() {
+            let side = |blocks: Blocks<'_>, num_blocks| {
+                let address = blocks.extents()[0].address;
+                RawBlockSide::whole(address, shape.block_bytes(), num_blocks)
+            };
+            let (to, from) = (side(to, copy.to_blocks), side(from, copy.from_blocks));
+            let bits = to.base | from.base | shape.block_bytes();
+            let units = RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors: 0 };
+            return Ok(vec![self.launch_of(copy, (to, from), units, shape.block_bytes(), bits)?]);
+        }
+        let tokens = u64::from(shape.block_tokens());
+        let (from_parts, to_parts) = (from.parts(), to.parts());
+        let (source, target) = ((&from_parts[..], rows.from_byte), (&to_parts[..], rows.to_byte));
+        let of_run = |run: Run| {
+            let run = run.merged();
+            let sides = (
+                RawBlockSide::of(to, &run.to, copy.to_blocks),
+                RawBlockSide::of(from, &run.from, copy.from_blocks),
+            );
+            let bits = run.alignment_bits()
+                | from.alignment_bits()
+                | to.alignment_bits()
+                | from.layout().block_stride_bytes()
+                | to.layout().block_stride_bytes();
+            let units = RawBlockUnits {
+                planes: shape.planes(),
+                tokens: run.tokens,
+                segments: run.segments,
+                unit_vectors: 0,
+            };
+            self.launch_of(copy, sides, units, run.unit_bytes, bits)
+        };
+        runs(source, target, (tokens, rows.bytes), u64::MAX).into_iter().map(of_run).collect()
+    }
+
+    fn launch_of(
+        &self,
+        copy: &BlockCopy<'_>,
+        (to, from): (RawBlockSide, RawBlockSide),
+        units: RawBlockUnits,
+        unit_bytes: u64,
+        bits: u64,
+    ) -> Result<RawBlockCopy, BlocksError> {
+        let vector_bytes = match alignment_of(bits) {
+            16 => 16,
+            4 | 8 => 4,
+            _ => 1,
+        };
+        let units = RawBlockUnits { unit_vectors: unit_bytes / vector_bytes, ..units };
+        let items = items_of(&units, copy.count)?;
+        let host = matches!(copy.from, Blocks::Host(_)) || matches!(copy.to, Blocks::Host(_));
+        let few = if host { HOST_MULTIPROCESSORS } else { self.multiprocessors };
+        let most = copy.multiprocessors.map_or(few, u64::from).clamp(1, self.multiprocessors);
+        let grid = items.div_ceil(ROW_THREADS * VECTORS_IN_FLIGHT);
+        Ok(RawBlockCopy {
+            to,
+            from,
+            units,
+            pairs: copy.pairs.address(),
+            items,
+            vector_bytes,
+            report: copy.report.map_or(0, DeviceReport::address),
+            grid: grid.clamp(1, most * BLOCKS_OF_MULTIPROCESSOR) as u32,
+        })
+    }
+}
+
+/// Vectors that a thread reads at once: `VECTORS_IN_FLIGHT` of `kernels/block_copy.cu`.
+const VECTORS_IN_FLIGHT: u64 = 4;
+/// Blocks of threads that are resident on a multiprocessor at once.
+pub(crate) const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
+/// Multiprocessors that a copy to or from host memory occupies unless told otherwise: what is in
+/// flight on so many exceeds what the bus holds.
+const HOST_MULTIPROCESSORS: u64 = 8;
+
+/// Vectors of `count` blocks, where each axis can be counted by a kernel.
+pub(crate) fn items_of(units: &RawBlockUnits, count: u64) -> Result<u64, BlocksError> {
+    let axes = [
+        ("planes", units.planes),
+        ("tokens", units.tokens),
+        ("segments", units.segments),
+        ("vectors of a unit", units.unit_vectors),
+    ];
+    let mut items = count;
+    for (what, axis) in axes {
+        if axis > i32::MAX as u64 {
+            return Err(BlocksError::TooMany { what, count: axis });
+        }
+        let too_many = BlocksError::TooMany { what, count: u64::MAX };
+        items = items.checked_mul(axis).ok_or(too_many)?;
+    }
+    Ok(items)
+}
+
+/// Checks that both sides have the same layers, tensors and tokens.
+pub(crate) fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {
+    let (a, b) = (from.shape(), to.shape());
+    for (what, source_count, destination_count) in [
+        ("layers", a.layers(), b.layers()),
+        ("tensors of a layer", a.kv_count(), b.kv_count()),
+        ("tokens of a block", a.block_tokens(), b.block_tokens()),
+    ] {
+        if source_count != destination_count {
+            let (source_count, destination_count) = (source_count.into(), destination_count.into());
+            return Err(BlocksError::Shapes { what, source_count, destination_count });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a block of one is the block of the same number of the other.
+fn is_same_memory(from: Blocks<'_>, to: Blocks<'_>) -> bool {
+    from.layout() == to.layout()
+        && from.shape() == to.shape()
+        && from
+            .extents()
+            .iter()
+            .map(|extent| extent.address)
+            .eq(to.extents().iter().map(|extent| extent.address))
+}
+
+/// Checks that two memories share no byte.
+pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
+    for written in to.extents() {
+        for read in from.extents() {
+            check_disjoint((to.operand(), written), (from.operand(), read))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the host's copy of the pairs.
+fn check_pairs(copy: &BlockCopy<'_>, same_memory: bool) -> Result<(), BlocksError> {
+    let Some(pairs) = copy.host_pairs else { return Ok(()) };
+    let (given, count) = (pairs.len() as u64, copy.count);
+    if given != count {
+        return Err(BlocksError::Count { count, given });
+    }
+    let sides = [
+        (Side::Source, copy.from_blocks, (|pair| pair.source) as fn(&BlockPair) -> i32),
+        (Side::Destination, copy.to_blocks, |pair| pair.destination),
+    ];
+    for (side, blocks, id) in sides {
+        for (place, block) in (0..).zip(pairs.iter().map(id)) {
+            if u64::try_from(block).is_err() || block as u64 >= blocks {
+                return Err(BlocksError::BlockOutOfRange { place, side, block, blocks });
+            }
+        }
+    }
+    let mut writers: HashMap<i32, u64> = HashMap::with_capacity(pairs.len());
+    for (second, pair) in (0..).zip(pairs) {
+        if let Some(first) = writers.insert(pair.destination, second) {
+            let block = pair.destination;
+            return Err(BlocksError::DestinationTwice { first, second, block });
+        }
+    }
+    if same_memory {
+        for (reader, pair) in (0..).zip(pairs) {
+            if let Some(&writer) = writers.get(&pair.source) {
+                let block = pair.source;
+                return Err(BlocksError::SourceWritten { reader, writer, block });
+            }
+        }
+    }
+    Ok(())
+}

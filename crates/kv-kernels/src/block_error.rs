@@ -1,0 +1,108 @@
+//! Why blocks were not copied, re-laid, converted or summed.
+
+use crate::{KernelError, OperandError};
+
+/// A side of a copy of blocks.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Side {
+    /// The blocks that are read.
+    Source,
+    /// The blocks that are written.
+    Destination,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+/// Why an operation on blocks was not launched. Nothing was enqueued.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlocksError {
+    /// The host's copy of the ids has another length.
+    #[error("{given} ids given by the host, of {count}")]
+    Count {
+        /// Ids, or pairs, named.
+        count: u64,
+        /// Ids, or pairs, given.
+        given: u64,
+    },
+    /// An id names no ready block.
+    #[error("the {side} of pair {place} is block {block}, of {blocks}")]
+    BlockOutOfRange {
+        /// Position of the pair, or of the id.
+        place: u64,
+        /// Which side.
+        side: Side,
+        /// The id.
+        block: i32,
+        /// Blocks that the launch may touch.
+        blocks: u64,
+    },
+    /// Two pairs write the same block, in an order that nobody knows.
+    #[error("pairs {first} and {second} both write block {block}")]
+    DestinationTwice {
+        /// Position of one pair.
+        first: u64,
+        /// Position of the other.
+        second: u64,
+        /// The block.
+        block: i32,
+    },
+    /// A block is read by one pair and written by another, or by the same, in an order that nobody
+    /// knows.
+    #[error("pair {reader} reads block {block}, which pair {writer} writes")]
+    SourceWritten {
+        /// Position of the pair that reads.
+        reader: u64,
+        /// Position of the pair that writes.
+        writer: u64,
+        /// The block.
+        block: i32,
+    },
+    /// The two sides have not the same planes and tokens.
+    #[error("{what} of {source_count} in the source and {destination_count} in the destination")]
+    Shapes {
+        /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"` or
+        /// `"bytes of a row"`.
+        what: &'static str,
+        /// That of the source.
+        source_count: u64,
+        /// That of the destination.
+        destination_count: u64,
+    },
+    /// A part of the rows that is not inside them.
+    #[error("bytes {start} to {start} + {bytes} of {side} rows of {row_bytes}")]
+    RowRange {
+        /// Which side.
+        side: Side,
+        /// First byte of the part.
+        start: u64,
+        /// Bytes of the part.
+        bytes: u64,
+        /// Bytes of a row.
+        row_bytes: u64,
+    },
+    /// More, or longer, units than a kernel can count.
+    #[error("{count} {what} are more than a kernel counts")]
+    TooMany {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many.
+        count: u64,
+    },
+    /// What every launch is checked for.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl From<OperandError> for BlocksError {
+    fn from(error: OperandError) -> Self {
+        Self::Kernel(error.into())
+    }
+}

@@ -1,0 +1,201 @@
+//! How two sides of a copy are taken apart into units: pieces that lie together on both.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Blocks, KvShape, PagedLayout};
+
+/// One side, as `BlockSide` of `kernels/blocks.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Eq, Pod, PartialEq, Zeroable)]
+pub struct RawBlockSide {
+    /// Added to every address; all of it where there is no table.
+    pub base: u64,
+    /// Address of the table of plane addresses, or 0.
+    pub plane_ptrs: u64,
+    /// Bytes from a plane to the next where there is no table.
+    pub plane_stride: u64,
+    /// Bytes from a block to the next.
+    pub block_stride: u64,
+    /// Bytes from a token to the next.
+    pub token_stride: u64,
+    /// Bytes from a segment to the next.
+    pub segment_stride: u64,
+    /// Blocks that may be named.
+    pub num_blocks: u64,
+}
+
+/// Units of a block, as `BlockUnits` of `kernels/blocks.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Eq, Pod, PartialEq, Zeroable)]
+pub struct RawBlockUnits {
+    /// Planes.
+    pub planes: u64,
+    /// Tokens of a plane; 1 where the tokens of a plane make up one unit.
+    pub tokens: u64,
+    /// Segments of a token.
+    pub segments: u64,
+    /// Vectors of a unit.
+    pub unit_vectors: u64,
+}
+
+const _: () = assert!(size_of::<RawBlockSide>() == 56, "BlockSide of kernels/blocks.cuh");
+const _: () = assert!(size_of::<RawBlockUnits>() == 32, "BlockUnits of kernels/blocks.cuh");
+
+/// A run of bytes that every row has, which lies alike in all rows, on both sides.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Run {
+    pub(crate) from: Strides,
+    pub(crate) to: Strides,
+    pub(crate) tokens: u64,
+    pub(crate) segments: u64,
+    pub(crate) unit_bytes: u64,
+}
+
+/// Where a run lies on one side, from the start of a block in its plane.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Strides {
+    pub(crate) offset: u64,
+    pub(crate) token: u64,
+    pub(crate) segment: u64,
+}
+
+/// Takes `bytes` bytes of every row apart, which begin at `from_byte` of the rows on one side and at
+/// `to_byte` on the other, into as few runs as the layouts allow; no unit is longer than `unit_max`.
+///
+/// The range lies inside the rows of either side.
+pub(crate) fn runs(
+    (from, from_byte): (&[RowPart], u64),
+    (to, to_byte): (&[RowPart], u64),
+    (tokens, bytes): (u64, u64),
+    unit_max: u64,
+) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut done = 0;
+    while done < bytes {
+        let (a, b) = (Place::of(from, from_byte + done), Place::of(to, to_byte + done));
+        let left = bytes - done;
+        let unit = left.min(a.contiguous).min(b.contiguous).min(unit_max);
+        // How many units follow each other in equal steps on both sides.
+        let segments = (left / unit).min(a.steps(unit)).min(b.steps(unit)).max(1);
+        let strides = |place: &Place| Strides {
+            offset: place.offset,
+            token: place.token_stride,
+            segment: place.step(unit),
+        };
+        runs.push(Run { from: strides(&a), to: strides(&b), tokens, segments, unit_bytes: unit });
+        done += unit * segments;
+    }
+    runs
+}
+
+/// Where a byte of a row lies, and what follows it.
+struct Place {
+    offset: u64,
+    token_stride: u64,
+    /// Bytes of its segment from here on.
+    contiguous: u64,
+    segment_bytes: u64,
+    segment_stride: u64,
+    /// Whole segments of its part from here on; 0 inside a segment.
+    segments: u64,
+}
+
+impl Place {
+    fn of(parts: &[RowPart], byte: u64) -> Self {
+        let mut start = 0;
+        for part in parts {
+            let bytes = part.segment_bytes * u64::from(part.segments);
+            if byte < start + bytes {
+                let (segment, inside) =
+                    ((byte - start) / part.segment_bytes, (byte - start) % part.segment_bytes);
+                let segments = if inside == 0 { u64::from(part.segments) - segment } else { 0 };
+                return Self {
+                    offset: part.offset_bytes + segment * part.segment_stride_bytes + inside,
+                    token_stride: part.token_stride_bytes,
+                    contiguous: part.segment_bytes - inside,
+                    segment_bytes: part.segment_bytes,
+                    segment_stride: part.segment_stride_bytes,
+                    segments,
+                };
+            }
+            start += bytes;
+        }
+        unreachable!("byte {byte} of a row of {start}: ranges are checked before")
+    }
+
+    /// How many units of `unit` bytes, at most `contiguous`, follow in equal steps.
+    fn steps(&self, unit: u64) -> u64 {
+        if unit == self.segment_bytes { self.segments } else { self.contiguous / unit }
+    }
+
+    /// Bytes from such a unit to the next.
+    fn step(&self, unit: u64) -> u64 {
+        if unit == self.segment_bytes { self.segment_stride } else { unit }
+    }
+}
+
+impl Run {
+    /// The same with units as long as both sides allow.
+    pub(crate) fn merged(mut self) -> Self {
+        for _ in 0..2 {
+            let unit = self.unit_bytes;
+            if self.segments > 1 && self.from.segment == unit && self.to.segment == unit {
+                self.unit_bytes *= self.segments;
+                self.segments = 1;
+            } else if self.tokens > 1 && self.from.token == unit && self.to.token == unit {
+                self.unit_bytes *= self.tokens;
+                self.tokens = 1;
+            }
+        }
+        self
+    }
+
+    /// Every number that a vector must divide, or-ed together, beside the blocks' own.
+    pub(crate) fn alignment_bits(&self) -> u64 {
+        let of = |side: &Strides| {
+            let token = if self.tokens > 1 { side.token } else { 0 };
+            let segment = if self.segments > 1 { side.segment } else { 0 };
+            side.offset | token | segment
+        };
+        of(&self.from) | of(&self.to) | self.unit_bytes
+    }
+}
+
+impl RawBlockSide {
+    /// One side of a run, over the first `num_blocks` blocks.
+    pub(crate) fn of(blocks: Blocks<'_>, strides: &Strides, num_blocks: u64) -> Self {
+        Self {
+            base: strides.offset,
+            plane_ptrs: blocks.planes_address(),
+            plane_stride: 0,
+            block_stride: blocks.layout().block_stride_bytes(),
+            token_stride: strides.token,
+            segment_stride: strides.segment,
+            num_blocks,
+        }
+    }
+
+    /// Blocks that are one piece each, of a memory that begins at `address`.
+    pub(crate) fn whole(address: u64, block_bytes: u64, num_blocks: u64) -> Self {
+        Self { base: address, block_stride: block_bytes, num_blocks, ..Self::default() }
+    }
+}
+
+/// Where a plane begins in its tensor; planes are numbered as in the table of their addresses.
+pub(crate) fn plane_offset(_: &KvShape, layout: &PagedLayout, plane: u64) -> u64 {
+    plane * layout.plane_stride_bytes()
+}
+
+/// A part of every row.
+pub(crate) struct RowPart {
+    pub(crate) segment_bytes: u64,
+    pub(crate) segments: u32,
+    pub(crate) segment_stride_bytes: u64,
+    pub(crate) token_stride_bytes: u64,
+    pub(crate) offset_bytes: u64,
+}
+
+/// The greatest power of two, at most 16, that divides all numbers that are or-ed together in `bits`.
+pub(crate) fn alignment_of(bits: u64) -> u64 {
+    1 << bits.trailing_zeros().min(4)
+}

@@ -1,0 +1,196 @@
+//! Blocks that kernels take apart: paged memory of a device, or a tier of blocks in pinned memory.
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
+
+use crate::block_units::{RowPart, plane_offset};
+use crate::operand::{Extent, check_length};
+use crate::{KvShape, Operand, PagedKv, PagedKvError, PagedLayout};
+
+/// Blocks of KV in pinned host memory, with the table of their planes' addresses on a device whose
+/// kernels reach them over the bus.
+///
+/// The buffer is shared and so cannot be written by the host while this lives
+/// ([`PinnedBuffer::write_at`] asks for all of it).
+///
+/// # Ordering
+/// A kernel that writes blocks here has written them when an event recorded after its launch has
+/// completed; [`PinnedBuffer::read_at`] before that reads a mixture.
+#[derive(Debug)]
+pub struct HostBlocks {
+    shape: KvShape,
+    layout: PagedLayout,
+    /// # Invariants
+    /// Holds every row of `blocks` blocks under `layout` from `offset` on.
+    buffer: Arc<PinnedBuffer>,
+    offset: u64,
+    bytes: u64,
+    blocks: u64,
+    /// # Invariants
+    /// One address for each plane, written before `new` returned, and by nothing since.
+    planes: DeviceBuffer,
+}
+
+impl HostBlocks {
+    /// Describes `blocks` blocks from `offset` of `buffer` on, in one tensor, and uploads the
+    /// addresses of their planes.
+    ///
+    /// # Ordering
+    /// Waits on the host for all work on `stream`.
+    ///
+    /// # Errors
+    /// [`PagedKvError`].
+    pub fn new(
+        stream: &Stream,
+        shape: KvShape,
+        layout: PagedLayout,
+        (buffer, offset): (Arc<PinnedBuffer>, u64),
+        blocks: u64,
+    ) -> Result<Self, PagedKvError> {
+        let block_tokens = shape.block_tokens();
+        if blocks == 0 || blocks > i32::MAX as u64 {
+            return Err(PagedKvError::Blocks { blocks, block_tokens });
+        }
+        let bytes = layout.extent_bytes(&shape, blocks)?;
+        check_length(Operand::HostBlocks, buffer.bytes().saturating_sub(offset), bytes)?;
+        // No overflow: the extent lies in the buffer.
+        let base = buffer.device_address() + offset;
+        let mut addresses: Vec<u64> = Vec::new();
+        addresses
+            .try_reserve_exact(shape.planes() as usize)
+            .map_err(|_| PagedKvError::OutOfMemory { planes: shape.planes() })?;
+        addresses
+            .extend((0..shape.planes()).map(|plane| base + plane_offset(&shape, &layout, plane)));
+        let table = bytemuck::cast_slice::<u64, u8>(&addresses);
+        let planes = DeviceBuffer::alloc(stream.device(), table.len() as u64)?;
+        stream.upload(planes.span(), table).map_err(PagedKvError::from_copy)?;
+        Ok(Self { shape, layout, buffer, offset, bytes, blocks, planes })
+    }
+
+    /// The device that launches over these blocks run on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.planes.device()
+    }
+
+    /// The shape of the KV.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    /// How the rows are laid out.
+    #[must_use]
+    pub fn layout(&self) -> &PagedLayout {
+        &self.layout
+    }
+
+    /// The memory of the blocks, from [`offset`](HostBlocks::offset) on.
+    #[must_use]
+    pub fn buffer(&self) -> &Arc<PinnedBuffer> {
+        &self.buffer
+    }
+
+    /// Where the first block begins in the buffer, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How many blocks there are.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+}
+
+/// Blocks that a kernel reads or writes, wherever they are.
+///
+/// Blocks of a peer are device blocks like any other: [`PagedKv::new`] on a stream of the device that
+/// shall run the kernel, over a span of the peer's memory to which that device has access.
+#[derive(Clone, Copy, Debug)]
+pub enum Blocks<'a> {
+    /// Paged memory of the kernels' device, or of a peer to which access is enabled.
+    Device(&'a PagedKv),
+    /// Pinned host memory.
+    Host(&'a HostBlocks),
+}
+
+impl<'a> From<&'a PagedKv> for Blocks<'a> {
+    fn from(paged: &'a PagedKv) -> Self {
+        Self::Device(paged)
+    }
+}
+
+impl<'a> From<&'a HostBlocks> for Blocks<'a> {
+    fn from(blocks: &'a HostBlocks) -> Self {
+        Self::Host(blocks)
+    }
+}
+
+impl<'a> Blocks<'a> {
+    /// The shape of the KV.
+    #[must_use]
+    pub fn shape(self) -> &'a KvShape {
+        match self {
+            Self::Device(paged) => paged.shape(),
+            Self::Host(blocks) => blocks.shape(),
+        }
+    }
+
+    /// How the rows are laid out.
+    #[must_use]
+    pub fn layout(self) -> &'a PagedLayout {
+        match self {
+            Self::Device(paged) => paged.layout(),
+            Self::Host(blocks) => blocks.layout(),
+        }
+    }
+
+    /// How many blocks there is room for.
+    #[must_use]
+    pub fn count(self) -> u64 {
+        match self {
+            Self::Device(paged) => paged.blocks(),
+            Self::Host(blocks) => blocks.blocks(),
+        }
+    }
+
+    /// What rows are made of.
+    pub(crate) fn parts(self) -> Vec<RowPart> {
+        self.layout().parts(self.shape()).into()
+    }
+
+    pub(crate) fn operand(self) -> Operand {
+        match self {
+            Self::Device(_) => Operand::Pages,
+            Self::Host(_) => Operand::HostBlocks,
+        }
+    }
+
+    /// Address of the table of plane addresses, in the order `layer * kv_count + kv`.
+    pub(crate) fn planes_address(self) -> u64 {
+        match self {
+            Self::Device(paged) => paged.planes_address(),
+            Self::Host(blocks) => blocks.planes.address(),
+        }
+    }
+
+    /// All of the memory, as kernels reach it.
+    pub(crate) fn extents(self) -> Vec<Extent> {
+        match self {
+            Self::Device(paged) => vec![paged.span().into()],
+            Self::Host(blocks) => {
+                let address = blocks.buffer.device_address() + blocks.offset;
+                vec![Extent { address, bytes: blocks.bytes }]
+            }
+        }
+    }
+
+    /// Every number of bytes that places of planes are multiples of, or-ed together.
+    pub(crate) fn alignment_bits(self) -> u64 {
+        let tensors = self.extents().into_iter().fold(0, |bits, extent| bits | extent.address);
+        tensors | self.layout().plane_stride_bytes()
+    }
+}

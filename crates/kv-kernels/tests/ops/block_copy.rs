@@ -1,0 +1,469 @@
+//! Copies of blocks: every pair of layouts, device and host, whole rows and parts of them.
+
+use std::sync::Arc;
+
+use cuda_driver::{DeviceBuffer, PinnedBuffer};
+use kv_kernels::{
+    BlockCopy, BlockPair, Blocks, DeviceReport, HostBlocks, KvShape, OutOfRange, PagedKv, RowRange,
+    reshard,
+};
+
+use super::lays::{Lay, lays, places, shape};
+use super::on::{On, Outputs, Random, noise};
+
+const FROM_BLOCKS: u64 = 5;
+const TO_BLOCKS: u64 = 6;
+
+/// Blocks in device memory or in pinned memory.
+pub(crate) enum Side {
+    Device(PagedKv, DeviceBuffer),
+    Host(HostBlocks, Arc<PinnedBuffer>),
+}
+
+impl Side {
+    /// Blocks that hold noise, `shift` bytes after an aligned address.
+    pub(crate) fn new(
+        on: &On,
+        shape: KvShape,
+        lay: &Lay,
+        blocks: u64,
+        (host, shift): (bool, u64),
+    ) -> Self {
+        let bytes = noise(lay.bytes + shift);
+        if host {
+            let buffer = Arc::new(on.pin(&bytes));
+            let of = (Arc::clone(&buffer), shift);
+            let blocks = HostBlocks::new(&on.stream, shape, lay.layout, of, blocks).unwrap();
+            return Self::Host(blocks, buffer);
+        }
+        let buffer = on.upload(&bytes);
+        let span = buffer.span().slice(shift, lay.bytes).unwrap();
+        Self::Device(PagedKv::new(&on.stream, shape, lay.layout, span, blocks).unwrap(), buffer)
+    }
+
+    pub(crate) fn blocks(&self) -> Blocks<'_> {
+        match self {
+            Self::Device(paged, _) => paged.into(),
+            Self::Host(blocks, _) => blocks.into(),
+        }
+    }
+
+    pub(crate) fn read(&self, on: &On) -> Vec<u8> {
+        match self {
+            Self::Device(_, buffer) => on.read(buffer.span()),
+            Self::Host(_, buffer) => on.read_pinned(buffer),
+        }
+    }
+}
+
+/// Each destination once, sources as they come.
+pub(crate) fn pairs(count: u64) -> Vec<BlockPair> {
+    let mut random = Random(count);
+    let mut targets: Vec<i32> = (0..TO_BLOCKS as i32).collect();
+    random.shuffle(&mut targets);
+    let pair = |destination| BlockPair { source: random.below(FROM_BLOCKS) as i32, destination };
+    targets.into_iter().take(count as usize).map(pair).collect()
+}
+
+/// What is copied in a run of the list.
+struct Case {
+    name: String,
+    shapes: [KvShape; 2],
+    lays: [Lay; 2],
+    hosts: [bool; 2],
+    shift: u64,
+    rows: RowRange,
+    pairs: Vec<BlockPair>,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let shapes = [
+        shape(1, 1, 8, 1),
+        shape(3, 2, 24, 5),
+        shape(2, 1, 1152, 3),
+        shape(2, 2, 64, 16),
+        shape(1, 2, 2048, 7),
+    ];
+    for (number, shape) in (0u64..).zip(shapes) {
+        for from in 0..3 {
+            for to in 0..3 {
+                let row = shape.row_bytes();
+                let all = RowRange { from_byte: 0, to_byte: 0, bytes: row };
+                let part = RowRange { from_byte: row / 2, to_byte: 0, bytes: row.div_ceil(4) };
+                for (rows, count) in [(all, 4), (part, 1)] {
+                    let host = (number + from + to) % 3;
+                    let take = |blocks, which: u64| {
+                        lays(&shape, blocks).into_iter().nth(which as usize).unwrap()
+                    };
+                    let lays = [take(FROM_BLOCKS, from), take(TO_BLOCKS, to)];
+                    let [a, b] = [lays[0].name, lays[1].name];
+                    cases.push(Case {
+                        name: format!("{shape:?}, {a} to {b}, {rows:?}, host {host}"),
+                        shapes: [shape, shape],
+                        lays,
+                        hosts: [host == 1, host == 2],
+                        shift: (from + to) % 2 * 8,
+                        rows,
+                        pairs: pairs(count),
+                    });
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    fn run(&self, on: &On) -> [Vec<u8>; 2] {
+        let [from, to] = [0, 1].map(|side| {
+            let blocks = [FROM_BLOCKS, TO_BLOCKS][side];
+            let place = (self.hosts[side], self.shift * side as u64);
+            Side::new(on, self.shapes[side], &self.lays[side], blocks, place)
+        });
+        let device_pairs = on.upload(&self.pairs);
+        let copy = BlockCopy {
+            from: from.blocks(),
+            to: to.blocks(),
+            pairs: device_pairs.span().into(),
+            count: self.pairs.len() as u64,
+            host_pairs: Some(&self.pairs),
+            from_blocks: FROM_BLOCKS,
+            to_blocks: TO_BLOCKS,
+            report: None,
+            multiprocessors: None,
+        };
+        on.kernels.copy_block_rows(&on.stream, copy, self.rows).unwrap();
+        [from.read(on), to.read(on)]
+    }
+
+    /// The formula, byte by byte.
+    fn oracle(&self) -> [Vec<u8>; 2] {
+        let from = noise(self.lays[0].bytes);
+        let shift = self.shift as usize;
+        let mut to = noise(self.lays[1].bytes + self.shift);
+        for pair in &self.pairs {
+            for mut place in places(&self.shapes[0], pair.source as u64, 0..self.rows.bytes) {
+                let byte = place.byte;
+                place.byte = self.rows.from_byte + byte;
+                let source = from[(self.lays[0].at)(place) as usize];
+                place.byte = self.rows.to_byte + byte;
+                place.block = pair.destination as u64;
+                to[(self.lays[1].at)(place) as usize + shift] = source;
+            }
+        }
+        [from, to]
+    }
+}
+
+pub(crate) fn outputs(on: &On) -> Outputs {
+    let mut outputs = Outputs::new();
+    for case in cases() {
+        let [from, to] = case.run(on);
+        outputs.push((format!("source: {}", case.name), from));
+        outputs.push((format!("destination: {}", case.name), to));
+    }
+    outputs.extend(resharded(on));
+    outputs.push(("pairs that are not there".into(), unknown_pairs(on)));
+    outputs
+}
+
+/// Two shards of three heads each become three of two, over blocks, each shard in another layout.
+fn resharded(on: &On) -> Outputs {
+    const HEAD_BYTES: u32 = 24;
+    const BLOCKS: u64 = 4;
+    let shards = |count: u64, first: usize| -> Vec<(KvShape, Lay)> {
+        let shape = shape(2, 2, 6 / count * u64::from(HEAD_BYTES), 3);
+        (0..count as usize)
+            .map(|rank| (shape, lays(&shape, BLOCKS).swap_remove((rank + first) % 3)))
+            .collect()
+    };
+    let (from, to) = (shards(2, 1), shards(3, 0));
+    let sides = |shards: &[(KvShape, Lay)]| -> Vec<Side> {
+        let side = |(shape, lay): &(KvShape, Lay)| Side::new(on, *shape, lay, BLOCKS, (false, 0));
+        shards.iter().map(side).collect()
+    };
+    let (sources, targets) = (sides(&from), sides(&to));
+    let pairs = [(3, 0), (0, 2), (1, 3)];
+    let pairs = pairs.map(|(source, destination)| BlockPair { source, destination });
+    let device_pairs = on.upload(&pairs);
+    let held: Vec<Vec<u8>> = from.iter().map(|(_, lay)| noise(lay.bytes)).collect();
+    let mut expected: Vec<Vec<u8>> = to.iter().map(|(_, lay)| noise(lay.bytes)).collect();
+    for head_move in reshard(6, 2, 3).unwrap() {
+        let (source, target) = (head_move.source as usize, head_move.destination as usize);
+        let copy = BlockCopy {
+            from: sources[source].blocks(),
+            to: targets[target].blocks(),
+            pairs: device_pairs.span().into(),
+            count: 3,
+            host_pairs: Some(&pairs),
+            from_blocks: BLOCKS,
+            to_blocks: BLOCKS,
+            report: None,
+            multiprocessors: Some(2),
+        };
+        on.kernels.copy_block_rows(&on.stream, copy, head_move.rows(HEAD_BYTES)).unwrap();
+    }
+    // Head by head, without asking which moves there are.
+    let head = u64::from(HEAD_BYTES);
+    for pair in &pairs {
+        for (rank, (shape, lay)) in (0u64..).zip(&to) {
+            for mut place in places(shape, pair.destination as u64, 0..2 * head) {
+                let whole = rank * 2 * head + place.byte;
+                let at = (lay.at)(place) as usize;
+                place.block = pair.source as u64;
+                place.byte = whole % (3 * head);
+                let source = (whole / (3 * head)) as usize;
+                expected[rank as usize][at] = held[source][(from[source].1.at)(place) as usize];
+            }
+        }
+    }
+    let mut outputs = Outputs::new();
+    for (rank, (target, expected)) in targets.iter().zip(expected).enumerate() {
+        let got = target.read(on);
+        assert!(got == expected, "shard {rank}");
+        outputs.push((format!("shard {rank}"), got));
+    }
+    outputs
+}
+
+/// Pairs that only the device sees to be out of range are passed over and reported.
+fn unknown_pairs(on: &On) -> Vec<u8> {
+    let shape = shape(2, 2, 64, 16);
+    let [from, to] = [0, 1].map(|lay| {
+        let lay = lays(&shape, 4).into_iter().nth(lay).unwrap();
+        Side::new(on, shape, &lay, 4, (false, 0))
+    });
+    let pair = |source, destination| BlockPair { source, destination };
+    let seen = [pair(0, 0), pair(4, 1), pair(1, -1), pair(i32::MIN, i32::MAX), pair(2, 3)];
+    let device_pairs = on.upload(&seen);
+    let report = DeviceReport::new(&on.stream).unwrap();
+    let copy = BlockCopy {
+        from: from.blocks(),
+        to: to.blocks(),
+        pairs: device_pairs.span().into(),
+        count: 5,
+        host_pairs: None,
+        from_blocks: 4,
+        // Block 3 is not ready.
+        to_blocks: 3,
+        report: Some(&report),
+        multiprocessors: Some(1),
+    };
+    on.kernels.copy_blocks(&on.stream, copy).unwrap();
+    assert_eq!(report.take(&on.stream), Ok(Some(OutOfRange { count: 4, first: 1 })));
+    to.read(on)
+}
+
+#[cfg(test)]
+mod on_sim {
+    use kv_kernels::{
+        BlocksError, KernelError, Operand, OperandError, PagedLayout, Side as Named, references,
+    };
+
+    use super::super::on::compare;
+    use super::*;
+
+    #[test]
+    fn the_ptx_gives_what_the_reference_gives() {
+        compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    #[test]
+    fn every_byte_is_where_the_formula_says() {
+        let on = On::sim(references());
+        for case in cases() {
+            assert!(case.run(&on) == case.oracle(), "{}", case.name);
+        }
+        on.assert_clean();
+    }
+
+    /// Blocks of 32 KiB in 16 GiB of reserved addresses, of which the last page alone is mapped.
+    #[test]
+    fn offsets_beyond_32_bits_are_right() {
+        use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
+        const BYTES: u64 = 16 << 30;
+        let shape = shape(1, 1, 2048, 16);
+        let last = BYTES / shape.block_bytes() - 1;
+        let found = [references(), &[]].map(|references| {
+            let on = On::sim(references);
+            let range = AddressRange::reserve(&on.device, BYTES).unwrap();
+            let page = PhysicalMemory::granularity(&on.device).unwrap();
+            let memory = PhysicalMemory::create(&on.device, page).unwrap();
+            range.map(BYTES - page, &memory).unwrap();
+            range.set_access(BYTES - page, page, &[AccessDesc { device: 0 }]).unwrap();
+            let lay = lays(&shape, 2).swap_remove(0);
+            let from = Side::new(&on, shape, &lay, 2, (false, 0));
+            let layout = PagedLayout::block_major(&shape);
+            let span = range.span(0, BYTES).unwrap();
+            let paged = PagedKv::new(&on.stream, shape, layout, span, last + 1).unwrap();
+            let pairs = [BlockPair { source: 1, destination: last as i32 }];
+            let device_pairs = on.upload(&pairs);
+            let copy = BlockCopy {
+                from: from.blocks(),
+                to: (&paged).into(),
+                pairs: device_pairs.span().into(),
+                count: 1,
+                host_pairs: Some(&pairs),
+                from_blocks: 2,
+                to_blocks: last + 1,
+                report: None,
+                multiprocessors: None,
+            };
+            on.kernels.copy_blocks(&on.stream, copy).unwrap();
+            let block = range.span(last * shape.block_bytes(), shape.block_bytes()).unwrap();
+            let got = on.read(block);
+            on.assert_clean();
+            got
+        });
+        let expected = &noise(2 * shape.block_bytes())[shape.block_bytes() as usize..];
+        assert!(found[0] == expected && found[1] == expected);
+    }
+
+    /// Two memories of 6 blocks, 5 of which are ready in the destination, and a copy between them
+    /// that lacks its pairs.
+    struct Right {
+        on: On,
+        from: Side,
+        to: Side,
+        pairs: DeviceBuffer,
+    }
+
+    impl Right {
+        fn new() -> Self {
+            let on = On::sim(references());
+            let shape = shape(2, 2, 64, 4);
+            let side = || Side::new(&on, shape, &lays(&shape, 6).swap_remove(0), 6, (false, 0));
+            let (from, to, pairs) = (side(), side(), on.memory(16));
+            Self { on, from, to, pairs }
+        }
+
+        fn copy(&self) -> BlockCopy<'_> {
+            BlockCopy {
+                from: self.from.blocks(),
+                to: self.to.blocks(),
+                pairs: self.pairs.span().into(),
+                count: 2,
+                host_pairs: Some(&[]),
+                from_blocks: 6,
+                to_blocks: 5,
+                report: None,
+                multiprocessors: None,
+            }
+        }
+
+        fn refused(&self, copy: BlockCopy<'_>) -> BlocksError {
+            let before = self.on.launches();
+            let error = self.on.kernels.copy_blocks(&self.on.stream, copy).unwrap_err();
+            assert_eq!(self.on.launches(), before, "launched in spite of: {error}");
+            error
+        }
+    }
+
+    fn pair(source: i32, destination: i32) -> BlockPair {
+        BlockPair { source, destination }
+    }
+
+    #[test]
+    fn wrong_pairs_are_errors_with_their_numbers_and_nothing_is_launched() {
+        let right = Right::new();
+        let (on, good) = (&right.on, right.copy());
+        let refused = |copy: BlockCopy<'_>| right.refused(copy);
+        assert_eq!(refused(good), BlocksError::Count { count: 2, given: 0 });
+        let with = |pairs: &[BlockPair]| refused(BlockCopy { host_pairs: Some(pairs), ..good });
+        assert_eq!(
+            with(&[pair(0, 0), pair(6, 1)]),
+            BlocksError::BlockOutOfRange { place: 1, side: Named::Source, block: 6, blocks: 6 }
+        );
+        assert_eq!(
+            with(&[pair(0, 5), pair(5, 1)]),
+            BlocksError::BlockOutOfRange {
+                place: 0,
+                side: Named::Destination,
+                block: 5,
+                blocks: 5
+            }
+        );
+        assert_eq!(
+            with(&[pair(0, -1), pair(5, 1)]),
+            BlocksError::BlockOutOfRange {
+                place: 0,
+                side: Named::Destination,
+                block: -1,
+                blocks: 5
+            }
+        );
+        assert_eq!(
+            with(&[pair(0, 3), pair(1, 3)]),
+            BlocksError::DestinationTwice { first: 0, second: 1, block: 3 }
+        );
+        // Within one memory a block may not be read by one pair and written by another.
+        let within = BlockCopy { to: right.from.blocks(), ..good };
+        let chain = [pair(0, 1), pair(1, 2)];
+        assert_eq!(
+            refused(BlockCopy { host_pairs: Some(&chain), ..within }),
+            BlocksError::SourceWritten { reader: 1, writer: 0, block: 1 }
+        );
+        let itself = [pair(0, 1), pair(2, 2)];
+        assert_eq!(
+            refused(BlockCopy { host_pairs: Some(&itself), ..within }),
+            BlocksError::SourceWritten { reader: 1, writer: 1, block: 2 }
+        );
+        let fine = [pair(0, 1), pair(0, 2)];
+        on.stream.upload(right.pairs.span(), bytemuck::cast_slice(&fine)).unwrap();
+        on.kernels
+            .copy_blocks(&on.stream, BlockCopy { host_pairs: Some(&fine), ..within })
+            .unwrap();
+        on.assert_clean();
+    }
+
+    #[test]
+    fn wrong_memories_are_errors_with_their_numbers_and_nothing_is_launched() {
+        let right = Right::new();
+        let (on, good) = (&right.on, right.copy());
+        let refused = |copy: BlockCopy<'_>| right.refused(copy);
+        assert_eq!(
+            refused(BlockCopy { to_blocks: 7, ..good }),
+            BlocksError::Kernel(KernelError::Blocks { num_blocks: 7, capacity: 6 })
+        );
+        let pairs = right.pairs.span().slice(0, 12).unwrap().into();
+        assert_eq!(
+            refused(BlockCopy { pairs, ..good }),
+            OperandError::TooShort { operand: Operand::BlockPairs, needed_bytes: 16, bytes: 12 }
+                .into()
+        );
+        let other = shape(2, 2, 64, 5);
+        let tokens = Side::new(on, other, &lays(&other, 6).swap_remove(0), 6, (false, 0));
+        assert_eq!(
+            refused(BlockCopy { to: tokens.blocks(), ..good }),
+            BlocksError::Shapes {
+                what: "tokens of a block",
+                source_count: 4,
+                destination_count: 5
+            }
+        );
+        let rows = RowRange { from_byte: 0, to_byte: 60, bytes: 8 };
+        assert_eq!(
+            on.kernels.copy_block_rows(&on.stream, good, rows).unwrap_err(),
+            BlocksError::RowRange { side: Named::Destination, start: 60, bytes: 8, row_bytes: 64 }
+        );
+        // The same bytes under another layout overlap, whatever the ids.
+        let Side::Device(_, memory) = &right.from else { unreachable!() };
+        let layout = PagedLayout::layer_major(&shape(2, 2, 64, 4), 5).unwrap();
+        let half = memory.span().slice(1024, 5 * 1024).unwrap();
+        let half = PagedKv::new(&on.stream, shape(2, 2, 64, 4), layout, half, 5).unwrap();
+        assert!(matches!(
+            refused(BlockCopy { to: (&half).into(), ..good }),
+            BlocksError::Kernel(KernelError::Operand(OperandError::Overlap {
+                written: Operand::Pages,
+                read: Operand::Pages,
+                bytes: 5120,
+                ..
+            }))
+        ));
+        on.kernels
+            .copy_blocks(&on.stream, BlockCopy { count: 0, host_pairs: Some(&[]), ..good })
+            .unwrap();
+        on.assert_clean();
+    }
+}
