@@ -2,13 +2,17 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::alive::Tally;
+use crate::close::{Loss, free_all};
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostRegion,
+    LiveHandles,
 };
 
 /// Why an operation on a device did not happen.
@@ -62,21 +66,36 @@ pub(crate) enum Retired {
 /// clean-up, which is always tried and always quiet.
 #[derive(Clone)]
 pub struct Device {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
-    driver: Arc<dyn Driver>,
-    ordinal: i32,
+pub(crate) struct Inner {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) ordinal: i32,
     /// # Invariants
-    /// Valid until this struct is dropped: retained by `open`, or kept by `adopt`'s caller.
-    context: u64,
-    retained: bool,
+    /// Valid until `end`: retained by `open`, or kept by `adopt`'s caller.
+    pub(crate) context: u64,
+    /// Whether the context is ours to release, and was not released yet.
+    pub(crate) retained: bool,
     info: DeviceInfo,
-    first_sticky: OnceLock<DriverError>,
-    retired: Mutex<Vec<Retired>>,
-    owner: Owner,
+    pub(crate) loss: OnceLock<Loss>,
+    pub(crate) retired: Mutex<Vec<Retired>>,
+    tally: Tally,
+    pub(crate) owner: Owner,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    sabotage: Sabotage,
 }
+
+/// Protections that are out, for tests that see the harm.
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[derive(Debug, Default)]
+struct Sabotage {
+    binds_nothing: std::sync::atomic::AtomicBool,
+    forgets_loss: std::sync::atomic::AtomicBool,
+}
+
+/// How many devices of this process were lost.
+static LOSSES: AtomicU64 = AtomicU64::new(0);
 
 /// The host program's object whose handle was taken in, held so that it lives as long.
 pub(crate) struct Owner(Option<Box<dyn Any + Send + Sync>>);
@@ -181,9 +200,12 @@ impl Device {
                 context,
                 retained,
                 info,
-                first_sticky: OnceLock::new(),
+                loss: OnceLock::new(),
                 retired: Mutex::new(Vec::new()),
+                tally: Tally::default(),
                 owner,
+                #[cfg(all(feature = "sabotage", debug_assertions))]
+                sabotage: Sabotage::default(),
             }),
         }
     }
@@ -222,7 +244,24 @@ impl Device {
     /// The error that poisoned the device, if one did.
     #[must_use]
     pub fn poison(&self) -> Option<DriverError> {
-        self.inner.first_sticky.get().copied()
+        self.inner.loss.get().map(|loss| loss.error)
+    }
+
+    /// The error that poisoned the device, and which loss of the process it was.
+    #[must_use]
+    pub fn loss(&self) -> Option<Loss> {
+        self.inner.loss.get().copied()
+    }
+
+    /// What was made from the device and is alive.
+    #[must_use]
+    pub fn alive(&self) -> LiveHandles {
+        let retired = self.inner.retired.lock().len();
+        self.inner.tally.alive(Arc::strong_count(&self.inner), retired)
+    }
+
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.inner.tally
     }
 
     /// Runs driver calls with this device's context bound, and restores what was current.
@@ -237,7 +276,7 @@ impl Device {
         &self,
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
-        if let Some(&first) = self.inner.first_sticky.get() {
+        if let Some(first) = self.poison() {
             return Err(DeviceError::Poisoned { first });
         }
         self.clean_up(calls)
@@ -252,6 +291,10 @@ impl Device {
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
         let driver = &*self.inner.driver;
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.inner.sabotage.binds_nothing.load(Relaxed) {
+            return calls(driver).map_err(DeviceError::Driver);
+        }
         // SAFETY: the context is alive as long as `inner` (its invariant).
         let result = unsafe { Bound::enter(driver, self.inner.context) }.and_then(|bound| {
             let result = calls(driver);
@@ -259,14 +302,30 @@ impl Device {
             result
         });
         result.map_err(|error| {
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            if self.inner.sabotage.forgets_loss.load(Relaxed) {
+                return DeviceError::Driver(error);
+            }
             if error.code.is_sticky() {
-                let first = *self.inner.first_sticky.get_or_init(|| error);
+                let first = self.inner.lose(error);
                 if first != error {
                     return DeviceError::Poisoned { first };
                 }
             }
             DeviceError::Driver(error)
         })
+    }
+
+    /// Makes operations act on whatever context is current on the thread, as if nobody had to bind one.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_bind_nothing(&self, on: bool) {
+        self.inner.sabotage.binds_nothing.store(on, Relaxed);
+    }
+
+    /// Makes the device forget what lost it, so that every later call meets the error anew.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_forget_loss(&self, on: bool) {
+        self.inner.sabotage.forgets_loss.store(on, Relaxed);
     }
 
     /// Refuses objects of another driver object: their handles mean nothing to this one, which would
@@ -327,67 +386,21 @@ impl Device {
             return Ok(0);
         }
         let count = retired.len();
-        self.clean_up(|driver| free_all(driver, retired))?;
-        Ok(count)
+        let mut retired = Some(retired);
+        let freed =
+            self.clean_up(|driver| retired.take().map_or(Ok(()), |list| free_all(driver, list)));
+        if let Some(retired) = retired {
+            // The context could not be bound, so nothing was tried.
+            self.inner.retired.lock().extend(retired);
+        }
+        freed.map(|()| count)
     }
 }
 
-/// Frees every entry, even after a refusal, and returns the first refusal.
-fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
-    let mut outcome = Ok(());
-    for memory in retired {
-        let freed = match memory {
-            // SAFETY: an address enters the list once, when the one buffer that owned it is
-            // dropped, and leaves it before this call.
-            Retired::Device(address) => unsafe { driver.mem_free(address) },
-            // SAFETY: as above; the dropped buffer was the only way to reach the memory.
-            Retired::Host(host) => unsafe { driver.mem_free_host(host) },
-            Retired::Registered(region) => unregister(driver, region),
-        };
-        if let Err(error) = freed {
-            tracing::warn!(%error, "memory of a dropped buffer was not freed");
-            outcome = outcome.and(Err(error));
-        }
-    }
-    outcome
-}
-
-/// Unpins a region and lets go of it; one that the device may still use is never let go of.
-fn unregister(driver: &dyn Driver, region: Box<dyn HostRegion>) -> DriverResult<()> {
-    // SAFETY: a region enters the list once, when the one buffer that owned it is dropped, which was
-    // the only way to reach it; the call waits for work that uses it.
-    let unregistered = unsafe { driver.mem_host_unregister(region.address()) };
-    match unregistered {
-        // On a device that has stopped nothing uses it any more.
-        Err(error) if !error.code.is_sticky() => std::mem::forget(region),
-        _ => drop(region),
-    }
-    unregistered
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let retired = std::mem::take(self.retired.get_mut());
-        if !retired.is_empty() {
-            // SAFETY: the context is alive until the release below (invariant of `context`).
-            match unsafe { Bound::enter(&*self.driver, self.context) } {
-                // Refusals are logged there; a destructor has nobody to tell.
-                Ok(_bound) => drop(free_all(&*self.driver, retired)),
-                Err(error) => {
-                    tracing::warn!(%error, buffers = retired.len(), "memory was not freed");
-                    // A device that cannot be asked may still use what was registered.
-                    std::mem::forget(retired);
-                }
-            }
-        }
-        if self.retained {
-            // SAFETY: `open` retained it once, and every handle made from this device holds a
-            // clone of it, so none is left.
-            if let Err(error) = unsafe { self.driver.device_primary_ctx_release(self.ordinal) } {
-                tracing::warn!(%error, ordinal = self.ordinal, "primary context was not released");
-            }
-        }
-        self.owner.let_go(&*self.driver);
+impl Inner {
+    /// Poisons the device by `error`, unless it was poisoned before; returns the first cause.
+    fn lose(&self, error: DriverError) -> DriverError {
+        self.loss.get_or_init(|| Loss { error, order: LOSSES.fetch_add(1, Relaxed) }).error
     }
 }
 
@@ -412,7 +425,7 @@ impl PartialEq for Device {
 impl Eq for Device {}
 
 /// A context bound on this thread; dropping it restores what was current.
-struct Bound<'a> {
+pub(crate) struct Bound<'a> {
     driver: &'a dyn Driver,
     /// The context to restore, unless it was this one already.
     restore: Option<u64>,
@@ -421,7 +434,7 @@ struct Bound<'a> {
 impl<'a> Bound<'a> {
     /// # Safety
     /// - `context` is a live context of `driver`.
-    unsafe fn enter(driver: &'a dyn Driver, context: u64) -> DriverResult<Self> {
+    pub(crate) unsafe fn enter(driver: &'a dyn Driver, context: u64) -> DriverResult<Self> {
         let current = driver.ctx_get_current()?;
         if current == context {
             return Ok(Self { driver, restore: None });

@@ -80,6 +80,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(feature = "cuda"), allow(rustdoc::broken_intra_doc_links))]
 
+mod alive;
+mod close;
 mod counting;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -96,6 +98,8 @@ mod shareable;
 mod stream;
 mod virtual_memory;
 
+pub use alive::LiveHandles;
+pub use close::{CloseError, Closed, Loss};
 pub use counting::CountingDriver;
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]

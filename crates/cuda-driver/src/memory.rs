@@ -1,5 +1,6 @@
 //! Device memory and pinned host memory that free themselves without waiting.
 
+use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
 use crate::{Device, DeviceError, HostAllocFlags, HostRegion, PagesGot};
@@ -104,7 +105,7 @@ impl DeviceSpan {
 /// [`Device::free_retired`], or with the device. [`free`](DeviceBuffer::free) frees it now.
 #[derive(Debug)]
 pub struct DeviceBuffer {
-    device: Device,
+    device: Held,
     span: DeviceSpan,
 }
 
@@ -119,7 +120,8 @@ impl DeviceBuffer {
     pub fn alloc(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         device.free_retired()?;
         let address = device.run(|driver| driver.mem_alloc(bytes))?;
-        Ok(Self { device: device.clone(), span: DeviceSpan::new_unchecked(address, bytes) })
+        let device = Held::new(device, Kind::DeviceBuffer, bytes);
+        Ok(Self { device, span: DeviceSpan::new_unchecked(address, bytes) })
     }
 
     /// The device that holds the memory.
@@ -172,7 +174,7 @@ impl Drop for DeviceBuffer {
 /// in and out instead. Dropping it does not wait: see [`Device::free_retired`].
 #[derive(Debug)]
 pub struct PinnedBuffer {
-    device: Device,
+    device: Held,
     /// # Invariants
     /// Start of a live pinned allocation, or of a registered region, of at least `bytes` bytes, at most
     /// `isize::MAX`, owned by this struct.
@@ -203,8 +205,9 @@ impl PinnedBuffer {
                 }
             }
         })?;
+        let device = Held::new(device, Kind::PinnedBuffer, bytes);
         let origin = Origin::Driver;
-        let mut buffer = Self { device: device.clone(), host, device_address, bytes, origin };
+        let mut buffer = Self { device, host, device_address, bytes, origin };
         // The driver does not say that it clears the memory, and Rust may not read it before.
         buffer.clear();
         Ok(buffer)
@@ -218,7 +221,8 @@ impl PinnedBuffer {
     ) -> Self {
         let (host, bytes) = (region.address(), region.bytes());
         let origin = Origin::Region(region, None);
-        Self { device: device.clone(), host, device_address, bytes, origin }
+        let device = Held::new(device, Kind::PinnedBuffer, bytes);
+        Self { device, host, device_address, bytes, origin }
     }
 
     /// Leaves the buffer its first `bytes` bytes, of pages of which `got` is known.

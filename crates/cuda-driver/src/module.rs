@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::alive::{Held, Kind};
 use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
 
 /// Why a module or a kernel could not be had.
@@ -36,7 +37,7 @@ pub struct Module {
 
 #[derive(Debug)]
 struct ModuleInner {
-    device: Device,
+    device: Held,
     /// # Invariants
     /// A live module of `device`'s context until this struct is dropped.
     raw: u64,
@@ -54,7 +55,8 @@ impl Module {
                 if !log.trim().is_empty() {
                     tracing::debug!(%log, "module loaded");
                 }
-                Ok(Self { inner: Arc::new(ModuleInner { device: device.clone(), raw }) })
+                let device = Held::new(device, Kind::Module, 0);
+                Ok(Self { inner: Arc::new(ModuleInner { device, raw }) })
             }
             Err(source) => Err(ModuleError::Load { log: log.trim().to_owned(), source }),
         }

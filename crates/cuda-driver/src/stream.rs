@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::alive::{Held, Kind};
 use crate::device::Owner;
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, ErrorCode, PinnedBuffer,
@@ -15,7 +16,7 @@ pub struct Stream {
 
 #[derive(Debug)]
 struct StreamInner {
-    device: Device,
+    device: Held,
     /// # Invariants
     /// A live stream of `device`'s context until this struct is dropped.
     raw: u64,
@@ -68,7 +69,8 @@ impl Stream {
     }
 
     fn from_parts(device: &Device, raw: u64, owned: bool, owner: Owner) -> Self {
-        Self { inner: Arc::new(StreamInner { device: device.clone(), raw, owned, owner }) }
+        let device = Held::new(device, Kind::Stream, 0);
+        Self { inner: Arc::new(StreamInner { device, raw, owned, owner }) }
     }
 
     /// The device whose work this stream orders.
@@ -298,7 +300,7 @@ impl Drop for StreamInner {
 /// A point in a stream's work that others can wait for.
 #[derive(Debug)]
 pub struct Event {
-    device: Device,
+    device: Held,
     /// # Invariants
     /// A live event of `device`'s context until this struct is dropped.
     raw: u64,
@@ -311,7 +313,7 @@ impl Event {
     /// What the driver answers.
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.event_create(false))?;
-        Ok(Self { device: device.clone(), raw })
+        Ok(Self { device: Held::new(device, Kind::Event, 0), raw })
     }
 
     /// Creates an event that also keeps the time it completed at.
@@ -320,7 +322,7 @@ impl Event {
     /// What the driver answers.
     pub fn with_timing(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.event_create(true))?;
-        Ok(Self { device: device.clone(), raw })
+        Ok(Self { device: Held::new(device, Kind::Event, 0), raw })
     }
 
     /// The raw `CUevent`.

@@ -1,5 +1,6 @@
 //! Address ranges without memory, and physical memory without addresses.
 
+use crate::alive::{Held, Kind};
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
     Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef,
@@ -11,7 +12,7 @@ use crate::{
 /// nothing after the device's work: that is `cuda-vmm`'s part.
 #[derive(Debug)]
 pub struct AddressRange {
-    device: Device,
+    device: Held,
     /// # Invariants
     /// One whole live reservation of `bytes` bytes; none when `bytes` is 0.
     base: u64,
@@ -25,7 +26,7 @@ impl AddressRange {
     /// `INVALID_VALUE` for a size that is 0 or not a multiple of the granularity.
     pub fn reserve(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         let base = device.run(|driver| driver.mem_address_reserve(bytes, 0, 0))?;
-        Ok(Self { device: device.clone(), base, bytes })
+        Ok(Self { device: Held::new(device, Kind::AddressRange, bytes), base, bytes })
     }
 
     /// First address.
@@ -132,7 +133,7 @@ impl Drop for AddressRange {
 /// mapped, the memory lives on until unmapped.
 #[derive(Debug)]
 pub struct PhysicalMemory {
-    device: Device,
+    device: Held,
     /// # Invariants
     /// A handle with one reference, owned by this struct and live while `is_live`, which only the
     /// methods that consume the struct take back.
@@ -186,7 +187,8 @@ impl PhysicalMemory {
         bytes: u64,
     ) -> Result<Self, DeviceError> {
         let handle = device.run(|driver| driver.mem_import_from_shareable_handle(source))?;
-        let memory = Self { device: device.clone(), handle, bytes, is_live: true };
+        let held = Held::new(device, Kind::PhysicalMemory, bytes);
+        let memory = Self { device: held, handle, bytes, is_live: true };
         // SAFETY: the handle is live: it belongs to `memory`.
         let prop = device
             .run(|driver| unsafe { driver.mem_get_allocation_properties_from_handle(handle) });
@@ -219,7 +221,8 @@ impl PhysicalMemory {
 
     fn create_as(device: &Device, bytes: u64, prop: AllocationProp) -> Result<Self, DeviceError> {
         let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
-        Ok(Self { device: device.clone(), handle, bytes, is_live: true })
+        let device = Held::new(device, Kind::PhysicalMemory, bytes);
+        Ok(Self { device, handle, bytes, is_live: true })
     }
 
     /// The memory in a form that another process can take. A file descriptor keeps it alive until it

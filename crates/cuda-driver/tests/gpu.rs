@@ -204,12 +204,18 @@ fn cudarc_uses_mapped_memory_and_frees_none(driver: &Arc<dyn Driver>) {
     range.map(0, &memory).unwrap();
     range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
     let span = range.span(4096, 8192).unwrap();
+    // SAFETY: 0 unbinds what cudarc bound.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
     // SAFETY: mapped until the end of this function, after cudarc's work; any bytes are `u32`s.
     let mut lent = unsafe { interop::lend::<u32>(&their_stream, span) }.unwrap();
     assert_eq!(lent.len(), 2048);
+    assert_eq!(driver.ctx_get_current(), Ok(0), "lending leaves the thread as it was");
     their_stream.memcpy_htod(&[7u32; 2048], &mut lent.view_mut()).unwrap();
     assert_eq!(their_stream.clone_dtoh(&lent.slice(2000..)).unwrap(), [7; 48]);
+    // SAFETY: 0 unbinds what cudarc bound.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
     drop(lent);
+    assert_eq!(driver.ctx_get_current(), Ok(0), "taking back leaves the thread as it was");
     theirs.check_err().unwrap();
     // Still mapped, and with cudarc's bytes: nothing was freed.
     let mut seen = vec![0; 8192];

@@ -37,14 +37,12 @@ impl State {
         self.discard_work(device);
     }
 
-    /// Loses a device by a fault of its work. The driver's whole process is lost by that: the live
-    /// contexts of its other devices answer the same error.
+    /// Loses a device by a fault of its work. The driver's whole process is lost by that: all other
+    /// devices answer the same error, also those that had no context then.
     pub(crate) fn poison_process(&mut self, device: u32, code: ErrorCode) {
         self.poison(device, code);
         for other in 0..self.config.devices {
-            if self.devices[other as usize].context.is_some() {
-                self.poison(other, code);
-            }
+            self.poison(other, code);
         }
     }
 

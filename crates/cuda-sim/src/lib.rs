@@ -55,7 +55,7 @@
 //!
 //! # Faults
 //! A kernel or copy that touches what it may not access poisons its device: every later call in its
-//! context answers the same sticky error, and so do the live contexts of the process's other devices.
+//! context answers the same sticky error, and so do the process's other devices, opened before or not.
 //! Clean-up calls still do their work, and answer the error too, as on hardware; the calls of virtual
 //! memory, which are of no context, do not answer it. [`SimDriver::fail_nth`] makes any call fail on order. [`SimDriver::lose_device`] loses
 //! a device between two operations, [`SimDriver::delay_event`] makes an event late, and memory ends where

@@ -38,9 +38,26 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod device_thread;
+mod health;
+mod identity;
+#[cfg(feature = "nvml")]
+mod nvml;
 pub mod placement;
 mod registry;
+mod sync;
 
+#[cfg(loom)]
+pub use device_thread::model;
+pub use device_thread::{
+    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, SubmitError,
+    TaskError,
+};
+pub use health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
+pub use identity::{DeviceDirectory, DeviceKind, DeviceUuid, Place, UuidError};
+#[cfg(feature = "nvml")]
+#[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
+pub use nvml::NvmlDirectory;
 pub use registry::{DeviceRegistry, RegistryError};
 
 #[cfg(doctest)]

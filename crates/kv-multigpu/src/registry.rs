@@ -1,10 +1,14 @@
-//! The registry: which physical GPU has which instance.
+//! The registry: which physical GPU has which instance, and what has become of it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceError, Driver, DriverError};
+use cuda_driver::{
+    CloseError, Closed, Device, DeviceError, Driver, DriverError, LiveHandles, Loss,
+};
 use parking_lot::Mutex;
+
+use crate::health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
+use crate::identity::{DeviceDirectory, DeviceKind, DeviceUuid, kind_of_name};
 
 /// Why a device could not be had.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -51,17 +55,88 @@ pub enum RegistryError {
         #[source]
         source: DeviceError,
     },
+    /// The device is being drained or closed, and is not handed out.
+    #[error("device {ordinal} is being drained")]
+    Draining {
+        /// The ordinal asked for.
+        ordinal: i32,
+    },
+    /// Nobody has opened the device.
+    #[error("device {ordinal} is not open")]
+    NotOpen {
+        /// The ordinal asked for.
+        ordinal: i32,
+    },
+    /// The device was closed after it had been lost. [`DeviceRegistry::reopen`] tries it again.
+    #[error("device {ordinal} was lost by {first}, and closed")]
+    Lost {
+        /// The ordinal asked for.
+        ordinal: i32,
+        /// The first error, with the call that met it.
+        first: DriverError,
+    },
+    /// The device's work could not be waited for, though the device is not lost.
+    #[error("device {ordinal} could not be drained")]
+    Drain {
+        /// The ordinal asked for.
+        ordinal: i32,
+        /// Why.
+        #[source]
+        source: DeviceError,
+    },
+}
+
+/// What the registry has of a GPU.
+#[derive(Debug)]
+enum Slot {
+    Open(Device),
+    /// Not handed out any more.
+    Draining(Device),
+    /// Somebody is closing it, outside the lock.
+    Closing,
+    Closed {
+        lost: Option<Loss>,
+    },
+}
+
+impl Slot {
+    fn device(&self) -> Option<&Device> {
+        match self {
+            Self::Open(device) | Self::Draining(device) => Some(device),
+            Self::Closing | Self::Closed { .. } => None,
+        }
+    }
+
+    fn loss(&self) -> Option<Loss> {
+        match self {
+            Self::Closed { lost } => *lost,
+            _ => self.device().and_then(Device::loss),
+        }
+    }
+}
+
+/// A GPU that was opened at least once.
+#[derive(Debug)]
+struct Known {
+    uuid: [u8; 16],
+    ordinal: i32,
+    slot: Slot,
 }
 
 /// Hands out one instance per physical GPU of a driver.
 ///
-/// Instances stay open as long as the registry lives, so their identity is stable. One lock guards
-/// the map; it is held while a device is opened, so that two first users get the same instance.
+/// Instances stay open as long as the registry lives, or until they are closed, so their identity is
+/// stable. One lock guards the list; it is held while a device is opened, so that two first users get
+/// the same instance, and never while a device is waited for, drained or closed.
 #[derive(Debug)]
 pub struct DeviceRegistry {
     driver: Arc<dyn Driver>,
+    directory: Option<Arc<dyn DeviceDirectory>>,
     count: i32,
-    by_uuid: Mutex<HashMap<[u8; 16], Device>>,
+    /// In the order in which they were opened.
+    known: Mutex<Vec<Known>>,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    instance_per_call: std::sync::atomic::AtomicBool,
 }
 
 impl DeviceRegistry {
@@ -70,8 +145,34 @@ impl DeviceRegistry {
     /// # Errors
     /// [`RegistryError::Driver`] when the driver does not tell how many devices there are.
     pub fn new(driver: Arc<dyn Driver>) -> Result<Self, RegistryError> {
+        Self::make(driver, None)
+    }
+
+    /// As [`new`](DeviceRegistry::new), with the machine's own list of devices to set CUDA's beside:
+    /// `NvmlDirectory` (feature `nvml`), or another one.
+    ///
+    /// # Errors
+    /// As [`new`](DeviceRegistry::new). A directory that knows nothing is no error.
+    pub fn with_directory(
+        driver: Arc<dyn Driver>,
+        directory: Arc<dyn DeviceDirectory>,
+    ) -> Result<Self, RegistryError> {
+        Self::make(driver, Some(directory))
+    }
+
+    fn make(
+        driver: Arc<dyn Driver>,
+        directory: Option<Arc<dyn DeviceDirectory>>,
+    ) -> Result<Self, RegistryError> {
         let count = driver.device_get_count()?;
-        Ok(Self { driver, count, by_uuid: Mutex::new(HashMap::new()) })
+        Ok(Self {
+            driver,
+            directory,
+            count,
+            known: Mutex::new(Vec::new()),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            instance_per_call: Default::default(),
+        })
     }
 
     /// How many devices there are, opened or not.
@@ -88,29 +189,55 @@ impl DeviceRegistry {
 
     /// The instance of device `ordinal`, opened on its primary context at the first call.
     ///
+    /// A device that is lost is handed out like any other, until it is drained: whatever is tried on it
+    /// answers with the error that lost it.
+    ///
     /// # Errors
-    /// [`RegistryError::NoSuchDevice`], or [`RegistryError::Open`] with what the driver answered.
+    /// [`RegistryError::NoSuchDevice`]; [`RegistryError::Open`] with what the driver answered;
+    /// [`RegistryError::Draining`] and [`RegistryError::Lost`] of a device that is on its way out.
     pub fn device(&self, ordinal: i32) -> Result<Device, RegistryError> {
-        if ordinal < 0 || ordinal >= self.count {
-            return Err(RegistryError::NoSuchDevice { ordinal, count: self.count });
+        let uuid = self.uuid(ordinal)?;
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.instance_per_call.load(std::sync::atomic::Ordering::Relaxed) {
+            return self.open(ordinal);
         }
-        let uuid = self.driver.device_get_info(ordinal)?.uuid;
         // Opening a device takes a fraction of a second once; the lock is not on any step's path.
-        let mut by_uuid = self.by_uuid.lock();
-        if let Some(device) = by_uuid.get(&uuid) {
-            return Ok(device.clone());
+        let mut known = self.known.lock();
+        let index = known.iter().position(|known| known.uuid == uuid);
+        match index.map(|index| &known[index].slot) {
+            None | Some(Slot::Closed { lost: None }) => {}
+            Some(Slot::Open(device)) => return Ok(device.clone()),
+            Some(Slot::Draining(_) | Slot::Closing) => {
+                return Err(RegistryError::Draining { ordinal });
+            }
+            Some(Slot::Closed { lost: Some(loss) }) => {
+                return Err(RegistryError::Lost { ordinal, first: loss.error });
+            }
         }
-        let device = Device::open(Arc::clone(&self.driver), ordinal)
-            .map_err(|source| RegistryError::Open { ordinal, source })?;
-        by_uuid.insert(uuid, device.clone());
+        let device = self.open(ordinal)?;
+        register(&mut known, &device);
         Ok(device)
+    }
+
+    /// Opens a device anew that was closed after it had been lost.
+    ///
+    /// # Errors
+    /// As [`device`](DeviceRegistry::device); [`RegistryError::Open`] when the driver says that the device
+    /// is lost for the process.
+    pub fn reopen(&self, ordinal: i32) -> Result<Device, RegistryError> {
+        let uuid = self.uuid(ordinal)?;
+        self.known
+            .lock()
+            .retain(|known| known.uuid != uuid || !matches!(known.slot, Slot::Closed { .. }));
+        self.device(ordinal)
     }
 
     /// Registers a context that the host program already has as the instance of its GPU.
     ///
     /// # Errors
     /// [`RegistryError::OtherContext`] when the GPU has an instance on another context: two
-    /// instances of one GPU are what this registry exists to prevent.
+    /// instances of one GPU are what this registry exists to prevent. [`RegistryError::Draining`] while
+    /// the one that it has is on its way out.
     ///
     /// # Safety
     /// - `context` is a live `CUcontext` of the driver's library, and outlives the registry and
@@ -119,18 +246,254 @@ impl DeviceRegistry {
         // SAFETY: the caller promises a live context that outlives the device.
         let device = unsafe { Device::adopt(Arc::clone(&self.driver), context) }
             .map_err(|source| RegistryError::Adopt { context, source })?;
-        let mut by_uuid = self.by_uuid.lock();
-        if let Some(registered) = by_uuid.get(&device.info().uuid) {
-            if registered.context() == context {
+        let ordinal = device.ordinal();
+        let mut known = self.known.lock();
+        match known.iter().find(|known| known.uuid == device.info().uuid).map(|known| &known.slot) {
+            None | Some(Slot::Closed { .. }) => {}
+            Some(Slot::Open(registered)) if registered.context() == context => {
                 return Ok(registered.clone());
             }
-            return Err(RegistryError::OtherContext {
-                ordinal: device.ordinal(),
-                registered: registered.context(),
-                adopted: context,
-            });
+            Some(Slot::Open(registered)) => {
+                let registered = registered.context();
+                return Err(RegistryError::OtherContext { ordinal, registered, adopted: context });
+            }
+            Some(Slot::Draining(_) | Slot::Closing) => {
+                return Err(RegistryError::Draining { ordinal });
+            }
         }
-        by_uuid.insert(device.info().uuid, device.clone());
+        register(&mut known, &device);
         Ok(device)
     }
+
+    /// One device: who it is, what has become of it, and what is alive on it.
+    ///
+    /// # Errors
+    /// [`RegistryError::NoSuchDevice`], [`RegistryError::Driver`].
+    pub fn entry(&self, ordinal: i32) -> Result<DeviceEntry, RegistryError> {
+        self.check(ordinal)?;
+        let info = self.driver.device_get_info(ordinal)?;
+        let place = self.directory.as_ref().and_then(|directory| directory.find(info.uuid));
+        let kind = place.map_or_else(|| kind_of_name(&info.name), |place| place.kind);
+        let (state, alive) = self.state(info.uuid);
+        Ok(DeviceEntry {
+            ordinal,
+            uuid: DeviceUuid { is_mig: kind == DeviceKind::Mig, bytes: info.uuid },
+            name: info.name,
+            pci_bus_id: info.pci_bus_id,
+            total_bytes: info.total_bytes,
+            kind,
+            nvml_index: place.map(|place| place.nvml_index),
+            state,
+            alive,
+        })
+    }
+
+    /// Every device, opened or not.
+    ///
+    /// # Errors
+    /// [`RegistryError::Driver`].
+    pub fn report(&self) -> Result<Vec<DeviceEntry>, RegistryError> {
+        (0..self.count).map(|ordinal| self.entry(ordinal)).collect()
+    }
+
+    /// Asks an open device whether it is lost, before a request meets the loss (one `cuMemGetInfo`).
+    ///
+    /// # Errors
+    /// [`RegistryError::NoSuchDevice`], [`RegistryError::Driver`].
+    pub fn probe(&self, ordinal: i32) -> Result<DeviceState, RegistryError> {
+        let uuid = self.uuid(ordinal)?;
+        let device = self.find(uuid, |slot| slot.device().cloned());
+        if let Some(device) = device {
+            // An answer that is no loss says nothing about health.
+            let _ = device.memory_info();
+        }
+        Ok(self.state(uuid).0)
+    }
+
+    /// The loss that this process met first: its ordinal and the error.
+    #[must_use]
+    pub fn first_loss(&self) -> Option<(i32, DriverError)> {
+        let known = self.known.lock();
+        let losses = known.iter().filter_map(|known| Some((known.ordinal, known.slot.loss()?)));
+        losses.min_by_key(|(_, loss)| loss.order).map(|(ordinal, loss)| (ordinal, loss.error))
+    }
+
+    /// Hands the device out no more, waits for its work, and frees the memory of dropped buffers. On a
+    /// lost device there is nothing to wait for, and clean-up is quiet. Other devices are not touched.
+    ///
+    /// # Ordering
+    /// Waits on the host for all work of the device's context.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotOpen`], [`RegistryError::NoSuchDevice`]; [`RegistryError::Drain`] when the work could not
+    /// be waited for. The loss of the device is an outcome.
+    pub fn drain(&self, ordinal: i32) -> Result<Drained, RegistryError> {
+        let uuid = self.uuid(ordinal)?;
+        let device = self.set_draining(uuid).ok_or(RegistryError::NotOpen { ordinal })?;
+        let waited = device.synchronize();
+        let freed = device.alive().retired;
+        let outcome = waited.and_then(|()| device.free_retired().map(drop));
+        if device.poison().is_some() {
+            // Of a lost device: tried, and its refusals are the loss once more.
+            let _ = device.free_retired();
+        }
+        let lost = device.poison();
+        // The registry's instance, and the handle here.
+        let mut alive = device.alive();
+        alive.devices = alive.devices.saturating_sub(1);
+        match outcome {
+            Err(source) if lost.is_none() => Err(RegistryError::Drain { ordinal, source }),
+            _ => Ok(Drained::new(lost, freed, alive)),
+        }
+    }
+
+    /// Hands a draining device out again.
+    ///
+    /// # Errors
+    /// [`RegistryError::NotOpen`], [`RegistryError::NoSuchDevice`].
+    pub fn resume(&self, ordinal: i32) -> Result<Device, RegistryError> {
+        let uuid = self.uuid(ordinal)?;
+        let mut known = self.known.lock();
+        let slot = known.iter_mut().find(|known| known.uuid == uuid).map(|known| &mut known.slot);
+        let slot = slot.filter(|slot| slot.device().is_some());
+        let slot = slot.ok_or(RegistryError::NotOpen { ordinal })?;
+        let Some(device) = slot.device().cloned() else {
+            return Err(RegistryError::NotOpen { ordinal });
+        };
+        *slot = Slot::Open(device.clone());
+        Ok(device)
+    }
+
+    /// Drains the device and gives its context back: to the driver, or to the host program if it was
+    /// adopted. Other devices are not touched.
+    ///
+    /// # Ordering
+    /// As [`drain`](DeviceRegistry::drain).
+    ///
+    /// # Errors
+    /// [`CloseDeviceError::InUse`] with what is alive; the device is drained then and can be closed later.
+    pub fn close(&self, ordinal: i32) -> Result<Closed, CloseDeviceError> {
+        let none = CloseDeviceError::NoSuchDevice { ordinal, count: self.count };
+        let uuid = self.uuid(ordinal).map_err(|_| none)?;
+        // What drains badly is closed all the same: the context goes, and its work with it.
+        let _ = self.drain(ordinal);
+        let device = self.take(uuid).ok_or(CloseDeviceError::NotOpen { ordinal })?;
+        let loss = device.loss();
+        let (slot, outcome) = match device.close() {
+            Ok(closed) => (Slot::Closed { lost: loss }, Ok(closed)),
+            Err(CloseError::InUse { device, alive }) => {
+                (Slot::Draining(device), Err(CloseDeviceError::InUse { ordinal, alive }))
+            }
+            Err(CloseError::Refused(source)) => {
+                (Slot::Closed { lost: loss }, Err(CloseDeviceError::Refused { ordinal, source }))
+            }
+            Err(_) => (Slot::Closed { lost: loss }, Err(CloseDeviceError::NotOpen { ordinal })),
+        };
+        self.put(uuid, slot);
+        outcome
+    }
+
+    /// Closes every open device: all are drained first, so that no copy between two is under way, and
+    /// then closed, the one opened last first. Every step is taken even if one before it failed.
+    ///
+    /// # Ordering
+    /// Waits on the host for all work of all open devices.
+    pub fn close_all(&self) -> CloseReport {
+        let open = |known: &Known| known.slot.device().map(|_| known.ordinal);
+        let mut ordinals: Vec<i32> = self.known.lock().iter().filter_map(open).collect();
+        for &ordinal in &ordinals {
+            // What could not be drained shows when it is closed.
+            let _ = self.drain(ordinal);
+        }
+        ordinals.reverse();
+        let devices = ordinals.into_iter().map(|ordinal| (ordinal, self.close(ordinal)));
+        CloseReport { devices: devices.collect() }
+    }
+
+    /// Opens an instance at every call, as if there were no registry.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_instance_per_call(&self, on: bool) {
+        self.instance_per_call.store(on, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn open(&self, ordinal: i32) -> Result<Device, RegistryError> {
+        Device::open(Arc::clone(&self.driver), ordinal)
+            .map_err(|source| RegistryError::Open { ordinal, source })
+    }
+
+    fn check(&self, ordinal: i32) -> Result<(), RegistryError> {
+        if ordinal < 0 || ordinal >= self.count {
+            return Err(RegistryError::NoSuchDevice { ordinal, count: self.count });
+        }
+        Ok(())
+    }
+
+    fn uuid(&self, ordinal: i32) -> Result<[u8; 16], RegistryError> {
+        self.check(ordinal)?;
+        Ok(self.driver.device_get_info(ordinal)?.uuid)
+    }
+
+    fn find<T>(&self, uuid: [u8; 16], answer: impl FnOnce(&Slot) -> Option<T>) -> Option<T> {
+        let known = self.known.lock();
+        known.iter().find(|known| known.uuid == uuid).and_then(|known| answer(&known.slot))
+    }
+
+    /// Marks an open device; the device, unless there is none.
+    fn set_draining(&self, uuid: [u8; 16]) -> Option<Device> {
+        let mut known = self.known.lock();
+        let slot = &mut known.iter_mut().find(|known| known.uuid == uuid)?.slot;
+        let device = slot.device().cloned()?;
+        *slot = Slot::Draining(device.clone());
+        Some(device)
+    }
+
+    /// Takes the instance out, to be closed outside the lock.
+    fn take(&self, uuid: [u8; 16]) -> Option<Device> {
+        let mut known = self.known.lock();
+        let slot = &mut known.iter_mut().find(|known| known.uuid == uuid)?.slot;
+        slot.device()?;
+        match std::mem::replace(slot, Slot::Closing) {
+            Slot::Open(device) | Slot::Draining(device) => Some(device),
+            Slot::Closing | Slot::Closed { .. } => None,
+        }
+    }
+
+    fn put(&self, uuid: [u8; 16], slot: Slot) {
+        if let Some(known) = self.known.lock().iter_mut().find(|known| known.uuid == uuid) {
+            known.slot = slot;
+        }
+    }
+
+    fn state(&self, uuid: [u8; 16]) -> (DeviceState, LiveHandles) {
+        let known = self.known.lock();
+        let Some(this) = known.iter().find(|known| known.uuid == uuid) else {
+            return (DeviceState::Unopened, LiveHandles::default());
+        };
+        let alive = this.slot.device().map(Device::alive).unwrap_or_default();
+        let state = match (&this.slot, this.slot.loss()) {
+            (Slot::Closed { .. }, loss) => DeviceState::Closed { lost: loss.map(|l| l.error) },
+            (_, Some(loss)) => {
+                DeviceState::Lost { first: loss.error, after: lost_before(&known, loss) }
+            }
+            (Slot::Open(_), None) => DeviceState::Open,
+            (Slot::Draining(_) | Slot::Closing, None) => DeviceState::Draining,
+        };
+        (state, alive)
+    }
+}
+
+/// The device that was lost first by the error of `loss`, if that was before it.
+fn lost_before(known: &[Known], loss: Loss) -> Option<i32> {
+    let losses = known.iter().filter_map(|known| Some((known.ordinal, known.slot.loss()?)));
+    losses
+        .filter(|(_, other)| other.error.code == loss.error.code && other.order < loss.order)
+        .min_by_key(|(_, other)| other.order)
+        .map(|(ordinal, _)| ordinal)
+}
+
+/// Puts an instance at the end of the list, in place of a closed one of the same GPU.
+fn register(known: &mut Vec<Known>, device: &Device) {
+    let uuid = device.info().uuid;
+    known.retain(|known| known.uuid != uuid);
+    known.push(Known { uuid, ordinal: device.ordinal(), slot: Slot::Open(device.clone()) });
 }

@@ -42,7 +42,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DeviceRepr};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaViewMut, DeviceRepr, result, sys};
 
 use super::CudaDriver;
 use crate::device::Owner;
@@ -139,6 +139,7 @@ pub unsafe fn lend<T: DeviceRepr>(
     span: DeviceSpan,
 ) -> Result<LentSlice<T>, LendError> {
     let length = elements::<T>(span)?;
+    let _restored = Restored::new();
     // What `upgrade_device_ptr` makes as well, but with a panic where it cannot.
     if let Err(error) = stream.context().new_event(None) {
         let code = ErrorCode(error.0 as u32);
@@ -185,10 +186,37 @@ impl<T> fmt::Debug for LentSlice<T> {
 
 impl<T> Drop for LentSlice<T> {
     fn drop(&mut self) {
+        let _restored = Restored::new();
         // SAFETY: taken here and nowhere else, and the field is not used afterwards.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
         // The address, which stays its owner's.
         let _ = slice.leak();
+    }
+}
+
+/// Remembers the context that is current on this thread: cudarc binds its own and leaves it there.
+/// Dropping it restores what was current.
+struct Restored {
+    /// Null for none.
+    before: Option<sys::CUcontext>,
+}
+
+impl Restored {
+    /// Called where a cudarc object exists, so that its library is loaded.
+    fn new() -> Self {
+        let before = result::ctx::get_current().ok();
+        Self { before: before.map(|context| context.unwrap_or(std::ptr::null_mut())) }
+    }
+}
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        let Some(before) = self.before else { return };
+        // SAFETY: it was current on this thread when `new` ran, so it was live then; should its
+        // owner have destroyed it since, the driver answers with an error. Null unbinds.
+        if unsafe { result::ctx::set_current(before) }.is_err() {
+            tracing::warn!("the previous context could not be restored");
+        }
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) const PROCESS: &[Case] = cases![Needs::PairProcess;
     a_copy_to_a_peers_memory_works,
     a_mapping_without_the_other_devices_access_is_refused,
     a_lost_device_takes_the_other_along,
+    a_lost_device_takes_along_what_was_not_open,
+    a_lost_process_is_not_mended_by_closing,
     another_devices_default_stream_is_not_reached,
     freeing_waits_for_a_peers_copies,
 ];
@@ -478,6 +480,25 @@ fn a_lost_device_takes_the_other_along(on: &Subject) {
     second.make_current();
     refused(second.mem_alloc(64), ErrorCode::ILLEGAL_ADDRESS);
     refused(second.ctx_synchronize(), ErrorCode::ILLEGAL_ADDRESS);
+}
+
+fn a_lost_device_takes_along_what_was_not_open(on: &Subject) {
+    let first = on.bind();
+    first.expect_loss();
+    write_at(&first, 0x1000);
+    refused(first.ctx_synchronize(), ErrorCode::ILLEGAL_ADDRESS);
+    refused(on.driver.device_primary_ctx_retain(1), ErrorCode::ILLEGAL_ADDRESS);
+}
+
+fn a_lost_process_is_not_mended_by_closing(on: &Subject) {
+    let [first, second] = both(on);
+    first.expect_loss();
+    write_at(&first, 0x1000);
+    refused(first.ctx_synchronize(), ErrorCode::ILLEGAL_ADDRESS);
+    second.expect_loss();
+    drop((first, second));
+    refused(on.driver.device_primary_ctx_retain(1), ErrorCode::ILLEGAL_ADDRESS);
+    refused(on.driver.device_primary_ctx_retain(0), ErrorCode::ILLEGAL_ADDRESS);
 }
 
 /// Stream 0 is of the current device, whoever's memory it works on.

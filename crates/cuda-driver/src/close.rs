@@ -1,0 +1,153 @@
+//! The end of a device in this process: who may end it, in which order, and what was answered.
+
+use crate::device::{Bound, Inner, Retired};
+use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, HostRegion, LiveHandles};
+
+/// The error that lost a device.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Loss {
+    /// The first error, with the call that met it.
+    pub error: DriverError,
+    /// Which loss of the process it was: of several lost devices, the one with the least number was
+    /// lost first, as far as this process met it.
+    pub order: u64,
+}
+
+/// A device that was closed.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Closed {
+    /// Dropped buffers whose memory was freed.
+    pub freed: usize,
+    /// The error that had lost the device, if one had. The driver repeats it to every call of the
+    /// clean-up, which does its work all the same.
+    pub lost: Option<DriverError>,
+}
+
+/// Why a device was not closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// Something that was made from it is alive.
+    #[error("the device is in use: {alive}")]
+    InUse {
+        /// The device, open as before.
+        device: Device,
+        /// What is alive.
+        alive: LiveHandles,
+    },
+    /// It is closed, and the driver refused a part of the clean-up.
+    #[error("the driver refused to clean up")]
+    Refused(#[source] DriverError),
+}
+
+impl Device {
+    /// Closes the device: frees the memory of dropped buffers and releases the context.
+    ///
+    /// Dropping the last handle does the same, and tells nobody how it went.
+    ///
+    /// # Ordering
+    /// Waits in the driver for the work that uses what is freed.
+    ///
+    /// # Errors
+    /// [`CloseError::InUse`] with the device, unless this is the last handle of it and of all that was
+    /// made from it; [`CloseError::Refused`] with the first refusal, after every step was tried. The
+    /// error of a device that is lost is no refusal.
+    pub fn close(self) -> Result<Closed, CloseError> {
+        let alive = self.alive();
+        let mut inner = match std::sync::Arc::try_unwrap(self.inner) {
+            Ok(inner) => inner,
+            Err(inner) => return Err(CloseError::InUse { device: Self { inner }, alive }),
+        };
+        let freed = inner.retired.get_mut().len();
+        let ended = inner.end();
+        let lost = inner.loss.get().map(|loss| loss.error);
+        match ended {
+            Err(error) if !error.code.is_sticky() => Err(CloseError::Refused(error)),
+            Err(error) => Ok(Closed { freed, lost: lost.or(Some(error)) }),
+            Ok(()) => Ok(Closed { freed, lost }),
+        }
+    }
+}
+
+impl Inner {
+    /// Frees retired memory, releases the context and lets go of its owner, each even if what came
+    /// before failed; returns the first refusal. Once done, there is nothing left to do.
+    fn end(&mut self) -> DriverResult<()> {
+        let retired = std::mem::take(self.retired.get_mut());
+        let mut outcome = Ok(());
+        if !retired.is_empty() {
+            // SAFETY: the context is alive until the release below (invariant of `context`).
+            outcome = match unsafe { Bound::enter(&*self.driver, self.context) } {
+                Ok(_bound) => free_all(&*self.driver, retired),
+                Err(error) => {
+                    refused(error, "memory of dropped buffers was not freed");
+                    // A device that cannot be asked may still use what was registered.
+                    std::mem::forget(retired);
+                    Err(error)
+                }
+            };
+        }
+        if std::mem::take(&mut self.retained) {
+            // SAFETY: `open` retained it once and this is its one release; every handle made from
+            // this device holds a clone of it, so none is left.
+            let released = unsafe { self.driver.device_primary_ctx_release(self.ordinal) };
+            if let Err(error) = released {
+                refused(error, "a primary context was not released");
+                outcome = outcome.and(Err(error));
+            }
+        }
+        self.owner.let_go(&*self.driver);
+        outcome
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Refusals are logged; a destructor has nobody to tell.
+        let _ = self.end();
+    }
+}
+
+/// Frees every entry, even after a refusal, and returns the first refusal.
+pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
+    let mut outcome = Ok(());
+    for memory in retired {
+        let freed = match memory {
+            // SAFETY: an address enters the list once, when the one buffer that owned it is
+            // dropped, and leaves it before this call.
+            Retired::Device(address) => unsafe { driver.mem_free(address) },
+            // SAFETY: as above; the dropped buffer was the only way to reach the memory.
+            Retired::Host(host) => unsafe { driver.mem_free_host(host) },
+            Retired::Registered(region) => unregister(driver, region),
+        };
+        if let Err(error) = freed {
+            refused(error, "memory of a dropped buffer was not freed");
+            outcome = outcome.and(Err(error));
+        }
+    }
+    outcome
+}
+
+/// Unpins a region and lets go of it; one that the device may still use is never let go of.
+fn unregister(driver: &dyn Driver, region: Box<dyn HostRegion>) -> DriverResult<()> {
+    // SAFETY: a region enters the list once, when the one buffer that owned it is dropped, which was
+    // the only way to reach it; the call waits for work that uses it.
+    let unregistered = unsafe { driver.mem_host_unregister(region.address()) };
+    match unregistered {
+        // On a device that has stopped nothing uses it any more.
+        Err(error) if !error.code.is_sticky() => std::mem::forget(region),
+        _ => drop(region),
+    }
+    unregistered
+}
+
+/// Logs a refusal of clean-up: quietly where the device is lost or the driver is ending with the
+/// process, since the memory is then gone with its context.
+pub(crate) fn refused(error: DriverError, what: &'static str) {
+    if error.code.is_sticky() || error.code == ErrorCode::DEINITIALIZED {
+        tracing::debug!(%error, "{what}");
+    } else {
+        tracing::warn!(%error, "{what}");
+    }
+}

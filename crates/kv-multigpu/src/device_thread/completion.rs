@@ -1,0 +1,271 @@
+//! The answer of a task: a future without a runtime, which can be waited for by blocking as well.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
+
+use cuda_driver::{DeviceError, DriverError};
+
+use super::queue::Cancel;
+use crate::sync::{Condvar, Mutex, lock, wait};
+
+/// Why a task has no result.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TaskError {
+    /// The task panicked. The thread goes on with the next one.
+    #[error("the task panicked: {message}")]
+    Panicked {
+        /// What the panic said, where that is text.
+        message: String,
+    },
+    /// The task was taken back before it began.
+    #[error("the task was cancelled before it began")]
+    Cancelled,
+    /// The device was lost before the task began; it was not run.
+    #[error("the device is lost since {first}")]
+    Lost {
+        /// The error that lost it.
+        first: DriverError,
+    },
+    /// The device's context could not be bound; the task was not run.
+    #[error("the device's context could not be bound")]
+    Device(#[source] DeviceError),
+    /// A task waited on its own thread for a task behind it, which would never have begun. It was
+    /// left to run, and nobody gets its result.
+    #[error("a task of a device's thread cannot wait for another one of the same thread")]
+    WaitsForItself,
+    /// The result was taken before: a future that is ready gives it once.
+    #[error("the result was taken before")]
+    Taken,
+}
+
+/// Where the worker leaves the result of one task, and where one receiver finds it.
+pub(crate) struct Slot<T> {
+    state: Mutex<State<T>>,
+    done: Condvar,
+}
+
+enum State<T> {
+    /// Not done; who to wake when it is.
+    Pending(Option<Waker>),
+    Done(Result<T, TaskError>),
+    /// The receiver has the result.
+    Taken,
+    /// There is no receiver any more.
+    Abandoned,
+}
+
+impl<T> Slot<T> {
+    pub(crate) fn new() -> Self {
+        Self { state: Mutex::new(State::Pending(None)), done: Condvar::new() }
+    }
+
+    /// Leaves the result and wakes the receiver. Results, wakers and what they drop are others' code:
+    /// none of it runs under the lock, and none of it can unwind from here.
+    fn fill(&self, result: Result<T, TaskError>) {
+        let mut state = lock(&self.state);
+        let before = match *state {
+            State::Pending(_) => std::mem::replace(&mut *state, State::Done(result)),
+            _ => State::Done(result),
+        };
+        drop(state);
+        self.done.notify_all();
+        quietly(|| match before {
+            State::Pending(Some(waker)) => waker.wake(),
+            other => drop(other),
+        });
+    }
+
+    fn take(&self) -> Option<Result<T, TaskError>> {
+        take(&mut lock(&self.state))
+    }
+
+    /// The result, or a promise to wake `waker` once it is there.
+    fn poll(&self, waker: &Waker) -> Poll<Result<T, TaskError>> {
+        let waker = waker.clone();
+        let mut state = lock(&self.state);
+        if let Some(result) = take(&mut state) {
+            drop(state);
+            return Poll::Ready(result);
+        }
+        let before = std::mem::replace(&mut *state, State::Pending(Some(waker)));
+        drop(state);
+        drop(before);
+        Poll::Pending
+    }
+
+    /// The result, waited for.
+    pub(crate) fn wait(&self) -> Result<T, TaskError> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(result) = take(&mut state) {
+                return result;
+            }
+            state = wait(&self.done, state);
+        }
+    }
+
+    /// The receiver goes; a result that is there already is dropped here.
+    fn abandon(&self) {
+        let before = std::mem::replace(&mut *lock(&self.state), State::Abandoned);
+        drop(before);
+    }
+
+    fn is_done(&self) -> bool {
+        !matches!(*lock(&self.state), State::Pending(_))
+    }
+}
+
+/// The result, unless it is still to come.
+fn take<T>(state: &mut State<T>) -> Option<Result<T, TaskError>> {
+    match state {
+        State::Pending(_) => None,
+        State::Done(_) => match std::mem::replace(state, State::Taken) {
+            State::Done(result) => Some(result),
+            _ => None,
+        },
+        State::Taken | State::Abandoned => Some(Err(TaskError::Taken)),
+    }
+}
+
+/// The worker's end of a slot: it is filled exactly once, by a result or, if the task is dropped
+/// before it has begun, by [`TaskError::Cancelled`].
+pub(crate) struct Filler<T>(Option<Arc<Slot<T>>>);
+
+impl<T> Filler<T> {
+    pub(crate) fn new(slot: &Arc<Slot<T>>) -> Self {
+        Self(Some(Arc::clone(slot)))
+    }
+
+    pub(crate) fn fill(mut self, result: Result<T, TaskError>) {
+        if let Some(slot) = self.0.take() {
+            slot.fill(result);
+        }
+    }
+}
+
+impl<T> Drop for Filler<T> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.take() {
+            slot.fill(Err(TaskError::Cancelled));
+        }
+    }
+}
+
+/// Runs others' code where it must not unwind.
+pub(crate) fn quietly(code: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
+        // A payload that panics as it is dropped would be the next to unwind: it is kept.
+        tracing::warn!(message = message_of(&*payload), "a destructor or waker panicked");
+        std::mem::forget(payload);
+    }
+}
+
+/// What a panic said, where that is text.
+pub(crate) fn message_of(payload: &(dyn std::any::Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text in the panic")
+}
+
+/// The answer of a task that was submitted to a [`DeviceThread`](crate::DeviceThread).
+///
+/// A future of any runtime, or of none: [`wait`](Completion::wait) blocks.
+///
+/// # Drop
+/// Cancels the task if it has not begun: nobody wants its result. One that has begun runs to its end,
+/// and its result is dropped on the device's thread. [`detach`](Completion::detach) lets it run in any case.
+#[must_use = "dropping it cancels the task; detach it to let it run"]
+pub struct Completion<T> {
+    /// None once the receiver's part is over.
+    slot: Option<Arc<Slot<T>>>,
+    queue: Arc<dyn Cancel>,
+    id: u64,
+    /// The thread that runs the task; not set in a model checker.
+    worker: Arc<OnceLock<ThreadId>>,
+}
+
+impl<T> Completion<T> {
+    pub(crate) fn new(
+        slot: Arc<Slot<T>>,
+        queue: Arc<dyn Cancel>,
+        id: u64,
+        worker: Arc<OnceLock<ThreadId>>,
+    ) -> Self {
+        Self { slot: Some(slot), queue, id, worker }
+    }
+
+    /// Waits on the host until the task is over.
+    ///
+    /// # Errors
+    /// [`TaskError`]; [`TaskError::WaitsForItself`] at once on the thread that is to run the task, unless
+    /// it is over.
+    pub fn wait(mut self) -> Result<T, TaskError> {
+        let Some(slot) = self.slot.take() else { return Err(TaskError::Taken) };
+        if self.worker.get() == Some(&std::thread::current().id()) {
+            return slot.take().unwrap_or_else(|| {
+                slot.abandon();
+                Err(TaskError::WaitsForItself)
+            });
+        }
+        slot.wait()
+    }
+
+    /// Takes the task back. What it owns is dropped here.
+    ///
+    /// # Errors
+    /// The completion, when the task has begun or is over.
+    pub fn cancel(mut self) -> Result<(), Self> {
+        if !self.queue.cancel(self.id) {
+            return Err(self);
+        }
+        self.slot = None;
+        Ok(())
+    }
+
+    /// Lets the task run without anybody waiting for it. Its result is dropped on the device's thread.
+    pub fn detach(mut self) {
+        if let Some(slot) = self.slot.take() {
+            slot.abandon();
+        }
+    }
+
+    /// Whether the task is over, in whatever way.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.slot.as_ref().is_none_or(|slot| slot.is_done())
+    }
+}
+
+impl<T> Future for Completion<T> {
+    type Output = Result<T, TaskError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &self.slot {
+            Some(slot) => slot.poll(context.waker()),
+            None => Poll::Ready(Err(TaskError::Taken)),
+        }
+    }
+}
+
+impl<T> Drop for Completion<T> {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot.take() else { return };
+        // The receiver first: a task that begins now finds nobody waiting.
+        quietly(|| {
+            slot.abandon();
+            self.queue.cancel(self.id);
+        });
+    }
+}
+
+impl<T> fmt::Debug for Completion<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completion").field("id", &self.id).field("done", &self.is_done()).finish()
+    }
+}

@@ -1,0 +1,252 @@
+//! One worker thread for a device, for programs whose tasks wander between threads.
+
+mod completion;
+mod queue;
+
+#[cfg(loom)]
+pub mod model;
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, ThreadId};
+
+use cuda_driver::{Device, DriverError};
+use parking_lot::Mutex;
+
+pub use completion::{Completion, TaskError};
+use completion::{Filler, Slot, message_of, quietly};
+use queue::{Queue, Refused};
+
+/// How a device's thread is made.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DeviceThreadOptions {
+    /// Most tasks that wait to be run, at least one; more are refused ([`Refusal::Full`]).
+    pub tasks_max: usize,
+    /// Name of the thread; none for `gpu` and the ordinal.
+    pub name: Option<String>,
+}
+
+impl Default for DeviceThreadOptions {
+    fn default() -> Self {
+        Self { tasks_max: 1024, name: None }
+    }
+}
+
+/// Why a task was not taken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// So many tasks wait already: an expected outcome. Wait for one of them and submit again.
+    #[error("{tasks_max} tasks wait for the device's thread")]
+    Full {
+        /// Most that may wait.
+        tasks_max: usize,
+    },
+    /// The thread takes no more tasks.
+    #[error("the device's thread was closed")]
+    Closed,
+    /// The device is lost.
+    #[error("the device is lost since {first}")]
+    Lost {
+        /// The error that lost it.
+        first: DriverError,
+    },
+}
+
+/// A task that was not taken, and why.
+#[derive(thiserror::Error)]
+#[error("{refusal}")]
+pub struct SubmitError<F> {
+    /// Why.
+    pub refusal: Refusal,
+    /// The task, which did not run.
+    pub task: F,
+}
+
+impl<F> fmt::Debug for SubmitError<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SubmitError").field("refusal", &self.refusal).finish_non_exhaustive()
+    }
+}
+
+/// Why a thread could not be closed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseThreadError {
+    /// A task of the thread asked for it, and would wait for itself. Nothing has changed.
+    #[error("a task of a device's thread cannot wait for the thread's end")]
+    FromItsOwnTask,
+}
+
+/// A thread that runs tasks on one device, in the order of their submission, one after another.
+///
+/// All handles of this workspace may be used on any thread; this one is for programs that want driver
+/// calls, which may wait, off the threads of their async runtime, or one order for all of a device's
+/// calls. Each task finds the device's context current, for libraries that ask for it.
+///
+/// # Nesting
+/// A task may submit tasks to its own thread: that never waits, and a full queue is an outcome there
+/// as well. It cannot wait for them ([`TaskError::WaitsForItself`]); to block in a task on a runtime that
+/// waits for them is the one deadlock that nobody can see.
+///
+/// # Loss
+/// Once the device is lost, tasks are refused, and those that wait are answered with the cause and not
+/// run. What they own is dropped, which cleans up.
+///
+/// # Drop
+/// Never waits: no more tasks are taken, those that wait still run, and the thread ends by itself.
+/// [`close`](DeviceThread::close) waits for that; a program should, before `main` returns, since the driver
+/// ends with the process whether or not a thread is in it.
+pub struct DeviceThread {
+    device: Device,
+    queue: Arc<Queue<Device>>,
+    worker: Arc<OnceLock<ThreadId>>,
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl DeviceThread {
+    /// Starts a thread for `device`.
+    ///
+    /// # Errors
+    /// What the operating system answers.
+    pub fn spawn(device: &Device, options: DeviceThreadOptions) -> io::Result<Self> {
+        let queue = Arc::new(Queue::new(options.tasks_max));
+        let name = options.name.unwrap_or_else(|| format!("gpu{}", device.ordinal()));
+        let handle = thread::Builder::new().name(name).spawn({
+            let (queue, device) = (Arc::clone(&queue), device.clone());
+            move || queue.work_off(&device, |work, device| quietly(|| work(device)))
+        })?;
+        let worker = Arc::new(OnceLock::new());
+        let _ = worker.set(handle.thread().id());
+        Ok(Self { device: device.clone(), queue, worker, handle: Mutex::new(Some(handle)) })
+    }
+
+    /// The device that tasks run on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Tasks that wait to be run.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Puts a task behind all that were submitted before. Never waits.
+    ///
+    /// # Ordering
+    /// Tasks run in the order of submission. What they enqueue on streams is ordered by the streams: a
+    /// task is over when it returns, not when the device's work is.
+    ///
+    /// # Errors
+    /// [`SubmitError`] with the task, when too many wait, after [`close`](DeviceThread::close), and at once
+    /// on a lost device.
+    pub fn submit<T, F>(&self, task: F) -> Result<Completion<T>, SubmitError<F>>
+    where
+        F: FnOnce(&Device) -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        if let Some(first) = self.device.poison() {
+            return Err(SubmitError { refusal: Refusal::Lost { first }, task });
+        }
+        let slot = Arc::new(Slot::new());
+        let filler = Filler::new(&slot);
+        let pushed = self.queue.push(task, |task| {
+            Box::new(move |device: &Device| filler.fill(run(device, task)))
+        });
+        match pushed {
+            Ok(id) => {
+                let queue = Arc::clone(&self.queue);
+                Ok(Completion::new(slot, queue, id, Arc::clone(&self.worker)))
+            }
+            Err((refused, task)) => {
+                let refusal = match refused {
+                    Refused::Full => Refusal::Full { tasks_max: self.queue.tasks_max() },
+                    Refused::Closed => Refusal::Closed,
+                };
+                Err(SubmitError { refusal, task })
+            }
+        }
+    }
+
+    /// Takes back every task that has not begun; returns how many there were. Whoever waits for one gets
+    /// [`TaskError::Cancelled`], and what they own is dropped here.
+    pub fn cancel_waiting(&self) -> usize {
+        let tasks = self.queue.take_all();
+        let count = tasks.len();
+        tasks.into_iter().for_each(|task| quietly(|| drop(task)));
+        count
+    }
+
+    /// Takes no more tasks, waits until those that were taken have run, and for the thread to end.
+    ///
+    /// May be called by several threads at once, and again.
+    ///
+    /// # Errors
+    /// [`CloseThreadError::FromItsOwnTask`].
+    pub fn close(&self) -> Result<(), CloseThreadError> {
+        if self.worker.get() == Some(&thread::current().id()) {
+            return Err(CloseThreadError::FromItsOwnTask);
+        }
+        self.queue.close();
+        self.queue.wait_finished();
+        let handle = self.handle.lock().take();
+        if let Some(handle) = handle {
+            // It cannot have panicked: `work_off` catches what its tasks throw.
+            let _ = handle.join();
+        }
+        Ok(())
+    }
+
+    /// Whether it takes no more tasks.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.queue.is_closed()
+    }
+}
+
+impl Drop for DeviceThread {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+impl fmt::Debug for DeviceThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceThread")
+            .field("device", &self.device)
+            .field("waiting", &self.waiting())
+            .field("closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs a task with the device's context current, unless the device is lost.
+fn run<T>(device: &Device, task: impl FnOnce(&Device) -> T) -> Result<T, TaskError> {
+    if let Some(first) = device.poison() {
+        quietly(|| drop(task));
+        return Err(TaskError::Lost { first });
+    }
+    let mut task = Some(task);
+    let bound = device.clean_up(|_| {
+        let task = task.take();
+        Ok(task.map(|task| catch_unwind(AssertUnwindSafe(|| task(device)))))
+    });
+    match bound {
+        Ok(Some(Ok(result))) => Ok(result),
+        Ok(Some(Err(payload))) => {
+            let message = message_of(&*payload).to_owned();
+            quietly(|| drop(payload));
+            Err(TaskError::Panicked { message })
+        }
+        // Without a result of the closure it was not called.
+        Ok(None) => Err(TaskError::Cancelled),
+        Err(error) => {
+            quietly(|| drop(task));
+            Err(TaskError::Device(error))
+        }
+    }
+}

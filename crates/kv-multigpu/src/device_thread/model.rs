@@ -1,0 +1,65 @@
+//! A device's thread without device and thread, for the model checker, which brings its own threads.
+
+use std::sync::{Arc, OnceLock};
+
+use super::completion::{Completion, Filler, Slot, quietly};
+use super::queue::Queue;
+
+/// The queue of a device's thread, worked off by whoever calls [`work_off`](ModelThread::work_off).
+#[derive(Clone)]
+pub struct ModelThread(Arc<Queue<()>>);
+
+impl ModelThread {
+    /// A queue of so many tasks.
+    pub fn new(tasks_max: usize) -> Self {
+        Self(Arc::new(Queue::new(tasks_max)))
+    }
+
+    /// As `DeviceThread::submit`; the task comes back when it is refused.
+    ///
+    /// # Errors
+    /// The task.
+    pub fn submit<T, F>(&self, task: F) -> Result<Completion<T>, F>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let slot = Arc::new(Slot::new());
+        let filler = Filler::new(&slot);
+        let boxed = |task: F| {
+            Box::new(move |(): &()| filler.fill(Ok(task()))) as super::queue::Work<()>
+        };
+        let id = self.0.push(task, boxed).map_err(|(_, task)| task)?;
+        let queue = Arc::clone(&self.0);
+        Ok(Completion::new(slot, queue, id, Arc::new(OnceLock::new())))
+    }
+
+    /// Runs tasks until the queue is closed and empty.
+    pub fn work_off(&self) {
+        self.0.work_off(&(), |work, context| quietly(|| work(context)));
+    }
+
+    /// As dropping a `DeviceThread`.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// As `DeviceThread::close`, less the thread.
+    pub fn close_and_wait(&self) {
+        self.0.close();
+        self.0.wait_finished();
+    }
+
+    /// As `DeviceThread::cancel_waiting`.
+    pub fn cancel_waiting(&self) -> usize {
+        let tasks = self.0.take_all();
+        let count = tasks.len();
+        drop(tasks);
+        count
+    }
+
+    /// Tasks that wait.
+    pub fn waiting(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -1,0 +1,150 @@
+//! The bounded queue between those who submit tasks and the one thread that runs them.
+
+use std::collections::VecDeque;
+
+use crate::sync::{Condvar, Mutex, lock, wait};
+
+/// A task, boxed. Dropping it without calling it is how a task is cancelled.
+pub(crate) type Work<C> = Box<dyn FnOnce(&C) + Send>;
+
+/// Why a queue took no task.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Refused {
+    /// It holds as many as it may.
+    Full,
+    /// It takes no more.
+    Closed,
+}
+
+/// Tasks in the order of their submission, for one worker.
+pub(crate) struct Queue<C> {
+    state: Mutex<State<C>>,
+    /// Told when there is a task, and when there will be no more.
+    changed: Condvar,
+    /// Told when the worker is done for good.
+    finished: Condvar,
+    tasks_max: usize,
+}
+
+struct State<C> {
+    /// # Invariants
+    /// At most `tasks_max`, ids rising from front to back.
+    tasks: VecDeque<(u64, Work<C>)>,
+    next_id: u64,
+    is_closed: bool,
+    is_finished: bool,
+}
+
+impl<C> Queue<C> {
+    /// An empty queue with room for `tasks_max` tasks, and for one at least.
+    pub(crate) fn new(tasks_max: usize) -> Self {
+        let state = State {
+            tasks: VecDeque::new(),
+            next_id: 0,
+            is_closed: false,
+            is_finished: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            finished: Condvar::new(),
+            tasks_max: tasks_max.max(1),
+        }
+    }
+
+    /// Puts a task behind all others, and returns its id. Never waits.
+    pub(crate) fn push<F>(
+        &self,
+        task: F,
+        boxed: impl FnOnce(F) -> Work<C>,
+    ) -> Result<u64, (Refused, F)> {
+        let mut state = lock(&self.state);
+        if state.is_closed {
+            return Err((Refused::Closed, task));
+        }
+        if state.tasks.len() >= self.tasks_max {
+            return Err((Refused::Full, task));
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        state.tasks.push_back((id, boxed(task)));
+        drop(state);
+        self.changed.notify_one();
+        Ok(id)
+    }
+
+    /// The task that was submitted first, once there is one; `None` when the queue is closed and empty.
+    pub(crate) fn pop(&self) -> Option<Work<C>> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some((_, work)) = state.tasks.pop_front() {
+                return Some(work);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state = wait(&self.changed, state);
+        }
+    }
+
+    /// Takes one task out, if it has not begun. The caller drops it, outside the lock.
+    pub(crate) fn take(&self, id: u64) -> Option<Work<C>> {
+        let mut state = lock(&self.state);
+        let index = state.tasks.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        state.tasks.remove(index).map(|(_, work)| work)
+    }
+
+    /// Takes every task out that has not begun.
+    pub(crate) fn take_all(&self) -> Vec<Work<C>> {
+        lock(&self.state).tasks.drain(..).map(|(_, work)| work).collect()
+    }
+
+    /// Takes no more tasks; those that are in the queue still run.
+    pub(crate) fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.state).is_closed
+    }
+
+    /// Tasks that have not begun.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.state).tasks.len()
+    }
+
+    pub(crate) fn tasks_max(&self) -> usize {
+        self.tasks_max
+    }
+
+    /// Runs tasks in order until the queue is closed and empty: the worker's whole life.
+    pub(crate) fn work_off(&self, context: &C, run: impl Fn(Work<C>, &C)) {
+        while let Some(work) = self.pop() {
+            run(work, context);
+        }
+        lock(&self.state).is_finished = true;
+        self.finished.notify_all();
+    }
+
+    /// Waits until the worker is done for good.
+    pub(crate) fn wait_finished(&self) {
+        let mut state = lock(&self.state);
+        while !state.is_finished {
+            state = wait(&self.finished, state);
+        }
+    }
+}
+
+/// What a completion may ask of the queue that its task went into.
+pub(crate) trait Cancel: Send + Sync {
+    /// Takes the task out and drops it, unless it has begun; whether it had not.
+    fn cancel(&self, id: u64) -> bool;
+}
+
+impl<C> Cancel for Queue<C> {
+    fn cancel(&self, id: u64) -> bool {
+        // Dropped here, after the lock: what the task owns may take its time, or submit tasks.
+        self.take(id).is_some()
+    }
+}

@@ -1,0 +1,149 @@
+//! Who a device is: its UUID, and where the machine's own list of devices has it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The UUID of a GPU or of a part of one, by which CUDA, NVML and the operator's tools mean the same.
+///
+/// Ordinals are not that: `CUDA_VISIBLE_DEVICES` renumbers and hides devices for CUDA, and not for NVML.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct DeviceUuid {
+    /// Whether it names a part of a GPU.
+    pub is_mig: bool,
+    /// Its 16 bytes.
+    pub bytes: [u8; 16],
+}
+
+impl fmt::Display for DeviceUuid {
+    /// As NVML and `CUDA_VISIBLE_DEVICES` spell it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_mig { "MIG" } else { "GPU" })?;
+        for (index, byte) in self.bytes.iter().enumerate() {
+            if matches!(index, 0 | 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Text that is no UUID of a device.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{text:?} is no UUID such as GPU-00112233-4455-6677-8899-aabbccddeeff")]
+pub struct UuidError {
+    /// The text.
+    pub text: String,
+}
+
+impl FromStr for DeviceUuid {
+    type Err = UuidError;
+
+    fn from_str(text: &str) -> Result<Self, UuidError> {
+        parse(text).ok_or_else(|| UuidError { text: text.to_owned() })
+    }
+}
+
+fn parse(text: &str) -> Option<DeviceUuid> {
+    let (kind, rest) = text.split_once('-')?;
+    let is_mig = match kind {
+        "GPU" => false,
+        "MIG" => true,
+        _ => return None,
+    };
+    let mut bytes = [0; 16];
+    let mut at = 0;
+    for (part, digits) in rest.split('-').zip([8, 4, 4, 4, 12]) {
+        if part.len() != digits || !part.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        for index in (0..digits).step_by(2) {
+            bytes[at] = u8::from_str_radix(&part[index..index + 2], 16).ok()?;
+            at += 1;
+        }
+    }
+    (at == 16 && rest.len() == 36).then_some(DeviceUuid { is_mig, bytes })
+}
+
+/// Whether a device is a whole GPU.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// A GPU.
+    Gpu,
+    /// A part of one (Multi-Instance GPU). CUDA enumerates one at most, and it has no peers.
+    Mig,
+}
+
+/// Where the machine's own list has a device.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Place {
+    /// NVML's index of the GPU; of a part, the index of the GPU that it is a part of.
+    pub nvml_index: u32,
+    /// Whether it is a whole GPU.
+    pub kind: DeviceKind,
+}
+
+/// The machine's own list of devices, which CUDA's ordinals are set beside.
+///
+/// `NvmlDirectory` (feature `nvml`) asks NVML. An implementation answers `None` to what it does not know.
+pub trait DeviceDirectory: fmt::Debug + Send + Sync {
+    /// Where the device with this UUID is, whole or a part.
+    fn find(&self, uuid: [u8; 16]) -> Option<Place>;
+}
+
+/// What CUDA's name of a device tells of its kind, where nobody else does: CUDA names a part by its
+/// GPU's name and its profile, such as `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+pub(crate) fn kind_of_name(name: &str) -> DeviceKind {
+    let is_part = name.split(' ').any(|word| word == "MIG");
+    if is_part { DeviceKind::Mig } else { DeviceKind::Gpu }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: [u8; 16] = [0xf0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255];
+
+    #[test]
+    fn uuids_are_spelt_and_read_as_nvml_does() {
+        for (is_mig, text) in [
+            (false, "GPU-f0010203-0405-0607-0809-0a0b0c0d0eff"),
+            (true, "MIG-f0010203-0405-0607-0809-0a0b0c0d0eff"),
+        ] {
+            let uuid = DeviceUuid { is_mig, bytes: BYTES };
+            assert_eq!(uuid.to_string(), text);
+            assert_eq!(text.parse(), Ok(uuid));
+        }
+        let upper = "GPU-F0010203-0405-0607-0809-0A0B0C0D0EFF";
+        assert_eq!(upper.parse(), Ok(DeviceUuid { is_mig: false, bytes: BYTES }));
+    }
+
+    #[test]
+    fn what_is_no_uuid_is_refused_with_its_text() {
+        for text in [
+            "",
+            "GPU",
+            "GPU-",
+            "0",
+            "TPU-f0010203-0405-0607-0809-0a0b0c0d0eff",
+            "GPU-f0010203-0405-0607-0809-0a0b0c0d0ef",
+            "GPU-f0010203-0405-0607-0809-0a0b0c0d0eff-",
+            "GPU-f0010203-0405-0607-0809-0a0b0c0d0eff0",
+            "GPU-f001020304-05-0607-0809-0a0b0c0d0eff",
+            "GPU-f0010203-0405-0607-0809",
+            "GPU-f0010203-0405-0607-0809-0a0b0c0d0e+f",
+            "GPU-f0010203-0405-0607-0809-0a0b0c0d0eöf",
+        ] {
+            assert_eq!(text.parse::<DeviceUuid>(), Err(UuidError { text: text.to_owned() }));
+        }
+    }
+
+    #[test]
+    fn parts_are_told_by_a_word_of_their_name() {
+        assert_eq!(kind_of_name("NVIDIA A100-SXM4-40GB MIG 1g.5gb"), DeviceKind::Mig);
+        for whole in ["NVIDIA H100 80GB HBM3", "NVIDIA MIGHTY 9000", ""] {
+            assert_eq!(kind_of_name(whole), DeviceKind::Gpu);
+        }
+    }
+}
