@@ -100,7 +100,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "kv-multigpu",
         below: &["cuda-driver"],
-        others: &[],
+        others: &["nvml-wrapper"],
         never: &[HEAVY],
         may_be_unsafe: true,
     },

@@ -154,9 +154,9 @@ impl DeviceThread {
         }
         let slot = Arc::new(Slot::new());
         let filler = Filler::new(&slot);
-        let pushed = self.queue.push(task, |task| {
-            Box::new(move |device: &Device| filler.fill(run(device, task)))
-        });
+        let pushed = self
+            .queue
+            .push(task, |task| Box::new(move |device: &Device| filler.fill(run(device, task))));
         match pushed {
             Ok(id) => {
                 let queue = Arc::clone(&self.queue);

@@ -26,9 +26,8 @@ impl ModelThread {
     {
         let slot = Arc::new(Slot::new());
         let filler = Filler::new(&slot);
-        let boxed = |task: F| {
-            Box::new(move |(): &()| filler.fill(Ok(task()))) as super::queue::Work<()>
-        };
+        let boxed =
+            |task: F| Box::new(move |(): &()| filler.fill(Ok(task()))) as super::queue::Work<()>;
         let id = self.0.push(task, boxed).map_err(|(_, task)| task)?;
         let queue = Arc::clone(&self.0);
         Ok(Completion::new(slot, queue, id, Arc::new(OnceLock::new())))

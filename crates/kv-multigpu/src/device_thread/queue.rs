@@ -38,12 +38,8 @@ struct State<C> {
 impl<C> Queue<C> {
     /// An empty queue with room for `tasks_max` tasks, and for one at least.
     pub(crate) fn new(tasks_max: usize) -> Self {
-        let state = State {
-            tasks: VecDeque::new(),
-            next_id: 0,
-            is_closed: false,
-            is_finished: false,
-        };
+        let state =
+            State { tasks: VecDeque::new(), next_id: 0, is_closed: false, is_finished: false };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),

@@ -275,9 +275,8 @@ pub(crate) fn enable_peers(devices: &[Device]) -> Result<(), Failure> {
     for device in devices {
         for peer in devices.iter().filter(|peer| *peer != device) {
             // SAFETY: both contexts live as long as the devices.
-            let enable = |driver: &dyn Driver| unsafe {
-                driver.ctx_enable_peer_access(peer.context())
-            };
+            let enable =
+                |driver: &dyn Driver| unsafe { driver.ctx_enable_peer_access(peer.context()) };
             match device.run(enable) {
                 Ok(()) => {}
                 Err(DeviceError::Driver(DriverError { code, .. }))
