@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy,
-    ShareableHandle, ShareableKind, ShareableRef,
+    HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute,
+    PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -86,6 +86,8 @@ macro_rules! counted_all { () => { counted! {
         device_get_info(device: i32) -> DeviceInfo = "cuDeviceGetName";
         device_get_attribute(device: i32, attribute: DeviceAttribute) -> i32 = "cuDeviceGetAttribute";
         device_can_access_peer(device: i32, peer: i32) -> bool = "cuDeviceCanAccessPeer";
+        device_get_p2p_attribute(attribute: PeerAttribute, device: i32, peer: i32) -> i32
+            = "cuDeviceGetP2PAttribute";
         device_primary_ctx_retain(device: i32) -> u64 = "cuDevicePrimaryCtxRetain";
         ctx_get_current() -> u64 = "cuCtxGetCurrent";
         ctx_get_device() -> i32 = "cuCtxGetDevice";

@@ -40,6 +40,16 @@ impl DeviceAttribute {
     pub const MAX_GRID_DIM_Y: Self = Self(6);
     /// Most blocks of a grid in z.
     pub const MAX_GRID_DIM_Z: Self = Self(7);
+    /// PCI bus of the device, within its domain.
+    pub const PCI_BUS_ID: Self = Self(33);
+    /// PCI device (slot) on its bus.
+    pub const PCI_DEVICE_ID: Self = Self(34);
+    /// Clock of the device's memory, in kHz.
+    pub const MEMORY_CLOCK_RATE: Self = Self(36);
+    /// Width of the bus to the device's memory, in bits.
+    pub const GLOBAL_MEMORY_BUS_WIDTH: Self = Self(37);
+    /// PCI domain.
+    pub const PCI_DOMAIN_ID: Self = Self(50);
     /// Number of multiprocessors.
     pub const MULTIPROCESSOR_COUNT: Self = Self(16);
     /// Major number of the compute capability.
@@ -61,6 +71,19 @@ impl DeviceAttribute {
     pub const HANDLE_TYPE_FABRIC_SUPPORTED: Self = Self(128);
     /// The host's memory node beside the device; -1 where the host has no nodes.
     pub const HOST_NUMA_ID: Self = Self(134);
+}
+
+/// An attribute of the way between two devices (`CUdevice_P2PAttribute`), by the driver's number.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct PeerAttribute(pub u32);
+
+impl PeerAttribute {
+    /// How the way ranks among all of the machine: 0 is the quickest.
+    pub const PERFORMANCE_RANK: Self = Self(1);
+    /// Whether the first device can map memory of the second.
+    pub const ACCESS_SUPPORTED: Self = Self(2);
+    /// Whether atomic operations over the way are done by the memory's own device.
+    pub const NATIVE_ATOMIC_SUPPORTED: Self = Self(3);
 }
 
 /// Which granularity to ask for.
@@ -210,6 +233,18 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Errors
     /// `INVALID_DEVICE`.
     fn device_can_access_peer(&self, device: i32, peer: i32) -> DriverResult<bool>;
+
+    /// `cuDeviceGetP2PAttribute`: an attribute of the way from `device` to `peer`.
+    ///
+    /// # Errors
+    /// `INVALID_DEVICE`, also for a device and itself; `INVALID_VALUE` for an attribute the driver does
+    /// not know.
+    fn device_get_p2p_attribute(
+        &self,
+        attribute: PeerAttribute,
+        device: i32,
+        peer: i32,
+    ) -> DriverResult<i32>;
 
     // --- Contexts ------------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ mod host_pages;
 mod launch;
 mod memory;
 mod module;
+mod peer;
 mod pin;
 mod reference;
 mod shareable;
@@ -107,7 +108,7 @@ pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, HostFunction, HostRegisterFlags, PeerCopy,
+    HostAllocFlags, HostFunction, HostRegisterFlags, PeerAttribute, PeerCopy,
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use host_pages::{

@@ -18,8 +18,10 @@ pub struct SimConfig {
     pub granularity: u64,
     /// Seed of the scheduler and of the pattern in fresh memory.
     pub seed: u64,
-    /// Whether every pair of devices can access each other's memory.
+    /// Whether devices can access each other's memory.
     pub peer_access: bool,
+    /// How many neighbouring devices can: 0 to 3 and 4 to 7 of eight, if it is 4. At least 1.
+    pub peer_group: u32,
     /// Whether the device knows which bytes of its memory were ever written, so that a kernel that
     /// reads others is found. Costs one bit for each byte of pages that are written in part.
     pub track_initialised: bool,
@@ -39,6 +41,7 @@ impl Default for SimConfig {
             granularity: 2 << 20,
             seed: 0,
             peer_access: true,
+            peer_group: DEVICES_MAX,
             track_initialised: true,
             profile: Profile::h100(),
             name: "Simulated H100".to_owned(),
@@ -47,9 +50,22 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
+    /// Whether `device` can access memory of `peer`, another device.
+    pub(crate) fn can_access(&self, device: u32, peer: u32) -> bool {
+        self.peer_access && self.group_of(device) == self.group_of(peer)
+    }
+
+    /// The group of neighbours that `device` is in.
+    pub(crate) fn group_of(&self, device: u32) -> u32 {
+        device / self.peer_group
+    }
+
     pub(crate) fn check(&self) -> Result<(), SimConfigError> {
         if !(1..=DEVICES_MAX).contains(&self.devices) {
             return Err(SimConfigError::Devices { devices: self.devices, most: DEVICES_MAX });
+        }
+        if self.peer_group == 0 {
+            return Err(SimConfigError::PeerGroup);
         }
         let sensible = (4 << 10)..=(1 << 30);
         if !self.granularity.is_power_of_two() || !sensible.contains(&self.granularity) {
@@ -74,6 +90,9 @@ pub enum SimConfigError {
         /// Most that there can be.
         most: u32,
     },
+    /// Groups of no devices.
+    #[error("devices in peer groups of none")]
+    PeerGroup,
     /// A page size that virtual memory cannot have.
     #[error("granularity {granularity} is not a power of two from 4 KiB to 1 GiB")]
     Granularity {

@@ -152,7 +152,7 @@ impl State {
 
     pub(crate) fn enable_peer(&mut self, peer_context: u64) -> Answer<()> {
         let (device, peer) = self.peer(peer_context)?;
-        if !self.config.peer_access || peer as usize == device {
+        if peer as usize == device || !self.config.can_access(device as u32, peer) {
             return Err(ErrorCode::PEER_ACCESS_UNSUPPORTED);
         }
         let peers = &mut self.devices[device].peers;

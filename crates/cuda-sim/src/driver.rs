@@ -5,7 +5,7 @@ use std::time::Duration;
 use cuda_driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
     ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
-    LaunchConfig, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
+    LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 use crate::SimDriver;
@@ -28,6 +28,10 @@ const COPY_ENGINES: i32 = 3;
 /// A simulated device is beside no memory node of the machine it runs on.
 const NO_NODE: i32 = -1;
 
+/// Memory of an H100 SXM: 3.35 TB/s at two transfers a clock.
+const MEMORY_CLOCK_KHZ: i32 = 2_619_000;
+const MEMORY_BUS_BITS: i32 = 5_120;
+
 impl SimDriver {
     /// Counts the call, fails it if that was ordered, and runs it under the machine's lock.
     fn call<T>(
@@ -41,6 +45,20 @@ impl SimDriver {
         state.after_call(call);
         answer.map_err(|code| DriverError::new(call, code))
     }
+}
+
+/// Where a device is: attributes that differ from device to device.
+fn place(device: u32, which: DeviceAttribute) -> Option<i32> {
+    match which {
+        DeviceAttribute::PCI_DOMAIN_ID | DeviceAttribute::PCI_DEVICE_ID => Some(0),
+        DeviceAttribute::PCI_BUS_ID => Some(pci_bus(device) as i32),
+        _ => None,
+    }
+}
+
+/// The PCI bus that a device is alone on.
+fn pci_bus(device: u32) -> u32 {
+    device + 1
 }
 
 fn attribute(attribute: DeviceAttribute) -> Option<i32> {
@@ -60,6 +78,8 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
         | DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
         DeviceAttribute::ASYNC_ENGINE_COUNT => COPY_ENGINES,
         DeviceAttribute::HOST_NUMA_ID => NO_NODE,
+        DeviceAttribute::MEMORY_CLOCK_RATE => MEMORY_CLOCK_KHZ,
+        DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH => MEMORY_BUS_BITS,
         _ => return None,
     })
 }
@@ -91,22 +111,45 @@ impl Driver for SimDriver {
                 name: state.config.name.clone(),
                 uuid,
                 total_bytes: state.config.device_bytes,
-                pci_bus_id: format!("0000:{:02x}:00.0", device + 1),
+                pci_bus_id: format!("0000:{:02x}:00.0", pci_bus(device)),
             })
         })
     }
 
     fn device_get_attribute(&self, device: i32, which: DeviceAttribute) -> DriverResult<i32> {
         self.call("cuDeviceGetAttribute", |state| {
-            state.device(device)?;
-            attribute(which).ok_or(ErrorCode::INVALID_VALUE)
+            let device = state.device(device)?;
+            place(device, which).or_else(|| attribute(which)).ok_or(ErrorCode::INVALID_VALUE)
         })
     }
 
     fn device_can_access_peer(&self, device: i32, peer: i32) -> DriverResult<bool> {
         self.call("cuDeviceCanAccessPeer", |state| {
             let (device, peer) = (state.device(device)?, state.device(peer)?);
-            Ok(device != peer && state.config.peer_access)
+            Ok(device != peer && state.config.can_access(device, peer))
+        })
+    }
+
+    fn device_get_p2p_attribute(
+        &self,
+        attribute: PeerAttribute,
+        device: i32,
+        peer: i32,
+    ) -> DriverResult<i32> {
+        self.call("cuDeviceGetP2PAttribute", |state| {
+            let (device, peer) = (state.device(device)?, state.device(peer)?);
+            if device == peer {
+                return Err(ErrorCode::INVALID_DEVICE);
+            }
+            let can_access = state.config.can_access(device, peer);
+            match attribute {
+                // Every way that there is ranks first, and the way through the host after it.
+                PeerAttribute::PERFORMANCE_RANK => Ok(i32::from(!can_access)),
+                PeerAttribute::ACCESS_SUPPORTED | PeerAttribute::NATIVE_ATOMIC_SUPPORTED => {
+                    Ok(i32::from(can_access))
+                }
+                _ => Err(ErrorCode::INVALID_VALUE),
+            }
         })
     }
 
@@ -367,8 +410,9 @@ impl Driver for SimDriver {
             let devices: Result<Vec<u32>, _> =
                 access.iter().map(|desc| state.device(desc.device)).collect();
             let devices = devices.map_err(|_| ErrorCode::INVALID_VALUE)?;
-            let peer_access = state.config.peer_access;
-            state.memory.virtual_memory.set_access(address, bytes, &devices, peer_access)?;
+            let State { memory, config, .. } = state;
+            let can_access = |device, peer| config.can_access(device, peer);
+            memory.virtual_memory.set_access(address, bytes, &devices, can_access)?;
             let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
             state.clock.sized(SizedCall::SetAccess(mappings), mapped);
             Ok(())

@@ -6,7 +6,8 @@ mod common;
 
 use common::*;
 use cuda_driver::{
-    AccessDesc, DeviceAttribute, Driver, DriverResult, ErrorCode, HostAllocFlags, PeerCopy,
+    AccessDesc, DeviceAttribute, Driver, DriverResult, ErrorCode, HostAllocFlags, PeerAttribute,
+    PeerCopy,
 };
 use cuda_sim::{FindingKind, SimConfig, SimConfigError, SimDriver};
 
@@ -201,4 +202,31 @@ fn a_mapping_is_a_peers_by_its_access_descriptors() {
     bind(&sim, 1);
     sim.mem_set_access(base, PAGE, &[AccessDesc { device: 1 }]).unwrap();
     assert_eq!(download(&sim, base, 4, 0).unwrap(), [4; 4]);
+}
+
+#[test]
+fn devices_reach_the_neighbours_of_their_group() {
+    let config = SimConfig { devices: 8, peer_group: 4, ..SimConfig::default() };
+    let sim = machine(config);
+    let contexts: Vec<_> =
+        (0..8).map(|device| sim.device_primary_ctx_retain(device).unwrap()).collect();
+    for (device, &context) in contexts.iter().enumerate() {
+        // SAFETY: a live context.
+        unsafe { sim.ctx_set_current(context) }.unwrap();
+        for (peer, &peer_context) in contexts.iter().enumerate().filter(|&(peer, _)| peer != device)
+        {
+            let near = device / 4 == peer / 4;
+            let (from, to) = (device as i32, peer as i32);
+            assert_eq!(sim.device_can_access_peer(from, to), Ok(near));
+            let of = |which| sim.device_get_p2p_attribute(which, from, to);
+            assert_eq!(of(PeerAttribute::ACCESS_SUPPORTED), Ok(i32::from(near)));
+            assert_eq!(of(PeerAttribute::PERFORMANCE_RANK), Ok(i32::from(!near)));
+            // SAFETY: a live context.
+            let enabled = unsafe { sim.ctx_enable_peer_access(peer_context) };
+            let code = enabled.map_err(|error| error.code);
+            assert_eq!(code, if near { Ok(()) } else { Err(ErrorCode::PEER_ACCESS_UNSUPPORTED) });
+        }
+    }
+    let refused = SimDriver::new(SimConfig { peer_group: 0, ..SimConfig::default() }).unwrap_err();
+    assert_eq!(refused, SimConfigError::PeerGroup);
 }

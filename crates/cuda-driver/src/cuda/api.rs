@@ -114,6 +114,12 @@ api! {
         device: CUdevice,
         peer: CUdevice,
     );
+    cuDeviceGetP2PAttribute = cuDeviceGetP2PAttribute(
+        value: *mut c_int,
+        attribute: sys::CUdevice_P2PAttribute => u32,
+        device: CUdevice,
+        peer: CUdevice,
+    );
     cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease_v2(device: CUdevice);
 

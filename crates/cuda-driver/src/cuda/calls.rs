@@ -18,7 +18,7 @@ use super::{CudaDriver, descriptors, jit, shareable};
 use crate::{
     AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
     ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
-    LaunchConfig, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
+    LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -84,6 +84,19 @@ impl Driver for CudaDriver {
         // SAFETY: `can_access` is live and of the type that the call writes.
         unsafe { self.api.cuDeviceCanAccessPeer(&mut can_access, device, peer) }?;
         Ok(can_access != 0)
+    }
+
+    fn device_get_p2p_attribute(
+        &self,
+        attribute: PeerAttribute,
+        device: i32,
+        peer: i32,
+    ) -> DriverResult<i32> {
+        let mut value = 0;
+        // SAFETY: `value` is live and of the type that the call writes; any number is allowed as
+        // an attribute, unknown ones are answered with an error.
+        unsafe { self.api.cuDeviceGetP2PAttribute(&mut value, attribute.0, device, peer) }?;
+        Ok(value)
     }
 
     // --- Contexts ------------------------------------------------------------------------------

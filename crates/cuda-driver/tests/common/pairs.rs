@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cuda_driver::{
-    AccessDesc, AddressRange, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event,
-    PeerCopy, PhysicalMemory, Stream,
+    AccessDesc, AddressRange, CopyError, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode,
+    Event, PeerAttribute, PeerCopy, PhysicalMemory, Stream,
 };
 
 use super::{Scenario, contents, open, pattern};
@@ -14,6 +14,7 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("handles_bind_their_own_device", handles_bind_their_own_device),
     ("peer_access_is_enabled_once", peer_access_is_enabled_once),
     ("peer_copies_carry_the_bytes", peer_copies_carry_the_bytes),
+    ("copies_go_between_devices_in_a_streams_order", copies_go_between_devices_in_a_streams_order),
     ("a_mapping_names_the_devices_that_see_it", a_mapping_names_the_devices_that_see_it),
 ];
 
@@ -89,6 +90,37 @@ fn peer_copies_carry_the_bytes(driver: &Arc<dyn Driver>) {
     let reader = Stream::new(&second).unwrap();
     reader.wait(&copied).unwrap();
     assert!(contents(&reader, &far) == data);
+}
+
+fn copies_go_between_devices_in_a_streams_order(driver: &Arc<dyn Driver>) {
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    assert_eq!(first.can_access(&second), Ok(true));
+    assert_eq!(first.peer_attribute(&second, PeerAttribute::ACCESS_SUPPORTED), Ok(1));
+    let [near, far] = [&first, &second].map(|device| DeviceBuffer::alloc(device, 4097).unwrap());
+    let data = pattern(4, 4097);
+    for access in [false, true] {
+        if access {
+            first.enable_access_to(&second).unwrap();
+            first.enable_access_to(&second).unwrap(); // a second time is no error
+        }
+        for on in [&first, &second] {
+            let stream = Stream::new(on).unwrap();
+            stream.upload(near.span(), &data).unwrap();
+            let cleared = Stream::new(&second).unwrap();
+            cleared.fill(far.span(), 0).unwrap();
+            cleared.synchronize().unwrap();
+            stream.copy_between((&second, far.span()), (&first, near.span())).unwrap();
+            assert!(contents(&stream, &far) == data);
+        }
+    }
+    let stream = Stream::new(&first).unwrap();
+    let short = near.span().slice(0, 4096).unwrap();
+    let refused = stream.copy_between((&second, far.span()), (&first, short)).unwrap_err();
+    assert_eq!(refused, CopyError::Lengths { destination: 4097, source_bytes: 4096 });
+    let none = near.span().slice(7, 0).unwrap();
+    stream.copy_between((&second, none), (&first, none)).unwrap();
+    // SAFETY: access was enabled above, and nothing is under way.
+    first.run(|driver| unsafe { driver.ctx_disable_peer_access(second.context()) }).unwrap();
 }
 
 fn a_mapping_names_the_devices_that_see_it(driver: &Arc<dyn Driver>) {

@@ -324,7 +324,7 @@ impl VirtualMemory {
         address: u64,
         bytes: u64,
         devices: &[u32],
-        peer_access: bool,
+        can_access: impl Fn(u32, u32) -> bool,
     ) -> Result<(), ErrorCode> {
         let holding = self.holding(address, bytes)?;
         let reservation = &self.reservations[holding];
@@ -334,7 +334,9 @@ impl VirtualMemory {
             let (length, index) = reservation.mappings[&start];
             mapped += length;
             let owner = self.physical[index as usize].as_ref().map(|physical| physical.device);
-            let in_reach = |device: &u32| peer_access || Some(*device) == owner;
+            let in_reach = |device: &u32| {
+                owner.is_none_or(|owner| owner == *device || can_access(*device, owner))
+            };
             if !devices.iter().all(in_reach) {
                 return Err(ErrorCode::INVALID_VALUE);
             }

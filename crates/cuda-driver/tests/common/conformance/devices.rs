@@ -1,6 +1,6 @@
 //! What is asked of a device before there is a context.
 
-use cuda_driver::{AllocationProp, DeviceAttribute, ErrorCode, Granularity};
+use cuda_driver::{AllocationProp, DeviceAttribute, ErrorCode, Granularity, PeerAttribute};
 
 use super::{Case, Needs, Subject, cases, refused};
 
@@ -22,6 +22,11 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     a_device_is_not_its_own_peer,
     peer_access_of_an_unknown_device_is_refused,
     peer_access_to_an_unknown_device_is_refused,
+    a_device_has_no_way_to_itself,
+    the_way_from_or_to_an_unknown_device_is_refused,
+    the_bus_id_is_spelt_from_its_parts,
+    memory_has_a_clock_and_a_width,
+    the_nearest_node_is_a_number_or_none,
     granularity_does_not_ask_for_a_device,
     a_context_of_an_unknown_device_is_refused,
     release_of_an_unknown_device_is_refused,
@@ -118,6 +123,40 @@ fn peer_access_to_an_unknown_device_is_refused(on: &Subject) {
     for device in NONE {
         refused(on.driver.device_can_access_peer(0, device), ErrorCode::INVALID_DEVICE);
     }
+}
+
+fn a_device_has_no_way_to_itself(on: &Subject) {
+    let answer = on.driver.device_get_p2p_attribute(PeerAttribute::ACCESS_SUPPORTED, 0, 0);
+    refused(answer, ErrorCode::INVALID_DEVICE);
+}
+
+fn the_way_from_or_to_an_unknown_device_is_refused(on: &Subject) {
+    for device in NONE {
+        for (from, to) in [(device, 0), (0, device)] {
+            let which = PeerAttribute::PERFORMANCE_RANK;
+            refused(on.driver.device_get_p2p_attribute(which, from, to), ErrorCode::INVALID_DEVICE);
+        }
+    }
+}
+
+fn the_bus_id_is_spelt_from_its_parts(on: &Subject) {
+    let parts = [
+        DeviceAttribute::PCI_DOMAIN_ID,
+        DeviceAttribute::PCI_BUS_ID,
+        DeviceAttribute::PCI_DEVICE_ID,
+    ];
+    let [domain, bus, slot] = parts.map(|which| attribute(on, which));
+    let spelt = format!("{domain:04x}:{bus:02x}:{slot:02x}.0");
+    assert_eq!(on.driver.device_get_info(0).unwrap().pci_bus_id.to_lowercase(), spelt);
+}
+
+fn memory_has_a_clock_and_a_width(on: &Subject) {
+    assert!(attribute(on, DeviceAttribute::MEMORY_CLOCK_RATE) > 0);
+    assert!(attribute(on, DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH) > 0);
+}
+
+fn the_nearest_node_is_a_number_or_none(on: &Subject) {
+    assert!(attribute(on, DeviceAttribute::HOST_NUMA_ID) >= -1);
 }
 
 fn granularity_does_not_ask_for_a_device(on: &Subject) {

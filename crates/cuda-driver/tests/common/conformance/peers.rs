@@ -1,6 +1,8 @@
 //! Two devices: whose objects work where, and peer access.
 
-use cuda_driver::{AccessDesc, AllocationProp, ErrorCode, KernelArgs, LaunchConfig, PeerCopy};
+use cuda_driver::{
+    AccessDesc, AllocationProp, ErrorCode, KernelArgs, LaunchConfig, PeerAttribute, PeerCopy,
+};
 
 use super::bound::Bound;
 use super::{Case, Needs, Subject, cases, refused};
@@ -11,6 +13,8 @@ pub(crate) const CASES: &[Case] = cases![Needs::Pair;
     threads_hold_different_devices,
     each_device_has_its_own_memory,
     peers_can_reach_each_other,
+    the_way_between_peers_is_described,
+    an_unknown_attribute_of_a_way_is_refused,
     peer_access_is_not_enabled_twice,
     peer_access_is_not_disabled_unasked,
     peer_access_is_not_disabled_twice,
@@ -102,6 +106,22 @@ fn each_device_has_its_own_memory(on: &Subject) {
 fn peers_can_reach_each_other(on: &Subject) {
     assert_eq!(on.driver.device_can_access_peer(0, 1), Ok(true));
     assert_eq!(on.driver.device_can_access_peer(1, 0), Ok(true));
+}
+
+fn the_way_between_peers_is_described(on: &Subject) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let of = |which| on.driver.device_get_p2p_attribute(which, from, to).unwrap();
+        assert_eq!(of(PeerAttribute::ACCESS_SUPPORTED), 1);
+        assert!(of(PeerAttribute::PERFORMANCE_RANK) >= 0);
+        assert!((0..=1).contains(&of(PeerAttribute::NATIVE_ATOMIC_SUPPORTED)));
+    }
+}
+
+fn an_unknown_attribute_of_a_way_is_refused(on: &Subject) {
+    for which in [0, 0x00FF_FFFF] {
+        let answer = on.driver.device_get_p2p_attribute(PeerAttribute(which), 0, 1);
+        refused(answer, ErrorCode::INVALID_VALUE);
+    }
 }
 
 fn peer_access_is_not_enabled_twice(on: &Subject) {
