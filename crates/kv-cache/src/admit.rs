@@ -1,24 +1,82 @@
-//! Admission: a request's cached prefix is found and pinned, the rest allocated.
+//! Admission: the cached prefixes of requests are found and pinned, the rest allocated.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
+use std::sync::Arc;
 
-use cuda_vmm::MemoryLimit;
 use kv_pool::{
-    BlockAt, BlockHash, BlockPin, ClaimedBlock, ClaimedBlocks, Naming, Offload, Onboarded,
-    PinnedBlocks, Registration, Tier,
+    Admit, Admitted, BlockHash, BlockId, BlockPin, ClaimedBlock, ClaimedBlocks, Naming,
+    Registration, TenantId, Tier,
 };
 use kv_stage::TableError;
 
+use crate::copies::Arrival;
+use crate::rows::RowLease;
 use crate::sequence::{Held, Sequence};
-use crate::{AdmitError, KvCache, SealError, SlotError};
+use crate::{AdmitError, KvCache, Request, SealError, SlotError};
+
+/// A block in host memory that sequences of a batch have found, and where it may go.
+#[derive(Debug)]
+struct Far {
+    pin: BlockPin,
+    first: Target,
+    others: Vec<Target>,
+}
+
+/// Where a block from host memory may go, and whose it is then.
+#[derive(Debug)]
+struct Target {
+    /// The sequence, and the place in it.
+    place: (usize, usize),
+    block: ClaimedBlock,
+}
+
+/// A sequence's blocks, some of which are on their way.
+type Places = Vec<Option<Held>>;
+
+/// All that a batch found in host memory, each block once.
+#[derive(Debug, Default)]
+struct Fars {
+    list: Vec<Far>,
+    by_block: HashMap<BlockId, usize>,
+}
+
+impl Fars {
+    fn add(&mut self, pin: BlockPin, target: Target) {
+        match self.by_block.entry(pin.block()) {
+            Entry::Occupied(known) => self.list[*known.get()].others.push(target),
+            Entry::Vacant(new) => {
+                new.insert(self.list.len());
+                self.list.push(Far { pin, first: target, others: Vec::new() });
+            }
+        }
+    }
+}
 
 impl KvCache {
-    /// Admits a request: finds and pins its cached prefix, brings what of it lies in host memory
-    /// back, and allocates blocks for the rest of the prompt.
+    /// Admits one request of nobody in particular; see [`admit_batch`](KvCache::admit_batch).
     ///
-    /// `hashes` names the prompt's full blocks, from the first on, as far as others may share them.
-    /// At least the last token is left to be computed, whatever is cached, for its output is what
-    /// the request is after.
+    /// # Ordering
+    /// As for [`admit_batch`](KvCache::admit_batch).
+    ///
+    /// # Errors
+    /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps.
+    pub fn admit(&mut self, tokens: u64, hashes: &[BlockHash]) -> Result<Sequence, AdmitError> {
+        let mut sequences = self.admit_batch(&[Request::new(tokens, hashes)])?;
+        // One request makes one sequence.
+        sequences.pop().ok_or(AdmitError::NoTokens)
+    }
+
+    /// Admits requests, all or none: finds and pins the cached prefixes of all of them, then allocates
+    /// blocks for the rest of their prompts, in one step of the pool, so that no request takes what
+    /// another one has found. What of the prefixes lies in host memory is brought back, once for all
+    /// that share it.
+    ///
+    /// At least the last token of each is left to be computed, whatever is cached, for its output is
+    /// what the request is after. A prefix that is not cached yet is computed by each request of the
+    /// batch that has it. Space is asked for as if each request brought its blocks back by itself, which
+    /// each must if somebody else is reading them in host memory.
     ///
     /// Empty blocks are taken first; if there are too few, more memory is mapped, which
     /// [`Growth::Ahead`](crate::Growth::Ahead) has done already in the steady state; if there is none,
@@ -26,68 +84,136 @@ impl KvCache {
     ///
     /// # Ordering
     /// Waits for nothing. What this call copies is waited for by the next [`stage`](KvCache::stage):
-    /// enqueue no work that reads or writes the new sequence before it.
+    /// enqueue no work that reads or writes the new sequences before it.
     ///
     /// # Errors
-    /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps.
-    pub fn admit(&mut self, tokens: u64, hashes: &[BlockHash]) -> Result<Sequence, AdmitError> {
-        let blocks = self.check_length(tokens)?;
+    /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps. A batch
+    /// for which there is no space or no row may be too large as a whole: ask for fewer.
+    pub fn admit_batch(&mut self, requests: &[Request<'_>]) -> Result<Vec<Sequence>, AdmitError> {
+        let batch =
+            requests.iter().map(|request| self.check(request)).collect::<Result<Vec<_>, _>>()?;
+        let rows = self.options.sequences_max;
+        let lease = |_| self.rows.lease().ok_or(AdmitError::NoRow { rows });
+        let rows = requests.iter().map(lease).collect::<Result<Vec<_>, _>>()?;
+        for row in &rows {
+            self.table.clear_row(row.row())?;
+        }
+        let mut admitted = self.admit_to_pool(&batch)?;
+        // Whatever fails from here on, dropping gives all of it back, tails first.
+        for admitted in &mut admitted {
+            self.offload_from(&mut admitted.claimed)?;
+        }
+        let mut sequences = Vec::with_capacity(requests.len());
+        for (request, row) in requests.iter().zip(rows) {
+            sequences.push(self.empty_sequence(request, row));
+        }
+        self.hold(&mut sequences, admitted)?;
+        for sequence in &sequences {
+            self.write_row(sequence, 0)?;
+        }
+        Ok(sequences)
+    }
+
+    /// What the pool is asked for, if such a request is possible at all.
+    fn check<'a>(&self, request: &Request<'a>) -> Result<Admit<'a>, AdmitError> {
+        let &Request { tokens, hashes, tenant, .. } = request;
+        let blocks = self.check_length(tokens)? as usize;
         let block_tokens = u64::from(self.options.shape.block_tokens());
         let full_blocks = (tokens / block_tokens) as usize;
         if hashes.len() > full_blocks {
             return Err(AdmitError::TooManyHashes { hashes: hashes.len(), full_blocks });
         }
-        let rows = self.options.sequences_max;
-        let row = self.rows.lease().ok_or(AdmitError::NoRow { rows })?;
-        self.table.clear_row(row.row())?;
         let findable = hashes.len().min(((tokens - 1) / block_tokens) as usize);
-        let pins = self.pool.match_prefix(&hashes[..findable]);
-        // From here on the sequence releases what it holds, tail first, whatever goes wrong.
-        let mut sequence = Sequence {
-            pool: self.pool.clone(),
-            row,
-            blocks: Vec::with_capacity(blocks as usize),
-            tokens,
-            cached_tokens: pins.len() as u64 * block_tokens,
-            onboarded_blocks: 0,
-            sealed: pins.len(),
-        };
-        let far = |at: &&BlockAt| at.location.tier != Tier::Primary;
-        let in_host = pins.as_slice().iter().filter(far).count();
-        // On failure the pins are released, tail first.
-        let claimed = self.claim(blocks as usize - pins.len() + in_host)?;
-        self.hold(&mut sequence, pins, claimed)?;
-        self.write_row(&sequence, 0)?;
-        Ok(sequence)
+        Ok(Admit { prefix: &hashes[..findable], partial: &[], blocks, tenant })
     }
 
-    /// Gives a new sequence its blocks: the pinned prefix, with what lies in host memory brought back
-    /// to the first claimed blocks, and the other claimed blocks.
+    fn empty_sequence(&self, request: &Request<'_>, row: RowLease) -> Sequence {
+        Sequence {
+            pool: self.pool.clone(),
+            row,
+            blocks: Vec::with_capacity(self.blocks_for(request.tokens) as usize),
+            tokens: request.tokens,
+            prompt_tokens: request.tokens,
+            cached_tokens: 0,
+            onboarded_blocks: 0,
+            sealed: 0,
+            tenant: request.tenant,
+            retention: request.retention.map(Arc::clone),
+        }
+    }
+
+    /// Has the pool admit a batch, with as much memory under its blocks as there can be.
+    fn admit_to_pool(&mut self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, AdmitError> {
+        self.grow_if_short(|pool| pool.blocks_to_claim(batch))?;
+        let admitted = match self.pool.admit(batch) {
+            Err(error) if self.grow_beside_kept(&error)? => self.pool.admit(batch),
+            admitted => admitted,
+        };
+        admitted.map_err(AdmitError::NoSpace)
+    }
+
+    /// Gives new sequences their blocks: the pinned prefixes, with what lies in host memory brought
+    /// back to the first claimed blocks, and the other claimed blocks.
     fn hold(
         &mut self,
-        sequence: &mut Sequence,
-        pins: PinnedBlocks,
-        claimed: ClaimedBlocks,
+        sequences: &mut [Sequence],
+        admitted: Vec<Admitted>,
     ) -> Result<(), AdmitError> {
-        let (mut pins, mut claimed) = (pins.into_iter(), claimed.into_iter());
-        while let Some(pin) = pins.next() {
-            let held = match pin.location().tier {
-                Tier::Primary => Ok(Held::Shared(pin)),
-                _ => {
-                    let Some(target) = claimed.next() else { break };
-                    sequence.onboarded_blocks += 1;
-                    self.onboard(pin, target)
+        let block_tokens = u64::from(self.options.shape.block_tokens());
+        let mut places: Vec<Places> = Vec::with_capacity(sequences.len());
+        let mut fars = Fars::default();
+        for (number, (sequence, admitted)) in sequences.iter_mut().zip(admitted).enumerate() {
+            let Admitted { prefix, claimed, .. } = admitted;
+            sequence.cached_tokens = prefix.len() as u64 * block_tokens;
+            sequence.sealed = prefix.len();
+            let mut claimed = claimed.into_iter();
+            let mut own: Places = Vec::with_capacity(prefix.len() + claimed.len());
+            for pin in prefix {
+                if pin.location().tier == Tier::Primary {
+                    own.push(Some(Held::Shared(pin)));
+                    continue;
                 }
-            };
-            match held {
-                Ok(held) => sequence.blocks.push(held),
-                Err(error) => {
-                    self.pool.release(pins.collect());
-                    return Err(error);
+                // The pool has claimed a block for each of these.
+                let Some(target) = claimed.next() else { break };
+                sequence.onboarded_blocks += 1;
+                fars.add(pin, Target { place: (number, own.len()), block: target });
+                own.push(None);
+            }
+            own.extend(claimed.map(|block| Some(Held::Own(block))));
+            places.push(own);
+        }
+        let onboarded = self.onboard_all(fars, &mut places);
+        // Also what a failure left: a sequence gives its blocks back in the right order.
+        for (sequence, places) in sequences.iter_mut().zip(places) {
+            sequence.blocks.extend(places.into_iter().flatten());
+        }
+        onboarded
+    }
+
+    /// Brings back what lies in host memory, and puts it where it belongs. Who shares a block shares
+    /// its way back, for each other's pins would keep it in host memory.
+    fn onboard_all(&mut self, fars: Fars, places: &mut [Places]) -> Result<(), AdmitError> {
+        for Far { pin, first, others } in fars.list {
+            let (mut put, (sequence, index)) = (Vec::new(), first.place);
+            match self.onboard(pin, first.block)? {
+                Arrival::Moved(pin) => {
+                    // The blocks that were claimed for the others are given back.
+                    let share = |other: Target| (other.place, Held::Shared(pin.clone()));
+                    put.extend(others.into_iter().map(share));
+                    places[sequence][index] = Some(Held::Shared(pin));
+                }
+                Arrival::Copied { copy, source } => {
+                    places[sequence][index] = Some(Held::Own(copy));
+                    for other in others {
+                        let arrival = self.onboard(source.clone(), other.block)?;
+                        put.push((other.place, arrival.into_held()));
+                    }
                 }
             }
+            for ((sequence, index), held) in put {
+                places[sequence][index] = Some(held);
+            }
         }
-        sequence.blocks.extend(claimed.map(Held::Own));
         Ok(())
     }
 
@@ -108,7 +234,7 @@ impl KvCache {
         let blocks = self.check_length(tokens)? as usize;
         let have = sequence.blocks.len();
         if blocks > have {
-            let claimed = self.claim(blocks - have)?;
+            let claimed = self.claim(sequence.tenant, blocks - have)?;
             sequence.blocks.extend(claimed.into_iter().map(Held::Own));
             self.write_row(sequence, have)?;
         }
@@ -132,15 +258,17 @@ impl KvCache {
         if !self.rows.owns(&sequence.row) {
             return Err(SealError::ForeignSequence);
         }
-        let full_blocks = (sequence.tokens / u64::from(self.options.shape.block_tokens())) as usize;
+        let block_tokens = u64::from(self.options.shape.block_tokens());
+        let full_blocks = (sequence.tokens / block_tokens) as usize;
         if hashes.len() > full_blocks {
             return Err(SealError::TooManyHashes { hashes: hashes.len(), full_blocks });
         }
         let first = sequence.sealed;
         for (index, &hash) in hashes.iter().enumerate().skip(first) {
-            let before = index.checked_sub(1).map(|before| hashes[before]);
+            let parent = index.checked_sub(1).map(|before| hashes[before]);
+            let naming = Naming { parent, retention: sequence.retention_of(index, block_tokens) };
             sequence.replace(index, |held| match held {
-                Held::Own(block) => sealed(block, hash, before),
+                Held::Own(block) => sealed(block, hash, naming),
                 shared => shared,
             });
             sequence.sealed = index + 1;
@@ -200,120 +328,23 @@ impl KvCache {
     }
 
     /// Claims blocks and moves what is evicted from them to host memory.
-    fn claim(&mut self, count: usize) -> Result<ClaimedBlocks, AdmitError> {
-        self.grow_for(count)?;
-        let mut claimed = self.pool.claim(count).map_err(AdmitError::NoSpace)?;
-        while let Some(offload) = claimed.take_offload() {
-            self.offload(offload)?;
-        }
+    fn claim(&mut self, tenant: TenantId, count: usize) -> Result<ClaimedBlocks, AdmitError> {
+        self.grow_if_short(|_| count)?;
+        let claimed = match self.pool.claim_for(tenant, count) {
+            Err(error) if self.grow_beside_kept(&error)? => self.pool.claim_for(tenant, count),
+            claimed => claimed,
+        };
+        let mut claimed = claimed.map_err(AdmitError::NoSpace)?;
+        self.offload_from(&mut claimed)?;
         Ok(claimed)
     }
 
-    /// Sees to it that `count` blocks are empty, as far as there is memory. Makes a driver call only
-    /// if too few are ready.
-    fn grow_for(&mut self, count: usize) -> Result<(), AdmitError> {
-        self.take_mapped();
-        self.heed_limit();
-        let ready = self.stats.ready_blocks;
-        let used = ready.saturating_sub(self.pool.empty() as u64) + count as u64;
-        let most = if self.memory_exhausted { ready } else { self.options.device_blocks.into() };
-        let wanted = used.min(most);
-        for part in &self.parts {
-            part.demand(wanted)?;
-        }
-        if wanted <= ready {
-            return Ok(());
-        }
-        self.stats.growth_stalls += 1;
-        // Before the attempt: a move that comes during it is heeded next time.
-        self.limit_revision = self.limit_revision();
-        let mut reachable = wanted;
-        for part in &self.parts {
-            let ready = part.grow_towards(reachable)?;
-            if ready < reachable {
-                self.memory_exhausted = true;
-                reachable = ready;
-            }
-        }
-        self.take_mapped();
-        if self.memory_exhausted {
-            for part in &self.parts {
-                part.stop_growing();
-                part.demand(self.stats.ready_blocks)?;
-            }
+    /// Moves what was evicted from claimed blocks to host memory.
+    fn offload_from(&mut self, claimed: &mut ClaimedBlocks) -> Result<(), AdmitError> {
+        while let Some(offload) = claimed.take_offload() {
+            self.offload(offload)?;
         }
         Ok(())
-    }
-
-    /// Lets a cache that had run out of memory grow again when the limit was moved since.
-    fn heed_limit(&mut self) {
-        if self.memory_exhausted && !self.is_exhausted() {
-            self.memory_exhausted = false;
-            for part in &self.parts {
-                part.resume_growing(&self.options.growth);
-            }
-        }
-    }
-
-    /// Whether memory ran out, under the limit that there still is.
-    fn is_exhausted(&self) -> bool {
-        self.memory_exhausted && self.limit_revision() == self.limit_revision
-    }
-
-    fn limit_revision(&self) -> u64 {
-        self.options.memory.limit.as_ref().map_or(0, MemoryLimit::revision)
-    }
-
-    /// Tells the pool of blocks that have memory by now. Pages hold whole numbers of blocks on no two
-    /// devices alike: what all have counts.
-    fn take_mapped(&mut self) {
-        let mapped = self.mapped_blocks();
-        if mapped <= self.stats.ready_blocks {
-            return;
-        }
-        match self.pool.add_primary_slots(mapped) {
-            Ok(_) => self.stats.ready_blocks = mapped,
-            Err(error) => tracing::error!(%error, "the pool has fewer slots than there is memory"),
-        }
-    }
-
-    /// Enqueues the copy of evicted content to host memory.
-    fn offload(&mut self, offload: Offload) -> Result<(), AdmitError> {
-        self.expect_copies();
-        for part in &self.parts {
-            part.offload(offload.from().index(), offload.to().index())?;
-        }
-        self.stats.offloaded_blocks += 1;
-        self.stats.copied_bytes += self.options.shape.block_bytes();
-        // Every later use of the host slot is a copy on the same streams.
-        offload.commit();
-        Ok(())
-    }
-
-    /// Enqueues the copy of content in host memory to a claimed block.
-    fn onboard(&mut self, pin: BlockPin, target: ClaimedBlock) -> Result<Held, AdmitError> {
-        let onboard = self
-            .pool
-            .begin_onboard(pin, target)
-            .map_err(|refused| AdmitError::Onboard(refused.reason))?;
-        self.expect_copies();
-        for part in &self.parts {
-            part.onboard(onboard.from().index(), onboard.to().index())?;
-        }
-        self.stats.onboarded_blocks += 1;
-        self.stats.copied_bytes += self.options.shape.block_bytes();
-        Ok(match onboard.commit() {
-            Onboarded::Moved(pin) => Held::Shared(pin),
-            // Somebody else reads the block in host memory. The copy there is in stream order before
-            // every later use of that slot, so the pin need not outlive this call.
-            Onboarded::Copied { copy, .. } => Held::Own(copy),
-        })
-    }
-
-    /// To be called before a copy is enqueued, so that also copies of which only some can be enqueued
-    /// are waited for.
-    fn expect_copies(&mut self) {
-        self.copies.get_or_insert_with(|| self.gate.lease());
     }
 
     /// Writes a sequence's row of the block table, from block `first` on.
@@ -326,8 +357,8 @@ impl KvCache {
 }
 
 /// Gives a block's content its name, or changes over to the block that has it.
-fn sealed(block: ClaimedBlock, hash: BlockHash, before: Option<BlockHash>) -> Held {
-    match block.register(hash, Naming { parent: before, ..Naming::default() }) {
+fn sealed(block: ClaimedBlock, hash: BlockHash, naming: Naming) -> Held {
+    match block.register(hash, naming) {
         Registration::New(pin) => Held::Shared(pin),
         Registration::Duplicate { existing, own } => match existing.location().tier {
             Tier::Primary => Held::Shared(existing),

@@ -6,13 +6,13 @@ use std::sync::{Arc, Weak};
 use cuda_driver::{Event, Stream};
 use cuda_vmm::{EpochGate, Lease};
 use kv_kernels::KvShape;
-use kv_pool::{BlockPool, Epoch, PoolConfig};
+use kv_pool::{BlockPool, Epoch, PoolConfig, Tier};
 use kv_stage::BlockTable;
 
 use crate::part::Part;
 use crate::rows::RowPool;
 use crate::step::InFlight;
-use crate::{BuildError, KvCacheOptions};
+use crate::{BuildError, KvCacheOptions, PoolRules};
 
 /// Bytes and blocks that a cache has moved and mapped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -109,12 +109,7 @@ impl KvCache {
             .zip(compute)
             .map(|(layers, stream)| Part::new(stream, layers, &options, &gate))
             .collect::<Result<Vec<_>, _>>()?;
-        let pool = BlockPool::new(&PoolConfig {
-            primary_blocks: u64::from(options.device_blocks),
-            primary_ready: 0,
-            secondary_blocks: u64::from(options.host_blocks),
-            ..PoolConfig::default()
-        })?;
+        let pool = pool(&options)?;
         let rows = options.sequences_max as usize;
         let table = BlockTable::new(rows, options.blocks_per_sequence_max as usize)?;
         Ok(Self {
@@ -181,6 +176,28 @@ impl KvCache {
     pub(crate) fn blocks_for(&self, tokens: u64) -> u64 {
         tokens.div_ceil(u64::from(self.options.shape.block_tokens()))
     }
+}
+
+/// The pool that `options` ask for. None of its device blocks has memory yet.
+fn pool(options: &KvCacheOptions) -> Result<BlockPool, BuildError> {
+    let (primary_blocks, secondary_blocks) =
+        (u64::from(options.device_blocks), u64::from(options.host_blocks));
+    let config =
+        PoolConfig { primary_blocks, primary_ready: 0, secondary_blocks, ..PoolConfig::default() };
+    let mut builder = BlockPool::builder(&config);
+    let PoolRules { eviction, host_eviction, events, clock } = &options.pool;
+    if let Some(clock) = clock {
+        builder = builder.clock(Arc::clone(clock));
+    }
+    if let Some(events) = *events {
+        builder = builder.events(events);
+    }
+    for (tier, eviction) in [(Tier::Primary, eviction), (Tier::Secondary, host_eviction)] {
+        if let Some(policy) = eviction.make(primary_blocks + secondary_blocks)? {
+            builder = builder.policy(tier, policy);
+        }
+    }
+    Ok(builder.build()?)
 }
 
 /// Contiguous runs of layers, the first ones longer by one if they don't divide evenly.

@@ -3,7 +3,8 @@
 use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::{AheadError, GrowError};
 use kv_kernels::{PagedKvError, ShapeError};
-use kv_pool::{ClaimError, ConfigError, OnboardError};
+use kv_pool::policy::PolicyError;
+use kv_pool::{ClaimError, ConfigError, OnboardError, TenantError};
 use kv_stage::{AcquireError, PartError, StagingError, StepError as StageStepError, TableError};
 
 use crate::OptionsError;
@@ -21,6 +22,9 @@ pub enum BuildError {
     /// The pool refused its size.
     #[error("the block pool is not possible")]
     Pool(#[from] ConfigError),
+    /// An eviction policy could not be made.
+    #[error("an eviction policy could not be made")]
+    Policy(#[from] PolicyError),
     /// No addresses could be reserved.
     #[error("the device memory could not be reserved")]
     Memory(#[from] cuda_vmm::PoolError),
@@ -83,8 +87,8 @@ pub enum AdmitError {
         /// Rows of the table.
         rows: u32,
     },
-    /// Not enough blocks are free: an expected outcome. Try again when sequences were released and
-    /// steps completed.
+    /// Not enough blocks are free, or the tenant may not hold so many: an expected outcome. Try again
+    /// when sequences were released and steps completed.
     #[error("not enough free blocks")]
     NoSpace(#[source] ClaimError),
     /// The sequence belongs to another cache.
@@ -111,8 +115,50 @@ impl AdmitError {
     /// Whether the same call may succeed when other sequences were released and steps completed.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::NoRow { .. } | Self::NoSpace(_))
+        match self {
+            Self::NoRow { .. } => true,
+            Self::NoSpace(ClaimError::Tenant(error)) => match *error {
+                TenantError::HeldMax { requested, held_max, .. } => requested <= held_max,
+                TenantError::KeptForOthers { .. } => true,
+                _ => false,
+            },
+            Self::NoSpace(_) => true,
+            _ => false,
+        }
     }
+}
+
+/// Why memory was not mapped under device blocks.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DemandError {
+    /// The driver refused, for another reason than that there is no memory left.
+    #[error("the device memory could not grow")]
+    Grow(#[from] GrowError),
+    /// The worker that maps memory ahead of need has ended, by a panic or with the device.
+    #[error("device memory is not mapped ahead of need any more")]
+    Ahead(#[from] AheadError),
+}
+
+impl From<DemandError> for AdmitError {
+    fn from(error: DemandError) -> Self {
+        match error {
+            DemandError::Grow(error) => error.into(),
+            DemandError::Ahead(error) => error.into(),
+        }
+    }
+}
+
+/// Why a tenant was not given a quota.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuotaError {
+    /// There is no such tenant, or more would be kept than there is.
+    #[error("the quota cannot be kept")]
+    Tenant(#[from] TenantError),
+    /// The memory under what is to be kept could not be mapped.
+    #[error("the blocks to be kept got no memory")]
+    Memory(#[from] DemandError),
 }
 
 /// Why blocks were not made findable. The blocks before the refused one were.

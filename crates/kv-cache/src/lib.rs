@@ -5,7 +5,7 @@
 //! an overlap scheduler uses it like this:
 //!
 //! 1. [`KvCache::begin_step`] waits until the device is at most `overlap_depth` steps behind.
-//! 2. [`KvCache::admit`] new requests, [`KvCache::extend`] running ones.
+//! 2. [`KvCache::admit_batch`] of new requests, [`KvCache::extend`] running ones.
 //! 3. [`KvCache::stage`] sends the block tables, and the engine's own small arrays, to the devices.
 //! 4. The engine enqueues its kernels on the compute streams of [`KvCache::parts`].
 //! 5. [`KvCache::seal`] lets others find the blocks that this step fills.
@@ -35,20 +35,27 @@
 mod admit;
 mod cache;
 mod close;
+mod copies;
 mod error;
+mod growth;
 mod host_tier;
 mod options;
 mod part;
+mod request;
 mod rows;
 mod sequence;
 mod step;
 mod steps;
+mod tenants;
 
 pub use cache::{CacheStats, KvCache};
 pub use cuda_vmm::{MemoryLimit, MemoryRules, SpawnError, Worker, WorkerOptions};
-pub use error::{AdmitError, BuildError, CloseError, SealError, SlotError, StepError};
-pub use options::{Growth, KvCacheOptions, OptionsError};
+pub use error::{
+    AdmitError, BuildError, CloseError, DemandError, QuotaError, SealError, SlotError, StepError,
+};
+pub use options::{Eviction, Growth, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
+pub use request::Request;
 pub use sequence::Sequence;
 pub use step::{OpenStep, StagedPart};
 

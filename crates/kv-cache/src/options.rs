@@ -1,7 +1,11 @@
 //! What a cache is built with, checked before anything is allocated.
 
+use std::sync::Arc;
+
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
+use kv_pool::Clock;
+use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 
 /// Most steps that the host may be ahead of the device.
 const OVERLAP_DEPTH_MAX: u32 = 1024;
@@ -30,6 +34,53 @@ pub struct KvCacheOptions {
     /// to keep free. What they leave without memory the cache does without, until the limit is moved:
     /// raised, it lets the cache grow on; lowered, it takes nothing that is mapped.
     pub memory: MemoryRules,
+    /// What the pool does beside handing out blocks: the order of eviction, a log of events, a clock.
+    pub pool: PoolRules,
+}
+
+/// What the pool of a cache does beside handing out blocks.
+#[derive(Clone, Debug, Default)]
+pub struct PoolRules {
+    /// Which cached block leaves the device when one must.
+    pub eviction: Eviction,
+    /// Which leaves host memory when there is no room for what leaves the device.
+    pub host_eviction: Eviction,
+    /// Keeps the latest events, so many, for [readers](kv_pool::BlockPool::events); `None` for none.
+    pub events: Option<usize>,
+    /// What ages and durations are measured by, read once a step; the system's clock if `None`.
+    pub clock: Option<Arc<dyn Clock>>,
+}
+
+/// The order in which cached blocks leave a tier.
+#[derive(Clone, Copy, Debug)]
+pub enum Eviction {
+    /// One of the policies of `kv-pool`. Whatever it is, priorities come first.
+    Kind(PolicyKind),
+    /// A policy of the caller's, made for so many blocks.
+    Custom(fn(u64) -> Result<Box<dyn EvictionPolicy>, PolicyError>),
+}
+
+impl Default for Eviction {
+    fn default() -> Self {
+        Self::Kind(PolicyKind::Lru)
+    }
+}
+
+impl From<PolicyKind> for Eviction {
+    fn from(kind: PolicyKind) -> Self {
+        Self::Kind(kind)
+    }
+}
+
+impl Eviction {
+    /// The policy, unless it is the order that a pool keeps without one.
+    pub(crate) fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, PolicyError> {
+        match self {
+            Self::Kind(PolicyKind::Lru) => Ok(None),
+            Self::Kind(kind) => kind.make(blocks).map(Some),
+            Self::Custom(make) => make(blocks).map(Some),
+        }
+    }
 }
 
 /// When memory is mapped under device blocks, and by whom.

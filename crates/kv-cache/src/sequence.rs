@@ -1,6 +1,8 @@
 //! A sequence: one request's blocks, in order, and its row of the block table.
 
-use kv_pool::{BlockPin, BlockPool, ClaimedBlock, SlotIndex};
+use std::sync::Arc;
+
+use kv_pool::{BlockPin, BlockPool, ClaimedBlock, Retention, RetentionPolicy, SlotIndex, TenantId};
 
 use crate::rows::RowLease;
 
@@ -16,10 +18,14 @@ pub struct Sequence {
     pub(crate) row: RowLease,
     pub(crate) blocks: Vec<Held>,
     pub(crate) tokens: u64,
+    /// Tokens that it was admitted with.
+    pub(crate) prompt_tokens: u64,
     pub(crate) cached_tokens: u64,
     pub(crate) onboarded_blocks: usize,
     /// Blocks from the first on that have been offered to the prefix index.
     pub(crate) sealed: usize,
+    pub(crate) tenant: TenantId,
+    pub(crate) retention: Option<Arc<RetentionPolicy>>,
 }
 
 /// How a sequence holds a block.
@@ -76,6 +82,22 @@ impl Sequence {
     #[must_use]
     pub fn row(&self) -> usize {
         self.row.row()
+    }
+
+    /// Whose blocks it holds.
+    #[must_use]
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    /// What block `index` is worth when nobody uses it any more.
+    pub(crate) fn retention_of(&self, index: usize, block_tokens: u64) -> Retention {
+        let Some(policy) = &self.retention else { return Retention::default() };
+        let first = index as u64 * block_tokens;
+        match first < self.prompt_tokens {
+            true => policy.at(first).unwrap_or_default(),
+            false => policy.decode(),
+        }
     }
 
     /// Puts `held` in the place of what `hold` took from block `index`.

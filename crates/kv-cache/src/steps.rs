@@ -29,6 +29,9 @@ impl KvCache {
             self.complete_oldest()?;
         }
         self.complete_if_idle();
+        // Ages are told apart by the step, and priorities whose time is over end with it.
+        self.pool.tick();
+        self.pool.refresh();
         let epoch = self.pool.begin_epoch();
         let life = Arc::new(());
         self.begun = Some(epoch);

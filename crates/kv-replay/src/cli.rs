@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use kv_pool::policy::PolicyKind;
 use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
 use kv_replay::policies::Half;
@@ -74,6 +75,9 @@ pub(crate) struct RunArgs {
     /// Most tokens, prompt and generated together, that one iteration writes.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens)]
     step_tokens: u32,
+    /// Which cached blocks leave the device, and host memory, when some must: lru, slru, s3fifo, arc or hit_density.
+    #[arg(long, value_name = "POLICY", default_value_t = RunConfig::default().policy)]
+    policy: PolicyKind,
     /// How much of what is read back to compare: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -106,6 +110,7 @@ impl RunArgs {
             host_blocks: self.host_blocks,
             max_batch: self.max_batch,
             step_tokens: self.step_tokens,
+            policy: self.policy,
             verify: self.verify,
             seed: self.seed,
         }

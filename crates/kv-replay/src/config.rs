@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
 use crate::shape::{Dtype, ModelShape, ShapeError};
@@ -99,6 +100,8 @@ pub struct RunConfig {
     pub max_batch: u32,
     /// Most tokens, prompt and generated together, that one iteration writes.
     pub step_tokens: u32,
+    /// Which cached blocks leave the device, and host memory, when some must.
+    pub policy: PolicyKind,
     /// How much of what is read back is compared.
     pub verify: Verify,
     /// Seed of every choice that the run makes.
@@ -115,6 +118,7 @@ impl Default for RunConfig {
             host_blocks: 32_768,
             max_batch: 32,
             step_tokens: 16_384,
+            policy: PolicyKind::Lru,
             verify: Verify::Full,
             seed: 0,
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceError, Driver, Unavailable};
 use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
 use kv_multigpu::{DeviceRegistry, RegistryError};
+use kv_pool::ManualClock;
 
 use crate::config::RunConfig;
 
@@ -212,6 +213,9 @@ pub struct OpenDevices {
     pub description: String,
     /// The simulated machine, if they are simulated.
     pub sim: Option<Arc<SimDriver>>,
+    /// What ages in the pool are measured by: a run moves it on with the arrivals of its trace, so that equal runs
+    /// evict alike.
+    pub clock: ManualClock,
 }
 
 /// Opens the devices of `spec`; simulated ones as `sim` says.
@@ -259,7 +263,7 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
         .map(|&ordinal| registry.device(ordinal))
         .collect::<Result<Vec<Device>, RegistryError>>()?;
     let description = format!("{spec} ({})", names(&devices));
-    Ok(OpenDevices { driver, devices, description, sim })
+    Ok(OpenDevices { driver, devices, description, sim, clock: ManualClock::new() })
 }
 
 /// The devices' names, those of equal neighbours once.

@@ -46,6 +46,10 @@ pub struct RunReport {
     pub generated_tokens: u64,
     /// Prompt tokens that were not written, because the cache held them.
     pub prefix_tokens_reused: u64,
+    /// Batches that requests were admitted in.
+    pub admissions: u64,
+    /// The most requests that were admitted in one batch.
+    pub most_admitted_at_once: u64,
     /// Times that a request was put back to make room for others.
     pub preemptions: u64,
     /// Blocks that were read back and compared.
@@ -78,6 +82,8 @@ pub struct RunReport {
     pub max_batch: u32,
     /// Most tokens that one iteration writes.
     pub step_tokens: u32,
+    /// Name of the order in which cached blocks left.
+    pub policy: &'static str,
     /// How much of what was read back was compared.
     pub verify: Verify,
     /// Seed of every choice that the run made.
@@ -147,6 +153,8 @@ impl RunReport {
             prompt_tokens: 0,
             generated_tokens: 0,
             prefix_tokens_reused: 0,
+            admissions: 0,
+            most_admitted_at_once: 0,
             preemptions: 0,
             verified_blocks: 0,
             corrupt_blocks: 0,
@@ -170,6 +178,7 @@ impl RunReport {
             peak_device_blocks: 0,
             max_batch: config.max_batch,
             step_tokens: config.step_tokens,
+            policy: config.policy.name(),
             verify: config.verify,
             seed: config.seed,
             setup_s: 0.0,
@@ -259,8 +268,9 @@ impl RunReport {
 
     fn moves_line(&self) -> String {
         format!(
-            "{} blocks evicted, {} offloaded, {} onboarded; {} transferred",
+            "{} blocks evicted by {}, {} offloaded, {} onboarded; {} transferred",
             grouped(self.blocks_evicted),
+            self.policy,
             grouped(self.blocks_offloaded),
             grouped(self.blocks_onboarded),
             bytes(self.bytes_transferred),
@@ -384,7 +394,7 @@ mod tests {
   tokens    0 prompt, of which 0 came from the cache; 0 generated
   lookups   1,234 blocks, 617 hit (50.0 %)
   memory    8,192 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
-  moves     0 blocks evicted, 0 offloaded, 0 onboarded; 1.5 GiB transferred
+  moves     0 blocks evicted by lru, 0 offloaded, 0 onboarded; 1.5 GiB transferred
   steps     0 iterations, 0 preemptions
   driver    152 calls: cuEventQuery 70, cuLaunchKernel 70, cuMemMap 9, a 2, …
   verified  1,234,567 blocks (full): every byte belongs to its request
@@ -434,6 +444,8 @@ mod tests {
             "blocks_onboarded",
             "bytes_transferred",
             "iterations",
+            "admissions",
+            "policy",
             "verified_blocks",
             "corrupt_blocks",
             "pinned_bytes_allocated_after_warmup",

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_sim::Profile;
+use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
@@ -148,6 +149,33 @@ fn a_run_follows_from_its_seed_and_a_sample_is_a_part_of_it() {
     assert!(sample.verified_blocks * 8 < one.verified_blocks, "{}", sample.verified_blocks);
     let none = replay(&RunConfig { verify: Verify::None, ..config }, &trace);
     assert_eq!((none.verified_blocks, none.iterations), (0, one.iterations));
+}
+
+#[test]
+fn every_policy_serves_every_request_and_equal_runs_evict_alike() {
+    let trace = generate(&GenerateOptions { requests: 60, seed: 3 }).unwrap();
+    let hits = PolicyKind::ALL.map(|policy| {
+        let config = RunConfig { policy, host_blocks: 1500, ..small(2600) };
+        let report = replay(&config, &trace);
+        assert_eq!(report.policy, policy.name());
+        assert!(report.blocks_evicted > 1000, "{policy}: {report:?}");
+        assert_eq!(untimed(report.clone()), untimed(replay(&config, &trace)));
+        report.block_hits
+    });
+    assert!(hits.iter().any(|&other| other != hits[0]), "the policies decide alike: {hits:?}");
+}
+
+#[test]
+fn what_the_budget_has_room_for_is_admitted_in_one_batch() {
+    let requests = (0..6).map(|n| request(600, 3, n * 10)).collect();
+    let report = replay(&small(256), &Trace { requests });
+    // 2,048 tokens: three prompts and the beginning of a fourth, and the others later.
+    assert_eq!(report.most_admitted_at_once, 4);
+    assert_eq!((report.admissions, report.block_lookups), (2, 6 * 9));
+    // Room for two of them at a time, so fewer are asked for until they fit.
+    let requests = (0..6).map(|n| request(600, 3, n * 10)).collect();
+    let report = replay(&small(22), &Trace { requests });
+    assert_eq!(report.most_admitted_at_once, 2);
 }
 
 #[test]

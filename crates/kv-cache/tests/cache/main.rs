@@ -12,5 +12,7 @@ mod growth;
 mod machine;
 mod order;
 mod overlap;
+mod policies;
 mod ptx;
 mod refusals;
+mod tenants;

@@ -4,16 +4,17 @@
 
 use std::collections::VecDeque;
 use std::error::Error;
+use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
-    AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep, Part, Sequence,
-    StagedPart,
+    AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep, Part,
+    PoolRules, Request, Sequence, StagedPart,
 };
 use kv_kernels::{
     ChecksumArgs, Direction, Expected, FillPattern, KvShape, KvShapeOptions, Transfer,
 };
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, RetentionPolicy, TenantId};
 use kv_stage::PartId;
 
 pub(crate) type Failure = Box<dyn Error>;
@@ -125,6 +126,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         // A key and a slot for each token.
         step_array_bytes: tokens_max * 16,
         memory: MemoryRules::default(),
+        pool: PoolRules::default(),
     }
 }
 
@@ -150,6 +152,35 @@ impl Engine {
         hashes: &[BlockHash],
     ) -> Result<Live, AdmitError> {
         let sequence = self.cache.admit(prompt.len(), hashes)?;
+        let computed = sequence.cached_tokens();
+        Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
+    }
+
+    /// Admits prompts in one batch.
+    pub(crate) fn admit_batch(&mut self, prompts: &[Prompt]) -> Result<Vec<Live>, AdmitError> {
+        let named: Vec<_> =
+            prompts.iter().map(|prompt| (prompt, prompt.hashes(self.block_tokens()))).collect();
+        let requests: Vec<_> =
+            named.iter().map(|(prompt, hashes)| Request::new(prompt.len(), hashes)).collect();
+        let sequences = self.cache.admit_batch(&requests)?;
+        assert_eq!(sequences.len(), prompts.len());
+        let live = |(sequence, prompt): (Sequence, &Prompt)| {
+            let computed = sequence.cached_tokens();
+            Live { sequence, prompt: prompt.clone(), computed, started: false }
+        };
+        Ok(sequences.into_iter().zip(prompts).map(live).collect())
+    }
+
+    /// Admits a request that says more than its prompt.
+    pub(crate) fn admit_as(
+        &mut self,
+        prompt: &Prompt,
+        tenant: TenantId,
+        retention: Option<&Arc<RetentionPolicy>>,
+    ) -> Result<Live, AdmitError> {
+        let hashes = prompt.hashes(self.block_tokens());
+        let request = Request { tenant, retention, ..Request::new(prompt.len(), &hashes) };
+        let sequence = self.cache.admit_batch(&[request])?.pop().unwrap();
         let computed = sequence.cached_tokens();
         Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
     }

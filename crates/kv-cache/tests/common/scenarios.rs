@@ -2,7 +2,7 @@
 //! a cache does with it. Lengths are counted in blocks, whatever a block is.
 
 use cuda_driver::Device;
-use kv_cache::{AdmitError, KvCacheOptions};
+use kv_cache::{AdmitError, KvCacheOptions, PoolRules};
 use kv_kernels::KvShape;
 use kv_pool::{BlockHash, Tier};
 
@@ -49,6 +49,10 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("a_pinned_host_block_is_copied", a_pinned_host_block_is_copied),
     ("content_pinned_on_the_host_is_not_read_there", content_pinned_on_the_host_is_not_read_there),
     ("space_comes_back_when_steps_complete", space_comes_back_when_steps_complete),
+    ("a_batch_keeps_what_its_requests_find", a_batch_keeps_what_its_requests_find),
+    ("a_batch_is_admitted_whole_or_not_at_all", a_batch_is_admitted_whole_or_not_at_all),
+    ("what_a_batch_shares_comes_back_once", what_a_batch_shares_comes_back_once),
+    ("a_batch_copies_what_others_read", a_batch_copies_what_others_read),
     ("random_requests", |rig| random_requests(rig, 1, 300)),
 ];
 
@@ -265,22 +269,129 @@ fn space_comes_back_when_steps_complete(rig: &Rig) {
     engine.close();
 }
 
-/// Requests that share prefixes arrive, grow, and leave, under constant pressure.
+fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
+    let [old, new] = [rig.prompt(1, 5), rig.prompt(2, 4)];
+    // Of eleven blocks, five hold the older prefix, four a newer one, and two are empty.
+    let filled = || {
+        let mut engine = rig.engine(11, 0);
+        serve(&mut engine, &old);
+        serve(&mut engine, &rig.prompt(3, 4));
+        engine
+    };
+    // One after the other, the first takes blocks of the prefix that the second would have found.
+    let mut engine = filled();
+    let first = engine.admit(&new).unwrap();
+    let second = engine.admit(&old).unwrap();
+    assert_eq!(second.sequence.cached_tokens(), 2 * rig.block_tokens());
+    drop((first, second, engine));
+
+    let mut engine = filled();
+    let mut lives = engine.admit_batch(&[new.clone(), old.clone()]).unwrap();
+    assert_eq!(lives[1].sequence.cached_tokens(), 5 * rig.block_tokens());
+    assert_eq!(engine.cache.pool().counters().evicted, 4);
+    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+    engine.run(&mut all).unwrap();
+    drop(lives);
+    engine.close();
+}
+
+fn a_batch_is_admitted_whole_or_not_at_all(rig: &Rig) {
+    let mut engine = rig.engine(12, 0);
+    let cached = rig.prompt(1, 3);
+    serve(&mut engine, &cached);
+    let batch = [cached.clone(), rig.prompt(2, 5), rig.prompt(3, 5)];
+    // All memory is mapped by the first refusal; the second changes nothing at all.
+    engine.admit_batch(&batch).unwrap_err();
+    let before = engine.cache.pool().stats();
+    let refused = engine.admit_batch(&batch).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoSpace(_)) && refused.is_retryable(), "{refused}");
+    assert_eq!(engine.cache.pool().stats(), before);
+    // Nor are the rows of the table taken: eight there are, and eight can be had.
+    let many: Vec<_> = (0..9).map(|seed| Prompt::new(20 + seed, 1)).collect();
+    let refused = engine.admit_batch(&many).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoRow { rows: 8 }), "{refused}");
+    drop(engine.admit_batch(&many[..8]).unwrap());
+    engine.drain().unwrap();
+    let mut lives = engine.admit_batch(&batch[..2]).unwrap();
+    assert_eq!(lives[0].sequence.cached_tokens(), 3 * rig.block_tokens());
+    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+    engine.run(&mut all).unwrap();
+    drop(lives);
+    engine.close();
+}
+
+fn what_a_batch_shares_comes_back_once(rig: &Rig) {
+    let mut engine = rig.engine(16, 16);
+    let system = Prompt::new(1, 4 * rig.block_tokens());
+    serve(&mut engine, &system.then(2, 1));
+    // Pushes all of it out to the host.
+    serve(&mut engine, &rig.prompt(3, 15));
+    let before = engine.cache.stats().onboarded_blocks;
+    let batch = [4, 5, 6].map(|seed| system.then(seed, 3));
+    let mut lives = engine.admit_batch(&batch).unwrap();
+    assert_eq!(engine.cache.stats().onboarded_blocks - before, 4);
+    for live in &lives {
+        assert_eq!(live.sequence.cached_tokens(), 4 * rig.block_tokens());
+        assert_eq!(live.sequence.onboarded_blocks(), 4);
+        for index in 0..4 {
+            assert_eq!(live.sequence.block(index), lives[0].sequence.block(index));
+        }
+    }
+    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+    engine.run(&mut all).unwrap();
+    drop(lives);
+    engine.close();
+}
+
+fn a_batch_copies_what_others_read(rig: &Rig) {
+    let mut engine = rig.engine(12, 16);
+    let system = Prompt::new(1, 3 * rig.block_tokens());
+    serve(&mut engine, &system.then(2, 1));
+    serve(&mut engine, &rig.prompt(3, 11));
+    let pool = engine.cache.pool().clone();
+    let hashes = system.hashes(rig.block_tokens());
+    let reader = pool.find_and_pin(hashes[1], Tier::Secondary).unwrap();
+    let batch = [4, 5].map(|seed| system.then(seed, 3));
+    let mut lives = engine.admit_batch(&batch).unwrap();
+    let blocks = |index| [0, 1].map(|live: usize| lives[live].sequence.block(index));
+    assert_eq!(blocks(0)[0], blocks(0)[1]);
+    assert_ne!(blocks(1)[0], blocks(1)[1], "the block stays where its reader is");
+    assert_eq!(blocks(2)[0], blocks(2)[1]);
+    assert_eq!(reader.location().tier, Tier::Secondary);
+    let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+    engine.run(&mut all).unwrap();
+    drop((lives, reader));
+    engine.close();
+}
+
+/// Requests that share prefixes arrive, alone and in batches, grow, and leave, under constant pressure.
 pub(crate) fn random_requests(rig: &Rig, seed: u64, operations: u64) {
-    let mut engine = rig.engine(40, 30);
+    random_requests_with(rig, seed, operations, PoolRules::default());
+}
+
+fn random_prompt(random: &mut Random, block_tokens: u64, own: u32) -> Prompt {
+    let mut prompt = Prompt::new(random.below(3) as u32, block_tokens * (1 + random.below(5)));
+    if random.below(2) == 0 {
+        prompt = prompt.then(10 + random.below(12) as u32, block_tokens * random.below(4));
+    }
+    prompt.then(own, random.below(2 * block_tokens))
+}
+
+/// The same with another pool.
+pub(crate) fn random_requests_with(rig: &Rig, seed: u64, operations: u64, pool: PoolRules) {
+    let mut engine = rig.engine_with(KvCacheOptions { pool, ..options(rig.shape, 40, 30) });
     let mut random = Random(seed);
     let mut lives: Vec<Live> = Vec::new();
     let bt = rig.block_tokens();
     for operation in 0..operations {
         match random.below(8) {
             0..3 => {
-                let mut prompt = Prompt::new(random.below(3) as u32, bt * (1 + random.below(5)));
-                if random.below(2) == 0 {
-                    prompt = prompt.then(10 + random.below(12) as u32, bt * random.below(4));
-                }
-                prompt = prompt.then(operation as u32 + 100, random.below(2 * bt));
-                match engine.admit(&prompt) {
-                    Ok(live) => lives.push(live),
+                let own = operation as u32 + 100;
+                let count = 1 + random.below(3);
+                let batch: Vec<_> =
+                    (0..count).map(|_| random_prompt(&mut random, bt, own)).collect();
+                match engine.admit_batch(&batch) {
+                    Ok(admitted) => lives.extend(admitted),
                     Err(error) => assert!(error.is_retryable(), "{error}"),
                 }
             }

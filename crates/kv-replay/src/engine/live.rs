@@ -1,6 +1,6 @@
 //! A request that is in the engine.
 
-use kv_cache::Sequence;
+use kv_cache::{Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
@@ -37,5 +37,10 @@ impl Live {
             counted: false,
             finished_in: None,
         }
+    }
+
+    /// What the cache is asked for.
+    pub(super) fn to_admit(&self) -> Request<'_> {
+        Request::new(self.known, self.content.full_block_hashes())
     }
 }

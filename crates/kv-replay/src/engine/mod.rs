@@ -4,8 +4,9 @@
 //!
 //! 1. the checksums of the iteration before the last have arrived and are compared;
 //! 2. requests whose last token was compared are released;
-//! 3. waiting requests are admitted, in the order of the trace, while the batch and the pool have room:
-//!    arrival times are not waited for;
+//! 3. waiting requests are admitted, in the order of the trace, those that the budget has room for in one
+//!    batch, while the batch and the pool have room: arrival times are not waited for, but they are what the
+//!    pool's clock shows;
 //! 4. every running request writes its next tokens: one if it is generating, a piece of its prompt
 //!    otherwise, within the iteration's budget;
 //! 5. block tables, lengths, slots and keys are staged; the tokens are written by the transfer kernel;
@@ -22,12 +23,13 @@ mod scheduler;
 mod verify;
 mod work;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_driver::{CopyError, DeviceError, Driver as _, Stream};
 use kv_cache::{
-    AdmitError, BuildError, CloseError, Growth, KvCache, KvCacheOptions, SealError, SlotError,
-    StepError, Worker, WorkerOptions,
+    AdmitError, BuildError, CloseError, Growth, KvCache, KvCacheOptions, PoolRules, SealError,
+    SlotError, StepError, Worker, WorkerOptions,
 };
 use kv_kernels::{KernelError, KvShape, KvShapeOptions};
 
@@ -205,6 +207,12 @@ pub fn build_cache(
         // A length for each sequence, a slot and a key for each token, each array aligned.
         step_array_bytes: u64::from(config.max_batch) * 4 + step_tokens * 16 + 3 * 256,
         memory: Default::default(),
+        pool: PoolRules {
+            eviction: config.policy.into(),
+            host_eviction: config.policy.into(),
+            clock: Some(Arc::new(devices.clock.clone())),
+            ..PoolRules::default()
+        },
     };
     let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     Ok(KvCache::new(&streams, options)?)
@@ -227,7 +235,7 @@ pub fn run_on(
     let begun_virtual = devices.driver.virtual_now();
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests = trace.requests.len() as u64;
-    let mut scheduler = Scheduler::new(cache, config, trace)?;
+    let mut scheduler = Scheduler::new(cache, config, trace, devices.clock.clone())?;
     let mut warm_pinned_bytes = None;
     let worker = scheduler.cache().options().growth.worker().cloned();
     while scheduler.has_work() {

@@ -1,8 +1,10 @@
 //! The scheduler: who runs, who waits, and what each iteration writes and reads.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use kv_cache::{AdmitError, KvCache, OpenStep, Sequence};
+use kv_pool::{Admit, ManualClock};
 
 use super::RunError;
 use super::batch::Batch;
@@ -37,8 +39,8 @@ pub(super) struct Scheduler<'a> {
     token_bytes: u64,
     /// The next request of the trace that was never admitted.
     next: usize,
-    /// That request, once its blocks were named.
-    prepared: Option<Live>,
+    /// That request and those after it whose blocks were named already.
+    prepared: VecDeque<Live>,
     /// Requests that were put back, to be admitted before all others.
     preempted: VecDeque<usize>,
     /// Requests that have tokens to write, in the order of their admission.
@@ -48,6 +50,9 @@ pub(super) struct Scheduler<'a> {
     /// Claimable blocks when an admission last failed, with the request and the reason.
     refused: Option<(usize, usize, AdmitError)>,
     idle_iterations: u32,
+    /// Shows the latest arrival among the requests admitted so far.
+    clock: ManualClock,
+    arrived_ms: u64,
     batch: Batch,
     checksums: Vec<u64>,
 }
@@ -67,6 +72,7 @@ impl<'a> Scheduler<'a> {
         cache: KvCache,
         config: &RunConfig,
         trace: &'a Trace,
+        clock: ManualClock,
     ) -> Result<Self, RunError> {
         let work = DeviceWork::new(&cache, config.step_tokens.into())?;
         let shapes = cache.parts().iter().map(|part| *part.shape());
@@ -83,12 +89,14 @@ impl<'a> Scheduler<'a> {
             token_bytes: cache.shape().token_bytes(),
             cache,
             next: 0,
-            prepared: None,
+            prepared: VecDeque::new(),
             preempted: VecDeque::new(),
             running: Vec::new(),
             readings: VecDeque::new(),
             refused: None,
             idle_iterations: 0,
+            clock,
+            arrived_ms: 0,
             batch: Batch::default(),
             checksums: Vec::new(),
         })
@@ -209,35 +217,80 @@ impl<'a> Scheduler<'a> {
         Ok(Advance::Done)
     }
 
-    /// Admits waiting requests in order, until the batch, the budget or the pool is full.
+    /// Admits waiting requests in order, until the batch, the budget or the pool is full: together
+    /// those that the budget has room for, so that none takes what another one has found.
     fn admit_waiting(&mut self, report: &mut RunReport) -> Result<(), RunError> {
-        // Rows are held until the last result was compared, so finished requests count.
-        while self.live.len() - self.preempted.len() < self.max_batch
-            && (self.batch.len() as u64) < self.step_tokens
-        {
+        let mut most = usize::MAX;
+        loop {
             let claimable = self.cache.pool().claimable();
             if self.refused.as_ref().is_some_and(|(then, ..)| claimable <= *then) {
-                break;
+                return Ok(());
             }
-            let Some((number, mut request)) = self.next_waiting() else { break };
-            let hashes = request.content.full_block_hashes();
-            match self.cache.admit(request.known, hashes) {
-                Ok(sequence) => {
+            let mut waiting = self.take_waiting(most);
+            let Some(&(first, _)) = waiting.first() else { return Ok(()) };
+            let requests: Vec<_> = waiting.iter().map(|(_, request)| request.to_admit()).collect();
+            match self.cache.admit_batch(&requests) {
+                Ok(sequences) => {
                     self.refused = None;
-                    count_lookups(&mut request, &sequence, self.block_tokens, report);
-                    self.begin(number, request, sequence)?;
+                    report.admissions += 1;
+                    report.most_admitted_at_once =
+                        report.most_admitted_at_once.max(requests.len() as u64);
+                    for ((number, mut request), sequence) in waiting.into_iter().zip(sequences) {
+                        self.note_arrival(number);
+                        count_lookups(&mut request, &sequence, self.block_tokens, report);
+                        self.begin(number, request, sequence)?;
+                    }
                 }
                 Err(error) if error.is_retryable() => {
-                    // Counted after the attempt, which pins what it finds and lets go of it.
-                    let claimable = self.cache.pool().claimable();
-                    self.refused = Some((claimable, number, error));
-                    self.put_back(number, request);
-                    break;
+                    // Fewer may fit.
+                    most = waiting.len() / 2;
+                    while let Some((number, request)) = waiting.pop() {
+                        self.put_back(number, request);
+                    }
+                    if most == 0 {
+                        // Counted after the attempt, which pins what it finds and lets go of it.
+                        let claimable = self.cache.pool().claimable();
+                        self.refused = Some((claimable, first, error));
+                        return Ok(());
+                    }
                 }
-                Err(source) => return Err(RunError::Admit { request: number, source }),
+                Err(source) => return Err(RunError::Admit { request: first, source }),
             }
         }
-        Ok(())
+    }
+
+    /// Lets the clock go on to a request's arrival.
+    fn note_arrival(&mut self, number: usize) {
+        let Some(entry) = self.trace.requests.get(number) else { return };
+        let more_ms = entry.timestamp_ms.saturating_sub(self.arrived_ms);
+        self.clock.advance(Duration::from_millis(more_ms));
+        self.arrived_ms += more_ms;
+    }
+
+    /// Takes the next waiting requests, at most `most`: while rows are left, and tokens of the budget
+    /// when what is cached of those before is taken off.
+    fn take_waiting(&mut self, most: usize) -> Vec<(usize, Live)> {
+        let mut waiting = Vec::new();
+        // Rows are held until the last result was compared, so finished requests count.
+        let mut rows = self.max_batch + self.preempted.len() - self.live.len();
+        let mut budget = self.step_tokens - self.batch.len() as u64;
+        while waiting.len() < most && rows > 0 && budget > 0 {
+            let Some((number, request)) = self.next_waiting() else { break };
+            let cached = self.cached_tokens(&request);
+            budget = budget.saturating_sub(request.known - cached);
+            rows -= 1;
+            waiting.push((number, request));
+        }
+        waiting
+    }
+
+    /// Tokens of a request that are in device memory now.
+    fn cached_tokens(&self, request: &Live) -> u64 {
+        let hashes = request.content.full_block_hashes();
+        let findable = hashes.len().min(((request.known - 1) / self.block_tokens) as usize);
+        let prefix = Admit { prefix: &hashes[..findable], blocks: findable, ..Admit::default() };
+        let missing = self.cache.pool().blocks_to_claim(&[prefix]);
+        (findable - missing) as u64 * self.block_tokens
     }
 
     /// The request to admit next, preempted ones first.
@@ -248,7 +301,7 @@ impl<'a> Scheduler<'a> {
             return Some((number, request));
         }
         let entry = self.trace.requests.get(self.next)?;
-        let request = self.prepared.take().unwrap_or_else(|| {
+        let request = self.prepared.pop_front().unwrap_or_else(|| {
             let content = self.content.of(self.next, entry);
             Live::new(content, ExpectedSums::new(&self.oracle), entry.output_length)
         });
@@ -256,14 +309,14 @@ impl<'a> Scheduler<'a> {
         Some((self.next - 1, request))
     }
 
-    /// Undoes [`next_waiting`](Self::next_waiting).
+    /// Undoes [`next_waiting`](Self::next_waiting), of the last request first.
     fn put_back(&mut self, number: usize, request: Live) {
         if request.counted {
             self.live.insert(number, request);
             self.preempted.push_front(number);
         } else {
             self.next = number;
-            self.prepared = Some(request);
+            self.prepared.push_front(request);
         }
     }
 

@@ -1,0 +1,174 @@
+//! The pool that a cache is built with: policies, priorities that end, events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_cache::{Eviction, KvCacheOptions, PoolRules};
+use kv_pool::policy::{
+    BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru,
+};
+use kv_pool::{
+    BlockId, ManualClock, PoolEvent, Priority, Reading, Retention, RetentionPolicy, TenantId,
+    TokenRange,
+};
+
+use crate::common::engine::{Engine, Live, Prompt, options};
+use crate::common::scenarios;
+use crate::machine::{Machine, small};
+
+#[test]
+fn contents_are_right_under_every_policy_in_both_tiers() {
+    for kind in PolicyKind::ALL {
+        for seed in 0..2 {
+            let machine = Machine::new(seed, 1, small());
+            let clock = ManualClock::new();
+            let pool = PoolRules {
+                eviction: kind.into(),
+                host_eviction: kind.into(),
+                events: None,
+                clock: Some(Arc::new(clock)),
+            };
+            scenarios::random_requests_with(&machine.rig, seed, 1_500, pool);
+            machine.assert_clean();
+        }
+    }
+}
+
+fn engine(machine: &Machine, device_blocks: u32, pool: PoolRules) -> Engine {
+    machine.rig.engine_with(KvCacheOptions { pool, ..options(machine.rig.shape, device_blocks, 0) })
+}
+
+/// Runs one request alone; how many of its tokens were cached.
+fn serve(engine: &mut Engine, prompt: &Prompt) -> u64 {
+    let live = engine.admit(prompt).unwrap();
+    finish(engine, live)
+}
+
+fn finish(engine: &mut Engine, mut live: Live) -> u64 {
+    let cached = live.sequence.cached_tokens();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    cached
+}
+
+/// The block that became evictable last goes first.
+#[derive(Debug)]
+struct NewestFirst {
+    evictable: Vec<BlockId>,
+    order: PriorityLru,
+}
+
+impl NewestFirst {
+    fn make(blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+        Ok(Box::new(Self { evictable: Vec::new(), order: PriorityLru::new(blocks)? }))
+    }
+}
+
+impl EvictionPolicy for NewestFirst {
+    fn name(&self) -> &'static str {
+        "newest_first"
+    }
+
+    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+        self.order.evictable(block, facts);
+        self.evictable.push(block);
+    }
+
+    fn children(&mut self, block: BlockId, has_children: bool) {
+        self.order.children(block, has_children);
+    }
+
+    fn held(&mut self, block: BlockId) {
+        self.removed(block);
+    }
+
+    fn removed(&mut self, block: BlockId) {
+        self.order.removed(block);
+        self.evictable.retain(|&other| other != block);
+    }
+
+    fn victim(&mut self, _now: PolicyTime) -> Option<BlockId> {
+        let victim = self.evictable.pop()?;
+        self.order.removed(victim);
+        Some(victim)
+    }
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+}
+
+#[test]
+fn a_policy_of_the_caller_s_decides_who_goes() {
+    let machine = Machine::new(1, 1, small());
+    // Three prompts of one full block and a bit; room for two of them and a half.
+    let [first, second, third] = [1, 2, 3].map(|seed| Prompt::new(seed, 5));
+    let kept = |eviction: Eviction| {
+        let rules = PoolRules { eviction, ..PoolRules::default() };
+        let mut engine = engine(&machine, 3, rules);
+        for prompt in [&first, &second, &third] {
+            assert_eq!(serve(&mut engine, prompt), 0);
+        }
+        // The third needs two blocks, of which one is empty: one of the other prefixes has gone.
+        let pool = engine.cache.pool().clone();
+        let cached =
+            [&first, &second].map(|prompt| !pool.match_prefix(&prompt.hashes(4)).is_empty());
+        engine.close();
+        cached
+    };
+    assert_eq!(kept(Eviction::default()), [false, true]);
+    assert_eq!(kept(Eviction::Custom(NewestFirst::make)), [true, false]);
+    machine.assert_clean();
+}
+
+#[test]
+fn what_is_worth_more_stays_until_its_time_is_over() {
+    let machine = Machine::new(1, 1, small());
+    let clock = ManualClock::new();
+    let rules = PoolRules { clock: Some(Arc::new(clock.clone())), ..PoolRules::default() };
+    let mut engine = engine(&machine, 8, rules);
+    let duration = Some(Duration::from_secs(60));
+    let keep = Retention { priority: Priority::MAX, duration };
+    // Of three full blocks the first two.
+    let ranges = vec![TokenRange::new(0, 8, keep)];
+    let retention = Arc::new(RetentionPolicy::new(ranges, Retention::default()).unwrap());
+    let kept = Prompt::new(1, 13);
+    let live = engine.admit_as(&kept, TenantId::NOBODY, Some(&retention)).unwrap();
+    finish(&mut engine, live);
+    for seed in 2..6 {
+        serve(&mut engine, &Prompt::new(seed, 21));
+    }
+    assert_eq!(serve(&mut engine, &kept), 8);
+    for seed in 6..10 {
+        serve(&mut engine, &Prompt::new(seed, 21));
+    }
+    assert_eq!(serve(&mut engine, &kept), 8, "a block that is found again keeps its priority");
+    clock.advance(Duration::from_secs(61));
+    let retired = engine.cache.pool().next_expiry();
+    assert!(retired.is_none(), "a block that is used again keeps it for good");
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn events_are_kept_when_they_are_asked_for() {
+    let machine = Machine::new(1, 1, small());
+    let rules = PoolRules { events: Some(64), ..PoolRules::default() };
+    let mut engine = engine(&machine, 8, rules);
+    let mut events = engine.cache.pool().events().unwrap();
+    let prompt = Prompt::new(1, 9);
+    serve(&mut engine, &prompt);
+    let mut readings = Vec::new();
+    events.read(64, &mut readings);
+    let stored: Vec<_> = readings
+        .into_iter()
+        .filter_map(|reading| match reading {
+            Reading::Event { event: PoolEvent::Stored { hash, .. }, .. } => Some(hash),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(stored, prompt.hashes(4));
+    engine.close();
+    machine.assert_clean();
+}

@@ -1,0 +1,98 @@
+//! Tenants: what is kept for one is there for it and for nobody else, also while memory grows.
+
+use kv_cache::{AdmitError, QuotaError};
+use kv_pool::{ClaimError, TenantError, TenantId, TenantQuota, Tier};
+
+use crate::common::engine::{Engine, Live, Prompt};
+use crate::machine::{Machine, small};
+
+fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, AdmitError> {
+    engine.admit_as(prompt, tenant, None)
+}
+
+fn reserved(reserved: u64) -> TenantQuota {
+    TenantQuota { reserved, ..TenantQuota::NONE }
+}
+
+#[test]
+fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(16, 0);
+    let [one, other] = [1, 2].map(|_| engine.cache.add_tenant().unwrap());
+    assert_eq!(engine.cache.stats().ready_blocks, 0);
+    engine.cache.set_quota(one, Tier::Primary, reserved(6)).unwrap();
+    assert!(engine.cache.stats().ready_blocks >= 6);
+    // Ten blocks are for everybody, and memory comes beside what is kept.
+    let mut theirs = admit(&mut engine, &Prompt::new(1, 40), other).unwrap();
+    assert_eq!(theirs.sequence.tenant(), other);
+    let refused = admit(&mut engine, &Prompt::new(2, 1), TenantId::NOBODY).unwrap_err();
+    let kept = TenantError::KeptForOthers {
+        tenant: TenantId::NOBODY,
+        tier: Tier::Primary,
+        requested: 1,
+        unheld: 6,
+        kept: 6,
+    };
+    let AdmitError::NoSpace(ClaimError::Tenant(error)) = &refused else { panic!("{refused}") };
+    assert_eq!(*error, kept);
+    assert!(refused.is_retryable());
+    let refused = engine.extend(&mut theirs, 1, 1).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoSpace(ClaimError::Tenant(_))), "{refused}");
+    let mut mine = admit(&mut engine, &Prompt::new(3, 24), one).unwrap();
+    engine.run(&mut [&mut mine, &mut theirs]).unwrap();
+    drop((mine, theirs));
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_tenant_holds_no_more_than_it_may_and_others_evict_what_is_not_kept() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(12, 0);
+    let tenant = engine.cache.add_tenant().unwrap();
+    let quota = TenantQuota { held_max: 4, reserved: 2, ..TenantQuota::NONE };
+    engine.cache.set_quota(tenant, Tier::Primary, quota).unwrap();
+    let refused = admit(&mut engine, &Prompt::new(1, 17), tenant).unwrap_err();
+    assert!(!refused.is_retryable(), "five blocks never fit into four: {refused}");
+    let prompt = Prompt::new(1, 13);
+    let mut live = admit(&mut engine, &prompt, tenant).unwrap();
+    let refused = admit(&mut engine, &Prompt::new(2, 1), tenant).unwrap_err();
+    assert!(refused.is_retryable(), "{refused}");
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    // Its three cached blocks are one more than what is kept for it.
+    for seed in 3..6 {
+        let mut live = engine.admit(&Prompt::new(seed, 37)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    let live = admit(&mut engine, &prompt, tenant).unwrap();
+    assert_eq!(live.sequence.cached_tokens(), 8);
+    drop(live);
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn quotas_that_cannot_be_kept_are_refused() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 4);
+    let tenant = engine.cache.add_tenant().unwrap();
+    let too_much = engine.cache.set_quota(tenant, Tier::Primary, reserved(9)).unwrap_err();
+    assert!(
+        matches!(too_much, QuotaError::Tenant(TenantError::OverReserved { reserved: 9, .. })),
+        "{too_much:?}"
+    );
+    assert_eq!(engine.cache.stats().ready_blocks, 0, "nothing was mapped for nothing");
+    engine.cache.set_quota(tenant, Tier::Secondary, reserved(4)).unwrap();
+    let unknown = admit(&mut engine, &Prompt::new(1, 1), {
+        let mut machine_of_more = machine.rig.engine(1, 0);
+        machine_of_more.cache.add_tenant().unwrap();
+        machine_of_more.cache.add_tenant().unwrap()
+    });
+    let refused = unknown.unwrap_err();
+    assert!(!refused.is_retryable(), "{refused}");
+    engine.try_close().unwrap();
+}
