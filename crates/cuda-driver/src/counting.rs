@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::{
-    AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute,
-    PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
+    AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
+    Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig,
+    PeerAttribute, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -133,6 +133,7 @@ macro_rules! counted_all { () => { counted! {
         memcpy_dtod_async(destination: u64, source: u64, bytes: u64, stream: u64) -> ()
             = "cuMemcpyDtoDAsync";
         memcpy_peer_async(copy: PeerCopy, stream: u64) -> () = "cuMemcpyPeerAsync";
+        memcpy_batch_async(copies: &[BatchCopy], stream: u64) -> () = "cuMemcpyBatchAsync";
         memset_d8_async(destination: u64, value: u8, bytes: u64, stream: u64) -> ()
             = "cuMemsetD8Async";
         mem_release(handle: u64) -> () = "cuMemRelease";

@@ -1,6 +1,7 @@
 //! The real driver, found and loaded at run time.
 
 mod api;
+mod batch;
 mod calls;
 mod descriptors;
 pub mod interop;
@@ -16,6 +17,7 @@ use cudarc::driver::sys;
 
 use crate::{Driver, DriverError, ErrorCode, Unavailable};
 use api::Api;
+use batch::BatchCall;
 
 // Sizes and host addresses pass between `u64` and `usize` unchanged.
 const _: () = assert!(size_of::<usize>() == size_of::<u64>());
@@ -24,7 +26,8 @@ const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 ///
 /// The library is loaded when [`load`](CudaDriver::load) is called, so programs build and start on
 /// machines without one. All calls used are looked up then: once there is a `CudaDriver`, no call
-/// can turn out to be missing.
+/// can turn out to be missing, but `cuMemcpyBatchAsync`, which drivers before 12.8 lack and whose
+/// absence is an answer.
 ///
 /// A result code is kept as the number that the library returned, so a driver newer than this
 /// crate may answer with codes that this crate has no name for.
@@ -37,6 +40,7 @@ const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 /// ```
 pub struct CudaDriver {
     api: Api,
+    batch: BatchCall,
 }
 
 impl CudaDriver {
@@ -62,9 +66,11 @@ impl CudaDriver {
         };
         // SAFETY: the addresses come from the driver library, which `culib` never unloads.
         let api = unsafe { Api::resolve(&mut address_of) }?;
+        // SAFETY: as above.
+        let batch = unsafe { BatchCall::resolve(&mut address_of) };
         // SAFETY: takes no pointers; the flags must be 0.
         unsafe { api.cuInit(0) }.map_err(unavailable)?;
-        let driver = Self { api };
+        let driver = Self { api, batch };
         let count = driver.device_get_count().map_err(unavailable)?;
         if count < 1 {
             return Err(Unavailable::NoDevice);

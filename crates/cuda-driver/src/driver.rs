@@ -545,6 +545,21 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// See [Safety of the seam](Driver#safety-of-the-seam).
     unsafe fn memcpy_peer_async(&self, copy: PeerCopy, stream: u64) -> DriverResult<()>;
 
+    /// `cuMemcpyBatchAsync` of CUDA 12.8: many copies, between any memories, by one call.
+    ///
+    /// The batch runs in stream order as a whole; its copies may run in any order and at once, so
+    /// none may overlap what another writes. Sources are accessed in stream order: they are read
+    /// when the batch runs.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` from a driver that lacks the call; nothing was enqueued then.
+    /// `INVALID_VALUE` for the legacy default stream, for a batch of no copies, and for a range
+    /// that is not of one allocation or mapping.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn memcpy_batch_async(&self, copies: &[BatchCopy], stream: u64) -> DriverResult<()>;
+
     /// `cuMemsetD8Async`.
     ///
     /// # Errors
@@ -737,6 +752,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
         function: HostFunction,
         user_data: u64,
     ) -> DriverResult<()>;
+}
+
+/// One copy of a batch: addresses of any memory that the current context's device reaches.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BatchCopy {
+    /// Destination address.
+    pub destination: u64,
+    /// Source address.
+    pub source: u64,
+    /// Length in bytes.
+    pub bytes: u64,
 }
 
 /// A copy between the memories of two contexts.

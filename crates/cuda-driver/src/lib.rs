@@ -107,8 +107,8 @@ pub use counting::CountingDriver;
 pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{
-    AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverResult, Granularity,
-    HostAllocFlags, HostFunction, HostRegisterFlags, PeerAttribute, PeerCopy,
+    AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
+    Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, PeerAttribute, PeerCopy,
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use host_pages::{

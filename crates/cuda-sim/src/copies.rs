@@ -1,6 +1,8 @@
 //! Allocation, copies and fills, as the driver checks them before they are enqueued.
 
-use cuda_driver::{AllocationProp, ErrorCode, HostAllocFlags, HostRegisterFlags, PeerCopy};
+use cuda_driver::{
+    AllocationProp, BatchCopy, ErrorCode, HostAllocFlags, HostRegisterFlags, PeerCopy,
+};
 
 use crate::findings::FindingKind;
 use crate::host_memory::{HostRange, Origin, PageableRange, RegisteredRange};
@@ -8,6 +10,7 @@ use crate::memory::Viewer;
 use crate::scheduler::Goal;
 use crate::shareable::NO_FABRIC;
 use crate::state::{Answer, State};
+use crate::streams::is_legacy;
 use crate::time::SizedCall;
 use crate::work::Work;
 
@@ -246,6 +249,51 @@ impl State {
         self.check_device_range(CALL, at, destination.1, copy.bytes)?;
         self.enqueue(stream, CALL, Work::Copy { destination, source, bytes: copy.bytes });
         Ok(())
+    }
+
+    /// Copies of one batch. Stricter than the driver where that would hide a mistake: pageable
+    /// memory is refused, and copies of which one writes what another accesses are reported.
+    pub(crate) fn copy_batch(&mut self, copies: &[BatchCopy], stream_argument: u64) -> Answer<()> {
+        const CALL: &str = "cuMemcpyBatchAsync";
+        let (stream, device) = self.stream(stream_argument)?;
+        if copies.is_empty() || is_legacy(stream_argument) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let at = (device, stream_argument);
+        for copy in copies {
+            self.check_device_range(CALL, at, copy.source, copy.bytes)?;
+            self.check_device_range(CALL, at, copy.destination, copy.bytes)?;
+        }
+        self.note_batch_conflicts(CALL, at, copies);
+        self.enqueue(stream, CALL, Work::CopyBatch(copies.into()));
+        Ok(())
+    }
+
+    /// Reports ranges that one copy of a batch writes and another accesses: nothing orders the two.
+    fn note_batch_conflicts(&mut self, call: &'static str, at: (u32, u64), copies: &[BatchCopy]) {
+        let mut written: Vec<(u64, u64, usize)> = copies
+            .iter()
+            .enumerate()
+            .filter(|(_, copy)| copy.bytes > 0)
+            .map(|(index, copy)| (copy.destination, copy.bytes, index))
+            .collect();
+        written.sort_unstable();
+        let of_bytes = copies.iter().enumerate().filter(|(_, copy)| copy.bytes > 0);
+        let mut accessed = of_bytes.flat_map(|(index, copy)| {
+            [(copy.destination, copy.bytes, index), (copy.source, copy.bytes, index)]
+        });
+        // Two neighbours suffice: where any two writes overlap, two neighbours in this order do.
+        let conflict = accessed.find(|&(address, bytes, index)| {
+            let end = address.saturating_add(bytes);
+            let next = written.partition_point(|&(start, ..)| start < end);
+            written[..next].iter().rev().take(2).any(|&(start, length, other)| {
+                other != index && address < start.saturating_add(length)
+            })
+        });
+        if let Some((address, bytes, _)) = conflict {
+            let reason = "one copy of a batch writes what another accesses, in no order";
+            self.note_range(FindingKind::Conflict, call, at, (address, bytes), reason);
+        }
     }
 
     pub(crate) fn fill(

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use cuda_driver::{
-    AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
-    ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
-    LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
+    AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
+    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
+    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind,
+    ShareableRef,
 };
 
 use crate::SimDriver;
@@ -317,6 +318,10 @@ impl Driver for SimDriver {
 
     unsafe fn memcpy_peer_async(&self, copy: PeerCopy, stream: u64) -> DriverResult<()> {
         self.call("cuMemcpyPeerAsync", |state| state.copy_peer(copy, stream))
+    }
+
+    unsafe fn memcpy_batch_async(&self, copies: &[BatchCopy], stream: u64) -> DriverResult<()> {
+        self.call("cuMemcpyBatchAsync", |state| state.copy_batch(copies, stream))
     }
 
     unsafe fn memset_d8_async(

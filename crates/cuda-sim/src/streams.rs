@@ -76,11 +76,16 @@ struct Record {
     ended_ns: u64,
 }
 
+/// Whether a stream argument names the legacy default stream.
+pub(crate) fn is_legacy(stream: u64) -> bool {
+    stream == 0 || stream == LEGACY_ALIAS
+}
+
 impl State {
     /// Table key of a stream argument, and its device. 0 is the current context's default stream;
     /// another stream needs no current context.
     pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
-        if stream == 0 || stream == LEGACY_ALIAS {
+        if is_legacy(stream) {
             let current = self.current()?;
             return Ok((self.devices[current as usize].legacy_stream, current));
         }

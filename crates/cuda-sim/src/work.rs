@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cuda_driver::{
-    AccessFault, ErrorCode, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
+    AccessFault, BatchCopy, ErrorCode, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
 };
 use parking_lot::Mutex;
 
@@ -30,6 +30,8 @@ pub(crate) struct Operation {
 pub(crate) enum Work {
     /// Copies between addresses of any memory, each side with the rights of a device.
     Copy { destination: (u32, u64), source: (u32, u64), bytes: u64 },
+    /// Copies of one batch, in no order among themselves, each with the rights of the device.
+    CopyBatch(Box<[BatchCopy]>),
     /// Writes bytes that were staged when the call was made.
     WriteStaged { destination: u64, data: Box<[u8]> },
     /// Reads bytes for a caller that waits for them.
@@ -87,6 +89,7 @@ impl State {
                 let from = (engine(source.0), source.1);
                 self.memory.copy(to, from, bytes).map_err(ReferenceError::from)
             }
+            Work::CopyBatch(copies) => self.run_batch(device, copies),
             Work::WriteStaged { destination, data } => {
                 self.memory.store(engine(device), destination, &data).map_err(ReferenceError::from)
             }
@@ -126,6 +129,22 @@ impl State {
         if let Err(error) = outcome {
             self.fail(place, name, error);
         }
+    }
+
+    /// Runs the copies of a batch in an order of the scheduler's choice.
+    fn run_batch(
+        &mut self,
+        device: u32,
+        mut copies: Box<[BatchCopy]>,
+    ) -> Result<(), ReferenceError> {
+        for last in (1..copies.len()).rev() {
+            copies.swap(last, self.random.below(last + 1));
+        }
+        let engine = Viewer::enqueuing(device);
+        copies.iter().try_for_each(|copy| {
+            let (to, from) = ((engine, copy.destination), (engine, copy.source));
+            self.memory.copy(to, from, copy.bytes).map_err(ReferenceError::from)
+        })
     }
 
     /// Notes what a kernel did wrong, and loses its device where that ended it.

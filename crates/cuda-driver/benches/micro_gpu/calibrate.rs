@@ -9,8 +9,8 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use cuda_driver::{
-    Device, DeviceBuffer, Driver, DriverResult, Event, HostAllocFlags, Kernel, KernelArgs,
-    LaunchConfig, PinnedBuffer, Stream,
+    BatchCopy, Device, DeviceBuffer, DeviceError, Driver, DriverResult, ErrorCode, Event,
+    HostAllocFlags, Kernel, KernelArgs, LaunchConfig, PinnedBuffer, Stream,
 };
 use cuda_sim::{Curve, Profile, Rate};
 
@@ -51,6 +51,7 @@ impl Program {
         fit.stream.fill(fit.memory.span(), 1)?;
         fit.device().synchronize()?;
         fit.link()?;
+        fit.batches()?;
         fit.device_memory()?;
         fit.kernels()?;
         fit.both_ways()?;
@@ -216,6 +217,33 @@ impl Fit<'_> {
         // The first to come is not slowed in the model; the second has its remainder alone.
         let slowed = htod / (htod + dtoh - both).max(htod / 2.0);
         profile.duplex_percent = percent(slowed).max(100);
+        Ok(())
+    }
+
+    /// What each copy of a batch takes; a driver that has no batches keeps the profile's number.
+    fn batches(&mut self) -> Outcome<()> {
+        let count = self.program.scale.count;
+        let [from, to] = [self.memory.address(), self.host[1].host_address()];
+        let copies: Vec<BatchCopy> = (0..count / 4)
+            .map(|index| (index * SMALL, SMALL))
+            .map(|(at, bytes)| BatchCopy { destination: to + at, source: from + at, bytes })
+            .collect();
+        let batch = |driver: &dyn Driver, count: u64| {
+            let copies = &copies[..count as usize];
+            // SAFETY: device memory, and pinned memory that nothing on the host accesses here; the
+            // stream is live.
+            unsafe { driver.memcpy_batch_async(copies, self.stream.raw()) }
+        };
+        match self.device().run(|driver| batch(driver, 1)) {
+            Err(DeviceError::Driver(error)) if error.code == ErrorCode::NOT_SUPPORTED => {
+                return Ok(());
+            }
+            answer => answer?,
+        }
+        let each = self.drained([count / 8, count / 4], |count| {
+            Ok(self.device().run(|driver| batch(driver, count))?)
+        })?;
+        self.profile.batch_setup = time(each - nanos_of(self.profile.dtoh, SMALL));
         Ok(())
     }
 

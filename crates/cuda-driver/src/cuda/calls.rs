@@ -16,9 +16,10 @@ use smallvec::SmallVec;
 
 use super::{CudaDriver, descriptors, jit, shareable};
 use crate::{
-    AccessDesc, AllocationProp, DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult,
-    ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
-    LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
+    AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
+    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
+    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind,
+    ShareableRef,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -360,6 +361,12 @@ impl Driver for CudaDriver {
                 stream as CUstream,
             )
         }
+    }
+
+    unsafe fn memcpy_batch_async(&self, copies: &[BatchCopy], stream: u64) -> DriverResult<()> {
+        // SAFETY: the caller passes a live stream, keeps host ranges until the batch has run, and
+        // no destination that Rust code accesses meanwhile.
+        unsafe { self.batch.enqueue(copies, stream as CUstream) }
     }
 
     unsafe fn memset_d8_async(

@@ -118,6 +118,7 @@ impl State {
             Work::Copy { destination, source, bytes } => {
                 format!(": {bytes} bytes from {:#x} to {:#x}", source.1, destination.1)
             }
+            Work::CopyBatch(copies) => format!(": {} copies", copies.len()),
             Work::WriteStaged { destination, data } => {
                 format!(": {} staged bytes to {destination:#x}", data.len())
             }

@@ -167,8 +167,13 @@ enum Demand {
     Staged,
     Fetch(u64),
     Copy(u64),
+    /// Copies and bytes of each direction: down, up, and within the device.
+    Batch([(u64, u64); 3]),
     Fill(u64),
-    Peer { from: u32, bytes: u64 },
+    Peer {
+        from: u32,
+        bytes: u64,
+    },
     Kernel(Traffic),
 }
 
@@ -204,7 +209,7 @@ impl Clock {
         let cost = match call {
             "cuCtxGetCurrent" | "cuCtxSetCurrent" | "cuCtxGetDevice" => profile.context_call,
             "cuLaunchKernel" => profile.launch_call,
-            "cuMemcpyHtoDAsync" | "cuMemcpyPeerAsync" => profile.htod_call,
+            "cuMemcpyHtoDAsync" | "cuMemcpyPeerAsync" | "cuMemcpyBatchAsync" => profile.htod_call,
             "cuMemcpyDtoHAsync" => profile.dtoh_call,
             "cuMemcpyDtoDAsync" => profile.dtod_call,
             "cuMemsetD8Async" => profile.fill_call,
@@ -365,6 +370,23 @@ impl Clock {
                 time.place_up(profile, ready, wires).saturating_add(staging)
             }
             Demand::Copy(bytes) => on_device(time, profile.dtod.nanos(bytes)),
+            Demand::Batch([down, up, within]) => {
+                let setups = |copies: u64| copies.saturating_mul(nanos(profile.batch_setup));
+                let length = |rate: Rate, (copies, bytes): (u64, u64)| {
+                    setups(copies).saturating_add(rate.nanos(bytes))
+                };
+                let mut end = ready;
+                if down.0 > 0 {
+                    end = end.max(time.place_down(profile, ready, length(profile.htod, down)));
+                }
+                if up.0 > 0 {
+                    end = end.max(time.place_up(profile, ready, length(profile.dtoh, up)));
+                }
+                if within.0 > 0 {
+                    end = end.max(on_device(time, length(profile.dtod, within)));
+                }
+                end
+            }
             Demand::Fill(bytes) => on_device(time, profile.fill.nanos(bytes)),
             Demand::Peer { from, bytes } => {
                 let length = profile.peer.nanos(bytes);
@@ -430,6 +452,19 @@ impl Demand {
                 Self::Peer { from: source.0, bytes }
             }
             Work::Copy { bytes, .. } => Self::Copy(bytes),
+            Work::CopyBatch(ref copies) => {
+                let mut sums = [(0, 0); 3];
+                for copy in copies {
+                    let direction = match copy {
+                        copy if copy.source < HOST_END => 0,
+                        copy if copy.destination < HOST_END => 1,
+                        _ => 2,
+                    };
+                    sums[direction].0 += 1;
+                    sums[direction].1 += copy.bytes;
+                }
+                Self::Batch(sums)
+            }
             Work::WriteStaged { .. } => Self::Staged,
             Work::Fetch { bytes, .. } => Self::Fetch(bytes),
             Work::Fill { bytes, .. } => Self::Fill(bytes),

@@ -9,8 +9,9 @@ use std::cell::Cell;
 use std::ops::Deref;
 
 use cuda_driver::{
-    AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, Granularity, HostAllocFlags,
-    HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy, ShareableHandle, ShareableKind,
+    AccessDesc, AllocationProp, BatchCopy, Driver, DriverResult, ErrorCode, Granularity,
+    HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy, ShareableHandle,
+    ShareableKind,
 };
 
 use super::Subject;
@@ -93,6 +94,7 @@ calls! {
     mem_free_host(host: u64) -> ();
     memcpy_dtod_async(destination: u64, source: u64, bytes: u64, stream: u64) -> ();
     memcpy_peer_async(copy: PeerCopy, stream: u64) -> ();
+    memcpy_batch_async(copies: &[BatchCopy], stream: u64) -> ();
     memset_d8_async(destination: u64, value: u8, bytes: u64, stream: u64) -> ();
     // Host addresses: live memory of the case, or none that exists.
     memcpy_htod_async(destination: u64, host: u64, bytes: u64, stream: u64) -> ();

@@ -5,6 +5,7 @@
 
 #![deny(dead_code)] // A case that no table names.
 
+pub(crate) mod batches;
 pub(crate) mod bound;
 pub(crate) mod contexts;
 pub(crate) mod copies;
@@ -93,6 +94,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         copies::CASES,
         copies::PROCESS,
         copies::SIMULATED,
+        batches::CASES,
+        batches::SIMULATED,
         virtual_memory::RESERVATIONS,
         virtual_memory::HANDLES,
         virtual_memory::MAPPINGS,
