@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
-use crate::block_units::{RawBlockSide, RawBlockUnits, Run, alignment_of, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, alignment_of, runs};
 use crate::kernels::ROW_THREADS;
 use crate::operand::{check_array, check_disjoint};
 use crate::{
@@ -199,7 +199,7 @@ impl KvKernels {
         if !same {
             check_apart(from, to)?;
         }
-        check_pairs(copy, same)
+        check_pairs(copy.host_pairs, copy.count, (copy.from_blocks, copy.to_blocks), same)
     }
 
     /// Checks that blocks are reached from the kernels' device, and that there are so many.
@@ -235,25 +235,26 @@ impl KvKernels {
         }
         let tokens = u64::from(shape.block_tokens());
         let (from_parts, to_parts) = (from.parts(), to.parts());
-        let (source, target) = ((&from_parts[..], rows.from_byte), (&to_parts[..], rows.to_byte));
+        let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
+        let (source, target) = (side(&from_parts, rows.from_byte), side(&to_parts, rows.to_byte));
         let of_run = |run: Run| {
             let run = run.merged();
             let sides = (
                 RawBlockSide::of(to, &run.to, copy.to_blocks),
                 RawBlockSide::of(from, &run.from, copy.from_blocks),
             );
-            let bits = run.alignment_bits()
+            let bits = run.source_bits()
+                | run.destination_bits()
+                | run.unit
                 | from.alignment_bits()
-                | to.alignment_bits()
-                | from.layout().block_stride_bytes()
-                | to.layout().block_stride_bytes();
+                | to.alignment_bits();
             let units = RawBlockUnits {
                 planes: shape.planes(),
                 tokens: run.tokens,
                 segments: run.segments,
                 unit_vectors: 0,
             };
-            self.launch_of(copy, sides, units, run.unit_bytes, bits)
+            self.launch_of(copy, sides, units, run.unit, bits)
         };
         runs(source, target, (tokens, rows.bytes), u64::MAX).into_iter().map(of_run).collect()
     }
@@ -355,15 +356,20 @@ pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), Kernel
 }
 
 /// Checks the host's copy of the pairs.
-fn check_pairs(copy: &BlockCopy<'_>, same_memory: bool) -> Result<(), BlocksError> {
-    let Some(pairs) = copy.host_pairs else { return Ok(()) };
-    let (given, count) = (pairs.len() as u64, copy.count);
+pub(crate) fn check_pairs(
+    pairs: Option<&[BlockPair]>,
+    count: u64,
+    (from_blocks, to_blocks): (u64, u64),
+    same_memory: bool,
+) -> Result<(), BlocksError> {
+    let Some(pairs) = pairs else { return Ok(()) };
+    let given = pairs.len() as u64;
     if given != count {
         return Err(BlocksError::Count { count, given });
     }
     let sides = [
-        (Side::Source, copy.from_blocks, (|pair| pair.source) as fn(&BlockPair) -> i32),
-        (Side::Destination, copy.to_blocks, |pair| pair.destination),
+        (Side::Source, from_blocks, (|pair| pair.source) as fn(&BlockPair) -> i32),
+        (Side::Destination, to_blocks, |pair| pair.destination),
     ];
     for (side, blocks, id) in sides {
         for (place, block) in (0..).zip(pairs.iter().map(id)) {

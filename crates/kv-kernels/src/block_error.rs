@@ -1,6 +1,6 @@
-//! Why blocks were not copied, re-laid, converted or summed.
+//! Why blocks were not copied, written, converted or summed.
 
-use crate::{KernelError, OperandError};
+use crate::{KernelError, OperandError, ScalePer};
 
 /// A side of a copy of blocks.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -68,8 +68,8 @@ pub enum BlocksError {
     /// The two sides have not the same planes and tokens.
     #[error("{what} of {source_count} in the source and {destination_count} in the destination")]
     Shapes {
-        /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"` or
-        /// `"bytes of a row"`.
+        /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"`,
+        /// `"bytes of a row"` or `"elements of a row"`.
         what: &'static str,
         /// That of the source.
         source_count: u64,
@@ -95,6 +95,58 @@ pub enum BlocksError {
         what: &'static str,
         /// How many.
         count: u64,
+    },
+    /// The layers of the rows are not layers of the pages.
+    #[error("{layers} layers from {first_layer} on, of {of}")]
+    Layers {
+        /// First layer named.
+        first_layer: u32,
+        /// Layers named.
+        layers: u32,
+        /// Layers of the pages.
+        of: u32,
+    },
+    /// Keys without values, or values where each layer has one tensor.
+    #[error("{given} tensors of rows, where a layer has {kv_count}")]
+    Tensors {
+        /// Tensors of rows given.
+        given: u32,
+        /// Tensors of a layer.
+        kv_count: u32,
+    },
+    /// Two tokens would be written to the same slot.
+    #[error("tokens {first} and {second} both go to slot {slot}")]
+    SlotTwice {
+        /// Position of one token.
+        first: u64,
+        /// Position of the other.
+        second: u64,
+        /// The slot.
+        slot: i64,
+    },
+    /// Rows, or pieces of them, are not whole elements.
+    #[error("{bytes} bytes of the {side} are no whole elements of {element_bytes}")]
+    Elements {
+        /// Which side.
+        side: Side,
+        /// Bytes of a row or of a piece of it.
+        bytes: u64,
+        /// Bytes of an element.
+        element_bytes: u64,
+    },
+    /// A row is not whole heads, or a head not whole pieces of the rows of both layouts.
+    #[error("heads of {head_size} elements in rows of {elements}")]
+    HeadSize {
+        /// Elements of a head.
+        head_size: u64,
+        /// Elements of a row.
+        elements: u64,
+    },
+    /// Scales that blocks share cannot be measured block by block.
+    #[error("scales for each {per:?} are shared by blocks and cannot be measured")]
+    SharedScales {
+        /// Which elements share a scale.
+        per: ScalePer,
     },
     /// What every launch is checked for.
     #[error(transparent)]

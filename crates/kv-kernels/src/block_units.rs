@@ -41,14 +41,17 @@ pub struct RawBlockUnits {
 const _: () = assert!(size_of::<RawBlockSide>() == 56, "BlockSide of kernels/blocks.cuh");
 const _: () = assert!(size_of::<RawBlockUnits>() == 32, "BlockUnits of kernels/blocks.cuh");
 
-/// A run of bytes that every row has, which lies alike in all rows, on both sides.
+/// A run of elements that every row has, which lies alike in all rows, on both sides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Run {
+    /// Its first element, from the beginning of what was taken apart.
+    pub(crate) first: u64,
     pub(crate) from: Strides,
     pub(crate) to: Strides,
     pub(crate) tokens: u64,
     pub(crate) segments: u64,
-    pub(crate) unit_bytes: u64,
+    /// Elements of a unit.
+    pub(crate) unit: u64,
 }
 
 /// Where a run lies on one side, from the start of a block in its plane.
@@ -59,21 +62,32 @@ pub(crate) struct Strides {
     pub(crate) segment: u64,
 }
 
-/// Takes `bytes` bytes of every row apart, which begin at `from_byte` of the rows on one side and at
-/// `to_byte` on the other, into as few runs as the layouts allow; no unit is longer than `unit_max`.
+/// The part of every row that one side contributes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowSide<'a> {
+    /// What rows are made of; every segment is whole elements.
+    pub(crate) parts: &'a [RowPart],
+    /// Where the part begins, in elements.
+    pub(crate) first: u64,
+    /// Bytes of an element.
+    pub(crate) element_bytes: u64,
+}
+
+/// Takes `elements` elements of every row apart into as few runs as the layouts allow; no unit is
+/// longer than `unit_max` elements. Units are in elements, strides in bytes.
 ///
 /// The range lies inside the rows of either side.
 pub(crate) fn runs(
-    (from, from_byte): (&[RowPart], u64),
-    (to, to_byte): (&[RowPart], u64),
-    (tokens, bytes): (u64, u64),
+    from: RowSide<'_>,
+    to: RowSide<'_>,
+    (tokens, elements): (u64, u64),
     unit_max: u64,
 ) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut done = 0;
-    while done < bytes {
-        let (a, b) = (Place::of(from, from_byte + done), Place::of(to, to_byte + done));
-        let left = bytes - done;
+    while done < elements {
+        let (a, b) = (Place::of(from, done), Place::of(to, done));
+        let left = elements - done;
         let unit = left.min(a.contiguous).min(b.contiguous).min(unit_max);
         // How many units follow each other in equal steps on both sides.
         let segments = (left / unit).min(a.steps(unit)).min(b.steps(unit)).max(1);
@@ -82,26 +96,29 @@ pub(crate) fn runs(
             token: place.token_stride,
             segment: place.step(unit),
         };
-        runs.push(Run { from: strides(&a), to: strides(&b), tokens, segments, unit_bytes: unit });
+        runs.push(Run { first: done, from: strides(&a), to: strides(&b), tokens, segments, unit });
         done += unit * segments;
     }
     runs
 }
 
-/// Where a byte of a row lies, and what follows it.
+/// Where an element of a row lies, and what follows it.
 struct Place {
     offset: u64,
     token_stride: u64,
-    /// Bytes of its segment from here on.
+    element_bytes: u64,
+    /// Elements of its segment from here on.
     contiguous: u64,
-    segment_bytes: u64,
+    segment: u64,
     segment_stride: u64,
     /// Whole segments of its part from here on; 0 inside a segment.
     segments: u64,
 }
 
 impl Place {
-    fn of(parts: &[RowPart], byte: u64) -> Self {
+    fn of(side: RowSide<'_>, element: u64) -> Self {
+        let RowSide { parts, first, element_bytes } = side;
+        let byte = (first + element) * element_bytes;
         let mut start = 0;
         for part in parts {
             let bytes = part.segment_bytes * u64::from(part.segments);
@@ -112,8 +129,9 @@ impl Place {
                 return Self {
                     offset: part.offset_bytes + segment * part.segment_stride_bytes + inside,
                     token_stride: part.token_stride_bytes,
-                    contiguous: part.segment_bytes - inside,
-                    segment_bytes: part.segment_bytes,
+                    element_bytes,
+                    contiguous: (part.segment_bytes - inside) / element_bytes,
+                    segment: part.segment_bytes / element_bytes,
                     segment_stride: part.segment_stride_bytes,
                     segments,
                 };
@@ -123,41 +141,48 @@ impl Place {
         unreachable!("byte {byte} of a row of {start}: ranges are checked before")
     }
 
-    /// How many units of `unit` bytes, at most `contiguous`, follow in equal steps.
+    /// How many units of `unit` elements, at most `contiguous`, follow in equal steps.
     fn steps(&self, unit: u64) -> u64 {
-        if unit == self.segment_bytes { self.segments } else { self.contiguous / unit }
+        if unit == self.segment { self.segments } else { self.contiguous / unit }
     }
 
     /// Bytes from such a unit to the next.
     fn step(&self, unit: u64) -> u64 {
-        if unit == self.segment_bytes { self.segment_stride } else { unit }
+        if unit == self.segment { self.segment_stride } else { unit * self.element_bytes }
     }
 }
 
 impl Run {
-    /// The same with units as long as both sides allow.
+    /// The same with units as long as both sides allow, for elements of one byte.
     pub(crate) fn merged(mut self) -> Self {
         for _ in 0..2 {
-            let unit = self.unit_bytes;
+            let unit = self.unit;
             if self.segments > 1 && self.from.segment == unit && self.to.segment == unit {
-                self.unit_bytes *= self.segments;
+                self.unit *= self.segments;
                 self.segments = 1;
             } else if self.tokens > 1 && self.from.token == unit && self.to.token == unit {
-                self.unit_bytes *= self.tokens;
+                self.unit *= self.tokens;
                 self.tokens = 1;
             }
         }
         self
     }
 
-    /// Every number that a vector must divide, or-ed together, beside the blocks' own.
-    pub(crate) fn alignment_bits(&self) -> u64 {
-        let of = |side: &Strides| {
-            let token = if self.tokens > 1 { side.token } else { 0 };
-            let segment = if self.segments > 1 { side.segment } else { 0 };
-            side.offset | token | segment
-        };
-        of(&self.from) | of(&self.to) | self.unit_bytes
+    /// Every number that a vector of the source must divide, or-ed together, beside the blocks' own
+    /// and the unit.
+    pub(crate) fn source_bits(&self) -> u64 {
+        self.bits(&self.from)
+    }
+
+    /// The same of the destination.
+    pub(crate) fn destination_bits(&self) -> u64 {
+        self.bits(&self.to)
+    }
+
+    fn bits(&self, side: &Strides) -> u64 {
+        let token = if self.tokens > 1 { side.token } else { 0 };
+        let segment = if self.segments > 1 { side.segment } else { 0 };
+        side.offset | token | segment
     }
 }
 
@@ -187,6 +212,7 @@ pub(crate) fn plane_offset(_: &KvShape, layout: &PagedLayout, plane: u64) -> u64
 }
 
 /// A part of every row.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct RowPart {
     pub(crate) segment_bytes: u64,
     pub(crate) segments: u32,

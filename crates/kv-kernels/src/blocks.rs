@@ -103,6 +103,11 @@ impl HostBlocks {
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
+
+    /// Where a plane begins, from the first block on.
+    pub(crate) fn plane_offset(&self, plane: u64) -> u64 {
+        plane_offset(&self.shape, &self.layout, plane)
+    }
 }
 
 /// Blocks that a kernel reads or writes, wherever they are.
@@ -188,9 +193,9 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// Every number of bytes that places of planes are multiples of, or-ed together.
+    /// Every number of bytes that a vector must divide for the places of blocks, or-ed together.
     pub(crate) fn alignment_bits(self) -> u64 {
         let tensors = self.extents().into_iter().fold(0, |bits, extent| bits | extent.address);
-        tensors | self.layout().plane_stride_bytes()
+        tensors | self.layout().plane_stride_bytes() | self.layout().block_stride_bytes()
     }
 }

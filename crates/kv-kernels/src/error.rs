@@ -42,6 +42,10 @@ pub enum Operand {
     HostBlocks,
     /// Which block goes where.
     BlockPairs,
+    /// Which blocks.
+    BlockIds,
+    /// The rows of new tokens.
+    Rows,
 }
 
 impl fmt::Display for Operand {
@@ -63,6 +67,8 @@ impl fmt::Display for Operand {
             Self::Offsets => "offsets",
             Self::HostBlocks => "host blocks",
             Self::BlockPairs => "block pairs",
+            Self::BlockIds => "block ids",
+            Self::Rows => "rows of new tokens",
         })
     }
 }
@@ -268,4 +274,14 @@ pub enum KernelError {
     /// The driver refused the launch, or the device is lost.
     #[error("the kernel was not launched")]
     Device(#[from] DeviceError),
+}
+
+impl KernelError {
+    pub(crate) fn from_copy(error: CopyError) -> Self {
+        match error {
+            CopyError::Device(error) => Self::Device(error),
+            // What is filled has one length.
+            other => unreachable!("a fill: {other}"),
+        }
+    }
 }

@@ -16,6 +16,15 @@ pub(crate) mod entry {
     pub(crate) const GATHER: &str = "gather_rows";
     pub(crate) const SCATTER: &str = "scatter_words";
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
+    pub(crate) const APPEND: [&str; 3] = ["append_16", "append_4", "append_1"];
+    pub(crate) const SUM_BLOCKS: [&str; 3] = ["sum_blocks_16", "sum_blocks_4", "sum_blocks_1"];
+    pub(crate) const CONVERSIONS: [&str; 5] = [
+        "quantize_blocks_8",
+        "quantize_blocks_1",
+        "dequantize_blocks_8",
+        "dequantize_blocks_1",
+        "measure_scales",
+    ];
     pub(crate) const COPY_BLOCKS: [&str; 3] = ["copy_blocks_16", "copy_blocks_4", "copy_blocks_1"];
 }
 
@@ -24,6 +33,9 @@ const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
 const SCATTER_PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
+const APPEND_PTX: &str = include_str!("../ptx/append.compute_80.ptx");
+const BLOCK_SUM_PTX: &str = include_str!("../ptx/block_sum.compute_80.ptx");
+const QUANTIZE_PTX: &str = include_str!("../ptx/quantize.compute_80.ptx");
 const BLOCK_COPY_PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 
@@ -52,8 +64,12 @@ pub struct KvKernels {
     pub(crate) gather: Kernel,
     pub(crate) scatter: Kernel,
     pub(crate) block_offsets: LazyKernel,
-    /// For vectors of 16, 4 and 1 bytes.
+    /// For vectors of 16, 4 and 1 bytes, as the two that follow.
     pub(crate) copy_blocks: [LazyKernel; 3],
+    pub(crate) append: [LazyKernel; 3],
+    pub(crate) sum_blocks: [LazyKernel; 3],
+    /// In the order of `entry::CONVERSIONS`.
+    pub(crate) conversions: [LazyKernel; 5],
     /// Multiprocessors of the device, 1 to 65536.
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -80,6 +96,9 @@ impl KvKernels {
             gather: load(GATHER_PTX, entry::GATHER)?,
             scatter: load(SCATTER_PTX, entry::SCATTER)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
+            append: entry::APPEND.map(|name| LazyKernel::new(APPEND_PTX, name)),
+            sum_blocks: entry::SUM_BLOCKS.map(|name| LazyKernel::new(BLOCK_SUM_PTX, name)),
+            conversions: entry::CONVERSIONS.map(|name| LazyKernel::new(QUANTIZE_PTX, name)),
             copy_blocks: entry::COPY_BLOCKS.map(|name| LazyKernel::new(BLOCK_COPY_PTX, name)),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]

@@ -21,6 +21,10 @@
 //!   to and from pinned memory, from any layout to any other; with
 //!   [`copy_block_rows`](KvKernels::copy_block_rows) and [`reshard`] from one tensor-parallel degree
 //!   to another.
+//!   [`append`](KvKernels::append) writes the rows of new tokens to their slots;
+//!   [`quantize_blocks`](KvKernels::quantize_blocks) and
+//!   [`dequantize_blocks`](KvKernels::dequantize_blocks) copy blocks between 16 and 8 bits;
+//!   [`sum_blocks`](KvKernels::sum_blocks) and [`block_sum`] sum blocks alike in every layout.
 //! * [`DeviceReport`]: where launches tell of indices that only the device sees to be out of range.
 //! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
 //!   knows what every block must sum to without holding its bytes.
@@ -88,19 +92,22 @@
 //!   show what it is for. Off unless switched on at run time.
 //!
 //! # What it does not do
-//! It allocates no KV memory, chooses no slots, and records no events. Rows are moved as bytes: no
-//! element type is converted and none is interpreted. The PTX is for compute capability 8.0 and later.
+//! It allocates no KV memory, chooses no slots, and records no events. Rows are moved as bytes; only
+//! the conversions know element types. The PTX is for compute capability 8.0 and later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod append;
 mod block_copy;
 mod block_error;
 mod block_offsets;
+mod block_sum;
 mod block_units;
 mod blocks;
 mod checksum;
 mod error;
 mod fill;
+mod floats;
 mod gather;
 mod host_offsets;
 mod kernels;
@@ -109,6 +116,7 @@ mod lazy;
 mod operand;
 mod paged_kv;
 mod pattern;
+mod quantize;
 mod references;
 mod report;
 mod reshard;
@@ -119,14 +127,17 @@ mod transfer;
 
 use kernels::entry;
 
+pub use append::{Append, RawAppend, RawAppendRows};
 pub use block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
 pub use block_error::{BlocksError, Side};
 pub use block_offsets::{BlockOffsets, RawBlockOffsets};
+pub use block_sum::{BlockSums, RawBlockSums, block_sum};
 pub use block_units::{RawBlockSide, RawBlockUnits};
 pub use blocks::{Blocks, HostBlocks};
 pub use checksum::ChecksumArgs;
 pub use error::{KernelError, Operand, OperandError, PagedKvError};
 pub use fill::FillPattern;
+pub use floats::{NarrowFormat, WideFormat};
 pub use gather::GatherRows;
 pub use host_offsets::{
     HostGatherError, HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets,
@@ -135,6 +146,7 @@ pub use kernels::KvKernels;
 pub use layout::{LayoutError, PagedLayout, Strides};
 pub use paged_kv::PagedKv;
 pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
+pub use quantize::{Conversion, ConversionKind, RawConversion, RawFormats, RawScales, ScalePer};
 pub use references::references;
 pub use report::{DeviceReport, OutOfRange};
 pub use reshard::{HeadMove, ReshardError, reshard};

@@ -33,6 +33,9 @@ fn main() {
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("copied_blocks_equal_the_reference", |gpu| same(gpu, ops::block_copy::outputs)),
+        ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
+        ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
+        ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("a_skipped_prefix_is_not_overwritten", |gpu| assert!(prefix_survives(gpu))),
         #[cfg(all(feature = "sabotage", debug_assertions))]

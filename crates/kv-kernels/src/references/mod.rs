@@ -4,19 +4,22 @@
 //! They are exact and geometry does not matter to them. They are also fast, because a replay on a
 //! simulated device moves and reads terabytes through them.
 
+mod append;
 mod block_copy;
 mod block_offsets;
+mod block_sum;
 mod checksum;
 mod fill;
 mod gather;
 mod lane_sums;
+mod quantize;
 mod scatter;
 mod transfer;
 
 use bytemuck::AnyBitPattern;
 use cuda_driver::{DeviceMemory, KernelArgs, KernelReference, ReferenceError};
 
-use crate::entry;
+use crate::{ConversionKind, entry};
 
 /// The references of all kernels, to register with a simulated device.
 #[must_use]
@@ -28,6 +31,29 @@ pub fn references() -> &'static [KernelReference] {
             KernelReference { name: entry::FILL, run: fill::run },
             KernelReference { name: entry::GATHER, run: gather::run },
             KernelReference { name: entry::SCATTER, run: scatter::run },
+            KernelReference { name: entry::APPEND[0], run: |m, _, a| append::run(m, a, 16) },
+            KernelReference { name: entry::APPEND[1], run: |m, _, a| append::run(m, a, 4) },
+            KernelReference { name: entry::APPEND[2], run: |m, _, a| append::run(m, a, 1) },
+            KernelReference { name: entry::SUM_BLOCKS[0], run: |m, _, a| block_sum::run(m, a, 16) },
+            KernelReference { name: entry::SUM_BLOCKS[1], run: |m, _, a| block_sum::run(m, a, 4) },
+            KernelReference { name: entry::SUM_BLOCKS[2], run: |m, _, a| block_sum::run(m, a, 1) },
+            KernelReference {
+                name: entry::CONVERSIONS[0],
+                run: |m, _, a| quantize::convert(m, a, ConversionKind::Quantize, 8),
+            },
+            KernelReference {
+                name: entry::CONVERSIONS[1],
+                run: |m, _, a| quantize::convert(m, a, ConversionKind::Quantize, 1),
+            },
+            KernelReference {
+                name: entry::CONVERSIONS[2],
+                run: |m, _, a| quantize::convert(m, a, ConversionKind::Dequantize, 8),
+            },
+            KernelReference {
+                name: entry::CONVERSIONS[3],
+                run: |m, _, a| quantize::convert(m, a, ConversionKind::Dequantize, 1),
+            },
+            KernelReference { name: entry::CONVERSIONS[4], run: quantize::measure },
             KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
             KernelReference {
                 name: entry::COPY_BLOCKS[0],

@@ -1,6 +1,9 @@
 //! Lists of launches over odd sizes for each operation, the same on every device.
 
+pub(crate) mod append;
 pub(crate) mod block_copy;
 pub(crate) mod block_offsets;
+pub(crate) mod block_sum;
 pub(crate) mod lays;
 pub(crate) mod on;
+pub(crate) mod quantize;

@@ -1,0 +1,306 @@
+//! Scattering the keys and values of new tokens into pages.
+
+use std::collections::HashMap;
+
+use bytemuck::{Pod, Zeroable};
+use cuda_driver::{KernelArgs, LaunchConfig, Stream};
+
+use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, items_of};
+use crate::block_units::{
+    RawBlockSide, RawBlockUnits, RowPart, RowSide, Run, Strides, alignment_of, runs,
+};
+use crate::kernels::ROW_THREADS;
+use crate::operand::{check_array, check_disjoint, check_length};
+use crate::{
+    Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, OperandError,
+    PagedKv,
+};
+
+/// What [`KvKernels::append`] scatters.
+///
+/// The row of token `n` in tensor `k` (keys or values) of layer `first_layer + l` begins at
+/// `l * layer_stride_bytes + n * token_stride_bytes` of its source, and is one piece: heads one after
+/// another. A token stride longer than a row is what a slice of a fused projection has.
+#[derive(Clone, Copy, Debug)]
+pub struct Append<'a> {
+    /// The rows of keys, or of the one tensor that each layer has.
+    pub keys: KernelSource<'a>,
+    /// The rows of values, exactly where each layer has two tensors.
+    pub values: Option<KernelSource<'a>>,
+    /// Bytes from a layer's rows to the next layer's.
+    pub layer_stride_bytes: u64,
+    /// Bytes from a token's row to the next token's, at least a row.
+    pub token_stride_bytes: u64,
+    /// The layer of the pages that the first rows are of.
+    pub first_layer: u32,
+    /// How many layers the rows are of.
+    pub layers: u32,
+    /// One slot (`i64`) for each token; a negative one is passed over.
+    pub slot_mapping: KernelSource<'a>,
+    /// The host's copy of the mapping, which is checked before the launch; `None` where only the
+    /// device has it.
+    pub host_slots: Option<&'a [i64]>,
+    /// How many tokens.
+    pub tokens: u64,
+    /// Blocks that are ready, the first of the pages; slots beyond them are refused.
+    pub num_blocks: u64,
+    /// Where to tell of slots that the device had to pass over.
+    pub report: Option<&'a DeviceReport>,
+}
+
+/// The rows of new tokens, as `AppendRows` of `kernels/append.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Pod, PartialEq, Zeroable)]
+pub struct RawAppendRows {
+    /// Addresses of the rows of keys and of values.
+    pub rows: [u64; 2],
+    /// Bytes from a layer to the next.
+    pub layer_stride: u64,
+    /// Bytes from a token to the next.
+    pub token_stride: u64,
+    /// Bytes from a segment to the next.
+    pub segment_stride: u64,
+    /// Where the first segment begins in a row.
+    pub base: u64,
+}
+
+const _: () = assert!(size_of::<RawAppendRows>() == 48, "AppendRows of kernels/append.cu");
+
+/// The parameters of one launch of `append`, unchecked; see `kernels/append.cu`.
+#[derive(Clone, Copy, Debug)]
+pub struct RawAppend {
+    /// The pages.
+    pub pages: RawBlockSide,
+    /// The rows.
+    pub from: RawAppendRows,
+    /// What a row is made of; `tokens` are the new ones.
+    pub units: RawBlockUnits,
+    /// Address of the slots.
+    pub slot_mapping: u64,
+    /// Tokens of a block.
+    pub block_tokens: u64,
+    /// The plane of the pages that the first rows are of.
+    pub first_plane: u32,
+    /// Tensors of a layer, 1 or 2.
+    pub kv_count: u32,
+    /// Address of a report, or 0.
+    pub report: u64,
+    /// Bytes of a vector: 16, 4 or 1.
+    pub vector_bytes: u64,
+    /// Blocks of the grid.
+    pub grid: u32,
+}
+
+impl KvKernels {
+    /// Writes the rows of new tokens to their slots: for each layer `l < layers`, tensor `k`, and token
+    /// `n` whose slot `s = slot_mapping[n]` is not negative, byte `x` of the row of token
+    /// `s % block_tokens` of block `s / block_tokens` in plane `(first_layer + l, k)` becomes
+    /// `source[k][l * layer_stride_bytes + n * token_stride_bytes + x]`.
+    ///
+    /// Nothing is launched without tokens or layers.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Slots are read when the kernel runs: one that is out of
+    /// range then is passed over, whatever the host's copy said.
+    ///
+    /// # Errors
+    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
+    /// launches (a layout whose rows are in two parts takes two).
+    pub fn append(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        append: Append<'_>,
+    ) -> Result<(), BlocksError> {
+        self.check_stream(stream)?;
+        self.check_append(paged, &append)?;
+        if append.tokens == 0 || append.layers == 0 {
+            return Ok(());
+        }
+        for raw in &self.appends(paged, &append)? {
+            // SAFETY: `check_append` has found a slot for each token, and the rows of all tokens and
+            // layers in their sources; slots of blocks below `num_blocks`, to which the kernel keeps,
+            // lie in the paged memory (invariant of `PagedKv`), and so do the planes of the layers,
+            // which `check_append` has compared. Pinned memory is only read, and is not freed before
+            // the device has finished (a dropped buffer is only retired).
+            unsafe { self.append_raw(stream, raw) }?;
+        }
+        Ok(())
+    }
+
+    /// Launches the kernel with these parameters, unchecked.
+    ///
+    /// # Errors
+    /// [`KernelError::Module`] and [`KernelError::Device`].
+    ///
+    /// # Safety
+    /// - every address is of memory that the kernels' device can access, and stays allocated until
+    ///   the kernel has completed; all of what the head of `kernels/append.cu` names as read or
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 4 or 1;
+    /// - `block_tokens` and `kv_count` are not 0;
+    /// - no host memory is written.
+    pub unsafe fn append_raw(&self, stream: &Stream, raw: &RawAppend) -> Result<(), KernelError> {
+        let args = KernelArgs::new()
+            .arg(raw.pages)
+            .arg(raw.from)
+            .arg(raw.units)
+            .arg(raw.slot_mapping)
+            .arg(raw.block_tokens)
+            .arg(raw.first_plane)
+            .arg(raw.kv_count)
+            .arg(raw.report);
+        let [by_16, by_4, by_1] = &self.append;
+        let kernel = match raw.vector_bytes {
+            16 => by_16,
+            4 => by_4,
+            _ => by_1,
+        };
+        let kernel = kernel.get(self.device())?;
+        let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
+        // SAFETY: the 8 arguments are the parameters of `append_*` in `kernels/append.cu`, in order
+        // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
+        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+    }
+
+    fn check_append(&self, paged: &PagedKv, append: &Append<'_>) -> Result<(), BlocksError> {
+        self.check_paged(paged, append.num_blocks)?;
+        if let Some(report) = append.report {
+            self.check_report(report)?;
+        }
+        let shape = paged.shape();
+        let Append { first_layer, layers, tokens, token_stride_bytes, .. } = *append;
+        if first_layer.checked_add(layers).is_none_or(|end| end > shape.layers()) {
+            let of = shape.layers();
+            return Err(BlocksError::Layers { first_layer, layers, of });
+        }
+        let given = 1 + u32::from(append.values.is_some());
+        if given != shape.kv_count() {
+            return Err(BlocksError::Tensors { given, kv_count: shape.kv_count() });
+        }
+        let row_bytes = shape.row_bytes();
+        if token_stride_bytes < row_bytes {
+            let (width, stride) = (row_bytes, token_stride_bytes);
+            return Err(OperandError::Stride { operand: Operand::Rows, width, stride }.into());
+        }
+        check_array(Operand::SlotMapping, append.slot_mapping, tokens, 8)?;
+        for source in [Some(append.keys), append.values].into_iter().flatten() {
+            check_rows(source, append, row_bytes)?;
+            for tensor in Blocks::Device(paged).extents() {
+                check_disjoint((Operand::Pages, tensor), (Operand::Rows, source))?;
+            }
+        }
+        for tensor in Blocks::Device(paged).extents() {
+            let slots = (Operand::SlotMapping, append.slot_mapping);
+            check_disjoint((Operand::Pages, tensor), slots)?;
+        }
+        check_slots(append, append.num_blocks * u64::from(shape.block_tokens()))
+    }
+
+    /// One launch for each run of a row.
+    fn appends(&self, paged: &PagedKv, append: &Append<'_>) -> Result<Vec<RawAppend>, BlocksError> {
+        let (shape, blocks) = (paged.shape(), Blocks::Device(paged));
+        let row_bytes = shape.row_bytes();
+        let row = [RowPart {
+            segment_bytes: row_bytes,
+            segments: 1,
+            segment_stride_bytes: row_bytes,
+            token_stride_bytes: append.token_stride_bytes,
+            offset_bytes: 0,
+        }];
+        let parts = blocks.parts();
+        let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
+        let addresses = [append.keys.address(), append.values.map_or(0, KernelSource::address)];
+        let own_bits = addresses[0]
+            | addresses[1]
+            | if append.layers > 1 { append.layer_stride_bytes } else { 0 }
+            | if append.tokens > 1 { append.token_stride_bytes } else { 0 };
+        let launch = |run: Run| {
+            // Tokens go to slots, so their strides are no reason for longer units.
+            let Run { from, to, segments, unit, .. } = Run { tokens: 1, ..run }.merged();
+            let run = Run { from, to, segments, unit, ..run };
+            let bits = run.source_bits()
+                | run.destination_bits()
+                | run.unit
+                | own_bits
+                | blocks.alignment_bits();
+            let token_bits = to.token;
+            let vector_bytes = match alignment_of(bits | token_bits) {
+                16 => 16,
+                4 | 8 => 4,
+                _ => 1,
+            };
+            let units = RawBlockUnits {
+                planes: u64::from(append.layers) * u64::from(shape.kv_count()),
+                tokens: append.tokens,
+                segments,
+                unit_vectors: unit / vector_bytes,
+            };
+            let items = items_of(&units, 1)?;
+            let grid = items.div_ceil(ROW_THREADS);
+            Ok(RawAppend {
+                pages: RawBlockSide::of(blocks, &to, append.num_blocks),
+                from: raw_rows(addresses, append, &from),
+                units,
+                slot_mapping: append.slot_mapping.address(),
+                block_tokens: shape.block_tokens().into(),
+                first_plane: append.first_layer * shape.kv_count(),
+                kv_count: shape.kv_count(),
+                report: append.report.map_or(0, DeviceReport::address),
+                vector_bytes,
+                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR) as u32,
+            })
+        };
+        let whole_row = (append.tokens, row_bytes);
+        runs(side(&row), side(&parts), whole_row, u64::MAX).into_iter().map(launch).collect()
+    }
+}
+
+fn raw_rows(rows: [u64; 2], append: &Append<'_>, from: &Strides) -> RawAppendRows {
+    RawAppendRows {
+        rows,
+        layer_stride: append.layer_stride_bytes,
+        token_stride: append.token_stride_bytes,
+        segment_stride: from.segment,
+        base: from.offset,
+    }
+}
+
+/// Checks that a source has the rows of all layers and tokens.
+fn check_rows(
+    source: KernelSource<'_>,
+    append: &Append<'_>,
+    row_bytes: u64,
+) -> Result<(), OperandError> {
+    let Append { layers, tokens, layer_stride_bytes, token_stride_bytes, .. } = *append;
+    if layers == 0 || tokens == 0 {
+        return Ok(());
+    }
+    let operand = Operand::Rows;
+    let overflow = OperandError::Overflow { operand, rows: tokens, row_bytes: token_stride_bytes };
+    let of_layers = layer_stride_bytes.checked_mul(u64::from(layers) - 1);
+    let of_tokens = token_stride_bytes.checked_mul(tokens - 1);
+    let needed = of_layers
+        .zip(of_tokens)
+        .and_then(|(layers, tokens)| layers.checked_add(tokens)?.checked_add(row_bytes))
+        .ok_or(overflow)?;
+    check_length(operand, source.bytes(), needed)
+}
+
+/// Checks the host's copy of the slots.
+fn check_slots(append: &Append<'_>, slots: u64) -> Result<(), BlocksError> {
+    let Some(host_slots) = append.host_slots else { return Ok(()) };
+    let (given, tokens) = (host_slots.len() as u64, append.tokens);
+    if given != tokens {
+        return Err(KernelError::SlotCount { slots: given, tokens }.into());
+    }
+    let mut taken: HashMap<i64, u64> = HashMap::with_capacity(host_slots.len());
+    for (token, &slot) in (0..).zip(host_slots).filter(|(_, slot)| **slot >= 0) {
+        if slot as u64 >= slots {
+            return Err(KernelError::SlotOutOfRange { token, slot, slots }.into());
+        }
+        if let Some(first) = taken.insert(slot, token) {
+            return Err(BlocksError::SlotTwice { first, second: token, slot });
+        }
+    }
+    Ok(())
+}

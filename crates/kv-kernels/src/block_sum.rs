@@ -1,0 +1,284 @@
+//! Sums of whole blocks, the same wherever and however a block lies.
+
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
+
+use crate::block_copy::BLOCKS_OF_MULTIPROCESSOR;
+use crate::block_copy::items_of;
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowPart, RowSide, Run, alignment_of, runs};
+use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
+use crate::operand::{check_array, check_disjoint};
+use crate::{
+    Blocks, BlocksError, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels, Operand,
+    Side, weight,
+};
+
+/// What [`KvKernels::sum_blocks`] sums.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockSums<'a> {
+    /// The memory that is read.
+    pub blocks: Blocks<'a>,
+    /// `count` block ids (`i32`).
+    pub ids: KernelSource<'a>,
+    /// How many.
+    pub count: u64,
+    /// The host's copy of the ids, which is checked before the launch; `None` where only the device
+    /// has them.
+    pub host_ids: Option<&'a [i32]>,
+    /// Blocks that are ready, the first ones; others are refused.
+    pub num_blocks: u64,
+    /// Where the sums (`u64`) go.
+    pub sums: DeviceSpan,
+    /// Where to tell of ids that the device had to pass over.
+    pub report: Option<&'a DeviceReport>,
+}
+
+/// The parameters of one launch of `sum_blocks`, unchecked; see `kernels/block_sum.cu`.
+#[derive(Clone, Copy, Debug)]
+pub struct RawBlockSums {
+    /// The blocks.
+    pub from: RawBlockSide,
+    /// Where units lie in a block without gaps that begins at 0.
+    pub dense: RawBlockSide,
+    /// What a block is made of.
+    pub units: RawBlockUnits,
+    /// Address of the ids.
+    pub ids: u64,
+    /// How many.
+    pub count: u64,
+    /// Address of the sums, to which the launch adds.
+    pub sums: u64,
+    /// Whether ids out of range are told of.
+    pub first: u32,
+    /// Address of a report, or 0.
+    pub report: u64,
+    /// Bytes of a vector: 16, 4 or 1.
+    pub vector_bytes: u64,
+    /// Blocks of the grid for each id.
+    pub slices: u32,
+}
+
+/// The sum of a block in one piece: its bytes in the order `[plane][token][byte of the row]`, padded
+/// with zeros to words `w` of 64 bits (little-endian), each times [`weight`]`(w)`, added up with
+/// wrapping.
+///
+/// [`KvKernels::sum_blocks`] gives the same for a block that lies in any layout. The sum finds bytes
+/// that are lost, torn or misplaced; it is no defence against anyone who forges them.
+#[must_use]
+pub fn block_sum(block: &[u8]) -> u64 {
+    let word = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    let shares = (0..).zip(block.chunks(8)).map(|(w, bytes)| word(bytes).wrapping_mul(weight(w)));
+    shares.fold(0, u64::wrapping_add)
+}
+
+impl HostBlocks {
+    /// Copies a block out, without gaps and in the order `[plane][token][byte of the row]`, whatever
+    /// the layout.
+    ///
+    /// # Ordering
+    /// Device operations that write the block must have completed: otherwise the bytes are a mixture.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] for a block that is not there, or room of another length than
+    /// [`block_bytes`](crate::KvShape::block_bytes).
+    pub fn read_block(&self, block: u64, dense: &mut [u8]) -> Result<(), OutOfBounds> {
+        let shape = *self.shape();
+        let (bytes, capacity) = (shape.block_bytes(), self.buffer().bytes());
+        if block >= self.blocks() || dense.len() as u64 != bytes {
+            let offset = block.saturating_mul(bytes);
+            return Err(OutOfBounds { offset, bytes: dense.len() as u64, capacity });
+        }
+        let parts = Blocks::Host(self).parts();
+        let start = self.offset() + block * self.layout().block_stride_bytes();
+        let mut at = 0;
+        for plane in 0..shape.planes() {
+            let start = start + self.plane_offset(plane);
+            for token in 0..u64::from(shape.block_tokens()) {
+                for part in &parts {
+                    let start = start + part.offset_bytes + token * part.token_stride_bytes;
+                    for segment in 0..u64::from(part.segments) {
+                        let end = at + part.segment_bytes as usize;
+                        let from = start + segment * part.segment_stride_bytes;
+                        self.buffer().read_at(from, &mut dense[at..end])?;
+                        at = end;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl KvKernels {
+    /// Writes the sum of each block: `sums[n]` becomes [`block_sum`] of the bytes of block `ids[n]` in
+    /// the order `[plane][token][byte of the row]`, and [`BAD_BLOCK`](crate::BAD_BLOCK) where the id
+    /// names no ready block, which is then not read.
+    ///
+    /// The order is that of no layout in particular, so a block that was copied to another layout, to
+    /// the host or to another machine has the same sum. Nothing is enqueued without ids.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. The sums are cleared and then added to, by several
+    /// launches where rows are in two parts: they are there when an event recorded after this call has
+    /// completed.
+    ///
+    /// # Errors
+    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses a later launch.
+    pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), BlocksError> {
+        self.check_stream(stream)?;
+        self.check_sums(&sums)?;
+        if sums.count == 0 {
+            return Ok(());
+        }
+        let launches = self.block_sums(&sums)?;
+        let written = sums.sums.slice(0, sums.count * 8).map_err(|_| too_many(sums.count))?;
+        stream.fill(written, 0).map_err(KernelError::from_copy)?;
+        for raw in &launches {
+            // SAFETY: `check_sums` has found room for each id and each sum, which is device memory;
+            // blocks below `num_blocks`, to which the kernel keeps, lie in their memory (invariants of
+            // `PagedKv` and `HostBlocks`). Pinned memory is only read, and is not freed before the
+            // device has finished (a dropped buffer is only retired).
+            unsafe { self.sum_blocks_raw(stream, raw) }?;
+        }
+        Ok(())
+    }
+
+    /// Launches the kernel with these parameters, unchecked.
+    ///
+    /// # Errors
+    /// [`KernelError::Module`] and [`KernelError::Device`].
+    ///
+    /// # Safety
+    /// - every address is of memory that the kernels' device can access, and stays allocated until
+    ///   the kernel has completed; all of what the head of `kernels/block_sum.cu` names as read or
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 4 or 1;
+    /// - no host memory is written.
+    pub unsafe fn sum_blocks_raw(
+        &self,
+        stream: &Stream,
+        raw: &RawBlockSums,
+    ) -> Result<(), KernelError> {
+        let args = KernelArgs::new()
+            .arg(raw.from)
+            .arg(raw.dense)
+            .arg(raw.units)
+            .arg(raw.ids)
+            .arg(raw.count)
+            .arg(raw.sums)
+            .arg(raw.first)
+            .arg(raw.report);
+        let [by_16, by_4, by_1] = &self.sum_blocks;
+        let kernel = match raw.vector_bytes {
+            16 => by_16,
+            4 => by_4,
+            _ => by_1,
+        };
+        let kernel = kernel.get(self.device())?;
+        let config = LaunchConfig {
+            grid: [raw.slices.max(1), raw.count.clamp(1, GRID_Y_MAX.into()) as u32, 1],
+            block: [ROW_THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        };
+        // SAFETY: the 8 arguments are the parameters of `sum_blocks_*` in `kernels/block_sum.cu`, in
+        // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
+        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+    }
+
+    fn check_sums(&self, sums: &BlockSums<'_>) -> Result<(), BlocksError> {
+        let BlockSums { blocks, ids, count, num_blocks, .. } = *sums;
+        self.check_blocks(blocks, num_blocks)?;
+        if let Some(report) = sums.report {
+            self.check_report(report)?;
+        }
+        check_array(Operand::BlockIds, ids, count, 4)?;
+        check_array(Operand::Checksums, sums.sums, count, 8)?;
+        check_disjoint((Operand::Checksums, sums.sums), (Operand::BlockIds, ids))?;
+        for extent in blocks.extents() {
+            check_disjoint((Operand::Checksums, sums.sums), (blocks.operand(), extent))?;
+        }
+        let Some(host_ids) = sums.host_ids else { return Ok(()) };
+        if host_ids.len() as u64 != count {
+            return Err(BlocksError::Count { count, given: host_ids.len() as u64 });
+        }
+        for (place, &block) in (0..).zip(host_ids) {
+            if u64::try_from(block).is_err() || block as u64 >= num_blocks {
+                let (side, blocks) = (Side::Source, num_blocks);
+                return Err(BlocksError::BlockOutOfRange { place, side, block, blocks });
+            }
+        }
+        Ok(())
+    }
+
+    /// One launch for each run of a row.
+    fn block_sums(&self, sums: &BlockSums<'_>) -> Result<Vec<RawBlockSums>, BlocksError> {
+        let BlockSums { blocks, num_blocks, .. } = *sums;
+        let shape = blocks.shape();
+        let (row_bytes, plane_bytes) = (shape.row_bytes(), shape.block_plane_bytes());
+        let row = [RowPart {
+            segment_bytes: row_bytes,
+            segments: 1,
+            segment_stride_bytes: row_bytes,
+            token_stride_bytes: row_bytes,
+            offset_bytes: 0,
+        }];
+        let parts = blocks.parts();
+        let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
+        let launch = |run: Run| {
+            let first = run.first == 0;
+            let run = run.merged();
+            let plane_bits = if shape.planes() > 1 { plane_bytes } else { 0 };
+            let bits = run.source_bits()
+                | run.destination_bits()
+                | run.unit
+                | plane_bits
+                | blocks.alignment_bits();
+            let vector_bytes = match alignment_of(bits) {
+                16 => 16,
+                4 | 8 => 4,
+                _ => 1,
+            };
+            let units = RawBlockUnits {
+                planes: shape.planes(),
+                tokens: run.tokens,
+                segments: run.segments,
+                unit_vectors: run.unit / vector_bytes,
+            };
+            let items = items_of(&units, 1)?;
+            let dense = RawBlockSide {
+                base: run.to.offset,
+                plane_stride: plane_bytes,
+                token_stride: run.to.token,
+                segment_stride: run.to.segment,
+                ..RawBlockSide::default()
+            };
+            // As many slices as fill the device, and none that has less than some vectors a thread.
+            let of_device = self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR;
+            let slices = of_device.div_ceil(sums.count);
+            let most = items.div_ceil(ROW_THREADS * VECTORS_OF_THREAD);
+            Ok(RawBlockSums {
+                from: RawBlockSide::of(blocks, &run.from, num_blocks),
+                dense,
+                units,
+                ids: sums.ids.address(),
+                count: sums.count,
+                sums: sums.sums.address(),
+                first: first.into(),
+                report: sums.report.map_or(0, DeviceReport::address),
+                vector_bytes,
+                slices: slices.clamp(1, most.max(1)) as u32,
+            })
+        };
+        let rows = (u64::from(shape.block_tokens()), row_bytes);
+        runs(side(&parts), side(&row), rows, u64::MAX).into_iter().map(launch).collect()
+    }
+}
+
+/// Vectors of a thread below which another slice does not pay.
+const VECTORS_OF_THREAD: u64 = 4;
+
+fn too_many(count: u64) -> BlocksError {
+    BlocksError::TooMany { what: "sums", count }
+}

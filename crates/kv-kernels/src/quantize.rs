@@ -1,0 +1,463 @@
+//! Converting blocks between a 16-bit and an 8-bit cache while they are copied.
+
+use bytemuck::{Pod, Zeroable};
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
+
+use crate::block_copy::{
+    BLOCKS_OF_MULTIPROCESSOR, check_apart, check_pairs, check_same_planes, items_of,
+};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, alignment_of, runs};
+use crate::kernels::ROW_THREADS;
+use crate::operand::{check_array, check_disjoint};
+use crate::{
+    BlockPair, Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels,
+    NarrowFormat, Operand, Side, WideFormat,
+};
+
+/// Which elements share a scale.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum ScalePer {
+    /// All of a plane: `scales[plane]`.
+    Plane,
+    /// A head of a plane, as calibrated: `scales[plane][head]`.
+    Head,
+    /// A block of a plane: `scales[plane][block]`.
+    Block,
+    /// A head of a block: `scales[plane][block][head]`.
+    BlockHead,
+    /// A token: `scales[plane][block][token]`, so that a token's place is its slot.
+    Token,
+    /// A head of a token: `scales[plane][block][token][head]`.
+    TokenHead,
+}
+
+impl ScalePer {
+    /// Whether each block has scales of its own, so that they can be measured.
+    #[must_use]
+    pub fn is_of_block(self) -> bool {
+        !matches!(self, Self::Plane | Self::Head)
+    }
+
+    fn has_tokens(self) -> bool {
+        matches!(self, Self::Token | Self::TokenHead)
+    }
+
+    fn has_heads(self) -> bool {
+        matches!(self, Self::Head | Self::BlockHead | Self::TokenHead)
+    }
+}
+
+/// What the conversions of [`KvKernels`] convert.
+///
+/// A row is heads one after another, each `head_size` elements. Blocks, where scales count them, are
+/// those of the 8-bit side.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion<'a> {
+    /// The memory that is read.
+    pub from: Blocks<'a>,
+    /// The memory that is written.
+    pub to: Blocks<'a>,
+    /// Format of the 16-bit side.
+    pub wide: WideFormat,
+    /// Format of the 8-bit side.
+    pub narrow: NarrowFormat,
+    /// Elements of a head; the whole row where heads do not matter.
+    pub head_size: u32,
+    /// One scale (`f32`) for each group of elements, `[plane][block][token][head]` without the
+    /// indices that `per` leaves out.
+    pub scales: DeviceSpan,
+    /// Which elements share a scale.
+    pub per: ScalePer,
+    /// `count` pairs ([`BlockPair`]), where the kernel reads them.
+    pub pairs: KernelSource<'a>,
+    /// How many pairs.
+    pub count: u64,
+    /// The host's copy of the pairs, which is checked before the launch; `None` where only the device
+    /// has them.
+    pub host_pairs: Option<&'a [BlockPair]>,
+    /// Blocks of the source that are ready, the first ones; others are refused.
+    pub from_blocks: u64,
+    /// Blocks of the destination that are ready, the first ones; others are refused.
+    pub to_blocks: u64,
+    /// Where to tell of pairs that the device had to pass over.
+    pub report: Option<&'a DeviceReport>,
+}
+
+/// Where scales lie, as `Scales` of `kernels/quantize.cu`; strides in scales, 0 where an index does not
+/// count.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Pod, PartialEq, Zeroable)]
+pub struct RawScales {
+    /// Address of the first.
+    pub scales: u64,
+    /// From a plane to the next.
+    pub plane_stride: u64,
+    /// From a block to the next.
+    pub block_stride: u64,
+    /// From a token to the next.
+    pub token_stride: u64,
+    /// From a head to the next.
+    pub head_stride: u64,
+}
+
+/// Formats, as `Formats` of `kernels/quantize.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, Pod, PartialEq, Zeroable)]
+pub struct RawFormats {
+    /// [`WideFormat`] as a number.
+    pub wide: u32,
+    /// [`NarrowFormat`] as a number.
+    pub narrow: u32,
+    /// Units of a head.
+    pub head_units: u32,
+    /// Units of the row before the first.
+    pub first_unit: u32,
+}
+
+const _: () = assert!(size_of::<RawScales>() == 40, "Scales of kernels/quantize.cu");
+const _: () = assert!(size_of::<RawFormats>() == 16, "Formats of kernels/quantize.cu");
+
+/// Which kernel of `kernels/quantize.cu`.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum ConversionKind {
+    /// From 16 bits to 8.
+    Quantize,
+    /// From 8 bits to 16.
+    Dequantize,
+    /// Of 16 bits, to find scales.
+    Measure,
+}
+
+/// The parameters of one launch of a conversion, unchecked; see `kernels/quantize.cu`.
+#[derive(Clone, Copy, Debug)]
+pub struct RawConversion {
+    /// Which kernel.
+    pub kind: ConversionKind,
+    /// The side that is written.
+    pub to: RawBlockSide,
+    /// The side that is read.
+    pub from: RawBlockSide,
+    /// What a block is made of.
+    pub units: RawBlockUnits,
+    /// Address of the pairs.
+    pub pairs: u64,
+    /// Vectors of all pairs; for [`ConversionKind::Measure`], pairs.
+    pub items: u64,
+    /// The scales.
+    pub scales: RawScales,
+    /// The formats.
+    pub formats: RawFormats,
+    /// Address of a report, or 0.
+    pub report: u64,
+    /// Elements of a vector: 8 or 1; 1 for [`ConversionKind::Measure`].
+    pub vector: u32,
+    /// Blocks of the grid.
+    pub grid: u32,
+}
+
+impl KvKernels {
+    /// Copies blocks from a 16-bit cache to an 8-bit one: for each pair `(s, d)`, plane `p`, token `t`
+    /// and element `x` of head `h`,
+    /// `to[d][p][t][h][x] = narrow.encode(wide.decode(from[s][p][t][h][x]) / scale)`, with the scale of
+    /// `(p, d, t, h)`, in single precision.
+    ///
+    /// [`NarrowFormat::encode`] says how it is rounded, that it saturates, and what becomes of a NaN.
+    /// Nothing is launched without pairs.
+    ///
+    /// # Ordering
+    /// As of [`copy_blocks`](KvKernels::copy_blocks); scales are read when the kernel runs.
+    ///
+    /// # Errors
+    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
+    /// launches.
+    pub fn quantize_blocks(
+        &self,
+        stream: &Stream,
+        conversion: Conversion<'_>,
+    ) -> Result<(), BlocksError> {
+        self.convert(stream, &conversion, ConversionKind::Quantize)
+    }
+
+    /// Copies blocks from an 8-bit cache to a 16-bit one: for each pair `(s, d)`, plane `p`, token `t`
+    /// and element `x` of head `h`,
+    /// `to[d][p][t][h][x] = wide.encode(narrow.decode(from[s][p][t][h][x]) * scale)`, with the scale of
+    /// `(p, s, t, h)`, in single precision.
+    ///
+    /// # Ordering
+    /// As of [`quantize_blocks`](KvKernels::quantize_blocks).
+    ///
+    /// # Errors
+    /// As of [`quantize_blocks`](KvKernels::quantize_blocks).
+    pub fn dequantize_blocks(
+        &self,
+        stream: &Stream,
+        conversion: Conversion<'_>,
+    ) -> Result<(), BlocksError> {
+        self.convert(stream, &conversion, ConversionKind::Dequantize)
+    }
+
+    /// Finds the scales with which [`quantize_blocks`](KvKernels::quantize_blocks) of the same
+    /// conversion uses all of the narrow format: for each group of elements the largest magnitude
+    /// divided by [`NarrowFormat::largest`], at least 2^-126, and 1 where all elements are 0. NaN are
+    /// left out, and an infinity counts as the largest finite number of the wide format.
+    ///
+    /// The destination is not touched; its blocks say where scales go.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. A conversion enqueued on the same stream afterwards reads
+    /// these scales.
+    ///
+    /// # Errors
+    /// [`BlocksError::SharedScales`] where blocks share scales, and as of
+    /// [`quantize_blocks`](KvKernels::quantize_blocks).
+    pub fn measure_scales(
+        &self,
+        stream: &Stream,
+        conversion: Conversion<'_>,
+    ) -> Result<(), BlocksError> {
+        if !conversion.per.is_of_block() {
+            return Err(BlocksError::SharedScales { per: conversion.per });
+        }
+        self.convert(stream, &conversion, ConversionKind::Measure)
+    }
+
+    fn convert(
+        &self,
+        stream: &Stream,
+        conversion: &Conversion<'_>,
+        kind: ConversionKind,
+    ) -> Result<(), BlocksError> {
+        self.check_stream(stream)?;
+        let scales = self.check_conversion(conversion, kind)?;
+        if conversion.count == 0 {
+            return Ok(());
+        }
+        for raw in &self.conversions(conversion, kind, scales)? {
+            // SAFETY: `check_conversion` has found the pairs and a scale for each group in their
+            // memory, and both sides to be of the kernels' device; the units of blocks below
+            // `num_blocks`, to which the kernel keeps, lie in the memory of their side (invariants of
+            // `PagedKv` and `HostBlocks`, and `runs` stays inside a row, whose elements
+            // `check_conversion` has compared). Pinned memory is not freed before the device has
+            // finished (a dropped buffer is only retired), and is not written by the host, which
+            // shares it (`HostBlocks`).
+            unsafe { self.convert_blocks_raw(stream, raw) }?;
+        }
+        Ok(())
+    }
+
+    /// Launches a conversion with these parameters, unchecked.
+    ///
+    /// # Errors
+    /// [`KernelError::Module`] and [`KernelError::Device`].
+    ///
+    /// # Safety
+    /// - every address is of memory that the kernels' device can access, and stays allocated until
+    ///   the kernel has completed; all of what the head of `kernels/quantize.cu` names as read or
+    ///   written lies there, and is aligned to `vector` elements, which is 8 or 1;
+    /// - `head_units` is not 0, and divides the segments for [`ConversionKind::Measure`];
+    /// - host memory that is written is not accessed by the host until then.
+    pub unsafe fn convert_blocks_raw(
+        &self,
+        stream: &Stream,
+        raw: &RawConversion,
+    ) -> Result<(), KernelError> {
+        let args = KernelArgs::new()
+            .arg(raw.to)
+            .arg(raw.from)
+            .arg(raw.units)
+            .arg(raw.pairs)
+            .arg(raw.items)
+            .arg(raw.scales)
+            .arg(raw.formats)
+            .arg(raw.report);
+        let [quantize_8, quantize_1, dequantize_8, dequantize_1, measure] = &self.conversions;
+        let kernel = match (raw.kind, raw.vector) {
+            (ConversionKind::Measure, _) => measure,
+            (ConversionKind::Quantize, 8) => quantize_8,
+            (ConversionKind::Quantize, _) => quantize_1,
+            (ConversionKind::Dequantize, 8) => dequantize_8,
+            (ConversionKind::Dequantize, _) => dequantize_1,
+        };
+        let kernel = kernel.get(self.device())?;
+        let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
+        // SAFETY: the 8 arguments are the parameters of every entry of `kernels/quantize.cu`, in order
+        // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
+        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+    }
+
+    /// Checks a conversion; the places of its scales.
+    fn check_conversion(
+        &self,
+        conversion: &Conversion<'_>,
+        kind: ConversionKind,
+    ) -> Result<RawScales, BlocksError> {
+        let Conversion { from, to, pairs, count, .. } = *conversion;
+        self.check_blocks(from, conversion.from_blocks)?;
+        self.check_blocks(to, conversion.to_blocks)?;
+        if let Some(report) = conversion.report {
+            self.check_report(report)?;
+        }
+        check_same_planes(from, to)?;
+        let (from_bytes, to_bytes) = kind.element_bytes();
+        let elements = elements_of(from, from_bytes, Side::Source)?;
+        let to_elements = elements_of(to, to_bytes, Side::Destination)?;
+        if elements != to_elements {
+            let (what, source_count, destination_count) =
+                ("elements of a row", elements, to_elements);
+            return Err(BlocksError::Shapes { what, source_count, destination_count });
+        }
+        let head_size = u64::from(conversion.head_size);
+        if head_size == 0 || !elements.is_multiple_of(head_size) {
+            return Err(BlocksError::HeadSize { head_size, elements });
+        }
+        check_array(Operand::BlockPairs, pairs, count.saturating_mul(2), 4)?;
+        let narrow = if kind == ConversionKind::Dequantize { from } else { to };
+        let (scales, scale_count) = places(conversion, narrow, elements / head_size)?;
+        check_array(Operand::Scales, conversion.scales, scale_count, 4)?;
+        check_apart(from, to)?;
+        let written: &[_] = match kind {
+            ConversionKind::Measure => &[(Operand::Scales, conversion.scales.into())],
+            _ => &to.extents().into_iter().map(|e| (to.operand(), e)).collect::<Vec<_>>(),
+        };
+        for &(operand, extent) in written {
+            check_disjoint((operand, extent), (Operand::BlockPairs, pairs))?;
+            if kind == ConversionKind::Measure {
+                for read in from.extents() {
+                    check_disjoint((operand, extent), (from.operand(), read))?;
+                }
+            } else {
+                check_disjoint((operand, extent), (Operand::Scales, conversion.scales))?;
+            }
+        }
+        let ready = (conversion.from_blocks, conversion.to_blocks);
+        check_pairs(conversion.host_pairs, count, ready, false)?;
+        Ok(scales)
+    }
+
+    /// One launch for each run of a row.
+    fn conversions(
+        &self,
+        conversion: &Conversion<'_>,
+        kind: ConversionKind,
+        scales: RawScales,
+    ) -> Result<Vec<RawConversion>, BlocksError> {
+        let Conversion { from, to, head_size, count, .. } = *conversion;
+        let shape = from.shape();
+        let (from_bytes, to_bytes) = kind.element_bytes();
+        let (from_parts, to_parts) = (from.parts(), to.parts());
+        let side = |parts, element_bytes| RowSide { parts, first: 0, element_bytes };
+        let elements = shape.row_bytes() / from_bytes;
+        let row = (u64::from(shape.block_tokens()), elements);
+        let (source, target) = (side(&from_parts, from_bytes), side(&to_parts, to_bytes));
+        let head_size = u64::from(head_size);
+        let all = runs(source, target, row, head_size);
+        // A head is whole units, of every run.
+        let whole =
+            |run: &Run| head_size.is_multiple_of(run.unit) && run.first.is_multiple_of(run.unit);
+        if !all.iter().all(whole) {
+            return Err(BlocksError::HeadSize { head_size, elements });
+        }
+        if kind == ConversionKind::Measure && all.len() > 1 {
+            return Err(BlocksError::TooMany { what: "parts of a row", count: all.len() as u64 });
+        }
+        let launch = |run: Run| {
+            let aligned = |bits: u64, bytes: u64| alignment_of(bits) >= 8 * bytes;
+            let vector = if kind != ConversionKind::Measure
+                && run.unit.is_multiple_of(8)
+                && aligned(run.source_bits() | from.alignment_bits(), from_bytes)
+                && aligned(run.destination_bits() | to.alignment_bits(), to_bytes)
+            {
+                8
+            } else {
+                1
+            };
+            let units = RawBlockUnits {
+                planes: shape.planes(),
+                tokens: run.tokens,
+                segments: run.segments,
+                unit_vectors: run.unit / vector,
+            };
+            let vectors = items_of(&units, count)?;
+            let measures = kind == ConversionKind::Measure;
+            let threads = match kind {
+                ConversionKind::Measure => groups(&units, &scales, head_size).saturating_mul(count),
+                _ => vectors,
+            };
+            let grid = threads.div_ceil(ROW_THREADS);
+            Ok(RawConversion {
+                kind,
+                to: RawBlockSide::of(to, &run.to, conversion.to_blocks),
+                from: RawBlockSide::of(from, &run.from, conversion.from_blocks),
+                units,
+                pairs: conversion.pairs.address(),
+                items: if measures { count } else { vectors },
+                scales,
+                formats: RawFormats {
+                    wide: conversion.wide as u32,
+                    narrow: conversion.narrow as u32,
+                    head_units: (head_size / run.unit) as u32,
+                    first_unit: (run.first / run.unit) as u32,
+                },
+                report: conversion.report.map_or(0, DeviceReport::address),
+                vector: vector as u32,
+                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR) as u32,
+            })
+        };
+        all.into_iter().map(launch).collect()
+    }
+}
+
+impl ConversionKind {
+    /// Bytes of an element of the source and of the destination.
+    fn element_bytes(self) -> (u64, u64) {
+        match self {
+            Self::Quantize | Self::Measure => (2, 1),
+            Self::Dequantize => (1, 2),
+        }
+    }
+}
+
+/// Threads that measure the groups of one pair: a warp each.
+fn groups(units: &RawBlockUnits, scales: &RawScales, head_size: u64) -> u64 {
+    let tokens = if scales.token_stride > 0 { units.tokens } else { 1 };
+    let heads = units.segments * units.unit_vectors / head_size;
+    let heads = if scales.head_stride > 0 { heads } else { 1 };
+    // No overflow: at most as many as elements of a block.
+    (units.planes * tokens * heads).saturating_mul(32)
+}
+
+/// Elements of a row, all of whose segments are whole elements.
+fn elements_of(blocks: Blocks<'_>, element_bytes: u64, side: Side) -> Result<u64, BlocksError> {
+    let row_bytes = blocks.shape().row_bytes();
+    for bytes in blocks.parts().iter().map(|part| part.segment_bytes).chain([row_bytes]) {
+        if !bytes.is_multiple_of(element_bytes) {
+            return Err(BlocksError::Elements { side, bytes, element_bytes });
+        }
+    }
+    Ok(row_bytes / element_bytes)
+}
+
+/// Where scales lie, and how many there are.
+fn places(
+    conversion: &Conversion<'_>,
+    narrow: Blocks<'_>,
+    heads: u64,
+) -> Result<(RawScales, u64), BlocksError> {
+    let per = conversion.per;
+    let shape = narrow.shape();
+    let heads = if per.has_heads() { heads } else { 1 };
+    let tokens = if per.has_tokens() { u64::from(shape.block_tokens()) } else { 1 };
+    let blocks = if per.is_of_block() { narrow.count() } else { 1 };
+    let too_many = BlocksError::TooMany { what: "scales", count: u64::MAX };
+    let of_block = heads.checked_mul(tokens).ok_or(too_many.clone())?;
+    let of_plane = of_block.checked_mul(blocks).ok_or(too_many.clone())?;
+    let count = of_plane.checked_mul(shape.planes()).ok_or(too_many)?;
+    let scales = RawScales {
+        scales: conversion.scales.address(),
+        plane_stride: of_plane,
+        block_stride: if per.is_of_block() { of_block } else { 0 },
+        token_stride: if per.has_tokens() { heads } else { 0 },
+        head_stride: per.has_heads().into(),
+    };
+    Ok((scales, count))
+}

@@ -1,0 +1,426 @@
+//! Conversions: every pair of formats, every kind of scale, numbers of every kind.
+
+use kv_kernels::{
+    Conversion, DeviceReport, KvShape, NarrowFormat, OutOfRange, ScalePer, WideFormat,
+};
+
+use super::block_copy::{Side, pairs};
+use super::lays::{Lay, lays, shape};
+use super::on::{On, Outputs, Random};
+
+const WIDE: [WideFormat; 2] = [WideFormat::Bf16, WideFormat::F16];
+const NARROW: [NarrowFormat; 3] = [NarrowFormat::E4m3, NarrowFormat::E5m2, NarrowFormat::Int8];
+const PER: [ScalePer; 6] = [
+    ScalePer::Plane,
+    ScalePer::Head,
+    ScalePer::Block,
+    ScalePer::BlockHead,
+    ScalePer::Token,
+    ScalePer::TokenHead,
+];
+const WIDE_BLOCKS: u64 = 5;
+const NARROW_BLOCKS: u64 = 6;
+
+/// What is converted in a run of the list.
+struct Case {
+    name: String,
+    /// Of the 16-bit side; rows of the other are half as long.
+    shapes: [KvShape; 2],
+    lays: [Lay; 2],
+    wide: WideFormat,
+    narrow: NarrowFormat,
+    per: ScalePer,
+    head_size: u32,
+    shift: u64,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // Layers, tensors, heads, elements of a head, tokens: one that is not a multiple of 8 too.
+    let shapes = [(1, 1, 1, 8, 1), (2, 2, 2, 12, 5), (2, 1, 1, 576, 3), (1, 2, 4, 64, 16)];
+    for (number, (layers, kv_count, heads, head_size, tokens)) in (0usize..).zip(shapes) {
+        for (round, per) in PER.into_iter().enumerate() {
+            for (which, narrow) in NARROW.into_iter().enumerate() {
+                let row = u64::from(heads * head_size);
+                let shapes = [2, 1].map(|bytes: u64| shape(layers, kv_count, row * bytes, tokens));
+                let wide = WIDE[(number + round + which) % 2];
+                let take = |side: usize, blocks| {
+                    lays(&shapes[side], blocks).swap_remove((number + round + side * which) % 3)
+                };
+                let lays = [take(0, WIDE_BLOCKS), take(1, NARROW_BLOCKS)];
+                let [a, b] = [lays[0].name, lays[1].name];
+                cases.push(Case {
+                    name: format!(
+                        "{wide:?} and {narrow:?} per {per:?}, {heads} heads of {head_size}, \
+                         {tokens} tokens, {a} and {b}"
+                    ),
+                    shapes,
+                    lays,
+                    wide,
+                    narrow,
+                    per,
+                    head_size,
+                    shift: (round as u64 + which as u64) % 2 * 8,
+                });
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    fn scale_count(&self) -> u64 {
+        let shape = &self.shapes[1];
+        let heads = shape.row_bytes() / u64::from(self.head_size);
+        let tokens = u64::from(shape.block_tokens());
+        let of_plane = match self.per {
+            ScalePer::Plane => 1,
+            ScalePer::Head => heads,
+            ScalePer::Block => NARROW_BLOCKS,
+            ScalePer::BlockHead => NARROW_BLOCKS * heads,
+            ScalePer::Token => NARROW_BLOCKS * tokens,
+            ScalePer::TokenHead => NARROW_BLOCKS * tokens * heads,
+        };
+        shape.planes() * of_plane
+    }
+
+    /// Scales that make numbers too large, too small and just right.
+    fn scales(&self) -> Vec<f32> {
+        let mut random = Random(self.scale_count());
+        let scale = |_| [0.013, 1.0, 0.5, 3.7e-3, 40.0, 2.5e4][random.below(6) as usize];
+        (0..self.scale_count()).map(scale).collect()
+    }
+
+    /// Both sides, of which the wide one holds values with every kind of exponent.
+    fn sides(&self, on: &On) -> [Side; 2] {
+        let [wide, narrow] = [0, 1].map(|side| {
+            let blocks = [WIDE_BLOCKS, NARROW_BLOCKS][side];
+            let host = side == 1 && self.per == ScalePer::Head;
+            let shift = self.shift;
+            Side::new(on, self.shapes[side], &self.lays[side], blocks, (host, shift))
+        });
+        let Side::Device(_, memory) = &wide else { unreachable!() };
+        on.stream.upload(memory.span(), &self.numbers()).unwrap();
+        [wide, narrow]
+    }
+
+    /// Codes of the wide format: small and large, NaN, infinities and zeros of either sign.
+    fn numbers(&self) -> Vec<u8> {
+        let bytes = self.lays[0].bytes + self.shift;
+        let mut random = Random(bytes);
+        let special = [0u16, 0x8000, 0x7C00, 0xFC00, 0x7F80, 0xFF80, 0x7FC1, 0x7E01, 1, 0x8001];
+        let mut code = || match random.below(16) {
+            0 => special[random.below(10) as usize],
+            1..4 => random.below(1 << 16) as u16,
+            _ => {
+                let value = (random.below(1 << 20) as f32 / 1e5 - 5.0).powi(3);
+                self.wide.encode(value)
+            }
+        };
+        let codes: Vec<u16> = (0..bytes / 2).map(|_| code()).collect();
+        bytemuck::cast_slice(&codes).to_vec()
+    }
+
+    /// Quantizes with given scales, measures new ones, quantizes with those, and converts back: the
+    /// narrow blocks of both, the scales found, and the wide blocks at the end.
+    fn run(&self, on: &On) -> [Vec<u8>; 4] {
+        let [wide, narrow] = self.sides(on);
+        let scales = on.upload(&self.scales());
+        let forth = pairs(5);
+        let device_forth = on.upload(&forth);
+        let conversion = Conversion {
+            from: wide.blocks(),
+            to: narrow.blocks(),
+            wide: self.wide,
+            narrow: self.narrow,
+            head_size: self.head_size,
+            scales: scales.span(),
+            per: self.per,
+            pairs: device_forth.span().into(),
+            count: 5,
+            host_pairs: Some(&forth),
+            from_blocks: WIDE_BLOCKS,
+            to_blocks: NARROW_BLOCKS,
+            report: None,
+        };
+        on.kernels.quantize_blocks(&on.stream, conversion).unwrap();
+        let first = narrow.read(on);
+        if self.per.is_of_block() {
+            on.kernels.measure_scales(&on.stream, conversion).unwrap();
+            on.kernels.quantize_blocks(&on.stream, conversion).unwrap();
+        }
+        let (second, found) = (narrow.read(on), on.read(scales.span()));
+        let back = forth[..3].iter().zip([4, 0, 2]);
+        let back: Vec<_> = back
+            .map(|(pair, destination)| kv_kernels::BlockPair {
+                source: pair.destination,
+                destination,
+            })
+            .collect();
+        let device_back = on.upload(&back);
+        let conversion = Conversion {
+            from: narrow.blocks(),
+            to: wide.blocks(),
+            pairs: device_back.span().into(),
+            count: 3,
+            host_pairs: Some(&back),
+            from_blocks: NARROW_BLOCKS,
+            to_blocks: WIDE_BLOCKS,
+            ..conversion
+        };
+        on.kernels.dequantize_blocks(&on.stream, conversion).unwrap();
+        [first, second, found, wide.read(on)]
+    }
+}
+
+pub(crate) fn outputs(on: &On) -> Outputs {
+    let mut outputs = Outputs::new();
+    for case in cases() {
+        for (what, bytes) in
+            ["quantized", "quantized by measure", "scales", "and back"].iter().zip(case.run(on))
+        {
+            outputs.push((format!("{what}: {}", case.name), bytes));
+        }
+    }
+    outputs.push(("pairs that are not there".into(), unknown_pairs(on)));
+    outputs.extend(every_code(on));
+    outputs
+}
+
+/// Every code of every wide format, to and from every narrow one.
+fn every_code(on: &On) -> Outputs {
+    let (wide_shape, narrow_shape) = (shape(1, 1, 1 << 17, 1), shape(1, 1, 1 << 16, 1));
+    let (wide_lay, narrow_lay) =
+        (lays(&wide_shape, 1).swap_remove(0), lays(&narrow_shape, 1).swap_remove(0));
+    let codes: Vec<u16> = (0..=u16::MAX).collect();
+    let pair = [kv_kernels::BlockPair { source: 0, destination: 0 }];
+    let device_pair = on.upload(&pair);
+    let mut outputs = Outputs::new();
+    for wide_format in WIDE {
+        for narrow_format in NARROW {
+            let wide = Side::new(on, wide_shape, &wide_lay, 1, (false, 0));
+            let narrow = Side::new(on, narrow_shape, &narrow_lay, 1, (false, 0));
+            let Side::Device(_, memory) = &wide else { unreachable!() };
+            on.stream.upload(memory.span(), bytemuck::cast_slice(&codes)).unwrap();
+            let scale = 0.75f32;
+            let scales = on.upload(&[scale]);
+            let conversion = Conversion {
+                from: wide.blocks(),
+                to: narrow.blocks(),
+                wide: wide_format,
+                narrow: narrow_format,
+                head_size: 1 << 16,
+                scales: scales.span(),
+                per: ScalePer::Plane,
+                pairs: device_pair.span().into(),
+                count: 1,
+                host_pairs: Some(&pair),
+                from_blocks: 1,
+                to_blocks: 1,
+                report: None,
+            };
+            on.kernels.quantize_blocks(&on.stream, conversion).unwrap();
+            let name = format!("{wide_format:?} and {narrow_format:?}");
+            let got = narrow.read(on);
+            for (&code, &got) in codes.iter().zip(&got) {
+                let expected = narrow_format.encode(wide_format.decode(code) / scale);
+                assert_eq!(got, expected, "{name}: {code:#x}");
+            }
+            let conversion = Conversion { from: narrow.blocks(), to: wide.blocks(), ..conversion };
+            on.kernels.dequantize_blocks(&on.stream, conversion).unwrap();
+            let back: Vec<u16> = bytemuck::pod_collect_to_vec(&wide.read(on));
+            for (&code, &back) in got.iter().zip(&back) {
+                let expected = wide_format.encode(narrow_format.decode(code) * scale);
+                assert_eq!(back, expected, "{name} back: {code:#x}");
+            }
+            outputs.push((format!("every code of {name}"), got));
+        }
+    }
+    outputs
+}
+
+/// Pairs that only the device sees to be out of range are passed over and reported.
+fn unknown_pairs(on: &On) -> Vec<u8> {
+    let case = cases().swap_remove(NARROW.len() * 2);
+    let [wide, narrow] = case.sides(on);
+    let scales = on.upload(&case.scales());
+    let report = DeviceReport::new(&on.stream).unwrap();
+    let pair = |source, destination| kv_kernels::BlockPair { source, destination };
+    let seen = on.upload(&[pair(1, 1), pair(5, 0), pair(0, 6), pair(-1, 2)]);
+    let conversion = Conversion {
+        from: wide.blocks(),
+        to: narrow.blocks(),
+        wide: case.wide,
+        narrow: case.narrow,
+        head_size: case.head_size,
+        scales: scales.span(),
+        per: case.per,
+        pairs: seen.span().into(),
+        count: 4,
+        host_pairs: None,
+        from_blocks: WIDE_BLOCKS,
+        to_blocks: NARROW_BLOCKS,
+        report: Some(&report),
+    };
+    on.kernels.measure_scales(&on.stream, conversion).unwrap();
+    assert_eq!(report.take(&on.stream), Ok(Some(OutOfRange { count: 3, first: 1 })));
+    on.kernels.quantize_blocks(&on.stream, conversion).unwrap();
+    assert_eq!(report.take(&on.stream), Ok(Some(OutOfRange { count: 3, first: 1 })));
+    let mut bytes = narrow.read(on);
+    bytes.extend(on.read(scales.span()));
+    bytes
+}
+
+#[cfg(test)]
+mod on_sim {
+    use kv_kernels::{BlocksError, Operand, OperandError, references};
+
+    use super::super::lays::{Place, places};
+    use super::super::on::compare;
+    use super::super::on::noise;
+    use super::*;
+
+    #[test]
+    fn the_ptx_gives_what_the_reference_gives() {
+        compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    /// Where the scale of an element lies, written out.
+    fn scale_of(case: &Case, place: Place, head: u64) -> usize {
+        let shape = &case.shapes[1];
+        let heads = shape.row_bytes() / u64::from(case.head_size);
+        let slots = NARROW_BLOCKS * u64::from(shape.block_tokens());
+        let slot = place.block * u64::from(shape.block_tokens()) + place.token;
+        let Place { plane, block, .. } = place;
+        (match case.per {
+            ScalePer::Plane => plane,
+            ScalePer::Head => plane * heads + head,
+            ScalePer::Block => plane * NARROW_BLOCKS + block,
+            ScalePer::BlockHead => (plane * NARROW_BLOCKS + block) * heads + head,
+            ScalePer::Token => plane * slots + slot,
+            ScalePer::TokenHead => (plane * slots + slot) * heads + head,
+        }) as usize
+    }
+
+    #[test]
+    fn every_element_is_what_the_formula_says() {
+        let on = On::sim(references());
+        for case in cases() {
+            let [first, second, found, back] = case.run(&on);
+            let wide_codes = case.numbers();
+            let wide_at = |place: Place| {
+                let at = (case.lays[0].at)(Place { byte: place.byte * 2, ..place });
+                (at + case.shift) as usize
+            };
+            let narrow_at = |place: Place| ((case.lays[1].at)(place) + case.shift) as usize;
+            let value = |codes: &[u8], at: usize| {
+                case.wide.decode(u16::from_le_bytes([codes[at], codes[at + 1]]))
+            };
+            let elements = 0..case.shapes[1].row_bytes();
+            let before = case.scales();
+            let after: Vec<f32> = bytemuck::pod_collect_to_vec(&found);
+            // The scales measured, then both conversions, then the way back.
+            let mut largest = vec![0f32; before.len()];
+            let mut expected = [noise(case.lays[1].bytes + case.shift), vec![]];
+            expected[1] = expected[0].clone();
+            let each = |pair: &kv_kernels::BlockPair| {
+                let source = pair.source as u64;
+                places(&case.shapes[1], pair.destination as u64, elements.clone())
+                    .map(move |to| (Place { block: source, ..to }, to))
+            };
+            for (from, to) in pairs(5).iter().flat_map(each) {
+                let scale = scale_of(&case, to, to.byte / u64::from(case.head_size));
+                let magnitude = value(&wide_codes, wide_at(from)).abs();
+                let limit = if case.wide == WideFormat::F16 { 65504.0 } else { 3.389_531_4e38 };
+                if !magnitude.is_nan() {
+                    largest[scale] = largest[scale].max(magnitude.min(limit));
+                }
+            }
+            for (from, to) in pairs(5).iter().flat_map(each) {
+                let scale = scale_of(&case, to, to.byte / u64::from(case.head_size));
+                let value = value(&wide_codes, wide_at(from));
+                let at = narrow_at(to);
+                expected[0][at] = case.narrow.encode(value / before[scale]);
+                if case.per.is_of_block() {
+                    let wanted = match largest[scale] {
+                        0.0 => 1.0,
+                        most => (most / case.narrow.largest()).max(f32::MIN_POSITIVE),
+                    };
+                    assert_eq!(after[scale], wanted, "{}", case.name);
+                }
+                expected[1][at] = case.narrow.encode(value / after[scale]);
+            }
+            assert!(first == expected[0], "{}", case.name);
+            assert!(second == expected[1], "{}", case.name);
+            let mut wide = wide_codes.clone();
+            for (pair, block) in pairs(5)[..3].iter().zip([4, 0, 2]) {
+                for from in places(&case.shapes[1], pair.destination as u64, elements.clone()) {
+                    let scale = after[scale_of(&case, from, from.byte / u64::from(case.head_size))];
+                    let value = case.narrow.decode(second[narrow_at(from)]) * scale;
+                    let at = wide_at(Place { block, ..from });
+                    wide[at..at + 2].copy_from_slice(&case.wide.encode(value).to_le_bytes());
+                }
+            }
+            assert!(back == wide, "{}", case.name);
+        }
+        on.assert_clean();
+    }
+
+    #[test]
+    fn wrong_quantities_are_errors_with_their_numbers_and_nothing_is_launched() {
+        let on = On::sim(references());
+        let case = cases().remove(NARROW.len() * PER.len() + NARROW.len() * 3);
+        assert_eq!((case.per, case.head_size), (ScalePer::BlockHead, 12));
+        let [wide, narrow] = case.sides(&on);
+        let scales = on.upload(&case.scales());
+        let device_pairs = on.upload(&pairs(2));
+        let host_pairs = pairs(2);
+        let good = Conversion {
+            from: wide.blocks(),
+            to: narrow.blocks(),
+            wide: case.wide,
+            narrow: case.narrow,
+            head_size: 12,
+            scales: scales.span(),
+            per: case.per,
+            pairs: device_pairs.span().into(),
+            count: 2,
+            host_pairs: Some(&host_pairs),
+            from_blocks: WIDE_BLOCKS,
+            to_blocks: NARROW_BLOCKS,
+            report: None,
+        };
+        let refused = |conversion: Conversion<'_>| {
+            on.kernels.quantize_blocks(&on.stream, conversion).unwrap_err()
+        };
+        let heads = |head_size| BlocksError::HeadSize { head_size, elements: 24 };
+        assert_eq!(refused(Conversion { head_size: 7, ..good }), heads(7));
+        assert_eq!(refused(Conversion { head_size: 0, ..good }), heads(0));
+        let operand = Operand::Scales;
+        let needed_bytes = case.scale_count() * 4;
+        let short = scales.span().slice(0, needed_bytes - 4).unwrap();
+        let error = OperandError::TooShort { operand, needed_bytes, bytes: needed_bytes - 4 };
+        assert_eq!(refused(Conversion { scales: short, ..good }), error.into());
+        // The wrong way round: 48 elements of 8 bits are not 12 of 16.
+        let (from, to) = (narrow.blocks(), wide.blocks());
+        assert_eq!(
+            refused(Conversion { from, to, from_blocks: 5, to_blocks: 5, ..good }),
+            BlocksError::Shapes {
+                what: "elements of a row",
+                source_count: 12,
+                destination_count: 48
+            }
+        );
+        for per in [ScalePer::Plane, ScalePer::Head] {
+            assert_eq!(
+                on.kernels.measure_scales(&on.stream, Conversion { per, ..good }),
+                Err(BlocksError::SharedScales { per })
+            );
+        }
+        assert_eq!(on.launches(), 0);
+        on.kernels
+            .quantize_blocks(&on.stream, Conversion { count: 0, host_pairs: Some(&[]), ..good })
+            .unwrap();
+        assert_eq!(on.launches(), 0);
+    }
+}
