@@ -134,7 +134,10 @@ fn a_task_is_cancelled_until_it_begins() {
     assert_eq!((drops.load(SeqCst), thread.waiting()), (2, 0), "dropping cancels");
     let [first, second] = [submit(), submit()];
     assert_eq!(thread.cancel_waiting(), 2);
-    assert_eq!([first.wait(), second.wait()], [Err(TaskError::Cancelled), Err(TaskError::Cancelled)]);
+    assert_eq!(
+        [first.wait(), second.wait()],
+        [Err(TaskError::Cancelled), Err(TaskError::Cancelled)]
+    );
     submit().detach();
     assert_eq!((drops.load(SeqCst), ran.load(SeqCst)), (4, 0));
 

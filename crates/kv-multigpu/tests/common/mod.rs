@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod drops;
 pub(crate) mod kernel;
 pub(crate) mod pipeline;
 

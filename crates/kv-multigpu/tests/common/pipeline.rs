@@ -72,7 +72,16 @@ struct Pass {
 
 /// Runs the plan on all devices of the registry, and leaves nothing alive on them.
 pub(crate) fn run(registry: &DeviceRegistry, plan: Plan) -> Result<Seen, Failure> {
-    let model = Arc::new(Model::new(registry, plan)?);
+    run_on(registry, &(0..registry.count()).collect::<Vec<_>>(), plan)
+}
+
+/// As [`run`], on some of the devices.
+pub(crate) fn run_on(
+    registry: &DeviceRegistry,
+    ordinals: &[i32],
+    plan: Plan,
+) -> Result<Seen, Failure> {
+    let model = Arc::new(Model::new(registry, ordinals, plan)?);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build()?;
     let outcome = runtime.block_on(async {
         let lanes = (0..plan.lanes).map(|lane| tokio::spawn(run_lane(Arc::clone(&model), lane)));
@@ -169,8 +178,8 @@ fn drop_somewhere(model: &Arc<Model>, number: u32, what: impl Send + 'static) {
 }
 
 impl Model {
-    fn new(registry: &DeviceRegistry, plan: Plan) -> Result<Self, Failure> {
-        let devices = (0..registry.count()).map(|ordinal| registry.device(ordinal));
+    fn new(registry: &DeviceRegistry, ordinals: &[i32], plan: Plan) -> Result<Self, Failure> {
+        let devices = ordinals.iter().map(|&ordinal| registry.device(ordinal));
         let devices: Vec<Device> = devices.collect::<Result<_, _>>()?;
         if plan.peer_access {
             enable_peers(&devices)?;
