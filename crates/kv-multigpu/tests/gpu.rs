@@ -1,35 +1,116 @@
-//! One instance per GPU on real devices, also when cudarc was there first.
+//! One instance per GPU, drops anywhere, layers on two GPUs, and how far a fault reaches.
 //!
-//! Needs one device. Without one every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails.
+//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. Trials that need
+//! two devices are listed as ignored without a second one, unless `KV_REQUIRE_PAIR=1`.
+//! `KV_MULTIGPU_PASSES` is how many forward passes the long trial runs (10,000).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "a long trial says what it has seen")]
 
-use cuda_driver::{CudaDriver, Stream, interop};
+mod common;
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use common::pipeline::{Plan, run};
+use common::{drops, kernel};
+use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
 use cudarc::driver::CudaContext;
-use kv_multigpu::DeviceRegistry;
+use kv_multigpu::{DeviceRegistry, DeviceState, DeviceThread, DeviceThreadOptions, RegistryError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 type Run = fn(&DeviceRegistry);
 
+/// Need one device.
+const SINGLE: &[(&str, Run)] = &[
+    ("all_threads_get_the_same_instance", all_threads_get_the_same_instance),
+    ("cudarc_shares_the_instances_context", cudarc_shares_the_instances_context),
+    ("the_list_of_the_machine_knows_every_device", the_list_of_the_machine_knows_every_device),
+    (
+        "the_process_ends_with_handles_in_a_thread_local",
+        the_process_ends_with_handles_in_a_thread_local,
+    ),
+    ("the_process_ends_under_a_busy_thread", the_process_ends_under_a_busy_thread),
+    ("a_closed_device_is_opened_anew", a_closed_device_is_opened_anew),
+];
+
+/// Need two.
+const PAIRS: &[(&str, Run)] = &[
+    ("layers_on_all_gpus_without_peer_access", layers_on_all_gpus_without_peer_access),
+    ("layers_on_all_gpus_with_peer_access", layers_on_all_gpus_with_peer_access),
+    (
+        "a_fault_is_traced_to_its_device_and_closes_quietly",
+        a_fault_is_traced_to_its_device_and_closes_quietly,
+    ),
+    (
+        "a_fault_of_another_process_leaves_this_one_serving",
+        a_fault_of_another_process_leaves_this_one_serving,
+    ),
+];
+
+/// Says what a process that a trial started for itself is to do.
+const CHILD: &str = "KV_MULTIGPU_CHILD";
+
 fn main() {
-    let trials: &[(&str, Run)] = &[
-        ("all_threads_get_the_same_instance", all_threads_get_the_same_instance),
-        ("cudarc_shares_the_instances_context", cudarc_shares_the_instances_context),
-    ];
-    let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
-    let missing = CudaDriver::load().is_err();
-    let trials = trials.iter().map(|&(name, run)| {
-        let trial = Trial::test(name, move || {
-            let driver = CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?;
-            run(&DeviceRegistry::new(driver).unwrap());
-            Ok(())
+    if let Some(part) = std::env::var_os(CHILD) {
+        return child(part.to_str().unwrap());
+    }
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+    let count = CudaDriver::load().map(|driver| driver.device_get_count().unwrap());
+    let count = count.unwrap_or(0);
+    let skip_single = count < 1 && !is_set("KV_REQUIRE_GPU");
+    let skip_pairs = count < 2 && !is_set("KV_REQUIRE_PAIR");
+    let trial = |&(name, run): &(&'static str, Run)| Trial::test(name, move || with_registry(run));
+    let single = SINGLE.iter().map(|it| trial(it).with_ignored_flag(skip_single));
+    let pairs = PAIRS.iter().map(|it| trial(it).with_ignored_flag(skip_pairs));
+    let places = drops::PLACES.iter().map(|&(name, place)| {
+        let trial = Trial::test(format!("handles_are_dropped_{name}"), move || {
+            with_registry(|registry| drops::check(registry, place))
         });
-        trial.with_ignored_flag(missing && !required)
+        trial.with_ignored_flag(skip_pairs)
     });
     let mut arguments = Arguments::from_args();
-    // They share a device, and its memory.
+    // They share devices, and their memory.
     arguments.test_threads.get_or_insert(1);
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    libtest_mimic::run(&arguments, single.chain(places).chain(pairs).collect()).exit();
+}
+
+fn with_registry(run: impl FnOnce(&DeviceRegistry)) -> Result<(), Failed> {
+    let driver = CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?;
+    run(&DeviceRegistry::new(driver).unwrap());
+    Ok(())
+}
+
+fn start(part: &str) -> Output {
+    let program = std::env::current_exe().unwrap();
+    Command::new(program).env(CHILD, part).output().unwrap()
+}
+
+/// What a process says that ended as it should: with code 0, and nobody panicked.
+fn said(output: &Output) -> String {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(output.status.success(), "{}: {text}", output.status);
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+fn child(part: &str) {
+    let registry = DeviceRegistry::new(CudaDriver::probe().unwrap()).unwrap();
+    match part {
+        "thread_local" => {
+            let device = registry.device(0).unwrap();
+            drops::keep_in_this_thread(drops::Everything::of(&device));
+            // `main` returns, and then the thread's locals go, with the last handles.
+        }
+        "busy" => leave_a_busy_thread(&registry),
+        "fault" => fault(&registry),
+        "fault_alone" => {
+            plant(&registry.device(0).unwrap());
+        }
+        part => panic!("no part {part:?}"),
+    }
+    drop(registry);
 }
 
 fn all_threads_get_the_same_instance(registry: &DeviceRegistry) {
@@ -60,4 +141,159 @@ fn cudarc_shares_the_instances_context(registry: &DeviceRegistry) {
     // SAFETY: as above.
     assert!(unsafe { registry.adopt(interop::context_handle(&again)) }.unwrap() == adopted);
     Stream::new(&adopted).unwrap().synchronize().unwrap();
+    drop((theirs, again));
+    // SAFETY: 0 unbinds what cudarc bound, for the trials that follow on this thread.
+    unsafe { registry.driver().ctx_set_current(0) }.unwrap();
+}
+
+/// By NVML, where the build and the machine have it, and by CUDA alone elsewhere.
+fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
+    for entry in registry.report().unwrap() {
+        assert!(entry.total_bytes > 1 << 30, "{entry:?}");
+        assert_eq!(entry.uuid.to_string().parse(), Ok(entry.uuid));
+    }
+    #[cfg(feature = "nvml")]
+    {
+        let directory = Arc::new(kv_multigpu::NvmlDirectory::load());
+        if !directory.is_loaded() {
+            return;
+        }
+        let driver = Arc::clone(registry.driver());
+        let listed = DeviceRegistry::with_directory(driver, directory).unwrap().report().unwrap();
+        let indices: std::collections::BTreeSet<_> =
+            listed.iter().map(|entry| entry.nvml_index.unwrap()).collect();
+        assert_eq!(indices.len(), listed.len(), "two devices have one index: {listed:?}");
+        println!("NVML: {listed:?}");
+    }
+}
+
+fn the_process_ends_with_handles_in_a_thread_local(_: &DeviceRegistry) {
+    said(&start("thread_local"));
+}
+
+/// `main` returns while a device's thread, which nobody closed, is in the driver.
+fn leave_a_busy_thread(registry: &DeviceRegistry) {
+    let device = registry.device(0).unwrap();
+    let thread = DeviceThread::spawn(&device, DeviceThreadOptions::default()).unwrap();
+    let (begun, is_begun) = std::sync::mpsc::channel();
+    let task = thread.submit(move |device: &Device| {
+        let (stream, buffer) =
+            (Stream::new(device).unwrap(), DeviceBuffer::alloc(device, 1 << 20).unwrap());
+        begun.send(()).unwrap();
+        while stream.fill(buffer.span(), 1).is_ok() && stream.synchronize().is_ok() {}
+    });
+    task.unwrap().detach();
+    is_begun.recv().unwrap();
+}
+
+fn the_process_ends_under_a_busy_thread(_: &DeviceRegistry) {
+    for _ in 0..5 {
+        said(&start("busy"));
+    }
+}
+
+fn a_closed_device_is_opened_anew(registry: &DeviceRegistry) {
+    for _ in 0..3 {
+        let device = registry.device(0).unwrap();
+        let buffer = DeviceBuffer::alloc(&device, 4096).unwrap();
+        Stream::new(&device).unwrap().upload(buffer.span(), &[1; 4096]).unwrap();
+        drop((device, buffer));
+        assert_eq!(registry.close(0).unwrap().freed, 0, "draining frees it");
+    }
+}
+
+const PLAN: Plan = Plan { layers: 48, passes: 0, lanes: 12, words: 4096, peer_access: true };
+
+/// Free memory of every device, once all that was dropped is freed.
+fn free_bytes(registry: &DeviceRegistry) -> Vec<u64> {
+    let free = |ordinal| {
+        let device: Device = registry.device(ordinal).unwrap();
+        device.free_retired().unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(device.alive().handles(), 0, "alive: {}", device.alive());
+        device.memory_info().unwrap().0
+    };
+    (0..registry.count()).map(free).collect()
+}
+
+fn layers_on_all_gpus(registry: &DeviceRegistry, plan: Plan) {
+    // What the driver makes once and keeps is made now.
+    run(registry, Plan { passes: 4 * plan.lanes, ..plan }).unwrap();
+    let before = free_bytes(registry);
+    let start = std::time::Instant::now();
+    let seen = run(registry, plan).unwrap();
+    let elapsed = start.elapsed();
+    assert_eq!(free_bytes(registry), before, "memory leaked");
+    assert_eq!(seen.compared, plan.passes as u64 * 4 / 5);
+    assert!(seen.migrations > 0, "no task went on in another thread: {seen:?}");
+    println!("{plan:?}: {seen:?} in {elapsed:.1?}, free {before:?} before and after");
+    assert!(registry.close_all().is_complete());
+}
+
+fn layers_on_all_gpus_without_peer_access(registry: &DeviceRegistry) {
+    layers_on_all_gpus(registry, Plan { passes: 1000, peer_access: false, ..PLAN });
+}
+
+fn layers_on_all_gpus_with_peer_access(registry: &DeviceRegistry) {
+    let passes = std::env::var("KV_MULTIGPU_PASSES").map(|text| text.parse().unwrap());
+    layers_on_all_gpus(registry, Plan { passes: passes.unwrap_or(10_000), ..PLAN });
+}
+
+/// Plants an illegal access; the error that the wait for it meets.
+fn plant(device: &Device) -> cuda_driver::DriverError {
+    let stream = Stream::new(device).unwrap();
+    kernel::write_nowhere(&kernel::load(device), &stream).unwrap();
+    let first = stream.synchronize().unwrap_err().driver_error();
+    assert_eq!(first.code, ErrorCode::ILLEGAL_ADDRESS);
+    assert_eq!(device.poison(), Some(first));
+    first
+}
+
+/// In a process of its own, which is lost by it: NVIDIA's driver keeps no fault to one device.
+fn fault(registry: &DeviceRegistry) {
+    let second = registry.device(1).unwrap();
+    let memory = DeviceBuffer::alloc(&second, 4096).unwrap();
+    let first = plant(&registry.device(0).unwrap());
+    let lost = DeviceState::Lost { first, after: None };
+    assert_eq!(registry.entry(0).unwrap().state, lost);
+    let state = registry.probe(1).unwrap();
+    assert!(matches!(state, DeviceState::Lost { after: Some(0), .. }), "{state:?}");
+    assert_eq!(registry.first_loss(), Some((0, first)));
+    let drained = registry.drain(1).unwrap();
+    assert_eq!(drained.alive.device_buffers, 1, "{drained:?}");
+    drop((memory, second));
+    let closed = registry.close_all();
+    assert!(closed.is_complete() && closed.devices.len() == 2, "{closed:?}");
+    for ordinal in [0, 1] {
+        assert!(matches!(registry.device(ordinal), Err(RegistryError::Lost { .. })));
+        let again = registry.reopen(ordinal).unwrap_err();
+        assert!(matches!(again, RegistryError::Open { .. }), "{again:?}");
+    }
+}
+
+fn a_fault_is_traced_to_its_device_and_closes_quietly(_: &DeviceRegistry) {
+    said(&start("fault"));
+}
+
+/// Passes go on over both devices while other processes lose theirs on the first.
+fn a_fault_of_another_process_leaves_this_one_serving(registry: &DeviceRegistry) {
+    let plan = Plan { passes: 200, ..PLAN };
+    run(registry, plan).unwrap();
+    let before = free_bytes(registry);
+    std::thread::scope(|scope| {
+        let faults = scope.spawn(|| {
+            for _ in 0..3 {
+                said(&start("fault_alone"));
+            }
+        });
+        while !faults.is_finished() {
+            run(registry, plan).unwrap();
+        }
+        faults.join().unwrap();
+    });
+    assert_eq!(run(registry, plan).unwrap().compared, 160);
+    assert_eq!(free_bytes(registry), before, "memory leaked");
+    for entry in registry.report().unwrap() {
+        assert_eq!(entry.state, DeviceState::Open, "{entry:?}");
+    }
 }

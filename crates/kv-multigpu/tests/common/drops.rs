@@ -156,7 +156,7 @@ fn after_a_task_has_migrated(registry: &DeviceRegistry, everything: Everything) 
         drop(owned);
     });
     let first = registry.device(0).unwrap();
-    on_a_thread(|| first.run(|_| Ok(assert!(poll(&mut task).is_pending())))).unwrap();
+    assert_eq!(on_a_thread(|| first.run(|_| Ok(poll(&mut task).is_pending()))), Ok(true));
     on_a_thread(|| with_second_current(registry, || assert!(poll(&mut task).is_ready())));
 }
 
