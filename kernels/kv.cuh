@@ -17,6 +17,12 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 
 // Threads of a block, at most, for kernels that move or fill rows.
 #define KV_ROW_THREADS 256
+// Threads of a block, at most, for the transfer.
+#define KV_TRANSFER_THREADS 1024
+// Vectors that a thread of the transfer has in flight at once.
+#define KV_TRANSFER_UNROLL 4
+// Chunks that one launch of the transfer moves, at most: their descriptions travel as parameters.
+#define KV_TRANSFER_CHUNKS 16
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
 #define KV_SUM_THREADS 512
 // Threads of a warp.
@@ -31,6 +37,41 @@ struct __align__(8) Words1 {
 struct __align__(16) Words2 {
     enum : u32 { COUNT = 2 };
     u64 word[2];
+};
+
+// What a thread moves at once where less is aligned.
+struct Bytes1 {
+    u8 byte;
+};
+struct __align__(2) Bytes2 {
+    unsigned short half;
+};
+struct __align__(4) Bytes4 {
+    u32 word;
+};
+
+// Division by a number that the host knows: one high product and one correction instead of some
+// hundred instructions. `magic` is floor((2^32 - 1) / divisor). The estimate is the quotient or one
+// less, for every 32-bit number: with 2^32 - 1 = magic * divisor + r it falls short of n / divisor by
+// n * (1 + r) / (divisor * 2^32), which is less than 1.
+struct Divider32 {
+    u32 divisor;
+    u32 magic;
+
+    __device__ __forceinline__ u32 quotient(u32 n) const {
+        const u32 estimate = __umulhi(n, magic);
+        return estimate + (n - estimate * divisor >= divisor ? 1 : 0);
+    }
+};
+// The same with 64 bits: `magic` is floor((2^64 - 1) / divisor).
+struct Divider64 {
+    u64 divisor;
+    u64 magic;
+
+    __device__ __forceinline__ u64 quotient(u64 n) const {
+        const u64 estimate = __umul64hi(n, magic);
+        return estimate + (n - estimate * divisor >= divisor ? 1 : 0);
+    }
 };
 
 // Whether 16 bytes at a time are aligned, given everything that must be a multiple of 16 or-ed

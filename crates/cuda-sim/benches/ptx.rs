@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
 
+#[path = "../../kv-kernels/tests/kernels/raw_args.rs"]
+mod raw_args;
+
 use std::time::Instant;
 
 use cuda_driver::{Driver, KernelArgs, LaunchConfig};
@@ -40,11 +43,25 @@ fn main() {
     let source = include_str!("../../kv-kernels/ptx/pattern.compute_80.ptx");
     measure(&sim, source, "fill_pattern", ([1024, 1, 1], 256), &fill);
 
-    let transfer = KernelArgs::new().arg(chunk).arg(planes).arg(slots).arg(TOKENS).arg(0u64);
-    let transfer = transfer.arg(LAYERS).arg(KV).arg(ROW_BYTES).arg(BLOCK_TOKENS);
-    let transfer = transfer.arg(BLOCK_STRIDE).arg(ROW_BYTES).arg(0u32).arg(TOKENS);
-    let source = include_str!("../../kv-kernels/ptx/transfer.compute_80.ptx");
-    measure(&sim, source, "multi_layer_transfer", ([1024, 1, 1], 256), &transfer);
+    let transfer = raw_args::RawArgs {
+        chunk,
+        planes,
+        mapping: slots,
+        tokens: TOKENS,
+        skip: 0,
+        layers: LAYERS,
+        kv_count: KV,
+        row_bytes: ROW_BYTES,
+        block_tokens: BLOCK_TOKENS,
+        block_stride: BLOCK_STRIDE,
+        direction: 0,
+        num_blocks: TOKENS / BLOCK_TOKENS,
+        vector_bytes: 16,
+        ..raw_args::WHOLE_ROWS
+    };
+    let transfer = transfer.args();
+    let source = include_str!("../../kv-kernels/ptx/transfer_16.compute_80.ptx");
+    measure(&sim, source, "multi_layer_transfer_16", ([1024, 1, 1], 256), &transfer);
 
     let sum = KernelArgs::new().arg(table).arg(BLOCKS).arg(lengths).arg(1u32).arg(planes);
     let sum = sum.arg(PLANES as u32).arg(ROW_BYTES).arg(BLOCK_TOKENS).arg(BLOCK_STRIDE);

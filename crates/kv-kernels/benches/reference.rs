@@ -5,11 +5,15 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for the terminal")]
 
+#[path = "../tests/kernels/raw_args.rs"]
+mod raw_args;
+
 use std::borrow::Cow;
 use std::time::Instant;
 
 use cuda_driver::{AccessFault, DeviceMemory, KernelArgs, LaunchConfig};
 use kv_kernels::{KvShape, KvShapeOptions, references};
+use raw_args::RawArgs;
 
 /// Memory that starts at `BASE`, checked as a device's would be.
 struct Memory(Vec<u8>);
@@ -125,21 +129,24 @@ impl Bench {
         }
         let mapping = self.put(&slots);
         let chunk = self.room(tokens * self.shape.token_bytes());
-        let args = KernelArgs::new()
-            .arg(chunk)
-            .arg(BASE + PAGES_BYTES)
-            .arg(mapping)
-            .arg(tokens)
-            .arg(0u64)
-            .arg(self.shape.layers())
-            .arg(self.shape.kv_count())
-            .arg(self.shape.row_bytes())
-            .arg(block_tokens)
-            .arg(self.shape.block_bytes())
-            .arg(self.shape.row_bytes())
-            .arg(0u32)
-            .arg(self.blocks * block_tokens);
-        best_gbs(tokens * self.shape.token_bytes(), || self.run("multi_layer_transfer", &args))
+        let args = RawArgs {
+            chunk,
+            planes: BASE + PAGES_BYTES,
+            mapping,
+            tokens,
+            skip: 0,
+            layers: self.shape.layers(),
+            kv_count: self.shape.kv_count(),
+            row_bytes: self.shape.row_bytes(),
+            block_tokens,
+            block_stride: self.shape.block_bytes(),
+            direction: 0,
+            num_blocks: self.blocks,
+            vector_bytes: 8,
+            ..raw_args::WHOLE_ROWS
+        }
+        .args();
+        best_gbs(tokens * self.shape.token_bytes(), || self.run("multi_layer_transfer_8", &args))
     }
 
     /// What this machine can at most: adding up the words of the pages, in order, on one thread.

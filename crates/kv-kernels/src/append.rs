@@ -6,10 +6,9 @@ use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, items_of};
-use crate::block_units::{
-    RawBlockSide, RawBlockUnits, RowPart, RowSide, Run, Strides, alignment_of, runs,
-};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, Strides, runs};
 use crate::kernels::ROW_THREADS;
+use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint, check_length};
 use crate::{
     Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, OperandError,

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, alignment_of, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
 use crate::kernels::ROW_THREADS;
+use crate::layout::alignment_of;
 use crate::operand::{check_array, check_disjoint};
 use crate::{
     Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, Side,
@@ -234,9 +235,8 @@ impl KvKernels {
             return Ok(vec![self.launch_of(copy, (to, from), units, shape.block_bytes(), bits)?]);
         }
         let tokens = u64::from(shape.block_tokens());
-        let (from_parts, to_parts) = (from.parts(), to.parts());
         let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
-        let (source, target) = (side(&from_parts, rows.from_byte), side(&to_parts, rows.to_byte));
+        let (source, target) = (side(from.parts(), rows.from_byte), side(to.parts(), rows.to_byte));
         let of_run = |run: Run| {
             let run = run.merged();
             let sides = (

@@ -4,8 +4,9 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
 use crate::block_copy::BLOCKS_OF_MULTIPROCESSOR;
 use crate::block_copy::items_of;
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowPart, RowSide, Run, alignment_of, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
+use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
 use crate::{
     Blocks, BlocksError, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels, Operand,
@@ -97,7 +98,7 @@ impl HostBlocks {
         for plane in 0..shape.planes() {
             let start = start + self.plane_offset(plane);
             for token in 0..u64::from(shape.block_tokens()) {
-                for part in &parts {
+                for part in parts {
                     let start = start + part.offset_bytes + token * part.token_stride_bytes;
                     for segment in 0..u64::from(part.segments) {
                         let end = at + part.segment_bytes as usize;

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Blocks, KvShape, PagedLayout};
+use crate::{Blocks, KvShape, PagedLayout, RowPart};
 
 /// One side, as `BlockSide` of `kernels/blocks.cuh`.
 #[repr(C)]
@@ -207,21 +207,7 @@ impl RawBlockSide {
 }
 
 /// Where a plane begins in its tensor; planes are numbered as in the table of their addresses.
-pub(crate) fn plane_offset(_: &KvShape, layout: &PagedLayout, plane: u64) -> u64 {
-    plane * layout.plane_stride_bytes()
-}
-
-/// A part of every row.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowPart {
-    pub(crate) segment_bytes: u64,
-    pub(crate) segments: u32,
-    pub(crate) segment_stride_bytes: u64,
-    pub(crate) token_stride_bytes: u64,
-    pub(crate) offset_bytes: u64,
-}
-
-/// The greatest power of two, at most 16, that divides all numbers that are or-ed together in `bits`.
-pub(crate) fn alignment_of(bits: u64) -> u64 {
-    1 << bits.trailing_zeros().min(4)
+pub(crate) fn plane_offset(shape: &KvShape, layout: &PagedLayout, plane: u64) -> u64 {
+    let kv_count = u64::from(shape.kv_count());
+    layout.plane_offset(plane / kv_count, plane % kv_count)
 }

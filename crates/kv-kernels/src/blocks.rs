@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
 
-use crate::block_units::{RowPart, plane_offset};
+use crate::block_units::plane_offset;
 use crate::operand::{Extent, check_length};
-use crate::{KvShape, Operand, PagedKv, PagedKvError, PagedLayout};
+use crate::{KvShape, Operand, PagedKv, PagedKvError, PagedLayout, RowPart};
 
 /// Blocks of KV in pinned host memory, with the table of their planes' addresses on a device whose
 /// kernels reach them over the bus.
@@ -51,6 +51,10 @@ impl HostBlocks {
         let block_tokens = shape.block_tokens();
         if blocks == 0 || blocks > i32::MAX as u64 {
             return Err(PagedKvError::Blocks { blocks, block_tokens });
+        }
+        let needed = layout.tensors().count(&shape);
+        if needed != 1 {
+            return Err(PagedKvError::Tensors { given: 1, needed });
         }
         let bytes = layout.extent_bytes(&shape, blocks)?;
         check_length(Operand::HostBlocks, buffer.bytes().saturating_sub(offset), bytes)?;
@@ -163,8 +167,8 @@ impl<'a> Blocks<'a> {
     }
 
     /// What rows are made of.
-    pub(crate) fn parts(self) -> Vec<RowPart> {
-        self.layout().parts(self.shape()).into()
+    pub(crate) fn parts(self) -> &'a [RowPart] {
+        self.layout().parts()
     }
 
     pub(crate) fn operand(self) -> Operand {
@@ -185,7 +189,7 @@ impl<'a> Blocks<'a> {
     /// All of the memory, as kernels reach it.
     pub(crate) fn extents(self) -> Vec<Extent> {
         match self {
-            Self::Device(paged) => vec![paged.span().into()],
+            Self::Device(paged) => paged.tensors().iter().map(|tensor| (*tensor).into()).collect(),
             Self::Host(blocks) => {
                 let address = blocks.buffer.device_address() + blocks.offset;
                 vec![Extent { address, bytes: blocks.bytes }]
@@ -196,6 +200,10 @@ impl<'a> Blocks<'a> {
     /// Every number of bytes that a vector must divide for the places of blocks, or-ed together.
     pub(crate) fn alignment_bits(self) -> u64 {
         let tensors = self.extents().into_iter().fold(0, |bits, extent| bits | extent.address);
-        tensors | self.layout().plane_stride_bytes() | self.layout().block_stride_bytes()
+        let layout = self.layout();
+        tensors
+            | layout.layer_stride_bytes()
+            | layout.kv_stride_bytes()
+            | layout.block_stride_bytes()
     }
 }

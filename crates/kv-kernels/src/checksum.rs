@@ -2,8 +2,9 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
-use crate::kernels::{GRID_Y_MAX, SUM_THREADS, planes_of};
+use crate::kernels::{GRID_Y_MAX, SUM_THREADS, check_words, planes_of};
 use crate::operand::{TableExtent, check_array, check_table};
+use crate::shape::WORD_BYTES;
 use crate::{KernelError, KvKernels, Operand, PagedKv};
 
 /// What [`KvKernels::paged_checksum`] reads.
@@ -29,7 +30,8 @@ impl KvKernels {
     ///
     /// Entries beyond a sequence's blocks are not written. An entry that names no ready block
     /// becomes [`BAD_BLOCK`](crate::BAD_BLOCK). [`Expected`](crate::Expected) says what a block must
-    /// sum to. Nothing is launched without sequences or entries.
+    /// sum to. Nothing is launched without sequences or entries. Rows must be whole, and they and
+    /// their addresses multiples of 8 bytes.
     ///
     /// # Ordering
     /// Waits for nothing; see [`KvKernels`]. Table and lengths are read when the kernel runs; a
@@ -49,6 +51,10 @@ impl KvKernels {
             checksum;
         let shape = paged.shape();
         let planes = planes_of(shape)?;
+        check_words(shape.row_bytes())?;
+        if !paged.layout().has_whole_rows() || paged.alignment() < WORD_BYTES {
+            return Err(KernelError::PagedWords { alignment: paged.alignment() });
+        }
         let table = |entry_bytes| TableExtent {
             rows: u64::from(sequences),
             width: table_stride,

@@ -143,6 +143,24 @@ pub enum PagedKvError {
         /// Tokens of a block.
         block_tokens: u32,
     },
+    /// The layout spreads the planes over another number of tensors.
+    #[error("{given} tensors, where the layout has {needed}")]
+    Tensors {
+        /// Tensors given.
+        given: u64,
+        /// Tensors of the layout.
+        needed: u64,
+    },
+    /// Two tensors share bytes.
+    #[error("tensors {first} and {second} overlap: each takes {extent_bytes} bytes")]
+    TensorsOverlap {
+        /// Position of one of them.
+        first: usize,
+        /// Position of the other.
+        second: usize,
+        /// Bytes that each takes.
+        extent_bytes: u64,
+    },
     /// The layout does not hold that many blocks.
     #[error("the layout does not hold the blocks")]
     Layout(#[from] LayoutError),
@@ -218,6 +236,73 @@ pub enum KernelError {
         num_blocks: u64,
         /// Blocks of the paged memory.
         capacity: u64,
+    },
+    /// The layers of a chunk are not layers of the paged memory.
+    #[error("layers {start} to {end}, of {layers}")]
+    Layers {
+        /// First layer named.
+        start: u32,
+        /// The layer after the last.
+        end: u32,
+        /// Layers of the paged memory.
+        layers: u32,
+    },
+    /// More chunks than one launch describes.
+    #[error("{chunks} chunks in a launch, of at most {most}")]
+    Chunks {
+        /// Chunks given.
+        chunks: usize,
+        /// Chunks of a launch, at most.
+        most: usize,
+    },
+    /// Some chunks of a launch name slots and others blocks.
+    #[error("chunks mapped by slots and by blocks in one launch")]
+    MixedMappings,
+    /// The window names rows that the chunk does not have.
+    #[error("rows {start} to {end}, of {rows}")]
+    Window {
+        /// First row named.
+        start: u64,
+        /// The row after the last.
+        end: u64,
+        /// Rows of the chunk.
+        rows: u64,
+    },
+    /// More tokens in a chunk than kernels count.
+    #[error("a chunk of {tokens} tokens, of at most {most}")]
+    TooManyTokens {
+        /// Tokens of the chunk.
+        tokens: u64,
+        /// Most tokens.
+        most: u64,
+    },
+    /// A row of more vectors than kernels count.
+    #[error("rows of {row_bytes} bytes are too many, moved {vector_bytes} bytes at a time")]
+    RowTooLong {
+        /// Bytes of a row.
+        row_bytes: u64,
+        /// Bytes that addresses and lengths allow to move at once.
+        vector_bytes: u64,
+    },
+    /// A block of threads that a device cannot run, or that leaves warps partial.
+    #[error("{threads} threads in a block, where multiples of 32 up to {most} are possible")]
+    Threads {
+        /// Threads asked for.
+        threads: u32,
+        /// Most threads.
+        most: u32,
+    },
+    /// Rows are not made of words of 8 bytes, as pattern and checksums are.
+    #[error("rows of {row_bytes} bytes, where pattern and checksums need a multiple of 8")]
+    RowWords {
+        /// Bytes of a row.
+        row_bytes: u64,
+    },
+    /// Rows of the paged memory are in pieces, or not aligned to 8 bytes, and checksums need both.
+    #[error("rows in pieces or aligned to {alignment} bytes, where checksums need whole rows at 8")]
+    PagedWords {
+        /// What every row's address is a multiple of.
+        alignment: u64,
     },
     /// More planes than a kernel can count.
     #[error("{planes} planes, of at most {}", u32::MAX)]

@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, Stream};
 
-use crate::kernels::check_chunk;
+use crate::kernels::{check_chunk, check_words};
 use crate::operand::{check_aligned, check_array};
 use crate::shape::WORD_BYTES;
 use crate::{KernelError, KvKernels, KvShape, Operand};
@@ -35,6 +35,7 @@ impl KvKernels {
     ) -> Result<(), KernelError> {
         self.check_stream(stream)?;
         let FillPattern { chunk, token_keys, tokens } = fill;
+        check_words(shape.row_bytes())?;
         check_chunk(shape, chunk, tokens)?;
         check_aligned(Operand::Chunk, chunk.address(), WORD_BYTES)?;
         check_array(Operand::TokenKeys, token_keys, tokens, size_of::<u64>() as u64)?;

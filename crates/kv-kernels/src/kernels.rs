@@ -6,11 +6,19 @@ use cuda_driver::{
 };
 
 use crate::lazy::LazyKernel;
+use crate::shape::WORD_BYTES;
 use crate::{DeviceReport, HostBlocks, KernelError, KvShape, PagedKv};
 
 /// Names of the kernels in their modules.
 pub(crate) mod entry {
-    pub(crate) const TRANSFER: &str = "multi_layer_transfer";
+    /// By the logarithm of the bytes that a thread moves at once.
+    pub(crate) const TRANSFERS: [&str; 5] = [
+        "multi_layer_transfer_1",
+        "multi_layer_transfer_2",
+        "multi_layer_transfer_4",
+        "multi_layer_transfer_8",
+        "multi_layer_transfer_16",
+    ];
     pub(crate) const CHECKSUM: &str = "paged_checksum";
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
@@ -28,7 +36,14 @@ pub(crate) mod entry {
     pub(crate) const COPY_BLOCKS: [&str; 3] = ["copy_blocks_16", "copy_blocks_4", "copy_blocks_1"];
 }
 
-const TRANSFER_PTX: &str = include_str!("../ptx/transfer.compute_80.ptx");
+/// In the order of [`entry::TRANSFERS`].
+const TRANSFER_PTX: [&str; 5] = [
+    include_str!("../ptx/transfer_1.compute_80.ptx"),
+    include_str!("../ptx/transfer_2.compute_80.ptx"),
+    include_str!("../ptx/transfer_4.compute_80.ptx"),
+    include_str!("../ptx/transfer_8.compute_80.ptx"),
+    include_str!("../ptx/transfer_16.compute_80.ptx"),
+];
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
@@ -58,7 +73,8 @@ pub struct KvKernels {
     device: Device,
     /// # Invariants
     /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
-    pub(crate) transfer: Kernel,
+    /// In the order of [`entry::TRANSFERS`].
+    pub(crate) transfers: [LazyKernel; 5],
     pub(crate) checksum: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
@@ -77,7 +93,11 @@ pub struct KvKernels {
 }
 
 impl KvKernels {
-    /// Loads the kernels on `device`, which compiles their PTX.
+    /// Loads the kernels on `device`.
+    ///
+    /// The reader, the pattern and the small kernels that steps launch are compiled from their PTX now.
+    /// Every other kernel is compiled at its first launch;
+    /// [`prepare_transfers`](KvKernels::prepare_transfers) does so earlier.
     ///
     /// # Ordering
     /// Waits for the compiler, tenths of a second the first time; not for the device's work.
@@ -86,11 +106,12 @@ impl KvKernels {
     /// [`ModuleError`], with the compiler's log.
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
+        let transfer = |i: usize| LazyKernel::new(TRANSFER_PTX[i], entry::TRANSFERS[i]);
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         Ok(Self {
             device: device.clone(),
-            transfer: load(TRANSFER_PTX, entry::TRANSFER)?,
+            transfers: std::array::from_fn(transfer),
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
@@ -104,6 +125,24 @@ impl KvKernels {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),
         })
+    }
+
+    /// Compiles the kernel that transfers to and from this paged memory take, where their chunks are
+    /// aligned as the pages are, so that the first of them need not wait for the compiler.
+    ///
+    /// # Ordering
+    /// Waits for the compiler the first time; not for the device's work.
+    ///
+    /// # Errors
+    /// [`KernelError::OtherDevice`], and [`KernelError::Module`] with the compiler's log.
+    pub fn prepare_transfers(&self, paged: &PagedKv) -> Result<(), KernelError> {
+        self.check_device("paged memory", paged.device())?;
+        self.transfer(paged.alignment()).map(|_| ())
+    }
+
+    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once.
+    pub(crate) fn transfer(&self, vector_bytes: u64) -> Result<&Kernel, KernelError> {
+        Ok(self.transfers[vector_bytes.trailing_zeros() as usize].get(&self.device)?)
     }
 
     /// The device that the kernels run on.
@@ -188,6 +227,15 @@ const ROW_BLOCKS_OF_MULTIPROCESSOR: u64 = 32;
 pub(crate) const SUM_THREADS: u32 = 512;
 /// Most blocks of a grid in y on any device.
 pub(crate) const GRID_Y_MAX: u32 = 65_535;
+
+/// Checks that rows are whole words, of which the pattern and its checksums are made.
+pub(crate) fn check_words(row_bytes: u64) -> Result<(), KernelError> {
+    if row_bytes.is_multiple_of(WORD_BYTES) {
+        Ok(())
+    } else {
+        Err(KernelError::RowWords { row_bytes })
+    }
+}
 
 /// The planes of a shape, as kernels count them.
 pub(crate) fn planes_of(shape: &KvShape) -> Result<u32, KernelError> {

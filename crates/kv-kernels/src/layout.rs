@@ -1,9 +1,15 @@
-//! Where the rows of a paged KV cache lie: three strides, proven not to overlap.
+//! Where the rows of a paged KV cache lie: axes and strides, proven not to overlap.
+
+mod error;
+mod rows;
 
 use crate::KvShape;
-use crate::shape::WORD_BYTES;
 
-/// The strides of a layout of the caller's own.
+pub use error::LayoutError;
+pub use rows::RowPart;
+pub(crate) use rows::Rows;
+
+/// The strides of a layout of the caller's own, in one tensor, with rows in one piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Strides {
     /// Bytes from a plane's first row to the next plane's.
@@ -14,17 +20,78 @@ pub struct Strides {
     pub token_bytes: u64,
 }
 
+/// How the planes of a KV cache are spread over tensors, which may lie anywhere.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum Tensors {
+    /// All planes in one tensor.
+    One,
+    /// A tensor for each layer.
+    PerLayer,
+    /// A tensor for each plane, those of a layer beside each other: tensor `layer * kv_count + kv`.
+    PerPlane,
+    /// A tensor for each plane, keys of all layers first: tensor `kv * layers + layer`.
+    PerPlaneKvFirst,
+}
+
+impl Tensors {
+    /// How many tensors there are.
+    #[must_use]
+    pub fn count(self, shape: &KvShape) -> u64 {
+        match self {
+            Self::One => 1,
+            Self::PerLayer => u64::from(shape.layers()),
+            Self::PerPlane | Self::PerPlaneKvFirst => shape.planes(),
+        }
+    }
+
+    /// The tensor that holds plane `(layer, kv)`.
+    pub(crate) fn index(self, shape: &KvShape, layer: u64, kv: u64) -> u64 {
+        match self {
+            Self::One => 0,
+            Self::PerLayer => layer,
+            Self::PerPlane => layer * u64::from(shape.kv_count()) + kv,
+            Self::PerPlaneKvFirst => kv * u64::from(shape.layers()) + layer,
+        }
+    }
+}
+
+/// Axes and strides of a layout, for [`PagedLayout::new`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LayoutOptions<'a> {
+    /// Which tensors there are.
+    pub tensors: Tensors,
+    /// Bytes from a layer's first row to the next layer's; not looked at unless there is one tensor.
+    pub layer_stride_bytes: u64,
+    /// Bytes from the first row of a tensor of a layer (K) to that of the next (V); not looked at
+    /// where each plane has a tensor of its own.
+    pub kv_stride_bytes: u64,
+    /// Bytes from a block's first row to the next block's, in one plane, padding and all.
+    pub block_stride_bytes: u64,
+    /// What a row is made of: one part or two.
+    pub parts: &'a [RowPart],
+}
+
 /// How the rows of a KV cache of one [`KvShape`] are laid out in memory.
 ///
-/// The row of token `t` of block `b` in plane `p` lies at
-/// `base + p * plane + b * block + t * token`, with the three strides of the layout.
+/// The row of token `t` of block `b` in plane `(layer, kv)` is made of parts, and a part of segments.
+/// Segment `i` of part `p` begins at
+/// `tensor + layer * layer_stride + kv * kv_stride + b * block_stride + p.offset + t * p.token_stride
+/// + i * p.segment_stride`, where strides of axes that choose the tensor count as 0. In a chunk the
+/// same row is its segments one after another, those of the first part first.
+///
+/// [`KvFormat`](crate::KvFormat) names the layouts of serving engines.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PagedLayout {
+    tensors: Tensors,
     /// # Invariants
-    /// All strides are multiples of 8, and `token` is at least the row's bytes.
-    plane_stride_bytes: u64,
+    /// 0 unless there is one tensor.
+    layer_stride_bytes: u64,
+    /// # Invariants
+    /// 0 where each plane has a tensor.
+    kv_stride_bytes: u64,
     block_stride_bytes: u64,
-    token_stride_bytes: u64,
+    rows: Rows,
 }
 
 impl PagedLayout {
@@ -32,11 +99,7 @@ impl PagedLayout {
     /// sent as one.
     #[must_use]
     pub fn block_major(shape: &KvShape) -> Self {
-        Self {
-            plane_stride_bytes: shape.block_plane_bytes(),
-            block_stride_bytes: shape.block_bytes(),
-            token_stride_bytes: shape.row_bytes(),
-        }
+        Self::in_one_piece(shape, shape.block_plane_bytes(), shape.block_bytes(), shape.row_bytes())
     }
 
     /// `[plane][block][token][row]`: each plane is one piece of `blocks` blocks.
@@ -44,74 +107,109 @@ impl PagedLayout {
     /// # Errors
     /// [`LayoutError::Size`].
     pub fn layer_major(shape: &KvShape, blocks: u64) -> Result<Self, LayoutError> {
-        let plane_stride_bytes = shape
-            .block_plane_bytes()
-            .checked_mul(blocks)
-            .ok_or(LayoutError::Size { block_bytes: shape.block_bytes(), blocks })?;
-        Ok(Self {
-            plane_stride_bytes,
-            block_stride_bytes: shape.block_plane_bytes(),
-            token_stride_bytes: shape.row_bytes(),
-        })
+        let size = LayoutError::Size { block_bytes: shape.block_bytes(), blocks };
+        let plane_bytes = shape.block_plane_bytes().checked_mul(blocks).ok_or(size)?;
+        plane_bytes.checked_mul(shape.planes()).ok_or(size)?;
+        Ok(Self::in_one_piece(shape, plane_bytes, shape.block_plane_bytes(), shape.row_bytes()))
     }
 
     /// Any strides under which rows do not overlap, such as those of a tensor of the host program.
     ///
     /// # Errors
-    /// [`LayoutError::Misaligned`], [`LayoutError::TokenStride`]. Overlaps between blocks and planes
+    /// [`LayoutError::TokenStride`], [`LayoutError::Size`]. Overlaps between blocks and planes
     /// depend on the number of blocks; [`extent_bytes`](PagedLayout::extent_bytes) finds them.
     pub fn custom(shape: &KvShape, strides: Strides) -> Result<Self, LayoutError> {
         let Strides { plane_bytes, block_bytes, token_bytes } = strides;
-        for stride_bytes in [plane_bytes, block_bytes, token_bytes] {
-            if !stride_bytes.is_multiple_of(WORD_BYTES) {
-                return Err(LayoutError::Misaligned { stride_bytes });
-            }
-        }
         if token_bytes < shape.row_bytes() {
             let row_bytes = shape.row_bytes();
             return Err(LayoutError::TokenStride { token_stride_bytes: token_bytes, row_bytes });
         }
-        Ok(Self {
-            plane_stride_bytes: plane_bytes,
-            block_stride_bytes: block_bytes,
-            token_stride_bytes: token_bytes,
-        })
+        let size = LayoutError::Size { block_bytes: shape.block_bytes(), blocks: 1 };
+        plane_bytes.checked_mul(u64::from(shape.kv_count())).ok_or(size)?;
+        Ok(Self::in_one_piece(shape, plane_bytes, block_bytes, token_bytes))
     }
 
-    /// Bytes from the first byte of the first row to the last byte of the last, for `blocks` blocks.
+    /// Any axes and strides.
+    ///
+    /// # Errors
+    /// [`LayoutError::Parts`] and [`LayoutError::RowBytes`] for parts that do not make up a row;
+    /// [`LayoutError::Overlap`] and [`LayoutError::PartsOverlap`] where rows of one block share a
+    /// byte; [`LayoutError::Size`]. Overlaps between blocks and planes depend on the number of blocks;
+    /// [`extent_bytes`](PagedLayout::extent_bytes) finds them.
+    pub fn new(shape: &KvShape, options: LayoutOptions<'_>) -> Result<Self, LayoutError> {
+        let one = options.tensors == Tensors::One;
+        let lists = matches!(options.tensors, Tensors::PerPlane | Tensors::PerPlaneKvFirst);
+        let layout = Self {
+            tensors: options.tensors,
+            layer_stride_bytes: if one { options.layer_stride_bytes } else { 0 },
+            kv_stride_bytes: if lists { 0 } else { options.kv_stride_bytes },
+            block_stride_bytes: options.block_stride_bytes,
+            rows: Rows::new(shape, options.parts)?,
+        };
+        layout.extent_bytes(shape, 1)?;
+        Ok(layout)
+    }
+
+    /// A layout of one tensor whose rows are in one piece.
+    fn in_one_piece(
+        shape: &KvShape,
+        plane_bytes: u64,
+        block_stride_bytes: u64,
+        token_stride_bytes: u64,
+    ) -> Self {
+        Self {
+            tensors: Tensors::One,
+            // The callers have multiplied before, or the product is part of a block's bytes.
+            layer_stride_bytes: plane_bytes * u64::from(shape.kv_count()),
+            kv_stride_bytes: plane_bytes,
+            block_stride_bytes,
+            rows: Rows::in_one_piece(shape.row_bytes(), token_stride_bytes),
+        }
+    }
+
+    /// Bytes from the first byte of a tensor to the last byte of its last row, for `blocks` blocks;
+    /// the same for every tensor.
     ///
     /// # Errors
     /// [`LayoutError::Overlap`] when two rows would share a byte, or could not be told not to;
     /// [`LayoutError::Size`] when 64 bits cannot count the bytes.
     pub fn extent_bytes(&self, shape: &KvShape, blocks: u64) -> Result<u64, LayoutError> {
         let size = LayoutError::Size { block_bytes: shape.block_bytes(), blocks };
-        let mut axes = [
-            (self.plane_stride_bytes, shape.planes(), "plane"),
-            (self.block_stride_bytes, blocks, "block"),
-            (self.token_stride_bytes, u64::from(shape.block_tokens()), "token"),
+        let (layers, kv_count) = (u64::from(shape.layers()), u64::from(shape.kv_count()));
+        let (layers, kv_count) = match self.tensors {
+            Tensors::One => (layers, kv_count),
+            Tensors::PerLayer => (1, kv_count),
+            Tensors::PerPlane | Tensors::PerPlaneKvFirst => (1, 1),
+        };
+        let outer = [
+            Axis::new("layer", self.layer_stride_bytes, layers),
+            Axis::new("kv", self.kv_stride_bytes, kv_count),
+            Axis::new("block", self.block_stride_bytes, blocks),
         ];
-        axes.sort_by_key(|&(stride, ..)| stride);
-        // From the innermost axis out: each step must clear all that lies inside it.
-        let mut extent = shape.row_bytes();
-        for (stride_bytes, count, axis) in axes {
-            if count <= 1 {
-                continue;
-            }
-            if stride_bytes < extent {
-                return Err(LayoutError::Overlap { axis, stride_bytes, inner_bytes: extent });
-            }
-            extent = stride_bytes
-                .checked_mul(count - 1)
-                .and_then(|bytes| bytes.checked_add(extent))
-                .ok_or(size)?;
-        }
-        Ok(extent)
+        self.rows.extent_bytes(shape, outer, size)
     }
 
-    /// Bytes from a plane to the next.
+    /// Which tensors there are.
     #[must_use]
-    pub fn plane_stride_bytes(&self) -> u64 {
-        self.plane_stride_bytes
+    pub fn tensors(&self) -> Tensors {
+        self.tensors
+    }
+
+    /// Where plane `(layer, kv)` begins in its tensor. No overflow where the extent was computed.
+    pub(crate) fn plane_offset(&self, layer: u64, kv: u64) -> u64 {
+        layer * self.layer_stride_bytes + kv * self.kv_stride_bytes
+    }
+
+    /// Bytes from a layer to the next in one tensor, 0 where layers have tensors of their own.
+    #[must_use]
+    pub fn layer_stride_bytes(&self) -> u64 {
+        self.layer_stride_bytes
+    }
+
+    /// Bytes from K to V in one tensor, 0 where planes have tensors of their own.
+    #[must_use]
+    pub fn kv_stride_bytes(&self) -> u64 {
+        self.kv_stride_bytes
     }
 
     /// Bytes from a block to the next, in one plane.
@@ -120,20 +218,22 @@ impl PagedLayout {
         self.block_stride_bytes
     }
 
-    /// Bytes from a token to the next, in one block of one plane.
+    /// Bytes from a token to the next, in one block of one plane, of the first part of their rows.
     #[must_use]
     pub fn token_stride_bytes(&self) -> u64 {
-        self.token_stride_bytes
+        self.rows.parts()[0].token_stride_bytes
     }
 
-    pub(crate) fn parts(&self, shape: &KvShape) -> [crate::block_units::RowPart; 1] {
-        [crate::block_units::RowPart {
-            segment_bytes: shape.row_bytes(),
-            segments: 1,
-            segment_stride_bytes: shape.row_bytes(),
-            token_stride_bytes: self.token_stride_bytes,
-            offset_bytes: 0,
-        }]
+    /// What rows are made of: one part or two.
+    #[must_use]
+    pub fn parts(&self) -> &[RowPart] {
+        self.rows.parts()
+    }
+
+    /// Whether a row is one piece of memory that begins where its plane, block and token say.
+    #[must_use]
+    pub fn has_whole_rows(&self) -> bool {
+        self.rows.are_whole()
     }
 
     /// Whether a block of `shape` is one piece of memory, planes and all.
@@ -141,105 +241,62 @@ impl PagedLayout {
     pub fn has_whole_blocks(&self, shape: &KvShape) -> bool {
         *self == Self::block_major(shape)
     }
+
+    /// What every row's address is a multiple of, given that tensors are: 1, 2, 4, 8 or 16 bytes,
+    /// which segments are multiples of too.
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
+        alignment_of(
+            self.layer_stride_bytes
+                | self.kv_stride_bytes
+                | self.block_stride_bytes
+                | self.rows.alignment_bits(),
+        )
+    }
 }
 
-/// A layout in which rows would overlap, or which does not fit an address space.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayoutError {
-    /// Rows are accessed in words of 8 bytes.
-    #[error("a stride of {stride_bytes} bytes is not a multiple of 8")]
-    Misaligned {
-        /// The stride given, in bytes.
-        stride_bytes: u64,
-    },
-    /// Each row would overlap the next token's.
-    #[error("a token stride of {token_stride_bytes} bytes is shorter than a row of {row_bytes}")]
-    TokenStride {
-        /// The stride given, in bytes.
-        token_stride_bytes: u64,
-        /// Bytes of a row.
-        row_bytes: u64,
-    },
-    /// One step along an axis does not clear what lies within the step.
-    #[error(
-        "a {axis} stride of {stride_bytes} bytes does not clear the {inner_bytes} bytes inside it"
-    )]
-    Overlap {
-        /// `"plane"`, `"block"` or `"token"`.
-        axis: &'static str,
-        /// Bytes of the step.
-        stride_bytes: u64,
-        /// Bytes that the axes inside it take.
+/// The greatest power of two, at most 16, that divides all numbers that are or-ed together in `bits`.
+pub(crate) fn alignment_of(bits: u64) -> u64 {
+    1 << bits.trailing_zeros().min(4)
+}
+
+/// Steps along one axis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Axis {
+    name: &'static str,
+    stride_bytes: u64,
+    count: u64,
+}
+
+impl Axis {
+    pub(crate) fn new(name: &'static str, stride_bytes: u64, count: u64) -> Self {
+        Self { name, stride_bytes, count }
+    }
+
+    /// What all the axes take together, from the innermost out: each step must clear all that lies
+    /// inside it, beginning with `inner_bytes`.
+    pub(crate) fn extent_bytes<const N: usize>(
+        mut axes: [Self; N],
         inner_bytes: u64,
-    },
-    /// 64 bits cannot count the bytes.
-    #[error("{blocks} blocks of {block_bytes} bytes do not fit in 64 bits")]
-    Size {
-        /// Bytes of a block, without gaps.
-        block_bytes: u64,
-        /// Number of blocks.
-        blocks: u64,
-    },
+        size: LayoutError,
+    ) -> Result<u64, LayoutError> {
+        axes.sort_by_key(|axis| axis.stride_bytes);
+        let mut extent = inner_bytes;
+        for Self { name, stride_bytes, count } in axes {
+            if count <= 1 {
+                continue;
+            }
+            if stride_bytes < extent {
+                return Err(LayoutError::Overlap { axis: name, stride_bytes, inner_bytes: extent });
+            }
+            extent = stride_bytes
+                .checked_mul(count - 1)
+                .and_then(|bytes| bytes.checked_add(extent))
+                .ok_or(size)?;
+        }
+        Ok(extent)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::KvShapeOptions;
-
-    fn shape() -> KvShape {
-        let options = KvShapeOptions { layers: 3, kv_count: 2, row_bytes: 24, block_tokens: 4 };
-        KvShape::new(options).unwrap()
-    }
-
-    #[test]
-    fn both_named_layouts_are_dense() {
-        let shape = shape();
-        let block_major = PagedLayout::block_major(&shape);
-        let layer_major = PagedLayout::layer_major(&shape, 10).unwrap();
-        for layout in [block_major, layer_major] {
-            assert_eq!(layout.extent_bytes(&shape, 10), Ok(10 * shape.block_bytes()));
-        }
-        assert_eq!((block_major.plane_stride_bytes(), block_major.block_stride_bytes()), (96, 576));
-        assert_eq!((layer_major.plane_stride_bytes(), layer_major.block_stride_bytes()), (960, 96));
-        assert!(block_major.has_whole_blocks(&shape) && !layer_major.has_whole_blocks(&shape));
-        assert_eq!(layer_major.extent_bytes(&shape, 3), Ok(5 * 960 + 3 * 96));
-        // More blocks than the planes were spaced for.
-        assert_eq!(
-            layer_major.extent_bytes(&shape, 11),
-            Err(LayoutError::Overlap { axis: "plane", stride_bytes: 960, inner_bytes: 1056 })
-        );
-    }
-
-    #[test]
-    fn own_strides_are_checked() {
-        let shape = shape();
-        let dense = Strides { plane_bytes: 96, block_bytes: 576, token_bytes: 24 };
-        assert_eq!(PagedLayout::custom(&shape, dense), Ok(PagedLayout::block_major(&shape)));
-        assert_eq!(
-            PagedLayout::custom(&shape, Strides { block_bytes: 580, ..dense }),
-            Err(LayoutError::Misaligned { stride_bytes: 580 })
-        );
-        assert_eq!(
-            PagedLayout::custom(&shape, Strides { token_bytes: 16, ..dense }),
-            Err(LayoutError::TokenStride { token_stride_bytes: 16, row_bytes: 24 })
-        );
-        // Planes interleaved inside a token, [block][token][plane][row], as some engines have it.
-        let interleaved = Strides { plane_bytes: 24, block_bytes: 576, token_bytes: 144 };
-        let interleaved = PagedLayout::custom(&shape, interleaved).unwrap();
-        assert_eq!(interleaved.extent_bytes(&shape, 7), Ok(7 * 576));
-        let torn = PagedLayout::custom(&shape, Strides { block_bytes: 88, ..dense }).unwrap();
-        assert!(matches!(torn.extent_bytes(&shape, 2), Err(LayoutError::Overlap { .. })));
-        assert_eq!(torn.extent_bytes(&shape, 1), Ok(576));
-    }
-
-    #[test]
-    fn sizes_beyond_64_bits_are_refused() {
-        let shape = shape();
-        let size = |blocks| LayoutError::Size { block_bytes: 576, blocks };
-        assert_eq!(PagedLayout::layer_major(&shape, u64::MAX), Err(size(u64::MAX)));
-        let layout = PagedLayout::block_major(&shape);
-        assert_eq!(layout.extent_bytes(&shape, u64::MAX / 8), Err(size(u64::MAX / 8)));
-    }
-}
+mod tests;

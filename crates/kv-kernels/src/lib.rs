@@ -108,9 +108,11 @@ mod checksum;
 mod error;
 mod fill;
 mod floats;
+mod format;
 mod gather;
 mod host_offsets;
 mod kernels;
+mod launch;
 mod layout;
 mod lazy;
 mod operand;
@@ -138,12 +140,14 @@ pub use checksum::ChecksumArgs;
 pub use error::{KernelError, Operand, OperandError, PagedKvError};
 pub use fill::FillPattern;
 pub use floats::{NarrowFormat, WideFormat};
+pub use format::{FormatOptions, KvFormat};
 pub use gather::GatherRows;
 pub use host_offsets::{
     HostGatherError, HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets,
 };
 pub use kernels::KvKernels;
-pub use layout::{LayoutError, PagedLayout, Strides};
+pub use launch::{CHUNKS_MAX, LaunchLimits, RawChunk, RawMapping, RawTransfer};
+pub use layout::{LayoutError, LayoutOptions, PagedLayout, RowPart, Strides, Tensors};
 pub use paged_kv::PagedKv;
 pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
 pub use quantize::{Conversion, ConversionKind, RawConversion, RawFormats, RawScales, ScalePer};

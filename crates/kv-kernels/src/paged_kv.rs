@@ -2,8 +2,8 @@
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream};
 
-use crate::operand::{check_aligned, check_length};
-use crate::shape::WORD_BYTES;
+use crate::layout::alignment_of;
+use crate::operand::check_length;
 use crate::{KvShape, Operand, PagedKvError, PagedLayout};
 
 /// Paged KV memory of one device, with the table of its planes' addresses on that device.
@@ -19,22 +19,27 @@ pub struct PagedKv {
     shape: KvShape,
     layout: PagedLayout,
     /// # Invariants
-    /// Holds every row of `blocks` blocks under `layout`; its address is a multiple of 8.
-    span: DeviceSpan,
+    /// As many as the layout asks for, at least 1. Each holds every row of `blocks` blocks of its
+    /// planes under `layout`, and within that extent no two share a byte.
+    tensors: Box<[DeviceSpan]>,
     /// # Invariants
     /// 1 to `i32::MAX`.
     blocks: u64,
     /// # Invariants
-    /// One address for each plane, written before `new` returned, and by nothing since.
+    /// Divides every tensor's address.
+    alignment: u64,
+    /// # Invariants
+    /// One address for each plane in the order `layer * kv_count + kv`, and then for each in the order
+    /// `kv * layers + layer`; written before `new` returned, and by nothing since.
     planes: DeviceBuffer,
 }
 
 impl PagedKv {
-    /// Describes `blocks` blocks in `span` and uploads the addresses of the planes.
+    /// Describes `blocks` blocks in `span`, for layouts of one tensor, and uploads the addresses of
+    /// the planes.
     ///
     /// # Ordering
-    /// Waits on the host for all work on `stream`; when it returns, the table has arrived, so that
-    /// launches on any stream may use it.
+    /// As [`over`](PagedKv::over).
     ///
     /// # Errors
     /// [`PagedKvError`].
@@ -45,24 +50,64 @@ impl PagedKv {
         span: DeviceSpan,
         blocks: u64,
     ) -> Result<Self, PagedKvError> {
+        Self::over(stream, shape, layout, &[span], blocks)
+    }
+
+    /// Describes `blocks` blocks in the tensors of a layout, in the order that
+    /// [`PagedLayout::tensors`] tells, and uploads the addresses of the planes.
+    ///
+    /// # Ordering
+    /// Waits on the host for all work on `stream`; when it returns, the table has arrived, so that
+    /// launches on any stream may use it.
+    ///
+    /// # Errors
+    /// [`PagedKvError`].
+    pub fn over(
+        stream: &Stream,
+        shape: KvShape,
+        layout: PagedLayout,
+        tensors: &[DeviceSpan],
+        blocks: u64,
+    ) -> Result<Self, PagedKvError> {
         let block_tokens = shape.block_tokens();
         if blocks == 0 || blocks > i32::MAX as u64 {
             return Err(PagedKvError::Blocks { blocks, block_tokens });
         }
+        let (given, needed) = (tensors.len() as u64, layout.tensors().count(&shape));
+        if given != needed {
+            return Err(PagedKvError::Tensors { given, needed });
+        }
         let extent_bytes = layout.extent_bytes(&shape, blocks)?;
-        check_aligned(Operand::Pages, span.address(), WORD_BYTES)?;
-        check_length(Operand::Pages, span.bytes(), extent_bytes)?;
-        // No product or sum overflows: the last plane starts within the extent.
+        for tensor in tensors {
+            check_length(Operand::Pages, tensor.bytes(), extent_bytes)?;
+        }
+        let out_of_memory = |_| PagedKvError::OutOfMemory { planes: shape.planes() };
+        let mut starts: Vec<(u64, usize)> = Vec::new();
+        starts.try_reserve_exact(tensors.len()).map_err(out_of_memory)?;
+        starts.extend(tensors.iter().map(|tensor| tensor.address()).zip(0..));
+        check_apart(&mut starts, extent_bytes)?;
+        let bits = tensors.iter().fold(0, |bits, tensor| bits | tensor.address());
+
         let mut addresses: Vec<u64> = Vec::new();
-        addresses
-            .try_reserve_exact(shape.planes() as usize)
-            .map_err(|_| PagedKvError::OutOfMemory { planes: shape.planes() })?;
-        let plane_address = |plane| span.address() + plane * layout.plane_stride_bytes();
-        addresses.extend((0..shape.planes()).map(plane_address));
+        let entries = (shape.planes() as usize).saturating_mul(2);
+        addresses.try_reserve_exact(entries).map_err(out_of_memory)?;
+        let (layers, kv_count) = (u64::from(shape.layers()), u64::from(shape.kv_count()));
+        // No overflow: a plane begins within its tensor's extent.
+        let plane_address = |layer, kv| {
+            let tensor = tensors[layout.tensors().index(&shape, layer, kv) as usize];
+            tensor.address() + layout.plane_offset(layer, kv)
+        };
+        for layer in 0..layers {
+            addresses.extend((0..kv_count).map(|kv| plane_address(layer, kv)));
+        }
+        for kv in 0..kv_count {
+            addresses.extend((0..layers).map(|layer| plane_address(layer, kv)));
+        }
         let bytes = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), bytes.len() as u64)?;
         stream.upload(planes.span(), bytes).map_err(PagedKvError::from_copy)?;
-        Ok(Self { shape, layout, span, blocks, planes })
+        let alignment = alignment_of(bits);
+        Ok(Self { shape, layout, tensors: tensors.into(), blocks, alignment, planes })
     }
 
     /// The device that launches over this memory run on.
@@ -83,10 +128,23 @@ impl PagedKv {
         &self.layout
     }
 
-    /// All of the memory.
+    /// The memory of the first tensor: all of it where the layout has one.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
-        self.span
+        self.tensors[0]
+    }
+
+    /// The memory of every tensor.
+    #[must_use]
+    pub fn tensors(&self) -> &[DeviceSpan] {
+        &self.tensors
+    }
+
+    /// What the address of every segment of every row is a multiple of, and its length: 1, 2, 4, 8 or
+    /// 16 bytes. Kernels access as much at once.
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
+        self.alignment.min(self.layout.alignment())
     }
 
     /// Blocks that the memory has room for, ready or not.
@@ -110,16 +168,33 @@ impl PagedKv {
         let bytes = self.shape.block_bytes();
         if block >= self.blocks {
             let offset = block.saturating_mul(bytes);
-            return Err(OutOfBounds { offset, bytes, capacity: self.span.bytes() });
+            return Err(OutOfBounds { offset, bytes, capacity: self.span().bytes() });
         }
         if !self.layout.has_whole_blocks(&self.shape) {
             return Ok(None);
         }
-        self.span.slice(block * bytes, bytes).map(Some)
+        self.span().slice(block * bytes, bytes).map(Some)
     }
 
-    /// Address of the table of plane addresses.
+    /// Address of the table of plane addresses, in the order `layer * kv_count + kv`.
     pub(crate) fn planes_address(&self) -> u64 {
         self.planes.address()
     }
+
+    /// Address of the table of plane addresses, in the order `kv * layers + layer`.
+    pub(crate) fn chunk_planes_address(&self) -> u64 {
+        self.planes.address() + self.planes.bytes() / 2
+    }
+}
+
+/// Checks that tensors of `extent_bytes` bytes share none; `starts` are their addresses and places.
+fn check_apart(starts: &mut [(u64, usize)], extent_bytes: u64) -> Result<(), PagedKvError> {
+    starts.sort_unstable();
+    for pair in starts.windows(2) {
+        let [(first_at, first), (second_at, second)] = [pair[0], pair[1]];
+        if second_at - first_at < extent_bytes {
+            return Err(PagedKvError::TensorsOverlap { first, second, extent_bytes });
+        }
+    }
+    Ok(())
 }

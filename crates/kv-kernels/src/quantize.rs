@@ -6,8 +6,9 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 use crate::block_copy::{
     BLOCKS_OF_MULTIPROCESSOR, check_apart, check_pairs, check_same_planes, items_of,
 };
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, alignment_of, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
 use crate::kernels::ROW_THREADS;
+use crate::layout::alignment_of;
 use crate::operand::{check_array, check_disjoint};
 use crate::{
     BlockPair, Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels,

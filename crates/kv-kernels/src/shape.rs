@@ -7,7 +7,9 @@ pub struct KvShapeOptions {
     pub layers: u32,
     /// Tensors of each layer: 2 for keys and values, 1 where both are compressed into one.
     pub kv_count: u32,
-    /// Bytes of one token in one tensor (heads x head size x bytes of an element); a multiple of 8.
+    /// Bytes of one token in one tensor (heads x head size x bytes of an element), at least 1.
+    ///
+    /// Any length moves; the pattern and its checksums are for multiples of 8.
     pub row_bytes: u64,
     /// Tokens of a block, at least 1.
     pub block_tokens: u32,
@@ -20,8 +22,7 @@ pub struct KvShapeOptions {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct KvShape {
     /// # Invariants
-    /// All four are at least 1, `row_bytes` is a multiple of 8, and `block_bytes` is their product,
-    /// which fits.
+    /// All four are at least 1, and `block_bytes` is their product, which fits.
     layers: u32,
     kv_count: u32,
     row_bytes: u64,
@@ -44,9 +45,6 @@ impl KvShape {
         ];
         if let Some(&(quantity, _)) = zero.iter().find(|(_, value)| *value == 0) {
             return Err(ShapeError::Zero { quantity });
-        }
-        if !row_bytes.is_multiple_of(WORD_BYTES) {
-            return Err(ShapeError::RowBytes { row_bytes });
         }
         let planes = u64::from(layers) * u64::from(kv_count);
         let block_bytes = planes
@@ -87,7 +85,7 @@ impl KvShape {
         self.row_bytes
     }
 
-    /// 64-bit words of a row.
+    /// Whole 64-bit words of a row.
     #[must_use]
     pub fn row_words(&self) -> u64 {
         self.row_bytes / WORD_BYTES
@@ -124,7 +122,7 @@ impl KvShape {
     }
 }
 
-/// Rows are sequences of such words.
+/// The pattern and its checksums are made of such words.
 pub(crate) const WORD_BYTES: u64 = 8;
 
 /// A shape that a KV cache cannot have.
@@ -136,12 +134,6 @@ pub enum ShapeError {
     Zero {
         /// Name of the number that is 0.
         quantity: &'static str,
-    },
-    /// Rows are copied and checked in words of 8 bytes.
-    #[error("row_bytes {row_bytes} is not a multiple of 8")]
-    RowBytes {
-        /// Bytes of a row asked for.
-        row_bytes: u64,
     },
     /// A block would have more bytes than 64 bits can count.
     #[error(
@@ -185,10 +177,8 @@ mod tests {
         assert_eq!(KvShape::new(KvShapeOptions { row_bytes: 0, ..LLAMA }), zero("row_bytes"));
         assert_eq!(KvShape::new(KvShapeOptions { block_tokens: 0, ..LLAMA }), zero("block_tokens"));
         assert_eq!(KvShape::new(LLAMA).unwrap().with_layers(0), zero("layers"));
-        assert_eq!(
-            KvShape::new(KvShapeOptions { row_bytes: 12, ..LLAMA }),
-            Err(ShapeError::RowBytes { row_bytes: 12 })
-        );
+        let odd = KvShape::new(KvShapeOptions { row_bytes: 132, ..LLAMA }).unwrap();
+        assert_eq!((odd.block_plane_bytes(), odd.row_words()), (2112, 16));
         let (layers, row_bytes) = (u32::MAX, 1 << 32);
         let refused = KvShape::new(KvShapeOptions { layers, row_bytes, ..LLAMA });
         let (kv_count, block_tokens) = (2, 16);

@@ -1,10 +1,10 @@
 //! Moving tokens between a contiguous chunk and paged memory, all layers in one launch.
 
-use cuda_driver::{DeviceSpan, KernelArgs, Stream};
+use cuda_driver::{DeviceSpan, Stream};
 
 use crate::kernels::check_chunk;
-use crate::operand::{check_aligned, check_array};
-use crate::shape::WORD_BYTES;
+use crate::launch::{LaunchLimits, RawChunk, RawMapping, RawTransfer};
+use crate::operand::check_array;
 use crate::{KernelError, KvKernels, Operand, PagedKv};
 
 /// Which way tokens move.
@@ -67,7 +67,6 @@ impl KvKernels {
             return Err(KernelError::Skip { skip_prefix_n_tokens, tokens });
         }
         check_chunk(shape, chunk, tokens)?;
-        check_aligned(Operand::Chunk, chunk.address(), WORD_BYTES)?;
         check_array(Operand::SlotMapping, slot_mapping, tokens, size_of::<i64>() as u64)?;
         let slots = transfer.num_blocks * u64::from(shape.block_tokens());
         check_slots(&transfer, slots)?;
@@ -75,31 +74,27 @@ impl KvKernels {
             return Ok(());
         }
 
-        let layout = paged.layout();
-        let args = KernelArgs::new()
-            .arg(chunk.address())
-            .arg(paged.planes_address())
-            .arg(slot_mapping.address())
-            .arg(tokens)
-            .arg(self.skip_of_launch(skip_prefix_n_tokens))
-            .arg(shape.layers())
-            .arg(shape.kv_count())
-            .arg(shape.row_bytes())
-            .arg(u64::from(shape.block_tokens()))
-            .arg(layout.block_stride_bytes())
-            .arg(layout.token_stride_bytes())
-            .arg(transfer.direction as u32)
-            .arg(slots);
-        // No overflow: the rows of all tokens fit in the chunk.
-        let config = self.row_launch((tokens - skip_prefix_n_tokens) * shape.planes(), shape);
-        // SAFETY: the 13 arguments are the parameters of `multi_layer_transfer` in
-        // `kernels/transfer.cu`, in order and size. All addresses come from device spans and a
-        // device buffer, and the kernel stays inside them: chunk rows of `tokens` tokens lie in the
-        // chunk (`check_chunk`), the mapping has `tokens` slots (`check_array`), the plane table one
-        // address for each plane (invariant of `PagedKv`), and rows of slots below `slots`, to which
-        // the kernel keeps, lie in the paged span (invariant of `PagedKv`, and `num_blocks` is at
-        // most its blocks).
-        unsafe { self.launch(&self.transfer, stream, &config, &args) }
+        let chunk = RawChunk {
+            address: chunk.address(),
+            mapping: RawMapping::Slots(slot_mapping.address()),
+            tokens,
+            skip_prefix_n_tokens: self.skip_of_launch(skip_prefix_n_tokens),
+            // No overflow: the rows of all tokens fit in the chunk.
+            rows: 0..tokens * shape.planes(),
+        };
+        let transfer = RawTransfer {
+            paged,
+            chunks: &[chunk],
+            layers: 0..shape.layers(),
+            direction: transfer.direction,
+            num_blocks: transfer.num_blocks,
+            limits: LaunchLimits::default(),
+            report: None,
+        };
+        // SAFETY: chunk and mapping come from device spans; the rows of `tokens` tokens lie in the
+        // chunk (`check_chunk`), and the mapping has `tokens` slots (`check_array`). That the chunk does
+        // not overlap the pages is a matter of bytes in device memory, and the caller's.
+        unsafe { self.multi_layer_transfer_raw(stream, &transfer) }
     }
 
     #[cfg(not(all(feature = "sabotage", debug_assertions)))]

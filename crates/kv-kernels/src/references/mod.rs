@@ -26,7 +26,11 @@ use crate::{ConversionKind, entry};
 pub fn references() -> &'static [KernelReference] {
     const {
         &[
-            KernelReference { name: entry::TRANSFER, run: transfer::run },
+            KernelReference { name: entry::TRANSFERS[0], run: transfer::run },
+            KernelReference { name: entry::TRANSFERS[1], run: transfer::run },
+            KernelReference { name: entry::TRANSFERS[2], run: transfer::run },
+            KernelReference { name: entry::TRANSFERS[3], run: transfer::run },
+            KernelReference { name: entry::TRANSFERS[4], run: transfer::run },
             KernelReference { name: entry::CHECKSUM, run: checksum::run },
             KernelReference { name: entry::FILL, run: fill::run },
             KernelReference { name: entry::GATHER, run: gather::run },

@@ -95,11 +95,6 @@ fn transfers() {
         bench.refused(Transfer { tokens: u64::MAX, ..good }),
         KernelError::ChunkTokens { bytes: 192, tokens: u64::MAX, token_bytes: 64 }
     );
-    let chunk = bench.span(4, 192);
-    assert_eq!(
-        bench.refused(Transfer { chunk, ..good }),
-        misaligned(Operand::Chunk, chunk.address(), 8)
-    );
     assert_eq!(
         bench.refused(Transfer { slot_mapping: bench.span(0, 23), ..good }),
         too_short(Operand::SlotMapping, 24, 23)
@@ -354,12 +349,8 @@ fn paged_memory_that_cannot_be() {
     }
     let short = OperandError::TooShort { operand: Operand::Pages, needed_bytes: 1024, bytes: 1023 };
     assert_eq!(refused(layout, bench.span(0, 1023), 4), short.into());
-    let span = bench.span(4, 1024);
-    let misaligned =
-        OperandError::Misaligned { operand: Operand::Pages, address: span.address(), alignment: 8 };
-    assert_eq!(refused(layout, span, 4), misaligned.into());
     let layer_major = PagedLayout::layer_major(&shape(), 3).unwrap();
-    let overlap = LayoutError::Overlap { axis: "plane", stride_bytes: 192, inner_bytes: 256 };
+    let overlap = LayoutError::Overlap { axis: "kv", stride_bytes: 192, inner_bytes: 256 };
     assert_eq!(refused(layer_major, bench.span(0, 1024), 4), overlap.into());
     bench.machine.sim.fail_nth("cuMemAlloc", 1, ErrorCode::OUT_OF_MEMORY);
     let failed = PagedKv::new(&bench.machine.stream, shape(), layout, bench.span(0, 1024), 4);

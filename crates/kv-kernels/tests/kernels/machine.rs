@@ -77,7 +77,9 @@ impl Paged {
     pub(crate) fn row(&self, plane: u64, slot: u64) -> std::ops::Range<usize> {
         let (shape, layout) = (self.kv.shape(), self.kv.layout());
         let block_tokens = u64::from(shape.block_tokens());
-        let start = plane * layout.plane_stride_bytes()
+        let kv_count = u64::from(shape.kv_count());
+        let start = plane / kv_count * layout.layer_stride_bytes()
+            + plane % kv_count * layout.kv_stride_bytes()
             + slot / block_tokens * layout.block_stride_bytes()
             + slot % block_tokens * layout.token_stride_bytes();
         start as usize..(start + shape.row_bytes()) as usize
