@@ -7,7 +7,7 @@
 //   = rows[k] + l * layer_stride + n * token_stride + i * segment_stride + base [v of the rows]
 //
 // Launch: one dimension, blockDim.x at most KV_ROW_THREADS; vectors in grid strides, so any gridDim.x
-// is correct.
+// is correct, of up to 2^31 threads.
 //
 // Reads  slot_mapping[0 .. tokens], the plane table, and the rows of tokens that have a slot; mapping
 //        and rows may lie in mapped host memory.
@@ -44,8 +44,9 @@ static __device__ __forceinline__ void append_all(const BlockSide& pages, const 
                                                   u32 first_plane, u32 kv_count, u64* report) {
     const u64 items = units.planes * units.tokens * units.segments * units.unit_vectors;
     const u64 threads = (u64)gridDim.x * blockDim.x;
-    for (u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x; item < items; item += threads) {
-        const UnitPlace place = UnitPlace::of(units, item);
+    u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    UnitPlace place = UnitPlace::of(units, item);
+    for (; item < items; item += threads, place = place.plus(units, (u32)threads)) {
         const i64 slot = slot_mapping[place.token];
         if (slot < 0) continue;
         const u64 block = (u64)slot / block_tokens;

@@ -8,7 +8,7 @@
 // bytes from dense.at(0, plane, token, segment) on.
 //
 // Launch: gridDim.x over slices of a block, gridDim.y over ids, both in grid strides, so any grid is
-// correct; blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
+// correct, of up to 2^31 threads for an id; blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
 //
 // Reads  ids[0 .. count], the plane table and the units of the blocks named; all may lie in mapped host
 //        memory.
@@ -59,9 +59,9 @@ static __device__ __forceinline__ void sum_all(const BlockSide& from, const Bloc
             continue;
         }
         u64 sum = 0;
-        for (u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x; item < items;
-             item += threads) {
-            const UnitPlace unit = UnitPlace::of(units, item);
+        u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+        UnitPlace unit = UnitPlace::of(units, item);
+        for (; item < items; item += threads, unit = unit.plus(units, (u32)threads)) {
             const u64 within = unit.vector * (u64)sizeof(Vector);
             const u64 at = from.at(block, unit.plane, unit.token, unit.segment) + within;
             const u64 in_block = dense.at(0, unit.plane, unit.token, unit.segment) + within;

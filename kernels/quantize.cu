@@ -13,8 +13,8 @@
 // where a stride of 0 means that the scale does not depend on that index. A group of `measure` is all
 // elements that share a scale: all tokens where token_stride is 0, all heads where head_stride is 0.
 //
-// Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS; any gridDim.x is
-// correct. A warp measures a group.
+// Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS; any gridDim.x of
+// up to 2^31 threads is correct. A warp measures a group.
 //
 // Reads and writes as copy_blocks does (block_copy.cu), and reads the scales (measure writes them). A
 // pair of which either id is out of range is passed over and its place reported (by measure too).
@@ -74,8 +74,9 @@ static __device__ __forceinline__ void convert_all(const BlockSide& to, const Bl
                                                    const Scales& scales, const Formats& formats,
                                                    u64* report) {
     const u64 threads = (u64)gridDim.x * blockDim.x;
-    for (u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x; item < items; item += threads) {
-        const UnitPlace place = UnitPlace::of(units, item);
+    u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    UnitPlace place = UnitPlace::of(units, item);
+    for (; item < items; item += threads, place = place.plus(units, (u32)threads)) {
         const BlockPair pair = pairs[place.pair];
         if (!is_known(pair, to, from)) {
             if ((place.plane | place.token | place.segment | place.vector) == 0) {
@@ -163,8 +164,9 @@ measure_scales(const __grid_constant__ BlockSide to, const __grid_constant__ Blo
         u32 largest = 0;
         const u64 elements = tokens * segments * units.unit_vectors;
         const BlockUnits inner{1, tokens, segments, units.unit_vectors};
-        for (u64 element = lane; element < elements; element += KV_WARP) {
-            const UnitPlace at = UnitPlace::of(inner, element);
+        u64 element = lane;
+        UnitPlace at = UnitPlace::of(inner, element);
+        for (; element < elements; element += KV_WARP, at = at.plus(inner, KV_WARP)) {
             const u64 address =
                 from.at(pair.source, place.plane, place.token * tokens + at.token,
                         place.segment * segments + at.segment);
