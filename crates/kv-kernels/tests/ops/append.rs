@@ -3,7 +3,7 @@
 use kv_kernels::{Append, DeviceReport, KernelSource, KvShape, OutOfRange};
 
 use super::block_copy::Side;
-use super::lays::{Lay, Place, lays, shape};
+use super::lays::{LAYS, Lay, Place, lays, shape};
 use super::on::{On, Outputs, Random, noise};
 
 const BLOCKS: u64 = 5;
@@ -26,13 +26,15 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes = [
         shape(1, 1, 8, 1),
+        shape(1, 2, 7, 3),
+        shape(2, 2, 132, 4),
         shape(3, 2, 24, 5),
         shape(2, 1, 1152, 3),
         shape(4, 2, 64, 16),
         shape(2, 2, 2048, 4),
     ];
     for (number, shape) in (0u64..).zip(shapes) {
-        for which in 0..3 {
+        for which in 0..LAYS {
             for layers in [1, shape.layers()] {
                 let slot_count = BLOCKS * u64::from(shape.block_tokens());
                 let mut slots: Vec<i64> = (0..slot_count as i64).collect();
@@ -45,7 +47,7 @@ fn cases() -> Vec<Case> {
                     }
                 }
                 let lay = lays(&shape, BLOCKS).swap_remove(which);
-                let gap = [0, 16, 4][(number as usize + which) % 3];
+                let gap = [0, 16, 4, 5][(number as usize + which) % 4];
                 cases.push(Case {
                     name: format!("{shape:?}, {}, {layers} layers, gaps of {gap}", lay.name),
                     shape,
@@ -55,7 +57,7 @@ fn cases() -> Vec<Case> {
                     gap,
                     slots,
                     pinned: (number + u64::from(layers)) % 2 == 1,
-                    shift: which as u64 % 2 * 8,
+                    shift: [0, 8, 16, 4, 1][which % 5],
                 });
             }
         }

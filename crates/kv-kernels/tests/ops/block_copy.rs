@@ -5,10 +5,10 @@ use std::sync::Arc;
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, Blocks, DeviceReport, HostBlocks, KvShape, OutOfRange, PagedKv, RowRange,
-    reshard,
+    Tensors, reshard,
 };
 
-use super::lays::{Lay, lays, places, shape};
+use super::lays::{LAYS, Lay, lays, places, shape};
 use super::on::{On, Outputs, Random, noise};
 
 const FROM_BLOCKS: u64 = 5;
@@ -37,8 +37,11 @@ impl Side {
             return Self::Host(blocks, buffer);
         }
         let buffer = on.upload(&bytes);
-        let span = buffer.span().slice(shift, lay.bytes).unwrap();
-        Self::Device(PagedKv::new(&on.stream, shape, lay.layout, span, blocks).unwrap(), buffer)
+        let tensor =
+            |n| buffer.span().slice(shift + n * lay.tensor_bytes, lay.tensor_bytes).unwrap();
+        let tensors: Vec<_> = (0..lay.bytes / lay.tensor_bytes).map(tensor).collect();
+        let paged = PagedKv::over(&on.stream, shape, lay.layout, &tensors, blocks).unwrap();
+        Self::Device(paged, buffer)
     }
 
     pub(crate) fn blocks(&self) -> Blocks<'_> {
@@ -80,34 +83,36 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes = [
         shape(1, 1, 8, 1),
+        shape(1, 1, 7, 3),
+        shape(2, 2, 132, 4),
         shape(3, 2, 24, 5),
         shape(2, 1, 1152, 3),
-        shape(2, 2, 64, 16),
         shape(1, 2, 2048, 7),
     ];
-    for (number, shape) in (0u64..).zip(shapes) {
-        for from in 0..3 {
-            for to in 0..3 {
+    for (number, shape) in (0..).zip(shapes) {
+        for from in 0..LAYS {
+            for to in 0..LAYS {
                 let row = shape.row_bytes();
                 let all = RowRange { from_byte: 0, to_byte: 0, bytes: row };
                 let part = RowRange { from_byte: row / 2, to_byte: 0, bytes: row.div_ceil(4) };
-                for (rows, count) in [(all, 4), (part, 1)] {
-                    let host = (number + from + to) % 3;
-                    let take = |blocks, which: u64| {
-                        lays(&shape, blocks).into_iter().nth(which as usize).unwrap()
-                    };
-                    let lays = [take(FROM_BLOCKS, from), take(TO_BLOCKS, to)];
-                    let [a, b] = [lays[0].name, lays[1].name];
-                    cases.push(Case {
-                        name: format!("{shape:?}, {a} to {b}, {rows:?}, host {host}"),
-                        shapes: [shape, shape],
-                        lays,
-                        hosts: [host == 1, host == 2],
-                        shift: (from + to) % 2 * 8,
-                        rows,
-                        pairs: pairs(count),
-                    });
-                }
+                let (rows, count) = [(all, 4), (part, 2)][(from + to / 2) % 2];
+                let lays = [
+                    lays(&shape, FROM_BLOCKS).swap_remove(from),
+                    lays(&shape, TO_BLOCKS).swap_remove(to),
+                ];
+                let host = (number + from + to) % 3;
+                let is_one = |lay: &Lay| lay.layout.tensors() == Tensors::One;
+                let hosts = [host == 1 && is_one(&lays[0]), host == 2 && is_one(&lays[1])];
+                let [a, b] = [lays[0].name, lays[1].name];
+                cases.push(Case {
+                    name: format!("{shape:?}, {a} to {b}, {rows:?}, hosts {hosts:?}"),
+                    shapes: [shape, shape],
+                    lays,
+                    hosts,
+                    shift: [0, 8, 16, 4, 1][(from + 2 * to) % 5],
+                    rows,
+                    pairs: pairs(count),
+                });
             }
         }
     }
@@ -175,10 +180,10 @@ fn resharded(on: &On) -> Outputs {
     let shards = |count: u64, first: usize| -> Vec<(KvShape, Lay)> {
         let shape = shape(2, 2, 6 / count * u64::from(HEAD_BYTES), 3);
         (0..count as usize)
-            .map(|rank| (shape, lays(&shape, BLOCKS).swap_remove((rank + first) % 3)))
+            .map(|rank| (shape, lays(&shape, BLOCKS).swap_remove((rank + first) % LAYS)))
             .collect()
     };
-    let (from, to) = (shards(2, 1), shards(3, 0));
+    let (from, to) = (shards(2, 3), shards(3, 1));
     let sides = |shards: &[(KvShape, Lay)]| -> Vec<Side> {
         let side = |(shape, lay): &(KvShape, Lay)| Side::new(on, *shape, lay, BLOCKS, (false, 0));
         shards.iter().map(side).collect()

@@ -1,11 +1,11 @@
 //! Conversions: every pair of formats, every kind of scale, numbers of every kind.
 
 use kv_kernels::{
-    Conversion, DeviceReport, KvShape, NarrowFormat, OutOfRange, ScalePer, WideFormat,
+    Conversion, DeviceReport, KvShape, NarrowFormat, OutOfRange, ScalePer, Tensors, WideFormat,
 };
 
 use super::block_copy::{Side, pairs};
-use super::lays::{Lay, lays, shape};
+use super::lays::{Lay, lays, lays_of_heads, shape};
 use super::on::{On, Outputs, Random};
 
 const WIDE: [WideFormat; 2] = [WideFormat::Bf16, WideFormat::F16];
@@ -45,7 +45,8 @@ fn cases() -> Vec<Case> {
                 let shapes = [2, 1].map(|bytes: u64| shape(layers, kv_count, row * bytes, tokens));
                 let wide = WIDE[(number + round + which) % 2];
                 let take = |side: usize, blocks| {
-                    lays(&shapes[side], blocks).swap_remove((number + round + side * which) % 3)
+                    let which = (number + round + side * (which + 1)) % 5;
+                    lays_of_heads(&shapes[side], blocks, heads.into()).swap_remove(which)
                 };
                 let lays = [take(0, WIDE_BLOCKS), take(1, NARROW_BLOCKS)];
                 let [a, b] = [lays[0].name, lays[1].name];
@@ -60,7 +61,7 @@ fn cases() -> Vec<Case> {
                     narrow,
                     per,
                     head_size,
-                    shift: (round as u64 + which as u64) % 2 * 8,
+                    shift: [0, 8, 2][(round + which) % 3],
                 });
             }
         }
@@ -95,7 +96,8 @@ impl Case {
     fn sides(&self, on: &On) -> [Side; 2] {
         let [wide, narrow] = [0, 1].map(|side| {
             let blocks = [WIDE_BLOCKS, NARROW_BLOCKS][side];
-            let host = side == 1 && self.per == ScalePer::Head;
+            let one = self.lays[side].layout.tensors() == Tensors::One;
+            let host = one && side == 1 && self.per == ScalePer::Head;
             let shift = self.shift;
             Side::new(on, self.shapes[side], &self.lays[side], blocks, (host, shift))
         });
@@ -273,7 +275,7 @@ fn unknown_pairs(on: &On) -> Vec<u8> {
 
 #[cfg(test)]
 mod on_sim {
-    use kv_kernels::{BlocksError, Operand, OperandError, references};
+    use kv_kernels::{BlocksError, Operand, OperandError, Side as Named, references};
 
     use super::super::lays::{Place, places};
     use super::super::on::compare;
@@ -411,6 +413,16 @@ mod on_sim {
                 destination_count: 48
             }
         );
+        let odd = shape(2, 2, 7, 5);
+        let odd = Side::new(&on, odd, &lays(&odd, 5).swap_remove(0), 5, (false, 0));
+        assert_eq!(
+            refused(Conversion { from: odd.blocks(), ..good }),
+            BlocksError::Elements { side: Named::Source, bytes: 7, element_bytes: 2 }
+        );
+        // 36 and 12 bytes are 18 and 6 elements: the third head of 8 is a piece of 2 and one of 6.
+        let parts = lays(&case.shapes[0], 5).swap_remove(5);
+        let parts = Side::new(&on, case.shapes[0], &parts, 5, (false, 0));
+        assert_eq!(refused(Conversion { from: parts.blocks(), head_size: 8, ..good }), heads(8));
         for per in [ScalePer::Plane, ScalePer::Head] {
             assert_eq!(
                 on.kernels.measure_scales(&on.stream, Conversion { per, ..good }),
