@@ -237,6 +237,33 @@ pub enum KernelError {
         /// Blocks of the paged memory.
         capacity: u64,
     },
+    /// A number of tokens to skip that is not whole blocks, where blocks are moved. Rounded down, tokens
+    /// that others share would be written.
+    #[error("{skip_prefix_n_tokens} tokens to skip are no whole blocks of {block_tokens}")]
+    SkipBlocks {
+        /// Tokens to skip.
+        skip_prefix_n_tokens: u64,
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
+    /// The host's copy of the block ids has another length than the chunk has blocks.
+    #[error("{ids} block ids for {blocks} blocks")]
+    IdCount {
+        /// Ids given.
+        ids: u64,
+        /// Blocks that the tokens of the chunk begin.
+        blocks: u64,
+    },
+    /// A block would be moved that is not ready.
+    #[error("entry {entry} is block {block}, of {blocks}")]
+    IdOutOfRange {
+        /// Position in the block ids.
+        entry: u64,
+        /// The block there.
+        block: i32,
+        /// Blocks that the launch may touch.
+        blocks: u64,
+    },
     /// The layers of a chunk are not layers of the paged memory.
     #[error("layers {start} to {end}, of {layers}")]
     Layers {

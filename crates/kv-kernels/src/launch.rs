@@ -17,7 +17,7 @@ const UNROLL: u64 = 4;
 /// Threads of a block where nothing else is asked for.
 const THREADS: u32 = 256;
 /// Most tokens of a chunk and most vectors of a row: kernels count on from a tile's start in 32 bits.
-const COUNT_MAX: u64 = i32::MAX as u64;
+pub(crate) const COUNT_MAX: u64 = i32::MAX as u64;
 
 /// How much of the device a launch may take.
 ///
@@ -47,7 +47,7 @@ impl RawMapping {
         }
     }
 
-    fn kind(self) -> u32 {
+    pub(crate) fn kind(self) -> u32 {
         u32::from(matches!(self, Self::Blocks(_)))
     }
 }

@@ -26,6 +26,9 @@ pub struct PagedKv {
     /// 1 to `i32::MAX`.
     blocks: u64,
     /// # Invariants
+    /// What each tensor takes from its start on.
+    extent_bytes: u64,
+    /// # Invariants
     /// Divides every tensor's address.
     alignment: u64,
     /// # Invariants
@@ -107,7 +110,8 @@ impl PagedKv {
         let planes = DeviceBuffer::alloc(stream.device(), bytes.len() as u64)?;
         stream.upload(planes.span(), bytes).map_err(PagedKvError::from_copy)?;
         let alignment = alignment_of(bits);
-        Ok(Self { shape, layout, tensors: tensors.into(), blocks, alignment, planes })
+        let tensors = tensors.into();
+        Ok(Self { shape, layout, tensors, blocks, extent_bytes, alignment, planes })
     }
 
     /// The device that launches over this memory run on.
@@ -145,6 +149,12 @@ impl PagedKv {
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment.min(self.layout.alignment())
+    }
+
+    /// Bytes from the start of each tensor to the end of its last row.
+    #[must_use]
+    pub fn extent_bytes(&self) -> u64 {
+        self.extent_bytes
     }
 
     /// Blocks that the memory has room for, ready or not.

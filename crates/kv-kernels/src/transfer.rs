@@ -2,10 +2,7 @@
 
 use cuda_driver::{DeviceSpan, Stream};
 
-use crate::kernels::check_chunk;
-use crate::launch::{LaunchLimits, RawChunk, RawMapping, RawTransfer};
-use crate::operand::check_array;
-use crate::{KernelError, KvKernels, Operand, PagedKv};
+use crate::{Chunk, ChunkMapping, ChunkTransfer, KernelError, KvKernels, LaunchLimits, PagedKv};
 
 /// Which way tokens move.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -45,7 +42,8 @@ impl KvKernels {
     /// Moves tokens between a chunk and paged memory.
     ///
     /// Where two tokens that are stored share a slot, one of them wins, and it is not defined which.
-    /// Chunk and paged memory must not overlap. Nothing is launched when no token is left to move.
+    /// Nothing is launched when no token is left to move.
+    /// [`transfer_chunks`](KvKernels::transfer_chunks) moves several chunks, some layers, or pinned memory.
     ///
     /// # Ordering
     /// Waits for nothing; see [`KvKernels`]. The mapping on the device is read when the kernel runs:
@@ -59,78 +57,24 @@ impl KvKernels {
         paged: &PagedKv,
         transfer: Transfer<'_>,
     ) -> Result<(), KernelError> {
-        self.check_stream(stream)?;
-        self.check_paged(paged, transfer.num_blocks)?;
-        let shape = paged.shape();
         let Transfer { chunk, slot_mapping, tokens, skip_prefix_n_tokens, .. } = transfer;
-        if skip_prefix_n_tokens > tokens {
-            return Err(KernelError::Skip { skip_prefix_n_tokens, tokens });
-        }
-        check_chunk(shape, chunk, tokens)?;
-        check_array(Operand::SlotMapping, slot_mapping, tokens, size_of::<i64>() as u64)?;
-        let slots = transfer.num_blocks * u64::from(shape.block_tokens());
-        check_slots(&transfer, slots)?;
-        if skip_prefix_n_tokens == tokens {
-            return Ok(());
-        }
-
-        let chunk = RawChunk {
-            address: chunk.address(),
-            mapping: RawMapping::Slots(slot_mapping.address()),
+        let chunk = Chunk {
+            memory: chunk.into(),
+            mapping: ChunkMapping::Slots {
+                slots: slot_mapping.into(),
+                host: Some(transfer.host_slots),
+            },
             tokens,
-            skip_prefix_n_tokens: self.skip_of_launch(skip_prefix_n_tokens),
-            // No overflow: the rows of all tokens fit in the chunk.
-            rows: 0..tokens * shape.planes(),
+            skip_prefix_n_tokens,
         };
-        let transfer = RawTransfer {
-            paged,
+        let transfer = ChunkTransfer {
             chunks: &[chunk],
-            layers: 0..shape.layers(),
+            layers: 0..paged.shape().layers(),
             direction: transfer.direction,
             num_blocks: transfer.num_blocks,
             limits: LaunchLimits::default(),
             report: None,
         };
-        // SAFETY: chunk and mapping come from device spans; the rows of `tokens` tokens lie in the
-        // chunk (`check_chunk`), and the mapping has `tokens` slots (`check_array`). That the chunk does
-        // not overlap the pages is a matter of bytes in device memory, and the caller's.
-        unsafe { self.multi_layer_transfer_raw(stream, &transfer) }
+        self.transfer_chunks(stream, paged, &transfer)
     }
-
-    #[cfg(not(all(feature = "sabotage", debug_assertions)))]
-    fn skip_of_launch(&self, skip_prefix_n_tokens: u64) -> u64 {
-        skip_prefix_n_tokens
-    }
-
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    fn skip_of_launch(&self, skip_prefix_n_tokens: u64) -> u64 {
-        let ignored = self.ignore_skip.load(std::sync::atomic::Ordering::Relaxed);
-        if ignored { 0 } else { skip_prefix_n_tokens }
-    }
-
-    /// Makes transfers ignore the skip, as a store that rounds down to its chunk would, until it is
-    /// switched off.
-    ///
-    /// This is the mistake that the parameter exists to prevent; tests use it to show that they
-    /// would notice. Slots of skipped tokens that are out of range are still left alone.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_ignore_skip(&self, ignore: bool) {
-        self.ignore_skip.store(ignore, std::sync::atomic::Ordering::Relaxed);
-    }
-}
-
-/// Checks the host's copy of the mapping, from the first token that moves.
-fn check_slots(transfer: &Transfer<'_>, slots: u64) -> Result<(), KernelError> {
-    let Transfer { host_slots, tokens, skip_prefix_n_tokens, .. } = *transfer;
-    if host_slots.len() as u64 != tokens {
-        return Err(KernelError::SlotCount { slots: host_slots.len() as u64, tokens });
-    }
-    // The skip is at most the length.
-    let moved = (skip_prefix_n_tokens..).zip(&host_slots[skip_prefix_n_tokens as usize..]);
-    for (token, &slot) in moved {
-        if u64::try_from(slot).is_ok_and(|slot| slot >= slots) {
-            return Err(KernelError::SlotOutOfRange { token, slot, slots });
-        }
-    }
-    Ok(())
 }

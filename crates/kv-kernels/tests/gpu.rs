@@ -32,6 +32,8 @@ fn main() {
         ("scattered_words_equal_the_reference", scattered_words),
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
+        ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
+        ("windows_of_chunks_equal_the_reference", |gpu| same(gpu, ops::chunks::windows)),
         ("copied_blocks_equal_the_reference", |gpu| same(gpu, ops::block_copy::outputs)),
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),

@@ -93,7 +93,7 @@ fn transfers() {
     }
     assert_eq!(
         bench.refused(Transfer { tokens: u64::MAX, ..good }),
-        KernelError::ChunkTokens { bytes: 192, tokens: u64::MAX, token_bytes: 64 }
+        KernelError::TooManyTokens { tokens: u64::MAX, most: 0x7FFF_FFFF }
     );
     assert_eq!(
         bench.refused(Transfer { slot_mapping: bench.span(0, 23), ..good }),

@@ -4,6 +4,8 @@ pub(crate) mod append;
 pub(crate) mod block_copy;
 pub(crate) mod block_offsets;
 pub(crate) mod block_sum;
+pub(crate) mod chunk_cases;
+pub(crate) mod chunks;
 pub(crate) mod lays;
 pub(crate) mod on;
 pub(crate) mod quantize;

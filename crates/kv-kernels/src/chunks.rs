@@ -1,0 +1,311 @@
+//! Moving several chunks in one launch: by slots or by blocks, of all layers or of some, in device or in
+//! pinned memory.
+
+use std::ops::Range;
+
+use cuda_driver::{DeviceSpan, PinnedBuffer, Stream};
+
+use crate::launch::{CHUNKS_MAX, COUNT_MAX, LaunchLimits, RawChunk, RawMapping, RawTransfer};
+use crate::operand::{Extent, check_array, check_disjoint, check_length};
+use crate::{
+    DeviceReport, Direction, KernelError, KernelSource, KvKernels, Operand, OperandError, PagedKv,
+};
+
+/// Where a chunk lies.
+#[derive(Clone, Copy, Debug)]
+pub enum ChunkMemory<'a> {
+    /// On the kernels' device, or on a peer to which access is enabled.
+    Device(DeviceSpan),
+    /// `bytes` bytes from `offset` of pinned host memory, which the kernel reads or writes over the bus.
+    Pinned {
+        /// The memory.
+        buffer: &'a PinnedBuffer,
+        /// Where the chunk begins in it, in bytes.
+        offset: u64,
+        /// Bytes of the chunk.
+        bytes: u64,
+    },
+}
+
+impl From<DeviceSpan> for ChunkMemory<'_> {
+    fn from(span: DeviceSpan) -> Self {
+        Self::Device(span)
+    }
+}
+
+impl ChunkMemory<'_> {
+    fn extent(self) -> Result<Extent, OperandError> {
+        match self {
+            Self::Device(span) => Ok(span.into()),
+            Self::Pinned { buffer, offset, bytes } => {
+                let (operand, rows) = (Operand::Chunk, offset);
+                let overflow = OperandError::Overflow { operand, rows, row_bytes: bytes };
+                let needed_bytes = offset.checked_add(bytes).ok_or(overflow)?;
+                check_length(operand, buffer.bytes(), needed_bytes)?;
+                // No overflow: it lies in the buffer.
+                Ok(Extent { address: buffer.device_address() + offset, bytes })
+            }
+        }
+    }
+}
+
+/// Which slots the tokens of a chunk have.
+#[derive(Clone, Copy, Debug)]
+pub enum ChunkMapping<'a> {
+    /// A slot (`i64`) for each token; [`PagedKv::slots`] says what a slot is.
+    Slots {
+        /// The slots as the kernel reads them, at least one for each token.
+        slots: KernelSource<'a>,
+        /// The host's copy, exactly one for each token, which is checked before the launch.
+        host: Option<&'a [i64]>,
+    },
+    /// A block id (`i32`) for each `block_tokens` tokens; the last block may be named for fewer.
+    Blocks {
+        /// The ids as the kernel reads them, at least one for each begun block.
+        ids: KernelSource<'a>,
+        /// The host's copy, exactly one for each begun block, which is checked before the launch.
+        host: Option<&'a [i32]>,
+    },
+}
+
+/// One chunk, `[kv, layer, token, row]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk<'a> {
+    /// Its memory: exactly `tokens` tokens of all planes of the layers that are moved.
+    pub memory: ChunkMemory<'a>,
+    /// Where its tokens lie in the pages. A negative slot or id means "skip this token", or this block.
+    pub mapping: ChunkMapping<'a>,
+    /// Tokens of the chunk.
+    pub tokens: u64,
+    /// How many of the first tokens stay untouched, at most `tokens`; with a mapping by blocks whole
+    /// blocks, or all tokens.
+    ///
+    /// They are neither read nor written, in chunk and paged memory both. Chunk and mapping keep their
+    /// indices. Nothing is rounded: a number of blocks rounded down would write over tokens that
+    /// others share, so it is refused.
+    pub skip_prefix_n_tokens: u64,
+}
+
+/// What [`KvKernels::transfer_chunks`] moves.
+#[derive(Clone, Debug)]
+pub struct ChunkTransfer<'a> {
+    /// The chunks, all mapped by slots or all by blocks.
+    pub chunks: &'a [Chunk<'a>],
+    /// Layers of the paged memory that the chunks hold. One layer is `layer..layer + 1`.
+    pub layers: Range<u32>,
+    /// Which way.
+    pub direction: Direction,
+    /// Blocks that are ready, the first of the paged memory; others are refused.
+    pub num_blocks: u64,
+    /// How much of the device the launch may take.
+    pub limits: LaunchLimits,
+    /// Where the device tells of slots and ids that are out of range, if anywhere; a place in the
+    /// mapping counts once for each row that it would have moved.
+    pub report: Option<&'a DeviceReport>,
+}
+
+impl KvKernels {
+    /// Moves chunks to or from pages, sixteen in a launch.
+    ///
+    /// Where two tokens that are stored share a slot, one of them wins, and it is not defined which.
+    /// Nothing is launched for chunks of which no token is left to move.
+    ///
+    /// # Ordering
+    /// Waits for nothing; see [`KvKernels`]. Mappings are read when the kernel runs: a slot or block out
+    /// of range then is passed over, and told to the report, whatever the host's copy said.
+    ///
+    /// # Errors
+    /// [`KernelError`]. Everything is checked before the first launch; with more than sixteen chunks,
+    /// launches before one that the driver refuses stay enqueued. Slots and ids of skipped tokens are
+    /// not looked at.
+    pub fn transfer_chunks(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        transfer: &ChunkTransfer<'_>,
+    ) -> Result<(), KernelError> {
+        self.check_stream(stream)?;
+        self.check_paged(paged, transfer.num_blocks)?;
+        let planes = planes_of(paged, &transfer.layers)?;
+        let mut chunks = Vec::with_capacity(transfer.chunks.len());
+        for chunk in transfer.chunks {
+            let raw = check_chunk(paged, transfer, chunk, planes)?;
+            if raw.mapping.kind() != chunks.first().map_or(raw.mapping.kind(), kind_of) {
+                return Err(KernelError::MixedMappings);
+            }
+            chunks.push(RawChunk {
+                skip_prefix_n_tokens: self.skip_of_launch(raw.skip_prefix_n_tokens),
+                ..raw
+            });
+        }
+        check_overlaps(paged, transfer)?;
+        for chunks in chunks.chunks(CHUNKS_MAX) {
+            let raw = RawTransfer {
+                paged,
+                chunks,
+                layers: transfer.layers.clone(),
+                direction: transfer.direction,
+                num_blocks: transfer.num_blocks,
+                limits: transfer.limits,
+                report: transfer.report,
+            };
+            // SAFETY: each chunk holds the rows of its tokens, and each mapping their entries
+            // (`check_chunk`). Their memory is of device spans, or pinned: a dropped `PinnedBuffer` is
+            // freed by a call that waits for the device, it hands out no references to its bytes except
+            // through `slice_mut`, whose caller rules out device access, and its `read_at` and
+            // `write_at` leave the wait to their callers; a `PinnedSpan` is only read, as mappings are.
+            // Chunks overlap neither pages nor, where they are written, each other (`check_overlaps`).
+            unsafe { self.multi_layer_transfer_raw(stream, &raw) }?;
+        }
+        Ok(())
+    }
+
+    #[cfg(not(all(feature = "sabotage", debug_assertions)))]
+    fn skip_of_launch(&self, skip_prefix_n_tokens: u64) -> u64 {
+        skip_prefix_n_tokens
+    }
+
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    fn skip_of_launch(&self, skip_prefix_n_tokens: u64) -> u64 {
+        let ignored = self.ignore_skip.load(std::sync::atomic::Ordering::Relaxed);
+        if ignored { 0 } else { skip_prefix_n_tokens }
+    }
+
+    /// Makes transfers ignore the skip, as a store that rounds down to its chunk would, until it is
+    /// switched off.
+    ///
+    /// This is the mistake that the parameter exists to prevent; tests use it to show that they
+    /// would notice. Slots of skipped tokens that are out of range are still left alone.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_skip(&self, ignore: bool) {
+        self.ignore_skip.store(ignore, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+fn kind_of(chunk: &RawChunk) -> u32 {
+    chunk.mapping.kind()
+}
+
+/// The planes of a range of layers, which are of the paged memory.
+fn planes_of(paged: &PagedKv, layers: &Range<u32>) -> Result<u64, KernelError> {
+    let shape = paged.shape();
+    if layers.start > layers.end || layers.end > shape.layers() {
+        let (start, end) = (layers.start, layers.end);
+        return Err(KernelError::Layers { start, end, layers: shape.layers() });
+    }
+    Ok(layers.len() as u64 * u64::from(shape.kv_count()))
+}
+
+/// Checks one chunk and its mapping.
+fn check_chunk(
+    paged: &PagedKv,
+    transfer: &ChunkTransfer<'_>,
+    chunk: &Chunk<'_>,
+    planes: u64,
+) -> Result<RawChunk, KernelError> {
+    let shape = paged.shape();
+    let Chunk { tokens, skip_prefix_n_tokens: skip, .. } = *chunk;
+    if skip > tokens {
+        return Err(KernelError::Skip { skip_prefix_n_tokens: skip, tokens });
+    }
+    if tokens > COUNT_MAX {
+        return Err(KernelError::TooManyTokens { tokens, most: COUNT_MAX });
+    }
+    let Extent { address, bytes } = chunk.memory.extent()?;
+    // No overflow: it is part of a block's bytes.
+    let token_bytes = planes * shape.row_bytes();
+    if tokens.checked_mul(token_bytes) != Some(bytes) {
+        return Err(KernelError::ChunkTokens { bytes, tokens, token_bytes });
+    }
+    let block_tokens = u64::from(shape.block_tokens());
+    let mapping = match chunk.mapping {
+        ChunkMapping::Slots { slots, host } => {
+            check_array(Operand::SlotMapping, slots, tokens, size_of::<i64>() as u64)?;
+            let host = host.unwrap_or_default();
+            check_slots((chunk.mapping, host), (tokens, skip), transfer.num_blocks * block_tokens)?;
+            RawMapping::Slots(slots.address())
+        }
+        ChunkMapping::Blocks { ids, host } => {
+            if !skip.is_multiple_of(block_tokens) && skip != tokens {
+                let block_tokens = shape.block_tokens();
+                return Err(KernelError::SkipBlocks { skip_prefix_n_tokens: skip, block_tokens });
+            }
+            let blocks = tokens.div_ceil(block_tokens);
+            check_array(Operand::BlockIds, ids, blocks, size_of::<i32>() as u64)?;
+            if let Some(host) = host {
+                check_ids(host, (blocks, skip.div_ceil(block_tokens)), transfer.num_blocks)?;
+            }
+            RawMapping::Blocks(ids.address())
+        }
+    };
+    // No overflow: tokens of no planes are no rows, and others fit in the chunk.
+    let rows = 0..tokens.saturating_mul(planes);
+    Ok(RawChunk { address, mapping, tokens, skip_prefix_n_tokens: skip, rows })
+}
+
+/// Checks the host's copy of a mapping by slots, if there is one, from the first token that moves.
+fn check_slots(
+    (mapping, host): (ChunkMapping<'_>, &[i64]),
+    (tokens, skip): (u64, u64),
+    slots: u64,
+) -> Result<(), KernelError> {
+    if !matches!(mapping, ChunkMapping::Slots { host: Some(_), .. }) {
+        return Ok(());
+    }
+    if host.len() as u64 != tokens {
+        return Err(KernelError::SlotCount { slots: host.len() as u64, tokens });
+    }
+    // The skip is at most the length.
+    for (token, &slot) in (skip..).zip(&host[skip as usize..]) {
+        if u64::try_from(slot).is_ok_and(|slot| slot >= slots) {
+            return Err(KernelError::SlotOutOfRange { token, slot, slots });
+        }
+    }
+    Ok(())
+}
+
+/// Checks the host's copy of a mapping by blocks, from the first that moves.
+fn check_ids(host: &[i32], (blocks, skip): (u64, u64), ready: u64) -> Result<(), KernelError> {
+    if host.len() as u64 != blocks {
+        return Err(KernelError::IdCount { ids: host.len() as u64, blocks });
+    }
+    // The skip is at most the length.
+    for (entry, &block) in (skip..).zip(&host[skip as usize..]) {
+        if u64::try_from(block).is_ok_and(|block| block >= ready) {
+            return Err(KernelError::IdOutOfRange { entry, block, blocks: ready });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that nothing that is written is also read, or written twice.
+fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
+    let to_paged = transfer.direction == Direction::ChunkToPaged;
+    let extent_bytes = paged.extent_bytes();
+    let mut written = Vec::new();
+    for chunk in transfer.chunks {
+        let memory = chunk.memory.extent()?;
+        let mapping: (Operand, Extent) = match chunk.mapping {
+            ChunkMapping::Slots { slots, .. } => (Operand::SlotMapping, slots.into()),
+            ChunkMapping::Blocks { ids, .. } => (Operand::BlockIds, ids.into()),
+        };
+        for tensor in paged.tensors() {
+            let tensor = Extent { address: tensor.address(), bytes: extent_bytes };
+            if to_paged {
+                check_disjoint((Operand::Pages, tensor), (Operand::Chunk, memory))?;
+                check_disjoint((Operand::Pages, tensor), mapping)?;
+            } else {
+                check_disjoint((Operand::Chunk, memory), (Operand::Pages, tensor))?;
+            }
+        }
+        if !to_paged {
+            check_disjoint((Operand::Chunk, memory), mapping)?;
+            written.push(memory);
+        }
+    }
+    written.sort_unstable_by_key(|memory| memory.address);
+    for pair in written.windows(2) {
+        check_disjoint((Operand::Chunk, pair[0]), (Operand::Chunk, pair[1]))?;
+    }
+    Ok(())
+}

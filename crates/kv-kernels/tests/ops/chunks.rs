@@ -1,0 +1,305 @@
+//! Chunks of every format, and windows of chunks.
+
+use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
+use kv_kernels::{
+    Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, Direction, LaunchLimits, PagedKv, RawChunk,
+    RawMapping, RawTransfer,
+};
+
+use super::chunk_cases::{BLOCKS, Case, ChunkCase, Mapping, cases};
+use super::on::{On, Outputs, noise};
+
+/// Bytes on either side of what a call may touch.
+const MARGIN: u64 = 16;
+
+/// Memory of a chunk.
+enum Memory {
+    Device(DeviceBuffer),
+    Pinned(PinnedBuffer),
+}
+
+impl Case {
+    fn chunk_bytes(&self, chunk: &ChunkCase) -> u64 {
+        let planes = self.layers.len() as u64 * u64::from(self.shape.kv_count());
+        chunk.tokens * planes * self.shape.row_bytes()
+    }
+
+    fn margin(&self) -> u64 {
+        MARGIN + self.shift
+    }
+
+    /// Each tensor with a margin on both sides.
+    fn tensors(&self, on: &On) -> Vec<DeviceBuffer> {
+        let count = self.layout.tensors().count(&self.shape);
+        (0..count).map(|tensor| on.upload(&self.tensor_before(tensor))).collect()
+    }
+
+    fn tensor_before(&self, tensor: u64) -> Vec<u8> {
+        let bytes = self.layout.extent_bytes(&self.shape, BLOCKS).unwrap() + 2 * self.margin();
+        noise(bytes).iter().map(|byte| byte ^ tensor as u8).collect()
+    }
+
+    fn chunk_before(&self, chunk: &ChunkCase) -> Vec<u8> {
+        noise(self.chunk_bytes(chunk) + 2 * self.margin() + 1)
+    }
+
+    fn paged(&self, on: &On, tensors: &[DeviceBuffer]) -> PagedKv {
+        let spans: Vec<DeviceSpan> = tensors.iter().map(|tensor| self.inner(tensor)).collect();
+        PagedKv::over(&on.stream, self.shape, self.layout, &spans, BLOCKS).unwrap()
+    }
+
+    /// A buffer without its margins.
+    fn inner(&self, buffer: &DeviceBuffer) -> DeviceSpan {
+        let extent = self.layout.extent_bytes(&self.shape, BLOCKS).unwrap();
+        buffer.span().slice(self.margin(), extent).unwrap()
+    }
+
+    /// All that the call may have written, and what lies around it.
+    pub(crate) fn run(&self, on: &On) -> Outputs {
+        let tensors = self.tensors(on);
+        let paged = self.paged(on, &tensors);
+        let memories: Vec<Memory> =
+            self.chunks.iter().map(|chunk| self.memory(on, chunk)).collect();
+        let mappings: Vec<DeviceBuffer> = self.chunks.iter().map(|c| mapping(on, c)).collect();
+        let chunks: Vec<Chunk<'_>> = self
+            .chunks
+            .iter()
+            .zip(&memories)
+            .zip(&mappings)
+            .map(|((chunk, memory), mapping)| self.chunk(chunk, memory, mapping))
+            .collect();
+        let transfer = ChunkTransfer {
+            chunks: &chunks,
+            layers: self.layers.clone(),
+            direction: self.direction,
+            num_blocks: BLOCKS,
+            limits: self.limits,
+            report: None,
+        };
+        on.kernels.transfer_chunks(&on.stream, &paged, &transfer).unwrap();
+        let mut outputs: Outputs = Vec::new();
+        for (index, tensor) in tensors.iter().enumerate() {
+            outputs.push((format!("tensor {index}: {}", self.name), on.read(tensor.span())));
+        }
+        for (index, memory) in memories.iter().enumerate() {
+            let bytes = match memory {
+                Memory::Device(buffer) => on.read(buffer.span()),
+                Memory::Pinned(buffer) => on.read_pinned(buffer),
+            };
+            outputs.push((format!("chunk {index}: {}", self.name), bytes));
+        }
+        outputs
+    }
+
+    fn memory(&self, on: &On, chunk: &ChunkCase) -> Memory {
+        let before = self.chunk_before(chunk);
+        if chunk.pinned {
+            Memory::Pinned(on.pin(&before))
+        } else {
+            Memory::Device(on.upload(&before))
+        }
+    }
+
+    fn chunk<'a>(
+        &self,
+        chunk: &'a ChunkCase,
+        memory: &'a Memory,
+        mapping: &'a DeviceBuffer,
+    ) -> Chunk<'a> {
+        let (offset, bytes) = (self.margin(), self.chunk_bytes(chunk));
+        let memory = match memory {
+            Memory::Device(buffer) => buffer.span().slice(offset, bytes).unwrap().into(),
+            Memory::Pinned(buffer) => ChunkMemory::Pinned { buffer, offset, bytes },
+        };
+        let device = mapping.span().into();
+        let mapping = match &chunk.mapping {
+            Mapping::Slots(slots) => ChunkMapping::Slots { slots: device, host: Some(slots) },
+            Mapping::Blocks(ids) => ChunkMapping::Blocks { ids: device, host: Some(ids) },
+        };
+        Chunk { memory, mapping, tokens: chunk.tokens, skip_prefix_n_tokens: chunk.skip }
+    }
+
+    /// The same by the formula, byte by byte.
+    pub(crate) fn oracle(&self) -> Vec<Vec<u8>> {
+        let count = self.layout.tensors().count(&self.shape);
+        let mut tensors: Vec<Vec<u8>> = (0..count).map(|t| self.tensor_before(t)).collect();
+        let mut chunks: Vec<Vec<u8>> =
+            self.chunks.iter().map(|chunk| self.chunk_before(chunk)).collect();
+        for (chunk, bytes) in self.chunks.iter().zip(&mut chunks) {
+            self.move_chunk(chunk, bytes, &mut tensors);
+        }
+        tensors.append(&mut chunks);
+        tensors
+    }
+
+    fn move_chunk(&self, chunk: &ChunkCase, bytes: &mut [u8], tensors: &mut [Vec<u8>]) {
+        let (shape, margin) = (&self.shape, self.margin());
+        let (row_bytes, tokens) = (shape.row_bytes(), u64::from(shape.block_tokens()));
+        let layers = self.layers.len() as u64;
+        for kv in 0..u64::from(shape.kv_count()) {
+            for layer in 0..layers {
+                for token in chunk.skip..chunk.tokens {
+                    let Some(slot) = chunk.mapping.slot(token, tokens) else { continue };
+                    let row = (kv * layers + layer) * chunk.tokens + token;
+                    let in_layers = u64::from(self.layers.start) + layer;
+                    for byte in 0..row_bytes {
+                        let in_chunk = (margin + row * row_bytes + byte) as usize;
+                        let (tensor, at) = self.place(in_layers, kv, slot, byte);
+                        let in_pages = &mut tensors[tensor][(margin + at) as usize];
+                        match self.direction {
+                            Direction::ChunkToPaged => *in_pages = bytes[in_chunk],
+                            Direction::PagedToChunk => bytes[in_chunk] = *in_pages,
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The tensor, and the offset in it, of a byte of a row; as the documentation of the layout says.
+    fn place(&self, layer: u64, kv: u64, slot: u64, byte: u64) -> (usize, u64) {
+        use kv_kernels::Tensors;
+        let (shape, layout) = (&self.shape, &self.layout);
+        let (kv_count, layers) = (u64::from(shape.kv_count()), u64::from(shape.layers()));
+        let tensor = match layout.tensors() {
+            Tensors::One => 0,
+            Tensors::PerLayer => layer,
+            Tensors::PerPlane => layer * kv_count + kv,
+            _ => kv * layers + layer,
+        };
+        let tokens = u64::from(shape.block_tokens());
+        let start = layer * layout.layer_stride_bytes()
+            + kv * layout.kv_stride_bytes()
+            + slot / tokens * layout.block_stride_bytes();
+        let mut byte = byte;
+        for part in layout.parts() {
+            let bytes = part.segment_bytes * u64::from(part.segments);
+            if byte < bytes {
+                let offset = part.offset_bytes
+                    + slot % tokens * part.token_stride_bytes
+                    + byte / part.segment_bytes * part.segment_stride_bytes
+                    + byte % part.segment_bytes;
+                return (tensor as usize, start + offset);
+            }
+            byte -= bytes;
+        }
+        unreachable!("a byte beyond the row")
+    }
+}
+
+/// The mapping on the device, with a margin for chunks without tokens.
+fn mapping(on: &On, chunk: &ChunkCase) -> DeviceBuffer {
+    match &chunk.mapping {
+        Mapping::Slots(slots) => on.upload(&[slots.as_slice(), &[i64::MAX]].concat()),
+        Mapping::Blocks(ids) => on.upload(&[ids.as_slice(), &[i32::MAX, i32::MAX]].concat()),
+    }
+}
+
+pub(crate) fn outputs(on: &On) -> Outputs {
+    cases().iter().flat_map(|case| case.run(on)).collect()
+}
+
+/// Whole chunks moved in windows that end anywhere, through a ring that has room for one window.
+pub(crate) fn windows(on: &On) -> Outputs {
+    let mut outputs = Vec::new();
+    for case in cases().iter().skip(1).step_by(7) {
+        let tensors = case.tensors(on);
+        let paged = case.paged(on, &tensors);
+        let Some(chunk) = case.chunks.iter().find(|chunk| chunk.tokens > 1) else { continue };
+        let row_bytes = case.shape.row_bytes();
+        let rows = case.chunk_bytes(chunk) / row_bytes;
+        let window = (rows / 3).max(1) + 1;
+        let before = case.chunk_before(chunk);
+        let whole = on.upload(&before);
+        let ring = on.memory(case.margin() + window * row_bytes);
+        let mapping = mapping(on, chunk);
+        for start in (0..rows).step_by(window as usize) {
+            let end = (start + window).min(rows);
+            let (offset, bytes) = (start * row_bytes, (end - start) * row_bytes);
+            let part = whole.span().slice(case.margin() + offset, bytes).unwrap();
+            let in_ring = ring.span().slice(case.margin(), bytes).unwrap();
+            on.stream.copy_on_device(in_ring, part).unwrap();
+            let raw = RawChunk {
+                address: in_ring.address().wrapping_sub(offset),
+                mapping: match &chunk.mapping {
+                    Mapping::Slots(_) => RawMapping::Slots(mapping.address()),
+                    Mapping::Blocks(_) => RawMapping::Blocks(mapping.address()),
+                },
+                tokens: chunk.tokens,
+                skip_prefix_n_tokens: chunk.skip,
+                rows: start..end,
+            };
+            let transfer = RawTransfer {
+                paged: &paged,
+                chunks: &[raw],
+                layers: case.layers.clone(),
+                direction: case.direction,
+                num_blocks: BLOCKS,
+                limits: LaunchLimits { blocks: 2, threads: 32 },
+                report: None,
+            };
+            // SAFETY: the rows of the window lie in the ring, the mapping has an entry for each token,
+            // and ring, pages and mapping are buffers of their own.
+            unsafe { on.kernels.multi_layer_transfer_raw(&on.stream, &transfer) }.unwrap();
+            on.stream.copy_on_device(part, in_ring).unwrap();
+        }
+        outputs.push((format!("windows: {}", case.name), on.read(whole.span())));
+        for tensor in &tensors {
+            outputs.push((format!("windows, pages: {}", case.name), on.read(tensor.span())));
+        }
+    }
+    outputs
+}
+
+#[cfg(test)]
+mod on_sim {
+    use kv_kernels::references;
+
+    use super::super::on::compare;
+    use super::*;
+
+    #[test]
+    fn the_ptx_gives_what_the_reference_gives() {
+        compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    #[test]
+    fn the_ptx_gives_what_the_reference_gives_in_windows() {
+        compare(&On::sim(references()), &On::sim(&[]), windows);
+    }
+
+    #[test]
+    fn every_byte_is_where_the_formula_says() {
+        let on = On::sim(references());
+        for case in cases() {
+            for ((what, found), expected) in case.run(&on).iter().zip(case.oracle()) {
+                let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+                assert_eq!((differs, found.len()), (None, expected.len()), "{what}");
+            }
+        }
+        on.assert_clean();
+    }
+
+    /// A chunk in windows is the chunk as a whole.
+    #[test]
+    fn windows_together_move_what_the_whole_moves() {
+        let on = On::sim(references());
+        let windows = windows(&on);
+        assert!(windows.len() > 40);
+        for case in cases().into_iter().skip(1).step_by(7) {
+            let Some(index) = case.chunks.iter().position(|chunk| chunk.tokens > 1) else {
+                continue;
+            };
+            let alone =
+                Case { chunks: case.chunks.into_iter().skip(index).take(1).collect(), ..case };
+            let mut expected = alone.oracle();
+            let chunk = expected.pop().unwrap();
+            let named = |what: &str| {
+                let name = format!("{what}: {}", alone.name);
+                windows.iter().filter(move |(found, _)| *found == name).map(|(_, bytes)| bytes)
+            };
+            assert!(named("windows").eq([&chunk]), "{}", alone.name);
+            assert!(named("windows, pages").eq(&expected), "{}", alone.name);
+        }
+    }
+}
