@@ -11,8 +11,9 @@ use kv_stage::BlockTable;
 
 use crate::part::Part;
 use crate::rows::RowPool;
+use crate::shares::shares;
 use crate::step::InFlight;
-use crate::{BuildError, KvCacheOptions, PoolRules};
+use crate::{BuildError, KvCacheOptions, OptionsError, PoolRules};
 
 /// Bytes and blocks that a cache has moved and mapped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -80,8 +81,9 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// A cache on the devices of `compute`, one stream each, with the layers split over them in
-    /// contiguous runs of nearly equal length.
+    /// A cache on the devices of `compute`, one stream each, which the
+    /// [placement](KvCacheOptions::placement) names in the same order. Without one, the layers are split
+    /// over them in contiguous runs of nearly equal length.
     ///
     /// Reserves addresses, pins the host tier and the staging buffers, and loads the kernels; maps
     /// no device memory yet. Slow: about 0.4 s for each GiB of host memory.
@@ -90,6 +92,7 @@ impl KvCache {
     /// [`BuildError`]; nothing stays allocated.
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
         options.check(compute.len())?;
+        check_placed(&options, compute)?;
         let built = Self::build(compute, options);
         if built.is_err() {
             for stream in compute {
@@ -105,9 +108,9 @@ impl KvCache {
         let gate = EpochGate::new();
         // A gate that was leased answers for its memory alone; see the invariant.
         drop(gate.lease());
-        let parts = layer_runs(options.shape.layers(), compute.len())
-            .zip(compute)
-            .map(|(layers, stream)| Part::new(stream, layers, &options, &gate))
+        let parts = shares(&options, compute.len())
+            .into_iter()
+            .map(|share| Part::new(&compute[share.device], share, &options, &gate))
             .collect::<Result<Vec<_>, _>>()?;
         let pool = pool(&options)?;
         let rows = options.sequences_max as usize;
@@ -143,7 +146,8 @@ impl KvCache {
         &self.options
     }
 
-    /// The devices' parts, in the order of their layers.
+    /// What the devices hold, in the order of the devices. A device that a placement leaves out has no
+    /// part.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
@@ -178,6 +182,17 @@ impl KvCache {
     }
 }
 
+/// Checks that a placement is one on these devices.
+fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), OptionsError> {
+    let Some(placement) = &options.placement else { return Ok(()) };
+    for (position, (gpu, stream)) in placement.gpus().iter().zip(compute).enumerate() {
+        if gpu.uuid != stream.device().info().uuid {
+            return Err(OptionsError::PlacedElsewhere { position });
+        }
+    }
+    Ok(())
+}
+
 /// The pool that `options` ask for. None of its device blocks has memory yet.
 fn pool(options: &KvCacheOptions) -> Result<BlockPool, BuildError> {
     let (primary_blocks, secondary_blocks) =
@@ -198,24 +213,4 @@ fn pool(options: &KvCacheOptions) -> Result<BlockPool, BuildError> {
         }
     }
     Ok(builder.build()?)
-}
-
-/// Contiguous runs of layers, the first ones longer by one if they don't divide evenly.
-fn layer_runs(layers: u32, devices: usize) -> impl Iterator<Item = std::ops::Range<u32>> {
-    let devices = devices as u32;
-    let (each, more) = (layers / devices, layers % devices);
-    let start = move |device: u32| device * each + device.min(more);
-    (0..devices).map(move |device| start(device)..start(device + 1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_are_split_in_order_and_without_gaps() {
-        let runs: Vec<_> = layer_runs(10, 4).collect();
-        assert_eq!(runs, [0..3, 3..6, 6..8, 8..10]);
-        assert_eq!(layer_runs(2, 2).collect::<Vec<_>>(), [0..1, 1..2]);
-    }
 }

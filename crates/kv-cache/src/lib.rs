@@ -44,6 +44,7 @@ mod part;
 mod request;
 mod rows;
 mod sequence;
+mod shares;
 mod step;
 mod steps;
 mod tenants;

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
+use kv_multigpu::placement::Placement;
 use kv_pool::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
+
+use crate::shares;
 
 /// Most steps that the host may be ahead of the device.
 const OVERLAP_DEPTH_MAX: u32 = 1024;
@@ -13,8 +16,11 @@ const OVERLAP_DEPTH_MAX: u32 = 1024;
 /// Shape and size of a [`KvCache`](crate::KvCache).
 #[derive(Clone, Debug)]
 pub struct KvCacheOptions {
-    /// All layers of the model; they are split over the devices in contiguous runs.
+    /// All layers of the model, with whole rows.
     pub shape: KvShape,
+    /// Which device holds which layers, or which heads of all layers. `None` to split the layers over
+    /// the devices in contiguous runs of nearly equal length.
+    pub placement: Option<Placement>,
     /// Most blocks on the device. Memory is mapped under them as `growth` says.
     pub device_blocks: u32,
     /// When memory is mapped under device blocks, and by whom.
@@ -134,6 +140,54 @@ pub enum OptionsError {
         /// Number of layers.
         layers: u32,
     },
+    /// The placement is one of another model.
+    #[error("a placement of {placed} layers for {layers}")]
+    PlacedLayers {
+        /// Layers of the placement.
+        placed: usize,
+        /// Layers of the shape.
+        layers: u32,
+    },
+    /// The placement is one on another number of devices.
+    #[error("a placement on {placed} devices for {devices}")]
+    PlacedDevices {
+        /// Devices of the placement.
+        placed: usize,
+        /// Devices given.
+        devices: usize,
+    },
+    /// The placement is one on another device.
+    #[error("device {position} is not the one that the placement has there")]
+    PlacedElsewhere {
+        /// Position of the device.
+        position: usize,
+    },
+    /// The placement is one of other blocks.
+    #[error("layer {layer} was placed with blocks of {placed_bytes} bytes, not {layer_bytes}")]
+    PlacedBlocks {
+        /// The layer.
+        layer: usize,
+        /// Bytes of a block in it, as placed.
+        placed_bytes: u64,
+        /// Bytes of a block in a layer of the shape.
+        layer_bytes: u64,
+    },
+    /// The rows do not divide into the heads of the placement.
+    #[error("rows of {row_bytes} bytes do not divide into {kv_heads} heads")]
+    PlacedHeads {
+        /// Bytes of a row of the shape.
+        row_bytes: u64,
+        /// Heads of K, and of V, of the placement.
+        kv_heads: u64,
+    },
+    /// The placement has room for fewer blocks.
+    #[error("{blocks} blocks where the placement has room for {fit}")]
+    PlacedTooMany {
+        /// Blocks asked for.
+        blocks: u64,
+        /// The most that fit.
+        fit: u64,
+    },
     /// The cache would not fit into the address space.
     #[error("{blocks} blocks of {block_bytes} bytes overflow the address space")]
     Overflow {
@@ -167,7 +221,7 @@ impl KvCacheOptions {
         if self.overlap_depth > OVERLAP_DEPTH_MAX {
             return Err(OptionsError::OverlapDepth { overlap_depth: self.overlap_depth });
         }
-        if devices as u64 > u64::from(self.shape.layers()) {
+        if self.placement.is_none() && devices as u64 > u64::from(self.shape.layers()) {
             return Err(OptionsError::DevicesOverLayers { devices, layers: self.shape.layers() });
         }
         let block_bytes = self.shape.block_bytes();
@@ -180,6 +234,9 @@ impl KvCacheOptions {
             if u64::from(blocks).checked_mul(block_bytes).is_none_or(|bytes| bytes > 1 << 62) {
                 return Err(OptionsError::Overflow { blocks, block_bytes });
             }
+        }
+        if let Some(placement) = &self.placement {
+            shares::check(placement, self, devices)?;
         }
         Ok(())
     }

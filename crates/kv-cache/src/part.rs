@@ -1,4 +1,4 @@
-//! One device's part of a cache: its layers of every block, and what moves them.
+//! One device's part of a cache: its share of every block, and what moves it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,15 +12,16 @@ use kv_stage::{
 };
 
 use crate::host_tier::HostTier;
+use crate::shares::Share;
 use crate::{BuildError, CloseError, Growth, KvCacheOptions};
 
-/// The layers of every block that lie on one device.
+/// What lies on one device of every block: layers, or the heads of layers.
 ///
 /// Blocks have the same numbers on all devices of a cache; block `b` lies at `b * block_bytes` from
 /// the start of each device's memory, in the layout `[plane, token, row]`.
 #[derive(Debug)]
 pub struct Part {
-    layers: Range<u32>,
+    share: Share,
     pub(crate) compute: Stream,
     /// Copies between device and host memory, in the order in which they were decided.
     pub(crate) transfer: Stream,
@@ -36,12 +37,12 @@ pub struct Part {
 impl Part {
     pub(crate) fn new(
         compute: &Stream,
-        layers: Range<u32>,
+        share: Share,
         options: &KvCacheOptions,
         gate: &EpochGate,
     ) -> Result<Self, BuildError> {
         let device = compute.device();
-        let shape = options.shape.with_layers(layers.end - layers.start)?;
+        let shape = share.shape(&options.shape)?;
         let pool = ElasticPoolOptions {
             block_bytes: shape.block_bytes(),
             capacity_blocks: u64::from(options.device_blocks),
@@ -71,7 +72,7 @@ impl Part {
             memory.work_on(worker);
         }
         Ok(Self {
-            layers,
+            share,
             compute: compute.clone(),
             transfer,
             arrived,
@@ -84,10 +85,16 @@ impl Part {
         })
     }
 
-    /// The model's layers that lie here.
+    /// The model's layers that lie here, in their order.
     #[must_use]
-    pub fn layers(&self) -> Range<u32> {
-        self.layers.clone()
+    pub fn layers(&self) -> &[u32] {
+        &self.share.layers
+    }
+
+    /// The bytes of each row of K and of V that lie here: all, unless the layers are divided by heads.
+    #[must_use]
+    pub fn row(&self) -> Range<u64> {
+        self.share.row.clone()
     }
 
     /// The device.
@@ -102,7 +109,7 @@ impl Part {
         &self.compute
     }
 
-    /// The shape of the KV here: the whole cache's, with these layers only.
+    /// The shape of the KV here: the whole cache's, with these layers and bytes of rows only.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         self.paged.shape()

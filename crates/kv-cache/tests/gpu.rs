@@ -1,7 +1,7 @@
 //! The scenarios of every device, on a GPU.
 //!
-//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. Trials with the
-//! layers on two devices are listed as ignored without a second one.
+//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. Trials with
+//! blocks divided over two devices are listed as ignored without a second one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -10,9 +10,11 @@ mod common;
 use std::sync::Arc;
 
 use common::engine::shape;
+use common::place::Place;
 use common::scenarios::{ALL, Rig, random_requests};
 use cuda_driver::{CudaDriver, Device};
 use kv_kernels::KvShape;
+use kv_multigpu::placement::Strategy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Devices of the parts of a cache.
@@ -22,31 +24,40 @@ fn main() {
     let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
     // Blocks of 18 KiB, which no page holds a whole number of, and blocks of one page of 2 MiB.
     let shapes = [("small", shape(9, 128, 8)), ("page", shape(16, 2048, 32))];
-    let places: [(&str, Parts); 3] = [("one", &[0]), ("shared", &[0, 0]), ("pair", &[0, 1])];
+    let in_turn = Place::Layers(Strategy::RoundRobin);
+    let places: [(&str, Parts, Place); 5] = [
+        ("one", &[0], Place::Even),
+        ("shared", &[0, 0], Place::Even),
+        ("pair", &[0, 1], Place::Even),
+        ("pair_in_turn", &[0, 1], in_turn),
+        ("pair_by_heads", &[0, 1], Place::Heads(8)),
+    ];
     let mut trials = Vec::new();
     for (shape_name, shape) in shapes {
-        for (place, parts) in places {
+        for (name_of_place, parts, place) in places {
             // One device is what is required; a second is a luxury.
-            let ignored = devices(parts).is_err() && !(required && place != "pair");
+            let ignored = devices(parts).is_err() && !(required && !parts.contains(&1));
             for &(name, scenario) in ALL {
-                let trial =
-                    trial(&format!("{place}::{shape_name}::{name}"), parts, shape, scenario);
+                let name = format!("{name_of_place}::{shape_name}::{name}");
+                let trial = trial(&name, parts, shape, place, scenario);
                 trials.push(trial.with_ignored_flag(ignored));
             }
         }
     }
     let long = |rig: &Rig| (0..4).for_each(|seed| random_requests(rig, seed, 4_000));
     let ignored = devices(&[0]).is_err() && !required;
-    trials.push(trial("one::small::long", &[0], shapes[0].1, long).with_ignored_flag(ignored));
+    trials.push(
+        trial("one::small::long", &[0], shapes[0].1, Place::Even, long).with_ignored_flag(ignored),
+    );
     let mut arguments = Arguments::from_args();
     // They share a device, and its memory.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn trial(name: &str, parts: Parts, shape: KvShape, scenario: fn(&Rig)) -> Trial {
+fn trial(name: &str, parts: Parts, shape: KvShape, place: Place, scenario: fn(&Rig)) -> Trial {
     Trial::test(name, move || {
-        scenario(&Rig { devices: devices(parts).map_err(Failed::from)?, shape });
+        scenario(&Rig { devices: devices(parts).map_err(Failed::from)?, shape, place });
         Ok(())
     })
 }

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
+use kv_replay::place::Place;
 use kv_replay::policies::Half;
 use kv_replay::shape::{Dtype, ModelShape};
 
@@ -48,7 +49,7 @@ pub(crate) struct RunArgs {
     /// Where to run: sim, sim:N for N simulated devices, or GPUs as in cuda:0,cuda:1.
     #[arg(long, value_name = "DEVICES", default_value_t)]
     pub(crate) device: DeviceSpec,
-    /// Layers of the model, split over the devices [default: one for each device].
+    /// Layers of the model [default: one for each device].
     #[arg(long, value_name = "L")]
     layers: Option<u32>,
     /// Heads of K, and of V, in one layer.
@@ -63,6 +64,10 @@ pub(crate) struct RunArgs {
     /// Tokens of a block, a divisor of 512.
     #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens)]
     block_tokens: u32,
+    /// How the model is divided over several devices: heads, layers, or layers: with round-robin, contiguous,
+    /// free-memory or least-cost.
+    #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().place)]
+    place: Place,
     /// Most blocks in device memory.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks)]
     device_blocks: u64,
@@ -106,6 +111,7 @@ impl RunArgs {
                 dtype: self.dtype,
             },
             block_tokens: self.block_tokens,
+            place: self.place,
             device_blocks: self.device_blocks,
             host_blocks: self.host_blocks,
             max_batch: self.max_batch,

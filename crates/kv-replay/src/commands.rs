@@ -86,6 +86,7 @@ impl Failure {
                 RunError::Config(_)
                 | RunError::Request { .. }
                 | RunError::Build(_)
+                | RunError::Place(_)
                 | RunError::Buffers { .. },
             ) => 2,
             Self::Run(_) | Self::Unfinished { .. } => 1,

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kv_multigpu::placement::HeadsError;
 use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
+use crate::place::{Place, shards};
 use crate::shape::{Dtype, ModelShape, ShapeError};
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Trace};
 
@@ -92,7 +94,9 @@ pub struct RunConfig {
     pub shape: ModelShape,
     /// Tokens of a block: a divisor of [`BLOCK_TOKENS_IN_TRACE`].
     pub block_tokens: u32,
-    /// Most blocks in device memory. On several devices each holds its layers' part of every block.
+    /// How the model is divided over several devices.
+    pub place: Place,
+    /// Most blocks in device memory. On several devices each holds its part of every block.
     pub device_blocks: u64,
     /// Most blocks in pinned host memory; 0 for no host tier.
     pub host_blocks: u64,
@@ -114,6 +118,7 @@ impl Default for RunConfig {
         Self {
             shape: ModelShape { layers: 1, kv_heads: 1, head_size: 8, dtype: Dtype::Fp8 },
             block_tokens: 512,
+            place: Place::default(),
             device_blocks: 8192,
             host_blocks: 32_768,
             max_batch: 32,
@@ -182,6 +187,14 @@ pub enum ConfigError {
         devices: usize,
         /// Layers of the model.
         layers: u32,
+    },
+    /// The heads do not divide over the devices.
+    #[error("--kv-heads is {kv_heads}: {source}")]
+    Heads {
+        /// Heads of K, and of V, of the model.
+        kv_heads: u32,
+        /// Why they do not divide.
+        source: HeadsError,
     },
     /// A request of the trace could never run, even alone.
     #[error(
@@ -256,17 +269,22 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that the layers can be split over so many devices.
+    /// Checks that the layers, or the heads, can be divided over so many devices.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::DevicesOverLayers`] if some would get none.
+    /// [`ConfigError::DevicesOverLayers`] if some would get no layer, [`ConfigError::Heads`] if the heads do not divide.
     pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
         let layers = self.shape.layers;
-        if devices as u64 > u64::from(layers) {
-            return Err(ConfigError::DevicesOverLayers { devices, layers });
+        match self.place {
+            Place::Layers(_) if devices as u64 > u64::from(layers) => {
+                Err(ConfigError::DevicesOverLayers { devices, layers })
+            }
+            Place::Layers(_) => Ok(()),
+            Place::Heads => shards(self.shape.kv_heads, devices)
+                .map(|_| ())
+                .map_err(|source| ConfigError::Heads { kv_heads: self.shape.kv_heads, source }),
         }
-        Ok(())
     }
 
     /// Checks that every request of `trace` can run at least alone.

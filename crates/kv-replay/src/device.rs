@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceError, Driver, Unavailable};
 use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
+use kv_multigpu::placement::Strategy;
 use kv_multigpu::{DeviceRegistry, RegistryError};
 use kv_pool::ManualClock;
 
 use crate::config::RunConfig;
+use crate::place::Place;
 
 /// The devices that a run is to use.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -295,9 +297,17 @@ impl OpenDevices {
         let block_bytes = config.block_bytes().unwrap_or(0);
         let layers = u64::from(config.shape.layers).max(1);
         let layer_bytes = block_bytes / layers;
-        // Layers are split evenly, so a device has at least this many, and the first ones perhaps one more.
-        let layers_here = layers / self.devices.len().max(1) as u64;
-        let needed_bytes = config.device_blocks.saturating_mul(layer_bytes * layers_here);
+        let devices = self.devices.len().max(1) as u64;
+        // What a device has at least; the placement of a run on several knows exactly.
+        let bytes_here = match config.place {
+            Place::Layers(Strategy::RoundRobin | Strategy::Contiguous) => {
+                layer_bytes * (layers / devices)
+            }
+            Place::Layers(_) if devices > 1 => 0,
+            Place::Layers(_) => block_bytes,
+            Place::Heads => block_bytes / devices,
+        };
+        let needed_bytes = config.device_blocks.saturating_mul(bytes_here);
         for device in &self.devices {
             let (_, total_bytes) = device.memory_info().map_err(|source| {
                 DeviceOpenError::MemoryInfo { ordinal: device.ordinal(), source }

@@ -5,7 +5,8 @@
 //! - [`trace`] reads and writes request traces, and refuses a broken one with its line and value;
 //! - [`generate`] makes workloads in the same format, which follow from their seed;
 //! - [`policies`] simulates eviction policies on a trace, exactly;
-//! - [`config`] and [`shape`] say what a run is asked to do, [`device`] opens what it is to use;
+//! - [`config`] and [`shape`] say what a run is asked to do, [`device`] opens what it is to use, [`place`] divides the
+//!   model over it;
 //! - [`engine`] runs it, and [`report`] is what it found.
 //!
 //! # Examples
@@ -34,6 +35,7 @@ pub mod device;
 pub mod engine;
 pub mod generate;
 pub mod json_file;
+pub mod place;
 pub mod policies;
 pub mod profile;
 pub mod report;

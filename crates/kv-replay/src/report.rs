@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::config::{RunConfig, Verify};
+use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
 
 /// Corrupt blocks that are kept with all that is known of them; the others are only counted.
@@ -70,6 +71,8 @@ pub struct RunReport {
     pub driver_calls: BTreeMap<String, u64>,
     /// The devices.
     pub device: String,
+    /// How the model was divided over several devices; `None` on one.
+    pub placement: Option<PlaceReport>,
     /// Shape of the KV.
     pub shape: ReportShape,
     /// Most blocks in device memory.
@@ -125,7 +128,7 @@ pub struct CorruptBlock {
     pub block: u64,
     /// The device block that its table named.
     pub physical_block: u64,
-    /// The device, by its position in the list that was asked for.
+    /// The device, by its position among those that hold a part of the cache.
     pub device: u32,
     /// What was found and what was expected.
     pub message: String,
@@ -165,6 +168,7 @@ impl RunReport {
             growth_stalls: 0,
             driver_calls: BTreeMap::new(),
             device: device.to_owned(),
+            placement: None,
             shape: ReportShape {
                 layers: shape.layers,
                 kv_heads: shape.kv_heads,
@@ -224,6 +228,7 @@ impl RunReport {
                 "  predicted {predicted_s:.3} s on real devices, beside the engine's own work"
             );
         }
+        self.explain_placement(&mut text);
         self.name_corruptions(&mut text);
         text
     }
@@ -308,6 +313,14 @@ impl RunReport {
             (corrupt, verify) => {
                 format!("{verified} blocks ({verify}): {} CORRUPT", grouped(corrupt))
             }
+        }
+    }
+
+    fn explain_placement(&self, text: &mut String) {
+        let Some(placement) = &self.placement else { return };
+        for (index, line) in placement.explanation.iter().enumerate() {
+            let name = if index == 0 { "placed" } else { "" };
+            let _ = writeln!(text, "  {name:<10}{line}");
         }
     }
 

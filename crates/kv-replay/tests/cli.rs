@@ -152,6 +152,12 @@ fn devices_that_do_not_exist_are_named() {
     }
     let split = Case::new().refused(&["--device", "sim:3", "--layers", "2"]);
     assert_says(&split, "error: --layers is 2, expected at least one for each of the 3 devices");
+    let heads = Case::new().refused(&["--device", "sim:2", "--place", "heads", "--kv-heads", "3"]);
+    assert_says(&heads, "error: --kv-heads is 3: 3 query heads do not divide by 2 GPUs");
+    let place = Case::new().refused(&["--place", "tails"]);
+    assert_says(&place, "unknown division \"tails\"; expected heads, layers, or layers: with");
+    let policy = Case::new().refused(&["--policy", "mru"]);
+    assert_says(&policy, "unknown policy \"mru\"; expected lru, slru, s3fifo, arc or hit_density");
     let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);
     assert_says(&many, "error: cannot use device sim:33\n  caused by: ");
     assert_says(&many, "33 devices, where 1 to 32 can be simulated");

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_sim::Profile;
+use kv_multigpu::placement::Placement;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
@@ -31,6 +32,13 @@ fn request(input_length: u64, output_length: u64, first_id: u64) -> Request {
         output_length,
         hash_ids: (first_id..first_id + ids).collect(),
     }
+}
+
+/// A generated workload with next to no answers, which is over in few iterations.
+fn short_answers(requests: u64, seed: u64) -> Trace {
+    let mut trace = generate(&GenerateOptions { requests, seed }).unwrap();
+    trace.requests.iter_mut().for_each(|request| request.output_length = 3);
+    trace
 }
 
 fn replay_on(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
@@ -127,6 +135,33 @@ fn layers_split_over_devices_hold_different_bytes_and_are_all_verified() {
 }
 
 #[test]
+fn layers_and_heads_are_placed_on_two_and_four_devices_and_every_byte_is_right() {
+    let trace = short_answers(6, 5);
+    let shape = ModelShape { layers: 5, kv_heads: 4, head_size: 4, dtype: Dtype::Bf16 };
+    let config = RunConfig { shape, host_blocks: 512, ..small(2600) };
+    let one = replay_on("sim", &config, &trace);
+    assert_eq!(one.placement, None);
+    for devices in [2, 4] {
+        for place in ["layers", "layers:round-robin", "layers:free-memory", "heads"] {
+            let config = RunConfig { place: place.parse().unwrap(), ..config.clone() };
+            let several = replay_on(&format!("sim:{devices}"), &config, &trace);
+            assert_eq!(several.verified_blocks, devices * one.verified_blocks, "{place}");
+            assert_eq!(several.bytes_transferred, one.bytes_transferred, "{place}");
+            assert_eq!(several.block_hits, one.block_hits, "{place}");
+            let placed = several.placement.unwrap();
+            assert_eq!(placed.place, place);
+            let placement: Placement = placed.placement.parse().unwrap();
+            assert_eq!(placement.gpus().len() as u64, devices);
+            assert_eq!(placement.explain().to_string(), placed.explanation.join("\n"));
+        }
+    }
+    // All of it fits on one, and nothing need be handed over there.
+    let place = "layers:least-cost".parse().unwrap();
+    let cheapest = replay_on("sim:4", &RunConfig { place, ..config }, &trace);
+    assert_eq!(cheapest.verified_blocks, one.verified_blocks);
+}
+
+#[test]
 fn nothing_is_pinned_or_mapped_after_the_pool_has_grown() {
     let trace = generate(&GenerateOptions { requests: 40, seed: 2 }).unwrap();
     let config = RunConfig { host_blocks: 4096, ..small(2600) };
@@ -153,7 +188,7 @@ fn a_run_follows_from_its_seed_and_a_sample_is_a_part_of_it() {
 
 #[test]
 fn every_policy_serves_every_request_and_equal_runs_evict_alike() {
-    let trace = generate(&GenerateOptions { requests: 60, seed: 3 }).unwrap();
+    let trace = short_answers(60, 3);
     let hits = PolicyKind::ALL.map(|policy| {
         let config = RunConfig { policy, host_blocks: 1500, ..small(2600) };
         let report = replay(&config, &trace);

@@ -7,6 +7,7 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, references};
 
 use crate::common::engine::shape;
+use crate::common::place::Place;
 use crate::common::scenarios::Rig;
 
 /// Pages of the simulated devices, in bytes.
@@ -61,5 +62,5 @@ pub(crate) fn sim(config: SimConfig) -> SimDriver {
 
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
     let open = |ordinal| Device::open(Arc::clone(driver), ordinal).unwrap();
-    Rig { devices: (0..devices as i32).map(open).collect(), shape }
+    Rig { devices: (0..devices as i32).map(open).collect(), shape, place: Place::Even }
 }

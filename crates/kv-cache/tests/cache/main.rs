@@ -12,6 +12,7 @@ mod growth;
 mod machine;
 mod order;
 mod overlap;
+mod placement;
 mod policies;
 mod ptx;
 mod refusals;

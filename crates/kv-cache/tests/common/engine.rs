@@ -117,6 +117,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         u64::from(sequences_max * blocks_per_sequence_max) * u64::from(shape.block_tokens());
     KvCacheOptions {
         shape,
+        placement: None,
         device_blocks,
         growth: Growth::OnDemand,
         host_blocks,

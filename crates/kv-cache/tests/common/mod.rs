@@ -3,4 +3,5 @@
 #![allow(dead_code, reason = "each test binary uses its share")]
 
 pub(crate) mod engine;
+pub(crate) mod place;
 pub(crate) mod scenarios;

@@ -7,12 +7,14 @@ use kv_kernels::KvShape;
 use kv_pool::{BlockHash, Tier};
 
 use super::engine::{Engine, Live, Prompt, Random, options, streams};
+use super::place::Place;
 
-/// Where a scenario plays: one device for each part of the cache, and the shape of all layers.
+/// Where a scenario plays: the devices, the shape of all layers, and how blocks are divided.
 #[derive(Debug)]
 pub(crate) struct Rig {
     pub(crate) devices: Vec<Device>,
     pub(crate) shape: KvShape,
+    pub(crate) place: Place,
 }
 
 impl Rig {
@@ -21,7 +23,8 @@ impl Rig {
     }
 
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
-        Engine::new(&streams(&self.devices), options)
+        let placement = self.place.of(&options, &self.devices);
+        Engine::new(&streams(&self.devices), KvCacheOptions { placement, ..options })
     }
 
     /// A prompt of `blocks` blocks and one token more.

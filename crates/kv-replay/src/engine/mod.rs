@@ -35,6 +35,7 @@ use kv_kernels::{KernelError, KvShape, KvShapeOptions};
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
+use crate::place::{self, PlaceError, place};
 use crate::report::RunReport;
 use crate::shape::{KV_COUNT, ShapeError};
 use crate::trace::{LineProblem, Trace};
@@ -94,6 +95,9 @@ pub enum RunError {
     /// The cache could not be built.
     #[error("the KV cache could not be built")]
     Build(#[from] BuildError),
+    /// The model could not be placed on the devices.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The thread that maps memory ahead of need could not be started.
     #[error("growth ahead of need could not begin")]
     Worker(#[from] kv_cache::SpawnError),
@@ -196,8 +200,13 @@ pub fn build_cache(
         trace.requests.iter().map(|entry| entry.input_length.saturating_add(entry.output_length));
     let blocks = tokens.max().unwrap_or(1).div_ceil(config.block_tokens.into());
     let step_tokens = u64::from(config.step_tokens);
+    let placement = match devices.devices.as_slice() {
+        [_] => None,
+        several => Some(place(config, several)?),
+    };
     let options = KvCacheOptions {
         shape,
+        placement,
         device_blocks: counted("--device-blocks", config.device_blocks)?,
         growth: growth(config, blocks, devices)?,
         host_blocks: counted("--host-blocks", config.host_blocks)?,
@@ -235,6 +244,8 @@ pub fn run_on(
     let begun_virtual = devices.driver.virtual_now();
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests = trace.requests.len() as u64;
+    let placement = cache.options().placement.as_ref();
+    report.placement = placement.map(|placement| place::report(config.place, placement));
     let mut scheduler = Scheduler::new(cache, config, trace, devices.clock.clone())?;
     let mut warm_pinned_bytes = None;
     let worker = scheduler.cache().options().growth.worker().cloned();

@@ -1,0 +1,107 @@
+//! Which layers, and which bytes of their rows, lie on which device.
+
+use std::ops::Range;
+
+use kv_kernels::{KvShape, KvShapeOptions, ShapeError};
+use kv_multigpu::placement::{Placement, PlacementKind};
+
+use crate::{KvCacheOptions, OptionsError};
+
+/// What one device holds of every block.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Share {
+    /// Position of the device among the cache's.
+    pub(crate) device: usize,
+    /// The model's layers, in their order.
+    pub(crate) layers: Vec<u32>,
+    /// Bytes of each row of K and of V.
+    pub(crate) row: Range<u64>,
+}
+
+impl Share {
+    /// The shape of the KV of this share, of a whole of shape `all`.
+    pub(crate) fn shape(&self, all: &KvShape) -> Result<KvShape, ShapeError> {
+        KvShape::new(KvShapeOptions {
+            layers: self.layers.len() as u32,
+            kv_count: all.kv_count(),
+            row_bytes: self.row.end - self.row.start,
+            block_tokens: all.block_tokens(),
+        })
+    }
+}
+
+/// The shares of all devices that have one. `options` have been checked.
+pub(crate) fn shares(options: &KvCacheOptions, devices: usize) -> Vec<Share> {
+    let shape = &options.shape;
+    let (layers, row_bytes) = (shape.layers(), shape.row_bytes());
+    let whole_rows = |device: usize, layers: Vec<u32>| Share { device, layers, row: 0..row_bytes };
+    let Some(placement) = &options.placement else {
+        let runs = layer_runs(layers, devices).enumerate();
+        return runs.map(|(device, run)| whole_rows(device, run.collect())).collect();
+    };
+    let on = |device: usize| placement.layers_on(device).map(|layer| layer as u32).collect();
+    let share = |device: usize| match placement.shards() {
+        None => whole_rows(device, on(device)),
+        Some(shards) => {
+            let (heads, head_bytes) = (shards.kv_heads_of(device), row_bytes / shards.kv_heads());
+            let row = heads.start * head_bytes..heads.end * head_bytes;
+            Share { device, layers: on(device), row }
+        }
+    };
+    // A placement may leave a device out.
+    (0..devices).map(share).filter(|share| !share.layers.is_empty()).collect()
+}
+
+/// Checks that a placement is one of these blocks on so many devices.
+pub(crate) fn check(
+    placement: &Placement,
+    options: &KvCacheOptions,
+    devices: usize,
+) -> Result<(), OptionsError> {
+    let shape = &options.shape;
+    let (placed, layers) = (placement.model().layers.len(), shape.layers());
+    if placed != layers as usize {
+        return Err(OptionsError::PlacedLayers { placed, layers });
+    }
+    let placed = placement.gpus().len();
+    if placed != devices {
+        return Err(OptionsError::PlacedDevices { placed, devices });
+    }
+    let layer_bytes = shape.block_bytes() / u64::from(layers);
+    let differs = |layer: &kv_multigpu::placement::LayerShape| layer.kv_block_bytes != layer_bytes;
+    if let Some(layer) = placement.model().layers.iter().position(differs) {
+        let placed_bytes = placement.model().layers[layer].kv_block_bytes;
+        return Err(OptionsError::PlacedBlocks { layer, placed_bytes, layer_bytes });
+    }
+    if let PlacementKind::Sharded { shards } = placement.kind()
+        && !shape.row_bytes().is_multiple_of(shards.kv_heads())
+    {
+        let (row_bytes, kv_heads) = (shape.row_bytes(), shards.kv_heads());
+        return Err(OptionsError::PlacedHeads { row_bytes, kv_heads });
+    }
+    let (blocks, fit) = (u64::from(options.device_blocks), placement.kv_blocks_max());
+    if blocks > fit {
+        return Err(OptionsError::PlacedTooMany { blocks, fit });
+    }
+    Ok(())
+}
+
+/// Contiguous runs of layers, the first ones longer by one if they don't divide evenly.
+fn layer_runs(layers: u32, devices: usize) -> impl Iterator<Item = Range<u32>> {
+    let devices = devices as u32;
+    let (each, more) = (layers / devices, layers % devices);
+    let start = move |device: u32| device * each + device.min(more);
+    (0..devices).map(move |device| start(device)..start(device + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_split_in_order_and_without_gaps() {
+        let runs: Vec<_> = layer_runs(10, 4).collect();
+        assert_eq!(runs, [0..3, 3..6, 6..8, 8..10]);
+        assert_eq!(layer_runs(2, 2).collect::<Vec<_>>(), [0..1, 1..2]);
+    }
+}
