@@ -176,7 +176,11 @@ impl KvKernels {
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
 
-    fn check_copy(&self, copy: &BlockCopy<'_>, rows: RowRange) -> Result<(), BlocksError> {
+    pub(crate) fn check_copy(
+        &self,
+        copy: &BlockCopy<'_>,
+        rows: RowRange,
+    ) -> Result<(), BlocksError> {
         let BlockCopy { from, to, .. } = *copy;
         self.check_blocks(from, copy.from_blocks)?;
         self.check_blocks(to, copy.to_blocks)?;

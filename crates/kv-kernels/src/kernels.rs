@@ -183,7 +183,11 @@ impl KvKernels {
         self.check_device("report", report.device())
     }
 
-    fn check_device(&self, operand: &'static str, other: &Device) -> Result<(), KernelError> {
+    pub(crate) fn check_device(
+        &self,
+        operand: &'static str,
+        other: &Device,
+    ) -> Result<(), KernelError> {
         if other.context() == self.device.context() {
             return Ok(());
         }

@@ -127,6 +127,7 @@ mod scatter;
 mod shape;
 mod source;
 mod transfer;
+mod transport;
 
 use kernels::entry;
 
@@ -160,6 +161,10 @@ pub use scatter::ScatterWords;
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
 pub use source::KernelSource;
 pub use transfer::{Direction, Transfer};
+pub use transport::{
+    DirectionCosts, HostDirection, HostLink, HostLinkOptions, HostTransfer, LayerEvents, Load,
+    MeasureOptions, RateBySize, Transport, TransportError, TransportProfile, TransportProfileError,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

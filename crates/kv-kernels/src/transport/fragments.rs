@@ -1,0 +1,121 @@
+//! The pieces of a chunk that lie together on both sides, for the copy engine.
+
+use cuda_driver::{BatchCopy, DeviceError, DriverResult, ErrorCode, Stream};
+
+use super::pieces::Piece;
+use super::{HostDirection, HostLink, HostTransfer, TransportError};
+use crate::PagedKv;
+
+/// Bytes that lie together in the pages and in a chunk: of a block, or of a segment of a row.
+pub(super) fn fragment_bytes(paged: &PagedKv) -> u64 {
+    let shape = paged.shape();
+    match paged.layout().parts() {
+        [part] if u64::from(part.segments) * part.segment_bytes == part.segment_bytes => {
+            if part.token_stride_bytes == shape.row_bytes() {
+                shape.block_plane_bytes()
+            } else {
+                part.segment_bytes
+            }
+        }
+        parts => parts.iter().map(|part| part.segment_bytes).min().unwrap_or(1),
+    }
+}
+
+/// Appends the copies of a piece, of a chunk that begins at the address `chunk`.
+///
+/// Slots have been checked to lie in blocks below `num_blocks`, windows in the chunk.
+pub(super) fn push_fragments(
+    transfer: &HostTransfer<'_>,
+    chunk: u64,
+    piece: &Piece,
+    copies: &mut Vec<BatchCopy>,
+) {
+    let HostTransfer { paged, host_slots, tokens, .. } = *transfer;
+    let (shape, layout) = (paged.shape(), paged.layout());
+    let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
+    for row in piece.windows.iter().cloned().flatten() {
+        let (plane, token) = (row / tokens, row % tokens);
+        // Windows hold live tokens only: the slot is not negative.
+        let slot = host_slots[token as usize] as u64;
+        let place = plane_address(paged, plane % layers, plane / layers)
+            + slot / block_tokens * layout.block_stride_bytes();
+        let mut in_row = chunk + row * shape.row_bytes();
+        for part in layout.parts() {
+            for segment in 0..u64::from(part.segments) {
+                let in_pages = place
+                    + part.offset_bytes
+                    + slot % block_tokens * part.token_stride_bytes
+                    + segment * part.segment_stride_bytes;
+                let (destination, source) = match transfer.direction.into() {
+                    HostDirection::ToHost => (in_row, in_pages),
+                    HostDirection::ToPages => (in_pages, in_row),
+                };
+                push(copies, BatchCopy { destination, source, bytes: part.segment_bytes });
+                in_row += part.segment_bytes;
+            }
+        }
+    }
+}
+
+/// Where a plane begins.
+fn plane_address(paged: &PagedKv, layer: u64, kv: u64) -> u64 {
+    let (layout, shape) = (paged.layout(), paged.shape());
+    let tensor = paged.tensors()[layout.tensors().index(shape, layer, kv) as usize];
+    tensor.address() + layout.plane_offset(layer, kv)
+}
+
+/// Appends a copy, or makes the last one longer where the two lie together on both sides.
+pub(super) fn push(copies: &mut Vec<BatchCopy>, copy: BatchCopy) {
+    match copies.last_mut() {
+        Some(last)
+            if last.destination + last.bytes == copy.destination
+                && last.source + last.bytes == copy.source =>
+        {
+            last.bytes += copy.bytes;
+        }
+        _ => copies.push(copy),
+    }
+}
+
+impl HostLink {
+    /// Enqueues copies on `stream`: by one call, or by one for each where the driver has no batches or
+    /// the stream is the legacy default one, which takes none.
+    ///
+    /// # Safety
+    /// - every range lies in pinned memory of the host that stays allocated, and that nobody accesses
+    ///   where it is written, until the copies have run, or in device memory.
+    pub(super) unsafe fn copy_all(
+        &mut self,
+        stream: &Stream,
+        direction: HostDirection,
+        copies: &[BatchCopy],
+    ) -> Result<(), TransportError> {
+        let raw = stream.raw();
+        if raw != 0 && !self.no_batches && copies.len() > 1 {
+            // SAFETY: the caller's promise; the stream is live, as long as its handle.
+            let batch =
+                self.device().run(|driver| unsafe { driver.memcpy_batch_async(copies, raw) });
+            match batch {
+                Err(DeviceError::Driver(error)) if error.code == ErrorCode::NOT_SUPPORTED => {
+                    self.no_batches = true;
+                }
+                answer => return Ok(answer?),
+            }
+        }
+        Ok(self.device().run(|driver| {
+            copies.iter().try_for_each(|copy| -> DriverResult<()> {
+                let BatchCopy { destination, source, bytes } = *copy;
+                match direction {
+                    // SAFETY: as above.
+                    HostDirection::ToHost => unsafe {
+                        driver.memcpy_dtoh_async(destination, source, bytes, raw)
+                    },
+                    // SAFETY: as above.
+                    HostDirection::ToPages => unsafe {
+                        driver.memcpy_htod_async(destination, source, bytes, raw)
+                    },
+                }
+            })
+        })?)
+    }
+}

@@ -1,0 +1,232 @@
+//! Moving KV between pages and pinned host memory by whichever way is the fastest, and gently.
+
+mod blocks;
+mod chunk;
+mod error;
+mod fragments;
+mod layers;
+mod measure;
+mod pieces;
+mod profile;
+mod ring;
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver::{BatchCopy, Device, DeviceError, Event, Stream};
+
+use crate::{Direction, KvKernels, LaunchLimits};
+
+pub use chunk::HostTransfer;
+pub use error::TransportError;
+pub use layers::LayerEvents;
+pub use measure::MeasureOptions;
+pub use profile::{DirectionCosts, Load, RateBySize, TransportProfile, TransportProfileError};
+
+use ring::Ring;
+
+/// A way of moving bytes between pages and the host's memory.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Transport {
+    /// A kernel reads or writes the host's memory itself.
+    DirectKernel,
+    /// The copy engine moves each piece that lies together on both sides: by one call for many where
+    /// the driver has it, by a call for each where not.
+    CopyEngine,
+    /// A kernel moves rows between the pages and a small ring on the device in short bursts, and the
+    /// copy engine carries the ring, while the kernel is on to the next of its slots.
+    TwoHop,
+}
+
+impl Transport {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::DirectKernel, Self::CopyEngine, Self::TwoHop];
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DirectKernel => "direct kernel",
+            Self::CopyEngine => "copy engine",
+            Self::TwoHop => "two hops",
+        })
+    }
+}
+
+/// Which way bytes go over the link.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum HostDirection {
+    /// From the pages to the host's memory.
+    ToHost,
+    /// From the host's memory to the pages.
+    ToPages,
+}
+
+impl From<Direction> for HostDirection {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::PagedToChunk => Self::ToHost,
+            Direction::ChunkToPaged => Self::ToPages,
+        }
+    }
+}
+
+/// What a [`HostLink`] may take of its device.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct HostLinkOptions {
+    /// Multiprocessors that a transfer's kernels occupy at most, at least 1.
+    pub multiprocessors: u32,
+    /// Bytes that a launch over host memory moves at most; 0 for no limit. A shorter launch gives its
+    /// multiprocessors back sooner. Launches of two hops are limited by the slots already.
+    pub launch_bytes: u64,
+    /// Slots of the ring in device memory; 0 for no ring, and so no two hops.
+    pub ring_slots: u32,
+    /// Bytes of a slot. Each slot costs the copy engine its set-up, which a long one makes little of.
+    pub slot_bytes: u64,
+}
+
+impl Default for HostLinkOptions {
+    /// 8 multiprocessors, no limit on launches, and a ring of 3 slots of 12 MiB.
+    fn default() -> Self {
+        Self { multiprocessors: 8, launch_bytes: 0, ring_slots: 3, slot_bytes: 12 << 20 }
+    }
+}
+
+/// The link between one device's pages and pinned host memory.
+///
+/// It owns a ring of device memory, a stream for copies and the events that order them, all made once:
+/// a transfer allocates nothing on the device. Which way a transfer goes is decided by a
+/// [`TransportProfile`], which [`with_profile`](HostLink::with_profile) replaces.
+///
+/// # Ordering
+/// Every transfer is ordered as one operation of the stream that it is given: it begins when what was
+/// enqueued there before has completed, and what is enqueued there after waits for all of it, although
+/// copies run on a stream of the link's. Kernels run on the stream given, so its priority is theirs.
+/// Transfers on different streams share the ring, whose slots events hand over from one to the next.
+/// Nothing waits on the host, except after a refusal of the driver whose consequences nothing else can
+/// order (see [`TransportError`]).
+#[derive(Debug)]
+pub struct HostLink {
+    kernels: Arc<KvKernels>,
+    options: HostLinkOptions,
+    profile: TransportProfile,
+    copies: Stream,
+    fork: Event,
+    join: Event,
+    /// None where there is to be none.
+    ring: Option<Ring>,
+    /// Whether the driver has refused a batch for lack of the call.
+    no_batches: bool,
+    scratch: Scratch,
+}
+
+/// Lists that transfers fill and empty, kept for their room.
+#[derive(Debug, Default)]
+struct Scratch {
+    live: Vec<std::ops::Range<u64>>,
+    copies: Vec<BatchCopy>,
+}
+
+impl HostLink {
+    /// Makes the ring, the stream and the events, with the profile that is assumed of the device.
+    ///
+    /// # Ordering
+    /// May wait for the device, when memory of dropped buffers is freed first.
+    ///
+    /// # Errors
+    /// What the driver answers, such as `OUT_OF_MEMORY` for the ring.
+    pub fn new(kernels: Arc<KvKernels>, options: HostLinkOptions) -> Result<Self, DeviceError> {
+        let device = kernels.device().clone();
+        let options =
+            HostLinkOptions { multiprocessors: options.multiprocessors.max(1), ..options };
+        let profile = TransportProfile::assumed(&device, options.multiprocessors)?;
+        let ring = match (options.ring_slots, options.slot_bytes) {
+            (0, _) | (_, 0) => None,
+            (slots, bytes) => Some(Ring::new(&device, slots, bytes)?),
+        };
+        Ok(Self {
+            copies: Stream::new(&device)?,
+            fork: Event::new(&device)?,
+            join: Event::new(&device)?,
+            kernels,
+            options,
+            profile,
+            ring,
+            no_batches: false,
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// The same with another profile.
+    #[must_use]
+    pub fn with_profile(mut self, profile: TransportProfile) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// Replaces the profile, for transfers from now on.
+    pub fn replace_profile(&mut self, profile: TransportProfile) -> TransportProfile {
+        std::mem::replace(&mut self.profile, profile)
+    }
+
+    /// What decides.
+    #[must_use]
+    pub fn profile(&self) -> &TransportProfile {
+        &self.profile
+    }
+
+    /// What the link may take.
+    #[must_use]
+    pub fn options(&self) -> &HostLinkOptions {
+        &self.options
+    }
+
+    /// The kernels it launches.
+    #[must_use]
+    pub fn kernels(&self) -> &Arc<KvKernels> {
+        &self.kernels
+    }
+
+    /// The device whose pages it serves.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.kernels.device()
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        self.ring.as_ref().map_or(0, Ring::slot_bytes)
+    }
+
+    /// One block of as many threads as there can be for each multiprocessor.
+    fn limits(&self) -> LaunchLimits {
+        LaunchLimits { blocks: self.options.multiprocessors, threads: 1024 }
+    }
+
+    /// After a refusal halfway: makes `stream` wait for everything that runs on the link's own stream,
+    /// or, where that is refused as well, waits on the host.
+    fn rejoin(&self, stream: &Stream) {
+        let joined = self.join.record(&self.copies).and_then(|()| stream.wait(&self.join));
+        if joined.is_err() {
+            // An error means a lost device, on which nothing runs any more.
+            let copies = self.copies.raw();
+            let settled = self.device().clean_up(|driver| {
+                // SAFETY: the stream is live: this struct owns it.
+                unsafe { driver.stream_synchronize(copies) }
+            });
+            if settled.is_err() {
+                // Nothing more can be done here, and the caller has the first error.
+            }
+        }
+    }
+
+    /// Leaves the wait for a slot's last user out, until it is switched off.
+    ///
+    /// This is the edge that keeps a slot from being filled while it is still emptied; tests use it to
+    /// show that they would notice.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_skip_slot_wait(&mut self, skip: bool) {
+        if let Some(ring) = &mut self.ring {
+            ring.skip_wait = skip;
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Whole blocks between pages and a tier in pinned memory.
+
+use std::sync::Arc;
+
+use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
+use kv_kernels::{
+    BlockCopy, BlockPair, Blocks, HostBlocks, HostLinkOptions, KvShape, KvShapeOptions, PagedKv,
+    PagedLayout, Transport,
+};
+
+use crate::machine::{Machine, noise};
+
+const BLOCKS: u64 = 24;
+
+struct Scene {
+    paged: PagedKv,
+    pages: DeviceBuffer,
+    host: HostBlocks,
+    shape: KvShape,
+}
+
+impl Scene {
+    fn new(machine: &Machine, layout: impl Fn(&KvShape) -> PagedLayout) -> Self {
+        let options = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 24, block_tokens: 4 };
+        let shape = KvShape::new(options).unwrap();
+        let layout = layout(&shape);
+        let bytes = layout.extent_bytes(&shape, BLOCKS).unwrap();
+        let pages = machine.upload(&noise(bytes, 3));
+        let paged =
+            PagedKv::new(&machine.stream, shape, layout.clone(), pages.span(), BLOCKS).unwrap();
+        let buffer: Arc<PinnedBuffer> = Arc::new(machine.pinned(&noise(bytes + 16, 4)));
+        let host = HostBlocks::new(&machine.stream, shape, layout, (buffer, 16), BLOCKS).unwrap();
+        Self { paged, pages, host, shape }
+    }
+
+    fn bytes(&self, machine: &Machine) -> (Vec<u8>, Vec<u8>) {
+        let mut pages = vec![0; self.pages.bytes() as usize];
+        machine.stream.download(&mut pages, self.pages.span()).unwrap();
+        let mut host = vec![0; self.host.buffer().bytes() as usize];
+        self.host.buffer().read_at(0, &mut host).unwrap();
+        (pages, host)
+    }
+}
+
+fn pairs(of: &[(i32, i32)]) -> Vec<BlockPair> {
+    of.iter().map(|&(source, destination)| BlockPair { source, destination }).collect()
+}
+
+fn lists() -> Vec<Vec<BlockPair>> {
+    let scattered: Vec<_> = (0..20).map(|i| (i * 7 % 24, i * 5 % 24)).collect();
+    let run: Vec<_> = (0..17).map(|i| (i * 7 % 24, i + 4)).collect();
+    let run_of_sources: Vec<_> = (0..17).map(|i| (i + 4, i * 7 % 24)).collect();
+    vec![pairs(&scattered), pairs(&run), pairs(&run_of_sources), pairs(&[(3, 3)]), pairs(&[])]
+}
+
+fn copy_of<'a>(
+    scene: &'a Scene,
+    to_host: bool,
+    table: &DeviceBuffer,
+    list: &'a [BlockPair],
+) -> BlockCopy<'a> {
+    let (device, host) = (Blocks::Device(&scene.paged), Blocks::Host(&scene.host));
+    let (from, to) = if to_host { (device, host) } else { (host, device) };
+    BlockCopy {
+        from,
+        to,
+        pairs: table.span().into(),
+        count: list.len() as u64,
+        host_pairs: Some(list),
+        from_blocks: BLOCKS,
+        to_blocks: BLOCKS,
+        report: None,
+        multiprocessors: None,
+    }
+}
+
+fn check(machine: &Machine, transport: Transport, whole: bool) {
+    let layout = |shape: &KvShape| {
+        if whole {
+            PagedLayout::block_major(shape)
+        } else {
+            PagedLayout::layer_major(shape, BLOCKS).unwrap()
+        }
+    };
+    let options = HostLinkOptions { ring_slots: 2, slot_bytes: 1300, ..HostLinkOptions::default() };
+    let mut link = machine.link_with(transport, options);
+    for list in lists() {
+        for to_host in [false, true] {
+            let (expected, seen) = (Scene::new(machine, layout), Scene::new(machine, layout));
+            assert!(seen.shape.block_bytes() < 1300);
+            let table = machine.upload(&[&list[..], &pairs(&[(0, 0)])].concat());
+            let stream = &machine.stream;
+            let right = copy_of(&expected, to_host, &table, &list);
+            machine.kernels.copy_blocks(stream, right).unwrap();
+            let used = link.copy_blocks(stream, copy_of(&seen, to_host, &table, &list)).unwrap();
+            if whole && !list.is_empty() {
+                assert_eq!(used, transport);
+            } else {
+                assert_eq!(used, Transport::DirectKernel);
+            }
+            assert!(seen.bytes(machine) == expected.bytes(machine), "{transport}, {to_host}");
+        }
+    }
+    machine.assert_clean();
+}
+
+#[test]
+fn every_transport_gives_what_the_kernel_gives() {
+    for seed in 0..4 {
+        let machine = Machine::new(seed);
+        for transport in Transport::ALL {
+            check(&machine, transport, true);
+        }
+    }
+}
+
+#[test]
+fn blocks_that_are_not_in_one_piece_are_left_to_the_kernel() {
+    let machine = Machine::new(1);
+    for transport in Transport::ALL {
+        check(&machine, transport, false);
+    }
+}
+
+#[test]
+fn a_driver_without_batches_makes_each_copy_by_a_call() {
+    let machine = Machine::new(2);
+    machine.sim.fail_nth("cuMemcpyBatchAsync", 1, ErrorCode::NOT_SUPPORTED);
+    check(&machine, Transport::CopyEngine, true);
+    let calls = machine.sim.calls();
+    assert_eq!(calls.get("cuMemcpyBatchAsync"), Some(&1), "asked once, and remembered");
+    assert!(calls["cuMemcpyDtoHAsync"] > 20);
+}

@@ -1,0 +1,114 @@
+//! Calls that fail halfway and devices that are lost.
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event};
+use kv_kernels::{Direction, LayerEvents, Transport};
+
+use crate::machine::{BOTH, Case, Machine, Scene};
+
+/// Calls that transfers make.
+const CALLS: [&str; 7] = [
+    "cuLaunchKernel",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyBatchAsync",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuStreamSynchronize",
+];
+
+#[test]
+fn a_call_that_fails_leaves_nothing_running_and_the_link_usable() {
+    let mut failed = 0;
+    for transport in Transport::ALL {
+        for direction in BOTH {
+            for call in CALLS {
+                for nth in 1..6 {
+                    failed += usize::from(one_failure(transport, direction, call, nth));
+                }
+            }
+        }
+    }
+    assert!(failed > 60, "only {failed} transfers failed");
+}
+
+/// Whether the transfer failed; it must be whole otherwise.
+fn one_failure(transport: Transport, direction: Direction, call: &'static str, nth: u64) -> bool {
+    let machine = Machine::new(nth);
+    let mut link = machine.link(transport);
+    let scene = Scene::new(&machine, &Case::plain(direction));
+    let again = Scene::new(&machine, &Case::plain(direction));
+    let events = LayerEvents::new(&machine.device, 3).unwrap();
+    machine.sim.fail_nth(call, nth, ErrorCode::OUT_OF_MEMORY);
+    let outcome = link.transfer_chunk(&machine.stream, scene.transfer(Some(&events)));
+    // What was enqueued is ordered before what the stream does next: nothing writes after it.
+    let mut before = vec![0; scene.host_after.len()];
+    let waited = (0..nth).map(|_| machine.stream.synchronize()).any(|waited| waited.is_ok());
+    assert!(waited, "{call}");
+    scene.host.read_at(0, &mut before).unwrap();
+    machine.sim.run_all();
+    use_up_faults(&machine);
+    let mut after = vec![0; scene.host_after.len()];
+    scene.host.read_at(0, &mut after).unwrap();
+    assert!(before == after, "{transport} {direction:?}: {call} {nth} left work behind");
+    match outcome {
+        Ok(_) => assert!(scene.is_done(&machine.stream)),
+        Err(_) => {
+            let answer = again.run(&mut link, &machine.stream);
+            let answer = answer.or_else(|_| again.run(&mut link, &machine.stream));
+            assert_eq!(answer, Ok(transport));
+            assert!(again.is_done(&machine.stream), "{transport} {direction:?}: {call} {nth}");
+        }
+    }
+    outcome.is_err()
+}
+
+/// Makes each call until an order to fail that is still open has been met.
+fn use_up_faults(machine: &Machine) {
+    let memory = DeviceBuffer::alloc(&machine.device, 8).unwrap();
+    let event = Event::new(&machine.device).unwrap();
+    let mut bytes = [0; 8];
+    for _ in 0..6 {
+        let _ = machine.stream.upload(memory.span(), &bytes);
+        let _ = machine.stream.download(&mut bytes, memory.span());
+        let _ = event.record(&machine.stream);
+        let _ = machine.stream.wait(&event);
+        let _ = machine.stream.synchronize();
+    }
+}
+
+#[test]
+fn a_lost_device_is_an_error_and_everything_is_given_back() {
+    let mut lost = 0;
+    for transport in Transport::ALL {
+        for direction in BOTH {
+            for operations in 1..12 {
+                let machine = Machine::new(operations);
+                let mut link = machine.link(transport);
+                let scene = Scene::new(&machine, &Case::plain(direction));
+                machine.sim.lose_device(0, operations, ErrorCode::ILLEGAL_ADDRESS);
+                // The loss may show in the transfer or at the next wait, and never as a panic.
+                let outcome = scene.run(&mut link, &machine.stream);
+                let waited = machine.stream.synchronize();
+                if outcome.is_ok() && waited.is_ok() {
+                    // It was not lost yet.
+                    assert_eq!(machine.device.poison(), None);
+                } else {
+                    assert!(scene.run(&mut link, &machine.stream).is_err());
+                    assert!(machine.device.poison().is_some());
+                    lost += 1;
+                }
+                let sim = machine.sim.clone();
+                drop((scene, link));
+                let Machine { device, kernels, stream, counts, .. } = machine;
+                drop((Arc::try_unwrap(kernels).unwrap(), stream));
+                let _: &Device = &device;
+                drop((device, counts));
+                let leaks = sim.check_leaks();
+                assert_eq!((leaks.streams, leaks.events, leaks.allocations), (0, 0, 0));
+            }
+        }
+    }
+    assert!(lost > 30, "only {lost} devices were lost in time");
+}

@@ -1,0 +1,12 @@
+//! Transports between pages and pinned host memory, on the simulated device: each gives the bytes
+//! that the transfer kernel gives over device memory, whatever order streams advance in, and leaves
+//! nothing behind when it fails.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod blocks;
+mod chunks;
+mod failures;
+mod machine;
+mod order;
+mod profiles;

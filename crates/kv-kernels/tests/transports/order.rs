@@ -1,0 +1,138 @@
+//! Orders of streams: slots of the ring, transfers on several streams, and layers that arrive one by
+//! one.
+
+use cuda_driver::{DeviceBuffer, Stream};
+use kv_kernels::{Direction, HostLink, LayerEvents, Transport};
+
+use crate::machine::{BOTH, Case, Machine, OFFSET, Scene};
+
+const SEEDS: u64 = 24;
+
+/// How many of the seeds see wrong bytes after transfers to and fro through a ring of few slots.
+fn wrong_seeds(prepare: impl Fn(&mut HostLink)) -> usize {
+    let is_wrong = |seed: &u64| {
+        let machine = Machine::new(*seed);
+        let mut link = machine.link(Transport::TwoHop);
+        prepare(&mut link);
+        let streams =
+            [Stream::new(&machine.device).unwrap(), Stream::new(&machine.device).unwrap()];
+        // Nothing orders the two streams: only the ring's events do.
+        let scenes = BOTH.map(|direction| Scene::new(&machine, &Case::plain(direction)));
+        for (scene, stream) in scenes.iter().zip(&streams) {
+            assert_eq!(scene.run(&mut link, stream), Ok(Transport::TwoHop));
+        }
+        let done = scenes.iter().zip(&streams).all(|(scene, stream)| scene.is_done(stream));
+        machine.assert_clean();
+        !done
+    };
+    (0..SEEDS).filter(is_wrong).count()
+}
+
+#[test]
+fn a_slot_is_filled_only_when_it_is_empty() {
+    assert_eq!(wrong_seeds(|_| {}), 0);
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[test]
+fn without_the_wait_for_the_last_user_of_a_slot_bytes_are_wrong() {
+    let wrong = wrong_seeds(|link| link.sabotage_skip_slot_wait(true));
+    assert!(wrong > SEEDS as usize / 4, "only {wrong} of {SEEDS} seeds noticed");
+}
+
+#[test]
+fn a_transfer_is_one_operation_of_its_stream() {
+    for seed in 0..SEEDS {
+        for transport in Transport::ALL {
+            let machine = Machine::new(seed);
+            let mut link = machine.link(transport);
+            let scene = Scene::new(&machine, &Case::plain(Direction::PagedToChunk));
+            let stream = &machine.stream;
+            // Pages are filled behind other work before, and wiped right after.
+            let mut right = vec![0; scene.pages_after.len()];
+            stream.download(&mut right, scene.pages.span()).unwrap();
+            let kept = machine.upload(&right);
+            stream.fill(scene.pages.span(), 0xEE).unwrap();
+            stream.copy_on_device(scene.pages.span(), kept.span()).unwrap();
+            scene.run(&mut link, stream).unwrap();
+            stream.fill(scene.pages.span(), 0xDD).unwrap();
+            stream.synchronize().unwrap();
+            let mut host = vec![0; scene.host_after.len()];
+            scene.host.read_at(0, &mut host).unwrap();
+            assert!(host == scene.host_after, "{transport}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_is_told_of_has_arrived() {
+    for seed in 0..SEEDS {
+        for transport in Transport::ALL {
+            let machine = Machine::new(seed);
+            let mut link = machine.link(transport);
+            let scene = Scene::new(&machine, &Case::plain(Direction::ChunkToPaged));
+            let layers = scene.case.shape.layers();
+            let events = LayerEvents::new(&machine.device, layers).unwrap();
+            link.transfer_chunk(&machine.stream, scene.transfer(Some(&events))).unwrap();
+            // Another stream takes each layer as soon as it is told of it.
+            let reader = Stream::new(&machine.device).unwrap();
+            let layer_bytes = scene.pages_after.len() / layers as usize;
+            for layer in (0..layers).rev() {
+                events.wait(&reader, layer).unwrap();
+                let taken = DeviceBuffer::alloc(&machine.device, layer_bytes as u64).unwrap();
+                let at = layer as usize * layer_bytes;
+                let layer_span = scene.pages.span().slice(at as u64, layer_bytes as u64).unwrap();
+                reader.copy_on_device(taken.span(), layer_span).unwrap();
+                let mut seen = vec![0; layer_bytes];
+                reader.download(&mut seen, taken.span()).unwrap();
+                assert!(seen == scene.pages_after[at..at + layer_bytes], "{transport} {seed}");
+            }
+            assert!(scene.is_done(&machine.stream));
+        }
+    }
+}
+
+#[test]
+fn the_first_layer_arrives_before_the_last() {
+    for transport in Transport::ALL {
+        let machine = Machine::new(7);
+        let mut link = machine.link(transport);
+        let scene = Scene::new(&machine, &Case::plain(Direction::ChunkToPaged));
+        let events = LayerEvents::new(&machine.device, 3).unwrap();
+        link.transfer_chunk(&machine.stream, scene.transfer(Some(&events))).unwrap();
+        // A host that waits for the first layer lets the device run no further than needed.
+        events.event(0).unwrap().synchronize().unwrap();
+        machine.sim.hold(machine.stream.raw());
+        assert!(!events.event(2).unwrap().is_complete().unwrap(), "{transport}");
+        machine.sim.release_hold(machine.stream.raw());
+        assert!(scene.is_done(&machine.stream));
+    }
+}
+
+#[test]
+fn a_transfer_neither_allocates_nor_waits() {
+    for transport in Transport::ALL {
+        let machine = Machine::new(3);
+        let mut link = machine.link(transport);
+        let scenes = BOTH.map(|direction| Scene::new(&machine, &Case::plain(direction)));
+        let forbidden = |machine: &Machine| -> Vec<(&'static str, u64)> {
+            let calls = machine.counts.calls().into_iter();
+            calls
+                .filter(|(name, _)| {
+                    name.contains("Synchronize")
+                        || name.contains("Query")
+                        || name.contains("Alloc")
+                        || name.contains("Create")
+                        || name.contains("Free")
+                })
+                .collect()
+        };
+        let before = forbidden(&machine);
+        for scene in &scenes {
+            scene.run(&mut link, &machine.stream).unwrap();
+        }
+        assert_eq!(forbidden(&machine), before, "{transport}");
+        machine.stream.synchronize().unwrap();
+    }
+    assert_eq!(OFFSET % 16, 0, "chunks are aligned as the kernels want them");
+}
