@@ -89,7 +89,7 @@ impl State {
                 let from = (engine(source.0), source.1);
                 self.memory.copy(to, from, bytes).map_err(ReferenceError::from)
             }
-            Work::CopyBatch(copies) => self.run_batch(device, copies),
+            Work::CopyBatch(mut copies) => self.run_batch(device, &mut copies),
             Work::WriteStaged { destination, data } => {
                 self.memory.store(engine(device), destination, &data).map_err(ReferenceError::from)
             }
@@ -132,11 +132,7 @@ impl State {
     }
 
     /// Runs the copies of a batch in an order of the scheduler's choice.
-    fn run_batch(
-        &mut self,
-        device: u32,
-        mut copies: Box<[BatchCopy]>,
-    ) -> Result<(), ReferenceError> {
+    fn run_batch(&mut self, device: u32, copies: &mut [BatchCopy]) -> Result<(), ReferenceError> {
         for last in (1..copies.len()).rev() {
             copies.swap(last, self.random.below(last + 1));
         }

@@ -13,9 +13,7 @@ use crate::{BatchCopy, DriverError, DriverResult, ErrorCode};
 /// The driver's name of the call. Without a suffix it is the one of CUDA 12.8 in newer libraries too.
 const CALL: &str = "cuMemcpyBatchAsync";
 
-// The argument types are those of cudarc's binding, made from NVIDIA's headers; its last but one
-// argument is not in the `_v2` of CUDA 13.
-const _: unsafe fn(
+type Bound = unsafe fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
     *mut usize,
@@ -25,8 +23,13 @@ const _: unsafe fn(
     usize,
     *mut usize,
     CUstream,
-) -> sys::CUresult = sys::cuMemcpyBatchAsync;
+) -> sys::CUresult;
 
+// The argument types are those of cudarc's binding, made from NVIDIA's headers; its last but one
+// argument is not in the `_v2` of CUDA 13.
+const _: Bound = sys::cuMemcpyBatchAsync;
+
+/// The same, but any 32 bits may come back.
 type Address = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,

@@ -213,9 +213,8 @@ impl HostLink {
                 // SAFETY: the stream is live: this struct owns it.
                 unsafe { driver.stream_synchronize(copies) }
             });
-            if settled.is_err() {
-                // Nothing more can be done here, and the caller has the first error.
-            }
+            // Nothing more can be done here, and the caller has the first error.
+            drop(settled);
         }
     }
 

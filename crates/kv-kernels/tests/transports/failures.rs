@@ -44,7 +44,7 @@ fn one_failure(transport: Transport, direction: Direction, call: &'static str, n
     let outcome = link.transfer_chunk(&machine.stream, scene.transfer(Some(&events)));
     // What was enqueued is ordered before what the stream does next: nothing writes after it.
     let mut before = vec![0; scene.host_after.len()];
-    let waited = (0..nth).map(|_| machine.stream.synchronize()).any(|waited| waited.is_ok());
+    let waited = (0..=nth).map(|_| machine.stream.synchronize()).any(|waited| waited.is_ok());
     assert!(waited, "{call}");
     scene.host.read_at(0, &mut before).unwrap();
     machine.sim.run_all();
@@ -110,5 +110,5 @@ fn a_lost_device_is_an_error_and_everything_is_given_back() {
             }
         }
     }
-    assert!(lost > 30, "only {lost} devices were lost in time");
+    assert!(lost > 20, "only {lost} devices were lost in time");
 }
