@@ -214,7 +214,7 @@ impl HostLink {
                 unsafe { driver.stream_synchronize(copies) }
             });
             // Nothing more can be done here, and the caller has the first error.
-            drop(settled);
+            let _ = settled;
         }
     }
 
