@@ -34,6 +34,13 @@ fn main() {
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
         ("windows_of_chunks_equal_the_reference", |gpu| same(gpu, ops::chunks::windows)),
+        ("strides_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::huge::outputs)),
+        ("readers_of_a_skipped_prefix_see_it_unchanged", |gpu| {
+            assert!(ops::skip::readers_see_no_change(
+                &ops::on::On::device(gpu.device.clone()),
+                300
+            ));
+        }),
         ("copied_blocks_equal_the_reference", |gpu| same(gpu, ops::block_copy::outputs)),
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),

@@ -19,12 +19,12 @@ enum Memory {
 }
 
 impl Case {
-    fn chunk_bytes(&self, chunk: &ChunkCase) -> u64 {
+    pub(crate) fn chunk_bytes(&self, chunk: &ChunkCase) -> u64 {
         let planes = self.layers.len() as u64 * u64::from(self.shape.kv_count());
         chunk.tokens * planes * self.shape.row_bytes()
     }
 
-    fn margin(&self) -> u64 {
+    pub(crate) fn margin(&self) -> u64 {
         MARGIN + self.shift
     }
 
@@ -43,7 +43,7 @@ impl Case {
         noise(self.chunk_bytes(chunk) + 2 * self.margin() + 1)
     }
 
-    fn paged(&self, on: &On, tensors: &[DeviceBuffer]) -> PagedKv {
+    pub(crate) fn paged(&self, on: &On, tensors: &[DeviceBuffer]) -> PagedKv {
         let spans: Vec<DeviceSpan> = tensors.iter().map(|tensor| self.inner(tensor)).collect();
         PagedKv::over(&on.stream, self.shape, self.layout, &spans, BLOCKS).unwrap()
     }
@@ -91,6 +91,76 @@ impl Case {
         outputs
     }
 
+    /// Tensors with their margins, of which no byte was ever written.
+    #[allow(dead_code, reason = "each test program uses a part")]
+    pub(crate) fn unwritten_tensors(&self, on: &On) -> Vec<DeviceBuffer> {
+        let extent = self.layout.extent_bytes(&self.shape, BLOCKS).unwrap();
+        let count = self.layout.tensors().count(&self.shape);
+        (0..count).map(|_| on.memory(extent + 2 * self.margin())).collect()
+    }
+
+    /// Where rows that move lie in a chunk, without its margin.
+    #[allow(dead_code, reason = "each test program uses a part")]
+    pub(crate) fn moved_rows(&self, chunk: &ChunkCase) -> Vec<std::ops::Range<u64>> {
+        let (row_bytes, tokens) = (self.shape.row_bytes(), u64::from(self.shape.block_tokens()));
+        let planes = self.layers.len() as u64 * u64::from(self.shape.kv_count());
+        let moves = |token: &u64| chunk.mapping.slot(*token, tokens).is_some();
+        (0..planes)
+            .flat_map(|plane| {
+                (chunk.skip..chunk.tokens)
+                    .filter(moves)
+                    .map(move |token| (plane * chunk.tokens + token) * row_bytes)
+            })
+            .map(|start| start..start + row_bytes)
+            .collect()
+    }
+
+    /// Moves one chunk, whatever the direction of the case.
+    #[allow(dead_code, reason = "each test program uses a part")]
+    pub(crate) fn move_alone(
+        &self,
+        on: &On,
+        (paged, chunk): (&PagedKv, &ChunkCase),
+        memory: &DeviceBuffer,
+        direction: Direction,
+    ) {
+        let mapping = mapping(on, chunk);
+        let memory = memory.span().slice(self.margin(), self.chunk_bytes(chunk)).unwrap();
+        let chunk = Chunk { memory: memory.into(), ..self.described(chunk, &mapping) };
+        let transfer = ChunkTransfer {
+            chunks: &[chunk],
+            layers: self.layers.clone(),
+            direction,
+            num_blocks: BLOCKS,
+            limits: self.limits,
+            report: None,
+        };
+        on.kernels.transfer_chunks(&on.stream, paged, &transfer).unwrap();
+    }
+
+    /// Which bytes of tensors hold rows of tokens that move.
+    #[allow(dead_code, reason = "each test program uses a part")]
+    pub(crate) fn written_pages(&self) -> Vec<Vec<bool>> {
+        let bytes = self.layout.extent_bytes(&self.shape, BLOCKS).unwrap() + 2 * self.margin();
+        let count = self.layout.tensors().count(&self.shape);
+        let mut written = vec![vec![false; bytes as usize]; count as usize];
+        let tokens = u64::from(self.shape.block_tokens());
+        for chunk in &self.chunks {
+            let moved = (chunk.skip..chunk.tokens).filter_map(|t| chunk.mapping.slot(t, tokens));
+            for slot in moved {
+                for layer in self.layers.clone() {
+                    for kv in 0..u64::from(self.shape.kv_count()) {
+                        for byte in 0..self.shape.row_bytes() {
+                            let (tensor, at) = self.place(layer.into(), kv, slot, byte);
+                            written[tensor][(self.margin() + at) as usize] = true;
+                        }
+                    }
+                }
+            }
+        }
+        written
+    }
+
     fn memory(&self, on: &On, chunk: &ChunkCase) -> Memory {
         let before = self.chunk_before(chunk);
         if chunk.pinned {
@@ -111,7 +181,13 @@ impl Case {
             Memory::Device(buffer) => buffer.span().slice(offset, bytes).unwrap().into(),
             Memory::Pinned(buffer) => ChunkMemory::Pinned { buffer, offset, bytes },
         };
+        Chunk { memory, ..self.described(chunk, mapping) }
+    }
+
+    /// A chunk whose memory is to be filled in.
+    fn described<'a>(&self, chunk: &'a ChunkCase, mapping: &'a DeviceBuffer) -> Chunk<'a> {
         let device = mapping.span().into();
+        let memory = ChunkMemory::Device(mapping.span());
         let mapping = match &chunk.mapping {
             Mapping::Slots(slots) => ChunkMapping::Slots { slots: device, host: Some(slots) },
             Mapping::Blocks(ids) => ChunkMapping::Blocks { ids: device, host: Some(ids) },
