@@ -19,7 +19,7 @@
 #include "report.cuh"
 
 // Vectors that a thread reads before it writes the first.
-#define VECTORS_IN_FLIGHT 4
+#define VECTORS_IN_FLIGHT 2
 
 struct BlockPair {
     i32 source;

@@ -16,79 +16,79 @@ enum : u32 { KV_E4M3 = 0, KV_E5M2 = 1, KV_INT8 = 2 };
 
 static __device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The code, without its sign, of a finite single-precision magnitude in a format of `MANTISSA` bits
+// The sign is put back by the caller; magnitudes are the bits of non-negative numbers.
+
+// The code of a magnitude that is not below the smallest normal number of a format with `MANTISSA` bits
 // after the point whose exponents are biased by `BIAS`; too large a number runs on beyond the format.
 template <u32 MANTISSA, u32 BIAS>
+static __device__ __forceinline__ u32 rounded_normal(u32 magnitude) {
+    const u32 shift = 23 - MANTISSA;
+    const u32 half = ((1u << (shift - 1)) - 1) + ((magnitude >> shift) & 1);
+    return ((magnitude + half) >> shift) - ((127 - BIAS) << MANTISSA);
+}
+
+// The code of any magnitude that is a number. Below the smallest normal number steps are equal: beside
+// a number whose own steps are as long, adding rounds to them, and leaves the code in the lowest bits.
+template <u32 MANTISSA, u32 BIAS>
 static __device__ __forceinline__ u32 rounded(u32 magnitude) {
-    const u32 exponent = magnitude >> 23;
-    if (exponent >= 128 - BIAS) {
-        const u32 shift = 23 - MANTISSA;
-        const u32 half = ((1u << (shift - 1)) - 1) + ((magnitude >> shift) & 1);
-        return ((magnitude + half) >> shift) - ((127 - BIAS) << MANTISSA);
-    }
-    // Below the smallest normal number steps stay as they are.
-    const u32 shift = 23 - MANTISSA + (128 - BIAS) - exponent;
-    if (shift > 24) return 0;
-    const u32 whole = (magnitude & 0x7FFFFF) | 0x800000;
-    const u32 half = ((1u << (shift - 1)) - 1) + ((whole >> shift) & 1);
-    return (whole + half) >> shift;
+    const u32 beside = (127 + 23 + 1 - BIAS - MANTISSA) << 23;
+    const u32 small = __float_as_uint(__fadd_rn(float_of(magnitude), float_of(beside))) - beside;
+    return magnitude < ((128 - BIAS) << 23) ? small : rounded_normal<MANTISSA, BIAS>(magnitude);
 }
 
-static __device__ __forceinline__ float wide_to_float(u32 code, u32 format) {
-    if (format == KV_BF16) {
-        const bool is_nan = (code & 0x7FFF) > 0x7F80;
-        return float_of(is_nan ? 0x7FC00000 : code << 16);
-    }
-    const u32 sign = (code & 0x8000) << 16;
-    const u32 exponent = (code >> 10) & 31;
-    const u32 mantissa = code & 0x3FF;
-    if (exponent == 31) return float_of(mantissa ? 0x7FC00000 : sign | 0x7F800000);
-    if (exponent != 0) return float_of(sign | ((exponent + 112) << 23) | (mantissa << 13));
-    // A multiple of 2^-24.
-    return float_of(sign | __float_as_uint((float)mantissa * 5.9604644775390625e-8f));
+// The magnitude of a code without its sign: its exponent is put in place and biased anew by a
+// multiplication, which is exact, for the smallest codes too.
+template <u32 MANTISSA, u32 BIAS>
+static __device__ __forceinline__ u32 widened(u32 code) {
+    const float rebias = float_of((127 + 127 - BIAS) << 23);
+    return __float_as_uint(__fmul_rn(float_of(code << (23 - MANTISSA)), rebias));
 }
 
-static __device__ __forceinline__ u32 wide_from_float(float value, u32 format) {
+template <u32 FORMAT> static __device__ __forceinline__ float wide_to_float(u32 code) {
+    if (FORMAT == KV_BF16) return float_of(code << 16);
+    const u32 magnitude = code & 0x7FFF;
+    const u32 special = magnitude > 0x7C00 ? 0x7FC00000 : 0x7F800000;
+    const u32 bits = magnitude >= 0x7C00 ? special : widened<10, 15>(magnitude);
+    return float_of(((code & 0x8000) << 16) | bits);
+}
+
+template <u32 FORMAT> static __device__ __forceinline__ u32 wide_from_float(float value) {
     const u32 bits = __float_as_uint(value);
     const u32 magnitude = bits & 0x7FFFFFFF;
-    if (magnitude > 0x7F800000) return 0x7FFF;
-    if (format == KV_BF16) return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const u32 code = magnitude == 0x7F800000 ? 0x7C00 : rounded<10, 15>(magnitude);
-    return ((bits >> 16) & 0x8000) | (code < 0x7C00 ? code : 0x7C00);
+    const bool is_nan = magnitude > 0x7F800000;
+    if (FORMAT == KV_BF16) return is_nan ? 0x7FFF : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    const u32 code = rounded<10, 15>(magnitude);
+    return is_nan ? 0x7FFF : ((bits >> 16) & 0x8000) | (code < 0x7C00 ? code : 0x7C00);
 }
 
-static __device__ __forceinline__ float narrow_to_float(u32 code, u32 format) {
-    if (format == KV_INT8) return (float)(signed char)code;
-    const u32 sign = (code & 0x80) << 24;
+template <u32 FORMAT> static __device__ __forceinline__ float narrow_to_float(u32 code) {
+    if (FORMAT == KV_INT8) return (float)(signed char)code;
     const u32 magnitude = code & 0x7F;
-    if (format == KV_E4M3) {
-        if (magnitude == 0x7F) return float_of(0x7FC00000);
-        if (magnitude >= 8) return float_of(sign | ((magnitude << 20) + (120u << 23)));
-        return float_of(sign | __float_as_uint((float)magnitude * 0.001953125f)); // 2^-9
+    u32 bits;
+    if (FORMAT == KV_E4M3) {
+        bits = magnitude == 0x7F ? 0x7FC00000 : widened<3, 7>(magnitude);
+    } else {
+        const u32 special = magnitude > 0x7C ? 0x7FC00000 : 0x7F800000;
+        bits = magnitude >= 0x7C ? special : widened<2, 15>(magnitude);
     }
-    if (magnitude > 0x7C) return float_of(0x7FC00000);
-    if (magnitude == 0x7C) return float_of(sign | 0x7F800000);
-    if (magnitude >= 4) return float_of(sign | ((magnitude << 21) + (112u << 23)));
-    return float_of(sign | __float_as_uint((float)magnitude * 1.52587890625e-5f)); // 2^-16
+    return float_of(((code & 0x80) << 24) | bits);
 }
 
-static __device__ __forceinline__ u32 narrow_from_float(float value, u32 format) {
+template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_from_float(float value) {
     const u32 bits = __float_as_uint(value);
     const u32 magnitude = bits & 0x7FFFFFFF;
-    if (format == KV_INT8) {
-        if (magnitude > 0x7F800000) return 0;
+    const bool is_nan = magnitude > 0x7F800000;
+    if (FORMAT == KV_INT8) {
         // Beyond 2^31 the conversion saturates.
         i32 whole = __float2int_rn(value);
         whole = whole > 127 ? 127 : whole;
         whole = whole < -128 ? -128 : whole;
-        return (u32)whole & 0xFF;
+        return is_nan ? 0 : (u32)whole & 0xFF;
     }
-    if (magnitude > 0x7F800000) return 0x7F;
-    const u32 sign = (bits >> 24) & 0x80;
-    const u32 most = format == KV_E4M3 ? 0x7E : 0x7B;
-    if (magnitude == 0x7F800000) return sign | most;
-    const u32 code = format == KV_E4M3 ? rounded<3, 7>(magnitude) : rounded<2, 15>(magnitude);
-    return sign | (code < most ? code : most);
+    const u32 most = FORMAT == KV_E4M3 ? 0x7E : 0x7B;
+    // An infinity runs on beyond the format as large numbers do.
+    const u32 code = FORMAT == KV_E4M3 ? rounded<3, 7>(magnitude) : rounded<2, 15>(magnitude);
+    return is_nan ? 0x7F : ((bits >> 24) & 0x80) | (code < most ? code : most);
 }
 
 // The largest finite number of a narrow format.

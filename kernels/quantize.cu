@@ -2,7 +2,7 @@
 //
 // For each pair (source, destination), plane p, token t, head h and element x of a head, with the
 // scale s of (p, narrow block, t, h), where the narrow block is that of the 8-bit side:
-//   quantize    to[destination][p][t][h][x] = narrow(wide(from[source][p][t][h][x]) / s)
+//   quantize    to[destination][p][t][h][x] = narrow(wide(from[source][p][t][h][x]) * (1 / s))
 //   dequantize  to[destination][p][t][h][x] = wide(narrow(from[source][p][t][h][x]) * s)
 //   measure     s = max over the elements of its group of |wide(from[source]...)| / largest number,
 //               at least 2^-126, and 1 where all elements are 0. NaN are left out; an infinity counts
@@ -67,6 +67,54 @@ static __device__ __forceinline__ bool is_known(BlockPair pair, const BlockSide&
            (u64)pair.destination < to.num_blocks;
 }
 
+// The elements of one vector.
+template <u32 COUNT, bool QUANTIZE, u32 WIDE, u32 NARROW>
+static __device__ __forceinline__ void convert_as(u64 target, u64 source, float scale) {
+    if (QUANTIZE) {
+        const WideVector<COUNT> wide = *reinterpret_cast<const WideVector<COUNT>*>(source);
+        const float inverse = __frcp_rn(scale);
+        NarrowVector<COUNT> narrow;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            const float value = wide_to_float<WIDE>(wide.code[i]);
+            narrow.code[i] = (u8)narrow_from_float<NARROW>(__fmul_rn(value, inverse));
+        }
+        *reinterpret_cast<NarrowVector<COUNT>*>(target) = narrow;
+    } else {
+        const NarrowVector<COUNT> narrow = *reinterpret_cast<const NarrowVector<COUNT>*>(source);
+        WideVector<COUNT> wide;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            const float value = narrow_to_float<NARROW>(narrow.code[i]);
+            wide.code[i] = (unsigned short)wide_from_float<WIDE>(__fmul_rn(value, scale));
+        }
+        *reinterpret_cast<WideVector<COUNT>*>(target) = wide;
+    }
+}
+
+// The formats are the same for all threads, so that only one branch is taken.
+template <u32 COUNT, bool QUANTIZE>
+static __device__ __forceinline__ void convert_vector(const Formats& formats, u64 target,
+                                                      u64 source, float scale) {
+    if (formats.wide == KV_BF16) {
+        if (formats.narrow == KV_E4M3) {
+            convert_as<COUNT, QUANTIZE, KV_BF16, KV_E4M3>(target, source, scale);
+        } else if (formats.narrow == KV_E5M2) {
+            convert_as<COUNT, QUANTIZE, KV_BF16, KV_E5M2>(target, source, scale);
+        } else {
+            convert_as<COUNT, QUANTIZE, KV_BF16, KV_INT8>(target, source, scale);
+        }
+    } else {
+        if (formats.narrow == KV_E4M3) {
+            convert_as<COUNT, QUANTIZE, KV_F16, KV_E4M3>(target, source, scale);
+        } else if (formats.narrow == KV_E5M2) {
+            convert_as<COUNT, QUANTIZE, KV_F16, KV_E5M2>(target, source, scale);
+        } else {
+            convert_as<COUNT, QUANTIZE, KV_F16, KV_INT8>(target, source, scale);
+        }
+    }
+}
+
 template <u32 COUNT, bool QUANTIZE>
 static __device__ __forceinline__ void convert_all(const BlockSide& to, const BlockSide& from,
                                                    const BlockUnits& units,
@@ -74,6 +122,8 @@ static __device__ __forceinline__ void convert_all(const BlockSide& to, const Bl
                                                    const Scales& scales, const Formats& formats,
                                                    u64* report) {
     const u64 threads = (u64)gridDim.x * blockDim.x;
+    const u64 source_bytes = QUANTIZE ? 2 * COUNT : COUNT;
+    const u64 target_bytes = QUANTIZE ? COUNT : 2 * COUNT;
     u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     UnitPlace place = UnitPlace::of(units, item);
     for (; item < items; item += threads, place = place.plus(units, (u32)threads)) {
@@ -84,33 +134,14 @@ static __device__ __forceinline__ void convert_all(const BlockSide& to, const Bl
             }
             continue;
         }
-        const u64 source = from.at(pair.source, place.plane, place.token, place.segment);
-        const u64 target = to.at(pair.destination, place.plane, place.token, place.segment);
+        const u64 source = from.at(pair.source, place.plane, place.token, place.segment) +
+                           place.vector * source_bytes;
+        const u64 target = to.at(pair.destination, place.plane, place.token, place.segment) +
+                           place.vector * target_bytes;
         const u32 head = (formats.first_unit + place.segment) / formats.head_units;
         const u64 narrow_block = QUANTIZE ? pair.destination : pair.source;
         const float scale = *scales.at(narrow_block, place.plane, place.token, head);
-        if (QUANTIZE) {
-            const WideVector<COUNT> wide =
-                reinterpret_cast<const WideVector<COUNT>*>(source)[place.vector];
-            NarrowVector<COUNT> narrow;
-#pragma unroll
-            for (u32 i = 0; i < COUNT; ++i) {
-                const float value = wide_to_float(wide.code[i], formats.wide);
-                narrow.code[i] = (u8)narrow_from_float(__fdiv_rn(value, scale), formats.narrow);
-            }
-            reinterpret_cast<NarrowVector<COUNT>*>(target)[place.vector] = narrow;
-        } else {
-            const NarrowVector<COUNT> narrow =
-                reinterpret_cast<const NarrowVector<COUNT>*>(source)[place.vector];
-            WideVector<COUNT> wide;
-#pragma unroll
-            for (u32 i = 0; i < COUNT; ++i) {
-                const float value = narrow_to_float(narrow.code[i], formats.narrow);
-                wide.code[i] =
-                    (unsigned short)wide_from_float(__fmul_rn(value, scale), formats.wide);
-            }
-            reinterpret_cast<WideVector<COUNT>*>(target)[place.vector] = wide;
-        }
+        convert_vector<COUNT, QUANTIZE>(formats, target, source, scale);
     }
 }
 
@@ -128,32 +159,34 @@ CONVERT(quantize_blocks_1, 1, true)
 CONVERT(dequantize_blocks_8, 8, false)
 CONVERT(dequantize_blocks_1, 1, false)
 
-// The largest magnitude of an element as the bits of a single-precision number, which are ordered as
-// the numbers are; 0 for a NaN.
-static __device__ __forceinline__ u32 magnitude_of(u32 code, u32 format) {
-    const u32 magnitude = __float_as_uint(wide_to_float(code, format)) & 0x7FFFFFFF;
-    if (magnitude < 0x7F800000) return magnitude;
-    if (magnitude > 0x7F800000) return 0;
-    return format == KV_BF16 ? 0x7F7F0000 : 0x477FE000;
+// The magnitude of an element as its code without the sign, which is ordered as the numbers are: 0 of a
+// NaN, and of an infinity that of the largest finite number.
+static __device__ __forceinline__ u32 magnitude_of(u32 code, u32 infinity) {
+    const u32 magnitude = code & 0x7FFF;
+    const u32 finite = magnitude < infinity ? magnitude : infinity - 1;
+    return magnitude > infinity ? 0 : finite;
 }
 
-extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)
-measure_scales(const __grid_constant__ BlockSide to, const __grid_constant__ BlockSide from,
-               const __grid_constant__ BlockUnits units, const BlockPair* pairs, u64 count,
-               const __grid_constant__ Scales scales, const __grid_constant__ Formats formats,
-               u64* report) {
+template <u32 COUNT>
+static __device__ __forceinline__ void
+measure_all(const BlockSide& to, const BlockSide& from, const BlockUnits& units,
+            const BlockPair* pairs, u64 count, const Scales& scales, const Formats& formats,
+            u64* report) {
     const u64 heads = units.segments / formats.head_units;
     const u64 token_groups = scales.token_stride != 0 ? units.tokens : 1;
     const u64 head_groups = scales.head_stride != 0 ? heads : 1;
     const u64 groups = count * units.planes * token_groups * head_groups;
     const u64 tokens = units.tokens / token_groups;
     const u64 segments = units.segments / head_groups;
+    const u32 infinity = formats.wide == KV_BF16 ? 0x7F80 : 0x7C00;
     const u32 lane = threadIdx.x % KV_WARP;
     const u64 warps = (u64)gridDim.x * blockDim.x / KV_WARP;
+    const u64 vectors = tokens * segments * units.unit_vectors;
     const BlockUnits axes{units.planes, token_groups, head_groups, 1};
-    for (u64 group = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / KV_WARP; group < groups;
-         group += warps) {
-        const UnitPlace place = UnitPlace::of(axes, group);
+    const BlockUnits inner{1, tokens, segments, units.unit_vectors};
+    u64 group = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / KV_WARP;
+    UnitPlace place = UnitPlace::of(axes, group);
+    for (; group < groups; group += warps, place = place.plus(axes, (u32)warps)) {
         const BlockPair pair = pairs[place.pair];
         if (!is_known(pair, to, from)) {
             if (lane == 0 && (place.plane | place.token | place.segment) == 0) {
@@ -162,17 +195,18 @@ measure_scales(const __grid_constant__ BlockSide to, const __grid_constant__ Blo
             continue;
         }
         u32 largest = 0;
-        const u64 elements = tokens * segments * units.unit_vectors;
-        const BlockUnits inner{1, tokens, segments, units.unit_vectors};
-        u64 element = lane;
-        UnitPlace at = UnitPlace::of(inner, element);
-        for (; element < elements; element += KV_WARP, at = at.plus(inner, KV_WARP)) {
+        UnitPlace at = UnitPlace::of(inner, lane);
+        for (u64 vector = lane; vector < vectors; vector += KV_WARP, at = at.plus(inner, KV_WARP)) {
             const u64 address =
                 from.at(pair.source, place.plane, place.token * tokens + at.token,
                         place.segment * segments + at.segment);
-            const u32 code = reinterpret_cast<const unsigned short*>(address)[at.vector];
-            const u32 magnitude = magnitude_of(code, formats.wide);
-            largest = magnitude > largest ? magnitude : largest;
+            const WideVector<COUNT> held =
+                reinterpret_cast<const WideVector<COUNT>*>(address)[at.vector];
+#pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) {
+                const u32 magnitude = magnitude_of(held.code[i], infinity);
+                largest = magnitude > largest ? magnitude : largest;
+            }
         }
 #pragma unroll
         for (u32 apart = KV_WARP / 2; apart > 0; apart /= 2) {
@@ -180,9 +214,23 @@ measure_scales(const __grid_constant__ BlockSide to, const __grid_constant__ Blo
             largest = other > largest ? other : largest;
         }
         if (lane != 0) continue;
-        float scale = __fdiv_rn(float_of(largest), narrow_max(formats.narrow));
+        const float most = formats.wide == KV_BF16 ? wide_to_float<KV_BF16>(largest)
+                                                   : wide_to_float<KV_F16>(largest);
+        float scale = __fdiv_rn(most, narrow_max(formats.narrow));
         if (__float_as_uint(scale) < 0x00800000) scale = float_of(0x00800000);
         if (largest == 0) scale = 1.0f;
         *scales.at(pair.destination, place.plane, place.token, place.segment) = scale;
     }
 }
+
+#define MEASURE(name, COUNT)                                                                       \
+    extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)                                   \
+    name(const __grid_constant__ BlockSide to, const __grid_constant__ BlockSide from,             \
+         const __grid_constant__ BlockUnits units, const BlockPair* pairs, u64 count,              \
+         const __grid_constant__ Scales scales, const __grid_constant__ Formats formats,           \
+         u64* report) {                                                                            \
+        measure_all<COUNT>(to, from, units, pairs, count, scales, formats, report);                \
+    }
+
+MEASURE(measure_scales_8, 8)
+MEASURE(measure_scales_1, 1)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
-use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, items_of};
+use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, WAVES, items_of};
 use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, Strides, runs};
 use crate::kernels::ROW_THREADS;
 use crate::layout::{RowPart, alignment_of};
@@ -148,13 +148,7 @@ impl KvKernels {
             .arg(raw.first_plane)
             .arg(raw.kv_count)
             .arg(raw.report);
-        let [by_16, by_4, by_1] = &self.append;
-        let kernel = match raw.vector_bytes {
-            16 => by_16,
-            4 => by_4,
-            _ => by_1,
-        };
-        let kernel = kernel.get(self.device())?;
+        let kernel = self.by_vector(&self.append, raw.vector_bytes)?;
         let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
         // SAFETY: the 8 arguments are the parameters of `append_*` in `kernels/append.cu`, in order
         // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
@@ -246,11 +240,11 @@ impl KvKernels {
                 kv_count: shape.kv_count(),
                 report: append.report.map_or(0, DeviceReport::address),
                 vector_bytes,
-                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR) as u32,
+                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR * WAVES) as u32,
             })
         };
         let whole_row = (append.tokens, row_bytes);
-        runs(side(&row), side(&parts), whole_row, u64::MAX).into_iter().map(launch).collect()
+        runs(side(&row), side(parts), whole_row, u64::MAX).into_iter().map(launch).collect()
     }
 }
 

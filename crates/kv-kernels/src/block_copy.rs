@@ -163,13 +163,7 @@ impl KvKernels {
             .arg(raw.pairs)
             .arg(raw.items)
             .arg(raw.report);
-        let [by_16, by_4, by_1] = &self.copy_blocks;
-        let kernel = match raw.vector_bytes {
-            16 => by_16,
-            4 => by_4,
-            _ => by_1,
-        };
-        let kernel = kernel.get(self.device())?;
+        let kernel = self.by_vector(&self.copy_blocks, raw.vector_bytes)?;
         let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
         // SAFETY: the 6 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
         // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
@@ -279,9 +273,13 @@ impl KvKernels {
         let units = RawBlockUnits { unit_vectors: unit_bytes / vector_bytes, ..units };
         let items = items_of(&units, copy.count)?;
         let host = matches!(copy.from, Blocks::Host(_)) || matches!(copy.to, Blocks::Host(_));
-        let few = if host { HOST_MULTIPROCESSORS } else { self.multiprocessors };
-        let most = copy.multiprocessors.map_or(few, u64::from).clamp(1, self.multiprocessors);
         let grid = items.div_ceil(ROW_THREADS * VECTORS_IN_FLIGHT);
+        let most = match (copy.multiprocessors, host) {
+            (Some(most), _) => u64::from(most).clamp(1, self.multiprocessors),
+            (None, true) => HOST_MULTIPROCESSORS.min(self.multiprocessors),
+            // Tiles that are dealt out by the device leave no multiprocessor waiting for the last.
+            (None, false) => self.multiprocessors * WAVES,
+        };
         Ok(RawBlockCopy {
             to,
             from,
@@ -296,9 +294,11 @@ impl KvKernels {
 }
 
 /// Vectors that a thread reads at once: `VECTORS_IN_FLIGHT` of `kernels/block_copy.cu`.
-const VECTORS_IN_FLIGHT: u64 = 4;
+const VECTORS_IN_FLIGHT: u64 = 2;
 /// Blocks of threads that are resident on a multiprocessor at once.
 pub(crate) const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
+/// How many times over a grid without a limit covers the device.
+pub(crate) const WAVES: u64 = 8;
 /// Multiprocessors that a copy to or from host memory occupies unless told otherwise: what is in
 /// flight on so many exceeds what the bus holds.
 const HOST_MULTIPROCESSORS: u64 = 8;

@@ -171,13 +171,7 @@ impl KvKernels {
             .arg(raw.sums)
             .arg(raw.first)
             .arg(raw.report);
-        let [by_16, by_4, by_1] = &self.sum_blocks;
-        let kernel = match raw.vector_bytes {
-            16 => by_16,
-            4 => by_4,
-            _ => by_1,
-        };
-        let kernel = kernel.get(self.device())?;
+        let kernel = self.by_vector(&self.sum_blocks, raw.vector_bytes)?;
         let config = LaunchConfig {
             grid: [raw.slices.max(1), raw.count.clamp(1, GRID_Y_MAX.into()) as u32, 1],
             block: [ROW_THREADS as u32, 1, 1],
@@ -273,7 +267,7 @@ impl KvKernels {
             })
         };
         let rows = (u64::from(shape.block_tokens()), row_bytes);
-        runs(side(&parts), side(&row), rows, u64::MAX).into_iter().map(launch).collect()
+        runs(side(parts), side(&row), rows, u64::MAX).into_iter().map(launch).collect()
     }
 }
 

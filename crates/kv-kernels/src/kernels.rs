@@ -5,7 +5,7 @@ use cuda_driver::{
     Stream,
 };
 
-use crate::lazy::LazyKernel;
+use crate::lazy::{LazyKernel, LazyModule};
 use crate::shape::WORD_BYTES;
 use crate::{DeviceReport, HostBlocks, KernelError, KvShape, PagedKv};
 
@@ -26,12 +26,13 @@ pub(crate) mod entry {
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
     pub(crate) const APPEND: [&str; 3] = ["append_16", "append_4", "append_1"];
     pub(crate) const SUM_BLOCKS: [&str; 3] = ["sum_blocks_16", "sum_blocks_4", "sum_blocks_1"];
-    pub(crate) const CONVERSIONS: [&str; 5] = [
+    pub(crate) const CONVERSIONS: [&str; 6] = [
         "quantize_blocks_8",
         "quantize_blocks_1",
         "dequantize_blocks_8",
         "dequantize_blocks_1",
-        "measure_scales",
+        "measure_scales_8",
+        "measure_scales_1",
     ];
     pub(crate) const COPY_BLOCKS: [&str; 3] = ["copy_blocks_16", "copy_blocks_4", "copy_blocks_1"];
 }
@@ -81,11 +82,11 @@ pub struct KvKernels {
     pub(crate) scatter: Kernel,
     pub(crate) block_offsets: LazyKernel,
     /// For vectors of 16, 4 and 1 bytes, as the two that follow.
-    pub(crate) copy_blocks: [LazyKernel; 3],
-    pub(crate) append: [LazyKernel; 3],
-    pub(crate) sum_blocks: [LazyKernel; 3],
+    pub(crate) copy_blocks: LazyModule<3>,
+    pub(crate) append: LazyModule<3>,
+    pub(crate) sum_blocks: LazyModule<3>,
     /// In the order of `entry::CONVERSIONS`.
-    pub(crate) conversions: [LazyKernel; 5],
+    pub(crate) conversions: LazyModule<6>,
     /// Multiprocessors of the device, 1 to 65536.
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -117,10 +118,10 @@ impl KvKernels {
             gather: load(GATHER_PTX, entry::GATHER)?,
             scatter: load(SCATTER_PTX, entry::SCATTER)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
-            append: entry::APPEND.map(|name| LazyKernel::new(APPEND_PTX, name)),
-            sum_blocks: entry::SUM_BLOCKS.map(|name| LazyKernel::new(BLOCK_SUM_PTX, name)),
-            conversions: entry::CONVERSIONS.map(|name| LazyKernel::new(QUANTIZE_PTX, name)),
-            copy_blocks: entry::COPY_BLOCKS.map(|name| LazyKernel::new(BLOCK_COPY_PTX, name)),
+            append: LazyModule::new(APPEND_PTX, entry::APPEND),
+            sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),
+            conversions: LazyModule::new(QUANTIZE_PTX, entry::CONVERSIONS),
+            copy_blocks: LazyModule::new(BLOCK_COPY_PTX, entry::COPY_BLOCKS),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),
@@ -138,6 +139,36 @@ impl KvKernels {
     pub fn prepare_transfers(&self, paged: &PagedKv) -> Result<(), KernelError> {
         self.check_device("paged memory", paged.device())?;
         self.transfer(paged.alignment()).map(|_| ())
+    }
+
+    /// Compiles what copies, appends, converts and sums blocks and gathers their offsets, so that the
+    /// first launch of each need not wait for the compiler.
+    ///
+    /// # Ordering
+    /// Waits for the compiler the first time; not for the device's work.
+    ///
+    /// # Errors
+    /// [`ModuleError`], with the compiler's log.
+    pub fn prepare_operations(&self) -> Result<(), ModuleError> {
+        self.block_offsets.get(&self.device)?;
+        self.copy_blocks.get(&self.device)?;
+        self.append.get(&self.device)?;
+        self.sum_blocks.get(&self.device)?;
+        self.conversions.get(&self.device).map(|_| ())
+    }
+
+    /// One of three kernels for vectors of 16, 4 and 1 bytes.
+    pub(crate) fn by_vector<'a>(
+        &self,
+        kernels: &'a LazyModule<3>,
+        vector_bytes: u64,
+    ) -> Result<&'a Kernel, KernelError> {
+        let index = match vector_bytes {
+            16 => 0,
+            4 => 1,
+            _ => 2,
+        };
+        Ok(&kernels.get(&self.device)?[index])
     }
 
     /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once.

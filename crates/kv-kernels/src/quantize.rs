@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::{
-    BLOCKS_OF_MULTIPROCESSOR, check_apart, check_pairs, check_same_planes, items_of,
+    BLOCKS_OF_MULTIPROCESSOR, WAVES, check_apart, check_pairs, check_same_planes, items_of,
 };
 use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
 use crate::kernels::ROW_THREADS;
@@ -150,7 +150,7 @@ pub struct RawConversion {
     pub formats: RawFormats,
     /// Address of a report, or 0.
     pub report: u64,
-    /// Elements of a vector: 8 or 1; 1 for [`ConversionKind::Measure`].
+    /// Elements of a vector: 8 or 1.
     pub vector: u32,
     /// Blocks of the grid.
     pub grid: u32,
@@ -159,8 +159,8 @@ pub struct RawConversion {
 impl KvKernels {
     /// Copies blocks from a 16-bit cache to an 8-bit one: for each pair `(s, d)`, plane `p`, token `t`
     /// and element `x` of head `h`,
-    /// `to[d][p][t][h][x] = narrow.encode(wide.decode(from[s][p][t][h][x]) / scale)`, with the scale of
-    /// `(p, d, t, h)`, in single precision.
+    /// `to[d][p][t][h][x] = narrow.encode(wide.decode(from[s][p][t][h][x]) * (1 / scale))`, with the
+    /// scale of `(p, d, t, h)`, in single precision, each operation rounded.
     ///
     /// [`NarrowFormat::encode`] says how it is rounded, that it saturates, and what becomes of a NaN.
     /// Nothing is launched without pairs.
@@ -271,15 +271,16 @@ impl KvKernels {
             .arg(raw.scales)
             .arg(raw.formats)
             .arg(raw.report);
-        let [quantize_8, quantize_1, dequantize_8, dequantize_1, measure] = &self.conversions;
-        let kernel = match (raw.kind, raw.vector) {
-            (ConversionKind::Measure, _) => measure,
-            (ConversionKind::Quantize, 8) => quantize_8,
-            (ConversionKind::Quantize, _) => quantize_1,
-            (ConversionKind::Dequantize, 8) => dequantize_8,
-            (ConversionKind::Dequantize, _) => dequantize_1,
+        // In the order of `entry::CONVERSIONS`.
+        let index = match (raw.kind, raw.vector) {
+            (ConversionKind::Quantize, 8) => 0,
+            (ConversionKind::Quantize, _) => 1,
+            (ConversionKind::Dequantize, 8) => 2,
+            (ConversionKind::Dequantize, _) => 3,
+            (ConversionKind::Measure, 8) => 4,
+            (ConversionKind::Measure, _) => 5,
         };
-        let kernel = kernel.get(self.device())?;
+        let kernel = &self.conversions.get(self.device())?[index];
         let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
         // SAFETY: the 8 arguments are the parameters of every entry of `kernels/quantize.cu`, in order
         // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
@@ -349,7 +350,7 @@ impl KvKernels {
         let side = |parts, element_bytes| RowSide { parts, first: 0, element_bytes };
         let elements = shape.row_bytes() / from_bytes;
         let row = (u64::from(shape.block_tokens()), elements);
-        let (source, target) = (side(&from_parts, from_bytes), side(&to_parts, to_bytes));
+        let (source, target) = (side(from_parts, from_bytes), side(to_parts, to_bytes));
         let head_size = u64::from(head_size);
         let all = runs(source, target, row, head_size);
         // A head is whole units, of every run.
@@ -363,10 +364,14 @@ impl KvKernels {
         }
         let launch = |run: Run| {
             let aligned = |bits: u64, bytes: u64| alignment_of(bits) >= 8 * bytes;
-            let vector = if kind != ConversionKind::Measure
-                && run.unit.is_multiple_of(8)
+            // What is measured is not written.
+            let to_bits = match kind {
+                ConversionKind::Measure => 0,
+                _ => run.destination_bits() | to.alignment_bits(),
+            };
+            let vector = if run.unit.is_multiple_of(8)
                 && aligned(run.source_bits() | from.alignment_bits(), from_bytes)
-                && aligned(run.destination_bits() | to.alignment_bits(), to_bytes)
+                && aligned(to_bits, to_bytes)
             {
                 8
             } else {
@@ -381,7 +386,9 @@ impl KvKernels {
             let vectors = items_of(&units, count)?;
             let measures = kind == ConversionKind::Measure;
             let threads = match kind {
-                ConversionKind::Measure => groups(&units, &scales, head_size).saturating_mul(count),
+                ConversionKind::Measure => {
+                    groups(&units, vector, &scales, head_size).saturating_mul(count)
+                }
                 _ => vectors,
             };
             let grid = threads.div_ceil(ROW_THREADS);
@@ -401,7 +408,7 @@ impl KvKernels {
                 },
                 report: conversion.report.map_or(0, DeviceReport::address),
                 vector: vector as u32,
-                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR) as u32,
+                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR * WAVES) as u32,
             })
         };
         all.into_iter().map(launch).collect()
@@ -419,9 +426,9 @@ impl ConversionKind {
 }
 
 /// Threads that measure the groups of one pair: a warp each.
-fn groups(units: &RawBlockUnits, scales: &RawScales, head_size: u64) -> u64 {
+fn groups(units: &RawBlockUnits, vector: u64, scales: &RawScales, head_size: u64) -> u64 {
     let tokens = if scales.token_stride > 0 { units.tokens } else { 1 };
-    let heads = units.segments * units.unit_vectors / head_size;
+    let heads = units.segments * units.unit_vectors * vector / head_size;
     let heads = if scales.head_stride > 0 { heads } else { 1 };
     // No overflow: at most as many as elements of a block.
     (units.planes * tokens * heads).saturating_mul(32)

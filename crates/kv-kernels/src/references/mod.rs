@@ -57,7 +57,14 @@ pub fn references() -> &'static [KernelReference] {
                 name: entry::CONVERSIONS[3],
                 run: |m, _, a| quantize::convert(m, a, ConversionKind::Dequantize, 1),
             },
-            KernelReference { name: entry::CONVERSIONS[4], run: quantize::measure },
+            KernelReference {
+                name: entry::CONVERSIONS[4],
+                run: |m, _, a| quantize::measure(m, a, 8),
+            },
+            KernelReference {
+                name: entry::CONVERSIONS[5],
+                run: |m, _, a| quantize::measure(m, a, 1),
+            },
             KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
             KernelReference {
                 name: entry::COPY_BLOCKS[0],

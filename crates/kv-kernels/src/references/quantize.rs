@@ -1,6 +1,6 @@
 //! What the conversions of `quantize.cu` compute.
 
-use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
+use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
 
 use super::block_copy::{Planes, for_each_unit, known};
 use super::{Arguments, at, load_array, report_bad};
@@ -91,7 +91,8 @@ pub(super) fn convert(
                 (from.at(&p.from, source, unit), to.at(&p.to, destination, unit));
             if quantizes {
                 let codes = load_array::<u16>(memory, source, elements)?;
-                let code = |code| p.narrow.encode(p.wide.decode(code) / scale);
+                let inverse = 1.0 / scale;
+                let code = |code| p.narrow.encode(p.wide.decode(code) * inverse);
                 memory.store(target, &codes.into_iter().map(code).collect::<Vec<u8>>())?;
             } else {
                 let codes = load_array::<u8>(memory, source, elements)?;
@@ -107,8 +108,8 @@ pub(super) fn convert(
 
 pub(super) fn measure(
     memory: &mut dyn DeviceMemory,
-    _: &LaunchConfig,
     args: &KernelArgs,
+    vector: u64,
 ) -> Result<(), ReferenceError> {
     let p = Parameters::of(args)?;
     let units = p.units;
@@ -127,7 +128,7 @@ pub(super) fn measure(
         };
         for_each_unit(&units, |plane, token, segment| {
             let unit = from.at(&p.from, source, [plane, token, segment]);
-            let codes = load_array::<u16>(memory, unit, units.unit_vectors)?;
+            let codes = load_array::<u16>(memory, unit, units.unit_vectors * vector)?;
             let most = codes.into_iter().map(|code| p.wide.magnitude_bits(code)).max();
             let held = &mut largest[group_of(plane, token, segment) as usize];
             *held = (*held).max(most.unwrap_or(0));

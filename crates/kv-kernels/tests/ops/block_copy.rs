@@ -266,6 +266,7 @@ mod on_sim {
         BlocksError, KernelError, Operand, OperandError, PagedLayout, Side as Named, references,
     };
 
+    use super::super::lays::Place;
     use super::super::on::compare;
     use super::*;
 
@@ -323,6 +324,51 @@ mod on_sim {
         });
         let expected = &noise(2 * shape.block_bytes())[shape.block_bytes() as usize..];
         assert!(found[0] == expected && found[1] == expected);
+    }
+
+    /// Blocks of a peer are described on a stream of the device that runs the kernel.
+    #[test]
+    fn blocks_go_to_a_peer_and_come_back() {
+        for references in [references(), &[]] {
+            let on = On::sim(references);
+            let driver = on.device.driver().clone();
+            let peer = cuda_driver::Device::open(driver, 1).unwrap();
+            on.device.enable_access_to(&peer).unwrap();
+            let shape = shape(2, 2, 24, 4);
+            let (here, there) = (lays(&shape, 4).swap_remove(1), lays(&shape, 4).swap_remove(3));
+            let local = Side::new(&on, shape, &here, 4, (false, 0));
+            let memory = DeviceBuffer::alloc(&peer, there.bytes).unwrap();
+            on.stream.fill(memory.span(), 0).unwrap();
+            let remote = PagedKv::new(&on.stream, shape, there.layout, memory.span(), 4).unwrap();
+            let before = local.read(&on);
+            for (from, to, ids) in [
+                (local.blocks(), (&remote).into(), [pair(0, 3), pair(2, 1)]),
+                ((&remote).into(), local.blocks(), [pair(3, 1), pair(1, 3)]),
+            ] {
+                let pairs = on.upload(&ids);
+                let copy = BlockCopy {
+                    from,
+                    to,
+                    pairs: pairs.span().into(),
+                    count: 2,
+                    host_pairs: Some(&ids),
+                    from_blocks: 4,
+                    to_blocks: 4,
+                    report: None,
+                    multiprocessors: None,
+                };
+                on.kernels.copy_blocks(&on.stream, copy).unwrap();
+            }
+            let mut expected = before.clone();
+            for (from, to) in [(0, 1), (2, 3)] {
+                for place in places(&shape, from, 0..24) {
+                    let to = Place { block: to, ..place };
+                    expected[(here.at)(to) as usize] = before[(here.at)(place) as usize];
+                }
+            }
+            assert!(local.read(&on) == expected);
+            on.assert_clean();
+        }
     }
 
     /// Two memories of 6 blocks, 5 of which are ready in the destination, and a copy between them
