@@ -58,7 +58,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "cuda-driver",
         below: &[],
-        others: &["cudarc", "libc"],
+        others: &["cudarc"],
         never: &[HEAVY],
         may_be_unsafe: true,
     },

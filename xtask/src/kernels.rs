@@ -49,8 +49,9 @@ struct Folder {
 
 /// The kernels that we ship, those with planted bugs that the simulated device must find, and those
 /// with which tests look at memory.
-const FOLDERS: [Folder; 3] = [
+const FOLDERS: [Folder; 4] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
+    Folder { sources: "kernels/multigpu", ptx: "crates/kv-multigpu/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
     Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
 ];

@@ -13,9 +13,10 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use common::pipeline::{Plan, run};
-use common::{drops, kernel};
+use common::{drops, kernel, moving};
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
 use cudarc::driver::CudaContext;
+use kv_multigpu::moves::{MoverConfig, Route};
 use kv_multigpu::{DeviceRegistry, DeviceState, DeviceThread, DeviceThreadOptions, RegistryError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -32,10 +33,6 @@ const SINGLE: &[(&str, Run)] = &[
     ),
     ("the_process_ends_under_a_busy_thread", the_process_ends_under_a_busy_thread),
     ("a_closed_device_is_opened_anew", a_closed_device_is_opened_anew),
-    (
-        "hidden_and_renumbered_devices_keep_their_identity",
-        hidden_and_renumbered_devices_keep_their_identity,
-    ),
 ];
 
 /// Need two.
@@ -73,10 +70,34 @@ fn main() {
         });
         trial.with_ignored_flag(skip_pairs)
     });
+    let moves = moving_trials().map(|trial| trial.with_ignored_flag(skip_pairs));
     let mut arguments = Arguments::from_args();
     // They share devices, and their memory.
     arguments.test_threads.get_or_insert(1);
-    libtest_mimic::run(&arguments, single.chain(places).chain(pairs).collect()).exit();
+    libtest_mimic::run(&arguments, single.chain(places).chain(pairs).chain(moves).collect()).exit();
+}
+
+/// Every scenario of moves, in both directions, from device to device and through the host.
+fn moving_trials() -> impl Iterator<Item = Trial> {
+    let direct = MoverConfig::default();
+    let host = MoverConfig { prefer: Route::Host, chunk_bytes: 64 << 10, chunks: 3, ..direct };
+    let pull = MoverConfig { prefer: Route::Pull, ..direct };
+    let ways = [
+        ("directly", direct, [0, 1]),
+        ("back", direct, [1, 0]),
+        ("by_the_destination", pull, [0, 1]),
+        ("by_host", host, [0, 1]),
+    ];
+    ways.into_iter().flat_map(|(way, config, ends)| {
+        moving::ALL.iter().map(move |&(name, scenario)| {
+            Trial::test(format!("{name}_{way}"), move || {
+                with_registry(|registry| {
+                    let [from, to] = ends.map(|ordinal| registry.device(ordinal).unwrap());
+                    scenario(&from, &to, config);
+                })
+            })
+        })
+    })
 }
 
 fn with_registry(run: impl FnOnce(&DeviceRegistry)) -> Result<(), Failed> {
@@ -86,13 +107,8 @@ fn with_registry(run: impl FnOnce(&DeviceRegistry)) -> Result<(), Failed> {
 }
 
 fn start(part: &str) -> Output {
-    child_process(part).output().unwrap()
-}
-
-fn child_process(part: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(CHILD, part);
-    command
+    let program = std::env::current_exe().unwrap();
+    Command::new(program).env(CHILD, part).output().unwrap()
 }
 
 /// What a process says that ended as it should: with code 0, and nobody panicked.
@@ -117,7 +133,6 @@ fn child(part: &str) {
         "fault_alone" => {
             plant(&registry.device(0).unwrap());
         }
-        "identities" => println!("{}", identities(&listed(registry.driver())).join("\n")),
         part => panic!("no part {part:?}"),
     }
     drop(registry);
@@ -163,53 +178,18 @@ fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
         assert_eq!(entry.uuid.to_string().parse(), Ok(entry.uuid));
     }
     #[cfg(feature = "nvml")]
-    if kv_multigpu::NvmlDirectory::load().is_loaded() {
-        let report = listed(registry.driver()).report().unwrap();
-        let indices: std::collections::BTreeSet<_> =
-            report.iter().map(|entry| entry.nvml_index.unwrap()).collect();
-        assert_eq!(indices.len(), report.len(), "two devices have one index: {report:?}");
-    }
-}
-
-/// The registry of a build with NVML, or the one that there is.
-fn listed(driver: &Arc<dyn Driver>) -> DeviceRegistry {
-    #[cfg(feature = "nvml")]
-    let registry = {
+    {
         let directory = Arc::new(kv_multigpu::NvmlDirectory::load());
-        DeviceRegistry::with_directory(Arc::clone(driver), directory)
-    };
-    #[cfg(not(feature = "nvml"))]
-    let registry = DeviceRegistry::new(Arc::clone(driver));
-    registry.unwrap()
-}
-
-/// What of a device does not depend on CUDA's ordinals, in their order.
-fn identities(registry: &DeviceRegistry) -> Vec<String> {
-    let line = |entry: kv_multigpu::DeviceEntry| {
-        format!("{} {} {:?}", entry.uuid, entry.pci_bus_id, entry.nvml_index)
-    };
-    registry.report().unwrap().into_iter().map(line).collect()
-}
-
-/// Other processes see the devices the other way round, one of them alone, or one that is named by UUID.
-fn hidden_and_renumbered_devices_keep_their_identity(registry: &DeviceRegistry) {
-    let mut all = identities(&listed(registry.driver()));
-    let seen = |visible: &str| {
-        let output = child_process("identities").env("CUDA_VISIBLE_DEVICES", visible).output();
-        said(&output.unwrap()).lines().map(str::to_owned).collect::<Vec<_>>()
-    };
-    // As this process was told to call them, or by their places.
-    let mut names: Vec<String> = match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(names) => names.split(',').map(str::to_owned).collect(),
-        Err(_) => (0..all.len()).map(|ordinal| ordinal.to_string()).collect(),
-    };
-    for (name, identity) in names.iter().zip(&all) {
-        assert_eq!(seen(name), [identity.as_str()]);
-        assert_eq!(seen(identity.split(' ').next().unwrap()), [identity.as_str()]);
+        if !directory.is_loaded() {
+            return;
+        }
+        let driver = Arc::clone(registry.driver());
+        let listed = DeviceRegistry::with_directory(driver, directory).unwrap().report().unwrap();
+        let indices: std::collections::BTreeSet<_> =
+            listed.iter().map(|entry| entry.nvml_index.unwrap()).collect();
+        assert_eq!(indices.len(), listed.len(), "two devices have one index: {listed:?}");
+        println!("NVML: {listed:?}");
     }
-    names.reverse();
-    all.reverse();
-    assert_eq!(seen(&names.join(",")), all);
 }
 
 fn the_process_ends_with_handles_in_a_thread_local(_: &DeviceRegistry) {

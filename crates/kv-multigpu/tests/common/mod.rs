@@ -4,6 +4,7 @@
 
 pub(crate) mod drops;
 pub(crate) mod kernel;
+pub(crate) mod moving;
 pub(crate) mod pipeline;
 
 use std::sync::Arc;

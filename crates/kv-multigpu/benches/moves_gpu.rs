@@ -1,0 +1,435 @@
+//! Moves between two GPUs beside plain copies of the same bytes, all in one run.
+//!
+//! `cargo bench -p kv-multigpu --bench moves_gpu`. Times are by events on the destination's stream around
+//! several operations, medians of the rounds, the calls included; the ways of a row take turns.
+//! `KV_DEVICE=sim` runs it on two simulated devices, to see that it runs: of kernels that reach the other
+//! device the times mean nothing then.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
+#![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuda_driver::{
+    CudaDriver, Device, DeviceBuffer, DeviceSpan, Driver, Event, HostAllocFlags, PinnedBuffer,
+    Stream,
+};
+use cuda_sim::{Profile, SimConfig, SimDriver};
+use kv_multigpu::DeviceRegistry;
+use kv_multigpu::moves::{
+    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveOrder, Mover, MoverConfig,
+    Route,
+};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 16 * KIB;
+
+fn main() -> ExitCode {
+    match open() {
+        Ok(devices) => {
+            println!("{} and {}\n", devices[0].info().name, devices[1].info().name);
+            Bench::new(devices).all();
+            ExitCode::SUCCESS
+        }
+        Err(reason) => {
+            eprintln!("nothing was measured: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn simulated() -> bool {
+    std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim")
+}
+
+fn open() -> Result<[Device; 2], String> {
+    let driver: Arc<dyn Driver> = if simulated() {
+        let config =
+            SimConfig { devices: 2, profile: Profile::h200_pair(), ..SimConfig::default() };
+        Arc::new(SimDriver::new(config).map_err(|error| error.to_string())?)
+    } else {
+        Arc::new(CudaDriver::load().map_err(|error| error.to_string())?)
+    };
+    let registry = DeviceRegistry::new(driver).map_err(|error| error.to_string())?;
+    let open = |ordinal| registry.device(ordinal).map_err(|error| error.to_string());
+    Ok([open(0)?, open(1)?])
+}
+
+/// A way of moving, tried beside others.
+type Way<'a> = (&'a str, Box<dyn FnMut() + 'a>);
+
+struct Bench {
+    near: Device,
+    far: Device,
+    after: Stream,
+    on: Stream,
+    source: DeviceBuffer,
+    destination: DeviceBuffer,
+    rounds: usize,
+}
+
+impl Bench {
+    fn new([near, far]: [Device; 2]) -> Self {
+        let bytes = if simulated() { 4 * MIB } else { 1024 * MIB };
+        let (after, on) = (Stream::new(&near).unwrap(), Stream::new(&far).unwrap());
+        let source = DeviceBuffer::alloc(&near, bytes).unwrap();
+        let destination = DeviceBuffer::alloc(&far, bytes).unwrap();
+        let words: Vec<u8> =
+            (0..bytes / 8).flat_map(|i| (i * 0x9E37_79B9 + 1).to_le_bytes()).collect();
+        after.upload(source.span(), &words).unwrap();
+        let rounds = if simulated() { 1 } else { 7 };
+        Self { near, far, after, on, source, destination, rounds }
+    }
+
+    fn all(&self) {
+        let before = self.plain_ways_through_the_host();
+        self.tensors();
+        self.blocks();
+        self.through_the_host(before);
+        self.hand_over();
+    }
+
+    fn sizes(&self, sizes: &[u64]) -> Vec<u64> {
+        sizes.iter().copied().filter(|&bytes| bytes <= self.source.bytes()).collect()
+    }
+
+    fn spans(&self, bytes: u64) -> (DeviceSpan, DeviceSpan) {
+        let of = |buffer: &DeviceBuffer| buffer.span().slice(0, bytes).unwrap();
+        (of(&self.source), of(&self.destination))
+    }
+
+    /// Median seconds of one operation of each way: `times` of them between two events, in turns.
+    fn seconds(&self, times: u64, ways: &mut [Way<'_>]) -> Vec<f64> {
+        let (start, end) =
+            (Event::with_timing(&self.far).unwrap(), Event::with_timing(&self.far).unwrap());
+        let mut seen = vec![Vec::new(); ways.len()];
+        for round in 0..=self.rounds {
+            for ((_, way), seen) in ways.iter_mut().zip(&mut seen) {
+                self.after.synchronize().unwrap();
+                self.on.synchronize().unwrap();
+                start.record(&self.on).unwrap();
+                (0..times).for_each(|_| way());
+                end.record(&self.on).unwrap();
+                end.synchronize().unwrap();
+                if round > 0 || self.rounds == 1 {
+                    let ms = f64::from(end.elapsed_ms_since(&start).unwrap());
+                    seen.push(ms / 1e3 / times as f64);
+                }
+            }
+        }
+        let median = |mut times: Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        seen.into_iter().map(median).collect()
+    }
+
+    /// Whether the destination begins with the source's bytes; it is cleared for the next way.
+    fn arrived(&self, bytes: u64) -> bool {
+        let (source, destination) = self.spans(bytes.min(16 * MIB));
+        let fetch = |stream: &Stream, span: DeviceSpan| {
+            let mut seen = vec![0; span.bytes() as usize];
+            stream.download(&mut seen, span).unwrap();
+            seen
+        };
+        self.on.synchronize().unwrap();
+        let equal = fetch(&self.after, source) == fetch(&self.on, destination);
+        self.on.fill(destination, 0).unwrap();
+        equal
+    }
+
+    fn order(&self) -> MoveOrder<'_> {
+        MoveOrder { after: &self.after, on: &self.on }
+    }
+
+    fn move_once(&self, mover: &mut Mover, bytes: u64) {
+        let (source, destination) = self.spans(bytes);
+        let source = Held::new(&self.near, source, ());
+        let destination = Held::new(&self.far, destination, ());
+        drop(mover.move_tensor(source, destination, self.order()).unwrap());
+    }
+
+    fn peer_copy(&self, on: &Stream, bytes: u64) {
+        let (source, destination) = self.spans(bytes);
+        on.copy_between((&self.far, destination), (&self.near, source)).unwrap();
+    }
+
+    /// Before any mover has enabled access: the driver's own way, and the two plain copies.
+    fn plain_ways_through_the_host(&self) -> Vec<(u64, f64, f64)> {
+        let host = PinnedBuffer::alloc(
+            &self.near,
+            self.source.bytes().min(256 * MIB),
+            HostAllocFlags::CACHED,
+        );
+        let (host, down) = (host.unwrap(), Event::new(&self.near).unwrap());
+        let mut rows = Vec::new();
+        for bytes in self.sizes(&[MIB, 16 * MIB, 64 * MIB, 256 * MIB]) {
+            let (source, destination) = self.spans(bytes);
+            let mut ways: [Way<'_>; 2] = [
+                ("driver", Box::new(|| self.peer_copy(&self.on, bytes))),
+                (
+                    "plain",
+                    Box::new(|| {
+                        let up = Event::new(&self.far).unwrap();
+                        up.record(&self.on).unwrap();
+                        self.after.wait(&up).unwrap();
+                        self.after.copy_to_host(&host, 0, source).unwrap();
+                        down.record(&self.after).unwrap();
+                        self.on.wait(&down).unwrap();
+                        self.on.copy_to_device(destination, &host, 0).unwrap();
+                    }),
+                ),
+            ];
+            let seconds = self.seconds(4, &mut ways);
+            drop(ways);
+            assert!(self.arrived(bytes), "the plain ways brought other bytes");
+            rows.push((bytes, seconds[0], seconds[1]));
+        }
+        rows
+    }
+
+    fn tensors(&self) {
+        let mut mover = Mover::new(&self.near, &self.far, MoverConfig::default()).unwrap();
+        println!("## Ranges, {:?}\n", mover.route());
+        println!(
+            "| bytes | plain copy, source's stream | destination's stream | move | of the quicker | move, calls |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- |");
+        let sizes = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
+        for bytes in self.sizes(&sizes) {
+            let times = (256 * MIB / bytes).clamp(4, 64);
+            let mut ways: [Way<'_>; 3] = [
+                (
+                    "source",
+                    Box::new(|| {
+                        // On the other stream, joined to the timed one at both ends as a caller would.
+                        let (room, done) =
+                            (Event::new(&self.far).unwrap(), Event::new(&self.near).unwrap());
+                        room.record(&self.on).unwrap();
+                        self.after.wait(&room).unwrap();
+                        self.peer_copy(&self.after, bytes);
+                        done.record(&self.after).unwrap();
+                        self.on.wait(&done).unwrap();
+                    }),
+                ),
+                ("destination", Box::new(|| self.peer_copy(&self.on, bytes))),
+                ("move", Box::new(|| self.move_once(&mut mover, bytes))),
+            ];
+            let seconds = self.seconds(times, &mut ways);
+            drop(ways);
+            assert!(self.arrived(bytes), "other bytes arrived");
+            let calls = Instant::now();
+            (0..times).for_each(|_| self.move_once(&mut mover, bytes));
+            let calls = calls.elapsed().as_secs_f64() / times as f64;
+            let quicker = seconds[0].min(seconds[1]);
+            println!(
+                "| {} | {} | {} | {} | {:.3} | {:.1} µs |",
+                size(bytes),
+                rate(bytes, seconds[0]),
+                rate(bytes, seconds[1]),
+                rate(bytes, seconds[2]),
+                quicker / seconds[2],
+                calls * 1e6
+            );
+        }
+        println!();
+    }
+
+    fn memory(&self, device: &Device, buffer: &DeviceBuffer, planes: u64) -> BlockMemory<()> {
+        let bytes = buffer.bytes() / planes;
+        let planes = (0..planes).map(|plane| buffer.span().slice(plane * bytes, bytes).unwrap());
+        let grid = BlockGrid { blocks: (bytes / BLOCK) as u32, block_stride: BLOCK, row_stride: 0 };
+        BlockMemory::new(device, planes.collect(), grid, ()).unwrap()
+    }
+
+    fn move_blocks(&self, mover: &mut Mover, planes: u64, pairs: &[BlockPair]) {
+        let source = self.memory(&self.near, &self.source, planes);
+        let destination = self.memory(&self.far, &self.destination, planes);
+        let what = BlockMove::whole(pairs, BLOCK);
+        drop(mover.move_blocks(source, destination, &what, self.order()).unwrap());
+        // Tables come free as their launches complete; a program has as many as it has moves under
+        // way, and here the rounds wait.
+        while mover.sweep() > 8 {}
+    }
+
+    /// Pairs of which no two neighbours are neighbours on the other side.
+    fn pairs(&self, planes: u64, count: u64) -> Vec<BlockPair> {
+        let blocks = self.source.bytes() / planes / BLOCK;
+        let of = |i: u64, step: u64| (i * step % blocks) as u32;
+        (0..count.min(blocks))
+            .map(|i| BlockPair { from: of(i, 40_503), to: of(i, 30_011) })
+            .collect()
+    }
+
+    fn blocks(&self) {
+        println!("## Scattered blocks of 16 KiB\n");
+        println!(
+            "| planes x blocks | bytes | one plain copy | loop of plain copies | grid: 16 | 32 | 64 | 132 | 264 |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+        let config =
+            |kernel_blocks| MoverConfig { kernel_blocks, tables: 64, ..MoverConfig::default() };
+        let mut movers: Vec<_> = [16, 32, 64, 132, 264]
+            .map(|blocks| Mover::new(&self.near, &self.far, config(blocks)).unwrap())
+            .into_iter()
+            .collect();
+        for (planes, count) in [(1, 256), (1, 2048), (1, 16_384), (16, 2048), (64, 256)] {
+            let pairs = self.pairs(planes, count);
+            let bytes = pairs.len() as u64 * planes * BLOCK;
+            let loop_pairs = &pairs[..pairs.len().min(2048)];
+            let mut ways: Vec<Way<'_>> = vec![
+                ("plain", Box::new(|| self.peer_copy(&self.on, bytes))),
+                ("loop", Box::new(|| self.loop_of_copies(loop_pairs))),
+            ];
+            for mover in &mut movers {
+                ways.push(("move", Box::new(|| self.move_blocks(mover, planes, &pairs))));
+            }
+            let seconds = self.seconds(4, &mut ways);
+            drop(ways);
+            self.check_blocks(&mut movers[2], planes, &pairs);
+            print!(
+                "| {planes} x {} | {} | {} |",
+                pairs.len(),
+                size(bytes),
+                rate(bytes, seconds[0])
+            );
+            print!(" {} |", rate(loop_pairs.len() as u64 * BLOCK, seconds[1]));
+            seconds[2..].iter().for_each(|&seconds| print!(" {} |", rate(bytes, seconds)));
+            println!();
+        }
+        println!();
+    }
+
+    fn loop_of_copies(&self, pairs: &[BlockPair]) {
+        for pair in pairs {
+            let source = self.source.span().slice(u64::from(pair.from) * BLOCK, BLOCK).unwrap();
+            let to = self.destination.span().slice(u64::from(pair.to) * BLOCK, BLOCK).unwrap();
+            self.on.copy_between((&self.far, to), (&self.near, source)).unwrap();
+        }
+    }
+
+    /// Moves once into cleared memory and compares some of the blocks.
+    fn check_blocks(&self, mover: &mut Mover, planes: u64, pairs: &[BlockPair]) {
+        self.on.fill(self.destination.span(), 0).unwrap();
+        self.move_blocks(mover, planes, pairs);
+        let stride = self.source.bytes() / planes;
+        for pair in pairs.iter().step_by(pairs.len().div_ceil(50)) {
+            for plane in [0, planes - 1] {
+                let fetch = |stream: &Stream, buffer: &DeviceBuffer, id: u32| {
+                    let mut seen = vec![0; BLOCK as usize];
+                    let at = plane * stride + u64::from(id) * BLOCK;
+                    stream.download(&mut seen, buffer.span().slice(at, BLOCK).unwrap()).unwrap();
+                    seen
+                };
+                let moved = fetch(&self.on, &self.destination, pair.to);
+                assert!(
+                    moved == fetch(&self.after, &self.source, pair.from),
+                    "{pair:?} of {plane}"
+                );
+            }
+        }
+    }
+
+    fn through_the_host(&self, plain: Vec<(u64, f64, f64)>) {
+        println!("## Through the host, access off\n");
+        println!(
+            "| bytes | down, then up | driver's own | 4 chunks of 1 MiB | 2 MiB | 4 MiB | 8 MiB | best of plain |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+        let config = |mib| MoverConfig {
+            prefer: Route::Host,
+            chunk_bytes: mib * MIB,
+            ..MoverConfig::default()
+        };
+        let mut movers: Vec<_> = [1, 2, 4, 8]
+            .map(|mib| Mover::new(&self.near, &self.far, config(mib)).unwrap())
+            .into_iter()
+            .collect();
+        assert!(movers.iter().all(|mover| mover.route() == Route::Host));
+        for (bytes, driver, down_and_up) in plain {
+            let mut ways: Vec<Way<'_>> = Vec::new();
+            for mover in &mut movers {
+                ways.push(("move", Box::new(|| self.move_once(mover, bytes))));
+            }
+            let seconds = self.seconds(4, &mut ways);
+            drop(ways);
+            assert!(self.arrived(bytes), "other bytes arrived through the host");
+            print!("| {} | {} | {} |", size(bytes), rate(bytes, down_and_up), rate(bytes, driver));
+            seconds.iter().for_each(|&seconds| print!(" {} |", rate(bytes, seconds)));
+            let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
+            println!(" {:.2} |", down_and_up / best);
+        }
+        println!();
+        for (planes, count) in [(1, 2048), (16, 2048)] {
+            let pairs = self.pairs(planes, count);
+            let bytes = pairs.len() as u64 * planes * BLOCK;
+            let mover = &mut movers[2];
+            let mut ways: [Way<'_>; 1] =
+                [("blocks", Box::new(|| self.move_blocks(mover, planes, &pairs)))];
+            let seconds = self.seconds(2, &mut ways);
+            drop(ways);
+            self.check_blocks(&mut movers[2], planes, &pairs);
+            println!(
+                "{planes} x {} scattered blocks, chunks of 4 MiB: {}",
+                pairs.len(),
+                rate(bytes, seconds[0])
+            );
+        }
+        println!();
+    }
+
+    fn hand_over(&self) {
+        println!("## Activations to and fro, 48 layers on the two GPUs in turn\n");
+        println!("| bytes | a layer | of it calls |\n| --- | --- | --- |");
+        let way = |from: &Device, to: &Device| {
+            let mover = Mover::new(from, to, MoverConfig::default()).unwrap();
+            HandOver::new(mover, 4 * MIB, 2).unwrap()
+        };
+        let mut ways = [way(&self.near, &self.far), way(&self.far, &self.near)];
+        for bytes in [16 * KIB, 64 * KIB, MIB, 4 * MIB] {
+            let (mut times, mut calls) = (Vec::new(), Vec::new());
+            for _ in 0..=self.rounds {
+                let start = Instant::now();
+                calls.push(self.pass(&mut ways, bytes) / 48.0);
+                self.after.synchronize().unwrap();
+                self.on.synchronize().unwrap();
+                times.push(start.elapsed().as_secs_f64() / 48.0);
+            }
+            times.sort_by(f64::total_cmp);
+            calls.sort_by(f64::total_cmp);
+            let middle = times.len() / 2;
+            println!(
+                "| {} | {:.1} µs | {:.1} µs |",
+                size(bytes),
+                times[middle] * 1e6,
+                calls[middle] * 1e6
+            );
+        }
+    }
+
+    /// Seconds that the calls of one pass take.
+    fn pass(&self, ways: &mut [HandOver; 2], bytes: u64) -> f64 {
+        let streams = [&self.after, &self.on];
+        let start = Instant::now();
+        let mut outgoing = ways[0].room(streams[0]).unwrap();
+        for layer in 0..48 {
+            let (near, far) = (layer % 2, (layer + 1) % 2);
+            let incoming = ways[near].send(outgoing, bytes, streams[near], streams[far]).unwrap();
+            outgoing = ways[far].room(streams[far]).unwrap();
+            ways[near].done(incoming, streams[far]).unwrap();
+        }
+        ways[0].give_back(outgoing);
+        start.elapsed().as_secs_f64()
+    }
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < MIB { format!("{} KiB", bytes / KIB) } else { format!("{} MiB", bytes / MIB) }
+}
+
+fn rate(bytes: u64, seconds: f64) -> String {
+    format!("{:.1} GB/s", bytes as f64 / seconds / 1e9)
+}

@@ -1,0 +1,191 @@
+//! Why a move did not happen, and what it gives back.
+
+use std::fmt;
+
+use cuda_driver::{CopyError, DeviceError, ModuleError, OutOfBounds};
+
+use super::Move;
+
+/// Why a move, or what moves need, could not be had.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// Both ends are the same device.
+    #[error("a move from device {ordinal} to itself")]
+    SameDevice {
+        /// Its ordinal.
+        ordinal: i32,
+    },
+    /// Memory or a stream is of another device than its end of the move.
+    #[error("the {what} is of device {found}, not of device {expected}")]
+    WrongDevice {
+        /// What it is.
+        what: &'static str,
+        /// Ordinal of the device that was expected.
+        expected: i32,
+        /// Ordinal of the device found.
+        found: i32,
+    },
+    /// Source and destination differ in length.
+    #[error("a move of {source_bytes} bytes into {destination_bytes}")]
+    Lengths {
+        /// Length of the source, in bytes.
+        source_bytes: u64,
+        /// Length of the destination, in bytes.
+        destination_bytes: u64,
+    },
+    /// A configuration of no chunks, chunks of no bytes, or the like.
+    #[error("a mover with {what} of zero")]
+    Zero {
+        /// Which number.
+        what: &'static str,
+    },
+    /// Source and destination differ in planes, or have none or too many.
+    #[error("blocks of {source_planes} planes into {destination_planes}")]
+    Planes {
+        /// Planes of the source.
+        source_planes: usize,
+        /// Planes of the destination.
+        destination_planes: usize,
+    },
+    /// Rows overlap each other, or do not end within their block.
+    #[error(
+        "{rows} rows of {row_bytes} bytes at offset {offset}, {row_stride} bytes apart, \
+         are not within a block of {block_stride} bytes"
+    )]
+    Rows {
+        /// Rows of a block.
+        rows: u32,
+        /// Bytes of a row that move.
+        row_bytes: u64,
+        /// Where the first row begins in its block.
+        offset: u64,
+        /// From row to row, in bytes.
+        row_stride: u64,
+        /// From block to block, in bytes.
+        block_stride: u64,
+    },
+    /// A plane is shorter than its blocks.
+    #[error("plane {plane} has {bytes} bytes, fewer than {blocks} blocks of {block_stride}")]
+    PlaneTooShort {
+        /// Position of the plane.
+        plane: usize,
+        /// Its length, in bytes.
+        bytes: u64,
+        /// Blocks that it should hold.
+        blocks: u32,
+        /// From block to block, in bytes.
+        block_stride: u64,
+    },
+    /// Mapped memory without access for the device whose kernel would touch it.
+    #[error("the {what} is mapped without access for device {device}")]
+    NotMapped {
+        /// Which end.
+        what: &'static str,
+        /// Ordinal of the device.
+        device: i32,
+    },
+    /// A block that there is not.
+    #[error("block {block} of the {side} is out of range: there are {blocks}")]
+    NoSuchBlock {
+        /// `source` or `destination`.
+        side: &'static str,
+        /// The id.
+        block: u32,
+        /// Blocks of that side.
+        blocks: u32,
+    },
+    /// A block would be written twice.
+    #[error("block {block} is the destination of two moves")]
+    WrittenTwice {
+        /// The id.
+        block: u32,
+    },
+    /// One block's part in a plane is more than a kernel counts, or than a chunk of the bounce holds.
+    #[error("{bytes} bytes of a block in one plane, where at most {most} move at a time")]
+    BlockTooLarge {
+        /// Rows times bytes of a row.
+        bytes: u64,
+        /// The most.
+        most: u64,
+    },
+    /// More pairs of blocks than the tables hold.
+    #[error("{pairs} pairs of blocks, where at most {most} fit the mover's tables")]
+    TooManyPairs {
+        /// Pairs asked for.
+        pairs: usize,
+        /// Most that fit.
+        most: usize,
+    },
+    /// The tables are in use by moves under way. Worth trying again when one of them has completed.
+    #[error("{needed} tables are needed, and {in_use} of {tables} are in use by moves under way")]
+    Busy {
+        /// Tables that the move needs.
+        needed: usize,
+        /// Tables that are in use.
+        in_use: usize,
+        /// All tables.
+        tables: usize,
+    },
+    /// A buffer of a hand-over that is not there, or was given back before.
+    #[error("no buffer is free: {in_use} of {buffers} are held by their users")]
+    NoBuffer {
+        /// Buffers that somebody holds.
+        in_use: usize,
+        /// All buffers.
+        buffers: usize,
+    },
+    /// A range that does not lie in its memory.
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
+    /// The kernels could not be loaded.
+    #[error("the kernels of moves could not be loaded")]
+    Module(#[from] ModuleError),
+    /// A device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl From<CopyError> for MoveError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Device(error) => Self::Device(error),
+            CopyError::OutOfBounds(error) => Self::OutOfBounds(error),
+            CopyError::Lengths { destination, source_bytes } => {
+                Self::Lengths { source_bytes, destination_bytes: destination }
+            }
+            // The enum may grow; what it says then is about the device.
+            _ => Self::Zero { what: "an unknown part of a copy" },
+        }
+    }
+}
+
+/// A move that failed, with what was handed to it.
+///
+/// The source is as it was. Part of the move may be under way all the same, so its memory is still
+/// held: [`Move::try_finish`] gives it back as soon as nothing uses it, which is at once when nothing
+/// was enqueued.
+pub struct MoveFailed<S: Send + 'static, D: Send + 'static> {
+    /// Why.
+    pub error: MoveError,
+    /// What was handed over.
+    pub held: Move<S, D>,
+}
+
+impl<S: Send, D: Send> fmt::Debug for MoveFailed<S, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MoveFailed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<S: Send, D: Send> fmt::Display for MoveFailed<S, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the move failed")
+    }
+}
+
+impl<S: Send, D: Send> std::error::Error for MoveFailed<S, D> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

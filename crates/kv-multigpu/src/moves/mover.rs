@@ -1,0 +1,386 @@
+//! The mover: everything that moves from one device to another need, made once.
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceError, DeviceSpan, Event, Stream};
+use smallvec::{SmallVec, smallvec};
+
+use super::held::{Parking, Pending, Pendings};
+use super::kernel::MoveKernel;
+use super::ring::Ring;
+#[cfg(all(feature = "sabotage", debug_assertions))]
+use super::sabotage;
+use super::table::Tables;
+use super::{Held, Move, MoveError, MoveFailed};
+
+/// What a [`Mover`] is made of.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct MoverConfig {
+    /// The way to go. Where the device whose kernels it takes cannot access the other, moves go
+    /// through the host.
+    pub prefer: Route,
+    /// Length of a pinned chunk of the way through the host, in bytes.
+    pub chunk_bytes: u64,
+    /// Number of chunks; three keep both directions busy.
+    pub chunks: usize,
+    /// Pairs of blocks that a table holds. One launch takes one table.
+    pub table_pairs: usize,
+    /// Tables, and so launches that may be under way. With none the mover loads no kernels and moves no
+    /// blocks.
+    pub tables: usize,
+    /// Thread blocks of a kernel that moves scattered blocks: how much of a GPU it may take.
+    pub kernel_blocks: u32,
+}
+
+impl Default for MoverConfig {
+    /// 16 MiB of pinned memory where the way goes through the host, and 2 MiB for tables.
+    fn default() -> Self {
+        Self {
+            prefer: Route::Push,
+            chunk_bytes: 4 << 20,
+            chunks: 4,
+            table_pairs: 32 << 10,
+            tables: 8,
+            kernel_blocks: 64,
+        }
+    }
+}
+
+/// Which way a mover goes.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum Route {
+    /// From device to device; kernels of the source write to the destination.
+    Push,
+    /// From device to device; kernels of the destination read from the source.
+    Pull,
+    /// Through pinned chunks of the host.
+    Host,
+}
+
+/// The streams that a move is ordered by.
+#[derive(Clone, Copy, Debug)]
+pub struct MoveOrder<'a> {
+    /// A stream of the source's device: the move reads after the work that is on it now.
+    pub after: &'a Stream,
+    /// A stream of the destination's device: the move writes after the work that is on it now, and
+    /// before the work that comes later.
+    pub on: &'a Stream,
+}
+
+/// Moves memory from one device to another.
+///
+/// One for each ordered pair of devices; `&mut self` keeps its moves in order. Making one allocates
+/// pinned memory where the way goes through the host, loads the kernels, and enables access of the
+/// devices to each other where they have it.
+#[derive(Debug)]
+pub struct Mover {
+    pub(super) from: Device,
+    pub(super) to: Device,
+    pub(super) config: MoverConfig,
+    pub(super) route: Route,
+    pub(super) parking: Arc<Parking>,
+    /// On the way through the host.
+    pub(super) ring: Option<Ring>,
+    /// Of the source's device, for kernels that push.
+    pub(super) push: Stream,
+    /// Of either device; none in a mover without tables.
+    pub(super) kernels: Option<[MoveKernel; 2]>,
+    pub(super) tables: Tables,
+    /// Which blocks a move writes, one bit each.
+    pub(super) written: Vec<u64>,
+    /// Recorded on the streams of an order; a wait takes the record of its moment, so that one event
+    /// serves all moves.
+    pub(super) ready: Event,
+    pub(super) room: Event,
+}
+
+impl Mover {
+    /// A mover from `from` to `to`.
+    ///
+    /// # Errors
+    /// [`MoveError::SameDevice`]; what the driver answers.
+    pub fn new(from: &Device, to: &Device, config: MoverConfig) -> Result<Self, MoveError> {
+        if from.context() == to.context() {
+            return Err(MoveError::SameDevice { ordinal: from.ordinal() });
+        }
+        config.check()?;
+        let route = route(from, to, &config)?;
+        let ring = match route {
+            Route::Host => Some(Ring::new(from, to, &config)?),
+            Route::Push | Route::Pull => None,
+        };
+        Ok(Self {
+            from: from.clone(),
+            to: to.clone(),
+            config,
+            route,
+            parking: Arc::default(),
+            ring,
+            push: Stream::new(from)?,
+            kernels: match config.tables {
+                0 => None,
+                _ => Some([MoveKernel::load(from)?, MoveKernel::load(to)?]),
+            },
+            tables: Tables::new(from, &config)?,
+            written: Vec::new(),
+            ready: Event::new(from)?,
+            room: Event::new(to)?,
+        })
+    }
+
+    /// The device that moves read from.
+    #[must_use]
+    pub fn from(&self) -> &Device {
+        &self.from
+    }
+
+    /// The device that moves write to.
+    #[must_use]
+    pub fn to(&self) -> &Device {
+        &self.to
+    }
+
+    /// Which way moves go.
+    #[must_use]
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Moves one range to another of the same length.
+    ///
+    /// # Ordering
+    /// The move reads the source after the work that is on [`after`](MoveOrder::after) now; it writes
+    /// in the order of [`on`](MoveOrder::on), whose later work sees the bytes. The host waits for
+    /// nothing. Later work of `after` does not wait: the source must not be written until it was given
+    /// back ([`Move::reclaim_on`], [`Move::try_finish`]).
+    ///
+    /// # Errors
+    /// [`MoveFailed`] with both ends, and with [`MoveError::Lengths`], [`MoveError::WrongDevice`] or
+    /// what the driver answers.
+    pub fn move_tensor<S: Send, D: Send>(
+        &mut self,
+        source: Held<S>,
+        destination: Held<D>,
+        order: MoveOrder<'_>,
+    ) -> Result<Move<S, D>, MoveFailed<S, D>> {
+        self.parking.sweep();
+        let ends = [(&source.device, source.span), (&destination.device, destination.span)];
+        let enqueued = self.check(ends, order).and_then(|()| {
+            self.ordered(order, self.copy_lane(), |mover, started| {
+                mover.copy(source.span, destination.span, order.on, started)
+            })
+        });
+        self.conclude(enqueued, source.keeper, destination.keeper)
+    }
+
+    /// Lets go of what dropped moves held and that have completed since; returns how many have not.
+    pub fn sweep(&self) -> usize {
+        self.parking.sweep()
+    }
+
+    /// Waits on the host for dropped moves, and lets go of what they held.
+    ///
+    /// # Errors
+    /// What the driver answers; what could not be waited for stays held.
+    pub fn settle(&self) -> Result<(), DeviceError> {
+        self.parking.settle()
+    }
+
+    fn check(
+        &self,
+        [(from, source), (to, destination)]: [(&Device, DeviceSpan); 2],
+        order: MoveOrder<'_>,
+    ) -> Result<(), Interrupted> {
+        self.check_order(order)?;
+        check_device("source", &self.from, from)?;
+        check_device("destination", &self.to, to)?;
+        let (source_bytes, destination_bytes) = (source.bytes(), destination.bytes());
+        if source_bytes != destination_bytes {
+            return Err(MoveError::Lengths { source_bytes, destination_bytes }.into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_order(&self, order: MoveOrder<'_>) -> Result<(), MoveError> {
+        check_device("stream before the move", &self.from, order.after.device())?;
+        check_device("stream of the move", &self.to, order.on.device())
+    }
+
+    /// Enqueues `work` on `lane`, between what is on the streams of `order` now and what comes later.
+    ///
+    /// `work` says in its second argument when it has enqueued something.
+    pub(super) fn ordered(
+        &mut self,
+        order: MoveOrder<'_>,
+        lane: Lane,
+        work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
+    ) -> Result<Pendings, Interrupted> {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        let ordered = !sabotage::is_out(sabotage::Protection::SourceOrder);
+        #[cfg(not(all(feature = "sabotage", debug_assertions)))]
+        let ordered = true;
+        if ordered {
+            self.ready.record(order.after)?;
+        }
+        let streams = self.join(order, lane)?;
+        let arrived = Arc::new(Event::new(streams[0].device())?);
+        let under_way = |error: MoveError| {
+            let pendings = streams.iter().cloned().map(Pending::Stream).collect();
+            Interrupted { error, pendings }
+        };
+        let mut started = false;
+        if let Err(error) = work(self, &mut started) {
+            return Err(if started { under_way(error) } else { error.into() });
+        }
+        arrived.record(&streams[0]).map_err(|error| under_way(error.into()))?;
+        if lane != Lane::Order {
+            order.on.wait(&arrived).map_err(|error| under_way(error.into()))?;
+        }
+        Ok(smallvec![Pending::Event(arrived)])
+    }
+
+    /// Makes the streams of `lane` wait for both sides of the order, and returns them: the one that
+    /// ends a move first.
+    fn join(
+        &mut self,
+        order: MoveOrder<'_>,
+        lane: Lane,
+    ) -> Result<SmallVec<[Stream; 2]>, MoveError> {
+        let (reader, writer) = match (lane, &mut self.ring) {
+            (Lane::Push, _) => (&self.push, &self.push),
+            (Lane::Ring, Some(ring)) => {
+                ring.refresh()?;
+                (&ring.down, &ring.up)
+            }
+            _ => (order.on, order.on),
+        };
+        reader.wait(&self.ready)?;
+        if lane != Lane::Order {
+            self.room.record(order.on)?;
+            writer.wait(&self.room)?;
+        }
+        Ok(match lane {
+            Lane::Ring => smallvec![writer.clone(), reader.clone()],
+            Lane::Order | Lane::Push => smallvec![writer.clone()],
+        })
+    }
+
+    /// The lane of a copy.
+    pub(super) fn copy_lane(&self) -> Lane {
+        if self.ring.is_some() { Lane::Ring } else { Lane::Order }
+    }
+
+    /// Enqueues one copy on the lane of copies.
+    pub(super) fn copy(
+        &mut self,
+        source: DeviceSpan,
+        destination: DeviceSpan,
+        on: &Stream,
+        started: &mut bool,
+    ) -> Result<(), MoveError> {
+        match &mut self.ring {
+            Some(ring) => {
+                *started = true;
+                ring.copy(source, destination)
+            }
+            None => Ok(on.copy_between((&self.to, destination), (&self.from, source))?),
+        }
+    }
+
+    pub(super) fn conclude<S: Send, D: Send>(
+        &self,
+        enqueued: Result<Pendings, Interrupted>,
+        source: S,
+        destination: D,
+    ) -> Result<Move<S, D>, MoveFailed<S, D>> {
+        match enqueued {
+            Ok(pendings) => {
+                #[cfg(all(feature = "sabotage", debug_assertions))]
+                let pendings = if sabotage::is_out(sabotage::Protection::SourceHeld) {
+                    Pendings::new()
+                } else {
+                    pendings
+                };
+                Ok(Move::new(&self.parking, pendings, source, destination))
+            }
+            Err(Interrupted { error, pendings }) => {
+                let held = Move::new(&self.parking, pendings, source, destination);
+                Err(MoveFailed { error, held })
+            }
+        }
+    }
+}
+
+impl MoverConfig {
+    fn check(&self) -> Result<(), MoveError> {
+        let zero = |what| Err(MoveError::Zero { what });
+        match self {
+            Self { chunk_bytes: 0, .. } => zero("bytes of a chunk"),
+            Self { chunks: 0, .. } => zero("chunks"),
+            Self { table_pairs: 0, .. } => zero("pairs of a table"),
+            Self { kernel_blocks: 0, .. } => zero("thread blocks"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Finds the way between two devices, and enables their access to each other.
+fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, MoveError> {
+    let (push, pull) = (from.can_access(to)?, to.can_access(from)?);
+    let route = match config.prefer {
+        Route::Push if push => Route::Push,
+        Route::Pull if pull => Route::Pull,
+        _ => return Ok(Route::Host),
+    };
+    // Copies take the quick way only with access, whichever device they are enqueued on.
+    if push {
+        from.enable_access_to(to)?;
+    }
+    if pull {
+        to.enable_access_to(from)?;
+    }
+    Ok(route)
+}
+
+pub(super) fn check_device(
+    what: &'static str,
+    expected: &Device,
+    found: &Device,
+) -> Result<(), MoveError> {
+    if expected.context() == found.context() {
+        return Ok(());
+    }
+    let (expected, found) = (expected.ordinal(), found.ordinal());
+    Err(MoveError::WrongDevice { what, expected, found })
+}
+
+/// The streams that carry a move.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Lane {
+    /// The stream that the move is ordered on.
+    Order,
+    /// The mover's own, of the source's device.
+    Push,
+    /// The two of the ring.
+    Ring,
+}
+
+/// A move that failed, with the part of it that is under way.
+pub(super) struct Interrupted {
+    pub(super) error: MoveError,
+    pub(super) pendings: Pendings,
+}
+
+impl From<MoveError> for Interrupted {
+    /// Before anything was enqueued that uses the ends of the move.
+    fn from(error: MoveError) -> Self {
+        Self { error, pendings: Pendings::new() }
+    }
+}
+
+impl From<DeviceError> for Interrupted {
+    fn from(error: DeviceError) -> Self {
+        MoveError::from(error).into()
+    }
+}

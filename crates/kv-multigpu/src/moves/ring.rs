@@ -1,0 +1,131 @@
+//! The way through the host: chunks of pinned memory that one device fills while the other drains.
+
+use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
+
+use super::{MoveError, MoverConfig};
+
+/// A ring of pinned chunks with a stream on either side, allocated once.
+///
+/// # Invariants
+/// A chunk is filled by `down` after its last `drained` record has completed, and drained by `up`
+/// after its last `filled` record has; where a record may be missing, `stale` is set.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// Of the source's device: fills chunks.
+    pub(super) down: Stream,
+    /// Of the destination's device: drains them.
+    pub(super) up: Stream,
+    chunks: Vec<Option<Chunk>>,
+    next: usize,
+    chunk_bytes: u64,
+    /// Whether a chunk may be in use without an event that says so.
+    stale: bool,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    memory: PinnedBuffer,
+    filled: Event,
+    drained: Event,
+}
+
+/// A chunk's place in memory, for kernels and copies.
+pub(super) struct ChunkMemory<'a> {
+    pub(super) memory: &'a PinnedBuffer,
+    pub(super) down: &'a Stream,
+    pub(super) up: &'a Stream,
+}
+
+impl Ring {
+    pub(super) fn new(from: &Device, to: &Device, config: &MoverConfig) -> Result<Self, MoveError> {
+        let chunk = || {
+            Ok::<_, MoveError>(Some(Chunk {
+                memory: PinnedBuffer::alloc(from, config.chunk_bytes, HostAllocFlags::CACHED)?,
+                filled: Event::new(from)?,
+                drained: Event::new(to)?,
+            }))
+        };
+        Ok(Self {
+            down: Stream::new(from)?,
+            up: Stream::new(to)?,
+            chunks: (0..config.chunks).map(|_| chunk()).collect::<Result<_, _>>()?,
+            next: 0,
+            chunk_bytes: config.chunk_bytes,
+            stale: false,
+        })
+    }
+
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
+    /// Makes the ring usable after a failure: `up` drains in order, so an event recorded now covers
+    /// every use so far.
+    pub(super) fn refresh(&mut self) -> Result<(), DeviceError> {
+        if self.stale {
+            for chunk in self.chunks.iter().flatten() {
+                chunk.drained.record(&self.up)?;
+            }
+            self.stale = false;
+        }
+        Ok(())
+    }
+
+    /// Passes one chunk: `fill` enqueues its filling on `down`, `drain` its draining on `up`.
+    pub(super) fn pass(
+        &mut self,
+        fill: impl FnOnce(&ChunkMemory<'_>) -> Result<(), MoveError>,
+        drain: impl FnOnce(&ChunkMemory<'_>) -> Result<(), MoveError>,
+    ) -> Result<(), MoveError> {
+        let Some(Some(chunk)) = self.chunks.get(self.next) else {
+            return Err(MoveError::Zero { what: "chunks" });
+        };
+        let memory = ChunkMemory { memory: &chunk.memory, down: &self.down, up: &self.up };
+        self.stale = true;
+        self.down.wait(&chunk.drained)?;
+        fill(&memory)?;
+        chunk.filled.record(&self.down)?;
+        self.up.wait(&chunk.filled)?;
+        drain(&memory)?;
+        chunk.drained.record(&self.up)?;
+        self.stale = false;
+        self.next = (self.next + 1) % self.chunks.len();
+        Ok(())
+    }
+
+    /// Copies `source` into `destination`, of the same length, chunk by chunk. All chunks are equally
+    /// long but for the last, so that the ring starts and ends quickly.
+    pub(super) fn copy(
+        &mut self,
+        source: DeviceSpan,
+        destination: DeviceSpan,
+    ) -> Result<(), MoveError> {
+        let bytes = source.bytes();
+        let mut offset = 0;
+        while offset < bytes {
+            let length = self.chunk_bytes.min(bytes - offset);
+            let (from, to) = (source.slice(offset, length)?, destination.slice(offset, length)?);
+            self.pass(
+                |chunk| Ok(chunk.down.copy_to_host(chunk.memory, 0, from)?),
+                |chunk| Ok(chunk.up.copy_to_device(to, chunk.memory, 0)?),
+            )?;
+            offset += length;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // The chunks belong to the source's device, and freeing them there need not wait for copies
+        // of the other.
+        let idle = |stream: &Stream| match stream.is_idle() {
+            Err(_) => stream.device().poison().is_some(),
+            Ok(idle) => idle,
+        };
+        if !idle(&self.up) || !idle(&self.down) {
+            tracing::warn!(chunks = self.chunks.len(), "pinned chunks still in use are leaked");
+            std::mem::forget(std::mem::take(&mut self.chunks));
+        }
+    }
+}

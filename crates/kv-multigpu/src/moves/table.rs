@@ -1,0 +1,121 @@
+//! Pinned tables that tell a kernel which blocks to move.
+
+use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
+
+use super::held::{Pendings, all_over};
+use super::{MoveError, MoverConfig};
+
+/// Planes that a table has room for on each side.
+pub(super) const PLANES_MAX: usize = 1024;
+
+const WORD: u64 = 8;
+
+/// Tables, each of which is written only when nothing reads it any more.
+#[derive(Debug)]
+pub(super) struct Tables {
+    tables: Vec<Option<Table>>,
+    pairs: usize,
+    /// The words of a table before they are copied into it.
+    words: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Table {
+    memory: PinnedBuffer,
+    /// # Invariants
+    /// Stands for all enqueued work that reads the memory.
+    readers: Pendings,
+}
+
+/// Where the parts of a written table lie, by which kernels reach them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    pub(super) from_planes: u64,
+    pub(super) to_planes: u64,
+    pub(super) pairs: u64,
+}
+
+impl Tables {
+    pub(super) fn new(device: &Device, config: &MoverConfig) -> Result<Self, MoveError> {
+        let bytes = (2 * PLANES_MAX + config.table_pairs) as u64 * WORD;
+        let table = || {
+            let memory = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
+            Ok::<_, MoveError>(Some(Table { memory, readers: Pendings::new() }))
+        };
+        Ok(Self {
+            tables: (0..config.tables).map(|_| table()).collect::<Result<_, _>>()?,
+            pairs: config.table_pairs,
+            words: Vec::with_capacity((bytes / WORD) as usize),
+        })
+    }
+
+    /// Pairs that a table holds.
+    pub(super) fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// Tables that nothing reads, as many as `pairs` pairs need.
+    pub(super) fn free_for(&mut self, pairs: usize) -> Result<Vec<usize>, MoveError> {
+        let (needed, tables) = (pairs.div_ceil(self.pairs), self.tables.len());
+        if needed > tables {
+            return Err(MoveError::TooManyPairs { pairs, most: tables.saturating_mul(self.pairs) });
+        }
+        let mut free = Vec::with_capacity(needed);
+        for (index, table) in self.tables.iter_mut().enumerate() {
+            if free.len() == needed {
+                return Ok(free);
+            }
+            let Some(table) = table else { continue };
+            if all_over(&table.readers)? {
+                table.readers.clear();
+                free.push(index);
+            }
+        }
+        if free.len() == needed {
+            return Ok(free);
+        }
+        Err(MoveError::Busy { needed, in_use: tables - free.len(), tables })
+    }
+
+    /// Writes a table that [`free_for`](Tables::free_for) named.
+    pub(super) fn write(
+        &mut self,
+        index: usize,
+        [from_planes, to_planes]: [&[u64]; 2],
+        pairs: impl Iterator<Item = u64>,
+    ) -> Result<Written, MoveError> {
+        self.words.clear();
+        self.words.extend_from_slice(from_planes);
+        self.words.extend_from_slice(to_planes);
+        self.words.extend(pairs);
+        let Some(Some(table)) = self.tables.get_mut(index) else {
+            return Err(MoveError::Zero { what: "tables" });
+        };
+        table.memory.write_at(0, bytemuck::cast_slice(&self.words))?;
+        let start = table.memory.device_address();
+        let to_planes_at = start + from_planes.len() as u64 * WORD;
+        let pairs = to_planes_at + to_planes.len() as u64 * WORD;
+        Ok(Written { from_planes: start, to_planes: to_planes_at, pairs })
+    }
+
+    /// Notes what reads the tables `used`.
+    pub(super) fn read_by(&mut self, used: &[usize], readers: &Pendings) {
+        for &index in used {
+            if let Some(Some(table)) = self.tables.get_mut(index) {
+                table.readers.clone_from(readers);
+            }
+        }
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        for table in &mut self.tables {
+            let read = table.take_if(|table| !matches!(all_over(&table.readers), Ok(true)));
+            if let Some(read) = read {
+                tracing::warn!("a pinned table still in use is leaked");
+                std::mem::forget(read);
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Moves between simulated devices: every pair, every way, and what they hold on to.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::machine;
+use common::moving::{self, Pair, Planes, buffer, contents, expected, pattern, scattered};
+use cuda_driver::{Device, DeviceBuffer, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_multigpu::moves::{
+    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveError, MoveOrder, Mover,
+    MoverConfig, Route,
+};
+
+/// Small enough that every scenario goes round the ring, and few threads to interpret.
+fn small(prefer: Route) -> MoverConfig {
+    MoverConfig { prefer, chunk_bytes: 8192, chunks: 3, kernel_blocks: 2, ..MoverConfig::default() }
+}
+
+fn devices(count: u32, peer_access: bool) -> (SimDriver, Vec<Device>) {
+    let (sim, registry) = machine(count, peer_access);
+    sim.prefer_ptx(true);
+    let devices = (0..count as i32).map(|ordinal| registry.device(ordinal).unwrap()).collect();
+    (sim, devices)
+}
+
+fn free(device: &Device) {
+    device.free_retired().unwrap();
+}
+
+/// Nothing was seen that a GPU would hide, and nothing is left.
+#[track_caller]
+fn sound(sim: &SimDriver, devices: Vec<Device>) {
+    assert_eq!(sim.findings(), []);
+    drop(devices);
+    let leaks = sim.check_leaks();
+    assert!(leaks.is_clean(), "{leaks:?}");
+}
+
+#[test]
+fn every_scenario_holds_with_access_without_it_and_through_the_host() {
+    for (peer_access, prefer, route) in [
+        (true, Route::Push, Route::Push),
+        (true, Route::Pull, Route::Pull),
+        (true, Route::Host, Route::Host),
+        (false, Route::Push, Route::Host),
+    ] {
+        for (name, scenario) in moving::ALL {
+            let (sim, devices) = devices(2, peer_access);
+            let config = small(prefer);
+            assert_eq!(Mover::new(&devices[0], &devices[1], config).unwrap().route(), route);
+            scenario(&devices[0], &devices[1], config);
+            assert_eq!(sim.findings(), [], "{name}");
+            sound(&sim, devices);
+        }
+    }
+}
+
+/// One way between two devices, and what it is to bring.
+struct Way {
+    pair: Pair,
+    tensor: DeviceBuffer,
+    tensor_data: Vec<u8>,
+    blocks: Vec<DeviceBuffer>,
+    blocks_data: Vec<Vec<u8>>,
+}
+
+/// Everything is enqueued on all ways before anything is looked at.
+fn all_pairs_at_once(count: u32, peer_access: bool, peer_group: u32) {
+    const BYTES: usize = 20_001;
+    let config = SimConfig { devices: count, peer_access, peer_group, ..SimConfig::default() };
+    let sim = SimDriver::new(config).unwrap();
+    sim.prefer_ptx(true);
+    let driver: std::sync::Arc<dyn cuda_driver::Driver> = std::sync::Arc::new(sim.clone());
+    let devices: Vec<_> =
+        (0..count as i32).map(|i| Device::open(driver.clone(), i).unwrap()).collect();
+    let grid = BlockGrid { blocks: 4, block_stride: 48, row_stride: 0 };
+    let pairs = scattered(3, 4);
+    let what = BlockMove::whole(&pairs, 48);
+    let mut ways = Vec::new();
+    for (i, from) in devices.iter().enumerate() {
+        for (j, to) in devices.iter().enumerate().filter(|&(j, _)| j != i) {
+            let mut pair = Pair::new(from, to, small(Route::Push));
+            let near = peer_access && i as u32 / peer_group == j as u32 / peer_group;
+            assert_eq!(pair.mover.route(), if near { Route::Push } else { Route::Host });
+            let seed = (i * 100 + j) as u64;
+            let tensor_data = pattern(seed, BYTES);
+            let source = buffer(&pair.after, &tensor_data);
+            let target = DeviceBuffer::alloc(to, BYTES as u64).unwrap();
+            let order = MoveOrder { after: &pair.after, on: &pair.on };
+            let mut moved = pair.mover.move_tensor(source.into(), target.into(), order).unwrap();
+            let tensor = moved.take_destination().unwrap();
+            let (source, data) = Planes::new(&pair.after, 2, grid, seed).memory(from);
+            let (target, mut blocks_data) = Planes::new(&pair.on, 2, grid, seed + 50).memory(to);
+            expected((&data, grid), (&mut blocks_data, grid), &what);
+            let mut moved = pair.mover.move_blocks(source, target, &what, order).unwrap();
+            let blocks = moved.take_destination().unwrap();
+            ways.push(Way { pair, tensor, tensor_data, blocks, blocks_data });
+        }
+    }
+    assert_eq!(ways.len() as u32, count * (count - 1));
+    for way in ways {
+        let on = &way.pair.on;
+        assert!(contents(on, way.tensor.span()) == way.tensor_data);
+        for (buffer, data) in way.blocks.iter().zip(&way.blocks_data) {
+            assert!(contents(on, buffer.span()) == *data);
+        }
+        way.pair.mover.settle().unwrap();
+    }
+    drop(driver);
+    sound(&sim, devices);
+}
+
+#[test]
+fn all_pairs_of_four_devices_move_at_once() {
+    all_pairs_at_once(4, true, 4);
+    all_pairs_at_once(4, false, 4);
+}
+
+#[test]
+fn all_pairs_of_eight_devices_move_at_once_in_two_groups() {
+    all_pairs_at_once(8, true, 4);
+}
+
+#[test]
+fn a_move_waits_for_nothing_on_the_host_and_pins_nothing() {
+    for prefer in [Route::Push, Route::Pull, Route::Host] {
+        let (sim, devices) = devices(2, true);
+        let mut pair = Pair::new(&devices[0], &devices[1], small(prefer));
+        let near = buffer(&pair.after, &pattern(1, 100_000));
+        let far = DeviceBuffer::alloc(&devices[1], 100_000).unwrap();
+        let before = sim.calls();
+        let order = MoveOrder { after: &pair.after, on: &pair.on };
+        for _ in 0..3 {
+            let source = Held::new(&devices[0], near.span(), ());
+            let target = Held::new(&devices[1], far.span(), ());
+            drop(pair.mover.move_tensor(source, target, order).unwrap());
+            let grid = BlockGrid { blocks: 20, block_stride: 4096, row_stride: 0 };
+            let source = BlockMemory::new(&devices[0], vec![near.span()], grid, ()).unwrap();
+            let target = BlockMemory::new(&devices[1], vec![far.span()], grid, ()).unwrap();
+            let pairs = scattered(20, 20);
+            let what = BlockMove::whole(&pairs, 4096);
+            drop(pair.mover.move_blocks(source, target, &what, order).unwrap());
+        }
+        let calls = sim.calls();
+        let made = |call: &str| {
+            calls.get(call).copied().unwrap_or(0) - before.get(call).copied().unwrap_or(0)
+        };
+        for call in [
+            "cuStreamSynchronize",
+            "cuEventSynchronize",
+            "cuCtxSynchronize",
+            "cuMemAlloc",
+            "cuMemFree",
+            "cuMemHostAlloc",
+            "cuMemFreeHost",
+            "cuStreamCreate",
+        ] {
+            assert_eq!(made(call), 0, "{call} by {prefer:?}");
+        }
+        if prefer != Route::Host {
+            assert_eq!(
+                (made("cuMemcpyPeerAsync"), made("cuLaunchKernel")),
+                (3, 3),
+                "one launch each"
+            );
+        }
+        assert!(contents(&pair.on, far.span()).len() == 100_000);
+        pair.mover.settle().unwrap();
+        drop((pair, near, far));
+        sound(&sim, devices);
+    }
+}
+
+#[test]
+fn a_dropped_move_keeps_its_ends_until_it_has_completed() {
+    for prefer in [Route::Push, Route::Host] {
+        let (sim, devices) = devices(2, true);
+        let mut pair = Pair::new(&devices[0], &devices[1], small(prefer));
+        let data = pattern(2, 30_000);
+        let near = buffer(&pair.after, &data);
+        let far = DeviceBuffer::alloc(&devices[1], 30_000).unwrap();
+        let far_span = far.span();
+        sim.hold(pair.after.raw());
+        let order = MoveOrder { after: &pair.after, on: &pair.on };
+        let moved = pair.mover.move_tensor(near.into(), far.into(), order).unwrap();
+        assert_eq!(moved.is_complete(), Ok(false));
+        let moved = moved.try_finish().map(drop).unwrap_err();
+        drop(moved);
+        let before = [0, 1].map(|device| sim.device_used_bytes(device));
+        assert_eq!(pair.mover.sweep(), 1, "{prefer:?}");
+        devices.iter().for_each(free);
+        assert_eq!([0, 1].map(|device| sim.device_used_bytes(device)), before, "still held");
+        sim.release_hold(pair.after.raw());
+        assert!(contents(&pair.on, far_span) == data);
+        assert_eq!(pair.mover.sweep(), 0);
+        devices.iter().for_each(free);
+        let after = [0, 1].map(|device| sim.device_used_bytes(device));
+        assert!(after[0] < before[0] && after[1] < before[1], "{before:?} {after:?}");
+        drop(pair);
+        sound(&sim, devices);
+    }
+}
+
+#[test]
+fn a_source_is_reclaimed_for_work_that_waits_on_the_device() {
+    let (sim, devices) = devices(2, true);
+    let mut pair = Pair::new(&devices[0], &devices[1], small(Route::Push));
+    let near = buffer(&pair.after, &[1; 4096]);
+    let far = DeviceBuffer::alloc(&devices[1], 4096).unwrap();
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    sim.hold(pair.on.raw());
+    let mut moved = pair.mover.move_tensor(near.into(), far.into(), order).unwrap();
+    let near = moved.reclaim_on(&pair.after).unwrap().unwrap();
+    assert!(moved.reclaim_on(&pair.after).unwrap().is_none());
+    // Overwritten at once, by work that the move is before.
+    pair.after.fill(near.span(), 9).unwrap();
+    sim.release_hold(pair.on.raw());
+    let far = moved.take_destination().unwrap();
+    assert!(contents(&pair.on, far.span()) == [1; 4096]);
+    assert!(contents(&pair.after, near.span()) == [9; 4096]);
+    drop((moved, pair, near, far));
+    sound(&sim, devices);
+}
+
+#[test]
+fn tables_that_are_read_are_not_written_and_the_move_is_told_to_wait() {
+    let (sim, devices) = devices(2, true);
+    let config = MoverConfig { tables: 2, table_pairs: 4, ..small(Route::Push) };
+    let mut pair = Pair::new(&devices[0], &devices[1], config);
+    let grid = BlockGrid { blocks: 8, block_stride: 16, row_stride: 0 };
+    let buffers = [buffer(&pair.after, &[1; 128]), buffer(&pair.on, &[2; 128])];
+    sim.hold(pair.after.raw());
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let mut go = |pairs: &[BlockPair]| {
+        let [near, far] = [0, 1]
+            .map(|i| BlockMemory::new(&devices[i], vec![buffers[i].span()], grid, ()).unwrap());
+        pair.mover.move_blocks(near, far, &BlockMove::whole(pairs, 16), order).map_err(|e| e.error)
+    };
+    let pairs = scattered(8, 8);
+    let first = go(&pairs[..3]).unwrap();
+    let busy = MoveError::Busy { needed: 2, in_use: 1, tables: 2 };
+    assert_eq!(go(&pairs).unwrap_err(), busy);
+    let second = go(&pairs[3..6]).unwrap();
+    assert_eq!(go(&pairs[..1]).unwrap_err(), MoveError::Busy { needed: 1, in_use: 2, tables: 2 });
+    sim.release_hold(pair.after.raw());
+    first.finish().map_err(|(error, _)| error).unwrap();
+    second.finish().map_err(|(error, _)| error).unwrap();
+    go(&pairs).unwrap().finish().map_err(|(error, _)| error).unwrap();
+    let twice = scattered(8, 8).repeat(2);
+    let many: Vec<_> = (0..9).map(|i| BlockPair { from: i % 8, ..twice[i as usize] }).collect();
+    assert!(matches!(go(&many), Err(MoveError::WrittenTwice { .. })));
+    drop((pair, buffers));
+    sound(&sim, devices);
+}
+
+#[test]
+fn what_cannot_move_is_told_with_its_numbers() {
+    let (sim, devices) = devices(2, true);
+    let itself = Mover::new(&devices[0], &devices[0], small(Route::Push)).unwrap_err();
+    assert_eq!(itself, MoveError::SameDevice { ordinal: 0 });
+    let none = MoverConfig { chunks: 0, ..small(Route::Push) };
+    assert!(matches!(
+        Mover::new(&devices[0], &devices[1], none),
+        Err(MoveError::Zero { what: "chunks" })
+    ));
+    let mut pair = Pair::new(&devices[0], &devices[1], small(Route::Push));
+    let (near, far) = (
+        DeviceBuffer::alloc(&devices[0], 640).unwrap(),
+        DeviceBuffer::alloc(&devices[1], 640).unwrap(),
+    );
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let back = MoveOrder { after: &pair.on, on: &pair.after };
+    let held = |device: &Device, buffer: &DeviceBuffer, bytes| {
+        Held::new(device, buffer.span().slice(0, bytes).unwrap(), ())
+    };
+    let mut tensor =
+        |from, to, order| pair.mover.move_tensor(from, to, order).map(drop).unwrap_err().error;
+    let (zero, one) = (&devices[0], &devices[1]);
+    assert_eq!(
+        tensor(held(zero, &near, 640), held(one, &far, 639), order),
+        MoveError::Lengths { source_bytes: 640, destination_bytes: 639 }
+    );
+    assert_eq!(
+        tensor(held(one, &far, 640), held(one, &far, 640), order),
+        MoveError::WrongDevice { what: "source", expected: 0, found: 1 }
+    );
+    assert_eq!(
+        tensor(held(zero, &near, 640), held(one, &far, 640), back),
+        MoveError::WrongDevice { what: "stream before the move", expected: 0, found: 1 }
+    );
+    drop((pair, near, far));
+    sound(&sim, devices);
+}
+
+#[test]
+fn blocks_that_cannot_move_are_told_with_their_numbers() {
+    let (sim, devices) = devices(2, true);
+    let (zero, one) = (&devices[0], &devices[1]);
+    let mut pair = Pair::new(zero, one, small(Route::Push));
+    let near = DeviceBuffer::alloc(zero, 640).unwrap();
+    let far = DeviceBuffer::alloc(one, 640).unwrap();
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let grid = BlockGrid { blocks: 10, block_stride: 64, row_stride: 16 };
+    let memory = |device: &Device, buffer: &DeviceBuffer| {
+        BlockMemory::new(device, vec![buffer.span()], grid, ()).unwrap()
+    };
+    let mut blocks = |what: BlockMove<'_>| {
+        pair.mover
+            .move_blocks(memory(zero, &near), memory(one, &far), &what, order)
+            .map(drop)
+            .unwrap_err()
+            .error
+    };
+    let of = |from, to| [BlockPair { from, to }];
+    assert_eq!(
+        blocks(BlockMove::whole(&of(10, 0), 64)),
+        MoveError::NoSuchBlock { side: "source", block: 10, blocks: 10 }
+    );
+    assert_eq!(
+        blocks(BlockMove::whole(&of(0, 11), 64)),
+        MoveError::NoSuchBlock { side: "destination", block: 11, blocks: 10 }
+    );
+    let twice = [BlockPair { from: 1, to: 3 }, BlockPair { from: 2, to: 3 }];
+    assert_eq!(blocks(BlockMove::whole(&twice, 64)), MoveError::WrittenTwice { block: 3 });
+    let whole = BlockMove::whole(&twice[..1], 64);
+    for wrong in [
+        BlockMove { row_bytes: 65, ..whole },
+        BlockMove { source_offset: 1, ..whole },
+        BlockMove { destination_offset: u64::MAX, ..whole },
+        BlockMove { rows: 5, row_bytes: 16, ..whole },
+        BlockMove { rows: 2, row_bytes: 17, ..whole },
+    ] {
+        assert!(matches!(blocks(wrong), MoveError::Rows { .. }), "{wrong:?}");
+    }
+    let longer = BlockGrid { blocks: 11, ..grid };
+    let refused = BlockMemory::new(zero, vec![near.span()], longer, ()).unwrap_err();
+    assert!(matches!(refused, MoveError::PlaneTooShort { plane: 0, bytes: 640, blocks: 11, .. }));
+    let mapped = memory(one, &far).mapped_for(&[1]);
+    let refused = pair.mover.move_blocks(memory(zero, &near), mapped, &whole, order).map(drop);
+    assert_eq!(refused.unwrap_err().error, MoveError::NotMapped { what: "destination", device: 0 });
+    drop((pair, near, far));
+    sound(&sim, devices);
+}
+
+#[test]
+fn a_boundary_whose_buffers_are_all_held_says_so() {
+    let (sim, devices) = devices(2, true);
+    let mover = Mover::new(&devices[0], &devices[1], small(Route::Push)).unwrap();
+    let mut boundary = HandOver::new(mover, 64, 2).unwrap();
+    let (producer, consumer) =
+        (Stream::new(&devices[0]).unwrap(), Stream::new(&devices[1]).unwrap());
+    let first = boundary.room(&producer).unwrap();
+    let second = boundary.room(&producer).unwrap();
+    let full = MoveError::NoBuffer { in_use: 2, buffers: 2 };
+    assert_eq!(boundary.room(&producer).unwrap_err(), full);
+    producer.fill(first.span(), 1).unwrap();
+    let refused = boundary.send(first, 65, &producer, &consumer).unwrap_err();
+    assert!(matches!(refused.error, MoveError::OutOfBounds(_)));
+    let incoming = boundary.send(refused.outgoing, 64, &producer, &consumer).unwrap();
+    assert_eq!(boundary.room(&producer).unwrap_err(), full);
+    assert!(contents(&consumer, incoming.span()) == [1; 64]);
+    boundary.done(incoming, &consumer).map_err(|(error, _)| error).unwrap();
+    let again = boundary.room(&producer).unwrap();
+    boundary.give_back(again);
+    boundary.give_back(second);
+    drop((boundary, producer, consumer));
+    sound(&sim, devices);
+}
