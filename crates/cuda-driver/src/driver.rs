@@ -553,8 +553,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// `NOT_SUPPORTED` from a driver that lacks the call; nothing was enqueued then.
-    /// `INVALID_VALUE` for the legacy default stream, for a batch of no copies, and for a range
-    /// that is not of one allocation or mapping.
+    /// `INVALID_VALUE` for the legacy default stream, for a batch of no copies, for a copy of no
+    /// bytes, and for a range that leaves its allocation or mapping. An address that is of neither
+    /// pinned nor device memory is taken for pageable memory, and followed during the call.
     ///
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam).

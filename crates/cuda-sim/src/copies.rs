@@ -256,7 +256,9 @@ impl State {
     pub(crate) fn copy_batch(&mut self, copies: &[BatchCopy], stream_argument: u64) -> Answer<()> {
         const CALL: &str = "cuMemcpyBatchAsync";
         let (stream, device) = self.stream(stream_argument)?;
-        if copies.is_empty() || is_legacy(stream_argument) {
+        // As driver 580, which lets no copy of a batch be empty, unlike a copy of its own.
+        let has_nothing = copies.is_empty() || copies.iter().any(|copy| copy.bytes == 0);
+        if has_nothing || is_legacy(stream_argument) {
             return Err(ErrorCode::INVALID_VALUE);
         }
         let at = (device, stream_argument);
@@ -274,12 +276,10 @@ impl State {
         let mut written: Vec<(u64, u64, usize)> = copies
             .iter()
             .enumerate()
-            .filter(|(_, copy)| copy.bytes > 0)
             .map(|(index, copy)| (copy.destination, copy.bytes, index))
             .collect();
         written.sort_unstable();
-        let of_bytes = copies.iter().enumerate().filter(|(_, copy)| copy.bytes > 0);
-        let mut accessed = of_bytes.flat_map(|(index, copy)| {
+        let mut accessed = copies.iter().enumerate().flat_map(|(index, copy)| {
             [(copy.destination, copy.bytes, index), (copy.source, copy.bytes, index)]
         });
         // Two neighbours suffice: where any two writes overlap, two neighbours in this order do.

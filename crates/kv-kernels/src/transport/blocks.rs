@@ -28,8 +28,11 @@ impl HostLink {
     ///
     /// The result is that of [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks), which is the
     /// direct kernel here. The others are for blocks that both sides have in one piece, of one shape,
-    /// and for pairs that the host knows; two hops are for pairs whose blocks follow each other in the
-    /// host's memory, run by run.
+    /// and for pairs that the host knows. Two hops carry blocks that follow each other in the host's
+    /// memory, run by run, and only where the profile [forces](super::TransportProfile::forced) them:
+    /// the kernel for pairs has fewer threads than the one for chunks and does not keep ahead of the
+    /// link. Blocks that make up one run on the host are a chunk of one layer whose rows are blocks, and
+    /// go faster as such ([`transfer_chunk`](HostLink::transfer_chunk)).
     ///
     /// # Ordering
     /// One operation of `stream`; see [`HostLink`].
@@ -43,13 +46,15 @@ impl HostLink {
     ) -> Result<Transport, TransportError> {
         let multiprocessors = Some(copy.multiprocessors.unwrap_or(self.options.multiprocessors));
         let copy = BlockCopy { multiprocessors, ..copy };
-        self.kernels.check_stream(stream)?;
-        let row_bytes = copy.from.shape().row_bytes();
-        let rows = RowRange { from_byte: 0, to_byte: 0, bytes: row_bytes };
-        self.kernels.check_copy(&copy, rows)?;
         let whole = whole(copy);
         let transport =
             whole.as_ref().map_or(Transport::DirectKernel, |whole| self.transport_of_blocks(whole));
+        if transport != Transport::DirectKernel {
+            // What the kernel's launch checks by itself.
+            self.kernels.check_stream(stream)?;
+            let bytes = copy.from.shape().row_bytes();
+            self.kernels.check_copy(&copy, RowRange { from_byte: 0, to_byte: 0, bytes })?;
+        }
         match (transport, whole) {
             (Transport::CopyEngine, Some(whole)) => {
                 let outcome = self.blocks_by_engine(stream, &whole);
@@ -66,18 +71,23 @@ impl HostLink {
         }
     }
 
-    fn transport_of_blocks(&self, whole: &Whole<'_>) -> Transport {
+    fn load_of_blocks(&self, whole: &Whole<'_>) -> Load {
         let Whole { pairs, block_bytes, .. } = *whole;
-        let fits = block_bytes <= self.slot_bytes();
         let runs = 1 + pairs.windows(2).filter(|two| !whole.follows(two[0], two[1])).count() as u64;
         let bytes = pairs.len() as u64 * block_bytes;
-        let load = Load {
+        Load {
             bytes,
             fragment_bytes: block_bytes,
             window_bytes: bytes / runs,
-            slot_bytes: if fits { self.slot_bytes() } else { 0 },
-        };
-        match self.profile.choose(whole.direction, load) {
+            // Two hops are not chosen by themselves.
+            slot_bytes: 0,
+            slots: self.options.ring_slots,
+        }
+    }
+
+    fn transport_of_blocks(&self, whole: &Whole<'_>) -> Transport {
+        let fits = whole.block_bytes <= self.slot_bytes();
+        match self.profile.choose(whole.direction, self.load_of_blocks(whole)) {
             Transport::TwoHop if !fits || self.ring.is_none() => Transport::DirectKernel,
             transport => transport,
         }
@@ -112,7 +122,9 @@ impl HostLink {
     ) -> Result<(), TransportError> {
         let to_host = whole.direction == HostDirection::ToHost;
         let slot_bytes = self.slot_bytes();
-        let taper = self.profile.costs(whole.direction).taper(whole.direction, slot_bytes);
+        let load = Load { slot_bytes, ..self.load_of_blocks(whole) };
+        let taper = self.profile.costs(whole.direction).plan(whole.direction, load);
+        let taper = taper.map(|(taper, _)| taper);
         let Some(mut ring) = self.ring.take() else { return Ok(()) };
         let outcome = (|| {
             if !to_host {

@@ -135,15 +135,20 @@ impl HostLink {
         })
     }
 
-    fn transport_of(&self, checked: &Checked<'_>) -> Transport {
+    fn load(&self, checked: &Checked<'_>) -> Load {
         let rows = &checked.rows;
         let fits = rows.row_bytes <= self.slot_bytes();
-        let load = Load {
+        Load {
             bytes: rows.bytes(),
             fragment_bytes: fragment_bytes(checked.transfer.paged),
             window_bytes: rows.window_bytes(),
             slot_bytes: if fits { self.slot_bytes() } else { 0 },
-        };
+            slots: self.options.ring_slots,
+        }
+    }
+
+    fn transport_of(&self, checked: &Checked<'_>) -> Transport {
+        let load = self.load(checked);
         match self.profile.choose(checked.direction, load) {
             Transport::TwoHop if load.slot_bytes == 0 => Transport::DirectKernel,
             transport => transport,
@@ -224,7 +229,7 @@ impl HostLink {
         let costs = self.profile.costs(checked.direction);
         let slot_bytes = self.slot_bytes();
         // Forced where the profile knows of no engine, pieces are as long as slots.
-        let taper = costs.taper(checked.direction, slot_bytes);
+        let taper = costs.plan(checked.direction, self.load(checked)).map(|(taper, _)| taper);
         let Some(mut ring) = self.ring.take() else { return Ok(()) };
         let outcome = (|| {
             if !to_host {

@@ -1,16 +1,18 @@
 //! Measuring a transport profile on the device that it is for.
 
+use std::sync::Arc;
+
 use cuda_driver::{
     BatchCopy, Device, DeviceBuffer, DeviceError, ErrorCode, Event, HostAllocFlags, PinnedBuffer,
     Stream,
 };
 
 use super::profile::{DirectionCosts, RateBySize, TransportProfile};
-use super::{HostDirection, TransportError};
-use crate::launch::{RawChunk, RawMapping, RawTransfer};
-use crate::{
-    Direction, KernelError, KvKernels, KvShape, KvShapeOptions, LaunchLimits, PagedKv, PagedLayout,
+use super::{
+    HostDirection, HostLink, HostLinkOptions, HostTransfer, Load, Transport, TransportError,
 };
+use crate::launch::{RawChunk, RawMapping, RawTransfer};
+use crate::{KernelError, KvKernels, KvShape, KvShapeOptions, LaunchLimits, PagedKv, PagedLayout};
 
 /// How a profile is measured.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -54,10 +56,13 @@ impl TransportProfile {
     ///
     /// # Errors
     /// What allocation, launches and the driver answer; everything is given back then too.
-    pub fn measure(kernels: &KvKernels, options: &MeasureOptions) -> Result<Self, TransportError> {
+    pub fn measure(
+        kernels: &Arc<KvKernels>,
+        options: &MeasureOptions,
+    ) -> Result<Self, TransportError> {
         let device = kernels.device();
         let meter = Meter::new(kernels, options)?;
-        let profile = Self {
+        let mut profile = Self {
             device: device.info().name.clone(),
             link: options.link.clone().unwrap_or_else(|| device.info().pci_bus_id.clone()),
             multiprocessors: options.multiprocessors.max(1),
@@ -65,6 +70,13 @@ impl TransportProfile {
             to_pages: meter.costs(HostDirection::ToPages)?,
             forced: None,
         };
+        for direction in [HostDirection::ToHost, HostDirection::ToPages] {
+            let ns = meter.handover(&profile, direction)?;
+            match direction {
+                HostDirection::ToHost => profile.to_host.handover_ns = ns,
+                HostDirection::ToPages => profile.to_pages.handover_ns = ns,
+            }
+        }
         drop(meter);
         device.free_retired()?;
         Ok(profile)
@@ -73,13 +85,10 @@ impl TransportProfile {
 
 /// What measuring needs.
 struct Meter<'k> {
-    kernels: &'k KvKernels,
+    kernels: &'k Arc<KvKernels>,
     stream: Stream,
-    other: Stream,
     begun: Event,
     ended: Event,
-    there: Event,
-    back: Event,
     host: PinnedBuffer,
     pages: DeviceBuffer,
     ring: DeviceBuffer,
@@ -89,17 +98,14 @@ struct Meter<'k> {
 }
 
 impl<'k> Meter<'k> {
-    fn new(kernels: &'k KvKernels, options: &MeasureOptions) -> Result<Self, DeviceError> {
+    fn new(kernels: &'k Arc<KvKernels>, options: &MeasureOptions) -> Result<Self, DeviceError> {
         let device = kernels.device();
         let bytes = options.bytes.max(1 << 20).next_multiple_of(4096);
         Ok(Self {
             kernels,
             stream: Stream::new(device)?,
-            other: Stream::new(device)?,
             begun: Event::with_timing(device)?,
             ended: Event::with_timing(device)?,
-            there: Event::new(device)?,
-            back: Event::new(device)?,
             host: PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?,
             pages: DeviceBuffer::alloc(device, bytes)?,
             ring: DeviceBuffer::alloc(device, bytes)?,
@@ -146,11 +152,12 @@ impl<'k> Meter<'k> {
         let setup = queued / SHORT_COPIES as f64 - bytes as f64 * copy_ns;
         let (direct, direct_setup) = self.kernel_rates(direction, self.host.device_address())?;
         let (walk, _) = self.kernel_rates(direction, self.ring.address())?;
-        let round = self.round_trip(direction)? - setup;
+        let walk_setup = self.walk_setup(direction)?;
         Ok(DirectionCosts {
             copy_setup_ns: setup.max(0.0) as u64,
             copy_bytes_per_s: rate(copy_ns),
-            handover_ns: (round / 2.0).max(0.0) as u64,
+            handover_ns: 0,
+            walk_setup_ns: walk_setup.max(0.0) as u64,
             direct_setup_ns: direct_setup.max(0.0) as u64,
             direct,
             walk,
@@ -164,18 +171,8 @@ impl<'k> Meter<'k> {
         offset: u64,
         bytes: u64,
     ) -> Result<(), TransportError> {
-        self.copy_on(&self.stream, direction, offset, bytes)
-    }
-
-    fn copy_on(
-        &self,
-        stream: &Stream,
-        direction: HostDirection,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<(), TransportError> {
         let (host, device) = (self.host.host_address() + offset, self.ring.address() + offset);
-        let stream = stream.raw();
+        let stream = self.stream.raw();
         Ok(self.device().run(|driver| match direction {
             // SAFETY: both ranges lie in buffers of `bytes` bytes of this struct, which nobody else
             // knows; the stream is live.
@@ -213,6 +210,16 @@ impl<'k> Meter<'k> {
         Ok((RateBySize::new(&points), setup))
     }
 
+    /// What each of several launches takes that move one fragment each.
+    fn walk_setup(&self, direction: HostDirection) -> Result<f64, TransportError> {
+        let scattered = Scattered::new(self, FRAGMENTS_OF_KERNELS[2])?;
+        let time = self.time(|| {
+            (0..SHORT_COPIES)
+                .try_for_each(|_| self.launch(&scattered, direction, self.ring.address(), 1))
+        })?;
+        Ok(time / SHORT_COPIES as f64)
+    }
+
     fn launch(
         &self,
         scattered: &Scattered,
@@ -231,10 +238,7 @@ impl<'k> Meter<'k> {
             paged: &scattered.paged,
             chunks: &[chunk],
             layers: 0..1,
-            direction: match direction {
-                HostDirection::ToHost => Direction::PagedToChunk,
-                HostDirection::ToPages => Direction::ChunkToPaged,
-            },
+            direction: direction.into(),
             num_blocks: scattered.paged.blocks(),
             limits: self.limits,
             report: None,
@@ -244,20 +248,43 @@ impl<'k> Meter<'k> {
         Ok(unsafe { self.kernels.multi_layer_transfer_raw(&self.stream, &transfer) }?)
     }
 
-    /// Nanoseconds of a short copy that waits for another stream, and is waited for.
-    fn round_trip(&self, direction: HostDirection) -> Result<f64, TransportError> {
-        let rounds = SHORT_COPIES;
-        let time = self.time(|| {
-            for _ in 0..rounds {
-                self.there.record(&self.stream)?;
-                self.other.wait(&self.there)?;
-                self.copy_on(&self.other, direction, 0, 4096)?;
-                self.back.record(&self.other)?;
-                self.stream.wait(&self.back)?;
-            }
-            Ok(())
-        })?;
-        Ok(time / rounds as f64)
+    /// What two hops take beyond what `profile`, whose hand-overs cost nothing, says: half of it, since
+    /// a transfer pays it at its start and at its end.
+    fn handover(
+        &self,
+        profile: &TransportProfile,
+        direction: HostDirection,
+    ) -> Result<u64, TransportError> {
+        const FRAGMENT: u64 = 2048;
+        let scattered = Scattered::new(self, FRAGMENT)?;
+        let tokens = scattered.tokens / 4;
+        let multiprocessors = self.limits.blocks;
+        let options = HostLinkOptions { multiprocessors, ..HostLinkOptions::default() };
+        let mut link = HostLink::new(Arc::clone(self.kernels), options)?
+            .with_profile(profile.clone().forced(Transport::TwoHop));
+        let transfer = HostTransfer {
+            paged: &scattered.paged,
+            host: &self.host,
+            host_offset: 0,
+            slot_mapping: scattered.slots.span(),
+            host_slots: &scattered.host_slots[..tokens as usize],
+            tokens,
+            skip_prefix_n_tokens: 0,
+            direction: direction.into(),
+            num_blocks: scattered.paged.blocks(),
+            layer_events: None,
+        };
+        let time = self.time(|| link.transfer_chunk(&self.stream, transfer).map(drop))?;
+        let bytes = tokens * FRAGMENT;
+        let load = Load {
+            bytes,
+            fragment_bytes: FRAGMENT,
+            window_bytes: bytes,
+            slot_bytes: options.slot_bytes,
+            slots: options.ring_slots,
+        };
+        let expected = profile.estimate_ns(Transport::TwoHop, direction, load).unwrap_or(0);
+        Ok(((time - expected as f64) / 2.0).max(0.0) as u64)
     }
 
     /// Rates of copies of fragments by one call; none where the driver has no such call.
@@ -303,6 +330,7 @@ impl<'k> Meter<'k> {
 struct Scattered {
     paged: PagedKv,
     slots: DeviceBuffer,
+    host_slots: Vec<i64>,
     tokens: u64,
 }
 
@@ -318,7 +346,7 @@ impl Scattered {
         let host_slots: Vec<i64> = permutation(tokens).iter().map(|&slot| slot as i64).collect();
         let slots = DeviceBuffer::alloc(meter.device(), tokens * 8)?;
         meter.stream.upload(slots.span(), bytemuck::cast_slice(&host_slots))?;
-        Ok(Self { paged, slots, tokens })
+        Ok(Self { paged, slots, host_slots, tokens })
     }
 }
 

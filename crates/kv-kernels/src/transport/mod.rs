@@ -71,6 +71,15 @@ impl From<Direction> for HostDirection {
     }
 }
 
+impl From<HostDirection> for Direction {
+    fn from(direction: HostDirection) -> Self {
+        match direction {
+            HostDirection::ToHost => Self::PagedToChunk,
+            HostDirection::ToPages => Self::ChunkToPaged,
+        }
+    }
+}
+
 /// What a [`HostLink`] may take of its device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct HostLinkOptions {

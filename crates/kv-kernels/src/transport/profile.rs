@@ -69,9 +69,12 @@ pub struct DirectionCosts {
     pub copy_setup_ns: u64,
     /// Bytes a second of a long copy; 0 where there is no engine that copies beside kernels.
     pub copy_bytes_per_s: u64,
-    /// What a kernel and a copy that waits for it, or the other way round, take beside both, in
-    /// nanoseconds.
+    /// What two hops take at their start, and again at their end, beside the shortest piece's kernel
+    /// and the copies, in nanoseconds.
     pub handover_ns: u64,
+    /// What each of several kernels between pages and device memory takes beside its bytes, in
+    /// nanoseconds.
+    pub walk_setup_ns: u64,
     /// What a kernel over host memory takes beside its bytes, in nanoseconds.
     pub direct_setup_ns: u64,
     /// Kernels that access host memory, by the bytes that lie together in the pages.
@@ -93,6 +96,8 @@ pub struct Load {
     pub window_bytes: u64,
     /// Bytes of a slot of the ring; 0 where there is none.
     pub slot_bytes: u64,
+    /// Slots of the ring.
+    pub slots: u32,
 }
 
 /// The costs of a device and its link, measured or assumed.
@@ -148,6 +153,7 @@ impl TransportProfile {
             copy_setup_ns: 3_000,
             copy_bytes_per_s: if engines > 0 { link } else { 0 },
             handover_ns: 5_000,
+            walk_setup_ns: 3_000,
             direct_setup_ns: 4_000,
             direct: RateBySize::new(&[(1, link * 93 / 100)]),
             walk,
@@ -204,22 +210,7 @@ impl TransportProfile {
                 let piece = load.fragment_bytes.min(load.window_bytes);
                 costs.copy_setup_ns as f64 + costs.fragments.total_ns(load.bytes, piece)?
             }
-            Transport::TwoHop => {
-                let taper = costs.taper(direction, load.slot_bytes)?;
-                let (mut left, mut before, mut copies) = (load.bytes, 0, 0);
-                while left > 0 {
-                    before = taper.next(before, left).clamp(1, left);
-                    copies += before.div_ceil(load.window_bytes.max(1));
-                    left -= before;
-                }
-                let short = taper.least.min(load.bytes);
-                let walk = costs.walk.total_ns(short, load.fragment_bytes)?;
-                // Where little lies together the walk may be slower than the link.
-                let whole_walk = costs.walk.total_ns(load.bytes, load.fragment_bytes)?;
-                let copying = (copies * costs.copy_setup_ns) as f64
-                    + load.bytes as f64 * 1e9 / costs.copy_bytes_per_s as f64;
-                2.0 * costs.handover_ns as f64 + walk + copying.max(whole_walk)
-            }
+            Transport::TwoHop => costs.plan(direction, load)?.1,
         };
         Some(ns as u64)
     }
@@ -240,25 +231,54 @@ impl TransportProfile {
 }
 
 impl DirectionCosts {
-    /// How the pieces of two hops grow or shrink; `None` where two hops are not possible.
-    ///
-    /// The shortest takes the kernel as long as a copy's set-up takes the engine, and pieces grow by
-    /// as much as the kernel is ahead of the link, less a quarter.
-    pub(crate) fn taper(&self, direction: HostDirection, slot_bytes: u64) -> Option<Taper> {
-        if self.copy_bytes_per_s == 0 || slot_bytes == 0 {
+    /// How the pieces of two hops grow or shrink so that they take the shortest, and how long that is,
+    /// in nanoseconds; `None` where two hops are not possible.
+    pub(crate) fn plan(&self, direction: HostDirection, load: Load) -> Option<(Taper, f64)> {
+        if self.copy_bytes_per_s == 0 || load.slot_bytes == 0 || load.slots == 0 {
             return None;
         }
-        let walk = self.walk.points().last()?.1;
-        let least = (walk as u128 * u128::from(self.copy_setup_ns) / 1_000_000_000) as u64;
-        let ahead = walk / self.copy_bytes_per_s;
-        Some(Taper {
-            least: least.clamp(PIECE_BYTES_MIN.min(slot_bytes), slot_bytes),
-            most: slot_bytes,
-            growth: (ahead * 3 / 4).clamp(2, 8),
-            rising: direction == HostDirection::ToHost,
-        })
+        let walk_ns = self.walk.total_ns(load.bytes, load.fragment_bytes)? / load.bytes as f64;
+        let most = load.slot_bytes;
+        let rising = direction == HostDirection::ToHost;
+        let leasts = std::iter::successors(Some(PIECE_BYTES_MIN.min(most)), |&least| {
+            (least < most).then(|| (2 * least).min(most))
+        });
+        let tapers = leasts
+            .flat_map(|least| [2, 3, 4, 6, 8].map(|growth| Taper { least, most, growth, rising }));
+        let timed = tapers.map(|taper| (taper, self.pipeline_ns(taper, walk_ns, load)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// What a pipeline of such pieces takes: the kernel and the engine each do one piece after the
+    /// other, each piece is handed from one to the other, and a slot is filled when it was emptied.
+    fn pipeline_ns(&self, taper: Taper, walk_ns: f64, load: Load) -> f64 {
+        let handover = self.handover_ns as f64;
+        let copy_ns = 1e9 / self.copy_bytes_per_s as f64;
+        let slots = load.slots as usize;
+        // Ends of the last pieces that were emptied, one for each slot; no ring has more than these.
+        let mut emptied = [0.0_f64; SLOTS_MODELLED];
+        let (mut filled, mut last) = (0.0_f64, 0.0_f64);
+        let (mut left, mut before, mut index) = (load.bytes, 0, 0);
+        while left > 0 {
+            before = taper.next(before, left).clamp(1, left);
+            left -= before;
+            let bytes = before as f64;
+            let walking = self.walk_setup_ns as f64 + bytes * walk_ns;
+            let copies = before.div_ceil(load.window_bytes.max(1)) as f64;
+            let copying = copies * self.copy_setup_ns as f64 + bytes * copy_ns;
+            let (fill, empty) = if taper.rising { (walking, copying) } else { (copying, walking) };
+            let slot = index % slots.min(SLOTS_MODELLED);
+            filled = filled.max(emptied[slot]) + fill;
+            last = last.max(filled + handover) + empty;
+            emptied[slot] = last;
+            index += 1;
+        }
+        last + handover
     }
 }
+
+/// Slots that the model knows of; of a longer ring, as many.
+const SLOTS_MODELLED: usize = 16;
 
 /// Why a text is no profile.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -309,6 +329,7 @@ impl fmt::Display for TransportProfile {
             writeln!(f, "{name}.copy_setup_ns = {}", costs.copy_setup_ns)?;
             writeln!(f, "{name}.copy_bytes_per_s = {}", costs.copy_bytes_per_s)?;
             writeln!(f, "{name}.handover_ns = {}", costs.handover_ns)?;
+            writeln!(f, "{name}.walk_setup_ns = {}", costs.walk_setup_ns)?;
             writeln!(f, "{name}.direct_setup_ns = {}", costs.direct_setup_ns)?;
             for (key, rates) in
                 [("direct", &costs.direct), ("walk", &costs.walk), ("fragments", &costs.fragments)]
@@ -394,6 +415,7 @@ impl TransportProfile {
             "copy_setup_ns" => number(&mut costs.copy_setup_ns, value),
             "copy_bytes_per_s" => number(&mut costs.copy_bytes_per_s, value),
             "handover_ns" => number(&mut costs.handover_ns, value),
+            "walk_setup_ns" => number(&mut costs.walk_setup_ns, value),
             "direct_setup_ns" => number(&mut costs.direct_setup_ns, value),
             "direct" => rates(&mut costs.direct, value),
             "walk" => rates(&mut costs.walk, value),
@@ -424,6 +446,7 @@ mod tests {
             copy_setup_ns: 2_000,
             copy_bytes_per_s: 55 * GB,
             handover_ns: 4_000,
+            walk_setup_ns: 2_000,
             direct_setup_ns: 3_000,
             direct: RateBySize::new(&[(256, 52 * GB)]),
             walk: RateBySize::new(&[(256, 350 * GB)]),
@@ -444,7 +467,7 @@ mod tests {
     }
 
     fn load(bytes: u64, fragment_bytes: u64, window_bytes: u64) -> Load {
-        Load { bytes, fragment_bytes, window_bytes, slot_bytes: 12 << 20 }
+        Load { bytes, fragment_bytes, window_bytes, slot_bytes: 12 << 20, slots: 3 }
     }
 
     #[test]
@@ -484,6 +507,20 @@ mod tests {
             let forced = profile.clone().forced(Transport::DirectKernel);
             assert_eq!(forced.choose(direction, blocks), Transport::DirectKernel);
         }
+    }
+
+    #[test]
+    fn pieces_grow_as_the_kernel_is_ahead_and_the_pipeline_is_predicted() {
+        let costs = profile().to_host;
+        let (taper, ns) = costs.plan(HostDirection::ToHost, load(32 << 20, 256, 32 << 20)).unwrap();
+        assert!(taper.rising && taper.least < taper.most && taper.growth > 2, "{taper:?}");
+        // The bytes over the link, a handful of set-ups, two hand-overs, and a short first piece.
+        let wire = (32 << 20) as f64 / 55.0;
+        assert!(ns > wire + 14_000.0 && ns < wire + 30_000.0, "{ns} beside {wire}");
+        let slow = DirectionCosts { walk: RateBySize::new(&[(256, 60 * GB)]), ..costs };
+        let (slow, slower) =
+            slow.plan(HostDirection::ToHost, load(32 << 20, 256, 32 << 20)).unwrap();
+        assert!(slow.growth < taper.growth && slower > ns, "{slow:?}");
     }
 
     #[test]

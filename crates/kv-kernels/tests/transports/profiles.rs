@@ -49,8 +49,13 @@ fn a_driver_without_batches_has_no_rates_of_fragments() {
     machine.sim.fail_nth("cuMemcpyBatchAsync", 1, cuda_driver::ErrorCode::NOT_SUPPORTED);
     let profile = measured(&machine);
     assert_eq!(profile.to_host.fragments.points(), []);
-    let blocks =
-        Load { bytes: 1 << 30, fragment_bytes: 2 << 20, window_bytes: 2 << 20, slot_bytes: 0 };
+    let blocks = Load {
+        bytes: 1 << 30,
+        fragment_bytes: 2 << 20,
+        window_bytes: 2 << 20,
+        slot_bytes: 0,
+        slots: 0,
+    };
     assert_eq!(profile.choose(HostDirection::ToHost, blocks), Transport::DirectKernel);
 }
 
@@ -63,6 +68,7 @@ fn a_device_that_nobody_measured_is_assumed_to_be_like_its_attributes() {
         fragment_bytes: 2048,
         window_bytes: 256 << 20,
         slot_bytes: 12 << 20,
+        slots: 3,
     };
     for direction in [HostDirection::ToHost, HostDirection::ToPages] {
         assert_eq!(profile.choose(direction, long), Transport::TwoHop);

@@ -21,11 +21,14 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     a_batch_of_no_copies_is_refused,
     a_batch_over_the_end_is_refused,
     a_batch_of_null_is_refused,
+    a_batch_with_a_copy_of_no_bytes_is_refused,
     a_refused_batch_moves_nothing,
 ];
 
 pub(crate) const SIMULATED: &[Case] = cases![
-    Needs::Simulation("the driver tells nobody");
+    Needs::Simulation("the driver follows such addresses, takes pageable memory, and tells nobody");
+    a_batch_over_memory_never_allocated_is_refused,
+    a_batch_over_pageable_memory_is_refused,
     a_batch_with_copies_in_conflict_is_reported,
 ];
 
@@ -220,10 +223,36 @@ fn a_refused_batch_moves_nothing(on: &Subject) {
         let (memory, host, stream) = (bound.alloc(64), bound.pinned(64), bound.stream());
         bound.write(*host, &[1; 64]);
         bound.write(*memory, &[2; 64]);
-        let copies = [copy(*memory, *host, 64), copy(0x1000, *host, 64)];
+        let copies = [copy(*memory, *host, 64), copy(0, *host, 64)];
         refused(bound.memcpy_batch_async(&copies, *stream), INVALID);
         assert_eq!(bound.stream_query(*stream), Ok(true));
         assert_eq!(bound.read(*memory, 64), [2; 64]);
+    });
+}
+
+fn a_batch_with_a_copy_of_no_bytes_is_refused(on: &Subject) {
+    with_call(on, |bound| {
+        let (memory, host, stream) = (bound.alloc(64), bound.pinned(64), bound.stream());
+        refused(bound.memcpy_batch_async(&[copy(*memory, *host, 0)], *stream), INVALID);
+        let copies = [copy(*memory, *host, 32), copy(*memory + 32, *host, 0)];
+        refused(bound.memcpy_batch_async(&copies, *stream), INVALID);
+    });
+}
+
+fn a_batch_over_memory_never_allocated_is_refused(on: &Subject) {
+    with_call(on, |bound| {
+        let (memory, host, stream) = (bound.alloc(64), bound.pinned(64), bound.stream());
+        refused(bound.memcpy_batch_async(&[copy(0x1000, *host, 64)], *stream), INVALID);
+        refused(bound.memcpy_batch_async(&[copy(*memory, 0x1000, 64)], *stream), INVALID);
+    });
+}
+
+fn a_batch_over_pageable_memory_is_refused(on: &Subject) {
+    with_call(on, |bound| {
+        let (memory, stream) = (bound.alloc(64), bound.stream());
+        let pageable = vec![0u8; 64];
+        let address = pageable.as_ptr().expose_provenance() as u64;
+        refused(bound.memcpy_batch_async(&[copy(*memory, address, 64)], *stream), INVALID);
     });
 }
 
