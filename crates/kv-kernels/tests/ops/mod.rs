@@ -7,6 +7,7 @@ pub(crate) mod block_sum;
 pub(crate) mod chunk_cases;
 pub(crate) mod chunk_errors;
 pub(crate) mod chunks;
+pub(crate) mod far;
 pub(crate) mod huge;
 pub(crate) mod lays;
 pub(crate) mod on;

@@ -1,0 +1,157 @@
+//! Offsets beyond 32 bits: 16 GiB of reserved addresses of which the last page alone is mapped, so that
+//! an offset cut to 32 bits, signed or not, meets a hole.
+
+use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
+use kv_kernels::{
+    Append, BlockCopy, BlockPair, BlockSums, Conversion, KvShape, NarrowFormat, PagedKv,
+    PagedLayout, RowRange, ScalePer, WideFormat, block_sum,
+};
+
+use super::block_copy::Side;
+use super::lays::{lays, shape};
+use super::on::{On, Outputs, noise};
+
+const BYTES: u64 = 16 << 30;
+const TOKENS: u32 = 16;
+const ROW: u64 = 2048;
+
+/// Blocks over the whole range; the last ones are there.
+fn far(on: &On, range: &AddressRange, shape: KvShape) -> PagedKv {
+    let span = range.span(0, BYTES).unwrap();
+    let blocks = BYTES / shape.block_bytes();
+    let layout = PagedLayout::block_major(&shape);
+    PagedKv::new(&on.stream, shape, layout, span, blocks).unwrap()
+}
+
+pub(crate) fn outputs(on: &On) -> Outputs {
+    let range = AddressRange::reserve(&on.device, BYTES).unwrap();
+    let page = PhysicalMemory::granularity(&on.device).unwrap();
+    let memory = PhysicalMemory::create(&on.device, page).unwrap();
+    range.map(BYTES - page, &memory).unwrap();
+    let access = AccessDesc { device: on.device.ordinal() };
+    range.set_access(BYTES - page, page, &[access]).unwrap();
+    on.stream.fill(range.span(BYTES - page, page).unwrap(), 0).unwrap();
+
+    let wide = shape(1, 1, ROW, TOKENS);
+    let pages = far(on, &range, wide);
+    let last = (pages.blocks() - 1) as i32;
+    let near = Side::new(on, wide, &lays(&wide, 2).swap_remove(0), 2, (false, 0));
+
+    // Tokens to the last block, and a part of them to the last but one and back.
+    let rows = on.upload(&noise(wide.block_bytes()));
+    let slots: Vec<i64> =
+        (0..i64::from(TOKENS)).rev().map(|t| i64::from(last) * i64::from(TOKENS) + t).collect();
+    let device_slots = on.upload(&slots);
+    let append = Append {
+        keys: rows.span().into(),
+        values: None,
+        layer_stride_bytes: 0,
+        token_stride_bytes: ROW,
+        first_layer: 0,
+        layers: 1,
+        slot_mapping: device_slots.span().into(),
+        host_slots: Some(&slots),
+        tokens: TOKENS.into(),
+        num_blocks: pages.blocks(),
+        report: None,
+    };
+    on.kernels.append(&on.stream, &pages, append).unwrap();
+    let part = RowRange { from_byte: 64, to_byte: 32, bytes: 512 };
+    let whole = RowRange { from_byte: 0, to_byte: 0, bytes: ROW };
+    for (from, to, rows, source, destination) in [
+        (near.blocks(), (&pages).into(), whole, 0, last - 1),
+        ((&pages).into(), (&pages).into(), part, last, last - 1),
+        ((&pages).into(), near.blocks(), whole, last - 1, 1),
+    ] {
+        let pairs = [BlockPair { source, destination }];
+        let device_pairs = on.upload(&pairs);
+        let copy = BlockCopy {
+            from,
+            to,
+            pairs: device_pairs.span().into(),
+            count: 1,
+            host_pairs: Some(&pairs),
+            from_blocks: from.count(),
+            to_blocks: to.count(),
+            report: None,
+            multiprocessors: None,
+        };
+        on.kernels.copy_block_rows(&on.stream, copy, rows).unwrap();
+    }
+    let mut outputs = vec![("copied".to_owned(), near.read(on))];
+    outputs.extend(sums_and_conversions(on, &range, &pages, &near));
+    let tail = range.span(BYTES - page, page).unwrap();
+    outputs.push(("the mapped page".to_owned(), on.read(tail)));
+    outputs
+}
+
+/// The last block summed, quantized next to itself and back.
+fn sums_and_conversions(on: &On, range: &AddressRange, pages: &PagedKv, near: &Side) -> Outputs {
+    let last = (pages.blocks() - 1) as i32;
+    let (ids, sums) = (on.upload(&[last]), on.memory(8));
+    let args = BlockSums {
+        blocks: pages.into(),
+        ids: ids.span().into(),
+        count: 1,
+        host_ids: Some(&[last]),
+        num_blocks: pages.blocks(),
+        sums: sums.span(),
+        report: None,
+    };
+    on.kernels.sum_blocks(&on.stream, args).unwrap();
+    let block = range.span(BYTES - pages.shape().block_bytes(), pages.shape().block_bytes());
+    let sum = on.read(sums.span());
+    assert_eq!(sum, block_sum(&on.read(block.unwrap())).to_le_bytes());
+
+    let narrow_shape = shape(1, 1, ROW / 2, TOKENS);
+    // Its blocks end before the last four of the wide ones.
+    let narrow_bytes = BYTES - 4 * pages.shape().block_bytes();
+    let blocks = narrow_bytes / narrow_shape.block_bytes();
+    let layout = PagedLayout::block_major(&narrow_shape);
+    let span = range.span(0, narrow_bytes).unwrap();
+    let narrow = PagedKv::new(&on.stream, narrow_shape, layout, span, blocks).unwrap();
+    let scales = on.upload(&[0.25f32]);
+    let forth = [BlockPair { source: 0, destination: blocks as i32 - 1 }];
+    let back = [BlockPair { source: blocks as i32 - 1, destination: 0 }];
+    let (device_forth, device_back) = (on.upload(&forth), on.upload(&back));
+    let conversion = Conversion {
+        from: near.blocks(),
+        to: (&narrow).into(),
+        wide: WideFormat::Bf16,
+        narrow: NarrowFormat::E5m2,
+        head_size: 128,
+        scales: scales.span(),
+        per: ScalePer::Plane,
+        pairs: device_forth.span().into(),
+        count: 1,
+        host_pairs: Some(&forth),
+        from_blocks: 2,
+        to_blocks: blocks,
+        report: None,
+    };
+    on.kernels.quantize_blocks(&on.stream, conversion).unwrap();
+    let conversion = Conversion {
+        from: (&narrow).into(),
+        to: near.blocks(),
+        pairs: device_back.span().into(),
+        host_pairs: Some(&back),
+        from_blocks: blocks,
+        to_blocks: 2,
+        ..conversion
+    };
+    on.kernels.dequantize_blocks(&on.stream, conversion).unwrap();
+    vec![("sum".to_owned(), sum), ("converted and back".to_owned(), near.read(on))]
+}
+
+#[cfg(test)]
+mod on_sim {
+    use kv_kernels::references;
+
+    use super::super::on::compare;
+    use super::*;
+
+    #[test]
+    fn the_ptx_gives_what_the_reference_gives_where_offsets_take_more_than_32_bits() {
+        compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+}
