@@ -58,7 +58,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "cuda-driver",
         below: &[],
-        others: &["cudarc"],
+        others: &["cudarc", "libc"],
         never: &[HEAVY],
         may_be_unsafe: true,
     },

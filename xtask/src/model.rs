@@ -1,4 +1,5 @@
-//! `cargo xtask model`: the block pool against model checkers and against a naive reference.
+//! `cargo xtask model`: the block pool against model checkers and against a naive reference, and the threads of devices
+//! against a model checker.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -27,22 +28,38 @@ impl Default for Args {
 
 /// One program of the campaign.
 struct Campaign {
+    package: &'static str,
     what: &'static str,
     test: &'static str,
     /// The `--cfg` of a model checker, whose types then replace all that the crate synchronises with.
     checker: Option<&'static str>,
 }
 
-const PACKAGE: &str = "kv-pool";
-
 const CAMPAIGNS: &[Campaign] = &[
-    Campaign { what: "all orders of small programs", test: "loom", checker: Some("loom") },
     Campaign {
+        package: "kv-pool",
+        what: "all orders of small programs",
+        test: "loom",
+        checker: Some("loom"),
+    },
+    Campaign {
+        package: "kv-pool",
         what: "random orders of larger programs",
         test: "shuttle",
         checker: Some("shuttle"),
     },
-    Campaign { what: "random operations against the reference", test: "model", checker: None },
+    Campaign {
+        package: "kv-pool",
+        what: "random operations against the reference",
+        test: "model",
+        checker: None,
+    },
+    Campaign {
+        package: "kv-multigpu",
+        what: "all orders of a device's thread and those who use it",
+        test: "loom",
+        checker: Some("loom"),
+    },
 ];
 
 /// Runs every campaign in the release profile, and tells how long each took.
@@ -55,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         println!("{}: {:.1} s", campaign.what, start.elapsed().as_secs_f64());
         if let Err(error) = outcome {
             println!("{error:#}");
-            failed.push(campaign.test);
+            failed.push(format!("{} of {}", campaign.test, campaign.package));
         }
     }
     if !failed.is_empty() {
@@ -66,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 impl Campaign {
     fn arguments(&self) -> Vec<&'static str> {
-        let mut arguments = vec!["test", "--quiet", "--release", "--package", PACKAGE];
+        let mut arguments = vec!["test", "--quiet", "--release", "--package", self.package];
         arguments.extend(["--test", self.test]);
         arguments
     }
@@ -103,11 +120,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn campaigns_are_tests_of_the_pool() {
+    fn campaigns_are_tests_of_their_crates() {
         let packages = cargo::packages().unwrap();
-        let pool = packages.iter().find(|package| package.name == PACKAGE).unwrap();
-        for campaign in CAMPAIGNS {
-            assert!(pool.targets_of("test").any(|test| test == campaign.test), "{}", campaign.test);
+        for Campaign { package: name, test, .. } in CAMPAIGNS {
+            let package = packages.iter().find(|package| package.name == *name).unwrap();
+            assert!(package.targets_of("test").any(|other| other == *test), "{test} of {name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One shared instance per physical GPU.
+//! One shared instance per physical GPU, from any thread, for as long as the GPU is sound.
 //!
 //! Weights, kernels and KV that are created through different instances of the same GPU end up in
 //! different contexts and fail in ways that show far from the cause. A [`DeviceRegistry`] hands out
@@ -25,10 +25,42 @@
 //! of instances again. GPUs are told apart by UUID, not by ordinal, because `CUDA_VISIBLE_DEVICES`
 //! renumbers them.
 //!
+//! [`DeviceRegistry::report`] says who each device is: ordinal, UUID as NVML spells it, name, PCI bus, whether
+//! it is a part of a GPU (MIG), NVML's index where a [`DeviceDirectory`] knows it, what has become of it, and
+//! what is alive on it.
+//!
 //! # Life and loss
-//! The registry keeps every instance open; a device lives until the registry and all handles made
-//! from it are gone. A GPU that was lost stays registered, and every operation on it answers with
-//! the error that lost it, in whatever part of the program: its context is gone for the process.
+//! The registry keeps every instance open until it is closed. [`drain`](DeviceRegistry::drain) hands a device
+//! out no more and waits for its work, [`close`](DeviceRegistry::close) gives its context back or says what is
+//! still alive, [`close_all`](DeviceRegistry::close_all) does both for all of them. No other device is touched
+//! or waited for.
+//!
+//! A device that was lost answers every operation with the error that lost it, in whatever part of the
+//! program. It can be drained and closed like any other; then it stays closed. NVIDIA's driver keeps a kernel's
+//! fault to the *process*, not to the device: all devices of the process answer the error, those too that were
+//! not open yet, and closing mends nothing (seen with driver 580). [`DeviceState::Lost`] then names the device
+//! that met it first. Work that must go on when another GPU faults belongs into another process, which notices
+//! nothing. Losses that are one device's own, such as a card that fails, leave the others serving.
+//!
+//! # Threads
+//! Every handle may be used and dropped on any thread. For async programs a [`DeviceThread`] is one worker for a
+//! device: tasks run on it in the order of submission, with the device's context current, and a [`Completion`]
+//! is a future of any runtime, or waited for by blocking. The queue is bounded and full is an outcome, a task
+//! can be taken back until it begins, a panic is an error, and dropping waits for nothing.
+//!
+//! ```
+//! # use cuda_sim::{SimConfig, SimDriver};
+//! # use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let registry = DeviceRegistry::new(std::sync::Arc::new(SimDriver::new(SimConfig::default())?))?;
+//! let thread = DeviceThread::spawn(&registry.device(0)?, DeviceThreadOptions::default())?;
+//! let task = thread.submit(|device: &cuda_driver::Device| device.memory_info())?;
+//! let (free, total) = task.wait()??; // or `task.await??`
+//! assert!(free <= total);
+//! thread.close()?;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Placement
 //! [`placement`] decides which GPU holds which layers, KV blocks and heads, from plain numbers.
@@ -37,7 +69,13 @@
 //! [`moves`] takes memory from one device to another, without waiting on the host, and holds both ends
 //! until that is done.
 //!
+//! # Features
+//! - `nvml`: `NvmlDirectory`, NVML's indices of devices, where the machine has it. Its absence is no error.
+//! - `sabotage` (debug builds only): opens an instance at every call, and lets moves forget an order,
+//!   so that tests see what goes wrong then.
+//!
 //! # What it does not do
+//! It starts no process and restarts none.
 //! It measures no links.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

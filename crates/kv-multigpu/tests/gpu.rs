@@ -33,6 +33,10 @@ const SINGLE: &[(&str, Run)] = &[
     ),
     ("the_process_ends_under_a_busy_thread", the_process_ends_under_a_busy_thread),
     ("a_closed_device_is_opened_anew", a_closed_device_is_opened_anew),
+    (
+        "hidden_and_renumbered_devices_keep_their_identity",
+        hidden_and_renumbered_devices_keep_their_identity,
+    ),
 ];
 
 /// Need two.
@@ -107,8 +111,13 @@ fn with_registry(run: impl FnOnce(&DeviceRegistry)) -> Result<(), Failed> {
 }
 
 fn start(part: &str) -> Output {
-    let program = std::env::current_exe().unwrap();
-    Command::new(program).env(CHILD, part).output().unwrap()
+    child_process(part).output().unwrap()
+}
+
+fn child_process(part: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(CHILD, part);
+    command
 }
 
 /// What a process says that ended as it should: with code 0, and nobody panicked.
@@ -133,6 +142,7 @@ fn child(part: &str) {
         "fault_alone" => {
             plant(&registry.device(0).unwrap());
         }
+        "identities" => println!("{}", identities(&listed(registry.driver())).join("\n")),
         part => panic!("no part {part:?}"),
     }
     drop(registry);
@@ -178,18 +188,53 @@ fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
         assert_eq!(entry.uuid.to_string().parse(), Ok(entry.uuid));
     }
     #[cfg(feature = "nvml")]
-    {
-        let directory = Arc::new(kv_multigpu::NvmlDirectory::load());
-        if !directory.is_loaded() {
-            return;
-        }
-        let driver = Arc::clone(registry.driver());
-        let listed = DeviceRegistry::with_directory(driver, directory).unwrap().report().unwrap();
+    if kv_multigpu::NvmlDirectory::load().is_loaded() {
+        let report = listed(registry.driver()).report().unwrap();
         let indices: std::collections::BTreeSet<_> =
-            listed.iter().map(|entry| entry.nvml_index.unwrap()).collect();
-        assert_eq!(indices.len(), listed.len(), "two devices have one index: {listed:?}");
-        println!("NVML: {listed:?}");
+            report.iter().map(|entry| entry.nvml_index.unwrap()).collect();
+        assert_eq!(indices.len(), report.len(), "two devices have one index: {report:?}");
     }
+}
+
+/// The registry of a build with NVML, or the one that there is.
+fn listed(driver: &Arc<dyn Driver>) -> DeviceRegistry {
+    #[cfg(feature = "nvml")]
+    let registry = {
+        let directory = Arc::new(kv_multigpu::NvmlDirectory::load());
+        DeviceRegistry::with_directory(Arc::clone(driver), directory)
+    };
+    #[cfg(not(feature = "nvml"))]
+    let registry = DeviceRegistry::new(Arc::clone(driver));
+    registry.unwrap()
+}
+
+/// What of a device does not depend on CUDA's ordinals, in their order.
+fn identities(registry: &DeviceRegistry) -> Vec<String> {
+    let line = |entry: kv_multigpu::DeviceEntry| {
+        format!("{} {} {:?}", entry.uuid, entry.pci_bus_id, entry.nvml_index)
+    };
+    registry.report().unwrap().into_iter().map(line).collect()
+}
+
+/// Other processes see the devices the other way round, one of them alone, or one that is named by UUID.
+fn hidden_and_renumbered_devices_keep_their_identity(registry: &DeviceRegistry) {
+    let mut all = identities(&listed(registry.driver()));
+    let seen = |visible: &str| {
+        let output = child_process("identities").env("CUDA_VISIBLE_DEVICES", visible).output();
+        said(&output.unwrap()).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    // As this process was told to call them, or by their places.
+    let mut names: Vec<String> = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(names) => names.split(',').map(str::to_owned).collect(),
+        Err(_) => (0..all.len()).map(|ordinal| ordinal.to_string()).collect(),
+    };
+    for (name, identity) in names.iter().zip(&all) {
+        assert_eq!(seen(name), [identity.as_str()]);
+        assert_eq!(seen(identity.split(' ').next().unwrap()), [identity.as_str()]);
+    }
+    names.reverse();
+    all.reverse();
+    assert_eq!(seen(&names.join(",")), all);
 }
 
 fn the_process_ends_with_handles_in_a_thread_local(_: &DeviceRegistry) {

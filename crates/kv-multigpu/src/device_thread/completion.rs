@@ -99,6 +99,19 @@ impl<T> Slot<T> {
         Poll::Pending
     }
 
+    /// As [`poll`](Slot::poll), with the mistake that loses a wake: it looks, and asks to be woken later.
+    #[cfg(loom)]
+    pub(crate) fn poll_in_two_steps(&self, waker: &Waker) -> Poll<Result<T, TaskError>> {
+        if let Some(result) = self.take() {
+            return Poll::Ready(result);
+        }
+        let mut state = lock(&self.state);
+        if let State::Pending(kept) = &mut *state {
+            *kept = Some(waker.clone());
+        }
+        Poll::Pending
+    }
+
     /// The result, waited for.
     pub(crate) fn wait(&self) -> Result<T, TaskError> {
         let mut state = lock(&self.state);
@@ -198,6 +211,11 @@ impl<T> Completion<T> {
         worker: Arc<OnceLock<ThreadId>>,
     ) -> Self {
         Self { slot: Some(slot), queue, id, worker }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn slot(&self) -> Option<&Slot<T>> {
+        self.slot.as_deref()
     }
 
     /// Waits on the host until the task is over.

@@ -1,8 +1,9 @@
 //! A device's thread without device and thread, for the model checker, which brings its own threads.
 
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 
-use super::completion::{Completion, Filler, Slot, quietly};
+use super::completion::{Completion, Filler, Slot, TaskError, quietly};
 use super::queue::Queue;
 
 /// The queue of a device's thread, worked off by whoever calls [`work_off`](ModelThread::work_off).
@@ -60,5 +61,16 @@ impl ModelThread {
     /// Tasks that wait.
     pub fn waiting(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// Asks a completion as its future does, with a known mistake, for the test that sees it found.
+pub fn poll_in_two_steps<T>(
+    completion: &Completion<T>,
+    context: &Context<'_>,
+) -> Poll<Result<T, TaskError>> {
+    match completion.slot() {
+        Some(slot) => slot.poll_in_two_steps(context.waker()),
+        None => Poll::Ready(Err(TaskError::Taken)),
     }
 }

@@ -16,7 +16,7 @@ use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions};
 
 use super::kernel;
 
-const BYTES: u64 = 8 << 20;
+const BYTES: u64 = 4 << 20;
 
 /// A place to drop something in.
 type Place = fn(&DeviceRegistry, Everything);
