@@ -112,6 +112,20 @@ struct TransferEnds {
     u64 to;
 };
 
+// Moves a thread's items: all of its loads are in flight before its first store.
+template <typename Vector, u32 COUNT>
+static __device__ __forceinline__ void move_items(const TransferEnds (&ends)[COUNT]) {
+    Vector vectors[COUNT];
+#pragma unroll
+    for (u32 k = 0; k < COUNT; ++k) {
+        if (ends[k].to) vectors[k] = *reinterpret_cast<const Vector*>(ends[k].from);
+    }
+#pragma unroll
+    for (u32 k = 0; k < COUNT; ++k) {
+        if (ends[k].to) *reinterpret_cast<Vector*>(ends[k].to) = vectors[k];
+    }
+}
+
 // One tile of one chunk, beginning at item `first`.
 template <typename Vector, bool PLAIN>
 static __device__ __forceinline__ void transfer_tile(const TransferPages& pages,
@@ -167,16 +181,7 @@ static __device__ __forceinline__ void transfer_tile(const TransferPages& pages,
         ends[k] = TransferEnds{to_paged ? in_chunk : in_pages, to_paged ? in_pages : in_chunk};
     }
 
-    // All loads of a thread are in flight before its first store.
-    Vector vectors[KV_TRANSFER_UNROLL];
-#pragma unroll
-    for (u32 k = 0; k < KV_TRANSFER_UNROLL; ++k) {
-        if (ends[k].to) vectors[k] = *reinterpret_cast<const Vector*>(ends[k].from);
-    }
-#pragma unroll
-    for (u32 k = 0; k < KV_TRANSFER_UNROLL; ++k) {
-        if (ends[k].to) *reinterpret_cast<Vector*>(ends[k].to) = vectors[k];
-    }
+    move_items<Vector, KV_TRANSFER_UNROLL>(ends);
 }
 
 // Every tile of every chunk, in grid strides.

@@ -19,6 +19,14 @@ pub(crate) mod entry {
         "multi_layer_transfer_8",
         "multi_layer_transfer_16",
     ];
+    /// Likewise.
+    pub(crate) const ONE_CHUNK: [&str; 5] = [
+        "one_chunk_transfer_1",
+        "one_chunk_transfer_2",
+        "one_chunk_transfer_4",
+        "one_chunk_transfer_8",
+        "one_chunk_transfer_16",
+    ];
     pub(crate) const CHECKSUM: &str = "paged_checksum";
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
@@ -44,6 +52,14 @@ const TRANSFER_PTX: [&str; 5] = [
     include_str!("../ptx/transfer_4.compute_80.ptx"),
     include_str!("../ptx/transfer_8.compute_80.ptx"),
     include_str!("../ptx/transfer_16.compute_80.ptx"),
+];
+/// In the order of [`entry::ONE_CHUNK`].
+const ONE_CHUNK_PTX: [&str; 5] = [
+    include_str!("../ptx/one_chunk_1.compute_80.ptx"),
+    include_str!("../ptx/one_chunk_2.compute_80.ptx"),
+    include_str!("../ptx/one_chunk_4.compute_80.ptx"),
+    include_str!("../ptx/one_chunk_8.compute_80.ptx"),
+    include_str!("../ptx/one_chunk_16.compute_80.ptx"),
 ];
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
@@ -76,6 +92,8 @@ pub struct KvKernels {
     /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
     /// In the order of [`entry::TRANSFERS`].
     pub(crate) transfers: [LazyKernel; 5],
+    /// In the order of [`entry::ONE_CHUNK`].
+    pub(crate) one_chunk: [LazyKernel; 5],
     pub(crate) checksum: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
@@ -108,11 +126,13 @@ impl KvKernels {
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
         let transfer = |i: usize| LazyKernel::new(TRANSFER_PTX[i], entry::TRANSFERS[i]);
+        let one_chunk = |i: usize| LazyKernel::new(ONE_CHUNK_PTX[i], entry::ONE_CHUNK[i]);
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         Ok(Self {
             device: device.clone(),
             transfers: std::array::from_fn(transfer),
+            one_chunk: std::array::from_fn(one_chunk),
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
@@ -128,7 +148,7 @@ impl KvKernels {
         })
     }
 
-    /// Compiles the kernel that transfers to and from this paged memory take, where their chunks are
+    /// Compiles the kernels that transfers to and from this paged memory take, where their chunks are
     /// aligned as the pages are, so that the first of them need not wait for the compiler.
     ///
     /// # Ordering
@@ -138,7 +158,8 @@ impl KvKernels {
     /// [`KernelError::OtherDevice`], and [`KernelError::Module`] with the compiler's log.
     pub fn prepare_transfers(&self, paged: &PagedKv) -> Result<(), KernelError> {
         self.check_device("paged memory", paged.device())?;
-        self.transfer(paged.alignment()).map(|_| ())
+        self.transfer(paged.alignment(), true)?;
+        self.transfer(paged.alignment(), false).map(|_| ())
     }
 
     /// Compiles what copies, appends, converts and sums blocks and gathers their offsets, so that the
@@ -171,9 +192,10 @@ impl KvKernels {
         Ok(&kernels.get(&self.device)?[index])
     }
 
-    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once.
-    pub(crate) fn transfer(&self, vector_bytes: u64) -> Result<&Kernel, KernelError> {
-        Ok(self.transfers[vector_bytes.trailing_zeros() as usize].get(&self.device)?)
+    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once; that of one chunk, or of any launch.
+    pub(crate) fn transfer(&self, vector_bytes: u64, one: bool) -> Result<&Kernel, KernelError> {
+        let kernels = if one { &self.one_chunk } else { &self.transfers };
+        Ok(kernels[vector_bytes.trailing_zeros() as usize].get(&self.device)?)
     }
 
     /// The device that the kernels run on.

@@ -6,6 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
 use crate::layout::alignment_of;
+use crate::one_chunk::OneChunk;
 use crate::{DeviceReport, Direction, KernelError, KvKernels, PagedKv};
 
 /// Most chunks of one launch: `KV_TRANSFER_CHUNKS` of `kernels/kv.cuh`.
@@ -121,13 +122,12 @@ impl KvKernels {
             self.check_report(report)?;
         }
         let Some(launch) = self.plan(transfer)? else { return Ok(()) };
-        let args = KernelArgs::new().arg(launch.pages).arg(launch.chunks);
-        let kernel = self.transfer(launch.pages.vector_bytes.into())?;
-        // SAFETY: the two arguments are the parameters of the entries of `kernels/transfer_*.cu`, whose
-        // sizes both sides assert. Chunks and mappings are the caller's, a report is a live buffer's. The plane table has an address for each plane (invariant of `PagedKv`), the layers
+        let kernel = self.transfer(launch.vector_bytes, launch.one)?;
+        // SAFETY: the arguments are the parameters of the entries of `kernels/one_chunk_*.cu`, or else
+        // of `kernels/transfer_*.cu`, whose sizes both sides assert. Chunks and mappings are the caller's, a report is a live buffer's. The plane table has an address for each plane (invariant of `PagedKv`), the layers
         // lie in it (`plan`), and rows of blocks below `num_blocks`, to which the kernel keeps, lie in
         // the tensors (invariant of `PagedKv`, and `check_paged`).
-        Ok(unsafe { kernel.launch(stream, &launch.config, &args) }?)
+        Ok(unsafe { kernel.launch(stream, &launch.config, &launch.args) }?)
     }
 
     /// The parameters of a launch; `None` where no row is left.
@@ -180,10 +180,18 @@ impl KvKernels {
             count as u32,
             *num_blocks,
         );
-        // A block for each tile is quickest; blocks that walk several tiles are for limits.
         let most = if limits.blocks == 0 { i32::MAX as u32 } else { limits.blocks };
+        let vector_bytes = u64::from(pages.vector_bytes);
+        if count == 1
+            && let Some((one, config)) = OneChunk::of(&pages, &planned.0[0], threads, most.into())
+        {
+            let args = KernelArgs::new().arg(one);
+            return Ok(Some(Planned { vector_bytes, one: true, args, config }));
+        }
+        // A block for each tile is quickest; blocks that walk several tiles are for limits.
         let config = LaunchConfig::linear(tiles.min(most.into()) as u32, threads);
-        Ok(Some(Planned { pages, chunks: planned, config }))
+        let args = KernelArgs::new().arg(pages).arg(planned);
+        Ok(Some(Planned { vector_bytes, one: false, args, config }))
     }
 }
 
@@ -198,8 +206,10 @@ impl LaunchLimits {
 }
 
 struct Planned {
-    pages: Pages,
-    chunks: Chunks,
+    vector_bytes: u64,
+    /// Whether the kernel for one chunk takes it.
+    one: bool,
+    args: KernelArgs,
     config: LaunchConfig,
 }
 
@@ -244,7 +254,7 @@ impl CountedRows {
 #[repr(C)]
 pub(crate) struct Divider32 {
     pub(crate) divisor: u32,
-    magic: u32,
+    pub(crate) magic: u32,
 }
 
 /// The same in 64 bits: `Divider64` of `kernels/kv.cuh`.
@@ -252,12 +262,12 @@ pub(crate) struct Divider32 {
 #[repr(C)]
 pub(crate) struct Divider64 {
     pub(crate) divisor: u64,
-    magic: u64,
+    pub(crate) magic: u64,
 }
 
 impl Divider32 {
     /// `divisor` is at least 1.
-    fn new(divisor: u32) -> Self {
+    pub(crate) fn new(divisor: u32) -> Self {
         Self { divisor, magic: u32::MAX / divisor }
     }
 }
@@ -289,7 +299,7 @@ pub(crate) struct Pages {
     pub(crate) block_stride: u64,
     pub(crate) block_tokens: Divider64,
     pub(crate) parts: [Part; 2],
-    row_vectors_wide: Divider64,
+    pub(crate) row_vectors_wide: Divider64,
     pub(crate) row_vectors: Divider32,
     pub(crate) layers: Divider32,
     pub(crate) first_part_vectors: u32,
@@ -299,7 +309,7 @@ pub(crate) struct Pages {
     pub(crate) mapping_kind: u32,
     pub(crate) chunks: u32,
     pub(crate) vector_bytes: u32,
-    reserved: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `TransferChunk` of `kernels/transfer.cuh`.
@@ -310,14 +320,14 @@ pub(crate) struct Chunk {
     pub(crate) mapping: u64,
     pub(crate) first_row: u64,
     pub(crate) items: u64,
-    first_tile: u64,
+    pub(crate) first_tile: u64,
     pub(crate) kv_stride: u64,
     pub(crate) layer_stride: u64,
     pub(crate) token_stride: u64,
-    moved_wide: Divider64,
+    pub(crate) moved_wide: Divider64,
     pub(crate) moved: Divider32,
     pub(crate) skip: u32,
-    reserved: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `TransferChunks` of `kernels/transfer.cuh`.
@@ -413,13 +423,13 @@ mod tests {
 
     /// The kernels' own arithmetic.
     fn quotient32(divider: Divider32, n: u32) -> u32 {
-        let estimate = (u64::from(n) * u64::from(divider.magic) >> 32) as u32;
+        let estimate = ((u64::from(n) * u64::from(divider.magic)) >> 32) as u32;
         estimate
             + u32::from(n.wrapping_sub(estimate.wrapping_mul(divider.divisor)) >= divider.divisor)
     }
 
     fn quotient64(divider: Divider64, n: u64) -> u64 {
-        let estimate = (u128::from(n) * u128::from(divider.magic) >> 64) as u64;
+        let estimate = ((u128::from(n) * u128::from(divider.magic)) >> 64) as u64;
         estimate
             + u64::from(n.wrapping_sub(estimate.wrapping_mul(divider.divisor)) >= divider.divisor)
     }

@@ -75,10 +75,13 @@ pub struct LayoutOptions<'a> {
 /// How the rows of a KV cache of one [`KvShape`] are laid out in memory.
 ///
 /// The row of token `t` of block `b` in plane `(layer, kv)` is made of parts, and a part of segments.
-/// Segment `i` of part `p` begins at
-/// `tensor + layer * layer_stride + kv * kv_stride + b * block_stride + p.offset + t * p.token_stride
-/// + i * p.segment_stride`, where strides of axes that choose the tensor count as 0. In a chunk the
-/// same row is its segments one after another, those of the first part first.
+/// Byte `x` of segment `i` of part `p` lies, in the tensor that [`tensors`](PagedLayout::tensors) tells, at
+/// ```text
+/// layer * layer_stride + kv * kv_stride + b * block_stride
+///     + p.offset + t * p.token_stride + i * p.segment_stride + x
+/// ```
+/// where the strides of axes that choose the tensor are 0. In a chunk the same row is its segments one
+/// after another, those of the first part first.
 ///
 /// [`KvFormat`](crate::KvFormat) names the layouts of serving engines.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -116,6 +116,7 @@ mod kernels;
 mod launch;
 mod layout;
 mod lazy;
+mod one_chunk;
 mod operand;
 mod paged_kv;
 mod pattern;

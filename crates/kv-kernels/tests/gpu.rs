@@ -33,6 +33,7 @@ fn main() {
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
+        ("one_chunk_of_every_format_equals_the_reference", |gpu| same(gpu, ops::chunks::ones)),
         ("windows_of_chunks_equal_the_reference", |gpu| same(gpu, ops::chunks::windows)),
         ("strides_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::huge::outputs)),
         ("readers_of_a_skipped_prefix_see_it_unchanged", |gpu| {

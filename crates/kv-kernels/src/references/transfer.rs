@@ -7,6 +7,7 @@ use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 use super::{Arguments, at, load_array, report_bad};
 use crate::Direction;
 use crate::launch::{CHUNKS_MAX, Chunk, Chunks, Pages, Part};
+use crate::one_chunk::OneChunk;
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -16,17 +17,38 @@ pub(super) fn run(
     let mut args = Arguments::new(args);
     let pages: Pages = args.take()?;
     let chunks: Chunks = args.take()?;
-    let divisors = [u64::from(pages.row_vectors.divisor), pages.block_tokens.divisor];
     let count = pages.chunks as usize;
+    if count > CHUNKS_MAX {
+        return Err(ReferenceError::Argument { index: 1 });
+    }
+    run_chunks(memory, &pages, &chunks.0[..count])
+}
+
+pub(super) fn run_one(
+    memory: &mut dyn DeviceMemory,
+    _: &LaunchConfig,
+    args: &KernelArgs,
+) -> Result<(), ReferenceError> {
+    let one: OneChunk = Arguments::new(args).take()?;
+    let (pages, chunk) = one.general();
+    run_chunks(memory, &pages, &[chunk])
+}
+
+fn run_chunks(
+    memory: &mut dyn DeviceMemory,
+    pages: &Pages,
+    chunks: &[Chunk],
+) -> Result<(), ReferenceError> {
+    let divisors = [u64::from(pages.row_vectors.divisor), pages.block_tokens.divisor];
     if divisors.contains(&0) || pages.layers.divisor == 0 {
         return Err(ReferenceError::Argument { index: 0 });
     }
-    if count > CHUNKS_MAX || chunks.0[..count].iter().any(|chunk| chunk.moved.divisor == 0) {
+    if chunks.iter().any(|chunk| chunk.moved.divisor == 0) {
         return Err(ReferenceError::Argument { index: 1 });
     }
     let mut copied = Vec::new();
-    for chunk in &chunks.0[..count] {
-        Transfer { pages: &pages, chunk, copied: &mut copied }.run(memory)?;
+    for chunk in chunks {
+        Transfer { pages, chunk, copied: &mut copied }.run(memory)?;
     }
     Ok(())
 }

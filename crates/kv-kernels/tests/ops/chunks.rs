@@ -275,6 +275,21 @@ pub(crate) fn outputs(on: &On) -> Outputs {
     cases().iter().flat_map(|case| case.run(on)).collect()
 }
 
+/// The first chunk of each case alone, with the whole device: that is a kernel of its own.
+fn alone() -> Vec<Case> {
+    let alone = |case: Case| Case {
+        name: format!("alone: {}", case.name),
+        chunks: case.chunks.into_iter().take(1).collect(),
+        limits: LaunchLimits::default(),
+        ..case
+    };
+    cases().into_iter().map(alone).collect()
+}
+
+pub(crate) fn ones(on: &On) -> Outputs {
+    alone().iter().flat_map(|case| case.run(on)).collect()
+}
+
 /// Whole chunks moved in windows that end anywhere, through a ring that has room for one window.
 pub(crate) fn windows(on: &On) -> Outputs {
     let mut outputs = Vec::new();
@@ -340,6 +355,11 @@ mod on_sim {
     }
 
     #[test]
+    fn the_ptx_gives_what_the_reference_gives_for_one_chunk() {
+        compare(&On::sim(references()), &On::sim(&[]), ones);
+    }
+
+    #[test]
     fn the_ptx_gives_what_the_reference_gives_in_windows() {
         compare(&On::sim(references()), &On::sim(&[]), windows);
     }
@@ -347,7 +367,7 @@ mod on_sim {
     #[test]
     fn every_byte_is_where_the_formula_says() {
         let on = On::sim(references());
-        for case in cases() {
+        for case in cases().into_iter().chain(alone()) {
             for ((what, found), expected) in case.run(&on).iter().zip(case.oracle()) {
                 let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
                 assert_eq!((differs, found.len()), (None, expected.len()), "{what}");

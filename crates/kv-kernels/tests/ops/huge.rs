@@ -93,6 +93,7 @@ fn segments() -> Vec<u64> {
 pub(crate) fn outputs(on: &On) -> Outputs {
     let mut outputs = pages(on);
     outputs.extend(chunk(on));
+    outputs.extend(slots(on));
     outputs
 }
 
@@ -175,6 +176,43 @@ fn chunk(on: &On) -> Outputs {
         ("sparse chunk".into(), gathered),
         ("stored from a sparse chunk".into(), on.read(empty.span())),
     ]
+}
+
+/// More slots than 32 bits count, of which the last block's alone are there.
+fn slots(on: &On) -> Outputs {
+    const BLOCKS: u64 = (1 << 28) + 3;
+    let options = KvShapeOptions { layers: 1, kv_count: 1, row_bytes: 16, block_tokens: 17 };
+    let shape = KvShape::new(options).unwrap();
+    let layout = PagedLayout::block_major(&shape);
+    let (extent, block) = (BLOCKS * shape.block_bytes(), shape.block_bytes());
+    let sparse = Sparse::new(on, extent, &[extent - block], block);
+    let span = sparse.range.span(0, extent).unwrap();
+    let paged = PagedKv::new(&on.stream, shape, layout, span, BLOCKS).unwrap();
+    let last = (BLOCKS * 17) as i64;
+    let slots = [last - 3, last - 17, last - 1];
+    assert!(slots[1] > 1 << 32);
+    let device_slots = on.upload(&slots);
+    let chunk = on.upload(&noise(3 * 16));
+    let chunk = Chunk {
+        memory: chunk.span().into(),
+        mapping: ChunkMapping::Slots { slots: device_slots.span().into(), host: Some(&slots) },
+        tokens: 3,
+        skip_prefix_n_tokens: 0,
+    };
+    let transfer = ChunkTransfer {
+        chunks: &[chunk],
+        layers: 0..1,
+        direction: Direction::ChunkToPaged,
+        num_blocks: BLOCKS,
+        limits: LaunchLimits::default(),
+        report: None,
+    };
+    on.kernels.transfer_chunks(&on.stream, &paged, &transfer).unwrap();
+    let stored = sparse.read(on, &[extent - block], block);
+    let row = |token: usize| &stored[token * 16..][..16];
+    let rows = noise(3 * 16);
+    assert!([row(14), row(0), row(16)].concat() == rows, "rows are in other slots");
+    vec![("the last slots of many".into(), stored)]
 }
 
 #[cfg(test)]
