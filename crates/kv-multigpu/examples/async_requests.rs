@@ -42,7 +42,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts the request's work into its GPU's queue, and comes back later where that is full.
+/// Puts the request's work into its GPU's queue, and waits for room where that is full.
 async fn request(thread: &DeviceThread, number: u8) -> Result<(), Failure> {
     let mut task = move |device: &Device| compute(device, number);
     let answer = loop {
@@ -51,7 +51,7 @@ async fn request(thread: &DeviceThread, number: u8) -> Result<(), Failure> {
             Ok(completion) => break completion.await??,
             Err(full) if matches!(full.refusal, Refusal::Full { .. }) => {
                 task = full.task;
-                tokio::task::yield_now().await;
+                thread.room().await;
             }
             Err(refused) => return Err(refused.refusal.into()),
         }

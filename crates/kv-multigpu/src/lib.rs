@@ -45,7 +45,7 @@
 //! # Threads
 //! Every handle may be used and dropped on any thread. For async programs a [`DeviceThread`] is one worker for a
 //! device: tasks run on it in the order of submission, with the device's context current, and a [`Completion`]
-//! is a future of any runtime, or waited for by blocking. The queue is bounded and full is an outcome, a task
+//! is a future of any runtime, or waited for by blocking. The queue is bounded, full is an outcome and [`Room`] can be waited for, a task
 //! can be taken back until it begins, a panic is an error, and dropping waits for nothing.
 //!
 //! ```
@@ -93,7 +93,7 @@ mod sync;
 #[cfg(loom)]
 pub use device_thread::model;
 pub use device_thread::{
-    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, SubmitError,
+    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room, SubmitError,
     TaskError,
 };
 pub use health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};

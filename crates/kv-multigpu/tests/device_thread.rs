@@ -17,7 +17,7 @@ use common::machine;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
 use cuda_sim::SimDriver;
 use kv_multigpu::{
-    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, TaskError,
+    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room, TaskError,
 };
 
 fn open() -> (SimDriver, Device) {
@@ -321,6 +321,36 @@ fn a_waker_that_panics_is_nobody_elses_problem() {
     drop(go);
     busy.wait().unwrap();
     assert_eq!(thread.submit(|_| 7).unwrap().wait(), Ok(7));
+}
+
+#[test]
+fn room_is_waited_for_and_given_up() {
+    let (_, device) = open();
+    let thread = spawn(&device, 1);
+    let poll = |room: std::pin::Pin<&mut Room<'_>>, wakes: &Arc<Wakes>| {
+        room.poll(&mut Context::from_waker(&Waker::from(Arc::clone(wakes)))).is_ready()
+    };
+    let wakes = [(); 4].map(|()| Arc::new(Wakes::default()));
+    let counts = || wakes.each_ref().map(|wakes| wakes.0.load(SeqCst));
+    assert!(poll(pin!(thread.room()), &wakes[0]), "there is room");
+    let (go, busy) = occupy(&thread);
+    let waiting = thread.submit(|_| ()).unwrap();
+    let (mut kept, mut given_up) = (pin!(thread.room()), Box::pin(thread.room()));
+    assert!(!poll(kept.as_mut(), &wakes[0]) && !poll(kept.as_mut(), &wakes[1]));
+    assert!(!poll(given_up.as_mut(), &wakes[2]));
+    drop(given_up);
+    assert_eq!(Arc::strong_count(&wakes[2]), 1, "its waker is let go of");
+    waiting.cancel().unwrap();
+    assert_eq!(counts(), [0, 1, 0, 0], "the last one who asked is woken");
+    assert!(poll(kept.as_mut(), &wakes[1]));
+
+    thread.submit(|_| ()).unwrap().detach();
+    assert!(!poll(kept.as_mut(), &wakes[3]));
+    drop(go);
+    busy.wait().unwrap();
+    thread.close().unwrap();
+    assert_eq!(counts(), [0, 1, 0, 1]);
+    assert!(poll(kept.as_mut(), &wakes[3]), "closed is no reason to wait");
 }
 
 #[test]

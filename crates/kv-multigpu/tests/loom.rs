@@ -246,6 +246,36 @@ fn a_task_that_submits_waits_for_nobody() {
     });
 }
 
+/// Room comes when the task begins that took it, when that is taken back, and with the end.
+#[test]
+fn who_waits_for_room_is_woken() {
+    explore(|| {
+        let device = ModelThread::new(1);
+        let first = device.submit(|| 1).ok().unwrap();
+        let worker = work(&device);
+        let submitter = {
+            let device = device.clone();
+            thread::spawn(move || {
+                loop {
+                    match device.submit(|| 2) {
+                        Ok(task) => return task.wait(),
+                        Err(_) => {
+                            let mut room = pin!(device.room());
+                            block_on(|context| room.as_mut().poll(context));
+                        }
+                    }
+                }
+            })
+        };
+        drop(first);
+        assert_eq!(submitter.join().unwrap(), Ok(2));
+        device.close();
+        let mut room = pin!(device.room());
+        block_on(|context| room.as_mut().poll(context));
+        worker.join().unwrap();
+    });
+}
+
 /// The checker sees a wake that is lost, where a completion looks and asks in two steps.
 #[test]
 fn a_lost_wake_would_be_found() {

@@ -2,6 +2,7 @@
 
 mod completion;
 mod queue;
+mod room;
 
 #[cfg(loom)]
 pub mod model;
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 pub use completion::{Completion, TaskError};
 use completion::{Filler, Slot, message_of, quietly};
 use queue::{Queue, Refused};
+pub use room::Room;
 
 /// How a device's thread is made.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -38,7 +40,7 @@ impl Default for DeviceThreadOptions {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// So many tasks wait already: an expected outcome. Wait for one of them and submit again.
+    /// So many tasks wait already: an expected outcome. Wait for [room](DeviceThread::room) and submit again.
     #[error("{tasks_max} tasks wait for the device's thread")]
     Full {
         /// Most that may wait.
@@ -170,6 +172,11 @@ impl DeviceThread {
                 Err(SubmitError { refusal, task })
             }
         }
+    }
+
+    /// Waits for room, after a refusal: a future of any runtime, without a place in the queue.
+    pub fn room(&self) -> Room<'_> {
+        Room::new(&self.queue)
     }
 
     /// Takes back every task that has not begun; returns how many there were. Whoever waits for one gets

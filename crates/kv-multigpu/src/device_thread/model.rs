@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use super::completion::{Completion, Filler, Slot, TaskError, quietly};
 use super::queue::Queue;
+use super::room::Room;
 
 /// The queue of a device's thread, worked off by whoever calls [`work_off`](ModelThread::work_off).
 #[derive(Clone)]
@@ -56,6 +57,11 @@ impl ModelThread {
         let count = tasks.len();
         drop(tasks);
         count
+    }
+
+    /// As `DeviceThread::room`.
+    pub fn room(&self) -> Room<'_, ()> {
+        Room::new(&self.0)
     }
 
     /// Tasks that wait.

@@ -1,7 +1,9 @@
 //! The bounded queue between those who submit tasks and the one thread that runs them.
 
 use std::collections::VecDeque;
+use std::task::{Poll, Waker};
 
+use super::completion::quietly;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// A task, boxed. Dropping it without calling it is how a task is cancelled.
@@ -33,13 +35,32 @@ struct State<C> {
     next_id: u64,
     is_closed: bool,
     is_finished: bool,
+    /// Who waits for room, each once. All are woken whenever there may be some: one that was woken alone
+    /// might not come, and leave the others waiting.
+    for_room: Vec<(u64, Waker)>,
+}
+
+impl<C> State<C> {
+    /// Who is to be woken, outside the lock, now that there may be room.
+    fn take_waiting(&mut self) -> Vec<(u64, Waker)> {
+        std::mem::take(&mut self.for_room)
+    }
+}
+
+fn wake_all(waiting: Vec<(u64, Waker)>) {
+    waiting.into_iter().for_each(|(_, waker)| quietly(|| waker.wake()));
 }
 
 impl<C> Queue<C> {
     /// An empty queue with room for `tasks_max` tasks, and for one at least.
     pub(crate) fn new(tasks_max: usize) -> Self {
-        let state =
-            State { tasks: VecDeque::new(), next_id: 0, is_closed: false, is_finished: false };
+        let state = State {
+            tasks: VecDeque::new(),
+            next_id: 0,
+            is_closed: false,
+            is_finished: false,
+            for_room: Vec::new(),
+        };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -74,6 +95,9 @@ impl<C> Queue<C> {
         let mut state = lock(&self.state);
         loop {
             if let Some((_, work)) = state.tasks.pop_front() {
+                let waiting = state.take_waiting();
+                drop(state);
+                wake_all(waiting);
                 return Some(work);
             }
             if state.is_closed {
@@ -87,18 +111,59 @@ impl<C> Queue<C> {
     pub(crate) fn take(&self, id: u64) -> Option<Work<C>> {
         let mut state = lock(&self.state);
         let index = state.tasks.binary_search_by_key(&id, |(id, _)| *id).ok()?;
-        state.tasks.remove(index).map(|(_, work)| work)
+        let work = state.tasks.remove(index).map(|(_, work)| work);
+        let waiting = state.take_waiting();
+        drop(state);
+        wake_all(waiting);
+        work
     }
 
     /// Takes every task out that has not begun.
     pub(crate) fn take_all(&self) -> Vec<Work<C>> {
-        lock(&self.state).tasks.drain(..).map(|(_, work)| work).collect()
+        let mut state = lock(&self.state);
+        let tasks = state.tasks.drain(..).map(|(_, work)| work).collect();
+        let waiting = state.take_waiting();
+        drop(state);
+        wake_all(waiting);
+        tasks
+    }
+
+    /// Whether a task would be taken or refused for good; if neither, `waker` is woken when that changes.
+    /// `id` is the caller's place among those who wait.
+    pub(crate) fn poll_room(&self, id: &mut Option<u64>, waker: &Waker) -> Poll<()> {
+        let waker = waker.clone();
+        let mut state = lock(&self.state);
+        let own = id.and_then(|id| state.for_room.iter().position(|(other, _)| *other == id));
+        let before = own.map(|index| state.for_room.swap_remove(index));
+        let is_over = state.is_closed || state.tasks.len() < self.tasks_max;
+        if !is_over {
+            let number = id.unwrap_or(state.next_id);
+            state.next_id = state.next_id.max(number + 1);
+            *id = Some(number);
+            state.for_room.push((number, waker));
+        }
+        drop(state);
+        drop(before);
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Waits no more.
+    pub(crate) fn leave_room(&self, id: u64) {
+        let mut state = lock(&self.state);
+        let own = state.for_room.iter().position(|(other, _)| *other == id);
+        let before = own.map(|index| state.for_room.swap_remove(index));
+        drop(state);
+        drop(before);
     }
 
     /// Takes no more tasks; those that are in the queue still run.
     pub(crate) fn close(&self) {
-        lock(&self.state).is_closed = true;
+        let mut state = lock(&self.state);
+        state.is_closed = true;
+        let waiting = state.take_waiting();
+        drop(state);
         self.changed.notify_all();
+        wake_all(waiting);
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -155,7 +155,7 @@ async fn on_the_devices_thread(
             Err(refused) if matches!(refused.refusal, Refusal::Full { .. }) => {
                 model.counters.refused.fetch_add(1, Relaxed);
                 task = refused.task;
-                tokio::task::yield_now().await;
+                gpu.thread.room().await;
             }
             Err(refused) => return Err(refused.refusal.into()),
         }
