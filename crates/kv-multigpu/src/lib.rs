@@ -45,8 +45,9 @@
 //! # Threads
 //! Every handle may be used and dropped on any thread. For async programs a [`DeviceThread`] is one worker for a
 //! device: tasks run on it in the order of submission, with the device's context current, and a [`Completion`]
-//! is a future of any runtime, or waited for by blocking. The queue is bounded, full is an outcome and [`Room`] can be waited for, a task
-//! can be taken back until it begins, a panic is an error, and dropping waits for nothing.
+//! is a future of any runtime, or waited for by blocking. The queue is bounded, full is an outcome and
+//! [`Room`] can be waited for, a task can be taken back until it begins, a panic is an error, and dropping
+//! waits for nothing.
 //!
 //! ```
 //! # use cuda_sim::{SimConfig, SimDriver};
@@ -75,8 +76,7 @@
 //!   so that tests see what goes wrong then.
 //!
 //! # What it does not do
-//! It starts no process and restarts none.
-//! It measures no links.
+//! It measures no links, and starts no process.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
