@@ -179,7 +179,7 @@ impl Bench {
             .collect();
         let spans: Vec<_> = tensors.iter().map(DeviceBuffer::span).collect();
         let blocks = shape.blocks;
-        let paged = PagedKv::over(&self.stream, kv_shape, layout.clone(), &spans, blocks).unwrap();
+        let paged = PagedKv::over(&self.stream, kv_shape, layout, &spans, blocks).unwrap();
         // Planes in the order of the chunk, for the plain kernel, where tensors are one a layer.
         let planes: Vec<u64> = (0..u64::from(kv_shape.kv_count()))
             .flat_map(|kv| tensors.iter().map(move |t| (kv, t.address())))
@@ -596,7 +596,7 @@ impl Tier {
         let blocks = 4 * count;
         let pages = DeviceBuffer::alloc(&bench.device, blocks * block_bytes).unwrap();
         let (stream, bytes) = (&bench.stream, count * block_bytes);
-        let paged = PagedKv::new(stream, shape, layout.clone(), pages.span(), blocks).unwrap();
+        let paged = PagedKv::new(stream, shape, layout, pages.span(), blocks).unwrap();
         let buffer = PinnedBuffer::alloc(&bench.device, bytes, HostAllocFlags::CACHED).unwrap();
         let host = HostBlocks::new(stream, shape, layout, (Arc::new(buffer), 0), count).unwrap();
         let ids = &shuffled(blocks)[..count as usize];

@@ -174,12 +174,12 @@ impl Taper {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of windows, some of one")]
 mod tests {
     use super::*;
 
     const ROW: u64 = 64;
 
-    #[allow(clippy::single_range_in_vec_init, reason = "one run of tokens")]
     const ALL: &[Range<u64>] = &[0..10];
 
     fn rows(live: &[Range<u64>], order: Order) -> Rows<'_> {

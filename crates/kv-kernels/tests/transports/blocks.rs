@@ -26,8 +26,7 @@ impl Scene {
         let layout = layout(&shape);
         let bytes = layout.extent_bytes(&shape, BLOCKS).unwrap();
         let pages = machine.upload(&noise(bytes, 3));
-        let paged =
-            PagedKv::new(&machine.stream, shape, layout.clone(), pages.span(), BLOCKS).unwrap();
+        let paged = PagedKv::new(&machine.stream, shape, layout, pages.span(), BLOCKS).unwrap();
         let buffer: Arc<PinnedBuffer> = Arc::new(machine.pinned(&noise(bytes + 16, 4)));
         let host = HostBlocks::new(&machine.stream, shape, layout, (buffer, 16), BLOCKS).unwrap();
         Self { paged, pages, host, shape }

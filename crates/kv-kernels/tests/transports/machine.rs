@@ -130,8 +130,7 @@ impl Scene {
         let pages_before = noise(layout.extent_bytes(shape, BLOCKS).unwrap(), 1);
         let host_before = noise(OFFSET + chunk_bytes + 32, 2);
         let pages = machine.upload(&pages_before);
-        let paged =
-            PagedKv::new(&machine.stream, *shape, layout.clone(), pages.span(), BLOCKS).unwrap();
+        let paged = PagedKv::new(&machine.stream, *shape, *layout, pages.span(), BLOCKS).unwrap();
         let host = machine.pinned(&host_before);
         let mapping = machine.upload(slots);
 
