@@ -10,6 +10,9 @@ mod machine;
 #[path = "kernels/raw_args.rs"]
 mod raw_args;
 
+#[path = "ptx_mutants/operations.rs"]
+mod operations;
+
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig, Module};
 use machine::{Machine, noise};
 use raw_args::{RawArgs, WHOLE_ROWS};
@@ -290,6 +293,11 @@ fn assert_noticed(mutation: Mutation) -> usize {
         assert_eq!(unnoticed, [""; 0], "{}", scenarios[0].entry);
         all += tried;
     }
+    for (ptx, scenarios) in operations::operations() {
+        let (tried, unnoticed) = unnoticed(&ptx, &scenarios, mutation);
+        assert_eq!(unnoticed, [""; 0], "{}", scenarios[0].entry);
+        all += tried;
+    }
     all
 }
 
@@ -311,5 +319,5 @@ fn a_product_that_is_a_sum_is_noticed() {
 /// Here no byte need differ: what is found is the conflict.
 #[test]
 fn a_barrier_that_is_missing_is_noticed() {
-    assert_eq!(assert_noticed(remove_barrier), 2);
+    assert_eq!(assert_noticed(remove_barrier), 4);
 }

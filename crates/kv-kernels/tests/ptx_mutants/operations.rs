@@ -1,0 +1,229 @@
+//! Launches of the operations beside transfers, in which every instruction of their entries matters.
+
+use bytemuck::Zeroable;
+use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig};
+use kv_kernels::{BlockPair, RawAppendRows, RawBlockSide, RawBlockUnits};
+
+use super::machine::{Machine, noise};
+use super::{Scenario, address};
+
+const COPY: &str = include_str!("../../ptx/block_copy.compute_80.ptx");
+const APPEND: &str = include_str!("../../ptx/append.compute_80.ptx");
+const SUM: &str = include_str!("../../ptx/block_sum.compute_80.ptx");
+const OFFSETS: &str = include_str!("../../ptx/block_offsets.compute_80.ptx");
+
+/// Each entry alone in its module, with its launches.
+pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {
+    vec![
+        (only(COPY, "copy_blocks_16"), copies()),
+        (
+            only(APPEND, "append_16"),
+            vec![
+                append(true, true),
+                append(false, true),
+                append(true, false),
+                append(false, false),
+            ],
+        ),
+        (
+            only(SUM, "sum_blocks_16"),
+            vec![sum(true, false), sum(false, true), sum(true, true), sum(false, false)],
+        ),
+        (only(OFFSETS, "gather_block_offsets"), offsets()),
+    ]
+}
+
+/// A module without its other entries.
+fn only(ptx: &str, entry: &str) -> String {
+    let mut kept = true;
+    let mut text = String::new();
+    for line in ptx.lines() {
+        if let Some((_, name)) = line.split_once(".visible .entry ") {
+            kept = name.trim_end_matches('(') == entry;
+        }
+        if kept {
+            text.push_str(line);
+            text.push('\n');
+        }
+        if line == "}" {
+            kept = true;
+        }
+    }
+    assert!(text.contains(&format!(".entry {entry}(")), "{entry} is not in its module");
+    text
+}
+
+/// Three planes of two tokens of two segments of three vectors, with gaps everywhere.
+const UNITS: RawBlockUnits = RawBlockUnits { planes: 3, tokens: 2, segments: 2, unit_vectors: 3 };
+const BLOCKS: u64 = 4;
+
+/// Memory for a side whose planes lie in order, and the side.
+fn side(
+    machine: &Machine,
+    order: [u64; 4],
+    base: u64,
+    table: bool,
+) -> (Vec<DeviceBuffer>, RawBlockSide) {
+    let [plane_stride, block_stride, token_stride, segment_stride] = order.map(|n| n * 16);
+    let memory = machine.upload(&noise(16 * 1024));
+    let start = address(&memory);
+    let strides = RawBlockSide {
+        block_stride,
+        token_stride,
+        segment_stride,
+        num_blocks: BLOCKS,
+        ..RawBlockSide::zeroed()
+    };
+    if !table {
+        let side = RawBlockSide { base: start + base, plane_stride, ..strides };
+        return (vec![memory], side);
+    }
+    // In another order than the planes lie.
+    let planes = machine.upload(&[2u64, 0, 1].map(|plane| start + plane * plane_stride));
+    let plane_ptrs = address(&planes);
+    (vec![memory, planes], RawBlockSide { base, plane_ptrs, ..strides })
+}
+
+fn copies() -> Vec<Scenario> {
+    let scenario = |(tables, reported): ([bool; 2], bool)| {
+        let setup = move |machine: &Machine| {
+            let (mut to, to_side) = side(machine, [130, 26, 13, 5], 16, tables[0]);
+            let (mut from, from_side) = side(machine, [17, 150, 4, 60], 32, tables[1]);
+            let pair = |source, destination| BlockPair { source, destination };
+            let pairs = [(3, 1), (2, 0), (-1, 0), (0, 4), (4, 0), (1, -1), (0, 2)];
+            let pairs = pairs.map(|(source, destination)| pair(source, destination));
+            let pairs = machine.upload(&pairs);
+            let report = machine.upload(&[0u64; 3]);
+            let args = KernelArgs::new()
+                .arg(to_side)
+                .arg(from_side)
+                .arg(UNITS)
+                .arg(address(&pairs))
+                .arg(7u64 * 36)
+                .arg(if reported { address(&report) } else { 0 });
+            to.append(&mut from);
+            to.extend([pairs, report]);
+            (to, args)
+        };
+        // 3 blocks of 32 threads with 2 vectors each: 4 tiles, of which the last is not full.
+        let config = LaunchConfig::linear(3, 32);
+        Scenario { entry: "copy_blocks_16", config, setup: Box::new(setup) }
+    };
+    [
+        ([true, false], true),
+        ([false, true], true),
+        ([true, true], false),
+        ([false, false], false),
+        ([true, false], false),
+        ([true, true], true),
+    ]
+    .map(scenario)
+    .into()
+}
+
+fn append(table: bool, reported: bool) -> Scenario {
+    let setup = move |machine: &Machine| {
+        // Five planes in the table, of which the first belongs to no row here.
+        let memory = machine.upload(&noise(16 * 1024));
+        let planes = [3u64, 1, 4, 0, 2].map(|plane| address(&memory) + plane * 120 * 16);
+        let planes = machine.upload(&planes);
+        let pages = RawBlockSide {
+            base: if table { 16 } else { address(&memory) + 16 },
+            plane_ptrs: if table { address(&planes) } else { 0 },
+            plane_stride: 120 * 16,
+            block_stride: 30 * 16,
+            token_stride: 3 * 16,
+            segment_stride: 13 * 16,
+            num_blocks: BLOCKS,
+            ..RawBlockSide::zeroed()
+        };
+        let (keys, values) = (machine.upload(&noise(4096)), machine.upload(&noise(4112)));
+        let rows = RawAppendRows {
+            rows: [address(&keys), address(&values)],
+            layer_stride: 90 * 16,
+            token_stride: 9 * 16,
+            segment_stride: 4 * 16,
+            base: 32,
+        };
+        let slots = machine.upload(&[5i64, -1, 16, 15, 1, i64::MAX, 8]);
+        let report = machine.upload(&[0u64; 3]);
+        let units = RawBlockUnits { planes: 4, tokens: 7, segments: 2, unit_vectors: 3 };
+        let args = KernelArgs::new()
+            .arg(pages)
+            .arg(rows)
+            .arg(units)
+            .arg(address(&slots))
+            .arg(4u64)
+            .arg(1u32)
+            .arg(2u32)
+            .arg(if reported { address(&report) } else { 0 });
+        (vec![memory, planes, keys, values, slots, report], args)
+    };
+    Scenario { entry: "append_16", config: LaunchConfig::linear(2, 32), setup: Box::new(setup) }
+}
+
+fn sum(table: bool, dense_table: bool) -> Scenario {
+    let setup = move |machine: &Machine| {
+        let (mut memory, from) = side(machine, [17, 150, 4, 60], 32, table);
+        // Where planes lie in a block may be told by a table too.
+        let places = machine.upload(&[28u64 * 16, 0, 14 * 16]);
+        let dense = RawBlockSide {
+            base: 64,
+            plane_ptrs: if dense_table { address(&places) } else { 0 },
+            plane_stride: 14 * 16,
+            token_stride: 7 * 16,
+            segment_stride: 3 * 16,
+            ..RawBlockSide::zeroed()
+        };
+        let ids = machine.upload(&[3i32, -1, 0, 4, 3]);
+        let sums = machine.upload(&[7u64; 6]);
+        let report = machine.upload(&[0u64; 3]);
+        let args = KernelArgs::new()
+            .arg(from)
+            .arg(dense)
+            .arg(UNITS)
+            .arg(address(&ids))
+            .arg(5u64)
+            .arg(address(&sums))
+            .arg(1u32)
+            .arg(address(&report));
+        memory.extend([ids, sums, report, places]);
+        (memory, args)
+    };
+    // Two warps, so that barriers matter, and several ids for a block of threads.
+    let config = LaunchConfig { grid: [1, 2, 1], block: [64, 1, 1], shared_bytes: 0 };
+    Scenario { entry: "sum_blocks_16", config, setup: Box::new(setup) }
+}
+
+fn offsets() -> Vec<Scenario> {
+    let scenario = |(indexed, ragged): (bool, bool)| {
+        let setup = move |machine: &Machine| {
+            let (pools, rows, width, pool_stride) = (3u32, 4u32, 212u32, 900u64);
+            let ids: Vec<i32> = (0..2700).map(|id| if id % 7 == 3 { -1 } else { id }).collect();
+            let (source, index) = (machine.upload(&ids), machine.upload(&[3u32, 0, 6, 1]));
+            let live = machine.upload(&[212u32, 0, 180, 999]);
+            let (scales, offsets) =
+                (machine.upload(&[3i32, -5, 7]), machine.upload(&[11i32, 2, 0]));
+            let out = machine.upload(&vec![9i32; 3 * 5 * 2 * 212]);
+            let report = machine.upload(&[0u64; 3]);
+            let args = KernelArgs::new()
+                .arg(address(&out))
+                .arg(5u64)
+                .arg(address(&source))
+                .arg(pool_stride)
+                .arg(216u64)
+                .arg(if indexed { address(&index) } else { 0 })
+                .arg(if ragged { address(&live) } else { 0 })
+                .arg(address(&scales))
+                .arg(address(&offsets))
+                .arg(pools)
+                .arg(rows)
+                .arg(width)
+                .arg(address(&report));
+            (vec![source, index, live, scales, offsets, out, report], args)
+        };
+        let config = LaunchConfig { grid: [2, 2, 2], block: [16, 1, 1], shared_bytes: 0 };
+        Scenario { entry: "gather_block_offsets", config, setup: Box::new(setup) }
+    };
+    [(true, true), (false, false), (true, false), (false, true)].map(scenario).into()
+}
