@@ -5,6 +5,7 @@ use crate::claim::ClaimedBlocks;
 use crate::hold::BlockAt;
 use crate::pin::{BlockPin, PinnedBlocks};
 use crate::state::{Claim, State};
+use crate::sync::Arc;
 use crate::tenants::Need;
 use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
 
@@ -120,7 +121,7 @@ impl BlockPool {
         if own.is_empty() {
             return PinnedBlocks::default();
         }
-        PinnedBlocks::counted(state, self, |state, pins| {
+        PinnedBlocks::counted(state, &self.shared, |state, pins| {
             let at = |&block| BlockAt { block, location: state.blocks.location(block) };
             pins.extend(own.iter().map(at));
         })
@@ -149,11 +150,11 @@ impl BlockPool {
             Some((candidate, Begin::Copy(block))) => {
                 state.claim(Tier::Primary, request.tenant, after, &mut claims);
                 let at = BlockAt { block, location: state.blocks.location(block) };
-                let source = BlockPin::counted(state.take_hold(), self.clone(), at);
+                let source = BlockPin::counted(state.take_token(&self.shared), at);
                 Some(Partial::Copy { candidate, source })
             }
         };
-        (ClaimedBlocks::new(self, Tier::Primary, claims), partial)
+        (ClaimedBlocks::new(Arc::clone(&self.shared), Tier::Primary, claims), partial)
     }
 }
 

@@ -1,6 +1,10 @@
-//! What is known of each block: one record of 56 bytes, all zero until the block first appears.
+//! What is known of each block: 56 bytes, all zero until the block first appears.
 //!
-//! A record is an array of words, so that the table is asked of the operating system as zeros and
+//! They lie in three tables. A lookup that pins and releases a prefix reads the names of its blocks
+//! and changes their use, 36 bytes a block that lie side by side with those of their neighbours; who
+//! follows whom is elsewhere, and neither loaded nor sent from processor to processor with them.
+//!
+//! A record is an array of words, so that the tables are asked of the operating system as zeros and
 //! memory is touched block by block, as blocks come into use: a pool of a million blocks is made in
 //! the time of a few system calls.
 
@@ -8,20 +12,22 @@ use std::collections::TryReserveError;
 
 use crate::{BlockHash, BlockId, Location, Priority, SlotIndex, Tier};
 
-const WORDS: usize = 14;
+/// What changes with every use.
+type Use = [u32; 5];
+const BEFORE: usize = 0;
+const AFTER: usize = 1;
+const META: usize = 2;
+const SLOT: usize = 3;
+const STAMP: usize = 4;
 
-/// Words 0 to 3 are the hash.
-const BEFORE: usize = 4;
-const AFTER: usize = 5;
-const SLOT: usize = 6;
-const META: usize = 7;
-const PARENT: usize = 8;
-const PARENT_GENERATION: usize = 9;
-const GENERATION: usize = 10;
-const CHILDREN: usize = 11;
+/// Who follows whom, and whose it is.
+type Kin = [u32; 5];
+const PARENT: usize = 0;
+const PARENT_GENERATION: usize = 1;
+const GENERATION: usize = 2;
+const CHILDREN: usize = 3;
 /// Tenant in the low half, depth in the high one.
-const ORIGIN: usize = 12;
-const STAMP: usize = 13;
+const ORIGIN: usize = 4;
 
 const TIER_SHIFT: u32 = 3;
 const PRIORITY_SHIFT: u32 = 5;
@@ -52,6 +58,8 @@ impl Flag {
     pub(crate) const MARK: Self = Self(1 << 17);
     /// Out of its queue for a moment, because it is passed over; clear outside of an operation.
     pub(crate) const ASIDE: Self = Self(1 << 20);
+    /// The record names a parent, which may have lost its children since.
+    const LINKED: Self = Self(1 << 21);
 }
 
 /// Where a block is in its life.
@@ -76,29 +84,36 @@ pub(crate) enum Place {
     Draining = 7,
 }
 
-/// What decides how a block is pinned and released.
+/// What decides how a block is pinned and released: its place, tier and priority, and whether there
+/// is more to it than a name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Kind {
-    pub(crate) tier: Tier,
-    /// The class of its queue, as [`EvictionQueues`](crate::eviction::EvictionQueues) numbers them.
-    pub(crate) class: usize,
-    /// Its place, and whether there is more to it than a name.
-    state: u32,
-}
+pub(crate) struct Kind(u32);
 
 impl Kind {
     const STATE: u32 = PLACE_MASK | Flag::NAMED.0 | Flag::COPYING.0 | Flag::TIMED.0;
+    const ALL: u32 = Self::STATE | TIER_MASK | PRIORITY_MASK;
+
+    #[inline]
+    pub(crate) fn tier(self) -> Tier {
+        Tier::from_bits(self.0 >> TIER_SHIFT)
+    }
+
+    /// The class of its queue, as [`EvictionQueues`](crate::eviction::EvictionQueues) numbers them.
+    #[inline]
+    pub(crate) fn class(self) -> usize {
+        class_of(self.0)
+    }
 
     /// In a queue, with content, and nothing else.
     #[inline]
     pub(crate) fn is_only_cached(self) -> bool {
-        self.state == Place::Queued as u32 | Flag::NAMED.0
+        self.0 & Self::STATE == Place::Queued as u32 | Flag::NAMED.0
     }
 
     /// Referenced, with content, and nothing else.
     #[inline]
     pub(crate) fn is_only_pinned(self) -> bool {
-        self.state == Place::Pinned as u32 | Flag::NAMED.0
+        self.0 & Self::STATE == Place::Pinned as u32 | Flag::NAMED.0
     }
 }
 
@@ -146,35 +161,62 @@ fn class_of(meta: u32) -> usize {
 /// - `BEFORE` and `AFTER` are links while the block is in a list, and zero otherwise, except that
 ///   `BEFORE` is the number of references while it is pinned: a block is never in a list and
 ///   referenced at once (H9), because there is one word for both.
-/// - `PARENT` is a block's index plus one, or zero. It is meant only if `PARENT_GENERATION` is that
-///   block's `GENERATION`, which changes when content that has children loses its name.
+/// - `PARENT` is a block's index plus one, or zero, and then `LINKED` is clear. It is meant only if
+///   `PARENT_GENERATION` is that block's `GENERATION`, which changes when content that has children
+///   loses its name; `orphans` counts the blocks that name a parent of another generation.
 #[derive(Debug)]
-pub(crate) struct Blocks(Vec<[u32; WORDS]>);
+pub(crate) struct Blocks {
+    /// The low half, then the high one.
+    hashes: Vec<[u64; 2]>,
+    uses: Vec<Use>,
+    kin: Vec<Kin>,
+    orphans: usize,
+}
+
+/// Zeros, which the operating system makes when they are first touched.
+fn zeros<T: Clone>(zero: T, count: usize) -> Result<Vec<T>, TryReserveError> {
+    // Asks whether there are as many addresses; the zeros themselves are then not refused.
+    Vec::<T>::new().try_reserve_exact(count)?;
+    Ok(vec![zero; count])
+}
 
 impl Blocks {
     pub(crate) fn new(blocks: usize) -> Result<Self, TryReserveError> {
-        // Asks whether there are as many addresses; the zeros themselves are then not refused.
-        Vec::<[u32; WORDS]>::new().try_reserve_exact(blocks)?;
-        Ok(Self(vec![[0; WORDS]; blocks]))
+        Ok(Self {
+            hashes: zeros([0; 2], blocks)?,
+            uses: zeros([0; 5], blocks)?,
+            kin: zeros([0; 5], blocks)?,
+            orphans: 0,
+        })
     }
 
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.uses.len()
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = BlockId> + use<> {
-        (0..self.0.len() as u32).map(BlockId)
+        (0..self.uses.len() as u32).map(BlockId)
     }
 
     #[inline]
-    fn record(&self, id: BlockId) -> &[u32; WORDS] {
-        &self.0[id.index()]
+    fn record(&self, id: BlockId) -> &Use {
+        &self.uses[id.index()]
     }
 
     #[inline]
-    fn record_mut(&mut self, id: BlockId) -> &mut [u32; WORDS] {
-        &mut self.0[id.index()]
+    fn record_mut(&mut self, id: BlockId) -> &mut Use {
+        &mut self.uses[id.index()]
+    }
+
+    #[inline]
+    fn kin(&self, id: BlockId) -> &Kin {
+        &self.kin[id.index()]
+    }
+
+    #[inline]
+    fn kin_mut(&mut self, id: BlockId) -> &mut Kin {
+        &mut self.kin[id.index()]
     }
 
     #[inline]
@@ -253,27 +295,62 @@ impl Blocks {
 
     #[inline]
     pub(crate) fn kind(&self, id: BlockId) -> Kind {
-        let meta = self.record(id)[META];
-        let tier = Tier::from_bits(meta >> TIER_SHIFT);
-        Kind { tier, class: class_of(meta), state: meta & Kind::STATE }
+        Kind(self.record(id)[META] & Kind::ALL)
     }
 
-    /// Takes the first reference to a block in a queue, and says what lay before it there. Queue and
-    /// counts are the caller's to change.
+    /// Takes the first reference to a block in a queue if it is of this kind, and says what lay before
+    /// it there. Queue and counts are the caller's to change.
     #[inline]
-    pub(crate) fn pin_first(&mut self, id: BlockId) -> u32 {
+    pub(crate) fn pin_first(&mut self, id: BlockId, kind: Kind) -> Option<u32> {
         let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & Kind::ALL != kind.0 {
+            return None;
+        }
         record[AFTER] = 0;
-        record[META] = record[META] & !PLACE_MASK | Place::Pinned as u32;
-        std::mem::replace(&mut record[BEFORE], 1)
+        record[META] = meta & !PLACE_MASK | Place::Pinned as u32;
+        Some(std::mem::replace(&mut record[BEFORE], 1))
     }
 
-    /// Makes a block queued; the caller puts it into its queue, and counts.
+    /// Takes a further reference to a block; `false`, and nothing has changed, if there is none.
     #[inline]
-    pub(crate) fn queue(&mut self, id: BlockId, stamp: u32) {
+    pub(crate) fn pin_again(&mut self, id: BlockId) -> bool {
         let record = self.record_mut(id);
+        let pinned = record[META] & PLACE_MASK == Place::Pinned as u32;
+        if pinned {
+            // A count that ever got this high stays there: better held for good than given away
+            // early.
+            record[BEFORE] = record[BEFORE].saturating_add(1);
+        }
+        pinned
+    }
+
+    /// Takes a reference from a block that has others; `false`, and nothing has changed, if not.
+    #[inline]
+    pub(crate) fn unpin_one_of_many(&mut self, id: BlockId) -> bool {
+        let record = self.record_mut(id);
+        let pinned = record[META] & PLACE_MASK == Place::Pinned as u32;
+        let many = pinned && record[BEFORE] > 1;
+        if many && record[BEFORE] < u32::MAX {
+            record[BEFORE] -= 1;
+        }
+        many
+    }
+
+    /// Takes the last reference from a block if it is of this kind, and makes it the last of a queue
+    /// behind `back`; counts, and the links that lead to it, are the caller's to change.
+    #[inline]
+    pub(crate) fn queue_last(&mut self, id: BlockId, kind: Kind, stamp: u32, back: u32) -> bool {
+        let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & Kind::ALL != kind.0 || record[BEFORE] != 1 {
+            return false;
+        }
+        record[BEFORE] = back;
+        record[AFTER] = u32::MAX;
+        record[META] = meta & !PLACE_MASK | Place::Queued as u32;
         record[STAMP] = stamp;
-        record[META] = record[META] & !PLACE_MASK | Place::Queued as u32;
+        true
     }
 
     /// Makes a block the claimant's, in one pass over its record. Returns the place and the tier
@@ -284,33 +361,36 @@ impl Blocks {
         let record = self.record_mut(id);
         let meta = record[META];
         record[META] = meta & !(PLACE_MASK | PRIORITY_MASK) | Place::Claimed as u32 | DEFAULT;
-        record[ORIGIN] = tenant.into();
-        (Place::of(meta), Tier::from_bits(meta >> TIER_SHIFT), SlotIndex(record[SLOT]))
+        let slot = SlotIndex(record[SLOT]);
+        self.kin_mut(id)[ORIGIN] = tenant.into();
+        (Place::of(meta), Tier::from_bits(meta >> TIER_SHIFT), slot)
     }
 
     /// The hash in the record, whether the index leads there or not.
     #[inline]
     pub(crate) fn hash(&self, id: BlockId) -> BlockHash {
-        let [a, b, c, d, ..] = *self.record(id);
-        let low = u64::from(a) | u64::from(b) << 32;
-        let high = u64::from(c) | u64::from(d) << 32;
+        let [low, high] = self.hashes[id.index()];
         BlockHash::from_u128(u128::from(low) | u128::from(high) << 64)
     }
 
     /// Whether there is such a block, and the hash is in its record.
     #[inline]
     pub(crate) fn has_hash(&self, id: BlockId, hash: BlockHash) -> bool {
-        id.index() < self.0.len() && self.hash(id) == hash
+        let hash = hash.to_u128();
+        let halves = [hash as u64, (hash >> 64) as u64];
+        self.hashes.get(id.index()).is_some_and(|own| *own == halves)
+    }
+
+    /// Reads the record of a block, if there is one, so that it is at hand when it is needed.
+    #[inline]
+    pub(crate) fn touch(&self, id: BlockId) -> u32 {
+        self.uses.get(id.index()).map_or(0, |record| record[META])
     }
 
     #[inline]
     pub(crate) fn set_hash(&mut self, id: BlockId, hash: BlockHash) {
         let hash = hash.to_u128();
-        let record = self.record_mut(id);
-        record[0] = hash as u32;
-        record[1] = (hash >> 32) as u32;
-        record[2] = (hash >> 64) as u32;
-        record[3] = (hash >> 96) as u32;
+        self.hashes[id.index()] = [hash as u64, (hash >> 64) as u64];
     }
 
     /// The name by which lookups find the block.
@@ -382,58 +462,82 @@ impl Blocks {
     /// The block that holds the content before this one's, as long as it does.
     #[inline]
     pub(crate) fn parent(&self, id: BlockId) -> Option<BlockId> {
-        let record = self.record(id);
-        let parent = BlockId(record[PARENT].checked_sub(1)?);
-        (self.record(parent)[GENERATION] == record[PARENT_GENERATION]).then_some(parent)
+        let kin = self.kin(id);
+        let parent = BlockId(kin[PARENT].checked_sub(1)?);
+        (self.kin(parent)[GENERATION] == kin[PARENT_GENERATION]).then_some(parent)
+    }
+
+    /// Whether there is a [`parent`](Self::parent), mostly without a look at the kin.
+    #[inline]
+    pub(crate) fn has_parent(&self, id: BlockId) -> bool {
+        self.is(id, Flag::LINKED) && (self.orphans == 0 || self.parent(id).is_some())
     }
 
     #[inline]
     pub(crate) fn set_parent(&mut self, id: BlockId, parent: Option<BlockId>) {
-        let generation = parent.map_or(0, |parent| self.record(parent)[GENERATION]);
-        let record = self.record_mut(id);
-        record[PARENT] = parent.map_or(0, |parent| parent.0 + 1);
-        record[PARENT_GENERATION] = generation;
+        if self.kin(id)[PARENT] != 0 && self.parent(id).is_none() {
+            self.orphans -= 1;
+        }
+        let generation = parent.map_or(0, |parent| self.kin(parent)[GENERATION]);
+        let kin = self.kin_mut(id);
+        kin[PARENT] = parent.map_or(0, |parent| parent.0 + 1);
+        kin[PARENT_GENERATION] = generation;
+        match parent {
+            Some(_) => self.set(id, Flag::LINKED),
+            None => self.clear(id, Flag::LINKED),
+        }
     }
 
     #[inline]
     pub(crate) fn children(&self, id: BlockId) -> u32 {
-        self.record(id)[CHILDREN]
+        self.kin(id)[CHILDREN]
     }
 
     #[inline]
     pub(crate) fn set_children(&mut self, id: BlockId, children: u32) {
-        self.record_mut(id)[CHILDREN] = children;
+        self.kin_mut(id)[CHILDREN] = children;
     }
 
     /// Cuts off all children: they have no parent from now on. Whether there can be a next time; if
     /// not, the block must be given no children any more.
     #[inline]
     pub(crate) fn disown(&mut self, id: BlockId) {
-        let record = self.record_mut(id);
-        record[CHILDREN] = 0;
-        record[GENERATION] = record[GENERATION].saturating_add(1);
+        let kin = self.kin_mut(id);
+        let children = std::mem::take(&mut kin[CHILDREN]);
+        kin[GENERATION] = kin[GENERATION].saturating_add(1);
+        self.orphans += children as usize;
+    }
+
+    /// Blocks that name a parent that has disowned them.
+    pub(crate) fn orphans(&self) -> usize {
+        self.orphans
+    }
+
+    /// Whether a parent is named that has disowned the block.
+    pub(crate) fn is_orphan(&self, id: BlockId) -> bool {
+        self.is(id, Flag::LINKED) && self.parent(id).is_none()
     }
 
     /// Whether children of this block can still be told from those of its former contents.
     #[inline]
     pub(crate) fn may_have_children(&self, id: BlockId) -> bool {
-        self.record(id)[GENERATION] != u32::MAX
+        self.kin(id)[GENERATION] != u32::MAX
     }
 
     /// Blocks before this one in its chain, at most 65,535.
     #[inline]
     pub(crate) fn depth(&self, id: BlockId) -> u16 {
-        (self.record(id)[ORIGIN] >> 16) as u16
+        (self.kin(id)[ORIGIN] >> 16) as u16
     }
 
     #[inline]
     pub(crate) fn tenant(&self, id: BlockId) -> u16 {
-        self.record(id)[ORIGIN] as u16
+        self.kin(id)[ORIGIN] as u16
     }
 
     #[inline]
     pub(crate) fn set_origin(&mut self, id: BlockId, tenant: u16, depth: u16) {
-        self.record_mut(id)[ORIGIN] = u32::from(tenant) | u32::from(depth) << 16;
+        self.kin_mut(id)[ORIGIN] = u32::from(tenant) | u32::from(depth) << 16;
     }
 
     /// The low half of an epoch while retiring, of a time in milliseconds while queued.

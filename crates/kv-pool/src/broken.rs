@@ -2,9 +2,11 @@
 //! can show that it finds such. They are in no build but its.
 
 use crate::blocks::{Flag, Place};
+use crate::claim::Handle;
 use crate::hold::BlockAt;
 use crate::pin::BlockPin;
 use crate::state::Claim;
+use crate::sync::Arc;
 use crate::{BlockHash, BlockId, BlockPool, ClaimedBlock, Tier};
 
 impl BlockPool {
@@ -32,7 +34,7 @@ impl BlockPool {
         let location = state.blocks.location(peeked);
         let claim = Claim { block: peeked, slot: location.slot, evicted, offload: None };
         drop(state);
-        ClaimedBlock::new(self.clone(), location.tier, claim)
+        ClaimedBlock::new(Handle::Pool(Arc::clone(&self.shared)), location.tier, claim)
     }
 
     /// Finds a block and, if nobody has it pinned, takes it out of its queue; then counts the
@@ -59,8 +61,8 @@ impl BlockPool {
         };
         state.blocks.set_references(block, references);
         state.put(block, Place::Pinned);
-        let spare = state.take_hold();
+        let token = state.take_token(&self.shared);
         drop(state);
-        Some(BlockPin::counted(spare, self.clone(), BlockAt { block, location }))
+        Some(BlockPin::counted(token, BlockAt { block, location }))
     }
 }

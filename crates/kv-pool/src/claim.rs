@@ -1,9 +1,11 @@
 //! Claimed blocks: blocks that one owner writes, until the content gets a name.
 
 use crate::blocks::Flag;
-use crate::hold::BlockAt;
+use crate::hold::{BlockAt, Token, give_token_back};
 use crate::pin::BlockPin;
+use crate::pool::Shared;
 use crate::state::{Claim, Move, State};
+use crate::sync::Arc;
 use crate::{
     BlockHash, BlockId, BlockPool, Location, PinnedBlocks, Priority, RegisterError, Retention,
     SlotIndex, Tier,
@@ -52,9 +54,37 @@ impl From<Retention> for Naming {
 #[must_use = "dropping a claimed block gives it back"]
 pub struct ClaimedBlock {
     /// `None` only when the block was handed on.
-    pool: Option<BlockPool>,
+    handle: Option<Handle>,
     claim: Claim,
     tier: Tier,
+}
+
+/// How a claimed block reaches its pool.
+#[derive(Debug)]
+pub(crate) enum Handle {
+    /// By a token, which becomes that of the pin.
+    Token(Arc<Token>),
+    /// As one of many that were claimed together.
+    Pool(Arc<Shared>),
+}
+
+impl Handle {
+    #[inline]
+    fn pool(&self) -> &Arc<Shared> {
+        match self {
+            Self::Token(token) => &token.pool,
+            Self::Pool(pool) => pool,
+        }
+    }
+
+    /// Does the last of what the block was claimed for.
+    #[inline]
+    fn end(self, last: impl FnOnce(&mut State)) {
+        match self {
+            Self::Token(token) => give_token_back(token, last),
+            Self::Pool(pool) => last(&mut pool.state.lock()),
+        }
+    }
 }
 
 /// What became of content that was given a name.
@@ -72,8 +102,8 @@ pub enum Registration {
 }
 
 impl ClaimedBlock {
-    pub(crate) fn new(pool: BlockPool, tier: Tier, claim: Claim) -> Self {
-        Self { pool: Some(pool), claim, tier }
+    pub(crate) fn new(handle: Handle, tier: Tier, claim: Claim) -> Self {
+        Self { handle: Some(handle), claim, tier }
     }
 
     /// The block.
@@ -107,8 +137,8 @@ impl ClaimedBlock {
     /// holder orders its own writes after the copy.
     #[must_use]
     pub fn take_offload(&mut self) -> Option<Offload> {
-        let pool = self.pool.as_ref()?;
-        take_offload(pool, &mut self.claim)
+        let handle = self.handle.as_ref()?;
+        take_offload(handle.pool(), &mut self.claim)
     }
 
     /// Gives the content of the block its name, so that lookups find and share it.
@@ -119,25 +149,30 @@ impl ClaimedBlock {
         let naming = naming.into();
         let (claim, tier) = (self.claim, self.tier);
         // Taken only by methods that consume the block.
-        let Some(pool) = self.pool.take() else { unreachable!("a claimed block has a pool") };
-        let mut state = pool.shared.state.lock();
+        let Some(handle) = self.handle.take() else { unreachable!("a claimed block has a pool") };
+        let pool = handle.pool();
+        let mut state = pool.state.lock();
         let parent = naming.parent.and_then(|parent| state.find(parent));
         let existing = state.register_claim(&claim, hash, parent, &naming);
         let existing =
             existing.map(|block| BlockAt { block, location: state.blocks.location(block) });
-        let spare = state.take_hold();
+        let another = match &handle {
+            Handle::Token(_) if existing.is_none() => None,
+            _ => Some(state.take_token(pool)),
+        };
         drop(state);
-        match existing {
-            Some(at) => {
+        let location = Location { tier, slot: claim.slot };
+        let own = BlockAt { block: claim.block, location };
+        match (existing, another, handle) {
+            (Some(at), Some(token), handle) => {
+                let existing = BlockPin::counted(token, at);
                 let claim = Claim { offload: None, ..claim };
-                let existing = BlockPin::counted(spare, pool.clone(), at);
-                Registration::Duplicate { existing, own: Self::new(pool, tier, claim) }
+                Registration::Duplicate { existing, own: Self::new(handle, tier, claim) }
             }
-            None => {
-                let location = Location { tier, slot: claim.slot };
-                let at = BlockAt { block: claim.block, location };
-                Registration::New(BlockPin::counted(spare, pool, at))
+            (_, None, Handle::Token(token)) | (_, Some(token), _) => {
+                Registration::New(BlockPin::counted(token, own))
             }
+            (_, None, Handle::Pool(_)) => unreachable!("a token was taken"),
         }
     }
 
@@ -147,17 +182,10 @@ impl ClaimedBlock {
     pub fn cache(mut self, hash: BlockHash, naming: impl Into<Naming>) -> bool {
         let naming = naming.into();
         // Taken only by methods that consume the block.
-        let Some(pool) = self.pool.take() else { return false };
-        let mut state = pool.shared.state.lock();
-        let parent = naming.parent.and_then(|parent| state.find(parent));
-        let existing = state.register_claim(&self.claim, hash, parent, &naming);
-        if let Some(existing) = existing {
-            state.unpin(existing);
-            state.release_claimed(self.claim.block);
-        } else {
-            state.unpin(self.claim.block);
-        }
-        existing.is_none()
+        let Some(handle) = self.handle.take() else { return false };
+        let mut named = false;
+        handle.end(|state| named = state.cache_claim(&self.claim, hash, &naming));
+        named
     }
 
     pub(crate) fn has_offload(&self) -> bool {
@@ -165,20 +193,20 @@ impl ClaimedBlock {
     }
 
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.pool.as_ref().is_some_and(|own| own.is(pool))
+        self.handle.as_ref().is_some_and(|own| pool.is(own.pool()))
     }
 
     /// Hands the block over to the caller, who holds it from now on.
     pub(crate) fn into_block(mut self) -> BlockId {
-        self.pool = None;
+        self.handle = None;
         self.claim.block
     }
 }
 
 impl Drop for ClaimedBlock {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            pool.shared.state.lock().release_claim(&self.claim);
+        if let Some(handle) = self.handle.take() {
+            handle.end(|state| state.release_claim(&self.claim));
         }
     }
 }
@@ -189,14 +217,18 @@ impl Drop for ClaimedBlock {
 #[derive(Debug)]
 #[must_use = "dropping claimed blocks gives them back"]
 pub struct ClaimedBlocks {
-    pool: BlockPool,
+    pool: Arc<Shared>,
     tier: Tier,
     claims: Vec<Claim>,
 }
 
 impl ClaimedBlocks {
-    pub(crate) fn new(pool: &BlockPool, tier: Tier, claims: Vec<Claim>) -> Self {
-        Self { pool: pool.clone(), tier, claims }
+    pub(crate) fn new(pool: Arc<Shared>, tier: Tier, claims: Vec<Claim>) -> Self {
+        Self { pool, tier, claims }
+    }
+
+    fn single(&self, claim: Claim) -> ClaimedBlock {
+        ClaimedBlock::new(Handle::Pool(Arc::clone(&self.pool)), self.tier, claim)
     }
 
     /// How many blocks there are.
@@ -241,19 +273,19 @@ impl ClaimedBlocks {
             return None;
         }
         let claim = self.claims.remove(0);
-        Some(ClaimedBlock::new(self.pool.clone(), self.tier, claim))
+        Some(self.single(claim))
     }
 
     /// Takes the last block out of the list.
     pub fn pop(&mut self) -> Option<ClaimedBlock> {
         let claim = self.claims.pop()?;
-        Some(ClaimedBlock::new(self.pool.clone(), self.tier, claim))
+        Some(self.single(claim))
     }
 
     /// Takes the blocks from `at` on out of the list; none if there are fewer.
     pub fn split_off(&mut self, at: usize) -> Self {
         let claims = self.claims.split_off(at.min(self.claims.len()));
-        Self { pool: self.pool.clone(), tier: self.tier, claims }
+        Self { pool: Arc::clone(&self.pool), tier: self.tier, claims }
     }
 
     /// Gives the first blocks names, as consecutive content that follows `naming.parent`, in one
@@ -281,7 +313,7 @@ impl ClaimedBlocks {
             return Ok(PinnedBlocks::default());
         }
         let naming = naming.into();
-        let mut state = self.pool.shared.state.lock();
+        let mut state = self.pool.state.lock();
         let mut parent = naming.parent.and_then(|parent| state.find(parent));
         let mut following = naming;
         let (tier, claims) = (self.tier, &self.claims[..names]);
@@ -312,8 +344,8 @@ impl IntoIterator for ClaimedBlocks {
     type IntoIter = std::vec::IntoIter<ClaimedBlock>;
 
     fn into_iter(mut self) -> Self::IntoIter {
-        let (pool, tier) = (self.pool.clone(), self.tier);
-        let single = |claim| ClaimedBlock::new(pool.clone(), tier, claim);
+        let (pool, tier) = (&self.pool, self.tier);
+        let single = |claim| ClaimedBlock::new(Handle::Pool(Arc::clone(pool)), tier, claim);
         self.claims.drain(..).map(single).collect::<Vec<_>>().into_iter()
     }
 }
@@ -324,7 +356,7 @@ impl Drop for ClaimedBlocks {
         if claims.capacity() == 0 {
             return;
         }
-        let mut state = self.pool.shared.state.lock();
+        let mut state = self.pool.state.lock();
         // The first one is the next to be claimed.
         for claim in claims.iter().rev() {
             state.release_claim(claim);
@@ -340,6 +372,19 @@ impl State {
             self.abort_offload(moved);
         }
         self.release_claimed(claim.block);
+    }
+
+    /// Names a claimed block and releases it; whether it has the name.
+    fn cache_claim(&mut self, claim: &Claim, hash: BlockHash, naming: &Naming) -> bool {
+        let parent = naming.parent.and_then(|parent| self.find(parent));
+        let existing = self.register_claim(claim, hash, parent, naming);
+        if let Some(existing) = existing {
+            self.unpin(existing);
+            self.release_claimed(claim.block);
+        } else {
+            self.unpin(claim.block);
+        }
+        existing.is_none()
     }
 
     /// Names a claimed block; an offload that was not taken is given up.
@@ -381,9 +426,9 @@ impl State {
     }
 }
 
-fn take_offload(pool: &BlockPool, claim: &mut Claim) -> Option<Offload> {
+fn take_offload(pool: &Arc<Shared>, claim: &mut Claim) -> Option<Offload> {
     let moved = claim.offload.take()?;
-    Some(Offload { pool: Some(pool.clone()), moved })
+    Some(Offload { pool: Some(Arc::clone(pool)), moved })
 }
 
 /// Evicted content on its way from a primary slot to a secondary one.
@@ -395,7 +440,7 @@ fn take_offload(pool: &BlockPool, claim: &mut Claim) -> Option<Offload> {
 #[must_use = "evicted content is lost unless its copy is committed"]
 pub struct Offload {
     /// `None` only when the move has ended.
-    pool: Option<BlockPool>,
+    pool: Option<Arc<Shared>>,
     moved: Move,
 }
 
@@ -415,7 +460,7 @@ impl Offload {
     /// Says that the copy is done, or enqueued where every later use of either slot comes after it.
     pub fn commit(mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.shared.state.lock().commit_offload(self.moved);
+            pool.state.lock().commit_offload(self.moved);
         }
     }
 }
@@ -423,7 +468,7 @@ impl Offload {
 impl Drop for Offload {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.shared.state.lock().abort_offload(self.moved);
+            pool.state.lock().abort_offload(self.moved);
         }
     }
 }

@@ -162,6 +162,14 @@ pub enum IntegrityError {
         /// What it has.
         counted: u32,
     },
+    /// More or fewer blocks have lost the block that they followed than were counted.
+    #[error("{counted} blocks have lost the one that they followed, {recorded} were counted")]
+    Orphans {
+        /// What the pool counted.
+        recorded: usize,
+        /// What is there.
+        counted: usize,
+    },
     /// Two blocks have the same slot.
     #[error("slot {slot} of the {tier:?} tier belongs to two blocks")]
     SharedSlot {

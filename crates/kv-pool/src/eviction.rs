@@ -1,6 +1,6 @@
 //! Which block goes next: empty ones, then least recently released first in the lowest priority.
 
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, Kind};
 use crate::list::List;
 use crate::{BlockId, Priority};
 
@@ -111,17 +111,23 @@ impl EvictionQueues {
         self.empty -= if class == EMPTY { count } else { 0 };
     }
 
-    /// The same as [`push_cached`](Self::push_cached) for at least one block, in their order.
+    /// Releases blocks with content as far as they are of one kind and have no other reference, as
+    /// [`push_cached`](Self::push_cached) one after the other; how many.
     #[inline]
     pub(crate) fn push_run_cached(
         &mut self,
         blocks: &mut Blocks,
         run: impl Iterator<Item = BlockId>,
-        class: usize,
-    ) {
-        let Some(list) = self.lists.get_mut(class) else { return };
-        self.len += list.push_run_back(blocks, run);
-        self.occupied |= 1 << class;
+        kind: Kind,
+        stamp: u32,
+    ) -> usize {
+        let class = kind.class();
+        let Some(list) = self.lists.get_mut(class) else { return 0 };
+        let count =
+            list.push_run_back(blocks, run, |blocks, id, back| blocks.queue_last(id, kind, stamp, back));
+        self.len += count;
+        self.occupied |= u128::from(count > 0) << class;
+        count
     }
 
     /// Inserts a block with content that will be handed out after all others of its class.

@@ -1,12 +1,17 @@
-//! What keeps blocks from being evicted or moved: a list of references with one count of owners.
+//! What keeps blocks from being evicted or moved: a count of owners for one reference, or for a list
+//! of them.
 //!
-//! Pins of the same blocks share one hold, so that cloning and dropping a pin of what stays held is
+//! Pins of the same blocks share one count, so that cloning and dropping a pin of what stays held is
 //! one atomic addition each, without a lock and without touching the pool. Only the last owner takes
-//! the lock, and then all blocks are given back in one step (H9). Holds are used again.
+//! the lock, and then all blocks are given back in one step (H9).
+//!
+//! Both are used again. A token, which stands for one block, owns the pool also while it is spare: it
+//! goes from the pool to a claim, to a pin and back without a count being touched.
 
+use crate::pool::Shared;
 use crate::state::State;
-use crate::sync::Arc;
-use crate::{BlockId, BlockPool, Location};
+use crate::sync::{Arc, into_inner, is_sole};
+use crate::{BlockId, Location};
 
 /// A block, and where its content lies for as long as it is pinned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -22,8 +27,14 @@ pub struct BlockAt {
 /// With a pool, one reference to each of `blocks` is counted there. Without one, there are none.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
-    pool: Option<BlockPool>,
+    pool: Option<Arc<Shared>>,
     pub(crate) blocks: Vec<BlockAt>,
+}
+
+/// A count of owners of one block's reference, by which they reach the pool.
+#[derive(Debug)]
+pub(crate) struct Token {
+    pub(crate) pool: Arc<Shared>,
 }
 
 impl Hold {
@@ -31,15 +42,7 @@ impl Hold {
         self.blocks.capacity()
     }
 
-    /// Gives the references back to the pool whose lock the caller holds. The caller has a handle of
-    /// it, too, so the one that is dropped here is not the last.
-    pub(crate) fn give_back(&mut self, state: &mut State) {
-        self.pool = None;
-        state.unpin_all(&self.blocks);
-        self.blocks.clear();
-    }
-
-    pub(crate) fn pool(&self) -> Option<&BlockPool> {
+    pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
         self.pool.as_ref()
     }
 }
@@ -48,7 +51,7 @@ impl Hold {
 /// reference for every block that it puts there.
 pub(crate) fn fill(
     mut hold: Arc<Hold>,
-    pool: BlockPool,
+    pool: Arc<Shared>,
     fill: impl FnOnce(&mut Vec<BlockAt>),
 ) -> Arc<Hold> {
     match Arc::get_mut(&mut hold) {
@@ -78,7 +81,7 @@ pub(crate) fn let_go(hold: Arc<Hold>) {
 fn give_back(mut hold: Arc<Hold>) {
     let Some(own) = Arc::get_mut(&mut hold) else { return };
     let Some(pool) = own.pool.take() else { return };
-    let mut state = pool.shared.state.lock();
+    let mut state = pool.state.lock();
     state.unpin_all(&own.blocks);
     own.blocks.clear();
     state.keep_hold(hold);
@@ -87,7 +90,29 @@ fn give_back(mut hold: Arc<Hold>) {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
-        let mut state = pool.shared.state.lock();
+        let mut state = pool.state.lock();
         state.unpin_all(&self.blocks);
     }
+}
+
+/// Drops one owner of a token, and gives the block back if it was the last.
+#[inline]
+pub(crate) fn unpin(token: Arc<Token>, block: BlockId) {
+    if is_sole(&token) {
+        give_token_back(token, |state| state.unpin(block));
+    } else if let Some(Token { pool }) = into_inner(token) {
+        // Another owner went at the same time.
+        pool.state.lock().unpin(block);
+    }
+}
+
+/// Does the last of what the token was for, and keeps it for the next user.
+pub(crate) fn give_token_back(token: Arc<Token>, last: impl FnOnce(&mut State)) {
+    // While it is locked, the pool is this function's, wherever the token goes.
+    let pool = Arc::clone(&token.pool);
+    let mut state = pool.state.lock();
+    last(&mut state);
+    let left = state.keep_token(token);
+    drop(state);
+    drop(left);
 }

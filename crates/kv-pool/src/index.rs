@@ -19,7 +19,6 @@ const LINE: usize = 8;
 const LINE_BYTES: usize = 32;
 /// The place of a line that counts.
 const OVERFLOW: usize = LINE - 1;
-const PLACES_MASK: u32 = (1 << OVERFLOW) - 1;
 
 /// Named blocks by name. There are never more than six sevenths as many as places.
 #[derive(Debug)]
@@ -104,9 +103,12 @@ impl Index {
             *id = self.likely(mix(hash));
         }
         let mut right = [false; TOGETHER];
+        let mut seen = 0;
         for ((&hash, &id), right) in hashes.iter().zip(&*found).zip(&mut right) {
             *right = blocks.has_hash(id, hash);
+            seen ^= blocks.touch(id);
         }
+        std::hint::black_box(seen);
         for (at, &hash) in hashes.iter().enumerate() {
             if !right[at] {
                 let Some(id) = self.get(blocks, hash) else { return at };
@@ -238,11 +240,10 @@ impl Index {
 /// Which places of a line are such, a bit each.
 #[inline]
 fn matches(places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
-    let mut mask = 0;
-    for (at, &place) in places.iter().enumerate() {
-        mask |= u32::from(such(place)) << at;
-    }
-    mask & PLACES_MASK
+    // Two vectors, where the machine has such: the last bit is zero, for that place counts.
+    const BITS: [u32; LINE] = [1, 2, 4, 8, 16, 32, 64, 0];
+    let bit = |(&place, bit): (&u32, u32)| if such(place) { bit } else { 0 };
+    places.iter().zip(BITS).map(bit).fold(0, |mask, bit| mask | bit)
 }
 
 /// All bits of a name in 64, well mixed at both ends even if names are small numbers.

@@ -169,6 +169,11 @@ fn check_chains(state: &State) -> Result<(), IntegrityError> {
             return Err(IntegrityError::Children { block, recorded, counted });
         }
     }
+    let counted = blocks.ids().filter(|&id| blocks.is_orphan(id)).count();
+    let recorded = blocks.orphans();
+    if counted != recorded {
+        return Err(IntegrityError::Orphans { recorded, counted });
+    }
     Ok(())
 }
 

@@ -38,16 +38,20 @@ impl List {
         self.back = block.0;
     }
 
-    /// Adds blocks at the back, in their order; how many.
+    /// Adds blocks at the back, in their order, up to the first that `queue` does not make a block
+    /// whose links are the one that it is given and none; how many.
     #[inline]
     pub(crate) fn push_run_back(
         &mut self,
         blocks: &mut Blocks,
         run: impl Iterator<Item = BlockId>,
+        queue: impl Fn(&mut Blocks, BlockId, u32) -> bool,
     ) -> usize {
         let (mut count, mut back) = (0, self.back);
         for block in run {
-            blocks.set_links(block, back, NONE);
+            if !queue(blocks, block, back) {
+                break;
+            }
             match back {
                 NONE => self.front = block.0,
                 back => blocks.set_after(BlockId(back), block.0),

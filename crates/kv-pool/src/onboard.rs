@@ -79,7 +79,7 @@ impl Onboard {
         let Some(pool) = source.pool().cloned() else {
             return Onboarded::Copied { copy: target, source };
         };
-        let mut state = pool.shared.state.lock();
+        let mut state = pool.state.lock();
         if to.tier < from.tier {
             state.counters.onboarded += 1;
         }

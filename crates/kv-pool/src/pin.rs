@@ -1,8 +1,9 @@
 //! Pins: references to cached content that keep it where it is.
 
-use crate::hold::{BlockAt, Hold, fill, let_go};
+use crate::hold::{BlockAt, Hold, Token, fill, let_go, unpin};
+use crate::pool::Shared;
 use crate::state::State;
-use crate::sync::{Arc, into_inner};
+use crate::sync::{Arc, into_inner, is_sole};
 use crate::{BlockHash, BlockId, BlockPool, Location, SlotIndex};
 
 /// A reference to a block with content. While it lives, the block is neither evicted nor moved.
@@ -12,7 +13,7 @@ use crate::{BlockHash, BlockId, BlockPool, Location, SlotIndex};
 #[derive(Clone, Debug)]
 pub struct BlockPin {
     /// `None` only while being dropped.
-    hold: Option<Arc<Hold>>,
+    token: Option<Arc<Token>>,
     at: BlockAt,
 }
 
@@ -20,9 +21,8 @@ impl BlockPin {
     /// A pin for a reference that has been counted. The location was read in the same hold of the
     /// lock, and stays true as long as the reference is counted.
     #[inline]
-    pub(crate) fn counted(spare: Arc<Hold>, pool: BlockPool, at: BlockAt) -> Self {
-        let hold = fill(spare, pool, |blocks| blocks.push(at));
-        Self { hold: Some(hold), at }
+    pub(crate) fn counted(token: Arc<Token>, at: BlockAt) -> Self {
+        Self { token: Some(token), at }
     }
 
     /// The block.
@@ -46,36 +46,37 @@ impl BlockPin {
     /// The name of the content; `None` if it was [removed](BlockPool::remove) from the index.
     #[must_use]
     pub fn hash(&self) -> Option<BlockHash> {
-        self.pool()?.shared.state.lock().blocks.name(self.at.block)
+        self.pool()?.state.lock().blocks.name(self.at.block)
     }
 
-    pub(crate) fn pool(&self) -> Option<&BlockPool> {
-        self.hold.as_ref()?.pool()
+    pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
+        self.token.as_ref().map(|token| &token.pool)
     }
 
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.pool().is_some_and(|own| own.is(pool))
+        self.pool().is_some_and(|own| pool.is(own))
     }
 
     /// Whether this pin has no clones. Nobody can make one while it is borrowed mutably or owned.
     pub(crate) fn is_sole(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1)
+        self.token.as_ref().is_some_and(is_sole)
     }
 
     /// The new location of a block that this pin alone holds, or nothing if there are clones.
     pub(crate) fn relocate(&mut self, location: Location) -> bool {
-        let Some(own) = self.hold.as_mut().and_then(Arc::get_mut) else { return false };
-        self.at.location = location;
-        own.blocks.iter_mut().for_each(|at| at.location = location);
-        true
+        let sole = self.is_sole();
+        if sole {
+            self.at.location = location;
+        }
+        sole
     }
 }
 
 impl Drop for BlockPin {
     #[inline]
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            let_go(hold);
+        if let Some(token) = self.token.take() {
+            unpin(token, self.at.block);
         }
     }
 }
@@ -95,11 +96,11 @@ impl PinnedBlocks {
     /// A list of references that `pin` counts. None is made if there is nothing to pin.
     pub(crate) fn counted(
         state: &mut State,
-        pool: &BlockPool,
+        pool: &Arc<Shared>,
         pin: impl FnOnce(&mut State, &mut Vec<BlockAt>),
     ) -> Self {
         let spare = state.take_hold();
-        let hold = fill(spare, pool.clone(), |blocks| pin(state, blocks));
+        let hold = fill(spare, Arc::clone(pool), |blocks| pin(state, blocks));
         Self { hold: Some(hold) }
     }
 
@@ -132,11 +133,11 @@ impl PinnedBlocks {
     pub fn pin(&self, index: usize) -> Option<BlockPin> {
         let hold = self.hold.as_ref()?;
         let (at, pool) = (*hold.blocks.get(index)?, hold.pool()?);
-        let mut state = pool.shared.state.lock();
+        let mut state = pool.state.lock();
         state.pin(at.block);
-        let spare = state.take_hold();
+        let token = state.take_token(pool);
         drop(state);
-        Some(BlockPin::counted(spare, pool.clone(), at))
+        Some(BlockPin::counted(token, at))
     }
 
     /// Adds blocks behind those that are there. A list that has clones is given a record of its own
@@ -172,20 +173,20 @@ impl PinnedBlocks {
         self.make_own();
         let Some(own) = self.hold.as_mut().and_then(Arc::get_mut) else { return };
         let Some(pool) = own.pool().cloned() else { return };
-        let mut state = pool.shared.state.lock();
+        let mut state = pool.state.lock();
         for at in own.blocks.drain(len..).rev() {
             state.unpin(at.block);
         }
     }
 
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.hold.as_ref().and_then(|hold| hold.pool()).is_some_and(|own| own.is(pool))
+        self.hold.as_ref().and_then(|hold| hold.pool()).is_some_and(|own| pool.is(own))
     }
 
     fn same_pool(&self, other: &Self) -> bool {
         let pool = |list: &Self| list.hold.as_ref().and_then(|hold| hold.pool().cloned());
         match (pool(self), pool(other)) {
-            (Some(one), Some(other)) => one.is(&other),
+            (Some(one), Some(other)) => Arc::ptr_eq(&one, &other),
             _ => false,
         }
     }
@@ -198,7 +199,7 @@ impl PinnedBlocks {
         }
         let Some(pool) = hold.pool().cloned() else { return };
         let own = {
-            let mut state = pool.shared.state.lock();
+            let mut state = pool.state.lock();
             Self::counted(&mut state, &pool, |state, blocks| {
                 for at in &hold.blocks {
                     state.pin(at.block);
@@ -220,10 +221,10 @@ impl IntoIterator for PinnedBlocks {
         let Some(mut hold) = self.hold.take() else { return Vec::new().into_iter() };
         let Some(pool) = hold.pool().cloned() else { return Vec::new().into_iter() };
         let mut pins = Vec::with_capacity(hold.blocks.len());
-        let mut state = pool.shared.state.lock();
+        let mut state = pool.state.lock();
         if let Some(own) = Arc::get_mut(&mut hold) {
             for at in own.blocks.drain(..) {
-                pins.push(BlockPin::counted(state.take_hold(), pool.clone(), at));
+                pins.push(BlockPin::counted(state.take_token(&pool), at));
             }
         }
         drop(state);
@@ -249,12 +250,13 @@ pub(crate) fn release_in_order(pool: &BlockPool, mut pins: Vec<BlockPin>) {
         if !pin.belongs_to(pool) {
             continue;
         }
-        let Some(mut hold) = pin.hold.take() else { continue };
-        if let Some(own) = Arc::get_mut(&mut hold) {
-            own.give_back(&mut state);
-            state.keep_hold(hold);
-        } else if let Some(mut own) = into_inner(hold) {
-            own.give_back(&mut state);
+        let Some(token) = pin.token.take() else { continue };
+        if is_sole(&token) {
+            state.unpin(pin.at.block);
+            // A pool that has a handle keeps it, or has enough.
+            drop(state.keep_token(token));
+        } else if into_inner(token).is_some() {
+            state.unpin(pin.at.block);
         }
     }
     drop(state);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::claim::{ClaimedBlock, ClaimedBlocks};
+use crate::claim::{ClaimedBlock, ClaimedBlocks, Handle};
 use crate::hold::BlockAt;
 use crate::integrity;
 use crate::pin::{BlockPin, PinnedBlocks, release_in_order};
@@ -29,11 +29,24 @@ use crate::{
 #[derive(Clone)]
 pub struct BlockPool {
     pub(crate) shared: Arc<Shared>,
+    _handles: Arc<Handles>,
 }
 
+/// What a pool's handles, its claims and its pins have in common.
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     primary_blocks: u64,
+}
+
+/// Counts the handles of a pool. Spare tokens lie in the pool and own it, so it would outlive its
+/// users: with the last handle they go.
+struct Handles(Arc<Shared>);
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        let spare = self.0.state.lock().close();
+        drop(spare);
+    }
 }
 
 impl BlockPool {
@@ -47,7 +60,8 @@ impl BlockPool {
 
     pub(crate) fn with_state(config: &PoolConfig, state: State) -> Self {
         let state = Mutex::new(state);
-        Self { shared: Arc::new(Shared { state, primary_blocks: config.primary_blocks }) }
+        let shared = Arc::new(Shared { state, primary_blocks: config.primary_blocks });
+        Self { _handles: Arc::new(Handles(Arc::clone(&shared))), shared }
     }
 
     /// Says that the primary tier has memory for its slots below `upto` now. Slots that had memory
@@ -100,7 +114,7 @@ impl BlockPool {
             state.note_miss(first);
             return PinnedBlocks::default();
         }
-        let pins = PinnedBlocks::counted(&mut state, self, |state, pins| {
+        let pins = PinnedBlocks::counted(&mut state, &self.shared, |state, pins| {
             pins.reserve(hashes.len());
             state.pin_prefix(hashes, pins);
         });
@@ -119,9 +133,9 @@ impl BlockPool {
             return None;
         }
         state.pin(block);
-        let spare = state.take_hold();
+        let token = state.take_token(&self.shared);
         drop(state);
-        Some(BlockPin::counted(spare, self.clone(), BlockAt { block, location }))
+        Some(BlockPin::counted(token, BlockAt { block, location }))
     }
 
     /// Finds `count` primary blocks that nobody uses and takes them, in one step: all or none.
@@ -165,7 +179,7 @@ impl BlockPool {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         drop(state);
-        Ok(ClaimedBlocks::new(self, tier, claims))
+        Ok(ClaimedBlocks::new(Arc::clone(&self.shared), tier, claims))
     }
 
     /// Finds one primary block that nobody uses and takes it, in one step: as
@@ -180,8 +194,9 @@ impl BlockPool {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         let Some(claim) = claim else { return Err(state.exhausted(Tier::Primary, 1)) };
+        let token = state.take_token(&self.shared);
         drop(state);
-        Ok(ClaimedBlock::new(self.clone(), Tier::Primary, claim))
+        Ok(ClaimedBlock::new(Handle::Token(token), Tier::Primary, claim))
     }
 
     /// Says what held blocks are worth from their release on: their priority, and for how long.
@@ -262,16 +277,22 @@ impl BlockPool {
         integrity::check(&self.shared.state.lock())
     }
 
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+    pub(crate) fn is(&self, other: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, other)
     }
 }
 
 impl fmt::Debug for BlockPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut view = f.debug_struct("BlockPool");
-        view.field("primary_blocks", &self.shared.primary_blocks);
-        match self.shared.state.try_lock() {
+        view.field("primary_blocks", &self.primary_blocks);
+        match self.state.try_lock() {
             Some(state) => view.field("counters", &state.counters).finish(),
             None => view.finish_non_exhaustive(),
         }

@@ -54,7 +54,7 @@ impl BlockPool {
             if count == 0 {
                 return PinnedBlocks::default();
             }
-            PinnedBlocks::counted(&mut state, self, |state, pins| {
+            PinnedBlocks::counted(&mut state, &self.shared, |state, pins| {
                 state.take_victims(tier, count, pins);
             })
         });

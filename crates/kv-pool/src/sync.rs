@@ -8,10 +8,27 @@ mod checked;
 
 #[cfg(any(loom, shuttle))]
 pub(crate) use checked::{Arc, Mutex};
+#[cfg(any(loom, shuttle))]
+use checked::{Ordering, fence};
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) use parking_lot::Mutex;
+mod patient;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use patient::Mutex;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use std::sync::Arc;
+#[cfg(not(any(loom, shuttle)))]
+use std::sync::atomic::{Ordering, fence};
+
+/// Whether there is no other owner. What the others did before they went happens before the return.
+#[inline]
+pub(crate) fn is_sole<T>(shared: &Arc<T>) -> bool {
+    let sole = Arc::strong_count(shared) == 1;
+    if sole {
+        // Owners leave with `Release`, and the count that was read is what the last of them left.
+        fence(Ordering::Acquire);
+    }
+    sole
+}
 
 /// What only this owner has left, or `None` while there are others. Of several owners that go at
 /// once, one gets it.

@@ -17,10 +17,11 @@ pub(crate) use tier::TierState;
 pub(crate) use watch::Watch;
 
 use crate::blocks::{Blocks, Flag, Place, Unlinked};
-use crate::hold::Hold;
+use crate::hold::{Hold, Token};
 use crate::index::Index;
 use crate::list::List;
 use crate::loan::Loans;
+use crate::pool::Shared;
 use crate::stats::{EvictionAges, PoolCounters};
 use crate::sync::Arc;
 use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, TenantId, Tier};
@@ -48,7 +49,10 @@ pub(crate) struct State {
     pub(crate) plain: bool,
     pub(crate) loans: Loans,
     offload_min_priority: Priority,
-    pub(crate) spare_holds: Vec<Arc<Hold>>,
+    spare_holds: Vec<Arc<Hold>>,
+    spare_tokens: Vec<Arc<Token>>,
+    /// Nobody has a handle of the pool any more.
+    closed: bool,
     pub(crate) spare_claims: Vec<Vec<Claim>>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) sabotage: crate::sabotage::Sabotage,
@@ -78,6 +82,8 @@ impl State {
             loans: Loans::default(),
             offload_min_priority: config.offload_min_priority,
             spare_holds: Vec::new(),
+            spare_tokens: Vec::new(),
+            closed: false,
             spare_claims: Vec::new(),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: crate::sabotage::Sabotage::default(),
@@ -320,6 +326,31 @@ impl State {
         if self.spare_holds.len() < SPARES_MAX && hold.capacity() <= SPARE_LEN_MAX {
             self.spare_holds.push(hold);
         }
+    }
+
+    /// A token without another owner.
+    #[inline]
+    pub(crate) fn take_token(&mut self, pool: &Arc<Shared>) -> Arc<Token> {
+        match self.spare_tokens.pop() {
+            Some(token) => token,
+            None => Arc::new(Token { pool: Arc::clone(pool) }),
+        }
+    }
+
+    /// Keeps a token without another owner for the next user, or gives it back.
+    #[inline]
+    pub(crate) fn keep_token(&mut self, token: Arc<Token>) -> Option<Arc<Token>> {
+        if self.closed || self.spare_tokens.len() >= SPARES_MAX {
+            return Some(token);
+        }
+        self.spare_tokens.push(token);
+        None
+    }
+
+    /// Gives the spare tokens away, which own the pool, and keeps none from now on.
+    pub(crate) fn close(&mut self) -> Vec<Arc<Token>> {
+        self.closed = true;
+        std::mem::take(&mut self.spare_tokens)
     }
 
     #[inline]

@@ -32,7 +32,7 @@ impl State {
     fn adopt(&mut self, id: BlockId, before: Option<BlockId>) {
         if let Some(before) = before
             && self.blocks.is(id, Flag::CHAINED)
-            && self.blocks.parent(id).is_none()
+            && !self.blocks.has_parent(id)
         {
             self.link(id, before);
         }
@@ -138,8 +138,9 @@ impl State {
 
     #[inline]
     fn unlink(&mut self, id: BlockId) {
-        let Some(parent) = self.blocks.parent(id) else { return };
+        let parent = self.blocks.parent(id);
         self.blocks.set_parent(id, None);
+        let Some(parent) = parent else { return };
         let children = self.blocks.children(parent) - 1;
         self.blocks.set_children(parent, children);
         self.note_child(parent, self.blocks.tier(id), false);

@@ -4,7 +4,7 @@
 //! other until something comes between them. Such a run is taken out, or put back, with one change
 //! of the queue and of the counts for all of it. Other blocks go one by one, with the same outcome.
 
-use crate::blocks::{Kind, Place};
+use crate::blocks::Place;
 use crate::hold::BlockAt;
 use crate::state::State;
 
@@ -13,6 +13,10 @@ impl State {
     pub(crate) fn pin_all(&mut self, found: &[BlockAt]) {
         let mut rest = found;
         while let Some((first, others)) = rest.split_first() {
+            if self.blocks.pin_again(first.block) {
+                rest = others;
+                continue;
+            }
             let pinned = if self.plain { self.pin_run(rest) } else { 0 };
             rest = &rest[pinned..];
             if pinned == 0 {
@@ -27,6 +31,10 @@ impl State {
         let together = self.plain && self.current <= self.completed;
         let mut rest = held;
         while let Some((last, others)) = rest.split_last() {
+            if self.blocks.unpin_one_of_many(last.block) {
+                rest = others;
+                continue;
+            }
             let released = if together { self.unpin_run(rest) } else { 0 };
             rest = &rest[..rest.len() - released];
             if released == 0 {
@@ -44,19 +52,19 @@ impl State {
             return 0;
         }
         let after = self.blocks.after(first.block);
-        let mut before = self.blocks.pin_first(first.block);
+        let Some(mut before) = self.blocks.pin_first(first.block, kind) else { return 0 };
         let mut pinned = 1;
         for at in &found[1..] {
             // A link leads to another kind, too: to a block with a duration.
-            if before != at.block.0 || self.blocks.kind(at.block) != kind {
+            if before != at.block.0 {
                 break;
             }
-            before = self.blocks.pin_first(at.block);
+            let Some(next) = self.blocks.pin_first(at.block, kind) else { break };
+            before = next;
             pinned += 1;
         }
-        let Kind { tier, class, .. } = kind;
-        let tier = &mut self.tiers[tier.index()];
-        tier.queues.unlinked(&mut self.blocks, class, before, after, pinned);
+        let tier = &mut self.tiers[kind.tier().index()];
+        tier.queues.unlinked(&mut self.blocks, kind.class(), before, after, pinned);
         tier.counts[Place::Queued as usize] -= pinned as u32;
         tier.counts[Place::Pinned as usize] += pinned as u32;
         pinned
@@ -69,18 +77,10 @@ impl State {
         if !kind.is_only_pinned() {
             return 0;
         }
-        let blocks = &mut self.blocks;
-        let alike = |id| blocks.references(id) == 1 && blocks.kind(id) == kind;
-        let released = held.iter().rev().take_while(|at| alike(at.block)).count();
-        if released == 0 {
-            return 0;
-        }
         let stamp = self.watch.now_ms() as u32;
-        let run = held.iter().rev().take(released).map(|at| at.block);
-        run.clone().for_each(|id| blocks.queue(id, stamp));
-        let Kind { tier, class, .. } = kind;
-        let tier = &mut self.tiers[tier.index()];
-        tier.queues.push_run_cached(blocks, run, class);
+        let run = held.iter().rev().map(|at| at.block);
+        let tier = &mut self.tiers[kind.tier().index()];
+        let released = tier.queues.push_run_cached(&mut self.blocks, run, kind, stamp);
         tier.counts[Place::Pinned as usize] -= released as u32;
         tier.counts[Place::Queued as usize] += released as u32;
         released

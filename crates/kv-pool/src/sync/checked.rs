@@ -15,7 +15,8 @@ use loom::sync as checker;
 #[cfg(not(loom))]
 use shuttle::sync as checker;
 
-use checker::atomic::{AtomicUsize, Ordering, fence};
+use checker::atomic::AtomicUsize;
+pub(super) use checker::atomic::{Ordering, fence};
 
 /// The checker's lock with the face of the real one.
 #[derive(Debug)]
