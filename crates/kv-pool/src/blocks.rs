@@ -366,6 +366,84 @@ impl Blocks {
         (Place::of(meta), Tier::from_bits(meta >> TIER_SHIFT), slot)
     }
 
+    /// Takes the name, the parent and the duration's absence from a queued block without children, and
+    /// makes it the claimant's, in one pass over its records; it has left its queue and the index.
+    /// Returns its parent, its slot, and since when it was unused.
+    #[inline]
+    pub(crate) fn evict(&mut self, id: BlockId, tenant: u16) -> (Option<BlockId>, SlotIndex, u32) {
+        const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
+        const LEFT: u32 = TIER_MASK;
+        let record = self.record_mut(id);
+        record[META] = record[META] & LEFT | Place::Claimed as u32 | DEFAULT;
+        (record[BEFORE], record[AFTER]) = (0, 0);
+        let (slot, stamp) = (SlotIndex(record[SLOT]), record[STAMP]);
+        let kin = self.kin_mut(id);
+        let (parent, generation) = (kin[PARENT], kin[PARENT_GENERATION]);
+        (kin[PARENT], kin[PARENT_GENERATION], kin[ORIGIN]) = (0, 0, tenant.into());
+        let Some(parent) = parent.checked_sub(1).map(BlockId) else { return (None, slot, stamp) };
+        if self.kin(parent)[GENERATION] == generation {
+            return (Some(parent), slot, stamp);
+        }
+        self.orphans -= 1;
+        (None, slot, stamp)
+    }
+
+    /// Whether [`evict`](Self::evict) is all that there is to do when content in a queue goes.
+    #[inline]
+    pub(crate) fn is_plain_content(&self, id: BlockId) -> bool {
+        const SPECIAL: u32 = Kind::STATE | Flag::EXPECTED.0 | Flag::MARK.0 | Flag::ASIDE.0;
+        self.record(id)[META] & SPECIAL == Place::Queued as u32 | Flag::NAMED.0
+    }
+
+    /// Gives a claimed block without a name its name, its priority and its first reference, in one
+    /// pass over its record, and says in which tier; `None`, and nothing has changed, of another.
+    #[inline]
+    pub(crate) fn name_claimed(
+        &mut self,
+        id: BlockId,
+        hash: BlockHash,
+        priority: Priority,
+        chained: bool,
+    ) -> Option<Tier> {
+        const KEPT: u32 = !(PLACE_MASK | PRIORITY_MASK);
+        let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & (PLACE_MASK | Flag::NAMED.0 | Flag::TIMED.0) != Place::Claimed as u32 {
+            return None;
+        }
+        let chained = if chained { Flag::CHAINED.0 } else { 0 };
+        let priority = u32::from(priority.get()) << PRIORITY_SHIFT;
+        record[META] = meta & KEPT | Place::Pinned as u32 | Flag::NAMED.0 | chained | priority;
+        record[BEFORE] = 1;
+        self.set_hash(id, hash);
+        Some(Tier::from_bits(meta >> TIER_SHIFT))
+    }
+
+    /// Makes `parent` the parent of a block that has none, if it may have children.
+    #[inline]
+    pub(crate) fn follow(&mut self, id: BlockId, parent: BlockId) {
+        let kin = self.kin_mut(parent);
+        let generation = kin[GENERATION];
+        if generation == u32::MAX || parent == id {
+            return;
+        }
+        kin[CHILDREN] += 1;
+        let depth = ((kin[ORIGIN] >> 16) as u16).saturating_add(1);
+        let own = self.kin_mut(id);
+        own[PARENT] = parent.0 + 1;
+        own[PARENT_GENERATION] = generation;
+        own[ORIGIN] = own[ORIGIN] & 0xFFFF | u32::from(depth) << 16;
+        self.set(id, Flag::LINKED);
+    }
+
+    /// Counts one child less; whether it was the last, and the block waits for that.
+    #[inline]
+    pub(crate) fn lose_child(&mut self, id: BlockId) -> bool {
+        let children = &mut self.kin_mut(id)[CHILDREN];
+        *children -= 1;
+        *children == 0 && self.place(id) == Place::Shadowed
+    }
+
     /// The hash in the record, whether the index leads there or not.
     #[inline]
     pub(crate) fn hash(&self, id: BlockId) -> BlockHash {

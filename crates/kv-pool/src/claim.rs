@@ -152,7 +152,7 @@ impl ClaimedBlock {
         let Some(handle) = self.handle.take() else { unreachable!("a claimed block has a pool") };
         let pool = handle.pool();
         let mut state = pool.state.lock();
-        let parent = naming.parent.and_then(|parent| state.find(parent));
+        let parent = naming.parent.and_then(|parent| state.find_parent(parent));
         let existing = state.register_claim(&claim, hash, parent, &naming);
         let existing =
             existing.map(|block| BlockAt { block, location: state.blocks.location(block) });
@@ -314,7 +314,7 @@ impl ClaimedBlocks {
         }
         let naming = naming.into();
         let mut state = self.pool.state.lock();
-        let mut parent = naming.parent.and_then(|parent| state.find(parent));
+        let mut parent = naming.parent.and_then(|parent| state.find_parent(parent));
         let mut following = naming;
         let (tier, claims) = (self.tier, &self.claims[..names]);
         let pins = PinnedBlocks::counted(&mut state, &self.pool, |state, pins| {
@@ -376,7 +376,7 @@ impl State {
 
     /// Names a claimed block and releases it; whether it has the name.
     fn cache_claim(&mut self, claim: &Claim, hash: BlockHash, naming: &Naming) -> bool {
-        let parent = naming.parent.and_then(|parent| self.find(parent));
+        let parent = naming.parent.and_then(|parent| self.find_parent(parent));
         let existing = self.register_claim(claim, hash, parent, naming);
         if let Some(existing) = existing {
             self.unpin(existing);

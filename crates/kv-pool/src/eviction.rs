@@ -74,6 +74,28 @@ impl EvictionQueues {
         self.pop_at(blocks, lowest)
     }
 
+    /// The class and the block that [`pop`](Self::pop) would take.
+    #[inline]
+    pub(crate) fn first(&self) -> Option<(usize, BlockId)> {
+        let lowest = self.occupied.trailing_zeros() as usize;
+        Some((lowest, self.lists.get(lowest)?.front()?))
+    }
+
+    /// Takes out the first block of a class that has one.
+    #[inline]
+    pub(crate) fn pop_class(&mut self, blocks: &mut Blocks, class: usize) {
+        self.pop_at(blocks, class);
+    }
+
+    /// Inserts a block with content that will be handed out before all others of its class.
+    #[inline]
+    pub(crate) fn push_cached_first(&mut self, blocks: &mut Blocks, block: BlockId, class: usize) {
+        let Some(list) = self.lists.get_mut(class) else { return };
+        list.push_front(blocks, block);
+        self.occupied |= 1 << class;
+        self.len += 1;
+    }
+
     /// Every block with the class that it is queued by, in the order of [`pop`](Self::pop).
     pub(crate) fn iter<'a>(
         &'a self,

@@ -31,8 +31,14 @@ pub(crate) struct Index {
     shift: u32,
     /// The part of a place that is the block's number, counted from 1; the rest is the name's tag.
     id_mask: u32,
+    /// Which bits of a comparison of a line count: all but the last.
+    places_mask: u32,
     len: usize,
 }
+
+/// A name as the table is searched by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mixed(u64);
 
 impl Index {
     /// A table for blocks with indices below `blocks`.
@@ -51,6 +57,7 @@ impl Index {
             shift: 64 - lines.trailing_zeros(),
             // Blocks are counted from 1; 0 is an empty place.
             id_mask: u32::MAX.checked_shr((blocks as u32).leading_zeros()).unwrap_or(0),
+            places_mask: (1 << OVERFLOW) - 1,
             len: 0,
         })
     }
@@ -62,18 +69,29 @@ impl Index {
     /// The block that bears the name.
     #[inline]
     pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
+        self.get_or_mixed(blocks, hash).ok()
+    }
+
+    /// The block that bears the name, or what [`insert_new`](Self::insert_new) needs to know of it.
+    #[inline]
+    pub(crate) fn get_or_mixed(&self, blocks: &Blocks, hash: BlockHash) -> Result<BlockId, Mixed> {
         let mixed = mix(hash);
+        self.search(blocks, hash, mixed).ok_or(Mixed(mixed))
+    }
+
+    #[inline]
+    fn search(&self, blocks: &Blocks, hash: BlockHash, mixed: u64) -> Option<BlockId> {
         let (tag, id_mask) = (self.tag(mixed), self.id_mask);
         let mut line = self.home(mixed);
         for _ in 0..self.lines {
             let places = self.line(line)?;
-            let mut alike = matches(places, |place| place & !id_mask == tag);
+            let mut alike = self.matches(places, |place| place & !id_mask == tag);
             while alike != 0 {
                 let place = places[alike.trailing_zeros() as usize % LINE];
                 alike &= alike - 1;
                 // Empty places are alike where numbers leave no bits for tags.
                 if let Some(id) = self.block(place)
-                    && blocks.hash(id) == hash
+                    && blocks.has_hash(id, hash)
                 {
                     return Some(id);
                 }
@@ -124,7 +142,7 @@ impl Index {
     fn likely(&self, mixed: u64) -> BlockId {
         let Some(places) = self.line(self.home(mixed)) else { return BlockId(u32::MAX) };
         let (tag, id_mask) = (self.tag(mixed), self.id_mask);
-        let alike = matches(places, |place| place & !id_mask == tag);
+        let alike = self.matches(places, |place| place & !id_mask == tag);
         // Only what a place leads to counts: a record keeps its hash when the name is gone.
         let place = if alike == 0 { 0 } else { places[alike.trailing_zeros() as usize % LINE] };
         BlockId((place & self.id_mask).wrapping_sub(1))
@@ -140,14 +158,20 @@ impl Index {
     /// Adds a name that nobody bears. The block's record has the name already.
     #[inline]
     pub(crate) fn insert(&mut self, hash: BlockHash, id: BlockId) {
-        let mixed = mix(hash);
+        self.insert_new(Mixed(mix(hash)), id);
+    }
+
+    /// The same for a name that was looked for and not found.
+    #[inline]
+    pub(crate) fn insert_new(&mut self, Mixed(mixed): Mixed, id: BlockId) {
+        let places_mask = self.places_mask;
         let place = (id.0 + 1) | self.tag(mixed);
         let mut line = self.home(mixed);
         self.len += 1;
         // There is an empty place somewhere, so the search ends.
         for _ in 0..self.lines {
             let Some(places) = self.line_mut(line) else { return };
-            let empty = matches(places, |place| place == 0);
+            let empty = matches(places, |place| place == 0) & places_mask;
             if empty != 0 {
                 places[empty.trailing_zeros() as usize % LINE] = place;
                 return;
@@ -162,11 +186,11 @@ impl Index {
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &Blocks, id: BlockId) {
         let home = self.home(mix(blocks.hash(id)));
-        let (wanted, id_mask) = (id.0 + 1, self.id_mask);
+        let (wanted, id_mask, places_mask) = (id.0 + 1, self.id_mask, self.places_mask);
         let mut line = home;
         for _ in 0..self.lines {
             let Some(places) = self.line_mut(line) else { return };
-            let found = matches(places, |place| place & id_mask == wanted);
+            let found = matches(places, |place| place & id_mask == wanted) & places_mask;
             if found != 0 {
                 places[found.trailing_zeros() as usize % LINE] = 0;
                 self.len -= 1;
@@ -195,6 +219,13 @@ impl Index {
             }
             at = self.next(at);
         }
+    }
+
+    /// Which places of a line lead to such blocks, a bit each.
+    #[inline]
+    fn matches(&self, places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
+        // Not a constant, or one place less is compared, and one vector less used.
+        matches(places, such) & self.places_mask
     }
 
     #[inline]
@@ -240,8 +271,8 @@ impl Index {
 /// Which places of a line are such, a bit each.
 #[inline]
 fn matches(places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
-    // Two vectors, where the machine has such: the last bit is zero, for that place counts.
-    const BITS: [u32; LINE] = [1, 2, 4, 8, 16, 32, 64, 0];
+    // Two vectors, where the machine has such.
+    const BITS: [u32; LINE] = [1, 2, 4, 8, 16, 32, 64, 128];
     let bit = |(&place, bit): (&u32, u32)| if such(place) { bit } else { 0 };
     places.iter().zip(BITS).map(bit).fold(0, |mask, bit| mask | bit)
 }

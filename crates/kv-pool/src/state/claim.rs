@@ -78,7 +78,10 @@ impl State {
         {
             return Some(self.claim_stale(stale));
         }
-        let claim = self.claim_next(tier, by)?;
+        let claim = match self.claim_plainly(tier, by) {
+            Some(claim) => claim,
+            None => self.claim_next(tier, by)?,
+        };
         self.counters.claimed += 1;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if tier == Tier::Primary {
@@ -87,7 +90,6 @@ impl State {
         Some(claim)
     }
 
-    #[inline]
     fn claim_next(&mut self, tier: Tier, by: TenantId) -> Option<Claim> {
         let state = &self.tiers[tier.index()];
         if state.queues.empty() == 0
@@ -227,6 +229,14 @@ impl State {
     pub(crate) fn unshadow(&mut self, id: BlockId) {
         let tier = self.blocks.tier(id).index();
         self.tiers[tier].shadowed.remove(&mut self.blocks, id);
+        if self.plain {
+            let state = &mut self.tiers[tier];
+            state.counts[Place::Shadowed as usize] -= 1;
+            state.counts[Place::Queued as usize] += 1;
+            self.blocks.set_place(id, Place::Queued);
+            let class = self.blocks.kind(id).class();
+            return state.queues.push_cached_first(&mut self.blocks, id, class);
+        }
         self.put(id, Place::Queued);
         if self.watch.policies[tier].is_some() {
             return self.enqueue_by_policy(id, self.blocks.tier(id));
@@ -235,10 +245,10 @@ impl State {
         self.tiers[tier].queues.insert_first(&mut self.blocks, id, class);
     }
 
-    /// Counts how long a victim was unused.
+    /// Counts how long a victim was unused, which was released at `stamp`.
     #[inline]
-    fn count_age(&mut self, id: BlockId) {
-        let age = (self.watch.now_ms() as u32).wrapping_sub(self.blocks.stamp(id));
+    pub(super) fn count_age(&mut self, stamp: u32) {
+        let age = (self.watch.now_ms() as u32).wrapping_sub(stamp);
         self.ages.evicted += 1;
         self.ages.total_ms += u64::from(age);
         self.ages.max_ms = self.ages.max_ms.max(age.into());
@@ -249,7 +259,7 @@ impl State {
         self.counters.dropped += 1;
         if self.blocks.tier(id) == Tier::Primary {
             self.counters.evicted += 1;
-            self.count_age(id);
+            self.count_age(self.blocks.stamp(id));
         }
     }
 
@@ -287,7 +297,7 @@ impl State {
     #[inline]
     fn displace(&mut self, victim: BlockId, target: BlockId, by: TenantId) -> Claim {
         self.counters.evicted += 1;
-        self.count_age(victim);
+        self.count_age(self.blocks.stamp(victim));
         self.swap_locations(victim, target);
         let from = self.blocks.location(target).slot;
         let to = self.blocks.location(victim).slot;

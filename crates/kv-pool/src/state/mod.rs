@@ -5,6 +5,7 @@
 
 mod claim;
 mod names;
+mod plain;
 mod runs;
 mod tenancy;
 mod tier;
@@ -47,6 +48,10 @@ pub(crate) struct State {
     pub(crate) watch: Watch,
     /// No tenants, and no policy but priority LRU.
     pub(crate) plain: bool,
+    /// No log of events either, when it was made.
+    quiet: bool,
+    /// What was named last: mostly the parent of what is named next.
+    last_named: BlockId,
     pub(crate) loans: Loans,
     offload_min_priority: Priority,
     spare_holds: Vec<Arc<Hold>>,
@@ -78,6 +83,8 @@ impl State {
             counters: PoolCounters::default(),
             ages: EvictionAges::default(),
             plain: watch.policies.iter().all(Option::is_none),
+            quiet: watch.events.is_none(),
+            last_named: BlockId(0),
             watch,
             loans: Loans::default(),
             offload_min_priority: config.offload_min_priority,

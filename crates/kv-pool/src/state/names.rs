@@ -14,6 +14,16 @@ impl State {
         self.index.get(&self.blocks, hash)
     }
 
+    /// The same, of the name of what comes before content that is about to be named.
+    #[inline]
+    pub(crate) fn find_parent(&self, hash: BlockHash) -> Option<BlockId> {
+        let last = self.last_named;
+        if self.blocks.has_hash(last, hash) && self.blocks.is(last, Flag::NAMED) {
+            return Some(last);
+        }
+        self.find(hash)
+    }
+
     /// Finds the next block of a prefix. If it was named as the successor of other content but has
     /// lost its parent, `before` is that from now on.
     #[inline]
@@ -75,7 +85,14 @@ impl State {
         parent: Option<BlockId>,
         naming: &Naming,
     ) -> Option<BlockId> {
-        if let Some(existing) = self.find(hash) {
+        let found = self.index.get_or_mixed(&self.blocks, hash);
+        if let Err(mixed) = found
+            && self.name_plainly(id, (hash, mixed), parent, naming)
+        {
+            self.last_named = id;
+            return None;
+        }
+        if let Ok(existing) = found {
             let near = self.blocks.tier(existing) == Tier::Primary;
             if near || self.blocks.place(existing) == Place::Pinned {
                 self.counters.duplicates += 1;
@@ -110,6 +127,7 @@ impl State {
         self.put(id, Place::Pinned);
         self.note_stored(id);
         self.counters.registered += 1;
+        self.last_named = id;
         self.emit_stored(id);
         None
     }
