@@ -459,10 +459,30 @@ impl Blocks {
         self.hashes.get(id.index()).is_some_and(|own| *own == halves)
     }
 
-    /// Reads the record of a block, if there is one, so that it is at hand when it is needed.
+    /// Whether there is such a block, and lookups find it by this name.
     #[inline]
-    pub(crate) fn touch(&self, id: BlockId) -> u32 {
-        self.uses.get(id.index()).map_or(0, |record| record[META])
+    pub(crate) fn bears(&self, id: BlockId, hash: BlockHash) -> bool {
+        self.has_hash(id, hash) && self.is(id, Flag::NAMED)
+    }
+
+    /// The same, with what [`location_and_lack`](Self::location_and_lack) says of it.
+    #[inline]
+    pub(crate) fn bearing(&self, id: BlockId, hash: BlockHash) -> Option<(Location, bool)> {
+        if !self.has_hash(id, hash) {
+            return None;
+        }
+        self.is(id, Flag::NAMED).then(|| self.location_and_lack(id))
+    }
+
+    /// Where a block lies, and whether its content was named as a successor and the record names no
+    /// parent.
+    #[inline]
+    pub(crate) fn location_and_lack(&self, id: BlockId) -> (Location, bool) {
+        const BOTH: u32 = Flag::CHAINED.0 | Flag::LINKED.0;
+        let record = self.record(id);
+        let meta = record[META];
+        let tier = Tier::from_bits(meta >> TIER_SHIFT);
+        (Location { tier, slot: SlotIndex(record[SLOT]) }, meta & BOTH == Flag::CHAINED.0)
     }
 
     #[inline]

@@ -31,7 +31,8 @@ pub(crate) struct Index {
     shift: u32,
     /// The part of a place that is the block's number, counted from 1; the rest is the name's tag.
     id_mask: u32,
-    /// Which bits of a comparison of a line count: all but the last.
+    /// Which bits of [`alike`] are those of places that blocks may lie in: all but the last. Not a
+    /// constant, or the compiler would compare seven places, with a vector less.
     places_mask: u32,
     len: usize,
 }
@@ -57,7 +58,7 @@ impl Index {
             shift: 64 - lines.trailing_zeros(),
             // Blocks are counted from 1; 0 is an empty place.
             id_mask: u32::MAX.checked_shr((blocks as u32).leading_zeros()).unwrap_or(0),
-            places_mask: (1 << OVERFLOW) - 1,
+            places_mask: ((1 << OVERFLOW) - 1) << 1,
             len: 0,
         })
     }
@@ -85,9 +86,9 @@ impl Index {
         let mut line = self.home(mixed);
         for _ in 0..self.lines {
             let places = self.line(line)?;
-            let mut alike = self.matches(places, |place| place & !id_mask == tag);
+            let mut alike = alike(places, !id_mask, tag) & self.places_mask;
             while alike != 0 {
-                let place = places[alike.trailing_zeros() as usize % LINE];
+                let place = places[first(alike)];
                 alike &= alike - 1;
                 // Empty places are alike where numbers leave no bits for tags.
                 if let Some(id) = self.block(place)
@@ -121,12 +122,9 @@ impl Index {
             *id = self.likely(mix(hash));
         }
         let mut right = [false; TOGETHER];
-        let mut seen = 0;
         for ((&hash, &id), right) in hashes.iter().zip(&*found).zip(&mut right) {
             *right = blocks.has_hash(id, hash);
-            seen ^= blocks.touch(id);
         }
-        std::hint::black_box(seen);
         for (at, &hash) in hashes.iter().enumerate() {
             if !right[at] {
                 let Some(id) = self.get(blocks, hash) else { return at };
@@ -142,9 +140,9 @@ impl Index {
     fn likely(&self, mixed: u64) -> BlockId {
         let Some(places) = self.line(self.home(mixed)) else { return BlockId(u32::MAX) };
         let (tag, id_mask) = (self.tag(mixed), self.id_mask);
-        let alike = self.matches(places, |place| place & !id_mask == tag);
+        let alike = alike(places, !id_mask, tag) & self.places_mask;
         // Only what a place leads to counts: a record keeps its hash when the name is gone.
-        let place = if alike == 0 { 0 } else { places[alike.trailing_zeros() as usize % LINE] };
+        let place = if alike == 0 { 0 } else { places[first(alike)] };
         BlockId((place & self.id_mask).wrapping_sub(1))
     }
 
@@ -171,9 +169,9 @@ impl Index {
         // There is an empty place somewhere, so the search ends.
         for _ in 0..self.lines {
             let Some(places) = self.line_mut(line) else { return };
-            let empty = matches(places, |place| place == 0) & places_mask;
+            let empty = alike(places, u32::MAX, 0) & places_mask;
             if empty != 0 {
-                places[empty.trailing_zeros() as usize % LINE] = place;
+                places[first(empty)] = place;
                 return;
             }
             places[OVERFLOW] += 1;
@@ -190,9 +188,9 @@ impl Index {
         let mut line = home;
         for _ in 0..self.lines {
             let Some(places) = self.line_mut(line) else { return };
-            let found = matches(places, |place| place & id_mask == wanted) & places_mask;
+            let found = alike(places, id_mask, wanted) & places_mask;
             if found != 0 {
-                places[found.trailing_zeros() as usize % LINE] = 0;
+                places[first(found)] = 0;
                 self.len -= 1;
                 return self.passed_no_more(home, line);
             }
@@ -219,13 +217,6 @@ impl Index {
             }
             at = self.next(at);
         }
-    }
-
-    /// Which places of a line lead to such blocks, a bit each.
-    #[inline]
-    fn matches(&self, places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
-        // Not a constant, or one place less is compared, and one vector less used.
-        matches(places, such) & self.places_mask
     }
 
     #[inline]
@@ -268,13 +259,24 @@ impl Index {
     }
 }
 
-/// Which places of a line are such, a bit each.
+/// Which places of a line are `wanted` under a mask: bit `n + 1` for place `n`.
+///
+/// Two halves, whose bits begin at 1 and at 5, are what compilers make two vectors of.
 #[inline]
-fn matches(places: &[u32; LINE], such: impl Fn(u32) -> bool) -> u32 {
-    // Two vectors, where the machine has such.
-    const BITS: [u32; LINE] = [1, 2, 4, 8, 16, 32, 64, 128];
-    let bit = |(&place, bit): (&u32, u32)| if such(place) { bit } else { 0 };
-    places.iter().zip(BITS).map(bit).fold(0, |mask, bit| mask | bit)
+fn alike(places: &[u32; LINE], mask: u32, wanted: u32) -> u32 {
+    let half = |places: &[u32], begin: usize| {
+        (0..LINE / 2).fold(0, |bits, at| {
+            bits | u32::from(places[at] & mask == wanted) << (at + begin)
+        })
+    };
+    let (low, high) = places.split_at(LINE / 2);
+    half(low, 1) | half(high, 1 + LINE / 2)
+}
+
+/// The first place of those that are [`alike`].
+#[inline]
+fn first(alike: u32) -> usize {
+    (alike.trailing_zeros() as usize).wrapping_sub(1) % LINE
 }
 
 /// All bits of a name in 64, well mixed at both ends even if names are small numbers.

@@ -7,6 +7,9 @@ use crate::index::TOGETHER;
 use crate::state::State;
 use crate::{BlockHash, BlockId, Tier};
 
+/// How many names of a prefix are looked up before the next one is guessed from their blocks.
+const TOGETHER_AT_FIRST: usize = 4;
+
 impl State {
     /// The block that lookups of this name find.
     #[inline]
@@ -18,7 +21,7 @@ impl State {
     #[inline]
     pub(crate) fn find_parent(&self, hash: BlockHash) -> Option<BlockId> {
         let last = self.last_named;
-        if self.blocks.has_hash(last, hash) && self.blocks.is(last, Flag::NAMED) {
+        if self.blocks.bears(last, hash) {
             return Some(last);
         }
         self.find(hash)
@@ -50,23 +53,57 @@ impl State {
 
     /// Finds the longest cached prefix, then pins it. Two passes, for the reads of the first overlap.
     pub(crate) fn pin_prefix(&mut self, hashes: &[BlockHash], pins: &mut Vec<BlockAt>) {
-        let mut found = [BlockId(0); TOGETHER];
-        for names in hashes.chunks(TOGETHER) {
-            let count = self.index.get_many(&self.blocks, names, &mut found);
-            let at = |&block: &BlockId| BlockAt { block, location: self.blocks.location(block) };
-            pins.extend(found[..count].iter().map(at));
-            if let Some(&missing) = names.get(count) {
-                self.note_miss(missing);
-                break;
-            }
+        let alone = self.find_prefix(hashes, pins);
+        if let Some(&missing) = hashes.get(pins.len()) {
+            self.note_miss(missing);
         }
         self.note_uses(pins);
         self.pin_all(pins);
+        if !alone && !self.has_notes() {
+            return;
+        }
         let mut before = None;
         for at in pins.iter() {
             self.adopt(at.block, before);
             before = Some(at.block);
         }
+    }
+
+    /// Finds the longest cached prefix; whether one of its blocks may lack a parent.
+    ///
+    /// The blocks of a prefix were mostly claimed together, and then each is as far from the last as
+    /// that from the one before: where it is so, its record tells that it bears the name, and the
+    /// index is not asked.
+    fn find_prefix(&self, hashes: &[BlockHash], found: &mut Vec<BlockAt>) -> bool {
+        let mut alone = false;
+        let (mut last, mut step) = (BlockId(u32::MAX), 1);
+        let (mut rest, mut together) = (hashes, TOGETHER_AT_FIRST);
+        while !rest.is_empty() {
+            let mut guessed = 0;
+            for &hash in rest {
+                let block = BlockId(last.0.wrapping_add(step));
+                let Some((location, lacks)) = self.blocks.bearing(block, hash) else { break };
+                found.push(BlockAt { block, location });
+                (last, alone, guessed) = (block, alone | lacks, guessed + 1);
+            }
+            rest = &rest[guessed..];
+            let mut ids = [BlockId(0); TOGETHER];
+            let names = &rest[..rest.len().min(together)];
+            let count = self.index.get_many(&self.blocks, names, &mut ids);
+            for &block in &ids[..count] {
+                let (location, lacks) = self.blocks.location_and_lack(block);
+                found.push(BlockAt { block, location });
+                alone |= lacks;
+            }
+            if count < names.len() {
+                break;
+            }
+            if let [.., before, end] = ids[..count] {
+                (last, step) = (end, end.0.wrapping_sub(before.0));
+            }
+            (rest, together) = (&rest[count..], TOGETHER);
+        }
+        alone || self.blocks.orphans() > 0
     }
 
     /// Reads the places of names that are about to be given.

@@ -268,6 +268,12 @@ impl State {
         }
     }
 
+    /// Whether a policy wants to know of uses.
+    #[inline]
+    pub(crate) fn has_notes(&self) -> bool {
+        !self.watch.notes.is_empty()
+    }
+
     /// Tells the policies that a lookup asked for what is not cached.
     #[inline]
     pub(crate) fn note_miss(&mut self, hash: BlockHash) {
