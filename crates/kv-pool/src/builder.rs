@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, SystemClock};
 use crate::policy::EvictionPolicy;
-use crate::state::{State, Watch};
+use crate::state::{SlotNumbers, State, Watch};
 use crate::{BlockPool, ConfigError, PoolConfig, Tier};
 
 /// Puts a [`BlockPool`] together; see [`BlockPool::builder`].
@@ -13,9 +13,15 @@ pub struct PoolBuilder {
     clock: Box<dyn Clock>,
     events: Option<usize>,
     policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+    slots: SlotNumbers,
 }
 
 impl PoolBuilder {
+    /// Numbers the slots of every tier in steps of `step`, from `first` on.
+    pub(crate) fn every_slot(self, step: u32, first: u32) -> Self {
+        Self { slots: SlotNumbers { step, first }, ..self }
+    }
+
     /// The clock that durations and deadlines are measured by, instead of the system's.
     pub fn clock(self, clock: impl Clock + 'static) -> Self {
         Self { clock: Box::new(clock), ..self }
@@ -39,12 +45,12 @@ impl PoolBuilder {
     /// # Errors
     /// [`ConfigError`] names the number that cannot be.
     pub fn build(self) -> Result<BlockPool, ConfigError> {
-        let Self { config, clock, events, policies } = self;
+        let Self { config, clock, events, policies, slots } = self;
         config.check()?;
         let blocks = config.blocks().iter().sum::<u64>();
         let refused = |_| ConfigError::OutOfMemory { blocks };
         let watch = Watch::new(clock, events, policies, blocks as usize).map_err(refused)?;
-        let state = State::new(&config, watch).map_err(refused)?;
+        let state = State::new(&config, watch, slots).map_err(refused)?;
         Ok(BlockPool::with_state(&config, state))
     }
 }
@@ -57,6 +63,7 @@ impl BlockPool {
             clock: Box::new(SystemClock::new()),
             events: None,
             policies: [const { None }; Tier::COUNT],
+            slots: SlotNumbers::ALL,
         }
     }
 }

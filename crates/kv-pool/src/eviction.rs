@@ -145,8 +145,9 @@ impl EvictionQueues {
     ) -> usize {
         let class = kind.class();
         let Some(list) = self.lists.get_mut(class) else { return 0 };
-        let count =
-            list.push_run_back(blocks, run, |blocks, id, back| blocks.queue_last(id, kind, stamp, back));
+        let count = list.push_run_back(blocks, run, |blocks, id, back| {
+            blocks.queue_last(id, kind, stamp, back)
+        });
         self.len += count;
         self.occupied |= u128::from(count > 0) << class;
         count

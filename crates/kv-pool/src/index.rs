@@ -265,9 +265,8 @@ impl Index {
 #[inline]
 fn alike(places: &[u32; LINE], mask: u32, wanted: u32) -> u32 {
     let half = |places: &[u32], begin: usize| {
-        (0..LINE / 2).fold(0, |bits, at| {
-            bits | u32::from(places[at] & mask == wanted) << (at + begin)
-        })
+        (0..LINE / 2)
+            .fold(0, |bits, at| bits | u32::from(places[at] & mask == wanted) << (at + begin))
     };
     let (low, high) = places.split_at(LINE / 2);
     half(low, 1) | half(high, 1 + LINE / 2)

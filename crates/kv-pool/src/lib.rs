@@ -135,6 +135,7 @@ mod removal;
 mod retention;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
+mod sharded;
 mod snapshot;
 mod state;
 mod stats;
@@ -158,6 +159,7 @@ pub use onboard::{Onboard, OnboardRefused, Onboarded};
 pub use pin::{BlockPin, PinnedBlocks};
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
+pub use sharded::{ShardedClaim, ShardedPool};
 pub use snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
 pub use stats::{EvictionAges, PoolCounters, PoolStats, TierStats};
 pub use tenants::{EvictionVerdict, TenantCounts, TenantError, TenantId, TenantQuota};

@@ -56,6 +56,23 @@ pub struct PoolCounters {
     pub misuses: u64,
 }
 
+impl PoolCounters {
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            lookups: self.lookups + other.lookups,
+            hits: self.hits + other.hits,
+            claimed: self.claimed + other.claimed,
+            registered: self.registered + other.registered,
+            duplicates: self.duplicates + other.duplicates,
+            evicted: self.evicted + other.evicted,
+            offloaded: self.offloaded + other.offloaded,
+            onboarded: self.onboarded + other.onboarded,
+            dropped: self.dropped + other.dropped,
+            misuses: self.misuses + other.misuses,
+        }
+    }
+}
+
 /// How long content had been unused when it lost its primary slot to a claim.
 ///
 /// Measured by the pool's clock as it was last read: by [`tick`](crate::BlockPool::tick), by
@@ -88,6 +105,19 @@ impl State {
     pub(crate) fn stats(&self) -> PoolStats {
         let [primary, secondary, third, fourth] = self.tiers.each_ref().map(TierState::stats);
         PoolStats { primary, secondary, further: [third, fourth], counters: self.counters }
+    }
+}
+
+impl TierStats {
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            slots: self.slots + other.slots,
+            empty: self.empty + other.empty,
+            cached: self.cached + other.cached,
+            retiring: self.retiring + other.retiring,
+            pinned: self.pinned + other.pinned,
+            claimed: self.claimed + other.claimed,
+        }
     }
 }
 

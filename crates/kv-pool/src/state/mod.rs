@@ -14,7 +14,7 @@ mod watch;
 use std::collections::TryReserveError;
 
 pub(crate) use claim::{Claim, Move};
-pub(crate) use tier::TierState;
+pub(crate) use tier::{SlotNumbers, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{Blocks, Flag, Place, Unlinked};
@@ -25,7 +25,7 @@ use crate::loan::Loans;
 use crate::pool::Shared;
 use crate::stats::{EvictionAges, PoolCounters};
 use crate::sync::Arc;
-use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, TenantId, Tier};
+use crate::{BlockId, Epoch, Location, PoolConfig, Priority, TenantId, Tier};
 
 /// Buffers kept for the next user; what is beyond is freed.
 const SPARES_MAX: usize = 256;
@@ -65,10 +65,14 @@ pub(crate) struct State {
 
 impl State {
     /// `config` has been checked.
-    pub(crate) fn new(config: &PoolConfig, watch: Watch) -> Result<Self, TryReserveError> {
+    pub(crate) fn new(
+        config: &PoolConfig,
+        watch: Watch,
+        slots: SlotNumbers,
+    ) -> Result<Self, TryReserveError> {
         let mut base = 0;
         let tiers = config.blocks().map(|capacity| {
-            let tier = TierState::new(base, capacity as u32);
+            let tier = TierState::new(base, capacity as u32, slots);
             base += capacity as u32;
             tier
         });
@@ -103,7 +107,8 @@ impl State {
     #[cfg(test)]
     pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
         let clock = Box::new(crate::ManualClock::new());
-        Self::new(config, Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?)
+        let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?;
+        Self::new(config, watch, SlotNumbers::ALL)
     }
 
     /// Gives the primary slots below `upto` memory.
@@ -313,7 +318,7 @@ impl State {
         if state.appeared == state.ready {
             return None;
         }
-        let (id, slot) = (BlockId(state.base + state.appeared), SlotIndex(state.appeared));
+        let (id, slot) = (BlockId(state.base + state.appeared), state.slot(state.appeared));
         state.appeared += 1;
         state.counts[Place::Absent as usize] += 1;
         self.blocks.set_location(id, Location { tier, slot });

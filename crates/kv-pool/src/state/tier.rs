@@ -1,10 +1,23 @@
 //! One tier: its slots, its queues, and how many of its blocks are where.
 
+use crate::SlotIndex;
 use crate::blocks::Place;
 use crate::eviction::EvictionQueues;
 use crate::list::List;
 
-/// The blocks from `base` on lie in this tier at first, block `base + n` in slot `n`.
+/// Which slots of a tier a pool has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotNumbers {
+    pub(crate) first: u32,
+    /// From one to the next.
+    pub(crate) step: u32,
+}
+
+impl SlotNumbers {
+    pub(crate) const ALL: Self = Self { first: 0, step: 1 };
+}
+
+/// The blocks from `base` on lie in this tier at first, block `base + n` in the tier's slot `n`.
 #[derive(Debug)]
 pub(crate) struct TierState {
     pub(crate) queues: EvictionQueues,
@@ -13,6 +26,7 @@ pub(crate) struct TierState {
     /// Blocks by place; those that have not appeared are not counted.
     pub(crate) counts: [u32; Place::COUNT],
     pub(crate) base: u32,
+    slots: SlotNumbers,
     /// Slots that have memory.
     pub(crate) ready: u32,
     /// Of these, slots that have been used. The others are not in any list yet.
@@ -20,15 +34,21 @@ pub(crate) struct TierState {
 }
 
 impl TierState {
-    pub(crate) fn new(base: u32, capacity: u32) -> Self {
+    pub(crate) fn new(base: u32, capacity: u32, slots: SlotNumbers) -> Self {
         Self {
             queues: EvictionQueues::new(),
             shadowed: List::EMPTY,
             counts: [0; Place::COUNT],
             base,
+            slots,
             ready: capacity,
             appeared: 0,
         }
+    }
+
+    /// The slot that is the `n`th of this pool.
+    pub(crate) fn slot(&self, n: u32) -> SlotIndex {
+        SlotIndex(self.slots.first + n * self.slots.step)
     }
 
     pub(crate) fn count(&self, place: Place) -> usize {

@@ -1,0 +1,199 @@
+//! Several pools that share the slots of each tier, for more threads than one lock serves.
+
+use std::num::NonZeroUsize;
+
+use crate::sync::Arc;
+use crate::{
+    BlockHash, BlockPool, ClaimError, ClaimedBlocks, ConfigError, GrowError, PoolConfig, PoolStats,
+};
+
+/// Pools side by side: what has one key lies in one of them, and threads that work on different
+/// keys do not wait for each other.
+///
+/// Each shard is a [`BlockPool`] with a lock, an index and an eviction order of its own, and all that
+/// a pool promises holds in it. Slots are numbered through all of them: slot `n` of a tier is of
+/// shard `n` modulo the number of shards. What a shard hands out, and all that is done with it, is as
+/// of any pool. Block ids are those of the shard.
+///
+/// The key says where to look, so content is found by the key that it was named under and by no
+/// other. It should be the same for requests that share content: the name of the first block of a
+/// conversation, or, where all begin with the same system prompt, of the first block that differs.
+/// What has two keys is cached twice.
+///
+/// What is given up: the block that is evicted is the one whose turn it is in its shard, not in all
+/// of them, and [`stats`](Self::stats) adds up shards that are looked at one after the other.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use kv_pool::{BlockHash, Naming, PoolConfig, ShardedPool};
+///
+/// let shards = NonZeroUsize::new(4).unwrap();
+/// let pool = ShardedPool::new(&PoolConfig::primary_only(64), shards)?;
+/// let prompt = [BlockHash::chain(BlockHash::ROOT, &[1, 2]), BlockHash::ROOT];
+/// let own = pool.shard(prompt[0]);
+///
+/// let mut new = own.claim(1)?;
+/// drop(new.register(&prompt[..1], Naming::default())?);
+/// assert_eq!(own.match_prefix(&prompt).len(), 1);
+///
+/// // More than a quarter of the slots: the rest is lent by other shards.
+/// let claimed = pool.claim(prompt[0], 20)?;
+/// assert_eq!((claimed.own.len(), claimed.lent()), (16, 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ShardedPool {
+    shards: Arc<Vec<BlockPool>>,
+    primary_blocks: u64,
+}
+
+/// Blocks for one key, of its shard as far as that had any.
+#[derive(Debug)]
+#[must_use = "dropping claimed blocks gives them back"]
+pub struct ShardedClaim {
+    /// Blocks of the key's shard, whose content can be named there.
+    pub own: ClaimedBlocks,
+    /// Blocks of other shards, a list for each. They serve for content that no lookup is to find:
+    /// a name given to them would be known to their shard, where nobody looks for it.
+    pub others: Vec<ClaimedBlocks>,
+}
+
+impl ShardedClaim {
+    /// How many blocks other shards have lent.
+    #[must_use]
+    pub fn lent(&self) -> usize {
+        self.others.iter().map(ClaimedBlocks::len).sum()
+    }
+}
+
+/// Slots of a shard below `upto`, where slot `n` is of shard `n` modulo `shards`.
+fn share(upto: u64, shard: usize, shards: usize) -> u64 {
+    (upto + shards as u64 - 1 - shard as u64) / shards as u64
+}
+
+impl ShardedPool {
+    /// A pool of `config`, divided among `shards`: about twice as many as threads use it at once.
+    ///
+    /// # Errors
+    /// [`ConfigError`], also if there is not a primary block for each shard.
+    pub fn new(config: &PoolConfig, shards: NonZeroUsize) -> Result<Self, ConfigError> {
+        config.check()?;
+        let count = shards.get();
+        let shard = |at| {
+            let share = |blocks| share(blocks, at, count);
+            let part = PoolConfig {
+                primary_blocks: share(config.primary_blocks),
+                primary_ready: share(config.primary_ready),
+                secondary_blocks: share(config.secondary_blocks),
+                further_blocks: config.further_blocks.map(share),
+                ..config.clone()
+            };
+            BlockPool::builder(&part).every_slot(count as u32, at as u32).build()
+        };
+        // The first shard has the most blocks, the last one the fewest.
+        if config.primary_blocks < count as u64 {
+            return Err(ConfigError::NoBlocks);
+        }
+        let shards = (0..count).map(shard).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { shards: Arc::new(shards), primary_blocks: config.primary_blocks })
+    }
+
+    /// The shard of a key.
+    #[must_use]
+    #[inline]
+    pub fn shard(&self, key: BlockHash) -> &BlockPool {
+        let key = key.to_u128();
+        let folded = (key as u64) ^ (key >> 64) as u64;
+        // The index uses other bits of another product.
+        let mixed = folded.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
+        &self.shards[(mixed as usize * self.shards.len()) >> 32]
+    }
+
+    /// All shards; shard `n` has the slots that are `n` modulo their number.
+    #[must_use]
+    pub fn shards(&self) -> &[BlockPool] {
+        &self.shards
+    }
+
+    /// Claims `count` primary blocks for content of `key`: of its shard, and what that lacks of those
+    /// that can spare most.
+    ///
+    /// # Errors
+    /// [`ClaimError::Exhausted`] if all shards together had too few. Each shard is asked in a step of
+    /// its own, so other threads may have had a part in that, and content may have been evicted.
+    pub fn claim(&self, key: BlockHash, count: usize) -> Result<ShardedClaim, ClaimError> {
+        let shard = self.shard(key);
+        let own = match shard.claim(count) {
+            Err(ClaimError::Exhausted { .. }) => claim_up_to(shard, count)?,
+            done => return Ok(ShardedClaim { own: done?, others: Vec::new() }),
+        };
+        let mut claim = ShardedClaim { own, others: Vec::new() };
+        let mut lenders: Vec<_> = self
+            .shards
+            .iter()
+            .filter(|other| !other.is(&shard.shared))
+            .map(|other| (other.claimable(), other))
+            .collect();
+        lenders.sort_by_key(|&(claimable, _)| std::cmp::Reverse(claimable));
+        for (_, lender) in lenders {
+            let missing = count - claim.own.len() - claim.lent();
+            if missing == 0 {
+                break;
+            }
+            let lent = claim_up_to(lender, missing)?;
+            claim.others.extend((!lent.is_empty()).then_some(lent));
+        }
+        match count - claim.own.len() - claim.lent() {
+            0 => Ok(claim),
+            missing => Err(self.exhausted(count, count - missing)),
+        }
+    }
+
+    fn exhausted(&self, requested: usize, claimable: usize) -> ClaimError {
+        let retiring = self.stats().primary.retiring as usize;
+        ClaimError::Exhausted { requested, claimable, retiring }
+    }
+
+    /// [`BlockPool::add_primary_slots`] of the slots below `upto`.
+    ///
+    /// # Errors
+    /// [`GrowError::OverCapacity`].
+    pub fn add_primary_slots(&self, upto: u64) -> Result<(), GrowError> {
+        let capacity = self.primary_blocks;
+        if upto > capacity {
+            return Err(GrowError::OverCapacity { requested: upto, capacity });
+        }
+        let count = self.shards.len();
+        self.shards
+            .iter()
+            .enumerate()
+            .try_for_each(|(at, shard)| shard.add_primary_slots(share(upto, at, count)))
+    }
+
+    /// The sum over all shards, which are looked at one after the other.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let all = self.shards.iter().map(BlockPool::stats);
+        all.fold(PoolStats::default(), |sum, one| PoolStats {
+            primary: sum.primary.plus(&one.primary),
+            secondary: sum.secondary.plus(&one.secondary),
+            further: [0, 1].map(|tier| sum.further[tier].plus(&one.further[tier])),
+            counters: sum.counters.plus(&one.counters),
+        })
+    }
+}
+
+/// Claims as many blocks as there are, at most `count`. Other threads may take them meanwhile, so
+/// it asks again for what is left then, and for none when that has happened too often.
+fn claim_up_to(pool: &BlockPool, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+    const ATTEMPTS: usize = 4;
+    let mut wanted = count.min(pool.claimable());
+    for _ in 0..ATTEMPTS {
+        match pool.claim(wanted) {
+            Err(ClaimError::Exhausted { claimable, .. }) => wanted = wanted.min(claimable),
+            done => return done,
+        }
+    }
+    pool.claim(0)
+}

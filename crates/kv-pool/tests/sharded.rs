@@ -1,0 +1,134 @@
+//! Pools side by side: each slot of one, content where its key leads, and capacity lent.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::name;
+use kv_pool::{
+    BlockHash, ClaimError, ConfigError, GrowError, Naming, PoolConfig, ShardedPool, Tier,
+};
+
+fn pool(blocks: u64, shards: usize) -> ShardedPool {
+    let config = PoolConfig::primary_only(blocks);
+    ShardedPool::new(&config, NonZeroUsize::new(shards).unwrap()).unwrap()
+}
+
+fn check(pool: &ShardedPool) {
+    pool.shards().iter().for_each(|shard| shard.check_integrity().unwrap());
+}
+
+#[test]
+fn every_slot_is_of_one_shard() {
+    for (blocks, shards) in [(64, 4), (7, 3), (5, 5), (9, 1)] {
+        let config = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(blocks) };
+        let pool = ShardedPool::new(&config, NonZeroUsize::new(shards).unwrap()).unwrap();
+        for (tier, slots) in [(Tier::Primary, blocks), (Tier::Secondary, 3)] {
+            let mut seen = HashSet::new();
+            for (number, shard) in pool.shards().iter().enumerate() {
+                let stats = shard.stats();
+                let own = if tier == Tier::Primary { stats.primary } else { stats.secondary };
+                let claimed = shard.claim_in(tier, own.slots as usize).unwrap();
+                assert!(claimed.slots().all(|slot| slot.index() % shards == number));
+                seen.extend(claimed.slots());
+            }
+            let expected: HashSet<_> = (0..slots as usize).collect();
+            assert_eq!(seen.iter().map(|slot| slot.index()).collect::<HashSet<_>>(), expected);
+        }
+        assert_eq!(pool.stats().primary.slots, blocks);
+        check(&pool);
+    }
+}
+
+#[test]
+fn content_is_found_by_its_key() {
+    let pool = pool(256, 8);
+    for key in (0..16).map(name) {
+        let chain: Vec<BlockHash> = (0..4).map(|n| BlockHash::chain(key, &[n])).collect();
+        let mut claimed = pool.shard(key).claim(4).unwrap();
+        drop(claimed.register(&chain, Naming::default()).unwrap());
+        assert_eq!(pool.shard(key).match_prefix(&chain).len(), 4);
+    }
+    let used = pool.shards().iter().filter(|shard| shard.counters().registered > 0).count();
+    assert!(used >= 5, "16 keys lie in {used} of 8 shards");
+    let counters = pool.stats().counters;
+    assert_eq!((counters.registered, counters.hits), (64, 64));
+    check(&pool);
+}
+
+#[test]
+fn a_shard_that_has_too_few_is_lent_the_rest() {
+    let pool = pool(10, 3);
+    let key = name(1);
+    let held = pool.claim(key, 2).unwrap();
+    assert_eq!(held.lent(), 0);
+    let rest = pool.claim(key, 8).unwrap();
+    assert!(rest.lent() >= 6);
+    let slots: HashSet<_> = [&held, &rest]
+        .into_iter()
+        .flat_map(|claim| claim.others.iter().chain([&claim.own]))
+        .flat_map(|list| list.slots().collect::<Vec<_>>())
+        .collect();
+    assert_eq!(slots.len(), 10);
+    let refused = pool.claim(key, 1).unwrap_err();
+    assert_eq!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
+    drop((held, rest));
+    assert_eq!(pool.stats().primary.claimable(), 10);
+    assert!(pool.claim(key, 11).is_err());
+    // What was claimed on the way to a refusal is given back.
+    assert_eq!(pool.stats().primary.claimable(), 10);
+    check(&pool);
+}
+
+#[test]
+fn slots_that_get_memory_later_are_spread_over_the_shards() {
+    let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(12) };
+    let pool = ShardedPool::new(&config, NonZeroUsize::new(4).unwrap()).unwrap();
+    let ready =
+        || pool.shards().iter().map(|shard| shard.stats().primary.slots).collect::<Vec<_>>();
+    assert_eq!(ready(), [1, 1, 0, 0]);
+    pool.add_primary_slots(7).unwrap();
+    assert_eq!(ready(), [2, 2, 2, 1]);
+    let refused = pool.add_primary_slots(13);
+    assert_eq!(refused, Err(GrowError::OverCapacity { requested: 13, capacity: 12 }));
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused() {
+    let three = NonZeroUsize::new(3).unwrap();
+    let refused = ShardedPool::new(&PoolConfig::primary_only(2), three).unwrap_err();
+    assert_eq!(refused, ConfigError::NoBlocks);
+}
+
+#[test]
+fn threads_that_claim_more_than_their_shards_have_never_share_a_slot() {
+    const BLOCKS: usize = 24;
+    let pool = pool(BLOCKS as u64, 4);
+    let owners: Vec<AtomicU32> = (0..BLOCKS).map(|_| AtomicU32::new(0)).collect();
+    std::thread::scope(|scope| {
+        for thread in 1..=4_u32 {
+            let (pool, owners) = (&pool, &owners);
+            scope.spawn(move || {
+                for round in 0..2_000 {
+                    let wanted = 1 + (round * thread as usize) % 9;
+                    let Ok(claim) = pool.claim(name(round as u32 % 7), wanted) else { continue };
+                    let lists = || claim.others.iter().chain([&claim.own]);
+                    let slots: Vec<_> = lists().flat_map(|list| list.slots()).collect();
+                    assert_eq!(slots.len(), wanted);
+                    for slot in &slots {
+                        assert_eq!(owners[slot.index()].swap(thread, Ordering::Relaxed), 0);
+                    }
+                    for slot in &slots {
+                        assert_eq!(owners[slot.index()].swap(0, Ordering::Relaxed), thread);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(pool.stats().primary.claimable(), BLOCKS as u64);
+    check(&pool);
+}
