@@ -247,10 +247,16 @@ fn operations(threads: &[usize]) -> Vec<(String, Operation)> {
         operations.push((label, Operation::Pin { threads }));
         let label = format!("the cheapest pin and unpin, {threads} {}", plural(threads));
         operations.push((label, Operation::PinCheaply { threads }));
+        let label = format!("the same of a stock of the thread's own, {threads} {}", plural(threads));
+        operations.push((label, Operation::PinOfStock { threads }));
     }
     for &threads in threads {
         let label = format!("mixed load, {threads} {}", plural(threads));
         operations.push((label, Operation::Mixed { threads }));
+    }
+    for &threads in threads {
+        let label = format!("mixed load, 32 shards, {threads} {}", plural(threads));
+        operations.push((label, Operation::MixedForThreads { threads }));
     }
     for children in [1, 1_000, 16_000, 100_000] {
         let label = format!("eviction, one root with {children} children");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::clock::Stopwatch;
-use crate::contender::{CHAIN, Contender, chain, name, own_hash, parent};
+use crate::contender::{CHAIN, Contender, chain, name, own_hash, parent, root};
 
 /// Blocks of every pool but the one of [`Operation::Evict`].
 pub const BLOCKS: usize = 65_536;
@@ -63,9 +63,19 @@ pub enum Operation {
         /// Threads that do so at once, on the same blocks.
         threads: usize,
     },
+    /// The same with what each thread can prepare for that.
+    PinOfStock {
+        /// Threads that do so at once, of the same blocks.
+        threads: usize,
+    },
     /// A prefix of 64 blocks looked up, held and released, then 16 blocks stored one by one.
     Mixed {
         /// Threads that do so at once, in one pool.
+        threads: usize,
+    },
+    /// The same in the pool that is meant for many threads.
+    MixedForThreads {
+        /// Threads that do so at once.
         threads: usize,
     },
     /// Eviction of the children of one root.
@@ -102,7 +112,11 @@ impl Operation {
             Self::Miss => miss::<C>(),
             Self::Pin { threads } => pin::<C, _>(threads, C::Pin::clone),
             Self::PinCheaply { threads } => pin::<C, _>(threads, C::pin_cheaply),
-            Self::Mixed { threads } => mixed::<C>(threads),
+            Self::PinOfStock { threads } => pin_of_stock::<C>(threads),
+            Self::Mixed { threads } => mixed::<C>(threads, full::<C>(C::with_blocks(BLOCKS))),
+            Self::MixedForThreads { threads } => {
+                mixed::<C>(threads, full::<C>(C::for_threads(BLOCKS)))
+            }
             Self::Evict { children } => evict::<C>(children),
         }
     }
@@ -116,7 +130,7 @@ impl Operation {
     /// Whether reports give operations a second, not nanoseconds an operation.
     #[must_use]
     pub fn is_throughput(self) -> bool {
-        matches!(self, Self::Mixed { .. })
+        matches!(self, Self::Mixed { .. } | Self::MixedForThreads { .. })
     }
 }
 
@@ -183,17 +197,17 @@ fn store_batch<C: Contender>() -> Runner {
     Box::new(run)
 }
 
-/// A pool that holds the first [`CHAINS`] chains of the stream [`FILL`].
-fn full<C: Contender>() -> C {
-    let pool = C::with_blocks(BLOCKS);
+/// Stores the first [`CHAINS`] chains of the stream [`FILL`].
+fn full<C: Contender>(pool: C) -> C {
     for number in 0..CHAINS {
-        pool.store_batch(&chain::<C>(FILL, number));
+        pool.store_batch_of(root(FILL, number * CHAIN as u64), &chain::<C>(FILL, number));
     }
     pool
 }
 
 fn hit<C: Contender>(held: bool) -> Runner {
-    let pool = if held { C::with_blocks(BLOCKS) } else { full::<C>() };
+    let pool = C::with_blocks(BLOCKS);
+    let pool = if held { pool } else { full(pool) };
     let chains = if held { 0..CHAINS } else { 0..0 };
     let pins: Vec<_> =
         chains.map(|number| pool.store_and_hold(None, &chain::<C>(FILL, number))).collect();
@@ -210,7 +224,7 @@ fn hit<C: Contender>(held: bool) -> Runner {
 }
 
 fn miss<C: Contender>() -> Runner {
-    let pool = full::<C>();
+    let pool = full(C::with_blocks(BLOCKS));
     let queries: Vec<_> = (0..CHAINS).map(|number| chain::<C>(MISSING, number)).collect();
     Box::new(move |iterations| {
         timed(iterations, || {
@@ -236,14 +250,29 @@ fn pin<C: Contender, P>(threads: usize, further: impl Fn(&C::Pin) -> P + Sync + 
     })
 }
 
+fn pin_of_stock<C: Contender>(threads: usize) -> Runner {
+    let pool = C::with_blocks(BLOCKS);
+    let pins = pool.store_and_hold(None, &chain::<C>(FILL, 0));
+    Box::new(move |iterations| {
+        let _pool = &pool;
+        let each = iterations.div_ceil(threads as u64);
+        let elapsed = on_threads(vec![(); threads], |thread, ()| {
+            let mut stocks: Vec<_> = pins.iter().map(C::stock).collect();
+            for i in 0..each as usize {
+                C::pin_of_stock(&mut stocks[(i + 16 * thread) % CHAIN]);
+            }
+        });
+        Timed { elapsed, operations: each * threads as u64 }
+    })
+}
+
 /// What a thread of the mixed load carries from round to round.
 struct MixedThread {
     random: Random,
     stored: u64,
 }
 
-fn mixed<C: Contender>(threads: usize) -> Runner {
-    let pool = full::<C>();
+fn mixed<C: Contender>(threads: usize, pool: C) -> Runner {
     let mut states: Vec<_> = (0..threads)
         .map(|thread| MixedThread { random: Random::new(thread as u64 + 1), stored: 0 })
         .collect();
@@ -255,10 +284,11 @@ fn mixed<C: Contender>(threads: usize) -> Runner {
                 let hot = CHAINS - HOT_CHAINS + state.random.below(HOT_CHAINS);
                 let hashes = chain::<C>(FILL, hot);
                 // Hot prefixes stay cached; else the figure would be that of misses.
-                assert_eq!(pool.hit(&hashes), CHAIN);
+                assert_eq!(pool.hit_of(root(FILL, hot * CHAIN as u64), &hashes), CHAIN);
                 for _ in 0..MIXED_STORES {
                     let before = parent::<C>(stream, state.stored);
-                    black_box(pool.store_one(before, name::<C>(stream, state.stored)));
+                    let name = name::<C>(stream, state.stored);
+                    black_box(pool.store_one_of(root(stream, state.stored), before, name));
                     state.stored += 1;
                 }
             }

@@ -1,12 +1,50 @@
 //! `kv-pool` as a caller uses it: one tier, the default policy, no epochs.
 
-use kv_pool::{BlockHash, BlockPin, BlockPool, ClaimedBlock, Naming, PoolConfig, Registration};
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+
+use kv_pool::{
+    BlockHash, BlockPin, BlockPool, ClaimedBlock, Naming, PinStock, PoolConfig, Registration,
+    ShardedPool,
+};
 
 use crate::contender::Contender;
+
+/// Shards of a pool that is meant for many threads.
+const SHARDS: NonZeroUsize = NonZeroUsize::new(32).unwrap();
 
 /// `kv-pool` with its default policy.
 pub struct Ours {
     pool: BlockPool,
+    /// Used instead, where a chain's root is known.
+    shards: Option<ShardedPool>,
+}
+
+impl Ours {
+    /// The shard of a chain, or the pool.
+    #[inline]
+    fn of(&self, root: u64) -> &BlockPool {
+        match &self.shards {
+            Some(shards) => shards.shard(BlockHash::from_u128(root.into())),
+            None => &self.pool,
+        }
+    }
+}
+
+#[inline]
+fn store_one(pool: &BlockPool, parent: Option<BlockHash>, hash: BlockHash) -> usize {
+    let block = pool.claim_one().expect("nothing is held");
+    match block.register(hash, following(parent)) {
+        Registration::New(pin) => pin.slot().index(),
+        Registration::Duplicate { .. } => unreachable!("every name is new"),
+    }
+}
+
+#[inline]
+fn store_batch(pool: &BlockPool, hashes: &[BlockHash]) -> usize {
+    let mut blocks = pool.claim(hashes.len()).expect("there is room");
+    let pins = blocks.register(hashes, Naming::default()).expect("a block for each name");
+    pins.slots().last().map_or(0, |slot| slot.index())
 }
 
 /// What follows `parent`, which this pool is told, for its names do not tell it.
@@ -20,11 +58,19 @@ impl Contender for Ours {
     type Hash = BlockHash;
     type Pin = BlockPin;
     type CheapPin = BlockPin;
+    type Stock = PinStock;
     type Claim = ClaimedBlock;
 
     fn with_blocks(blocks: usize) -> Self {
         let config = PoolConfig::primary_only(blocks as u64);
-        Self { pool: BlockPool::new(&config).expect("the configuration is valid") }
+        let pool = BlockPool::new(&config).expect("the configuration is valid");
+        Self { pool, shards: None }
+    }
+
+    fn for_threads(blocks: usize) -> Self {
+        let config = PoolConfig::primary_only(blocks as u64);
+        let shards = ShardedPool::new(&config, SHARDS).expect("the configuration is valid");
+        Self { shards: Some(shards), ..Self::with_blocks(1) }
     }
 
     #[inline]
@@ -35,11 +81,12 @@ impl Contender for Ours {
 
     #[inline]
     fn store_one(&self, parent: Option<BlockHash>, hash: BlockHash) -> usize {
-        let block = self.pool.claim_one().expect("nothing is held");
-        match block.register(hash, following(parent)) {
-            Registration::New(pin) => pin.slot().index(),
-            Registration::Duplicate { .. } => unreachable!("every name is new"),
-        }
+        store_one(&self.pool, parent, hash)
+    }
+
+    #[inline]
+    fn store_one_of(&self, root: u64, parent: Option<BlockHash>, hash: BlockHash) -> usize {
+        store_one(self.of(root), parent, hash)
     }
 
     #[inline]
@@ -52,9 +99,17 @@ impl Contender for Ours {
 
     #[inline]
     fn store_batch(&self, hashes: &[BlockHash]) -> usize {
-        let mut blocks = self.pool.claim(hashes.len()).expect("there is room");
-        let pins = blocks.register(hashes, Naming::default()).expect("a block for each name");
-        pins.slots().last().map_or(0, |slot| slot.index())
+        store_batch(&self.pool, hashes)
+    }
+
+    #[inline]
+    fn store_batch_of(&self, root: u64, hashes: &[BlockHash]) -> usize {
+        store_batch(self.of(root), hashes)
+    }
+
+    #[inline]
+    fn hit_of(&self, root: u64, hashes: &[BlockHash]) -> usize {
+        self.of(root).match_prefix(hashes).len()
     }
 
     #[inline]
@@ -75,6 +130,16 @@ impl Contender for Ours {
     #[inline]
     fn pin_cheaply(pin: &BlockPin) -> BlockPin {
         pin.clone()
+    }
+
+    fn stock(pin: &BlockPin) -> PinStock {
+        PinStock::new(pin.clone())
+    }
+
+    #[inline]
+    fn pin_of_stock(stock: &mut PinStock) {
+        let pin = black_box(stock.take());
+        stock.give_back(pin).expect("it is of this stock");
     }
 
     fn claim(&self) -> ClaimedBlock {

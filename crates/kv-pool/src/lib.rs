@@ -156,7 +156,7 @@ pub use hold::BlockAt;
 pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
 pub use loan::{Loan, LoanId};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
-pub use pin::{BlockPin, PinnedBlocks};
+pub use pin::{BlockPin, PinStock, PinnedBlocks};
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use sharded::{ShardedClaim, ShardedPool};

@@ -81,6 +81,64 @@ impl Drop for BlockPin {
     }
 }
 
+/// A pin of which one thread makes further pins, and takes them back, without an atomic operation.
+///
+/// To clone a [`BlockPin`] and to drop the clone are an atomic addition and subtraction. A stock keeps
+/// what is given back to it for the next that is asked for, so that where pins come back to the
+/// thread that handed them out, as after each step of a scheduler, only the highest number that was
+/// ever out at once was counted. Pins of a stock are like all others: they may go to other threads,
+/// be cloned, be dropped, and outlive the stock.
+///
+/// Spare pins are owners like others: a block of which there are some is never moved by
+/// [`Onboard::commit`](crate::Onboard::commit).
+#[derive(Debug)]
+pub struct PinStock {
+    pin: BlockPin,
+    spare: Vec<Arc<Token>>,
+}
+
+impl PinStock {
+    /// A stock without spares; nothing is allocated before one is given back.
+    #[must_use]
+    pub fn new(pin: BlockPin) -> Self {
+        Self { pin, spare: Vec::new() }
+    }
+
+    /// The stock's own pin.
+    #[must_use]
+    pub fn pin(&self) -> &BlockPin {
+        &self.pin
+    }
+
+    /// A further pin: a spare one, else a clone.
+    #[must_use]
+    #[inline]
+    pub fn take(&mut self) -> BlockPin {
+        match self.spare.pop() {
+            Some(token) => BlockPin::counted(token, self.pin.at),
+            None => self.pin.clone(),
+        }
+    }
+
+    /// Takes back a pin, for the next [`take`](Self::take).
+    ///
+    /// # Errors
+    /// Returns `pin` if it is neither of this stock nor of its pin's clones.
+    #[inline]
+    pub fn give_back(&mut self, mut pin: BlockPin) -> Result<(), BlockPin> {
+        match (pin.token.take(), &self.pin.token) {
+            (Some(token), Some(own)) if Arc::ptr_eq(&token, own) => {
+                self.spare.push(token);
+                Ok(())
+            }
+            (token, _) => {
+                pin.token = token;
+                Err(pin)
+            }
+        }
+    }
+}
+
 /// Pinned blocks in their order, such as the cached prefix of a prompt.
 ///
 /// One count of owners stands for all of them: cloning the list, and dropping all but the last
