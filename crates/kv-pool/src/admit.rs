@@ -283,7 +283,7 @@ impl State {
         *taken_over = true;
         self.forget(block);
         self.take_out(block);
-        let claim = self.claimed(block, request.tenant, true, None);
+        let claim = self.claimed(block, request.tenant, true);
         self.counters.claimed += 1;
         Some((candidate, Begin::TakenOver(claim)))
     }

@@ -173,21 +173,14 @@ pub(crate) struct Blocks {
     orphans: usize,
 }
 
-/// Zeros, which the operating system makes when they are first touched.
-fn zeros<T: Clone>(zero: T, count: usize) -> Result<Vec<T>, TryReserveError> {
-    // Asks whether there are as many addresses; the zeros themselves are then not refused.
-    Vec::<T>::new().try_reserve_exact(count)?;
-    Ok(vec![zero; count])
-}
-
 impl Blocks {
     pub(crate) fn new(blocks: usize) -> Result<Self, TryReserveError> {
-        Ok(Self {
-            hashes: zeros([0; 2], blocks)?,
-            uses: zeros([0; 5], blocks)?,
-            kin: zeros([0; 5], blocks)?,
-            orphans: 0,
-        })
+        // Asks whether there are as many addresses; the zeros themselves are then not refused. For all
+        // tables at once: what the allocator gets back it would clear itself before it gives it out.
+        Vec::<([u64; 2], Use, Kin)>::new().try_reserve_exact(blocks)?;
+        let (hashes, uses, kin) =
+            (vec![[0; 2]; blocks], vec![[0; 5]; blocks], vec![[0; 5]; blocks]);
+        Ok(Self { hashes, uses, kin, orphans: 0 })
     }
 
     #[inline]

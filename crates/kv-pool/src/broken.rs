@@ -32,7 +32,7 @@ impl BlockPool {
         }
         state.put(peeked, Place::Claimed);
         let location = state.blocks.location(peeked);
-        let claim = Claim { block: peeked, slot: location.slot, evicted, offload: None };
+        let claim = Claim::new(peeked, location.slot, evicted);
         drop(state);
         ClaimedBlock::new(Handle::Pool(Arc::clone(&self.shared)), location.tier, claim)
     }

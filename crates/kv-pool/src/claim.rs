@@ -109,25 +109,25 @@ impl ClaimedBlock {
     /// The block.
     #[must_use]
     pub fn block(&self) -> BlockId {
-        self.claim.block
+        self.claim.block()
     }
 
     /// Its slot in its tier.
     #[must_use]
     pub fn slot(&self) -> SlotIndex {
-        self.claim.slot
+        self.claim.slot()
     }
 
     /// Where it lies: in the primary tier unless it was claimed in another.
     #[must_use]
     pub fn location(&self) -> Location {
-        Location { tier: self.tier, slot: self.claim.slot }
+        Location { tier: self.tier, slot: self.claim.slot() }
     }
 
     /// Whether cached content lost this slot to the claim.
     #[must_use]
     pub fn evicted(&self) -> bool {
-        self.claim.evicted
+        self.claim.evicted()
     }
 
     /// The move of the evicted content to the secondary tier, if there is to be one, once.
@@ -145,34 +145,23 @@ impl ClaimedBlock {
     ///
     /// The content must have been written, or its writing enqueued where all readers come after
     /// it. An offload that was not taken is given up.
+    #[inline]
     pub fn register(mut self, hash: BlockHash, naming: impl Into<Naming>) -> Registration {
-        let naming = naming.into();
-        let (claim, tier) = (self.claim, self.tier);
+        let (naming, claim, tier) = (naming.into(), self.claim, self.tier);
         // Taken only by methods that consume the block.
         let Some(handle) = self.handle.take() else { unreachable!("a claimed block has a pool") };
-        let pool = handle.pool();
-        let mut state = pool.state.lock();
-        let parent = naming.parent.and_then(|parent| state.find_parent(parent));
-        let existing = state.register_claim(&claim, hash, parent, &naming);
-        let existing =
-            existing.map(|block| BlockAt { block, location: state.blocks.location(block) });
-        let another = match &handle {
-            Handle::Token(_) if existing.is_none() => None,
-            _ => Some(state.take_token(pool)),
-        };
-        drop(state);
-        let location = Location { tier, slot: claim.slot };
-        let own = BlockAt { block: claim.block, location };
-        match (existing, another, handle) {
-            (Some(at), Some(token), handle) => {
-                let existing = BlockPin::counted(token, at);
-                let claim = Claim { offload: None, ..claim };
-                Registration::Duplicate { existing, own: Self::new(handle, tier, claim) }
-            }
-            (_, None, Handle::Token(token)) | (_, Some(token), _) => {
+        let (existing, spare) = register(handle.pool(), &handle, claim, hash, &naming);
+        let own = BlockAt { block: claim.block(), location: self.location() };
+        match (existing, spare, handle) {
+            (None, None, Handle::Token(token)) | (None, Some(token), _) => {
                 Registration::New(BlockPin::counted(token, own))
             }
-            (_, None, Handle::Pool(_)) => unreachable!("a token was taken"),
+            (Some(at), Some(token), handle) => {
+                let existing = BlockPin::counted(token, at);
+                let own = Self::new(handle, tier, claim.without_offload());
+                Registration::Duplicate { existing, own }
+            }
+            (..) => unreachable!("a token was taken"),
         }
     }
 
@@ -189,7 +178,7 @@ impl ClaimedBlock {
     }
 
     pub(crate) fn has_offload(&self) -> bool {
-        self.claim.offload.is_some()
+        self.claim.offload().is_some()
     }
 
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
@@ -199,7 +188,7 @@ impl ClaimedBlock {
     /// Hands the block over to the caller, who holds it from now on.
     pub(crate) fn into_block(mut self) -> BlockId {
         self.handle = None;
-        self.claim.block
+        self.claim.block()
     }
 }
 
@@ -245,25 +234,25 @@ impl ClaimedBlocks {
 
     /// The slots of the blocks, in their order.
     pub fn slots(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = SlotIndex> + '_ {
-        self.claims.iter().map(|claim| claim.slot)
+        self.claims.iter().map(|claim| claim.slot())
     }
 
     /// The blocks, in their order.
     pub fn blocks(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
-        self.claims.iter().map(|claim| claim.block)
+        self.claims.iter().map(|claim| claim.block())
     }
 
     /// Whether block `index` is there and cached content lost its slot to the claim.
     #[must_use]
     pub fn evicted(&self, index: usize) -> bool {
-        self.claims.get(index).is_some_and(|claim| claim.evicted)
+        self.claims.get(index).is_some_and(|claim| claim.evicted())
     }
 
     /// The next move of evicted content to the secondary tier, until there is none left; see
     /// [`ClaimedBlock::take_offload`].
     #[must_use]
     pub fn take_offload(&mut self) -> Option<Offload> {
-        let claim = self.claims.iter_mut().find(|claim| claim.offload.is_some())?;
+        let claim = self.claims.iter_mut().find(|claim| claim.offload().is_some())?;
         take_offload(&self.pool, claim)
     }
 
@@ -365,13 +354,32 @@ impl Drop for ClaimedBlocks {
     }
 }
 
+/// Names a claimed block. The block that has the name already, with its reference counted, and a token
+/// for the pin if there is need of one.
+#[inline(never)]
+fn register(
+    pool: &Arc<Shared>,
+    handle: &Handle,
+    claim: Claim,
+    hash: BlockHash,
+    naming: &Naming,
+) -> (Option<BlockAt>, Option<Arc<Token>>) {
+    let mut state = pool.state.lock();
+    let parent = naming.parent.and_then(|parent| state.find_parent(parent));
+    let existing = state.register_claim(&claim, hash, parent, naming);
+    let existing = existing.map(|block| BlockAt { block, location: state.blocks.location(block) });
+    let has_token = matches!(handle, Handle::Token(_)) && existing.is_none();
+    let spare = if has_token { None } else { Some(state.take_token(pool)) };
+    (existing, spare)
+}
+
 impl State {
     /// Gives a claimed block back, with what was to be moved away from it.
     pub(crate) fn release_claim(&mut self, claim: &Claim) {
-        if let Some(moved) = claim.offload {
+        if let Some(moved) = claim.offload() {
             self.abort_offload(moved);
         }
-        self.release_claimed(claim.block);
+        self.release_claimed(claim.block());
     }
 
     /// Names a claimed block and releases it; whether it has the name.
@@ -380,9 +388,9 @@ impl State {
         let existing = self.register_claim(claim, hash, parent, naming);
         if let Some(existing) = existing {
             self.unpin(existing);
-            self.release_claimed(claim.block);
+            self.release_claimed(claim.block());
         } else {
-            self.unpin(claim.block);
+            self.unpin(claim.block());
         }
         existing.is_none()
     }
@@ -395,10 +403,10 @@ impl State {
         parent: Option<BlockId>,
         naming: &Naming,
     ) -> Option<BlockId> {
-        if let Some(moved) = claim.offload {
+        if let Some(moved) = claim.offload() {
             self.abort_offload(moved);
         }
-        self.register(claim.block, hash, parent, naming)
+        self.register(claim.block(), hash, parent, naming)
     }
 
     /// Names a claimed block, or changes over to the block of the same tier that has the name.
@@ -410,7 +418,7 @@ impl State {
         parent: Option<BlockId>,
         naming: &Naming,
     ) -> BlockId {
-        let own = claim.block;
+        let own = claim.block();
         match self.register_claim(claim, hash, parent, naming) {
             None => own,
             Some(existing) if self.blocks.tier(existing) == tier => {
@@ -427,7 +435,8 @@ impl State {
 }
 
 fn take_offload(pool: &Arc<Shared>, claim: &mut Claim) -> Option<Offload> {
-    let moved = claim.offload.take()?;
+    let moved = claim.offload()?;
+    *claim = claim.without_offload();
     Some(Offload { pool: Some(Arc::clone(pool)), moved })
 }
 

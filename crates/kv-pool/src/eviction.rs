@@ -91,8 +91,11 @@ impl EvictionQueues {
     #[inline]
     pub(crate) fn push_cached_first(&mut self, blocks: &mut Blocks, block: BlockId, class: usize) {
         let Some(list) = self.lists.get_mut(class) else { return };
+        let first = list.is_empty();
         list.push_front(blocks, block);
-        self.occupied |= 1 << class;
+        if first {
+            self.occupied |= 1 << class;
+        }
         self.len += 1;
     }
 
@@ -157,8 +160,11 @@ impl EvictionQueues {
     #[inline]
     pub(crate) fn push_cached(&mut self, blocks: &mut Blocks, block: BlockId, class: usize) {
         let Some(list) = self.lists.get_mut(class) else { return };
+        let first = list.is_empty();
         list.push_back(blocks, block);
-        self.occupied |= 1 << class;
+        if first {
+            self.occupied |= 1 << class;
+        }
         self.len += 1;
     }
 

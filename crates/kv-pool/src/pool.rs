@@ -4,10 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::claim::{ClaimedBlock, ClaimedBlocks, Handle};
-use crate::hold::BlockAt;
+use crate::hold::{BlockAt, Token};
 use crate::integrity;
 use crate::pin::{BlockPin, PinnedBlocks, release_in_order};
-use crate::state::State;
+use crate::state::{Claim, State};
 use crate::stats::{EvictionAges, PoolStats};
 use crate::sync::{Arc, Mutex};
 use crate::{
@@ -187,16 +187,32 @@ impl BlockPool {
     ///
     /// # Errors
     /// As [`claim`](BlockPool::claim).
+    #[inline]
     pub fn claim_one(&self) -> Result<ClaimedBlock, ClaimError> {
+        let mut outcome = Err(ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
+        let claim = self.claim_one_with(&mut outcome);
+        let token = outcome?;
+        let Some(claim) = claim else { unreachable!("a token is for a claim") };
+        Ok(ClaimedBlock::new(Handle::Token(token), Tier::Primary, claim))
+    }
+
+    /// A block, with a token for it or the reason that there is none; what does not fit into registers
+    /// is written apart.
+    #[inline(never)]
+    fn claim_one_with(&self, outcome: &mut Result<Arc<Token>, ClaimError>) -> Option<Claim> {
         let mut state = self.shared.state.lock();
-        state.check_claimable(Tier::Primary, TenantId::NOBODY, 1)?;
+        if let Err(error) = state.check_claimable(Tier::Primary, TenantId::NOBODY, 1) {
+            *outcome = Err(error);
+            return None;
+        }
         let claim = state.claim_one(Tier::Primary, TenantId::NOBODY);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
-        let Some(claim) = claim else { return Err(state.exhausted(Tier::Primary, 1)) };
-        let token = state.take_token(&self.shared);
-        drop(state);
-        Ok(ClaimedBlock::new(Handle::Token(token), Tier::Primary, claim))
+        *outcome = match claim {
+            Some(_) => Ok(state.take_token(&self.shared)),
+            None => Err(state.exhausted(Tier::Primary, 1)),
+        };
+        claim
     }
 
     /// Says what held blocks are worth from their release on: their priority, and for how long.

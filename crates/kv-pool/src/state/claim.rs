@@ -1,17 +1,68 @@
 //! Who is next: claims, and the moves of content that they cause.
 
+use std::num::NonZeroU64;
+
 use crate::blocks::{Flag, Place};
 use crate::state::State;
 use crate::state::tenancy::Tenancy;
 use crate::{BlockId, ClaimError, Location, SlotIndex, TenantId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
+///
+/// Two words, for a pair of registers: a structure that is written part by part and then copied as a
+/// whole, as those that go through memory are, makes the processor wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
-    pub(crate) block: BlockId,
-    pub(crate) slot: SlotIndex,
-    pub(crate) evicted: bool,
-    pub(crate) offload: Option<Move>,
+    /// The number of the block, counted from 1, and its slot in the high half.
+    ids: NonZeroU64,
+    /// The block of the content that moves, counted from 1, or 0; in the high half the slot that it
+    /// goes to, and whether content lost the block's slot to the claim.
+    moved: u64,
+}
+
+impl Claim {
+    const EVICTED: u64 = 1 << 63;
+
+    #[inline]
+    pub(crate) fn new(block: BlockId, slot: SlotIndex, evicted: bool) -> Self {
+        let block = NonZeroU64::MIN.saturating_add(block.0.into());
+        let ids = block | u64::from(slot.0) << 32;
+        Self { ids, moved: if evicted { Self::EVICTED } else { 0 } }
+    }
+
+    /// The same with content that goes to a slot of the secondary tier. Slots are below 2^31.
+    fn with_offload(self, content: BlockId, to: SlotIndex) -> Self {
+        let content = u64::from(content.0) + 1;
+        Self { moved: self.moved & Self::EVICTED | u64::from(to.0) << 32 | content, ..self }
+    }
+
+    #[inline]
+    pub(crate) fn block(&self) -> BlockId {
+        BlockId((self.ids.get() as u32) - 1)
+    }
+
+    #[inline]
+    pub(crate) fn slot(&self) -> SlotIndex {
+        SlotIndex((self.ids.get() >> 32) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn evicted(&self) -> bool {
+        self.moved & Self::EVICTED != 0
+    }
+
+    #[inline]
+    pub(crate) fn offload(&self) -> Option<Move> {
+        let block = BlockId((self.moved as u32).checked_sub(1)?);
+        let to = SlotIndex((self.moved >> 32) as u32 & (u32::MAX >> 1));
+        Some(Move { block, holder: self.block(), from: self.slot(), to })
+    }
+
+    /// The same when the move has been handed on, or given up.
+    #[inline]
+    pub(crate) fn without_offload(self) -> Self {
+        Self { moved: self.moved & Self::EVICTED, ..self }
+    }
 }
 
 /// Content that moves between two slots.
@@ -85,7 +136,7 @@ impl State {
         self.counters.claimed += 1;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if tier == Tier::Primary {
-            self.sabotage.peeked(claim.block);
+            self.sabotage.peeked(claim.block());
         }
         Some(claim)
     }
@@ -95,14 +146,14 @@ impl State {
         if state.queues.empty() == 0
             && let Some(id) = self.appear(tier)
         {
-            return Some(self.claimed(id, by, false, None));
+            return Some(self.claimed(id, by, false));
         }
         loop {
             // What was admitted is not refused: rather than nothing, it takes what is kept.
             let next = self.pop_for(tier, by).or_else(|| self.pop(tier));
             let (id, last_resort) = next?;
             if !self.blocks.is(id, Flag::NAMED) {
-                return Some(self.claimed(id, by, false, None));
+                return Some(self.claimed(id, by, false));
             }
             if let Some(target) = self.offload_target(tier, id) {
                 return Some(self.displace(id, target, by));
@@ -112,7 +163,7 @@ impl State {
                 continue;
             }
             self.drop_content(id);
-            return Some(self.claimed(id, by, true, None));
+            return Some(self.claimed(id, by, true));
         }
     }
 
@@ -308,17 +359,13 @@ impl State {
         self.put(victim, Place::Moving);
         self.moving.push_back(&mut self.blocks, victim);
         self.blocks.set(target, Flag::COPYING);
-        self.claimed(target, by, true, Some(Move { block: victim, holder: target, from, to }))
+        let claim = self.claimed(target, by, true);
+        debug_assert_eq!(claim.slot(), from);
+        claim.with_offload(victim, to)
     }
 
     #[inline]
-    pub(crate) fn claimed(
-        &mut self,
-        id: BlockId,
-        by: TenantId,
-        evicted: bool,
-        offload: Option<Move>,
-    ) -> Claim {
+    pub(crate) fn claimed(&mut self, id: BlockId, by: TenantId, evicted: bool) -> Claim {
         // What was said of it while it had no name is not said of what it will hold.
         self.untime(id);
         let (place, tier, slot) = self.blocks.claim(id, by.0);
@@ -326,7 +373,7 @@ impl State {
         counts[place as usize] -= 1;
         counts[Place::Claimed as usize] += 1;
         self.account(id);
-        Claim { block: id, slot, evicted, offload }
+        Claim::new(id, slot, evicted)
     }
 
     /// Names content that has arrived at its secondary slot, so that lookups find it.
@@ -384,9 +431,9 @@ impl State {
         self.take_out(stale);
         self.counters.claimed += 1;
         if !self.blocks.is(stale, Flag::NAMED) {
-            return self.claimed(stale, TenantId::NOBODY, false, None);
+            return self.claimed(stale, TenantId::NOBODY, false);
         }
         self.drop_content(stale);
-        self.claimed(stale, TenantId::NOBODY, true, None)
+        self.claimed(stale, TenantId::NOBODY, true)
     }
 }

@@ -389,7 +389,7 @@ mod tests {
     }
 
     fn claim(state: &mut State) -> BlockId {
-        state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block
+        state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block()
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl State {
         {
             self.unshadow(parent);
         }
-        Claim { block: id, slot, evicted: true, offload: None }
+        Claim::new(id, slot, true)
     }
 
     /// Names a claimed block; whether there was nothing special to it. Nobody bears the name.

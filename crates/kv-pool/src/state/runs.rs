@@ -105,7 +105,7 @@ mod tests {
         let mut state = State::plain(&PoolConfig::primary_only(BLOCKS)).unwrap();
         let mut ids = Vec::new();
         for n in 0..BLOCKS {
-            let id = state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block;
+            let id = state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block();
             let priority = if n % 7 == 0 { Priority::MAX } else { Priority::MIN };
             let duration = (n % 11 == 0).then_some(Duration::from_secs(9));
             let naming = Naming::default().keep(Retention { priority, duration });
