@@ -51,6 +51,9 @@ struct Cli {
     /// Only operations whose line in the table contains this.
     #[arg(long, default_value = "")]
     only: String,
+    /// No operations whose line contains one of these.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<String>,
     /// Only kv-pool, for a profile of it alone.
     #[arg(long)]
     alone: bool,
@@ -127,9 +130,14 @@ struct Bench {
     names: Vec<&'static str>,
     effort: Effort,
     only: String,
+    without: Vec<String>,
 }
 
 impl Bench {
+    fn is_asked_for(&self, label: &str) -> bool {
+        label.contains(&self.only) && !self.without.iter().any(|part| label.contains(part))
+    }
+
     fn new(cli: &Cli) -> Self {
         let mut entries = vec![Entry::of::<Ours>()];
         if !cli.alone {
@@ -138,13 +146,14 @@ impl Bench {
         let names = entries.iter().map(|entry| entry.name).collect();
         let round = Duration::from_millis(cli.round_ms);
         let effort = Effort { rounds: cli.rounds as usize, round };
-        Self { entries, names, effort, only: cli.only.clone() }
+        let (only, without) = (cli.only.clone(), cli.without.clone());
+        Self { entries, names, effort, only, without }
     }
 
     fn timings(&self, threads: &[usize]) -> anyhow::Result<Vec<Row>> {
         let mut rows = Vec::new();
         for (label, operation) in operations(threads) {
-            if !label.contains(&self.only) {
+            if !self.is_asked_for(&label) {
                 continue;
             }
             let samples = measure::interleaved(&self.entries, operation, self.effort);
@@ -170,7 +179,7 @@ impl Bench {
         let mut rows = Vec::new();
         for (label, operation) in operations {
             let label = format!("heap calls: {label}");
-            if !label.contains(&self.only) {
+            if !self.is_asked_for(&label) {
                 continue;
             }
             let samples = self.entries.iter().map(|entry| {
@@ -195,7 +204,7 @@ impl Bench {
             ("memory: heap, every block cached, a block", Unit::Bytes),
             ("memory: drop of the full pool", Unit::Milliseconds),
         ];
-        if !lines.iter().any(|(label, _)| label.contains(&self.only)) {
+        if !lines.iter().any(|(label, _)| self.is_asked_for(label)) {
             return Ok(Vec::new());
         }
         let mut seen = vec![Vec::new(); self.names.len()];
@@ -247,7 +256,8 @@ fn operations(threads: &[usize]) -> Vec<(String, Operation)> {
         operations.push((label, Operation::Pin { threads }));
         let label = format!("the cheapest pin and unpin, {threads} {}", plural(threads));
         operations.push((label, Operation::PinCheaply { threads }));
-        let label = format!("the same of a stock of the thread's own, {threads} {}", plural(threads));
+        let label =
+            format!("the same of a stock of the thread's own, {threads} {}", plural(threads));
         operations.push((label, Operation::PinOfStock { threads }));
     }
     for &threads in threads {

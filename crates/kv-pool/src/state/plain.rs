@@ -64,7 +64,16 @@ impl State {
         {
             self.unshadow(parent);
         }
+        self.warm_next(tier);
         Claim::new(id, slot, true)
+    }
+
+    /// Reads the place of the name that the next claim will remove. Nothing here waits for it.
+    #[inline]
+    fn warm_next(&self, tier: Tier) {
+        if let Some((_, next)) = self.tiers[tier.index()].queues.first() {
+            std::hint::black_box(self.index.warm(self.blocks.hash(next)));
+        }
     }
 
     /// Names a claimed block; whether there was nothing special to it. Nobody bears the name.
