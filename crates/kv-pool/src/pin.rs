@@ -94,7 +94,16 @@ impl Drop for BlockPin {
 #[derive(Debug)]
 pub struct PinStock {
     pin: BlockPin,
+    /// Owners of the pin's token.
     spare: Vec<Arc<Token>>,
+}
+
+impl Drop for PinStock {
+    fn drop(&mut self) {
+        // As pins, so that whoever is the last of all owners gives the block back.
+        let at = self.pin.at;
+        self.spare.drain(..).for_each(|token| drop(BlockPin::counted(token, at)));
+    }
 }
 
 impl PinStock {

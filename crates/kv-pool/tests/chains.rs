@@ -286,3 +286,43 @@ mod removal {
         checked(&pool);
     }
 }
+
+#[test]
+fn a_prefix_ends_where_a_name_was_removed_though_its_blocks_lie_in_a_row() {
+    for removed in 0..24 {
+        let pool = pool(24, 0);
+        let names = chain(1, 24);
+        drop(hold(&pool, &names, Naming::default()));
+        assert!(pool.remove(names[removed]));
+        assert_eq!(cached(&pool, &names), removed);
+        // And where the next block in the row bears another name.
+        let other = hold(&pool, &chain(2, 1), Naming::default());
+        assert_eq!(cached(&pool, &names), removed);
+        drop(other);
+        checked(&pool);
+    }
+}
+
+#[test]
+fn a_prefix_is_found_whole_wherever_its_blocks_lie() {
+    let pool = pool(40, 0);
+    let names = chain(1, 40);
+    // Rows of every length and step, forwards and backwards.
+    let mut free: Vec<_> = pool.claim(40).unwrap().into_iter().map(Some).collect();
+    let order = (0..13).chain((13..25).rev()).chain((25..40).step_by(2)).chain((26..40).step_by(2));
+    let mut parent = None;
+    for (at, &name) in order.zip(&names) {
+        let naming = Naming { parent, ..Naming::default() };
+        let Registration::New(pin) = free[at].take().unwrap().register(name, naming) else {
+            panic!("every name is new")
+        };
+        drop(pin);
+        parent = Some(name);
+    }
+    let found = pool.match_prefix(&names);
+    assert_eq!(found.len(), 40);
+    let single = names.iter().map(|&name| pool.match_prefix(&[name]).slots().next().unwrap());
+    assert!(found.slots().eq(single));
+    drop(found);
+    checked(&pool);
+}
