@@ -72,3 +72,36 @@ fn every_triple_of_operations() {
         SMALL.iter().for_each(|&pool| all_of(3, pool, Bound::Preemptions(2)));
     }
 }
+
+/// A clock that lives as long as its pool.
+#[derive(Debug)]
+struct Probe(std::sync::Arc<()>);
+
+impl kv_pool::Clock for Probe {
+    fn now(&self) -> std::time::Duration {
+        std::time::Duration::ZERO
+    }
+}
+
+#[test]
+fn a_pool_ends_with_the_last_of_its_handles_and_pins() {
+    let orders =
+        explore("handles and pins", Bound::Preemptions(if deep() { 5 } else { 3 }), || {
+            let alive = std::sync::Arc::new(());
+            let config = kv_pool::PoolConfig::primary_only(2);
+            let builder = kv_pool::BlockPool::builder(&config).clock(Probe(alive.clone()));
+            let pool = builder.build().unwrap();
+            assert!(pool.claim_one().unwrap().cache(ops::name(1), kv_pool::Naming::default()));
+            let pin = ops::find(&pool, 1).unwrap();
+            let (again, another) = (pin.clone(), pool.clone());
+            let claimed = pool.claim_one().unwrap();
+            let threads = [
+                loom::thread::spawn(move || drop((pin, another))),
+                loom::thread::spawn(move || drop((claimed, again))),
+            ];
+            drop(pool);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(std::sync::Arc::strong_count(&alive), 1, "the pool is there still");
+        });
+    println!("{orders} orders of the end of a pool");
+}
