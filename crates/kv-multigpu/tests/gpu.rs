@@ -294,7 +294,7 @@ fn layers_on_all_gpus(registry: &DeviceRegistry, plan: Plan) {
     let seen = run(registry, plan).unwrap();
     let elapsed = start.elapsed();
     assert_eq!(free_bytes(registry), before, "memory leaked");
-    assert_eq!(seen.compared, plan.passes as u64 * 4 / 5);
+    assert_eq!(seen.compared, (plan.passes - plan.passes / 5) as u64);
     assert!(seen.migrations > 0, "no task went on in another thread: {seen:?}");
     println!("{plan:?}: {seen:?} in {elapsed:.1?}, free {before:?} before and after");
     assert!(registry.close_all().is_complete());
