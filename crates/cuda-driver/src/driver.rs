@@ -554,7 +554,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Errors
     /// `NOT_SUPPORTED` from a driver that lacks the call; nothing was enqueued then.
     /// `INVALID_VALUE` for the legacy default stream, for a batch of no copies, for a copy of no
-    /// bytes, and for a range that leaves its allocation or mapping. An address that is of neither
+    /// bytes, and for a range that leaves its allocation or mapping; the copies before the one that is
+    /// refused run all the same. An address that is of neither
     /// pinned nor device memory is taken for pageable memory, and followed during the call.
     ///
     /// # Safety

@@ -256,19 +256,29 @@ impl State {
     pub(crate) fn copy_batch(&mut self, copies: &[BatchCopy], stream_argument: u64) -> Answer<()> {
         const CALL: &str = "cuMemcpyBatchAsync";
         let (stream, device) = self.stream(stream_argument)?;
-        // As driver 580, which lets no copy of a batch be empty, unlike a copy of its own.
-        let has_nothing = copies.is_empty() || copies.iter().any(|copy| copy.bytes == 0);
-        if has_nothing || is_legacy(stream_argument) {
+        if copies.is_empty() || is_legacy(stream_argument) {
             return Err(ErrorCode::INVALID_VALUE);
         }
         let at = (device, stream_argument);
-        for copy in copies {
+        let mut check = |copy: &BatchCopy| {
+            // Unlike a copy of its own, none of a batch may be empty.
+            if copy.bytes == 0 {
+                return Err(ErrorCode::INVALID_VALUE);
+            }
             self.check_device_range(CALL, at, copy.source, copy.bytes)?;
-            self.check_device_range(CALL, at, copy.destination, copy.bytes)?;
+            self.check_device_range(CALL, at, copy.destination, copy.bytes)
+        };
+        let refused = copies
+            .iter()
+            .enumerate()
+            .find_map(|(index, copy)| check(copy).err().map(|code| (index, code)));
+        // As driver 580: the copies before the one that is refused run.
+        let good = &copies[..refused.map_or(copies.len(), |(index, _)| index)];
+        if !good.is_empty() {
+            self.note_batch_conflicts(CALL, at, good);
+            self.enqueue(stream, CALL, Work::CopyBatch(good.into()));
         }
-        self.note_batch_conflicts(CALL, at, copies);
-        self.enqueue(stream, CALL, Work::CopyBatch(copies.into()));
-        Ok(())
+        refused.map_or(Ok(()), |(_, code)| Err(code))
     }
 
     /// Reports ranges that one copy of a batch writes and another accesses: nothing orders the two.
