@@ -7,11 +7,13 @@
 //! anything is enqueued; what only the device can know, the kernel checks again. Each kernel has a CPU
 //! reference beside it, which is the oracle of the tests and what a simulated device runs.
 //!
-//! * [`KvShape`] and [`PagedLayout`]: what a token's KV is, and where its rows lie.
-//! * [`PagedKv`]: paged memory as kernels see it.
+//! * [`KvShape`] and [`PagedLayout`]: what a token's KV is, and where its rows lie. [`KvFormat`] names the
+//!   layouts of serving engines.
+//! * [`PagedKv`]: paged memory as kernels see it, in one tensor or in many.
 //! * [`KvKernels`]: the kernels, loaded from PTX that is built into this crate.
 //!   [`multi_layer_transfer`](KvKernels::multi_layer_transfer) moves tokens between a contiguous chunk
-//!   and pages, all layers in one launch; [`paged_checksum`](KvKernels::paged_checksum) reads every
+//!   and pages, all layers in one launch, and [`transfer_chunks`](KvKernels::transfer_chunks) several
+//!   chunks, by slots or blocks, in device or pinned memory; [`paged_checksum`](KvKernels::paged_checksum) reads every
 //!   live byte through a block table, as attention does;
 //!   [`fill_pattern`](KvKernels::fill_pattern) writes bytes that only their token can have;
 //!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device;

@@ -6,7 +6,7 @@ use cuda_driver::LaunchConfig;
 use crate::launch::{Chunk, Divider32, Divider64, Pages, Part};
 
 /// Vectors that a thread moves: `KV_ONE_UNROLL` of `kernels/kv.cuh`.
-const UNROLL: u64 = 2;
+const UNROLL: u64 = 1;
 /// Most threads of a block: `KV_ONE_THREADS` of `kernels/kv.cuh`.
 const THREADS_MAX: u32 = 256;
 

@@ -18,6 +18,7 @@ use machine::{Machine, noise};
 use raw_args::{RawArgs, WHOLE_ROWS};
 
 const TRANSFER: &str = include_str!("../ptx/transfer_16.compute_80.ptx");
+const ONE_CHUNK: &str = include_str!("../ptx/one_chunk_16.compute_80.ptx");
 const CHECKSUM: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER: &str = include_str!("../ptx/gather.compute_80.ptx");
@@ -155,8 +156,42 @@ fn transfers() -> Vec<Scenario> {
     all
 }
 
+/// The kernel for one chunk, which covers its items exactly.
+fn one_chunks() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for segments in [3, 1] {
+        for (skip, by_blocks, direction, split_rows) in
+            [(2, false, 0, 5), (3, true, 1, 0), (0, false, 1, 0)]
+        {
+            let shape = RawArgs {
+                by_blocks,
+                skip,
+                layers: 2,
+                kv_count: 2,
+                split_rows,
+                row_bytes: 18 * 16,
+                segments,
+                direction,
+                vector_bytes: 16,
+                ..WHOLE_ROWS
+            };
+            let items = (4 * (9 - skip) - split_rows) * 18;
+            let config = LaunchConfig::linear(items.div_ceil(64) as u32, 64);
+            let setup = operands(shape, |args| args.one_chunk());
+            all.push(Scenario { entry: "one_chunk_transfer_16", config, setup });
+        }
+    }
+    all
+}
+
 fn transfer(entry: &'static str, shape: RawArgs) -> Scenario {
-    let setup = move |machine: &Machine| {
+    let setup = operands(shape, |args| args.args());
+    Scenario { entry, config: LaunchConfig::linear(2, 32), setup }
+}
+
+/// Chunk, pages, and mapping, and the arguments that name them.
+fn operands(shape: RawArgs, args: fn(&RawArgs) -> KernelArgs) -> Box<dyn Fn(&Machine) -> Setup> {
+    Box::new(move |machine: &Machine| {
         let (row_bytes, count) = (shape.row_bytes, u64::from(shape.layers * shape.kv_count));
         // No slot, the last that is ready, the first that is not, and one far beyond.
         let slots = [8i64, 3, 1, 0, 7, 12, 5, i64::MAX, 11];
@@ -165,7 +200,7 @@ fn transfer(entry: &'static str, shape: RawArgs) -> Scenario {
         let chunk = machine.upload(&noise(tokens * count * row_bytes));
         let (pages, table) = planes(machine, count, row_bytes);
         let mapping = if shape.by_blocks { machine.upload(&ids) } else { machine.upload(&slots) };
-        let args = RawArgs {
+        let described = RawArgs {
             chunk: address(&chunk),
             planes: address(&table),
             mapping: address(&mapping),
@@ -175,9 +210,8 @@ fn transfer(entry: &'static str, shape: RawArgs) -> Scenario {
             num_blocks: BLOCKS,
             ..shape
         };
-        (vec![chunk, pages, table, mapping], args.args())
-    };
-    Scenario { entry, config: LaunchConfig::linear(2, 32), setup: Box::new(setup) }
+        (vec![chunk, pages, table, mapping], args(&described))
+    })
 }
 
 fn checksums() -> Vec<Scenario> {
@@ -282,6 +316,7 @@ fn scatters() -> Vec<Scenario> {
 fn assert_noticed(mutation: Mutation) -> usize {
     let kernels = [
         (TRANSFER, transfers()),
+        (ONE_CHUNK, one_chunks()),
         (CHECKSUM, checksums()),
         (PATTERN, fills()),
         (GATHER, gathers()),

@@ -124,4 +124,37 @@ impl RawArgs {
         }
         KernelArgs::new().arg(pages).arg(chunks)
     }
+
+    /// The parameters of the kernel for one chunk: `split_rows` are left out at its start.
+    #[allow(dead_code, reason = "each program uses a part")]
+    pub(crate) fn one_chunk(&self) -> KernelArgs {
+        let row_vectors = self.row_bytes / self.vector_bytes;
+        let moved = self.tokens - self.skip;
+        let rows = moved * u64::from(self.layers) * u64::from(self.kv_count) - self.split_rows;
+        let segment_bytes = self.row_bytes / self.segments;
+        let layer_stride = self.tokens * self.row_bytes;
+        let one: [u64; 20] = [
+            self.planes,
+            self.mapping,
+            0,
+            self.chunk,
+            layer_stride * u64::from(self.layers),
+            layer_stride,
+            self.row_bytes,
+            self.block_stride,
+            segment_bytes,
+            self.block_tokens * segment_bytes,
+            divider(self.block_tokens),
+            divider(row_vectors),
+            divider(segment_bytes / self.vector_bytes),
+            divider(self.layers.into()),
+            divider(moved),
+            pair(self.skip, self.split_rows),
+            pair(rows * row_vectors, self.num_blocks),
+            pair(self.num_blocks * self.block_tokens, self.layers.into()),
+            pair(0, self.direction.into()),
+            pair(self.by_blocks.into(), self.vector_bytes),
+        ];
+        KernelArgs::new().arg(one)
+    }
 }
