@@ -7,6 +7,8 @@ use crate::launch::{Chunk, Divider32, Divider64, Pages, Part};
 
 /// Vectors that a thread moves: `KV_ONE_UNROLL` of `kernels/kv.cuh`.
 const UNROLL: u64 = 1;
+/// Threads of a block where nothing else is asked for.
+const THREADS: u32 = 128;
 /// Most threads of a block: `KV_ONE_THREADS` of `kernels/kv.cuh`.
 const THREADS_MAX: u32 = 256;
 
@@ -45,13 +47,15 @@ const _: () = assert!(size_of::<OneChunk>() == 160);
 
 impl OneChunk {
     /// The same launch as of one chunk, if its numbers allow: rows of one part, and nothing that 32
-    /// bits do not count. A block of threads moves one tile, so `blocks_max` must allow as many.
+    /// bits do not count. A block of threads moves one tile, so `blocks_max` must allow as many;
+    /// `threads` is 0 for the default.
     pub(crate) fn of(
         pages: &Pages,
         chunk: &Chunk,
         threads: u32,
         blocks_max: u64,
     ) -> Option<(Self, LaunchConfig)> {
+        let threads = if threads == 0 { THREADS } else { threads };
         let tile = u64::from(threads) * UNROLL;
         let blocks = chunk.items.div_ceil(tile);
         let counted = |count: u64| u32::try_from(count).ok();

@@ -109,7 +109,7 @@ fn chunks(block_tokens: u64, by_blocks: bool, number: u64) -> Vec<ChunkCase> {
                 let short = if index == 0 { block_tokens / 2 } else { 0 };
                 let tokens = ids.len() as u64 * block_tokens - short;
                 let skip = [block_tokens, 0, 0, tokens][index as usize];
-                let pinned = (number + index) % 3 == 0;
+                let pinned = (number + index).is_multiple_of(3);
                 ChunkCase { tokens, skip, pinned, mapping: Mapping::Blocks(ids) }
             })
             .collect();
@@ -128,7 +128,7 @@ fn chunks(block_tokens: u64, by_blocks: bool, number: u64) -> Vec<ChunkCase> {
         .map(|(index, tokens)| {
             let slots: Vec<i64> = slots.drain(..tokens as usize).collect();
             let skip = [2.min(tokens), 0, 0, tokens.saturating_sub(1)][index as usize];
-            let pinned = (number + index) % 3 == 0;
+            let pinned = (number + index).is_multiple_of(3);
             ChunkCase { tokens, skip, pinned, mapping: Mapping::Slots(slots) }
         })
         .collect()

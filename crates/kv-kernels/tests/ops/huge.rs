@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
+use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory, Stream};
 use kv_kernels::{
     Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions, LaunchLimits,
     LayoutOptions, PagedKv, PagedLayout, RowPart, Tensors,
@@ -18,6 +18,16 @@ struct Sparse {
     range: AddressRange,
     /// Mapped for as long as the range is.
     _memory: Vec<PhysicalMemory>,
+    stream: Stream,
+}
+
+impl Drop for Sparse {
+    fn drop(&mut self) {
+        // A range is freed only when nothing is mapped in it.
+        let unmapped =
+            self.stream.synchronize().and_then(|()| self.range.unmap(0, self.range.bytes()));
+        assert!(unmapped.is_ok() || std::thread::panicking(), "{unmapped:?}");
+    }
 }
 
 impl Sparse {
@@ -38,7 +48,7 @@ impl Sparse {
             memory
         };
         let memory = pages.into_iter().map(map).collect();
-        Self { range, _memory: memory }
+        Self { range, _memory: memory, stream: on.stream.clone() }
     }
 
     fn read(&self, on: &On, pieces: &[u64], piece: u64) -> Vec<u8> {
