@@ -267,15 +267,21 @@ impl Bench {
     fn blocks(&self) {
         println!("## Scattered blocks of 16 KiB\n");
         println!(
-            "| planes x blocks | bytes | one plain copy | loop of plain copies | grid: 16 | 32 | 64 | 132 | 264 |"
+            "| planes x blocks | bytes | one plain copy | loop of plain copies | pushed by 32 | 64 | 132 | pulled by 64 | 132 | 264 |"
         );
-        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-        let config =
-            |kernel_blocks| MoverConfig { kernel_blocks, tables: 64, ..MoverConfig::default() };
-        let mut movers: Vec<_> = [16, 32, 64, 132, 264]
-            .map(|blocks| Mover::new(&self.near, &self.far, config(blocks)).unwrap())
-            .into_iter()
-            .collect();
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+        let config = |(prefer, kernel_blocks)| MoverConfig {
+            prefer,
+            kernel_blocks,
+            tables: 64,
+            ..MoverConfig::default()
+        };
+        let (push, pull) = (Route::Push, Route::Pull);
+        let mut movers: Vec<_> =
+            [(push, 32), (push, 64), (push, 132), (pull, 64), (pull, 132), (pull, 264)]
+                .map(|way| Mover::new(&self.near, &self.far, config(way)).unwrap())
+                .into_iter()
+                .collect();
         for (planes, count) in [(1, 256), (1, 2048), (1, 16_384), (16, 2048), (64, 256)] {
             let pairs = self.pairs(planes, count);
             let bytes = pairs.len() as u64 * planes * BLOCK;

@@ -70,13 +70,17 @@
 //! [`moves`] takes memory from one device to another, without waiting on the host, and holds both ends
 //! until that is done.
 //!
+//! # Topology
+//! [`topology`] tells where devices are and what joins them, and measures links on request.
+//!
 //! # Features
-//! - `nvml`: `NvmlDirectory`, NVML's indices of devices, where the machine has it. Its absence is no error.
+//! - `nvml`: `NvmlDirectory`, NVML's indices of devices, and `topology::NvmlLinks`, its links, where the machine
+//!   has it. Its absence is no error.
 //! - `sabotage` (debug builds only): opens an instance at every call, and lets moves forget an order,
 //!   so that tests see what goes wrong then.
 //!
 //! # What it does not do
-//! It measures no links, and starts no process.
+//! It starts no process and restarts none.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -89,6 +93,7 @@ mod nvml;
 pub mod placement;
 mod registry;
 mod sync;
+pub mod topology;
 
 #[cfg(loom)]
 pub use device_thread::model;

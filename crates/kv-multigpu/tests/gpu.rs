@@ -17,6 +17,7 @@ use common::{drops, kernel, moving};
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
 use cudarc::driver::CudaContext;
 use kv_multigpu::moves::{MoverConfig, Route};
+use kv_multigpu::topology::{LinkMeter, Sources, Topology};
 use kv_multigpu::{DeviceRegistry, DeviceState, DeviceThread, DeviceThreadOptions, RegistryError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -41,6 +42,7 @@ const SINGLE: &[(&str, Run)] = &[
 
 /// Need two.
 const PAIRS: &[(&str, Run)] = &[
+    ("links_are_told_and_measured", links_are_told_and_measured),
     ("layers_on_all_gpus_without_peer_access", layers_on_all_gpus_without_peer_access),
     ("layers_on_all_gpus_with_peer_access", layers_on_all_gpus_with_peer_access),
     (
@@ -79,6 +81,32 @@ fn main() {
     // They share devices, and their memory.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, single.chain(places).chain(pairs).chain(moves).collect()).exit();
+}
+
+fn links_are_told_and_measured(registry: &DeviceRegistry) {
+    let devices = [0, 1].map(|ordinal| registry.device(ordinal).unwrap());
+    #[cfg(feature = "nvml")]
+    let nvml = kv_multigpu::topology::NvmlLinks::load();
+    #[cfg(feature = "nvml")]
+    let sources = Sources { links: Some(&nvml), ..Sources::default() };
+    #[cfg(not(feature = "nvml"))]
+    let sources = Sources::default();
+    let topology = Topology::discover(&devices, &sources).unwrap();
+    let meter = LinkMeter::new();
+    for (from, to) in [(0, 1), (1, 0)] {
+        let pair = topology.pair(from, to).unwrap();
+        let link = meter.measure(&devices[from], &devices[to]).unwrap();
+        println!("{from} to {to}: {}, {pair:?}, {link:?}", pair.kind);
+        assert_eq!(pair.access, devices[from].can_access(&devices[to]).unwrap());
+        // Slower than any card's memory, quicker than any network between hosts of old.
+        assert!((1_000_000_000..10_000_000_000_000).contains(&link.bytes_per_second));
+        let again = meter.measure(&devices[from], &devices[to]).unwrap();
+        assert_eq!(again, link);
+    }
+    for gpu in topology.gpus() {
+        println!("{gpu:?}");
+        assert!(gpu.memory_bytes_per_second.is_some_and(|speed| speed > 100_000_000_000));
+    }
 }
 
 /// Every scenario of moves, in both directions, from device to device and through the host.

@@ -113,6 +113,33 @@ fn all_pairs_at_once(count: u32, peer_access: bool, peer_group: u32) {
 }
 
 #[test]
+fn every_scenario_holds_within_one_device_and_overlaps_are_refused() {
+    for prefer in [Route::Push, Route::Pull, Route::Host] {
+        let (sim, devices) = devices(1, true);
+        for (_, scenario) in moving::ALL {
+            scenario(&devices[0], &devices[0], small(prefer));
+        }
+        let mut pair = Pair::new(&devices[0], &devices[0], small(prefer));
+        let memory = buffer(&pair.after, &pattern(1, 256));
+        let order = MoveOrder { after: &pair.after, on: &pair.on };
+        let held = |at| Held::new(&devices[0], memory.span().slice(at, 100).unwrap(), ());
+        let refused = pair.mover.move_tensor(held(0), held(99), order).unwrap_err().error;
+        assert_eq!(refused, MoveError::Overlap { bytes: 1 });
+        pair.mover.move_tensor(held(0), held(100), order).unwrap();
+        let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
+        let whole = || BlockMemory::new(&devices[0], vec![memory.span()], grid, ()).unwrap();
+        let pairs = [BlockPair { from: 0, to: 1 }];
+        let what = BlockMove::whole(&pairs, 64);
+        let refused = pair.mover.move_blocks(whole(), whole(), &what, order).unwrap_err().error;
+        assert_eq!(refused, MoveError::Overlap { bytes: 256 });
+        pair.mover.settle().unwrap();
+        pair.on.synchronize().unwrap();
+        drop((pair, memory));
+        sound(&sim, devices);
+    }
+}
+
+#[test]
 fn all_pairs_of_four_devices_move_at_once() {
     all_pairs_at_once(4, true, 4);
     all_pairs_at_once(4, false, 4);
@@ -258,8 +285,6 @@ fn tables_that_are_read_are_not_written_and_the_move_is_told_to_wait() {
 #[test]
 fn what_cannot_move_is_told_with_its_numbers() {
     let (sim, devices) = devices(2, true);
-    let itself = Mover::new(&devices[0], &devices[0], small(Route::Push)).unwrap_err();
-    assert_eq!(itself, MoveError::SameDevice { ordinal: 0 });
     let none = MoverConfig { chunks: 0, ..small(Route::Push) };
     assert!(matches!(
         Mover::new(&devices[0], &devices[1], none),

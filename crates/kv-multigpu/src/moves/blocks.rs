@@ -4,7 +4,7 @@ use cuda_driver::{Device, DeviceSpan, Stream};
 
 use super::held::Pendings;
 use super::kernel::{ELEMENTS_MAX, Job, Side, WORD_BYTES};
-use super::mover::{Interrupted, Lane, check_device};
+use super::mover::{Interrupted, Lane, check_apart, check_device};
 use super::table::{PLANES_MAX, Written};
 use super::{Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
 
@@ -189,6 +189,11 @@ impl Mover {
         let (source_planes, destination_planes) = (source.planes.len(), destination.planes.len());
         if source_planes != destination_planes {
             return Err(MoveError::Planes { source_planes, destination_planes });
+        }
+        if self.from.context() == self.to.context() {
+            for &from in &source.planes {
+                destination.planes.iter().try_for_each(|&to| check_apart(from, to))?;
+            }
         }
         source.check_rows(what, what.source_offset)?;
         destination.check_rows(what, what.destination_offset)?;

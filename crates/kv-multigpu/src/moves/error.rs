@@ -10,11 +10,11 @@ use super::Move;
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
-    /// Both ends are the same device.
-    #[error("a move from device {ordinal} to itself")]
-    SameDevice {
-        /// Its ordinal.
-        ordinal: i32,
+    /// Source and destination share memory: a move within one device, to where it reads.
+    #[error("source and destination overlap by {bytes} bytes")]
+    Overlap {
+        /// Bytes of a range, or of a plane, that are in both.
+        bytes: u64,
     },
     /// Memory or a stream is of another device than its end of the move.
     #[error("the {what} is of device {found}, not of device {expected}")]

@@ -43,8 +43,12 @@
 //! [`Move::try_finish`], or for work that waits on the device by [`Move::reclaim_on`]. A move that is
 //! dropped leaves its ends with the mover until it has completed.
 //!
+//! # Resharding
+//! A [`ReshardPlan`] says which heads go from which GPU to which when KV in tensor-parallel shards is to lie
+//! in another number of them; each part is one [`Mover::move_blocks`].
+//!
 //! # What it does not do
-//! It allocates no destination, moves nothing within one device, and takes access of devices to each
+//! It allocates no destination, moves nothing to where it reads, and takes access of devices to each
 //! other back from nobody.
 
 mod blocks;
@@ -53,6 +57,7 @@ mod handover;
 mod held;
 mod kernel;
 mod mover;
+mod reshard;
 mod ring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 pub mod sabotage;
@@ -63,3 +68,4 @@ pub use error::{MoveError, MoveFailed};
 pub use handover::{HandOver, Incoming, Outgoing, SendFailed};
 pub use held::{Held, Move};
 pub use mover::{MoveOrder, Mover, MoverConfig, Route};
+pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardPlan};

@@ -96,14 +96,11 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A mover from `from` to `to`.
+    /// A mover from `from` to `to`, which may be the same device: then kernels and copies stay on it.
     ///
     /// # Errors
-    /// [`MoveError::SameDevice`]; what the driver answers.
+    /// [`MoveError::Zero`]; what the driver answers.
     pub fn new(from: &Device, to: &Device, config: MoverConfig) -> Result<Self, MoveError> {
-        if from.context() == to.context() {
-            return Err(MoveError::SameDevice { ordinal: from.ordinal() });
-        }
         config.check()?;
         let route = route(from, to, &config)?;
         let ring = match route {
@@ -199,7 +196,7 @@ impl Mover {
         if source_bytes != destination_bytes {
             return Err(MoveError::Lengths { source_bytes, destination_bytes }.into());
         }
-        Ok(())
+        Ok(check_apart(source, destination)?)
     }
 
     pub(super) fn check_order(&self, order: MoveOrder<'_>) -> Result<(), MoveError> {
@@ -327,6 +324,9 @@ impl MoverConfig {
 
 /// Finds the way between two devices, and enables their access to each other.
 fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, MoveError> {
+    if from.context() == to.context() {
+        return Ok(config.prefer);
+    }
     let (push, pull) = (from.can_access(to)?, to.can_access(from)?);
     let route = match config.prefer {
         Route::Push if push => Route::Push,
@@ -353,6 +353,16 @@ pub(super) fn check_device(
     }
     let (expected, found) = (expected.ordinal(), found.ordinal());
     Err(MoveError::WrongDevice { what, expected, found })
+}
+
+/// Refuses memory that is both read and written.
+pub(super) fn check_apart(source: DeviceSpan, destination: DeviceSpan) -> Result<(), MoveError> {
+    let end = |span: DeviceSpan| span.address() + span.bytes();
+    let start = source.address().max(destination.address());
+    match end(source).min(end(destination)).saturating_sub(start) {
+        0 => Ok(()),
+        bytes => Err(MoveError::Overlap { bytes }),
+    }
 }
 
 /// The streams that carry a move.

@@ -1,0 +1,117 @@
+//! Measured links: copies between two devices, timed once for each pair.
+
+use std::collections::HashMap;
+
+use cuda_driver::{Device, DeviceBuffer, Event, Stream};
+use parking_lot::Mutex;
+
+use crate::moves::{Held, MoveError, MoveOrder, Mover, MoverConfig};
+use crate::placement::{Link, LinkMatrix};
+
+/// The copy that tells what a transfer takes before its first byte, and the one that tells the speed.
+const SHORT_BYTES: u64 = 4 << 10;
+const LONG_BYTES: u64 = 64 << 20;
+
+/// Copies of each, of which the quickest counts.
+const ROUNDS: usize = 5;
+
+/// Measures links on request and remembers them by the UUIDs of both ends.
+///
+/// Times are by events on the receiver, so on simulated devices they are virtual.
+#[derive(Debug, Default)]
+pub struct LinkMeter {
+    known: Mutex<HashMap<[[u8; 16]; 2], Link>>,
+}
+
+impl LinkMeter {
+    /// A meter that knows nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What was measured from one device to another before.
+    #[must_use]
+    pub fn known(&self, from: [u8; 16], to: [u8; 16]) -> Option<Link> {
+        self.known.lock().get(&[from, to]).copied()
+    }
+
+    /// The link from `from` to `to`, by the way that a [`Mover`] takes; measured if it is not known.
+    ///
+    /// # Ordering
+    /// Waits on the host for its own copies. They share the link with whatever else uses it: measure
+    /// before work begins. Takes up to 64 MiB on both devices, which it frees again.
+    ///
+    /// # Errors
+    /// What a mover answers.
+    pub fn measure(&self, from: &Device, to: &Device) -> Result<Link, MoveError> {
+        let ends = [from.info().uuid, to.info().uuid];
+        if let Some(link) = self.known(ends[0], ends[1]) {
+            return Ok(link);
+        }
+        let link = time_copies(from, to)?;
+        self.known.lock().insert(ends, link);
+        Ok(link)
+    }
+
+    /// The links between all of `devices`, for a placement.
+    ///
+    /// # Errors
+    /// As [`measure`](LinkMeter::measure).
+    pub fn matrix(&self, devices: &[Device]) -> Result<LinkMatrix, MoveError> {
+        let mut measured = HashMap::new();
+        for (i, from) in devices.iter().enumerate() {
+            for (j, to) in devices.iter().enumerate().filter(|&(j, _)| j != i) {
+                measured.insert((i, j), self.measure(from, to)?);
+            }
+        }
+        let none = Link { latency_ns: 0, bytes_per_second: 1 };
+        Ok(LinkMatrix::from_fn(devices.len(), |i, j| {
+            measured.get(&(i, j)).copied().unwrap_or(none)
+        }))
+    }
+
+    /// Forgets everything: after the machine changed, or while it was busy.
+    pub fn forget(&self) {
+        self.known.lock().clear();
+    }
+}
+
+fn time_copies(from: &Device, to: &Device) -> Result<Link, MoveError> {
+    let config = MoverConfig { tables: 0, ..MoverConfig::default() };
+    let mut mover = Mover::new(from, to, config)?;
+    let (after, on) = (Stream::new(from)?, Stream::new(to)?);
+    // A device with little memory is measured with less of it.
+    let least = from.memory_info()?.0.min(to.memory_info()?.0);
+    let bytes = (least / 4).clamp(2 * SHORT_BYTES, LONG_BYTES);
+    let (near, far) = (DeviceBuffer::alloc(from, bytes)?, DeviceBuffer::alloc(to, bytes)?);
+    after.fill(near.span(), 0)?;
+    let (start, end) = (Event::with_timing(to)?, Event::with_timing(to)?);
+    let mut quickest = |bytes: u64| -> Result<u64, MoveError> {
+        let mut best = u64::MAX;
+        for _ in 0..ROUNDS {
+            let source = Held::new(from, near.span().slice(0, bytes)?, ());
+            let destination = Held::new(to, far.span().slice(0, bytes)?, ());
+            after.synchronize()?;
+            start.record(&on)?;
+            let order = MoveOrder { after: &after, on: &on };
+            // Held until the wait below, whatever becomes of it.
+            let moved = mover.move_tensor(source, destination, order).map_err(|f| f.error)?;
+            end.record(&on)?;
+            end.synchronize()?;
+            drop(moved);
+            let nanos = f64::from(end.elapsed_ms_since(&start)?) * 1e6;
+            best = best.min(nanos as u64);
+        }
+        Ok(best)
+    };
+    let (short, long) = (quickest(SHORT_BYTES)?, quickest(bytes)?);
+    near.free()?;
+    far.free()?;
+    let speed = u128::from(bytes - SHORT_BYTES) * 1_000_000_000
+        / u128::from(long.saturating_sub(short).max(1));
+    Ok(Link {
+        latency_ns: short,
+        bytes_per_second: u64::try_from(speed).unwrap_or(u64::MAX).max(1),
+    })
+}

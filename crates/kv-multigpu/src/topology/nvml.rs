@@ -1,0 +1,105 @@
+//! Links as NVML tells them. Never required.
+
+use std::fmt;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
+use nvml_wrapper::error::NvmlError;
+
+use super::{LinkKind, LinkSource, PcieDistance};
+use crate::identity::DeviceUuid;
+
+/// More links than any GPU has.
+const LINKS_MAX: u32 = 36;
+
+/// Links by NVML, where the machine has it.
+pub struct NvmlLinks {
+    nvml: Option<Nvml>,
+}
+
+impl NvmlLinks {
+    /// Loads NVML if the machine has it; without it, no link is known.
+    #[must_use]
+    pub fn load() -> Self {
+        let nvml = Nvml::init()
+            .inspect_err(
+                |error| tracing::info!(%error, "no NVML: links are told by the host alone"),
+            )
+            .ok();
+        Self { nvml }
+    }
+
+    /// Whether NVML was found.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.nvml.is_some()
+    }
+}
+
+impl LinkSource for NvmlLinks {
+    fn link(&self, from: [u8; 16], to: [u8; 16]) -> Option<LinkKind> {
+        let nvml = self.nvml.as_ref()?;
+        let device = |bytes| nvml.device_by_uuid(DeviceUuid { is_mig: false, bytes }.to_string());
+        let (near, far) = (device(from).ok()?, device(to).ok()?);
+        nvlinks(&near, &far).or_else(|| pcie(&near, far).ok().map(LinkKind::Pcie))
+    }
+}
+
+type NvmlDevice<'a> = nvml_wrapper::Device<'a>;
+
+/// The NVLinks that serve a pair: those that end at the other GPU, or where they end at switches, as many
+/// as both have.
+fn nvlinks(near: &NvmlDevice<'_>, far: &NvmlDevice<'_>) -> Option<LinkKind> {
+    let active = |device: &NvmlDevice<'_>| {
+        let is_active = |&link: &u32| device.link_wrapper_for(link).is_active().unwrap_or(false);
+        (0..LINKS_MAX).filter(is_active).collect::<Vec<_>>()
+    };
+    let (ours, theirs) = (active(near), active(far));
+    let peer = far.pci_info().ok()?;
+    let ends_there = |&&link: &&u32| {
+        near.link_wrapper_for(link).remote_pci_info().is_ok_and(|remote| {
+            (remote.domain, remote.bus, remote.device) == (peer.domain, peer.bus, peer.device)
+        })
+    };
+    let direct = ours.iter().filter(ends_there).count();
+    let switched = || match near.p2p_status(far, P2pCapabilitiesIndex::NvLink) {
+        Ok(P2pStatus::Ok) => ours.len().min(theirs.len()),
+        _ => 0,
+    };
+    let links = if direct > 0 { direct } else { switched() };
+    if links == 0 {
+        return None;
+    }
+    let version = ours.first().and_then(|&link| near.link_wrapper_for(link).version().ok());
+    Some(LinkKind::NvLink { links: links as u32, version })
+}
+
+#[cfg(target_os = "linux")]
+fn pcie(near: &NvmlDevice<'_>, far: NvmlDevice<'_>) -> Result<PcieDistance, NvmlError> {
+    Ok(match near.topology_common_ancestor(far)? {
+        TopologyLevel::Internal | TopologyLevel::Single | TopologyLevel::Multiple => {
+            PcieDistance::SameBridge
+        }
+        TopologyLevel::HostBridge => PcieDistance::SameHostBridge,
+        TopologyLevel::Node => PcieDistance::SameNode,
+        TopologyLevel::System => PcieDistance::System,
+    })
+}
+
+impl fmt::Debug for NvmlLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NvmlLinks").field("loaded", &self.is_loaded()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_nvml_no_link_is_known_and_nothing_fails() {
+        assert_eq!(NvmlLinks { nvml: None }.link([1; 16], [2; 16]), None);
+        // With or without it on this machine: no GPU has these UUIDs.
+        assert_eq!(NvmlLinks::load().link([0xAB; 16], [0xCD; 16]), None);
+    }
+}
