@@ -10,7 +10,7 @@
 //! | new blocks, all or none | [`BlockPool::claim`], or [`claim_one`](BlockPool::claim_one) |
 //! | others to find what was written | [`ClaimedBlocks::register`], [`ClaimedBlock::register`] |
 //! | blocks given back, tail first | drop the [`PinnedBlocks`]; [`BlockPool::release`] |
-//! | another reference to what is held | clone the [`PinnedBlocks`] or the [`BlockPin`]: no lock |
+//! | another reference to what is held | clone the [`PinnedBlocks`] or the [`BlockPin`]: no lock; a [`PinStock`]: no atomic operation either |
 //! | evicted content to host memory | [`ClaimedBlocks::take_offload`], then [`Offload::commit`] |
 //! | content back from host memory | [`BlockPool::begin_onboard`], then [`Onboard::commit`] |
 //! | no reuse before the device is done | [`BlockPool::begin_epoch`], [`BlockPool::complete_epoch`] |
@@ -21,6 +21,7 @@
 //! | tenants | [`BlockPool::add_tenant`], [`BlockPool::set_quota`], [`BlockPool::claim_for`] |
 //! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
 //! | a clock, events, other policies | [`BlockPool::builder`], [`BlockPool::events`], [`policy`] |
+//! | more threads than one lock serves | [`ShardedPool`] |
 //! | what it holds | [`BlockPool::stats`], [`BlockPool::snapshot`], [`BlockPool::check_integrity`] |
 //!
 //! Lists of blocks take the lock once, whatever their length: a request looks up its prefix, claims
@@ -70,8 +71,13 @@
 //! called while it is held and must not call the pool. Any other lock of the caller's may be held
 //! when the pool is called.
 //!
+//! Who finds the lock taken waits before it looks again, longer each time and up to 50 microseconds,
+//! and sleeps after half a millisecond: what the lock guards stays in one processor's caches for a
+//! while. The lock is not fair before that.
+//!
 //! Every operation takes effect at one moment of its one hold of the lock, and one that fails has
-//! none. Two kinds of operations do not take the lock: cloning a pin or a list of pins takes effect
+//! none. Only [`ShardedPool`] has operations that take several locks, one after the other and never
+//! two at once, and says which. Two kinds of operations do not take the lock: cloning a pin or a list of pins takes effect
 //! with the addition to the count of its owners, and dropping one that has other owners with the
 //! subtraction. The last owner's drop takes the lock; in that hold the count of each block falls
 //! and, where it becomes zero, the block is queued, so nobody sees a block that is neither held nor
