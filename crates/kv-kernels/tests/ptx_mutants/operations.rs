@@ -135,7 +135,6 @@ fn append(table: bool, reported: bool) -> Scenario {
             token_stride: 3 * 16,
             segment_stride: 13 * 16,
             num_blocks: BLOCKS,
-            ..RawBlockSide::zeroed()
         };
         let (keys, values) = (machine.upload(&noise(4096)), machine.upload(&noise(4112)));
         let rows = RawAppendRows {
