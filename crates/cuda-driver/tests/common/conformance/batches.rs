@@ -256,7 +256,7 @@ fn a_batch_over_memory_never_allocated_is_refused(on: &Subject) {
 fn a_batch_over_pageable_memory_is_refused(on: &Subject) {
     with_call(on, |bound| {
         let (memory, stream) = (bound.alloc(64), bound.stream());
-        let pageable = vec![0u8; 64];
+        let pageable = [0u8; 64];
         let address = pageable.as_ptr().expose_provenance() as u64;
         refused(bound.memcpy_batch_async(&[copy(*memory, address, 64)], *stream), INVALID);
     });
