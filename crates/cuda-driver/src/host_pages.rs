@@ -195,7 +195,7 @@ mod tests {
         for (bytes, huge) in [(1, false), (1, true), (5000, true), (2 * MIB, true), (5 * MIB, true)]
         {
             let pages = HostPages::map(bytes, huge, None).unwrap();
-            assert!(pages.bytes() >= bytes && pages.bytes() % 4096 == 0, "{pages:?}");
+            assert!(pages.bytes() >= bytes && pages.bytes().is_multiple_of(4096), "{pages:?}");
             assert!(pages.bytes() - bytes < 4096 || pages.got().pages == PageKind::Huge);
             assert!(bytes_of(&pages).iter().all(|&byte| byte == 0));
             let may_be_huge = huge && bytes >= 2 * MIB;

@@ -5,7 +5,7 @@ use cuda_driver::{
 };
 
 use crate::findings::FindingKind;
-use crate::host_memory::{HostRange, Origin, PageableRange, RegisteredRange};
+use crate::host_memory::{HOST_END, HostRange, PageableRange, RegisteredRange};
 use crate::memory::Viewer;
 use crate::scheduler::Goal;
 use crate::shareable::NO_FABRIC;
@@ -56,7 +56,7 @@ impl State {
         }
         let index = self.memory.host.starting_at(host).ok_or(ErrorCode::INVALID_VALUE)?;
         let region = &self.memory.host.live()[index];
-        if region.origin != Origin::Allocated {
+        if region.is_registered() {
             return Err(ErrorCode::INVALID_VALUE);
         }
         let (owner, bytes) = (region.owner, region.bytes());
@@ -79,23 +79,23 @@ impl State {
     }
 
     pub(crate) fn host_unregister(&mut self, host: u64) -> Answer<()> {
-        let device = self.current()?;
         let index = self.memory.host.starting_at(host);
-        let inside = self.memory.host.find(host).is_some();
-        let index = index.ok_or(if inside {
-            ErrorCode::INVALID_VALUE
-        } else {
-            ErrorCode::HOST_MEMORY_NOT_REGISTERED
-        })?;
-        let region = &self.memory.host.live()[index];
-        if region.origin != Origin::Registered {
-            return Err(ErrorCode::HOST_MEMORY_NOT_REGISTERED);
-        }
-        let bytes = region.bytes();
+        let region = index.map(|index| (index, &self.memory.host.live()[index]));
+        let Some((index, region)) = region.filter(|(_, region)| region.is_registered()) else {
+            // Null, pinned memory that was not registered there, or a device's.
+            let known = host == 0 || self.memory.check(Viewer::ANY, host, 1).is_ok();
+            return Err(if known {
+                ErrorCode::INVALID_VALUE
+            } else {
+                ErrorCode::HOST_MEMORY_NOT_REGISTERED
+            });
+        };
+        let (owner, bytes) = (region.owner, region.bytes());
+        // The driver waits for all work, whether or not it uses the memory.
         self.wait("cuMemHostUnregister", Goal::Everything)?;
         self.memory.host.free(index);
         self.clock.sized(SizedCall::Unregister, bytes);
-        self.health(device)
+        self.health(owner)
     }
 
     /// With unified addressing, pinned memory has one address, whatever flags it was pinned with.
@@ -114,10 +114,15 @@ impl State {
         address: u64,
         bytes: u64,
     ) -> Answer<()> {
-        if self.memory.check(Viewer::enqueuing(at.0), address, bytes).is_ok() {
+        // Neighbouring pinned ranges are one memory to a kernel, and not to the driver's checks.
+        let host = address < HOST_END;
+        let whole = !host || self.memory.host.classify(address, bytes) == HostRange::Pinned;
+        if whole && self.memory.check(Viewer::enqueuing(at.0), address, bytes).is_ok() {
             return Ok(());
         }
-        let reason = if self.memory.check(Viewer::ANY, address, bytes).is_ok() {
+        let reason = if host {
+            "not of one pinned range"
+        } else if self.memory.check(Viewer::ANY, address, bytes).is_ok() {
             "mapped without access for the device"
         } else {
             "not of one live allocation or mapping"

@@ -49,7 +49,7 @@ impl RegisteredRange {
 
 /// Whose memory a region is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Origin {
+enum Origin {
     /// This module's, allocated for `cuMemHostAlloc`.
     Allocated,
     /// The program's, which registered it.
@@ -67,7 +67,7 @@ pub(crate) enum Origin {
 pub(crate) struct Region {
     base: u64,
     bytes: u64,
-    pub(crate) origin: Origin,
+    origin: Origin,
     /// Device whose context allocated it.
     pub(crate) owner: u32,
     /// Whether all contexts share it.
@@ -99,6 +99,10 @@ impl Region {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    pub(crate) fn is_registered(&self) -> bool {
+        self.origin == Origin::Registered
     }
 
     fn end(&self) -> u64 {
@@ -216,8 +220,12 @@ impl HostMemory {
         if bytes == 0 || !is_host {
             return Err(ErrorCode::INVALID_VALUE);
         }
-        if self.live.iter().any(|region| region.overlaps(base, bytes)) {
-            return Err(ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
+        let mut overlapped = self.live.iter().filter(|region| region.overlaps(base, bytes));
+        if let Some(region) = overlapped.next() {
+            return Err(match region.origin {
+                Origin::Registered => ErrorCode::HOST_MEMORY_ALREADY_REGISTERED,
+                Origin::Allocated => ErrorCode::INVALID_VALUE,
+            });
         }
         if bytes > self.limit_bytes - self.live_bytes {
             return Err(ErrorCode::OUT_OF_MEMORY);

@@ -1,6 +1,6 @@
 //! What can go wrong, one enum for each family of operations.
 
-use cuda_driver::{CopyError, DeviceError};
+use cuda_driver::{CopyError, DeviceError, HostPagesError, PinError};
 
 use crate::ScatterError;
 
@@ -19,9 +19,23 @@ pub enum StagingError {
     /// The thread that pins memory could not be started.
     #[error("no thread to pin staging memory: {0}")]
     Thread(std::io::ErrorKind),
+    /// The system maps no more memory.
+    #[error(transparent)]
+    Pages(#[from] HostPagesError),
     /// The device refused or is lost.
     #[error("staging failed on the device")]
     Device(#[from] DeviceError),
+}
+
+impl From<PinError> for StagingError {
+    fn from(error: PinError) -> Self {
+        match error {
+            PinError::Device(error) => Self::Device(error),
+            PinError::Pages(error) => Self::Pages(error),
+            // No other kind is known to this version.
+            _ => Self::Pages(HostPagesError::Unsupported),
+        }
+    }
 }
 
 /// Why there is no buffer to write.

@@ -85,6 +85,7 @@ pub use error::{
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
 pub use scatter::{SCATTER_WORD_BYTES, Scatter, ScatterError, ScatterKernel};
+pub use slab::SlabMemory;
 pub use staged::{PartId, Staged};
 pub use step::{PART_ALIGNMENT, Step, StepStager, StepStagerOptions};
 

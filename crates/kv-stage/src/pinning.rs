@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use cuda_driver::DeviceError;
+use cuda_driver::PinError;
 use parking_lot::{Condvar, Mutex};
 
 use crate::retire::Shared;
@@ -20,9 +20,7 @@ pub enum Pinning {
     /// ends when all are pinned, when the driver refuses, or with the pool.
     Background,
     /// One slab of each size before the pool is handed out, the rest by calls of
-    /// [`StagingPool::pin_next`](crate::StagingPool::pin_next), on the caller's thread. Physical pages
-    /// come from the memory nearest to the thread that pins, so a thread that runs beside the GPU
-    /// gets the memory beside it.
+    /// [`StagingPool::pin_next`](crate::StagingPool::pin_next), on the caller's thread.
     OnCall,
 }
 
@@ -41,7 +39,7 @@ struct BacklogState {
     /// Slabs that some thread is pinning at the moment.
     under_way: usize,
     /// What stopped the pinning.
-    refused: Option<DeviceError>,
+    refused: Option<PinError>,
 }
 
 impl Backlog {
@@ -59,7 +57,7 @@ impl Backlog {
     }
 
     /// Says how the pinning of `chunk` ended; a refused one goes back on the list.
-    pub(crate) fn settle(&self, chunk: Chunk, refused: Option<DeviceError>) {
+    pub(crate) fn settle(&self, chunk: Chunk, refused: Option<PinError>) {
         let mut state = self.state.lock();
         state.under_way -= 1;
         if refused.is_some() {
@@ -87,7 +85,7 @@ impl Backlog {
     }
 
     /// Buffers that are not pinned yet, and what the last attempt was refused with.
-    pub(crate) fn outlook(&self) -> (usize, Option<DeviceError>) {
+    pub(crate) fn outlook(&self) -> (usize, Option<PinError>) {
         let state = self.state.lock();
         (state.chunks.iter().map(|chunk| chunk.buffers).sum(), state.refused)
     }

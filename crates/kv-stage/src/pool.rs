@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{Device, DeviceError, HostAllocFlags};
+use cuda_driver::{Device, DeviceError, HostAllocFlags, HostMemory, HostPagesOptions, PinError};
 use parking_lot::Mutex;
 
 use crate::pinning::{self, Backlog};
 use crate::retire::{Class, Shared, State, wait_for};
-use crate::slab::Chunk;
+use crate::slab::{Chunk, SlabMemory};
 use crate::{AcquireError, Pinning, StagingBuffer, StagingError};
 
 /// Size and number of the buffers of one size class.
@@ -38,9 +38,10 @@ pub struct PoolOptions {
     /// Bytes of each pinned allocation, about; at least one buffer is in each. Small ones stand in the
     /// way of other driver calls for a shorter time, large ones are fewer.
     pub slab_bytes: u64,
-    /// Memory that the host does not cache: quicker for some devices to read, very slow for the host
-    /// to read. It is filled all the same, once, from first to last byte.
-    pub write_combined: bool,
+    /// Where the memory comes from. That of the driver is made known to every context and visible to
+    /// kernels, whatever its flags say. Write-combined memory is quicker for some devices to read and
+    /// very slow for the host to read.
+    pub memory: HostMemory,
     /// When the memory is pinned.
     pub pinning: Pinning,
 }
@@ -49,13 +50,17 @@ impl PoolOptions {
     /// A slab as it is unless told: pinned in about 10 ms.
     pub const SLAB_BYTES: u64 = 32 << 20;
 
-    /// Cached memory, pinned at once, in slabs of [`SLAB_BYTES`](PoolOptions::SLAB_BYTES).
+    /// Memory as a pool has it unless told: in huge pages, beside the device, as far as there are.
+    pub const MEMORY: HostMemory = HostMemory::Pages(HostPagesOptions::HUGE_BESIDE_DEVICE);
+
+    /// [`MEMORY`](PoolOptions::MEMORY), pinned at once, in slabs of
+    /// [`SLAB_BYTES`](PoolOptions::SLAB_BYTES).
     #[must_use]
     pub fn new(classes: Vec<StagingOptions>) -> Self {
         Self {
             classes,
             slab_bytes: Self::SLAB_BYTES,
-            write_combined: false,
+            memory: Self::MEMORY,
             pinning: Pinning::AtOnce,
         }
     }
@@ -135,7 +140,13 @@ impl StagingPool {
             Pinning::AtOnce => chunks.len(),
             Pinning::Background | Pinning::OnCall => classes.len(),
         };
-        let write_combined = options.write_combined;
+        let memory = match options.memory {
+            HostMemory::Driver(flags) => HostMemory::Driver(HostAllocFlags {
+                write_combined: flags.write_combined,
+                ..HostAllocFlags::CACHED
+            }),
+            pages => pages,
+        };
         let buffers = chunks.iter().map(|chunk| chunk.buffers).sum();
         let largest_bytes = classes.last().map_or(0, |class| class.buffer_bytes);
         let state = State {
@@ -146,10 +157,11 @@ impl StagingPool {
             live_peak: 0,
             sequence_next: 0,
             closed: false,
+            memory: SlabMemory::default(),
         };
         let shared = Arc::new(Shared {
             device: device.clone(),
-            flags: HostAllocFlags { write_combined, ..HostAllocFlags::CACHED },
+            memory,
             state: Mutex::new(state),
             backlog: Backlog::new(chunks),
             largest_bytes,
@@ -267,7 +279,7 @@ impl StagingPool {
 
     /// What stopped the pinning, if the last attempt was refused.
     #[must_use]
-    pub fn pinning_refused(&self) -> Option<DeviceError> {
+    pub fn pinning_refused(&self) -> Option<PinError> {
         self.shared.backlog.outlook().1
     }
 
@@ -307,6 +319,12 @@ impl StagingPool {
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         self.shared.pinned_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What the slabs pinned so far lie in.
+    #[must_use]
+    pub fn memory(&self) -> SlabMemory {
+        self.shared.state.lock().memory
     }
 
     /// Takes back every buffer submitted before this call.

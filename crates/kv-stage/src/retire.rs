@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cuda_driver::{Device, DeviceError, Event, HostAllocFlags, Stream};
+use cuda_driver::{Device, DeviceError, Event, HostMemory, PinError, Stream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::AcquireError;
 use crate::pinning::Backlog;
-use crate::slab::Slot;
+use crate::slab::{SlabMemory, Slot};
 
 pub(crate) type Events = SmallVec<[Arc<Event>; 2]>;
 
@@ -17,7 +17,8 @@ pub(crate) type Events = SmallVec<[Arc<Event>; 2]>;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) device: Device,
-    pub(crate) flags: HostAllocFlags,
+    /// Where slabs come from.
+    pub(crate) memory: HostMemory,
     /// Guards the lists only: driver calls are made without it.
     pub(crate) state: Mutex<State>,
     pub(crate) backlog: Backlog,
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) live_peak: usize,
     pub(crate) sequence_next: u64,
     pub(crate) closed: bool,
+    /// Of every slab that was pinned.
+    pub(crate) memory: SlabMemory,
 }
 
 /// The buffers of one size.
@@ -145,10 +148,10 @@ impl Shared {
     }
 
     /// Pins one slab more and puts its buffers into circulation; whether there was one to pin.
-    pub(crate) fn pin_next(&self) -> Result<bool, DeviceError> {
+    pub(crate) fn pin_next(&self) -> Result<bool, PinError> {
         let Some(chunk) = self.backlog.take() else { return Ok(false) };
-        let pinned = chunk.pin(&self.device, self.flags, &self.pinned_bytes);
-        let outcome = pinned.map(|slots| self.state.lock().admit(chunk.class, slots));
+        let pinned = chunk.pin(&self.device, self.memory, &self.pinned_bytes);
+        let outcome = pinned.map(|(slots, got)| self.state.lock().admit(chunk.class, slots, got));
         self.backlog.settle(chunk, outcome.err());
         outcome.map(|()| true)
     }
@@ -197,7 +200,8 @@ impl State {
     }
 
     /// Adds newly pinned buffers. `close` waits for slabs under way before it takes all buffers out.
-    fn admit(&mut self, class: usize, slots: Vec<Slot>) {
+    fn admit(&mut self, class: usize, slots: Vec<Slot>, got: SlabMemory) {
+        self.memory.add(got);
         let class = &mut self.classes[class];
         class.circulating += slots.len();
         class.free.extend(slots);

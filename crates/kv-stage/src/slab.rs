@@ -4,13 +4,57 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{
-    Device, DeviceError, Event, HostAllocFlags, OutOfBounds, PinnedBuffer, PinnedSpan,
+    Device, Event, HostMemory, OutOfBounds, PageKind, PinError, PinnedBuffer, PinnedSpan,
 };
 
 use crate::retire::Events;
 
 /// Buffers of a slab start at multiples of this many bytes.
 pub(crate) const BUFFER_ALIGNMENT: u64 = 256;
+
+/// What the slabs of a pool lie in, in bytes of all that was pinned so far.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct SlabMemory {
+    /// Allocated by the driver, which chose the pages.
+    pub driver_bytes: u64,
+    /// In huge pages that the system had set aside.
+    pub huge_bytes: u64,
+    /// In pages that the system was asked to make huge, where it found room.
+    pub advised_bytes: u64,
+    /// In ordinary pages.
+    pub ordinary_bytes: u64,
+    /// Of these, on the memory node beside the device, as far as the system tells.
+    pub beside_device_bytes: u64,
+}
+
+impl SlabMemory {
+    fn of(pinned: &PinnedBuffer, device: &Device) -> Self {
+        let bytes = pinned.pinned_bytes();
+        let mut memory = Self::default();
+        let Some(got) = pinned.pages() else {
+            memory.driver_bytes = bytes;
+            return memory;
+        };
+        match got.pages {
+            PageKind::Huge => memory.huge_bytes = bytes,
+            PageKind::Advised => memory.advised_bytes = bytes,
+            _ => memory.ordinary_bytes = bytes,
+        }
+        if got.node.is_some() && got.node == device.host_node() {
+            memory.beside_device_bytes = bytes;
+        }
+        memory
+    }
+
+    pub(crate) fn add(&mut self, more: Self) {
+        self.driver_bytes += more.driver_bytes;
+        self.huge_bytes += more.huge_bytes;
+        self.advised_bytes += more.advised_bytes;
+        self.ordinary_bytes += more.ordinary_bytes;
+        self.beside_device_bytes += more.beside_device_bytes;
+    }
+}
 
 /// One pinned allocation. It is retired when the last buffer cut from it is dropped.
 #[derive(Debug)]
@@ -23,7 +67,7 @@ struct Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         // A plain count: nothing else is published with it.
-        self.pinned_bytes.fetch_sub(self.pinned.bytes(), Ordering::Relaxed);
+        self.pinned_bytes.fetch_sub(self.pinned.pinned_bytes(), Ordering::Relaxed);
     }
 }
 
@@ -112,17 +156,18 @@ impl Chunk {
     pub(crate) fn pin(
         self,
         device: &Device,
-        flags: HostAllocFlags,
+        memory: HostMemory,
         pinned_bytes: &Arc<AtomicU64>,
-    ) -> Result<Vec<Slot>, DeviceError> {
+    ) -> Result<(Vec<Slot>, SlabMemory), PinError> {
         let Self { class, buffer_bytes, buffers } = self;
         let stride = Self::stride(buffer_bytes).unwrap_or(buffer_bytes);
         let events: Vec<Arc<Event>> =
             (0..buffers).map(|_| Event::new(device).map(Arc::new)).collect::<Result<_, _>>()?;
         // The last buffer needs no padding behind it.
         let bytes = stride * (buffers as u64 - 1) + buffer_bytes;
-        let pinned = PinnedBuffer::alloc(device, bytes, flags)?;
-        pinned_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let pinned = PinnedBuffer::pin(device, bytes, memory)?;
+        let got = SlabMemory::of(&pinned, device);
+        pinned_bytes.fetch_add(pinned.pinned_bytes(), Ordering::Relaxed);
         let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
         let cut = |(number, event): (u64, Arc<Event>)| Slot {
             // Inside, since `number < buffers`; apart, since `stride` is at least `buffer_bytes`.
@@ -130,6 +175,6 @@ impl Chunk {
             class,
             events: Events::from_iter([event]),
         };
-        Ok((0..).zip(events).map(cut).collect())
+        Ok(((0..).zip(events).map(cut).collect(), got))
     }
 }

@@ -11,6 +11,7 @@ use crate::machine::{config, rig, sim, small};
 const ALLOCATING: [&str; 9] = [
     "cuMemAlloc",
     "cuMemHostAlloc",
+    "cuMemHostRegister",
     "cuMemCreate",
     "cuMemMap",
     "cuMemSetAccess",

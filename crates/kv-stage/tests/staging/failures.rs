@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cuda_driver::{CopyError, DeviceError, ErrorCode};
+use cuda_driver::{CopyError, DeviceError, ErrorCode, HostAllocFlags, HostMemory};
 use kv_stage::{
     AcquireError, PoolOptions, StagingError, StagingOptions, StagingPool, SubmitError,
     SubmittedView,
@@ -61,7 +61,7 @@ fn a_buffer_without_an_event_is_never_used_again() {
     let buffer = pool.acquire().unwrap();
     let refused = buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0));
     assert!(matches!(refused, Err(SubmitError::Retire(DeviceError::Driver(_)))), "{refused:?}");
-    assert_eq!((pool.leaked(), pool.live(), pool.pinned_bytes()), (1, 0, 512));
+    assert_eq!((pool.leaked(), pool.live(), pool.pinned_bytes()), (1, 0, 4096));
     machine.stream.synchronize().unwrap();
     let held = pool.acquire().unwrap();
     let refused = pool.acquire_wait().map(drop);
@@ -90,14 +90,20 @@ fn a_second_event_that_cannot_be_had_loses_nothing() {
 
 #[test]
 fn construction_that_fails_at_any_step_gives_everything_back() {
-    for call in ["cuMemHostAlloc", "cuMemHostGetDevicePointer", "cuEventCreate"] {
+    let calls =
+        ["cuMemHostAlloc", "cuMemHostRegister", "cuMemHostGetDevicePointer", "cuEventCreate"];
+    for call in calls {
+        let memory = match call {
+            "cuMemHostAlloc" => HostMemory::Driver(HostAllocFlags::CACHED),
+            _ => PoolOptions::MEMORY,
+        };
         for nth in 1..=3 {
             let machine = Machine::new(nth);
             let before = machine.sim.check_leaks();
             machine.sim.fail_nth(call, nth, ErrorCode::OUT_OF_MEMORY);
             let class = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
             // A slab for each buffer.
-            let options = PoolOptions { slab_bytes: 4096, ..PoolOptions::new(vec![class]) };
+            let options = PoolOptions { slab_bytes: 4096, memory, ..PoolOptions::new(vec![class]) };
             let refused = StagingPool::with_classes(&machine.device, &options).map(drop);
             let Err(StagingError::Device(error)) = refused else { panic!("{refused:?}") };
             assert!(error.is_out_of_memory(), "{error:?}");

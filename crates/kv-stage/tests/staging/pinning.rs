@@ -1,6 +1,8 @@
 //! Slabs, size classes, and memory that is pinned behind the caller's back.
 
-use cuda_driver::{CopyError, ErrorCode};
+use cuda_driver::{
+    CopyError, ErrorCode, HostAllocFlags, HostMemory, HostPagesOptions, MemoryNode, PinError,
+};
 use kv_stage::{
     AcquireError, Pinning, PoolOptions, StagingError, StagingOptions, StagingPool, SubmittedView,
 };
@@ -43,9 +45,9 @@ fn fill_all(machine: &Machine, pool: &StagingPool, bytes: u64) -> usize {
 fn few_slabs_hold_all_buffers_and_none_overlaps_another() {
     let machine = Machine::new(1);
     let pool = StagingPool::with_classes(&machine.device, &options(Pinning::AtOnce)).unwrap();
-    assert_eq!(machine.calls("cuMemHostAlloc"), 4);
-    // The second buffer of a slab starts at a multiple of 256.
-    assert_eq!((pool.pinned_bytes(), machine.sim.pinned_bytes()), (9000 + 3 * 2024, 15072));
+    assert_eq!((machine.calls("cuMemHostRegister"), machine.calls("cuMemHostAlloc")), (4, 0));
+    // Whole pages: three for the large buffer, one for two small ones.
+    assert_eq!((pool.pinned_bytes(), machine.sim.pinned_bytes()), (6 << 12, 6 << 12));
     assert_eq!(fill_all(&machine, &pool, 0), 7);
     assert_eq!((pool.unpinned(), pool.pin_next()), (0, Ok(false)));
     pool.close().unwrap();
@@ -92,7 +94,7 @@ fn the_smallest_buffer_that_is_free_and_large_enough_is_given() {
 fn pinning_on_call_adds_a_slab_at_a_time() {
     let machine = Machine::new(3);
     let pool = StagingPool::with_classes(&machine.device, &options(Pinning::OnCall)).unwrap();
-    assert_eq!((machine.calls("cuMemHostAlloc"), pool.unpinned()), (2, 4));
+    assert_eq!((machine.calls("cuMemHostRegister"), pool.unpinned()), (2, 4));
     let held = [0; 2].map(|_| pool.acquire_bytes(1000).unwrap());
     let large = pool.acquire_bytes(1000).unwrap();
     let refused = pool.acquire_bytes(1).map(drop);
@@ -100,12 +102,12 @@ fn pinning_on_call_adds_a_slab_at_a_time() {
     assert_eq!(pool.pin_next(), Ok(true));
     assert_eq!((pool.unpinned(), pool.acquire_bytes(1).unwrap().bytes()), (2, 1000));
     // A refusal takes nothing away, leaves nothing behind, and may be of the moment.
-    for call in ["cuEventCreate", "cuMemHostAlloc", "cuMemHostGetDevicePointer"] {
+    for call in ["cuEventCreate", "cuMemHostRegister", "cuMemHostGetDevicePointer"] {
         let pinned = machine.sim.pinned_bytes();
         machine.sim.fail_nth(call, 1, ErrorCode::OUT_OF_MEMORY);
         let Err(StagingError::Device(refused)) = pool.finish_pinning() else { panic!("{call}") };
         assert!(refused.is_out_of_memory());
-        assert_eq!((pool.unpinned(), pool.pinning_refused()), (2, Some(refused)));
+        assert_eq!((pool.unpinned(), pool.pinning_refused()), (2, Some(PinError::Device(refused))));
         assert_eq!(machine.sim.pinned_bytes(), pinned);
         drop(pool.acquire_bytes(1).unwrap());
     }
@@ -124,7 +126,7 @@ fn pinning_in_the_background_ends_with_everything_pinned() {
     // A buffer of each size is there from the start.
     assert!(pool.acquire_bytes(1).is_ok() && pool.acquire_bytes(9000).is_ok());
     pool.finish_pinning().unwrap();
-    assert_eq!((pool.unpinned(), machine.calls("cuMemHostAlloc")), (0, 4));
+    assert_eq!((pool.unpinned(), machine.calls("cuMemHostRegister")), (0, 4));
     assert_eq!(fill_all(&machine, &pool, 0), 7);
     pool.close().unwrap();
     assert_eq!(machine.sim.pinned_bytes(), 0);
@@ -145,7 +147,7 @@ fn a_pool_that_goes_while_it_is_pinned_takes_everything_with_it() {
             let held = pool.acquire().unwrap();
             if closes {
                 pool.close().unwrap();
-                assert_eq!(machine.sim.pinned_bytes(), 256, "what is held");
+                assert_eq!(machine.sim.pinned_bytes(), 4096, "what is held");
                 drop(held);
                 machine.device.free_retired().unwrap();
                 assert_eq!(machine.sim.pinned_bytes(), 0);
@@ -176,7 +178,66 @@ fn pools_that_cannot_be_are_refused() {
     assert_eq!(refused(vec![class(64, 1), class(0, 1)]), (0, 1));
     assert_eq!(refused(vec![class(1 << 62, 1), class(1 << 62, 1)]), (1 << 62, 1));
     assert_eq!(refused(vec![class(u64::MAX, 1)]), (u64::MAX, 1));
-    assert_eq!(machine.calls("cuMemHostAlloc"), 0);
+    assert_eq!((machine.calls("cuMemHostAlloc"), machine.calls("cuMemHostRegister")), (0, 0));
+}
+
+#[test]
+fn slabs_lie_in_the_memory_that_was_asked_for_as_far_as_there_is() {
+    let driver = |flags| HostMemory::Driver(flags);
+    let write_combined = HostAllocFlags { write_combined: true, ..HostAllocFlags::default() };
+    let pages = |huge, node| HostMemory::Pages(HostPagesOptions { huge, node });
+    let memories = [
+        PoolOptions::MEMORY,
+        driver(HostAllocFlags::CACHED),
+        driver(write_combined),
+        pages(false, MemoryNode::Any),
+        pages(true, MemoryNode::Number(900)),
+    ];
+    for memory in memories {
+        let machine = Machine::new(7);
+        let classes = vec![class(1 << 20, 6), class(1000, 2)];
+        let options = PoolOptions { slab_bytes: 4 << 20, memory, ..PoolOptions::new(classes) };
+        let pool = StagingPool::with_classes(&machine.device, &options).unwrap();
+        let got = pool.memory();
+        let (driver, huge) = (got.driver_bytes, got.huge_bytes + got.advised_bytes);
+        assert_eq!(driver + huge + got.ordinary_bytes, pool.pinned_bytes());
+        match memory {
+            HostMemory::Driver(_) => {
+                assert_eq!((driver, machine.calls("cuMemHostAlloc")), (pool.pinned_bytes(), 3))
+            }
+            HostMemory::Pages(options) => {
+                assert_eq!((driver, machine.calls("cuMemHostRegister")), (0, 3));
+                assert!(options.huge || huge == 0, "{got:?}");
+                assert!(got.ordinary_bytes >= 4096, "a small slab has no use for a huge page");
+            }
+            _ => unreachable!("the list is above"),
+        }
+        assert_eq!(got.beside_device_bytes, 0, "a simulated device is beside no node");
+        assert_eq!(fill_all(&machine, &pool, 0), 8);
+        pool.close().unwrap();
+        assert_eq!(machine.sim.pinned_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_driver_that_registers_nothing_allocates_the_slabs() {
+    let machine = Machine::new(8);
+    for nth in 1..=2 {
+        machine.sim.fail_nth("cuMemHostRegister", nth, ErrorCode::NOT_SUPPORTED);
+    }
+    let options = PoolOptions { slab_bytes: 1000, ..PoolOptions::new(vec![class(1000, 2)]) };
+    let pool = StagingPool::with_classes(&machine.device, &options).unwrap();
+    assert_eq!((pool.memory().driver_bytes, pool.pinned_bytes()), (2000, 2000));
+    assert_eq!(fill_all(&machine, &pool, 0), 2);
+}
+
+#[test]
+fn memory_that_the_system_does_not_have_is_refused() {
+    let machine = Machine::new(9);
+    let options = PoolOptions { slab_bytes: 1 << 50, ..PoolOptions::new(vec![class(1 << 50, 1)]) };
+    let refused = StagingPool::with_classes(&machine.device, &options).map(drop);
+    assert!(matches!(refused, Err(StagingError::Pages(_))), "{refused:?}");
+    assert_eq!(machine.sim.pinned_bytes(), 0);
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn a_dropped_pool_leaves_its_memory_to_the_readers() {
     };
     filled(&pool, 5).submit(&machine.stream, read).unwrap();
     drop(pool);
-    assert_eq!(machine.sim.pinned_bytes(), 512);
+    assert_eq!(machine.sim.pinned_bytes(), 4096);
     machine.sim.release_hold(machine.stream.raw());
     machine.device.free_retired().unwrap();
     assert_eq!(machine.sim.pinned_bytes(), 0);

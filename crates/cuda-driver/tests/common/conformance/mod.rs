@@ -91,6 +91,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         pinned::SIMULATED,
         registered::CASES,
         registered::PROCESS,
+        registered::PAIRS,
+        registered::SIMULATED,
         copies::CASES,
         copies::PROCESS,
         copies::SIMULATED,

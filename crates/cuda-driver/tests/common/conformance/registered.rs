@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     a_part_of_registered_memory_is_not_registered,
     memory_around_registered_memory_is_not_registered,
     allocated_pinned_memory_is_not_registered,
+    any_bytes_are_registered_and_no_others,
     memory_never_registered_is_not_unregistered,
     memory_is_not_unregistered_twice,
     unregistering_waits_for_copies,
@@ -34,10 +35,28 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     null_is_not_registered,
+    null_is_not_unregistered,
+    device_memory_is_not_registered,
+    device_memory_is_not_unregistered,
+    registering_needs_a_context,
+    unregistering_needs_no_context,
+    a_copy_over_two_registrations_is_refused,
+    a_fill_over_two_registrations_is_refused,
+    a_fill_past_registered_memory_is_refused,
     an_interior_address_is_not_unregistered,
     allocated_pinned_memory_is_not_unregistered,
     registered_memory_is_not_freed_as_allocated,
     a_copy_over_registered_and_pageable_memory_is_refused,
+];
+
+pub(crate) const PAIRS: &[Case] = cases![Needs::Pair;
+    unregistering_waits_for_the_other_device,
+    memory_registered_on_one_device_has_an_address_on_the_other,
+];
+
+pub(crate) const SIMULATED: &[Case] = cases![
+    Needs::Simulation("the driver takes memory for pageable whose first byte is not pinned");
+    a_copy_that_ends_in_registered_memory_is_refused,
 ];
 
 const SHARED: HostRegisterFlags = HostRegisterFlags::SHARED;
@@ -236,8 +255,25 @@ fn memory_around_registered_memory_is_not_registered(on: &Subject) {
 fn allocated_pinned_memory_is_not_registered(on: &Subject) {
     let bound = on.bind();
     let host = bound.pinned(2 * PAGE);
-    let answer = bound.mem_host_register(*host, 2 * PAGE, SHARED);
-    refused(answer, ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
+    refused(bound.mem_host_register(*host, 2 * PAGE, SHARED), ErrorCode::INVALID_VALUE);
+}
+
+fn device_memory_is_not_registered(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(2 * PAGE);
+    refused(bound.mem_host_register(*memory, 2 * PAGE, SHARED), ErrorCode::INVALID_VALUE);
+}
+
+fn any_bytes_are_registered_and_no_others(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    bound.mem_host_register(pages.at(100), 1000, SHARED).unwrap();
+    for (offset, known) in [(0, false), (100, true), (1099, true), (1100, false), (PAGE, false)] {
+        let answer = bound.mem_host_get_device_pointer(pages.at(offset));
+        assert_eq!(answer.is_ok(), known, "{offset}");
+    }
+    bound.mem_host_register(pages.at(2000), 100, SHARED).unwrap();
+    bound.mem_host_unregister(pages.at(100)).unwrap();
+    bound.mem_host_unregister(pages.at(2000)).unwrap();
 }
 
 fn memory_never_registered_is_not_unregistered(on: &Subject) {
@@ -280,7 +316,96 @@ fn an_interior_address_is_not_unregistered(on: &Subject) {
 fn allocated_pinned_memory_is_not_unregistered(on: &Subject) {
     let bound = on.bind();
     let host = bound.pinned(PAGE);
-    refused(bound.mem_host_unregister(*host), ErrorCode::HOST_MEMORY_NOT_REGISTERED);
+    refused(bound.mem_host_unregister(*host), ErrorCode::INVALID_VALUE);
+}
+
+fn null_is_not_unregistered(on: &Subject) {
+    refused(on.bind().mem_host_unregister(0), ErrorCode::INVALID_VALUE);
+}
+
+fn device_memory_is_not_unregistered(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(PAGE);
+    refused(bound.mem_host_unregister(*memory), ErrorCode::INVALID_VALUE);
+}
+
+fn registering_needs_a_context(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    bound.ctx_set_current(0).unwrap();
+    let answer = bound.mem_host_register(pages.at(0), PAGE, SHARED);
+    bound.make_current();
+    refused(answer, ErrorCode::INVALID_CONTEXT);
+}
+
+fn unregistering_needs_no_context(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(1));
+    register(&bound, &pages);
+    bound.ctx_set_current(0).unwrap();
+    assert_eq!(bound.mem_host_unregister(pages.at(0)), Ok(()));
+}
+
+/// Two pages, each registered by itself, and device memory as long.
+fn neighbours(on: &Subject, attempt: impl FnOnce(&Bound<'_>, u64, u64)) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    let memory = bound.alloc(2 * PAGE);
+    for page in [0, PAGE] {
+        bound.mem_host_register(pages.at(page), PAGE, SHARED).unwrap();
+    }
+    attempt(&bound, pages.at(1000), *memory);
+    bound.ctx_synchronize().unwrap();
+    for page in [0, PAGE] {
+        bound.mem_host_unregister(pages.at(page)).unwrap();
+    }
+}
+
+fn a_copy_over_two_registrations_is_refused(on: &Subject) {
+    neighbours(on, |bound, host, memory| {
+        refused(bound.memcpy_htod_async(memory, host, PAGE, 0), ErrorCode::INVALID_VALUE);
+        refused(bound.memcpy_dtoh_async(host, memory, PAGE, 0), ErrorCode::INVALID_VALUE);
+    });
+}
+
+fn a_fill_over_two_registrations_is_refused(on: &Subject) {
+    neighbours(on, |bound, host, _| {
+        refused(bound.memset_d8_async(host, 1, PAGE, 0), ErrorCode::INVALID_VALUE);
+    });
+}
+
+fn a_fill_past_registered_memory_is_refused(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    bound.mem_host_register(pages.at(0), PAGE, SHARED).unwrap();
+    let answer = bound.memset_d8_async(pages.at(0), 1, PAGE + 1, 0);
+    bound.mem_host_unregister(pages.at(0)).unwrap();
+    refused(answer, ErrorCode::INVALID_VALUE);
+}
+
+/// Memory registered on the first of two devices and copied by the second is unregistered on the first.
+fn unregistering_waits_for_the_other_device(on: &Subject) {
+    const BYTES: u64 = 64 << 20;
+    let first = on.bind();
+    let pages = Pages::new(BYTES / PAGE);
+    pages.write(&vec![7; BYTES as usize]);
+    register(&first, &pages);
+    let second = on.bind_device(1);
+    let (stream, memory) = (second.stream(), second.alloc(BYTES));
+    second.memcpy_htod_async(*memory, pages.at(0), BYTES, *stream).unwrap();
+    first.make_current();
+    let answer = first.mem_host_unregister(pages.at(0));
+    second.make_current();
+    assert_eq!(answer, Ok(()));
+    assert_eq!(second.stream_query(*stream), Ok(true));
+    assert!(second.read(*memory, BYTES as usize).iter().all(|&byte| byte == 7));
+}
+
+fn memory_registered_on_one_device_has_an_address_on_the_other(on: &Subject) {
+    let first = on.bind();
+    let pages = Pages::new(1);
+    register(&first, &pages);
+    let second = on.bind_device(1);
+    assert_eq!(second.mem_host_get_device_pointer(pages.at(0)), Ok(pages.at(0)));
+    let answer = second.mem_host_register(pages.at(0), PAGE, SHARED);
+    assert_eq!(second.mem_host_unregister(pages.at(0)), Ok(()));
+    refused(answer, ErrorCode::HOST_MEMORY_ALREADY_REGISTERED);
 }
 
 fn registered_memory_is_not_freed_as_allocated(on: &Subject) {
@@ -300,4 +425,13 @@ fn a_copy_over_registered_and_pageable_memory_is_refused(on: &Subject) {
     bound.mem_host_unregister(pages.at(0)).unwrap();
     refused(up, ErrorCode::INVALID_VALUE);
     refused(down, ErrorCode::INVALID_VALUE);
+}
+
+fn a_copy_that_ends_in_registered_memory_is_refused(on: &Subject) {
+    let (bound, pages) = (on.bind(), Pages::new(2));
+    let memory = bound.alloc(2 * PAGE);
+    bound.mem_host_register(pages.at(PAGE), PAGE, SHARED).unwrap();
+    let answer = bound.memcpy_htod_async(*memory, pages.at(0), 2 * PAGE, 0);
+    bound.mem_host_unregister(pages.at(PAGE)).unwrap();
+    refused(answer, ErrorCode::INVALID_VALUE);
 }
