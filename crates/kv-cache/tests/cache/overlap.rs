@@ -8,7 +8,7 @@ use kv_cache::KvCacheOptions;
 use crate::common::engine::{Live, Prompt, options};
 use crate::machine::{config, rig, sim, small};
 
-const ALLOCATING: [&str; 9] = [
+const ALLOCATING: [&str; 10] = [
     "cuMemAlloc",
     "cuMemHostAlloc",
     "cuMemHostRegister",

@@ -157,7 +157,7 @@ fn asking_alone_brings_a_buffer_back() {
 fn drain_waits_for_all_streams_and_close_gives_the_memory_back() {
     let machine = Machine::new(7);
     let pool = machine.pool(BYTES as u64, 4);
-    assert_eq!((pool.pinned_bytes(), machine.sim.pinned_bytes()), (4 * 256, 4 * 256));
+    assert_eq!((pool.pinned_bytes(), machine.sim.pinned_bytes()), (4096, 4096));
     let other = Stream::new(&machine.device).unwrap();
     let target = machine.memory(4 * BYTES as u64);
     machine.sim.hold(machine.stream.raw());
