@@ -107,6 +107,7 @@ macro_rules! counted_all { () => { counted! {
         mem_unmap(address: u64, bytes: u64) -> () = "cuMemUnmap";
         mem_set_access(address: u64, bytes: u64, access: &[AccessDesc]) -> () = "cuMemSetAccess";
         module_load_data(ptx: &str, log: &mut String) -> u64 = "cuModuleLoadDataEx";
+        graph_create() -> u64 = "cuGraphCreate";
     }
     unsafe {
         device_primary_ctx_release(device: i32) -> () = "cuDevicePrimaryCtxRelease";
@@ -146,6 +147,12 @@ macro_rules! counted_all { () => { counted! {
         module_get_function(module: u64, name: &str) -> u64 = "cuModuleGetFunction";
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ()
             = "cuLaunchKernel";
+        graph_destroy(graph: u64) -> () = "cuGraphDestroy";
+        graph_add_kernel_node(graph: u64, function: u64, config: &LaunchConfig, args: &KernelArgs) -> u64
+            = "cuGraphAddKernelNode";
+        graph_instantiate(graph: u64) -> u64 = "cuGraphInstantiate";
+        graph_exec_destroy(exec: u64) -> () = "cuGraphExecDestroy";
+        graph_launch(exec: u64, stream: u64) -> () = "cuGraphLaunch";
         launch_host_func(stream: u64, function: HostFunction, user_data: u64) -> ()
             = "cuLaunchHostFunc";
     }

@@ -736,6 +736,66 @@ pub trait Driver: fmt::Debug + Send + Sync {
         stream: u64,
     ) -> DriverResult<()>;
 
+    // --- Graphs --------------------------------------------------------------------------------
+
+    /// `cuGraphCreate`: a graph without nodes.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    fn graph_create(&self) -> DriverResult<u64>;
+
+    /// `cuGraphDestroy`. What was instantiated from the graph lives on.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn graph_destroy(&self, graph: u64) -> DriverResult<()>;
+
+    /// `cuGraphAddKernelNode`: a launch that waits for no other node. The arguments are copied.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam); the function's module stays loaded as long
+    /// as the graph and what is instantiated from it.
+    unsafe fn graph_add_kernel_node(
+        &self,
+        graph: u64,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> DriverResult<u64>;
+
+    /// `cuGraphInstantiate`: what can be launched of a graph as it is now.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn graph_instantiate(&self, graph: u64) -> DriverResult<u64>;
+
+    /// `cuGraphExecDestroy`: returns at once; launches already enqueued still run.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn graph_exec_destroy(&self, exec: u64) -> DriverResult<()>;
+
+    /// `cuGraphLaunch`: enqueues an instantiated graph. Two launches of one never run at once.
+    ///
+    /// # Errors
+    /// What the driver answers. A fault inside a kernel shows at a later call, as a sticky error.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam), of every kernel of the graph.
+    unsafe fn graph_launch(&self, exec: u64, stream: u64) -> DriverResult<()>;
+
     /// `cuLaunchHostFunc`: makes the stream call `function` with `user_data`, a pointer, when it
     /// gets there.
     ///

@@ -103,7 +103,7 @@ pub struct Kernel {
     module: Module,
     /// # Invariants
     /// A function of `module`, which this struct keeps loaded.
-    function: u64,
+    pub(crate) function: u64,
 }
 
 impl Kernel {

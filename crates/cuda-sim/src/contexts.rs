@@ -98,6 +98,8 @@ impl State {
         self.streams.retain(|_, stream| stream.device != device);
         self.events.retain(|_, event| event.device != device);
         self.modules.retain(|_, module| module.device != device);
+        self.graphs.retain(|_, graph| graph.device != device);
+        self.graph_execs.retain(|_, exec| exec.device != device);
         let modules = &self.modules;
         self.functions.retain(|_, function| modules.contains_key(&function.module));
         while let Some(index) =

@@ -445,6 +445,39 @@ impl Driver for SimDriver {
     ) -> DriverResult<()> {
         self.call("cuLaunchKernel", |state| state.launch(function, config, args, stream))
     }
+
+    fn graph_create(&self) -> DriverResult<u64> {
+        self.call("cuGraphCreate", |state| state.graph_create())
+    }
+
+    unsafe fn graph_destroy(&self, graph: u64) -> DriverResult<()> {
+        self.call("cuGraphDestroy", |state| state.graph_destroy(graph))
+    }
+
+    unsafe fn graph_add_kernel_node(
+        &self,
+        graph: u64,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> DriverResult<u64> {
+        self.call("cuGraphAddKernelNode", |state| {
+            state.graph_add_kernel_node(graph, function, config, args)
+        })
+    }
+
+    unsafe fn graph_instantiate(&self, graph: u64) -> DriverResult<u64> {
+        self.call("cuGraphInstantiate", |state| state.graph_instantiate(graph))
+    }
+
+    unsafe fn graph_exec_destroy(&self, exec: u64) -> DriverResult<()> {
+        self.call("cuGraphExecDestroy", |state| state.graph_exec_destroy(exec))
+    }
+
+    unsafe fn graph_launch(&self, exec: u64, stream: u64) -> DriverResult<()> {
+        self.call("cuGraphLaunch", |state| state.graph_launch(exec, stream))
+    }
+
     unsafe fn launch_host_func(
         &self,
         stream: u64,

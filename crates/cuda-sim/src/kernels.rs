@@ -90,10 +90,26 @@ impl State {
     ) -> Answer<()> {
         let current = self.current()?;
         let (stream, device) = self.stream(stream)?;
+        // Copies may use another context's stream; a kernel may not.
+        if device != current {
+            return Err(ErrorCode::INVALID_HANDLE);
+        }
+        let launch = self.prepare(device, function, config, args)?;
+        self.enqueue(stream, "cuLaunchKernel", Work::Launch(Box::new(launch)));
+        Ok(())
+    }
+
+    /// Checks a launch on `device` and takes its arguments.
+    pub(crate) fn prepare(
+        &mut self,
+        device: u32,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> Answer<Launch> {
         let function = self.functions.get(&function).ok_or(ErrorCode::INVALID_HANDLE)?;
         let module = self.modules.get(&function.module).ok_or(ErrorCode::INVALID_HANDLE)?;
-        // Copies may use another context's stream; a kernel may not.
-        if module.device != current || device != current {
+        if module.device != device {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         check_geometry(config)?;
@@ -107,9 +123,7 @@ impl State {
                 Body::Ptx(program, variables)
             }
         };
-        let launch = Box::new(Launch { body, config: *config, args: args.clone() });
-        self.enqueue(stream, "cuLaunchKernel", Work::Launch(launch));
-        Ok(())
+        Ok(Launch { body, config: *config, args: args.clone() })
     }
 }
 

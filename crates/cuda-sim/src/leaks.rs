@@ -28,6 +28,8 @@ pub struct LeakReport {
     pub events: usize,
     /// Modules not unloaded.
     pub modules: usize,
+    /// Graphs, and what was instantiated from them, not destroyed.
+    pub graphs: usize,
 }
 
 impl LeakReport {
@@ -43,7 +45,7 @@ impl fmt::Display for LeakReport {
         write!(
             f,
             "{} allocations ({} bytes), {} pinned regions ({} bytes), {} reservations, {} mappings, \
-             {} physical handles ({} physical bytes), {} streams, {} events, {} modules",
+             {} physical handles ({} physical bytes), {} streams, {} events, {} modules, {} graphs",
             self.allocations,
             self.allocated_bytes,
             self.pinned_regions,
@@ -55,6 +57,7 @@ impl fmt::Display for LeakReport {
             self.streams,
             self.events,
             self.modules,
+            self.graphs,
         )
     }
 }

@@ -102,6 +102,7 @@ mod driver;
 mod explore;
 mod faults;
 mod findings;
+mod graphs;
 mod host_functions;
 mod host_memory;
 mod kernels;

@@ -9,6 +9,7 @@ use crate::contexts::DeviceState;
 use crate::explore::Choices;
 use crate::faults::Faults;
 use crate::findings::{Finding, FindingKind, Findings};
+use crate::graphs::Graph;
 use crate::kernels::{Function, Module};
 use crate::memory::{Memory, Viewer, describe};
 use crate::ptx::Limits;
@@ -38,6 +39,9 @@ pub(crate) struct State {
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) graphs: BTreeMap<u64, Graph>,
+    /// Graphs as they were instantiated.
+    pub(crate) graph_execs: BTreeMap<u64, Graph>,
     pub(crate) references: BTreeMap<&'static str, KernelReference>,
     /// Whether kernels run from their PTX even where a reference is registered.
     pub(crate) prefer_ptx: bool,
@@ -74,6 +78,8 @@ impl State {
             events: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            graph_execs: BTreeMap::new(),
             references: BTreeMap::new(),
             prefer_ptx: false,
             limits: Limits::default(),
@@ -154,6 +160,7 @@ impl State {
             streams: self.streams.values().filter(|stream| stream.is_users()).count(),
             events: self.events.len(),
             modules: self.modules.len(),
+            graphs: self.graphs.len() + self.graph_execs.len(),
         }
     }
 }

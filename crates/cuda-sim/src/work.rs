@@ -49,7 +49,7 @@ pub(crate) enum Work {
 }
 
 /// How a kernel runs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Body {
     /// By what a reference of its name computes.
     Reference(KernelReference),
@@ -58,7 +58,7 @@ pub(crate) enum Body {
 }
 
 /// A kernel with its arguments as they were at the launch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) body: Body,
     pub(crate) config: LaunchConfig,

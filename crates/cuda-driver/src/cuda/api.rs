@@ -10,8 +10,8 @@
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream, CUuuid};
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
-use cudarc::driver::sys::{CUmodule, CUstream, CUuuid};
 
 use super::descriptors::AnsweredProp;
 use crate::{DriverError, DriverResult, ErrorCode, Unavailable};
@@ -264,6 +264,22 @@ api! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
+    cuGraphCreate = cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
+    cuGraphDestroy = cuGraphDestroy(graph: CUgraph);
+    cuGraphAddKernelNode = cuGraphAddKernelNode_v2(
+        node: *mut CUgraphNode,
+        graph: CUgraph,
+        dependencies: *const CUgraphNode,
+        dependency_count: usize,
+        parameters: *const sys::CUDA_KERNEL_NODE_PARAMS,
+    );
+    cuGraphInstantiate = cuGraphInstantiateWithFlags(
+        exec: *mut CUgraphExec,
+        graph: CUgraph,
+        flags: c_ulonglong,
+    );
+    cuGraphExecDestroy = cuGraphExecDestroy(exec: CUgraphExec);
+    cuGraphLaunch = cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
     cuLaunchHostFunc = cuLaunchHostFunc(
         stream: CUstream,
         function: sys::CUhostFn,

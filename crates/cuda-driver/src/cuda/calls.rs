@@ -8,9 +8,9 @@ use std::ptr;
 
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
-    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUevent, CUevent_flags,
-    CUfunction, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmodule, CUstream,
-    CUstream_flags, CUuuid,
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUDA_KERNEL_NODE_PARAMS, CUcontext,
+    CUevent, CUevent_flags, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmodule, CUstream, CUstream_flags, CUuuid,
 };
 use smallvec::SmallVec;
 
@@ -513,10 +513,7 @@ impl Driver for CudaDriver {
     ) -> DriverResult<()> {
         let [grid_x, grid_y, grid_z] = config.grid;
         let [block_x, block_y, block_z] = config.block;
-        let mut parameters: SmallVec<[*mut c_void; 16]> = (0..args.len())
-            .filter_map(|index| args.bytes(index))
-            .map(|bytes| bytes.as_ptr().cast_mut().cast())
-            .collect();
+        let mut parameters = pointers(args);
         // SAFETY: the caller passes a live function and a live stream, and arguments of the number,
         // order and sizes of the parameters: the driver reads, and does not write, as many
         // pointers as there are parameters, and behind each the parameter's bytes. It has copied
@@ -538,6 +535,71 @@ impl Driver for CudaDriver {
         }
     }
 
+    // --- Graphs --------------------------------------------------------------------------------
+
+    fn graph_create(&self) -> DriverResult<u64> {
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: `graph` is live and of the type that the call writes; the flags must be 0.
+        unsafe { self.api.cuGraphCreate(&mut graph, 0) }?;
+        Ok(graph as u64)
+    }
+
+    unsafe fn graph_destroy(&self, graph: u64) -> DriverResult<()> {
+        // SAFETY: the caller passes a live graph and uses it no more.
+        unsafe { self.api.cuGraphDestroy(graph as CUgraph) }
+    }
+
+    unsafe fn graph_add_kernel_node(
+        &self,
+        graph: u64,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> DriverResult<u64> {
+        let mut arguments = pointers(args);
+        let node_of = CUDA_KERNEL_NODE_PARAMS {
+            func: function as CUfunction,
+            gridDimX: config.grid[0],
+            gridDimY: config.grid[1],
+            gridDimZ: config.grid[2],
+            blockDimX: config.block[0],
+            blockDimY: config.block[1],
+            blockDimZ: config.block[2],
+            sharedMemBytes: config.shared_bytes,
+            kernelParams: arguments.as_mut_ptr(),
+            extra: ptr::null_mut(),
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
+        };
+        let mut node: CUgraphNode = ptr::null_mut();
+        // SAFETY: the caller passes a live graph, a live function, and arguments of the number, order
+        // and sizes of its parameters; the driver copies them, and `args` is borrowed until the call
+        // returns. `node` is live and of the type that the call writes. There are no dependencies.
+        unsafe {
+            self.api.cuGraphAddKernelNode(&mut node, graph as CUgraph, ptr::null(), 0, &node_of)
+        }?;
+        Ok(node as u64)
+    }
+
+    unsafe fn graph_instantiate(&self, graph: u64) -> DriverResult<u64> {
+        let mut exec: CUgraphExec = ptr::null_mut();
+        // SAFETY: the caller passes a live graph; `exec` is live and of the type that the call writes;
+        // flags of 0 ask for nothing special.
+        unsafe { self.api.cuGraphInstantiate(&mut exec, graph as CUgraph, 0) }?;
+        Ok(exec as u64)
+    }
+
+    unsafe fn graph_exec_destroy(&self, exec: u64) -> DriverResult<()> {
+        // SAFETY: the caller passes a live instance and uses it no more.
+        unsafe { self.api.cuGraphExecDestroy(exec as CUgraphExec) }
+    }
+
+    unsafe fn graph_launch(&self, exec: u64, stream: u64) -> DriverResult<()> {
+        // SAFETY: the caller passes a live instance, whose kernels access what they may, and a live
+        // stream, or 0 for the default one.
+        unsafe { self.api.cuGraphLaunch(exec as CUgraphExec, stream as CUstream) }
+    }
+
     unsafe fn launch_host_func(
         &self,
         stream: u64,
@@ -554,6 +616,12 @@ impl Driver for CudaDriver {
 /// The pointer behind a host address, with the provenance that was exposed for it.
 fn host_address(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// A pointer to each argument.
+fn pointers(args: &KernelArgs) -> SmallVec<[*mut c_void; 16]> {
+    let each = (0..args.len()).filter_map(|index| args.bytes(index));
+    each.map(|bytes| bytes.as_ptr().cast_mut().cast()).collect()
 }
 
 /// The flags that were asked for, together.

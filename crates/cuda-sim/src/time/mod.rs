@@ -209,6 +209,7 @@ impl Clock {
         let cost = match call {
             "cuCtxGetCurrent" | "cuCtxSetCurrent" | "cuCtxGetDevice" => profile.context_call,
             "cuLaunchKernel" => profile.launch_call,
+            "cuGraphLaunch" => profile.graph_launch_call,
             "cuMemcpyHtoDAsync" | "cuMemcpyPeerAsync" | "cuMemcpyBatchAsync" => profile.htod_call,
             "cuMemcpyDtoHAsync" => profile.dtoh_call,
             "cuMemcpyDtoDAsync" => profile.dtod_call,

@@ -92,6 +92,8 @@ profile! {
 
     /// Call that launches a kernel. An estimate.
     launch_call: Duration,
+    /// Call that launches an instantiated graph of one kernel.
+    graph_launch_call: Duration,
     /// Call that enqueues a copy to a device or between two. An estimate.
     htod_call: Duration,
     /// Call that enqueues a copy to the host. An estimate.
@@ -206,6 +208,7 @@ impl Profile {
             kernel_host_store: Rate::mb_per_s(52_000),
             kernel_overhead: micros(20),
             launch_call: micros(20),
+            graph_launch_call: micros(20),
             htod_call: micros(13),
             dtoh_call: micros(13),
             dtod_call: micros(35),

@@ -1,0 +1,103 @@
+//! Launches made ready beforehand, for kernels that are launched often with the same arguments.
+
+use crate::{
+    DeviceError, Driver, DriverResult, ErrorCode, Kernel, KernelArgs, LaunchConfig, Stream,
+};
+
+/// A kernel with its geometry and arguments, to be enqueued again and again: a CUDA graph of one
+/// kernel. On an H100, enqueueing it takes the host about 2 µs, where a launch takes 3 to 4.
+#[derive(Debug)]
+pub struct PreparedLaunch {
+    /// Keeps the function's module loaded.
+    kernel: Kernel,
+    /// # Invariants
+    /// A live instance of a graph of `kernel` alone, until this struct is dropped.
+    exec: u64,
+}
+
+impl Kernel {
+    /// Makes a launch ready. The arguments are copied.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    ///
+    /// # Safety
+    /// - `args` has the number, order and sizes of the kernel's parameters.
+    pub unsafe fn prepare(
+        &self,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> Result<PreparedLaunch, DeviceError> {
+        let function = self.function;
+        let exec = self.device().run(|driver| {
+            let graph = driver.graph_create()?;
+            // SAFETY: graph and function are live (the function by its invariant, and as long as this
+            // kernel, which the result keeps); the arguments are the kernel's (the caller's promise).
+            let instantiated = unsafe { instantiate(driver, graph, function, config, args) };
+            // SAFETY: made above, and used no more; what was instantiated from it lives on.
+            if let Err(error) = unsafe { driver.graph_destroy(graph) } {
+                tracing::debug!(%error, "a graph was not destroyed");
+            }
+            instantiated
+        })?;
+        Ok(PreparedLaunch { kernel: self.clone(), exec })
+    }
+}
+
+/// Adds the launch to an empty graph and instantiates that.
+///
+/// # Safety
+/// - `graph` and `function` are live, and the arguments are those of the function.
+unsafe fn instantiate(
+    driver: &dyn Driver,
+    graph: u64,
+    function: u64,
+    config: &LaunchConfig,
+    args: &KernelArgs,
+) -> DriverResult<u64> {
+    // SAFETY: the caller's promise.
+    unsafe { driver.graph_add_kernel_node(graph, function, config, args) }?;
+    // SAFETY: the caller's promise.
+    unsafe { driver.graph_instantiate(graph) }
+}
+
+impl PreparedLaunch {
+    /// The kernel.
+    #[must_use]
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// Enqueues it on `stream`.
+    ///
+    /// # Ordering
+    /// Runs after what was enqueued on `stream` before, and after earlier launches of this object,
+    /// whatever their streams. Memory that the kernel reads is read when it runs.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for a stream of another driver object. What goes wrong inside the kernel shows
+    /// at a later call.
+    ///
+    /// # Safety
+    /// - host memory that the kernel reads stays allocated until it has completed;
+    /// - host memory that it writes is not accessed by the host until it has completed.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let device = self.kernel.device();
+        device.check_driver(stream.device(), "cuGraphLaunch", ErrorCode::INVALID_HANDLE)?;
+        // SAFETY: both handles are live (their invariants) and of this driver object; the rest is the
+        // caller's.
+        device.run(|driver| unsafe { driver.graph_launch(self.exec, stream.raw()) })
+    }
+}
+
+impl Drop for PreparedLaunch {
+    fn drop(&mut self) {
+        let exec = self.exec;
+        // SAFETY: this is its only handle; launches already enqueued still run.
+        let destroyed =
+            self.kernel.device().clean_up(|driver| unsafe { driver.graph_exec_destroy(exec) });
+        if let Err(error) = destroyed {
+            tracing::debug!(%error, "an instantiated graph was not destroyed");
+        }
+    }
+}

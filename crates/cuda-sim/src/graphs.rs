@@ -1,0 +1,71 @@
+//! Graphs of kernels: launches that are made ready once and enqueued often.
+
+use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
+
+use crate::state::{Answer, State};
+use crate::work::{Launch, Work};
+
+/// Launches in the order of their nodes, which is the one that they run in.
+#[derive(Clone, Debug)]
+pub(crate) struct Graph {
+    pub(crate) device: u32,
+    nodes: Vec<Launch>,
+}
+
+impl State {
+    pub(crate) fn graph_create(&mut self) -> Answer<u64> {
+        let device = self.current()?;
+        let handle = self.new_handle();
+        self.graphs.insert(handle, Graph { device, nodes: Vec::new() });
+        Ok(handle)
+    }
+
+    pub(crate) fn graph_destroy(&mut self, graph: u64) -> Answer<()> {
+        let graph = self.graphs.remove(&graph).ok_or(ErrorCode::INVALID_VALUE)?;
+        self.health(graph.device)
+    }
+
+    pub(crate) fn graph_add_kernel_node(
+        &mut self,
+        graph: u64,
+        function: u64,
+        config: &LaunchConfig,
+        args: &KernelArgs,
+    ) -> Answer<u64> {
+        let device = self.current()?;
+        if !self.graphs.contains_key(&graph) {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        let launch = self.prepare(device, function, config, args)?;
+        let node = self.new_handle();
+        if let Some(graph) = self.graphs.get_mut(&graph) {
+            graph.nodes.push(launch);
+        }
+        Ok(node)
+    }
+
+    pub(crate) fn graph_instantiate(&mut self, graph: u64) -> Answer<u64> {
+        self.current()?;
+        let graph = self.graphs.get(&graph).ok_or(ErrorCode::INVALID_VALUE)?.clone();
+        let handle = self.new_handle();
+        self.graph_execs.insert(handle, graph);
+        Ok(handle)
+    }
+
+    pub(crate) fn graph_exec_destroy(&mut self, exec: u64) -> Answer<()> {
+        let exec = self.graph_execs.remove(&exec).ok_or(ErrorCode::INVALID_VALUE)?;
+        self.health(exec.device)
+    }
+
+    pub(crate) fn graph_launch(&mut self, exec: u64, stream: u64) -> Answer<()> {
+        let (stream, device) = self.stream(stream)?;
+        let exec = self.graph_execs.get(&exec).ok_or(ErrorCode::INVALID_VALUE)?;
+        if exec.device != device {
+            return Err(ErrorCode::INVALID_VALUE);
+        }
+        for launch in exec.nodes.clone() {
+            self.enqueue(stream, "cuGraphLaunch", Work::Launch(Box::new(launch)));
+        }
+        Ok(())
+    }
+}
