@@ -108,6 +108,11 @@ calls! {
     module_unload(module: u64) -> ();
     module_get_function(module: u64, name: &str) -> u64;
     launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ();
+    graph_destroy(graph: u64) -> ();
+    graph_add_kernel_node(graph: u64, function: u64, config: &LaunchConfig, args: &KernelArgs) -> u64;
+    graph_instantiate(graph: u64) -> u64;
+    graph_exec_destroy(exec: u64) -> ();
+    graph_launch(exec: u64, stream: u64) -> ();
 }
 
 /// Something made in a context, given back when dropped.
@@ -192,6 +197,15 @@ impl<'s> Bound<'s> {
         self.own(self.module_load_data(kernel::PTX, &mut log), |bound, module| {
             bound.module_unload(module)
         })
+    }
+
+    pub(crate) fn graph(&self) -> Owned<'_> {
+        self.own(self.graph_create(), |bound, graph| bound.graph_destroy(graph))
+    }
+
+    /// What can be launched of `graph`.
+    pub(crate) fn instance(&self, graph: u64) -> Owned<'_> {
+        self.own(self.graph_instantiate(graph), |bound, exec| bound.graph_exec_destroy(exec))
     }
 
     /// The device's property of physical memory.

@@ -12,6 +12,7 @@ pub(crate) mod copies;
 pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod faults;
+pub(crate) mod graphs;
 pub(crate) mod launches;
 pub(crate) mod memory;
 pub(crate) mod modules;
@@ -117,6 +118,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         launches::CASES,
         launches::PROCESS,
         launches::SIMULATED,
+        graphs::CASES,
+        graphs::SIMULATED,
         faults::PROCESS,
         peers::CASES,
         peers::PROCESS,
