@@ -1,4 +1,5 @@
-// Puts 16-byte words at scattered places of device memory: out[index[i]] = data[i].
+// Puts 16-byte words at scattered places of device memory: out[index[i]] = data[i]. Two kernels: one
+// for any number of words, and one for few, whose arguments are the same for every launch.
 //
 // Launch: gridDim.x in grid strides, so any grid is correct; blockDim.x at most KV_ROW_THREADS.
 //
@@ -17,6 +18,12 @@ static __device__ __forceinline__ Words2 load_early(const Words2* from) {
     return to;
 }
 
+static __device__ __forceinline__ u32 load_early(const u32* from) {
+    u32 to;
+    asm volatile("ld.u32 %0, [%1];" : "=r"(to) : "l"(from));
+    return to;
+}
+
 extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)
 scatter_words(Words2* out, u64 out_words, const Words2* data, const u32* index, u32 count) {
     const u64 threads = (u64)gridDim.x * blockDim.x;
@@ -25,4 +32,27 @@ scatter_words(Words2* out, u64 out_words, const Words2* data, const u32* index, 
         const u32 target = index[i];
         if (target < out_words) out[target] = word;
     }
+}
+
+// The words of a packet, which is PACKET_WORDS words, as many indices, and how many of them there are.
+enum : u32 { PACKET_WORDS = 240 };
+
+// The same for the words of a packet that lies in mapped host memory.
+//
+// Launch: one block of up to KV_ROW_THREADS threads, each of which takes one word; the caller has as
+//         many threads as there are words. With fewer the rest is not written.
+//
+// Reads  of each thread its word and its index, whether or not the packet has so many, and the count:
+//        three loads, none of which waits for another.
+// Writes out[index[i]] for i < count, and nothing where index[i] >= out_words.
+// The caller has checked: out and packet are multiples of 16, and all of the packet may be read.
+extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)
+scatter_packet(Words2* out, u64 out_words, const Words2* packet) {
+    const u32 i = threadIdx.x;
+    if (i >= PACKET_WORDS) return;
+    const u32* index = (const u32*)(packet + PACKET_WORDS);
+    const u32 count = load_early(index + PACKET_WORDS);
+    const u32 target = load_early(index + i);
+    const Words2 word = load_early(packet + i);
+    if (i < count && target < out_words) out[target] = word;
 }

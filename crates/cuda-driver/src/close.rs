@@ -1,6 +1,7 @@
 //! The end of a device in this process: who may end it, in which order, and what was answered.
 
 use crate::device::{Bound, Inner, Retired};
+use crate::opened;
 use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, HostRegion, LiveHandles};
 
 /// The error that lost a device.
@@ -88,6 +89,7 @@ impl Inner {
                 }
             };
         }
+        opened::forget(&*self.driver, self.context);
         if std::mem::take(&mut self.retained) {
             // SAFETY: `open` retained it once and this is its one release; every handle made from
             // this device holds a clone of it, so none is left.
@@ -111,6 +113,9 @@ impl Drop for Inner {
 
 /// Frees every entry, even after a refusal, and returns the first refusal.
 pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
+    let registered = retired.iter().any(|memory| matches!(memory, Retired::Registered(_)));
+    // The driver waits for all devices before it frees, and for one before it unregisters.
+    let settled = if registered { opened::settle(driver) } else { Ok(()) };
     let mut outcome = Ok(());
     for memory in retired {
         let freed = match memory {
@@ -119,7 +124,7 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
             Retired::Device(address) => unsafe { driver.mem_free(address) },
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
             Retired::Host(host) => unsafe { driver.mem_free_host(host) },
-            Retired::Registered(region) => unregister(driver, region),
+            Retired::Registered(region) => unregister(driver, region, settled),
         };
         if let Err(error) = freed {
             refused(error, "memory of a dropped buffer was not freed");
@@ -129,11 +134,17 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
     outcome
 }
 
-/// Unpins a region and lets go of it; one that the device may still use is never let go of.
-fn unregister(driver: &dyn Driver, region: Box<dyn HostRegion>) -> DriverResult<()> {
-    // SAFETY: a region enters the list once, when the one buffer that owned it is dropped, which was
-    // the only way to reach it; the call waits for work that uses it.
-    let unregistered = unsafe { driver.mem_host_unregister(region.address()) };
+/// Unpins a region and lets go of it; one that a device may still use is never let go of.
+fn unregister(
+    driver: &dyn Driver,
+    region: Box<dyn HostRegion>,
+    settled: DriverResult<()>,
+) -> DriverResult<()> {
+    let unregistered = settled.and_then(|()| {
+        // SAFETY: a region enters the list once, when the one buffer that owned it is dropped, which
+        // was the only way to reach it; since then all devices have done what they had to do.
+        unsafe { driver.mem_host_unregister(region.address()) }
+    });
     match unregistered {
         // On a device that has stopped nothing uses it any more.
         Err(error) if !error.code.is_sticky() => std::mem::forget(region),

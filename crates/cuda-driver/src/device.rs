@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::alive::Tally;
 use crate::close::{Loss, free_all};
+use crate::opened;
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostRegion,
     LiveHandles,
@@ -193,6 +194,7 @@ impl Device {
             Context::Retained(context) => (context, true, Owner::ELSEWHERE),
             Context::Adopted(context, owner) => (context, false, owner),
         };
+        opened::note(&*driver, context);
         Self {
             inner: Arc::new(Inner {
                 driver,

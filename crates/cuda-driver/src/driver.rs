@@ -474,7 +474,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
         flags: HostRegisterFlags,
     ) -> DriverResult<()>;
 
-    /// `cuMemHostUnregister`: waits for work that uses the memory, then it is pinned no more.
+    /// `cuMemHostUnregister`: waits for the work of the context that registered the memory, whether or
+    /// not it uses the memory, and of no other; then it is pinned no more. Another context's copy of
+    /// the memory that is under way loses its device.
     ///
     /// # Errors
     /// `HOST_MEMORY_NOT_REGISTERED` for memory that is not registered; `INVALID_VALUE` for an address

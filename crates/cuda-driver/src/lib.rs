@@ -92,6 +92,7 @@ mod host_pages;
 mod launch;
 mod memory;
 mod module;
+mod opened;
 mod peer;
 mod pin;
 mod prepared;

@@ -91,8 +91,8 @@ impl State {
             });
         };
         let (owner, bytes) = (region.owner, region.bytes());
-        // The driver waits for all work, whether or not it uses the memory.
-        self.wait("cuMemHostUnregister", Goal::Everything)?;
+        // The driver waits for all work of this device, and for none of others.
+        self.wait("cuMemHostUnregister", Goal::Device(owner))?;
         self.memory.host.free(index);
         self.clock.sized(SizedCall::Unregister, bytes);
         self.health(owner)

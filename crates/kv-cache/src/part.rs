@@ -3,12 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, Stream};
+use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, PinnedSpan, Stream};
 use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError};
-use kv_kernels::{KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterWords};
+use kv_kernels::{
+    KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterPackets, ScatterWords,
+};
 use kv_stage::{
-    Scatter, ScatterError, ScatterKernel, StagingOptions, StagingPool, StepStager,
-    StepStagerOptions,
+    PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket, StagingOptions,
+    StagingPool, StepStager, StepStagerOptions,
 };
 
 use crate::host_tier::HostTier;
@@ -255,12 +257,41 @@ impl ScatterKernel for StepScatter {
             index_offset: scatter.index_offset(),
             count: scatter.count(),
         };
-        self.0.scatter_words(stream, words).map_err(|error| match error {
-            KernelError::Device(error) => error.into(),
-            error => {
-                tracing::error!(%error, "a step's changes were refused by the kernel's checks");
-                ScatterError::Refused
-            }
-        })
+        self.0.scatter_words(stream, words).map_err(refused)
+    }
+
+    fn prepare(
+        &self,
+        packet: &ScatterPacket<'_>,
+    ) -> Result<Option<Box<dyn PreparedScatter>>, ScatterError> {
+        let ready = self.0.scatter_packets(packet.out(), packet.source(), packet.words_max());
+        Ok(Some(Box::new(StepPackets(ready.map_err(refused)?))))
+    }
+}
+
+/// Sends the few changes of a step by a launch that was made ready.
+#[derive(Debug)]
+struct StepPackets(ScatterPackets);
+
+// The kernel's packets are those that a stager writes.
+const _: () = assert!(
+    ScatterPacket::WORDS_MAX == ScatterPackets::WORDS_MAX
+        && ScatterPacket::INDEX_OFFSET == ScatterPackets::INDEX_OFFSET
+        && ScatterPacket::COUNT_OFFSET == ScatterPackets::COUNT_OFFSET
+);
+
+impl PreparedScatter for StepPackets {
+    fn launch(&self, stream: &Stream, source: PinnedSpan<'_>) -> Result<(), ScatterError> {
+        self.0.launch(stream, source).map_err(refused)
+    }
+}
+
+fn refused(error: KernelError) -> ScatterError {
+    match error {
+        KernelError::Device(error) => error.into(),
+        error => {
+            tracing::error!(%error, "a step's changes were refused by the kernel's checks");
+            ScatterError::Refused
+        }
     }
 }

@@ -229,6 +229,22 @@ pub enum KernelError {
         /// Slots of the blocks that the launch may touch.
         slots: u64,
     },
+    /// A packet cannot have so many words.
+    #[error("packets of {words_max} words, where {most} are most")]
+    PacketWords {
+        /// Words asked for.
+        words_max: u32,
+        /// The most there can be.
+        most: u32,
+    },
+    /// The packet is not where the launches were prepared for.
+    #[error("a packet at {address:#x}, where launches were prepared for {prepared:#x}")]
+    OtherPacket {
+        /// Address of the packet given.
+        address: u64,
+        /// Address that was prepared for.
+        prepared: u64,
+    },
     /// The launch names more blocks than the paged memory has.
     #[error("{num_blocks} blocks, of {capacity}")]
     Blocks {

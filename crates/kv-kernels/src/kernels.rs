@@ -31,6 +31,7 @@ pub(crate) mod entry {
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
     pub(crate) const SCATTER: &str = "scatter_words";
+    pub(crate) const SCATTER_PACKET: &str = "scatter_packet";
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
     pub(crate) const APPEND: [&str; 3] = ["append_16", "append_4", "append_1"];
     pub(crate) const SUM_BLOCKS: [&str; 3] = ["sum_blocks_16", "sum_blocks_4", "sum_blocks_1"];
@@ -98,6 +99,7 @@ pub struct KvKernels {
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
     pub(crate) scatter: Kernel,
+    pub(crate) scatter_packet: Kernel,
     pub(crate) block_offsets: LazyKernel,
     /// For vectors of 16, 4 and 1 bytes, as the two that follow.
     pub(crate) copy_blocks: LazyModule<3>,
@@ -127,6 +129,7 @@ impl KvKernels {
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
         let transfer = |i: usize| LazyKernel::new(TRANSFER_PTX[i], entry::TRANSFERS[i]);
         let one_chunk = |i: usize| LazyKernel::new(ONE_CHUNK_PTX[i], entry::ONE_CHUNK[i]);
+        let scatter = Module::load(device, SCATTER_PTX)?;
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         Ok(Self {
@@ -136,7 +139,8 @@ impl KvKernels {
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
-            scatter: load(SCATTER_PTX, entry::SCATTER)?,
+            scatter: scatter.kernel(entry::SCATTER)?,
+            scatter_packet: scatter.kernel(entry::SCATTER_PACKET)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
             append: LazyModule::new(APPEND_PTX, entry::APPEND),
             sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),

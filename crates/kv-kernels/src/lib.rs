@@ -17,7 +17,8 @@
 //!   live byte through a block table, as attention does;
 //!   [`fill_pattern`](KvKernels::fill_pattern) writes bytes that only their token can have;
 //!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device;
-//!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it;
+//!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it, and
+//!   [`ScatterPackets`] do so at less cost to the host, from places that they were made ready for;
 //!   [`gather_block_offsets`](KvKernels::gather_block_offsets) makes offset tables of block ids.
 //!   [`copy_blocks`](KvKernels::copy_blocks) copies blocks by pairs of ids, on a device, between peers,
 //!   to and from pinned memory, from any layout to any other; with
@@ -163,7 +164,7 @@ pub use quantize::{Conversion, ConversionKind, RawConversion, RawFormats, RawSca
 pub use references::references;
 pub use report::{DeviceReport, OutOfRange};
 pub use reshard::{HeadMove, ReshardError, reshard};
-pub use scatter::ScatterWords;
+pub use scatter::{ScatterPackets, ScatterWords};
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
 pub use source::KernelSource;
 pub use transfer::{Direction, Transfer};

@@ -1,6 +1,6 @@
 //! Scattering words of a pinned buffer over device memory.
 
-use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, PinnedSpan, Stream};
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, PinnedSpan, PreparedLaunch, Stream};
 
 use crate::kernels::ROW_THREADS;
 use crate::operand::{check_aligned, check_length};
@@ -66,6 +66,84 @@ impl KvKernels {
         // memory is not freed before the device has finished (a dropped buffer is only retired), and
         // writes no host memory.
         Ok(unsafe { self.scatter.launch(stream, &config, &args) }?)
+    }
+}
+
+/// Launches that scatter the few words of a packet, made ready beforehand: what packet and destination
+/// are is the same for every launch, and what the packet holds is not.
+///
+/// A packet has up to [`WORDS_MAX`](Self::WORDS_MAX) words of 16 bytes from its start on, their indices
+/// (`u32`) at [`INDEX_OFFSET`](Self::INDEX_OFFSET), and their number (`u32`) at
+/// [`COUNT_OFFSET`](Self::COUNT_OFFSET).
+#[derive(Debug)]
+pub struct ScatterPackets {
+    launch: PreparedLaunch,
+    /// Address of the packet.
+    packet: u64,
+}
+
+impl ScatterPackets {
+    /// Words of a packet, at most.
+    pub const WORDS_MAX: u32 = 240;
+    /// Where the indices begin in a packet, in bytes.
+    pub const INDEX_OFFSET: u64 = Self::WORDS_MAX as u64 * WORD_BYTES;
+    /// Where the number of words is in a packet, in bytes.
+    pub const COUNT_OFFSET: u64 = Self::INDEX_OFFSET + Self::WORDS_MAX as u64 * 4;
+    /// Length of a packet, in bytes.
+    pub const BYTES: u64 = Self::COUNT_OFFSET + 4;
+
+    /// Writes the words of the packet at the start of `packet`, as
+    /// [`scatter_words`](KvKernels::scatter_words) does.
+    ///
+    /// # Ordering
+    /// As `scatter_words`; two launches of one object never run at once.
+    ///
+    /// # Errors
+    /// [`KernelError`]; nothing was enqueued then. `packet` has to begin where it did when this was made.
+    pub fn launch(&self, stream: &Stream, packet: PinnedSpan<'_>) -> Result<(), KernelError> {
+        let device = self.launch.kernel().device();
+        if stream.device().context() != device.context() {
+            let (kernels, other) = (device.ordinal(), stream.device().ordinal());
+            return Err(KernelError::OtherDevice { kernels, operand: "stream", other });
+        }
+        check_length(Operand::Words, packet.bytes(), Self::BYTES)?;
+        if packet.device_address() != self.packet {
+            let (address, prepared) = (packet.device_address(), self.packet);
+            return Err(KernelError::OtherPacket { address, prepared });
+        }
+        // SAFETY: the kernel reads the packet, which is at the address that it was prepared for and
+        // lies in the span, whose memory is not freed before the device has finished (a dropped buffer
+        // is only retired). It writes device memory only.
+        Ok(unsafe { self.launch.launch(stream) }?)
+    }
+}
+
+impl KvKernels {
+    /// Makes ready the launches of packets that begin where `packet` does and have `words_max` words at
+    /// most, to `out`. Takes tens of microseconds.
+    ///
+    /// # Errors
+    /// [`KernelError`].
+    pub fn scatter_packets(
+        &self,
+        out: DeviceSpan,
+        packet: PinnedSpan<'_>,
+        words_max: u32,
+    ) -> Result<ScatterPackets, KernelError> {
+        check_aligned(Operand::Out, out.address(), WORD_BYTES)?;
+        check_length(Operand::Words, packet.bytes(), ScatterPackets::BYTES)?;
+        let address = packet.device_address();
+        check_aligned(Operand::Words, address, WORD_BYTES)?;
+        if words_max > ScatterPackets::WORDS_MAX {
+            return Err(KernelError::PacketWords { words_max, most: ScatterPackets::WORDS_MAX });
+        }
+        let args = KernelArgs::new().arg(out.address()).arg(out.bytes() / WORD_BYTES).arg(address);
+        let threads = words_max.max(1).next_multiple_of(32);
+        let config = LaunchConfig::linear(1, threads);
+        // SAFETY: the 3 arguments are the parameters of `scatter_packet` in `kernels/scatter.cu`, in
+        // order and size.
+        let launch = unsafe { self.scatter_packet.prepare(&config, &args) }?;
+        Ok(ScatterPackets { launch, packet: address })
     }
 }
 

@@ -16,7 +16,8 @@ use cuda_driver::{
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
     BAD_BLOCK, ChecksumArgs, Direction, Expected, FillPattern, GatherRows, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, ScatterWords, Transfer, plane_word, references,
+    KvShapeOptions, PagedKv, PagedLayout, ScatterPackets, ScatterWords, Transfer, plane_word,
+    references,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -30,6 +31,7 @@ fn main() {
         ("rows_of_2048_bytes_equal_the_references", |gpu| every_shape(gpu, 2048)),
         ("gathered_rows_equal_the_reference", gathered_rows),
         ("scattered_words_equal_the_reference", scattered_words),
+        ("scattered_packets_equal_the_reference", scattered_packets),
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
@@ -308,6 +310,35 @@ fn scattered_words(gpu: &Side) {
             side.read(out.span())
         });
         assert!(scattered[0] == scattered[1], "{count} words over {out_words}");
+    }
+}
+
+fn scattered_packets(gpu: &Side) {
+    let reference = Side::reference();
+    for (count, words_max) in [(1u32, 32u32), (16, 32), (32, 32), (33, 240), (240, 240)] {
+        let mut index: Vec<u32> = (0..5_000).collect();
+        Random(u64::from(count)).shuffle(&mut index);
+        let scattered = [gpu, &reference].map(|side| {
+            let bytes = ScatterPackets::BYTES;
+            let device = side.stream.device();
+            let mut packet = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap();
+            packet.write_at(0, &noise(bytes)).unwrap();
+            let named = bytemuck::cast_slice(&index[..count as usize]);
+            packet.write_at(ScatterPackets::INDEX_OFFSET, named).unwrap();
+            packet.write_at(ScatterPackets::COUNT_OFFSET, &count.to_le_bytes()).unwrap();
+            // Some beyond the end, which are written nowhere.
+            let out = side.upload(&noise(4_000 * 16 + 8));
+            let span = packet.span(0, bytes).unwrap();
+            let ready = side.kernels.scatter_packets(out.span(), span, words_max).unwrap();
+            ready.launch(&side.stream, span).unwrap();
+            side.stream.synchronize().unwrap();
+            // The same launch with other words.
+            packet.write_at(0, &noise(bytes / 2)).unwrap();
+            let span = packet.span(0, bytes).unwrap();
+            ready.launch(&side.stream, span).unwrap();
+            side.read(out.span())
+        });
+        assert!(scattered[0] == scattered[1], "{count} words of {words_max}");
     }
 }
 

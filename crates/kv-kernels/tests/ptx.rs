@@ -14,7 +14,7 @@ use cuda_driver::{
 };
 use kv_kernels::{
     ChecksumArgs, Direction, FillPattern, GatherRows, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, ScatterWords, Strides, Transfer, references,
+    PagedLayout, ScatterPackets, ScatterWords, Strides, Transfer, references,
 };
 use machine::{Machine, Paged, Random, noise};
 
@@ -251,6 +251,36 @@ fn scattered_words_are_those_of_the_reference() {
                 count,
             };
             machine.kernels.scatter_words(&machine.stream, scatter).unwrap();
+            vec![out]
+        });
+    }
+}
+
+/// A packet of `count` words with indices below `limit`, of which the rest holds noise.
+fn packet(machine: &Machine, count: u32, limit: u32) -> PinnedBuffer {
+    let bytes = ScatterPackets::BYTES;
+    let mut packet = PinnedBuffer::alloc(&machine.device, bytes, HostAllocFlags::CACHED).unwrap();
+    packet.write_at(0, &noise(bytes)).unwrap();
+    let mut index: Vec<u32> = (0..limit).collect();
+    Random(count.into()).shuffle(&mut index);
+    index.truncate(count as usize);
+    packet.write_at(ScatterPackets::INDEX_OFFSET, bytemuck::cast_slice(&index)).unwrap();
+    packet.write_at(ScatterPackets::COUNT_OFFSET, &count.to_le_bytes()).unwrap();
+    packet
+}
+
+#[test]
+fn packets_of_words_are_those_of_the_reference() {
+    for (count, words_max) in [(0, 32), (1, 32), (32, 32), (33, 240), (239, 240), (240, 240)] {
+        compare(&format!("a packet of {count} words, of {words_max}"), |machine| {
+            // Some beyond the end, which are written nowhere.
+            let packet = packet(machine, count, 310);
+            let span = packet.span(0, ScatterPackets::BYTES).unwrap();
+            let out = machine.upload(&noise(300 * 16 + 8));
+            let ready = machine.kernels.scatter_packets(out.span(), span, words_max).unwrap();
+            for _ in 0..2 {
+                ready.launch(&machine.stream, span).unwrap();
+            }
             vec![out]
         });
     }

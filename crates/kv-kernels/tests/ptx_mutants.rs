@@ -14,6 +14,7 @@ mod raw_args;
 mod operations;
 
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig, Module};
+use kv_kernels::ScatterPackets;
 use machine::{Machine, noise};
 use raw_args::{RawArgs, WHOLE_ROWS};
 
@@ -311,6 +312,23 @@ fn scatters() -> Vec<Scenario> {
     vec![Scenario { entry: "scatter_words", config, setup: Box::new(setup) }]
 }
 
+fn packets() -> Vec<Scenario> {
+    let setup = |machine: &Machine| {
+        // As many words as threads would be one too many: the count is what ends them.
+        let mut bytes = noise(ScatterPackets::BYTES);
+        let index: Vec<u32> =
+            (0..240).map(|i| [i * 3 % 200, 200][(i % 23 / 22) as usize]).collect();
+        let (first, at) = (ScatterPackets::INDEX_OFFSET, ScatterPackets::COUNT_OFFSET as usize);
+        bytes[first as usize..at].copy_from_slice(bytemuck::cast_slice(&index));
+        bytes[at..].copy_from_slice(&60u32.to_le_bytes());
+        let (packet, out) = (machine.upload(&bytes), machine.upload(&noise(210 * 16)));
+        let args = KernelArgs::new().arg(address(&out)).arg(200u64).arg(address(&packet));
+        (vec![out, packet], args)
+    };
+    let config = LaunchConfig::linear(1, 256);
+    vec![Scenario { entry: "scatter_packet", config, setup: Box::new(setup) }]
+}
+
 /// Every change of `mutation` to a kernel is noticed in one of its scenarios; how many there were.
 #[track_caller]
 fn assert_noticed(mutation: Mutation) -> usize {
@@ -320,7 +338,7 @@ fn assert_noticed(mutation: Mutation) -> usize {
         (CHECKSUM, checksums()),
         (PATTERN, fills()),
         (GATHER, gathers()),
-        (SCATTER, scatters()),
+        (SCATTER, scatters().into_iter().chain(packets()).collect()),
     ];
     let mut all = 0;
     for (ptx, scenarios) in kernels {

@@ -4,7 +4,8 @@
 //! `cargo bench -p kv-stage --bench stage_gpu`. The table has 256 rows of 2,048 entries; a step also
 //! carries sequence lengths (256 of `u32`) and a slot mapping (256 of `i64`). Stream times are by
 //! events around one submission, behind fills that keep the stream busy until all is enqueued; host
-//! times are of the calls. Medians. `KV_DEVICE=sim` runs it on the simulated device, to see that
+//! times are of the calls. Medians. Then the phases of a decode step and the driver calls that it makes,
+//! what each such call costs, and what pinning costs by where the memory comes from. `KV_DEVICE=sim` runs it on the simulated device, to see that
 //! it runs: the times mean nothing then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
@@ -18,10 +19,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_driver::{
-    CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
+    CountingDriver, CudaDriver, Device, DeviceBuffer, DeviceSpan, Driver, Event, HostAllocFlags,
+    HostMemory, HostPagesOptions, MemoryNode, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::GatherRows;
+use kv_kernels::{GatherRows, ScatterPackets, ScatterWords};
 use kv_stage::{
     BlockTable, Pinning, PoolOptions, StagingOptions, StagingPool, StepStager, StepStagerOptions,
 };
@@ -40,9 +42,9 @@ const BUFFERS: usize = 3;
 
 fn main() -> ExitCode {
     match open() {
-        Ok(device) => {
-            println!("{}\n", device.info().name);
-            Bench::new(&device).all();
+        Ok((device, counting)) => {
+            println!("{}, host node {:?}\n", device.info().name, device.host_node());
+            Bench::new(&device, counting).all();
             ExitCode::SUCCESS
         }
         Err(reason) => {
@@ -56,14 +58,18 @@ fn simulated() -> bool {
     std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim")
 }
 
-fn open() -> Result<Device, String> {
-    if simulated() {
+fn open() -> Result<(Device, Arc<CountingDriver>), String> {
+    let driver: Arc<dyn Driver> = if simulated() {
         let driver = SimDriver::new(SimConfig::default()).map_err(|error| error.to_string())?;
         driver.register_kernels(kv_kernels::references());
-        return Device::open(Arc::new(driver), 0).map_err(|error| error.to_string());
-    }
-    let driver = CudaDriver::load().map_err(|error| error.to_string())?;
-    Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
+        Arc::new(driver)
+    } else {
+        Arc::new(CudaDriver::load().map_err(|error| error.to_string())?)
+    };
+    let counting = Arc::new(CountingDriver::new(driver));
+    let device = Device::open(counting.clone(), 0);
+    let device = device.map_err(|error| format!("{error}: {error:?}"))?;
+    Ok((device, counting))
 }
 
 /// What one way of sending costs.
@@ -75,6 +81,7 @@ struct Cost {
 
 struct Bench {
     device: Device,
+    counting: Arc<CountingDriver>,
     stream: Stream,
     kernels: Arc<scatter::Kernels>,
     /// Memory that keeps the stream busy while a submission is enqueued.
@@ -91,10 +98,11 @@ struct Arrays {
 }
 
 impl Bench {
-    fn new(device: &Device) -> Self {
+    fn new(device: &Device, counting: Arc<CountingDriver>) -> Self {
         let scratch_bytes = if simulated() { 64 } else { 256 << 20 };
         Self {
             device: device.clone(),
+            counting,
             stream: Stream::new(device).unwrap(),
             kernels: scatter::Kernels::load(device),
             scratch: DeviceBuffer::alloc(device, scratch_bytes).unwrap(),
@@ -144,7 +152,10 @@ impl Bench {
         let scattered = self.copy_per_entry();
         row("16 entries changed: a copy for each", "64 B", scattered, Some(copy));
         self.acquire_and_retire();
+        self.phases();
+        self.driver_calls();
         self.pinning();
+        self.memories();
     }
 
     /// Times `enqueue`, which is prepared for by `prepare` and runs behind a stream that is busy.
@@ -331,6 +342,111 @@ impl Bench {
         (cost, sent)
     }
 
+    /// Where the host's time of a decode step goes, and which driver calls it makes.
+    fn phases(&self) {
+        let pool = self.pool();
+        let mut stager = scatter::stager(&pool, DEVICE_BYTES, &self.kernels);
+        let table = std::cell::RefCell::new(table(COLUMNS - 1));
+        let (slots, arrays) = (slots(), arrays());
+        let (mut number, mut times) = (0, [const { Vec::new() }; 4]);
+        let (mut calls, mut steps) = (std::collections::BTreeMap::new(), 0);
+        self.cost(
+            || {
+                number += 1;
+                for change in 0..CHANGED {
+                    let slot = (change * (ROWS / CHANGED) + number) % ROWS;
+                    table.borrow_mut().set(slot, number % COLUMNS, number as i32).unwrap();
+                }
+            },
+            || {
+                let before = self.counting.calls();
+                let begun = Instant::now();
+                let mut step = stager.begin().unwrap();
+                times[0].push(begun.elapsed());
+                let begun = Instant::now();
+                step.block_rows(&table.borrow(), &slots, COLUMNS).unwrap();
+                times[1].push(begun.elapsed());
+                let begun = Instant::now();
+                step.array(&arrays.lens).unwrap();
+                step.array(&arrays.slots).unwrap();
+                times[2].push(begun.elapsed());
+                let begun = Instant::now();
+                step.submit(&self.stream).unwrap();
+                times[3].push(begun.elapsed());
+                // The first steps make launches ready.
+                if times[3].len() > 2 * BUFFERS {
+                    steps += 1;
+                    for (call, count) in self.counting.calls() {
+                        let made = count - before.get(call).copied().unwrap_or(0);
+                        *calls.entry(call).or_insert(0) += made;
+                    }
+                }
+            },
+        );
+        println!("\n| phase of a decode step with arrays | host, µs |");
+        println!("|---|---|");
+        let names =
+            ["acquire a buffer", "find and write what changed", "write the arrays", "submit"];
+        for (name, times) in names.into_iter().zip(times) {
+            println!("| {name} | {:.2} |", micros(median(times)));
+        }
+        calls.retain(|_, count| *count > 0);
+        let each =
+            |(call, count): (&str, u64)| format!("{call} {:.2}", count as f64 / f64::from(steps));
+        println!(
+            "\nDriver calls of a step: {}",
+            calls.into_iter().map(each).collect::<Vec<_>>().join(", ")
+        );
+    }
+
+    /// What the calls of a step cost the host, behind a busy stream, through the handles.
+    fn driver_calls(&self) {
+        println!("\n| call through the handles, behind a busy stream | stream, µs | host, µs |");
+        println!("|---|---|---|");
+        let show = |name: &str, cost: Cost| {
+            println!("| {name} | {:.1} | {:.2} |", micros(cost.stream), micros(cost.host));
+        };
+        let nothing = || {};
+        show("read the clock twice", self.cost(nothing, || {}));
+        show("bind the context", self.cost(nothing, || self.device.run(|_| Ok(())).unwrap()));
+        let done = Event::new(&self.device).unwrap();
+        show("record an event", self.cost(nothing, || done.record(&self.stream).unwrap()));
+        let record = || done.record(&self.stream).unwrap();
+        show(
+            "ask for a complete event",
+            self.cost(record, || assert!(done.is_complete().unwrap())),
+        );
+        let pending = Event::new(&self.device).unwrap();
+        let late = self.cost(nothing, || {
+            pending.record(&self.stream).unwrap();
+            let _ = pending.is_complete().unwrap();
+        });
+        show("record an event and ask for it, pending", late);
+        let (source, target) = (self.pinned(8 << 10), self.memory(DEVICE_BYTES));
+        let out = target.span();
+        let part = out.slice(0, 320).unwrap();
+        let copy = || self.stream.copy_to_device(part, &source, 0).unwrap();
+        show("copy 320 B", self.cost(nothing, copy));
+        let words = ScatterWords {
+            out,
+            source: source.span(0, 8 << 10).unwrap(),
+            data_offset: 0,
+            index_offset: 4096,
+            count: 16,
+        };
+        let launch = || self.kernels.0.scatter_words(&self.stream, words).unwrap();
+        show("launch `scatter_words`, 16 words", self.cost(nothing, launch));
+        let packet = source.span(0, ScatterPackets::BYTES).unwrap();
+        for words in [32, 240] {
+            let ready = self.kernels.0.scatter_packets(out, packet, words).unwrap();
+            let launch = || ready.launch(&self.stream, packet).unwrap();
+            show(
+                &format!("launch made ready, a packet of {words} words"),
+                self.cost(nothing, launch),
+            );
+        }
+    }
+
     /// The 16 entries by 16 copies from one buffer.
     fn copy_per_entry(&self) -> Cost {
         let pool = self.pool();
@@ -368,6 +484,57 @@ impl Bench {
         pool.close().unwrap();
     }
 
+    /// The same by where the memory comes from, and how fast it is copied.
+    fn memories(&self) {
+        let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
+        let class =
+            StagingOptions { buffer_bytes: 32 << 20, buffers_max: (total >> 25).max(1) as usize };
+        let target = self.memory(class.buffer_bytes);
+        println!(
+            "\n| pinning {} MiB, slabs of 32 MiB | pin, ms | give back, ms | fill, ms | to the device, GB/s | got |",
+            total >> 20
+        );
+        println!("|---|---|---|---|---|---|");
+        let pages =
+            |huge| HostMemory::Pages(HostPagesOptions { huge, node: MemoryNode::BesideDevice });
+        let memories = [
+            ("allocated by the driver", HostMemory::Driver(HostAllocFlags::CACHED)),
+            ("huge pages, registered", pages(true)),
+            ("ordinary pages, registered", pages(false)),
+        ];
+        for (name, memory) in memories.into_iter().chain(memories) {
+            let options = PoolOptions { memory, ..PoolOptions::new(vec![class]) };
+            let begun = Instant::now();
+            let pool = StagingPool::with_classes(&self.device, &options).unwrap();
+            let pinned = begun.elapsed();
+            let mut buffer = pool.acquire().unwrap();
+            buffer.bytes_mut().fill(1);
+            let begun = Instant::now();
+            buffer.bytes_mut().fill(2);
+            let filled = begun.elapsed();
+            buffer
+                .submit(&self.stream, |view| {
+                    self.start.record(&self.stream)?;
+                    for _ in 0..8 {
+                        view.copy_to_device(target.span(), 0)?;
+                    }
+                    self.end.record(&self.stream)?;
+                    Ok::<_, cuda_driver::CopyError>(())
+                })
+                .unwrap();
+            self.end.synchronize().unwrap();
+            let ms = f64::from(self.end.elapsed_ms_since(&self.start).unwrap());
+            let rate = 8.0 * class.buffer_bytes as f64 / ms / 1e6;
+            let got = pool.memory();
+            let begun = Instant::now();
+            pool.close().unwrap();
+            let given = begun.elapsed();
+            let [pinned, given, filled] =
+                [pinned, given, filled].map(|time| time.as_secs_f64() * 1e3);
+            println!("| {name} | {pinned:.1} | {given:.1} | {filled:.2} | {rate:.1} | {got:?} |");
+        }
+    }
+
     /// Start-up: 256 MiB of buffers, before the first is at hand, and until all are.
     fn pinning(&self) {
         let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
@@ -393,8 +560,11 @@ impl Bench {
     }
 }
 
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
 fn row(what: &str, sends: &str, cost: Cost, copy: Option<Cost>) {
-    let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let ratio = copy
         .map_or("-".to_owned(), |copy| format!("{:.3}", micros(cost.stream) / micros(copy.stream)));
     let stream = match cost.stream {

@@ -69,6 +69,7 @@ mod buffer;
 mod edits;
 mod error;
 mod mirror;
+mod packets;
 mod pinning;
 mod pool;
 mod retire;
@@ -84,7 +85,9 @@ pub use error::{
 };
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
-pub use scatter::{SCATTER_WORD_BYTES, Scatter, ScatterError, ScatterKernel};
+pub use scatter::{
+    PreparedScatter, SCATTER_WORD_BYTES, Scatter, ScatterError, ScatterKernel, ScatterPacket,
+};
 pub use slab::SlabMemory;
 pub use staged::{PartId, Staged};
 pub use step::{PART_ALIGNMENT, Step, StepStager, StepStagerOptions};

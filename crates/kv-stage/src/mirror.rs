@@ -134,6 +134,9 @@ impl View {
 
     /// Gives the rows their new slots and lists those that had another one.
     fn change_rows(&mut self, slots: &[usize], changed: &mut Vec<usize>) -> Option<()> {
+        if self.slots == slots {
+            return Some(());
+        }
         let kept = slots.len().min(self.slots.len());
         changed.extend((0..kept).filter(|&row| self.slots[row] != slots[row]));
         for &row in changed.iter() {

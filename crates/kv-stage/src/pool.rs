@@ -184,8 +184,8 @@ impl StagingPool {
 
     /// A buffer to write, of the largest size. Its contents are what an earlier use left.
     ///
-    /// Takes back the buffers whose readers have finished, at the cost of about one event query for
-    /// each of them and one for each stream that still reads; allocates nothing.
+    /// Takes back the first buffer whose readers have finished, if there is one, at the cost of one event
+    /// query, and one for each other stream that still reads; allocates nothing.
     ///
     /// # Ordering
     /// Does not wait.
@@ -337,7 +337,7 @@ impl StagingPool {
     pub fn drain(&self) -> Result<(), StagingError> {
         let until = self.shared.state.lock().sequence_next;
         loop {
-            self.shared.retire_completed()?;
+            self.shared.retire_completed(None)?;
             let Some(awaited) = self.shared.oldest_submitted(until, 0) else { break };
             wait_for(&awaited)?;
         }

@@ -52,8 +52,73 @@ impl Scatter<'_> {
     }
 }
 
+/// The few words of a staging buffer, always at the same places of it, so that their launch can be made
+/// ready beforehand: up to [`WORDS_MAX`](Self::WORDS_MAX) words at its start, their indices at
+/// [`INDEX_OFFSET`](Self::INDEX_OFFSET), and how many there are, a `u32`, at
+/// [`COUNT_OFFSET`](Self::COUNT_OFFSET).
+#[derive(Clone, Copy, Debug)]
+pub struct ScatterPacket<'a> {
+    pub(crate) out: DeviceSpan,
+    pub(crate) source: PinnedSpan<'a>,
+    pub(crate) words_max: u32,
+}
+
+impl ScatterPacket<'_> {
+    /// Words of a packet, at most.
+    pub const WORDS_MAX: u32 = 240;
+    /// Where the indices (`u32`) begin, in bytes.
+    pub const INDEX_OFFSET: u64 = Self::WORDS_MAX as u64 * SCATTER_WORD_BYTES;
+    /// Where the number of words is, in bytes.
+    pub const COUNT_OFFSET: u64 = Self::INDEX_OFFSET + Self::WORDS_MAX as u64 * 4;
+    /// Bytes of a packet.
+    pub const BYTES: u64 = Self::COUNT_OFFSET + 4;
+
+    /// Where the words go; its address is a multiple of [`SCATTER_WORD_BYTES`].
+    #[must_use]
+    pub fn out(&self) -> DeviceSpan {
+        self.out
+    }
+
+    /// The pinned memory at whose start the packet is.
+    #[must_use]
+    pub fn source(&self) -> PinnedSpan<'_> {
+        self.source
+    }
+
+    /// The most words that the launches will have.
+    #[must_use]
+    pub fn words_max(&self) -> u32 {
+        self.words_max
+    }
+}
+
+/// Launches for the packets of one staging buffer, which differ in nothing but what the packet holds.
+pub trait PreparedScatter: fmt::Debug + Send + Sync {
+    /// Enqueues one; `source` begins where that of the [`ScatterPacket`] did.
+    ///
+    /// # Ordering
+    /// On `stream` and nowhere else; waits for nothing.
+    ///
+    /// # Errors
+    /// [`ScatterError`]. Something may have been enqueued nevertheless.
+    fn launch(&self, stream: &Stream, source: PinnedSpan<'_>) -> Result<(), ScatterError>;
+}
+
 /// A kernel that does a [`Scatter`]; `kv-kernels` has one.
 pub trait ScatterKernel: fmt::Debug + Send + Sync {
+    /// Makes launches of `packet` ready; none where the kernel has no such, and every step is then a
+    /// [`Scatter`]. Called in the first steps that use a staging buffer.
+    ///
+    /// # Errors
+    /// [`ScatterError`]; the step is then sent as a `Scatter`.
+    fn prepare(
+        &self,
+        packet: &ScatterPacket<'_>,
+    ) -> Result<Option<Box<dyn PreparedScatter>>, ScatterError> {
+        let _ = packet;
+        Ok(None)
+    }
+
     /// Enqueues it.
     ///
     /// # Ordering

@@ -8,7 +8,8 @@ use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 use smallvec::SmallVec;
 
 use crate::mirror::{Changes, View, copy_row, copy_word};
-use crate::scatter::{SCATTER_WORD_BYTES, Scatter};
+use crate::packets::Packets;
+use crate::scatter::{SCATTER_WORD_BYTES, Scatter, ScatterPacket};
 use crate::staged::{Parts, Place};
 use crate::{
     AcquireError, BlockTable, PartId, ScatterKernel, SendError, Staged, StagingBuffer,
@@ -81,6 +82,7 @@ pub struct StepStager {
 #[derive(Debug)]
 struct Mirror {
     kernel: Arc<dyn ScatterKernel>,
+    packets: Packets,
     /// # Invariants
     /// The `n`-th is of the `n`-th table of the last step. While `certain`, the device's memory will
     /// hold, when the work enqueued on the stager's stream has run, the rows that the views tell of.
@@ -123,6 +125,7 @@ impl StepStager {
     ) -> Result<Self, StagingError> {
         let mirror = Mirror {
             kernel,
+            packets: Packets::default(),
             views: Vec::new(),
             certain: false,
             changes: Changes::default(),
@@ -280,8 +283,12 @@ impl Step<'_> {
             let max_blocks = table.max_blocks();
             return Err(TableError::Column { logical: width, max_blocks }.into());
         }
-        for slot in slots {
-            table.row(*slot)?;
+        let known = table.slots();
+        // All at once first: a branch for each is what would cost.
+        if slots.iter().fold(0, |most, &slot| most.max(slot)) >= known {
+            for &slot in slots {
+                table.row(slot)?;
+            }
         }
         let part = if self.stager.mirror.is_some() {
             self.mirrored_rows(table, slots, width)?
@@ -329,12 +336,12 @@ impl Step<'_> {
     /// [`StepError::Submit`].
     pub fn submit(mut self, stream: &Stream) -> Result<Staged, StepError> {
         self.bind(stream)?;
-        let scatter = self.write_index();
+        let words = self.write_index();
         let Self { stager, buffer, mut parts, tables, copied, .. } = self;
         let span = stager.destination.span();
         let copied = copied.filter(|copied| copied.from < parts.used);
         let copied_bytes = copied.map_or(0, |copied| parts.used - copied.from);
-        parts.words = scatter.map_or(0, |(_, count)| count);
+        parts.words = words.map_or(0, |words| words.count);
         parts.sent = copied_bytes + u64::from(parts.words) * (SCATTER_WORD_BYTES + 4);
         let Some(mirror) = &mut stager.mirror else {
             if copied_bytes > 0 {
@@ -346,7 +353,7 @@ impl Step<'_> {
         if parts.sent > 0 {
             buffer.submit(stream, |view| {
                 send_copy(view, span, copied, copied_bytes)?;
-                scatter.map_or(Ok(()), |at| send_words(view, span, at, &*mirror.kernel))
+                words.map_or(Ok(()), |words| send_words(view, span, words, mirror))
             })?;
         }
         // Views of tables that the step did not have may be under its arrays now.
@@ -481,21 +488,40 @@ impl Step<'_> {
         mirror.index.extend(first..first + words as u32);
     }
 
-    /// Writes the words' indices behind everything else; where they begin, and how many there are.
-    fn write_index(&mut self) -> Option<(u64, u32)> {
+    /// Writes the words' indices, and their number where the buffer is a packet.
+    fn write_index(&mut self) -> Option<Words> {
         let index = &self.stager.mirror.as_ref()?.index;
         let count = u32::try_from(index.len()).ok().filter(|&count| count > 0)?;
-        let words_end = index.len() as u64 * SCATTER_WORD_BYTES;
+        let packet = self.copied.is_none() && Packets::fits(count, self.buffer.bytes());
         let end = match self.copied {
             Some(copied) => copied.buffer_from + self.parts.used - copied.from,
-            None => words_end,
+            None => index.len() as u64 * SCATTER_WORD_BYTES,
         };
-        let start = end.next_multiple_of(SCATTER_WORD_BYTES);
-        let bytes = bytemuck::cast_slice(index);
-        let place = start as usize..start as usize + bytes.len();
-        self.buffer.bytes_mut()[place].copy_from_slice(bytes);
-        Some((start, count))
+        let start = if packet {
+            ScatterPacket::INDEX_OFFSET
+        } else {
+            end.next_multiple_of(SCATTER_WORD_BYTES)
+        };
+        let all = self.buffer.bytes_mut();
+        let mut write = |at: u64, bytes: &[u8]| {
+            all[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        };
+        write(start, bytemuck::cast_slice(index));
+        if packet {
+            write(ScatterPacket::COUNT_OFFSET, bytemuck::bytes_of(&count));
+        }
+        Some(Words { index_offset: start, count, packet })
     }
+}
+
+/// The words of a step that are scattered: they lie at the start of the buffer.
+#[derive(Clone, Copy, Debug)]
+struct Words {
+    /// Where their indices begin in the buffer.
+    index_offset: u64,
+    count: u32,
+    /// Whether they and nothing else are in the buffer, as a packet.
+    packet: bool,
 }
 
 /// Bytes of `rows` rows of `width` entries; more than any memory has, if it overflows.
@@ -516,10 +542,14 @@ fn send_copy(
 
 fn send_words(
     view: &SubmittedView<'_>,
-    span: DeviceSpan,
-    (index_start, count): (u64, u32),
-    kernel: &dyn ScatterKernel,
+    out: DeviceSpan,
+    words: Words,
+    mirror: &mut Mirror,
 ) -> Result<(), SendError> {
-    let scatter = Scatter { out: span, source: view.span(), index_offset: index_start, count };
-    Ok(kernel.scatter(view.stream(), &scatter)?)
+    let Words { index_offset, count, packet } = words;
+    if packet {
+        return Ok(mirror.packets.send(view, out, count, &*mirror.kernel)?);
+    }
+    let scatter = Scatter { out, source: view.span(), index_offset, count };
+    Ok(mirror.kernel.scatter(view.stream(), &scatter)?)
 }

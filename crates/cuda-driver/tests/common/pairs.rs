@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::{
     AccessDesc, AddressRange, CopyError, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode,
-    Event, PeerAttribute, PeerCopy, PhysicalMemory, Stream,
+    Event, HostMemory, HostPagesOptions, PeerAttribute, PeerCopy, PhysicalMemory, PinnedBuffer,
+    Stream,
 };
 
 use super::{Scenario, contents, open, pattern};
@@ -16,6 +17,10 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("peer_copies_carry_the_bytes", peer_copies_carry_the_bytes),
     ("copies_go_between_devices_in_a_streams_order", copies_go_between_devices_in_a_streams_order),
     ("a_mapping_names_the_devices_that_see_it", a_mapping_names_the_devices_that_see_it),
+    (
+        "registered_memory_outlives_all_devices_copies",
+        registered_memory_outlives_all_devices_copies,
+    ),
 ];
 
 fn handles_bind_their_own_device(driver: &Arc<dyn Driver>) {
@@ -137,4 +142,25 @@ fn a_mapping_names_the_devices_that_see_it(driver: &Arc<dyn Driver>) {
     Stream::new(&first).unwrap().download(&mut seen, span).unwrap();
     assert!(seen == data);
     range.unmap(0, page).unwrap();
+}
+
+/// Unregistering waits for one device only; the handles see to the others.
+fn registered_memory_outlives_all_devices_copies(driver: &Arc<dyn Driver>) {
+    const BYTES: u64 = 4 << 20;
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    let pages = HostMemory::Pages(HostPagesOptions::HUGE_BESIDE_DEVICE);
+    let mut buffer = PinnedBuffer::pin(&first, BYTES, pages).unwrap();
+    let data = pattern(5, BYTES as usize);
+    buffer.write_at(0, &data).unwrap();
+    let stream = Stream::new(&second).unwrap();
+    let targets: Vec<_> = (0..16).map(|_| DeviceBuffer::alloc(&second, BYTES).unwrap()).collect();
+    for target in &targets {
+        stream.copy_to_device(target.span(), &buffer, 0).unwrap();
+    }
+    drop(buffer);
+    assert_eq!(first.free_retired(), Ok(1));
+    for target in &targets {
+        assert!(contents(&stream, target) == data);
+    }
+    assert_eq!((first.poison(), second.poison()), (None, None));
 }

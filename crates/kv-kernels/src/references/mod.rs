@@ -70,6 +70,7 @@ pub fn references() -> &'static [KernelReference] {
                 name: entry::CONVERSIONS[5],
                 run: |m, _, a| quantize::measure(m, a, 1),
             },
+            KernelReference { name: entry::SCATTER_PACKET, run: scatter::run_packet },
             KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
             KernelReference {
                 name: entry::COPY_BLOCKS[0],

@@ -8,7 +8,7 @@ use cuda_driver::{
 use kv_kernels::{
     ChecksumArgs, Direction, FillPattern, GatherRows, KernelError, KvKernels, KvShape,
     KvShapeOptions, LayoutError, Operand, OperandError, PagedKv, PagedKvError, PagedLayout,
-    ScatterWords, Transfer,
+    ScatterPackets, ScatterWords, Transfer,
 };
 
 use crate::machine::{Machine, Paged};
@@ -311,6 +311,38 @@ fn scatters() {
         refused(ScatterWords { data_offset: u64::MAX - 15, ..good }),
         OperandError::Overflow { operand: Operand::Words, rows: 3, row_bytes: 16 }.into()
     );
+}
+
+#[test]
+fn packets() {
+    let bench = Bench::new();
+    let machine = &bench.machine;
+    let bytes = ScatterPackets::BYTES;
+    let source = PinnedBuffer::alloc(&machine.device, bytes + 64, HostAllocFlags::CACHED).unwrap();
+    let (packet, out) = (source.span(0, bytes).unwrap(), bench.span(0, 64));
+    let prepare = |out, packet, words| machine.kernels.scatter_packets(out, packet, words);
+    let refused = |out, packet, words| prepare(out, packet, words).map(drop).unwrap_err();
+    let host = packet.device_address();
+    let apart = bench.span(8, 64);
+    assert_eq!(refused(apart, packet, 32), misaligned(Operand::Out, apart.address(), 16));
+    let short = source.span(0, bytes - 1).unwrap();
+    assert_eq!(refused(out, short, 32), too_short(Operand::Words, bytes, bytes - 1));
+    let odd = source.span(8, bytes).unwrap();
+    assert_eq!(refused(out, odd, 32), misaligned(Operand::Words, host + 8, 16));
+    let many = KernelError::PacketWords { words_max: 241, most: 240 };
+    assert_eq!(refused(out, packet, 241), many);
+    for words in [0, 1, 240] {
+        let ready = prepare(out, packet, words).unwrap();
+        let other = KernelError::OtherPacket { address: host + 16, prepared: host };
+        let elsewhere = source.span(16, bytes).unwrap();
+        assert_eq!(ready.launch(&machine.stream, elsewhere), Err(other));
+        let short = ready.launch(&machine.stream, short);
+        assert_eq!(short, Err(too_short(Operand::Words, bytes, bytes - 1)));
+        let far = Device::open(Arc::new(machine.sim.clone()), 1).unwrap();
+        let stream = Stream::new(&far).unwrap();
+        let elsewhere = KernelError::OtherDevice { kernels: 0, operand: "stream", other: 1 };
+        assert_eq!(ready.launch(&stream, packet), Err(elsewhere));
+    }
 }
 
 #[test]

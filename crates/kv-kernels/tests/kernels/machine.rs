@@ -50,7 +50,9 @@ impl Machine {
     }
 
     pub(crate) fn launches(&self) -> u64 {
-        self.sim.calls().get("cuLaunchKernel").copied().unwrap_or(0)
+        let calls = self.sim.calls();
+        let made = |call| calls.get(call).copied().unwrap_or(0);
+        made("cuLaunchKernel") + made("cuGraphLaunch")
     }
 
     pub(crate) fn assert_clean(&self) {

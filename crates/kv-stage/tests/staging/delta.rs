@@ -79,7 +79,7 @@ fn a_decode_step_sends_one_word_for_each_change_in_one_launch() {
     let first = rig.stage(&table, &slots, 1500, &lens);
     assert_eq!(first, Seen { bytes: 256 * 2048 * 4 + 1024, words: 0 }, "all of it, copied");
 
-    let calls = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuMemHostAlloc", "cuEventCreate"];
+    let calls = ["cuMemcpyHtoDAsync", "cuGraphLaunch", "cuMemHostRegister", "cuEventCreate"];
     let count = |rig: &Rig| calls.map(|call| rig.machine.calls(call));
     for step in 0..20 {
         for slot in 0..16 {
@@ -188,7 +188,7 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
             step.submit(other).map(drop).unwrap_err();
         },
         |rig, table, slots, _| {
-            refused(rig, table, slots, "cuLaunchKernel", ErrorCode::OUT_OF_MEMORY)
+            refused(rig, table, slots, "cuGraphLaunch", ErrorCode::OUT_OF_MEMORY)
         },
         |rig, table, slots, _| {
             refused(rig, table, slots, "cuEventRecord", ErrorCode::OUT_OF_MEMORY)
@@ -246,7 +246,7 @@ fn trusting_a_refused_step_loses_its_changes() {
     rig.stage(&table, &slots, 64, &[1]);
     rig.stager.sabotage_trust_uncertain();
     table.set(2, 7, 4711).unwrap();
-    refused(&mut rig, &table, &slots, "cuLaunchKernel", ErrorCode::OUT_OF_MEMORY);
+    refused(&mut rig, &table, &slots, "cuGraphLaunch", ErrorCode::OUT_OF_MEMORY);
     let mut step = rig.stager.begin().unwrap();
     let rows = step.block_rows(&table, &slots, 64).unwrap();
     let staged = step.submit(&rig.machine.stream).unwrap();

@@ -74,6 +74,11 @@ fn the_smallest_buffer_that_is_free_and_large_enough_is_given() {
     drop(sizes);
     assert_eq!(pool.acquire().unwrap().bytes(), 4096);
 
+    // Nothing that the device does makes a buffer larger: waiting says so at once, also while small
+    // ones are being read.
+    let large = pool.acquire_bytes_wait(4097).map(drop);
+    assert_eq!(large, Err(AcquireError::TooLarge { bytes: 4097, largest_bytes: 4096 }));
+
     // Waiting waits for a buffer that is large enough, not for the oldest one.
     let other = cuda_driver::Stream::new(&machine.device).unwrap();
     let (stuck, target) = (machine.memory(64), machine.memory(64));
@@ -84,6 +89,8 @@ fn the_smallest_buffer_that_is_free_and_large_enough_is_given() {
         let large = pool.acquire_bytes(bytes).unwrap();
         large.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
     }
+    let beyond = pool.acquire_bytes_wait(u64::MAX).map(drop);
+    assert!(matches!(beyond, Err(AcquireError::TooLarge { .. })), "{beyond:?}");
     assert!(pool.acquire_bytes_wait(65).unwrap().bytes() > 64);
     assert!(!other.is_idle().unwrap());
     machine.sim.release_hold(other.raw());

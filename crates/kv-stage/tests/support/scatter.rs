@@ -2,9 +2,18 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Stream};
-use kv_kernels::{KernelError, KvKernels, ScatterWords};
-use kv_stage::{Scatter, ScatterError, ScatterKernel, StagingPool, StepStager, StepStagerOptions};
+use cuda_driver::{Device, PinnedSpan, Stream};
+use kv_kernels::{KernelError, KvKernels, ScatterPackets, ScatterWords};
+use kv_stage::{
+    PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket, StagingPool, StepStager,
+    StepStagerOptions,
+};
+
+const _: () = assert!(
+    ScatterPacket::WORDS_MAX == ScatterPackets::WORDS_MAX
+        && ScatterPacket::INDEX_OFFSET == ScatterPackets::INDEX_OFFSET
+        && ScatterPacket::COUNT_OFFSET == ScatterPackets::COUNT_OFFSET
+);
 
 #[derive(Debug)]
 pub(crate) struct Kernels(pub(crate) KvKernels);
@@ -24,10 +33,31 @@ impl ScatterKernel for Kernels {
             index_offset: scatter.index_offset(),
             count: scatter.count(),
         };
-        self.0.scatter_words(stream, words).map_err(|error| match error {
-            KernelError::Device(error) => error.into(),
-            _ => ScatterError::Refused,
-        })
+        self.0.scatter_words(stream, words).map_err(refused)
+    }
+
+    fn prepare(
+        &self,
+        packet: &ScatterPacket<'_>,
+    ) -> Result<Option<Box<dyn PreparedScatter>>, ScatterError> {
+        let ready = self.0.scatter_packets(packet.out(), packet.source(), packet.words_max());
+        Ok(Some(Box::new(Packets(ready.map_err(refused)?))))
+    }
+}
+
+#[derive(Debug)]
+struct Packets(ScatterPackets);
+
+impl PreparedScatter for Packets {
+    fn launch(&self, stream: &Stream, source: PinnedSpan<'_>) -> Result<(), ScatterError> {
+        self.0.launch(stream, source).map_err(refused)
+    }
+}
+
+fn refused(error: KernelError) -> ScatterError {
+    match error {
+        KernelError::Device(error) => error.into(),
+        _ => ScatterError::Refused,
     }
 }
 

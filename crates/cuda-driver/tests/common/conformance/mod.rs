@@ -93,6 +93,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         registered::CASES,
         registered::PROCESS,
         registered::PAIRS,
+        registered::PAIR_PROCESS,
         registered::SIMULATED,
         copies::CASES,
         copies::PROCESS,

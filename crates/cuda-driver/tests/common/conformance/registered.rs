@@ -49,8 +49,11 @@ pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
     a_copy_over_registered_and_pageable_memory_is_refused,
 ];
 
+pub(crate) const PAIR_PROCESS: &[Case] = cases![Needs::PairProcess;
+    unregistering_does_not_wait_for_another_device,
+];
+
 pub(crate) const PAIRS: &[Case] = cases![Needs::Pair;
-    unregistering_waits_for_the_other_device,
     memory_registered_on_one_device_has_an_address_on_the_other,
 ];
 
@@ -379,22 +382,24 @@ fn a_fill_past_registered_memory_is_refused(on: &Subject) {
     refused(answer, ErrorCode::INVALID_VALUE);
 }
 
-/// Memory registered on the first of two devices and copied by the second is unregistered on the first.
-fn unregistering_waits_for_the_other_device(on: &Subject) {
+/// The copy of another device then finds no memory, and that device is lost.
+fn unregistering_does_not_wait_for_another_device(on: &Subject) {
     const BYTES: u64 = 64 << 20;
     let first = on.bind();
     let pages = Pages::new(BYTES / PAGE);
-    pages.write(&vec![7; BYTES as usize]);
     register(&first, &pages);
     let second = on.bind_device(1);
     let (stream, memory) = (second.stream(), second.alloc(BYTES));
+    let stall = second.stall(*stream);
     second.memcpy_htod_async(*memory, pages.at(0), BYTES, *stream).unwrap();
     first.make_current();
-    let answer = first.mem_host_unregister(pages.at(0));
+    assert_eq!(first.mem_host_unregister(pages.at(0)), Ok(()));
     second.make_current();
-    assert_eq!(answer, Ok(()));
-    assert_eq!(second.stream_query(*stream), Ok(true));
-    assert!(second.read(*memory, BYTES as usize).iter().all(|&byte| byte == 7));
+    assert_eq!(second.stream_query(*stream), Ok(false), "the other device has yet to copy");
+    first.expect_loss();
+    second.expect_loss();
+    stall.release();
+    assert!(second.stream_synchronize(*stream).unwrap_err().code.is_sticky());
 }
 
 fn memory_registered_on_one_device_has_an_address_on_the_other(on: &Subject) {
