@@ -47,6 +47,9 @@
 //! way. For cudarc, [`interop`] does both without raw handles: it keeps cudarc's objects alive, and
 //! lends any span as a slice that cudarc does not free.
 //!
+//! Host memory that a program has, such as a shared segment, is pinned where it is
+//! ([`PinnedBuffer::register`]); [`PinnedBuffer::pin`] maps huge pages beside the device for the purpose.
+//!
 //! Physical memory may be another process's too: [`PhysicalMemory::export`] and
 //! [`PhysicalMemory::import`], by a file descriptor or a fabric handle.
 //!

@@ -9,10 +9,27 @@ use parking_lot::Mutex;
 use crate::device::Bound;
 use crate::{Driver, DriverResult};
 
-/// A context of a driver object, which is told from others by its address.
+/// Whose contexts are of one process.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Library {
+    /// NVIDIA's, through whatever driver object.
+    Cuda,
+    /// A simulated machine's, which a driver object stands for; told from others by its address.
+    Object(usize),
+}
+
+impl Library {
+    fn of(driver: &dyn Driver) -> Self {
+        match driver.name() {
+            "cuda" => Self::Cuda,
+            _ => Self::Object(std::ptr::from_ref(driver).addr()),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Opened {
-    driver: usize,
+    library: Library,
     /// # Invariants
     /// Alive until `forget`, since its device forgets it before it lets go of it.
     context: u64,
@@ -22,25 +39,21 @@ struct Opened {
 /// closes a device waits as long; the step path does neither.
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
-fn address(driver: &dyn Driver) -> usize {
-    std::ptr::from_ref(driver).addr()
-}
-
 /// Notes a context, once for each device that uses it.
 pub(crate) fn note(driver: &dyn Driver, context: u64) {
-    OPENED.lock().push(Opened { driver: address(driver), context });
+    OPENED.lock().push(Opened { library: Library::of(driver), context });
 }
 
 /// Forgets a context that is about to be let go of, for one of the devices that use it.
 pub(crate) fn forget(driver: &dyn Driver, context: u64) {
-    let ended = Opened { driver: address(driver), context };
+    let ended = Opened { library: Library::of(driver), context };
     let mut opened = OPENED.lock();
     if let Some(place) = opened.iter().position(|other| *other == ended) {
         opened.swap_remove(place);
     }
 }
 
-/// Waits until every context of `driver` but the current one has done its work. Devices that are lost
+/// Waits until every context of the driver's library but the current one has done its work. Devices that are lost
 /// have stopped.
 ///
 /// # Ordering
@@ -51,8 +64,9 @@ pub(crate) fn forget(driver: &dyn Driver, context: u64) {
 pub(crate) fn settle(driver: &dyn Driver) -> DriverResult<()> {
     let current = driver.ctx_get_current()?;
     let opened = OPENED.lock();
+    let library = Library::of(driver);
     let others =
-        opened.iter().filter(|other| other.driver == address(driver) && other.context != current);
+        opened.iter().filter(|other| other.library == library && other.context != current);
     for other in others {
         // SAFETY: the context is alive while it is in the list (its invariant), which is locked.
         let bound = unsafe { Bound::enter(driver, other.context) };

@@ -37,14 +37,19 @@ const CHANGED: usize = 16;
 const DEVICE_BYTES: u64 = TABLE_BYTES + (16 << 10);
 /// Fills of the scratch memory, together longer than any submission takes the host: a millisecond.
 const FILLS: usize = 16;
-/// Buffers in flight: one more than the depth.
+/// Buffers of a pool: one more than the depth.
 const BUFFERS: usize = 3;
 
 fn main() -> ExitCode {
     match open() {
         Ok((device, counting)) => {
             println!("{}, host node {:?}\n", device.info().name, device.host_node());
-            Bench::new(&device, counting).all();
+            // As on the threads of an engine, the device's context is current all the time.
+            let all = device.run(|_| {
+                Bench::new(&device, counting).all();
+                Ok(())
+            });
+            all.unwrap();
             ExitCode::SUCCESS
         }
         Err(reason) => {

@@ -58,9 +58,8 @@
 //! # What it does not do
 //! It pins nothing beyond what the pool was made for, spills nothing to pageable memory and never
 //! grows: a pool that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back. It has
-//! no kernel: whoever wants changes only gives it one ([`ScatterKernel`]). Slabs come from
-//! `cuMemHostAlloc`, which chooses the pages: huge pages are the driver's affair, and the memory node
-//! is that of the thread that pins ([`Pinning::OnCall`] lets the caller choose it).
+//! no kernel: whoever wants changes only gives it one ([`ScatterKernel`]). What the system lacks of huge
+//! pages and memory nodes it does without, and tells ([`StagingPool::memory`]).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -184,8 +184,10 @@ impl StagingPool {
 
     /// A buffer to write, of the largest size. Its contents are what an earlier use left.
     ///
-    /// Takes back the first buffer whose readers have finished, if there is one, at the cost of one event
-    /// query, and one for each other stream that still reads; allocates nothing.
+    /// Where none is free, takes back those whose readers have finished, at the cost of about one event
+    /// query for each of them and one for each stream that still reads; allocates nothing. So a pool of
+    /// as many buffers as a [depth of overlap](StagingOptions::overlapped) needs has never more of them
+    /// live, and is never exhausted within that depth.
     ///
     /// # Ordering
     /// Does not wait.
@@ -297,7 +299,8 @@ impl StagingPool {
 
     /// Buffers being written, or submitted and not yet seen to be read.
     ///
-    /// Only `acquire`, `drain` and `close` look at events, so this may be more than the device needs.
+    /// Only `drain`, `close`, and `acquire` where no buffer is free, look at events, so this may be more
+    /// than the device needs.
     #[must_use]
     pub fn live(&self) -> usize {
         self.shared.state.lock().live()
@@ -337,7 +340,7 @@ impl StagingPool {
     pub fn drain(&self) -> Result<(), StagingError> {
         let until = self.shared.state.lock().sequence_next;
         loop {
-            self.shared.retire_completed(None)?;
+            self.shared.retire_completed()?;
             let Some(awaited) = self.shared.oldest_submitted(until, 0) else { break };
             wait_for(&awaited)?;
         }

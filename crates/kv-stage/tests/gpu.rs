@@ -398,7 +398,8 @@ impl Batch {
 
 /// Runs many steps with the host `depth` steps ahead; a kernel logs each staged table.
 fn run_at(gpu: &Gpu, depth: usize, sends: Sends) {
-    let pool = gpu.pool(depth + 4);
+    // No more buffers than the depth needs: one too many live, and a step would find none.
+    let pool = gpu.pool(depth + 1);
     let mut stager = gpu.stager(&pool, sends);
     let mut batch = Batch::new(depth);
     let log = gpu.memory(LOG as u64 * TABLE_BYTES);

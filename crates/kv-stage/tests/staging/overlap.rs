@@ -43,7 +43,8 @@ enum Sends {
 fn run_at(depth: usize, sends: Sends) {
     let machine = Machine::new(depth as u64);
     // More buffers than needed, so that it is not the pool's size that keeps the number down.
-    let pool = machine.pool(StepStagerOptions::buffer_bytes(DEVICE_BYTES), depth + 4);
+    // No more buffers than the depth needs: one too many live, and a step would find none.
+    let pool = machine.pool(StepStagerOptions::buffer_bytes(DEVICE_BYTES), depth + 1);
     let options = StepStagerOptions { device_bytes: DEVICE_BYTES };
     let mut stager = match sends {
         Sends::Everything => StepStager::new(&machine.device, &pool, options).unwrap(),
@@ -60,7 +61,7 @@ fn run_at(depth: usize, sends: Sends) {
     let mut ahead = VecDeque::new();
     let mut expected: Vec<i32> = Vec::new();
     let mut changes_only = 0;
-    let allocating = ["cuMemHostAlloc", "cuMemAlloc", "cuEventCreate"];
+    let allocating = ["cuMemHostRegister", "cuMemAlloc", "cuEventCreate"];
     let before = allocating.map(|call| machine.calls(call));
     let pinned_bytes = pool.pinned_bytes();
 

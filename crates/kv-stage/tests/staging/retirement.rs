@@ -57,7 +57,8 @@ fn an_unsubmitted_buffer_returns_at_once() {
 #[test]
 fn a_stream_that_stands_still_does_not_hold_up_another() {
     let machine = Machine::new(3);
-    let pool = machine.pool(BYTES as u64, 3);
+    // One for each stream: of this one's, each is back before the next.
+    let pool = machine.pool(BYTES as u64, 2);
     let other = Stream::new(&machine.device).unwrap();
     let (stuck, target) = (machine.memory(BYTES as u64), machine.memory(BYTES as u64));
     machine.sim.hold(other.raw());
@@ -67,8 +68,7 @@ fn a_stream_that_stands_still_does_not_hold_up_another() {
         buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
         assert_eq!(machine.read(target.span()), pattern(number, BYTES));
     }
-    // The stuck one, the one of this stream, and none more: each was back before the next.
-    assert_eq!(pool.peak_live(), 2);
+    assert_eq!(pool.live(), 2);
     machine.sim.release_hold(other.raw());
     other.synchronize().unwrap();
     assert_eq!(machine.read(stuck.span()), pattern(99, BYTES));
@@ -216,4 +216,24 @@ fn impossible_pools_are_refused() {
         let refused = StagingPool::new(&machine.device, options).map(drop);
         assert_eq!(refused, Err(StagingError::Options { buffer_bytes, buffers_max }));
     }
+}
+
+#[test]
+fn a_dropped_pool_leaves_its_memory_to_readers_on_other_devices_too() {
+    let machine = Machine::new(10);
+    let far = Device::open(machine.device.driver().clone(), 1).unwrap();
+    let stream = Stream::new(&far).unwrap();
+    let target = DeviceBuffer::alloc(&far, BYTES as u64).unwrap();
+    let pool = machine.pool(BYTES as u64, 1);
+    let read =
+        |view: &kv_stage::SubmittedView<'_>| view.copy_to_device_on(&stream, target.span(), 0);
+    filled(&pool, 6).submit(&machine.stream, read).unwrap();
+    drop(pool);
+    // The driver waits for the device that registered the memory, and for no other.
+    machine.device.free_retired().unwrap();
+    assert_eq!(machine.sim.pinned_bytes(), 0);
+    let mut arrived = vec![0; BYTES];
+    stream.download(&mut arrived, target.span()).unwrap();
+    assert_eq!(arrived, pattern(6, BYTES));
+    assert_eq!((machine.device.poison(), far.poison()), (None, None));
 }
