@@ -65,8 +65,7 @@ pub(crate) fn settle(driver: &dyn Driver) -> DriverResult<()> {
     let current = driver.ctx_get_current()?;
     let opened = OPENED.lock();
     let library = Library::of(driver);
-    let others =
-        opened.iter().filter(|other| other.library == library && other.context != current);
+    let others = opened.iter().filter(|other| other.library == library && other.context != current);
     for other in others {
         // SAFETY: the context is alive while it is in the list (its invariant), which is locked.
         let bound = unsafe { Bound::enter(driver, other.context) };

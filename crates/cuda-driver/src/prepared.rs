@@ -34,8 +34,10 @@ impl Kernel {
             // SAFETY: graph and function are live (the function by its invariant, and as long as this
             // kernel, which the result keeps); the arguments are the kernel's (the caller's promise).
             let instantiated = unsafe { instantiate(driver, graph, function, config, args) };
-            // SAFETY: made above, and used no more; what was instantiated from it lives on.
-            if let Err(error) = unsafe { driver.graph_destroy(graph) } {
+            // SAFETY: made above, and used no more once it is destroyed; what was instantiated lives on.
+            let destroy = || unsafe { driver.graph_destroy(graph) };
+            // A second attempt: a graph that stays would stay until the context ends.
+            if let Err(error) = destroy().or_else(|_| destroy()) {
                 tracing::debug!(%error, "a graph was not destroyed");
             }
             instantiated
