@@ -94,6 +94,7 @@ mod error;
 mod host_pages;
 mod launch;
 mod memory;
+mod memory_flags;
 mod module;
 mod opened;
 mod peer;
@@ -112,8 +113,8 @@ pub use counting::CountingDriver;
 pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{
-    AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
-    Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, PeerAttribute, PeerCopy,
+    AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult, HostFunction,
+    PeerAttribute, PeerCopy,
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use host_pages::{
@@ -121,6 +122,7 @@ pub use host_pages::{
 };
 pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan};
+pub use memory_flags::{AccessDesc, Granularity, HostAllocFlags, HostRegisterFlags};
 pub use module::{Kernel, Module, ModuleError};
 pub use pin::{HostMemory, PinError, RegisterError};
 pub use prepared::PreparedLaunch;
