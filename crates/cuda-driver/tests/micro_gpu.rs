@@ -110,7 +110,7 @@ fn assert_fits(fitted: &Profile, real: &Profile) {
         }
         compared += 1;
     }
-    assert_eq!(compared, 38, "numbers of a profile");
+    assert_eq!(compared, 39, "numbers of a profile");
     let pages = [2 * MIB, 16 * MIB, 64 * MIB];
     let pinned = [MIB, 4 * MIB, 16 * MIB, 256 * MIB];
     let peers = [64 * KIB, MIB, 16 * MIB];
