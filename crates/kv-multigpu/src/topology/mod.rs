@@ -76,8 +76,11 @@ pub struct PairLink {
     pub native_atomics: bool,
     /// How CUDA ranks it among the machine's: 0 is the quickest.
     pub rank: Option<i32>,
-    /// What joins them.
+    /// What joins them, if the [`LinkSource`] tells. Where devices hang on PCIe says nothing of it: GPUs
+    /// with NVLink are below one host bridge as well.
     pub kind: LinkKind,
+    /// How far they are from each other on PCIe, by the host's list.
+    pub pcie: Option<PcieDistance>,
 }
 
 /// What joins two devices.
@@ -230,7 +233,7 @@ impl Topology {
     }
 
     /// The links as a placement takes them, where nothing was measured: nine tenths of what NVLink is
-    /// named with, 20 GB/s over PCIe, and 25 GB/s through the host's chunks.
+    /// named with, 20 GB/s over other links, and 25 GB/s through the host's chunks.
     ///
     /// [`LinkMeter::matrix`] measures instead.
     #[must_use]
@@ -286,8 +289,7 @@ fn pair(
         access,
         native_atomics: told(PeerAttribute::NATIVE_ATOMIC_SUPPORTED) == Some(1),
         rank: told(PeerAttribute::PERFORMANCE_RANK),
-        kind: link
-            .or_else(|| sysfs::distance(near, far).map(LinkKind::Pcie))
-            .unwrap_or(LinkKind::Unknown),
+        kind: link.unwrap_or(LinkKind::Unknown),
+        pcie: sysfs::distance(near, far),
     })
 }
