@@ -76,6 +76,14 @@ pub enum ConfigError {
     /// A pool without primary blocks can serve nobody.
     #[error("primary_blocks is 0")]
     NoBlocks,
+    /// A shard without primary blocks can serve nobody.
+    #[error("primary_blocks is {primary_blocks}, which leaves some of {shards} shards without any")]
+    FewerThanShards {
+        /// What was asked for.
+        primary_blocks: u64,
+        /// How many shards they were to be divided among.
+        shards: usize,
+    },
     /// More blocks are ready than there may ever be.
     #[error("primary_ready is {ready}, more than the {capacity} primary_blocks")]
     ReadyOverCapacity {

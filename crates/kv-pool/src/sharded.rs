@@ -76,10 +76,14 @@ impl ShardedPool {
     /// A pool of `config`, divided among `shards`: about twice as many as threads use it at once.
     ///
     /// # Errors
-    /// [`ConfigError`], also if there is not a primary block for each shard.
+    /// [`ConfigError`]; [`ConfigError::FewerThanShards`] if there is not a primary block for each shard.
     pub fn new(config: &PoolConfig, shards: NonZeroUsize) -> Result<Self, ConfigError> {
         config.check()?;
-        let count = shards.get();
+        let (count, primary_blocks) = (shards.get(), config.primary_blocks);
+        // The first shard has the most blocks, the last one the fewest.
+        if primary_blocks < count as u64 {
+            return Err(ConfigError::FewerThanShards { primary_blocks, shards: count });
+        }
         let shard = |at| {
             let share = |blocks| share(blocks, at, count);
             let part = PoolConfig {
@@ -91,12 +95,8 @@ impl ShardedPool {
             };
             BlockPool::builder(&part).every_slot(count as u32, at as u32).build()
         };
-        // The first shard has the most blocks, the last one the fewest.
-        if config.primary_blocks < count as u64 {
-            return Err(ConfigError::NoBlocks);
-        }
         let shards = (0..count).map(shard).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { shards: Arc::new(shards), primary_blocks: config.primary_blocks })
+        Ok(Self { shards: Arc::new(shards), primary_blocks })
     }
 
     /// The shard of a key.

@@ -101,7 +101,7 @@ fn slots_that_get_memory_later_are_spread_over_the_shards() {
 fn what_cannot_be_divided_is_refused() {
     let three = NonZeroUsize::new(3).unwrap();
     let refused = ShardedPool::new(&PoolConfig::primary_only(2), three).unwrap_err();
-    assert_eq!(refused, ConfigError::NoBlocks);
+    assert_eq!(refused, ConfigError::FewerThanShards { primary_blocks: 2, shards: 3 });
 }
 
 #[test]
