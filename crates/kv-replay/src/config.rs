@@ -189,12 +189,12 @@ pub enum ConfigError {
         layers: u32,
     },
     /// The heads do not divide over the devices.
-    #[error("--kv-heads is {kv_heads}: {source}")]
+    #[error("--kv-heads is {kv_heads}: {reason}")]
     Heads {
         /// Heads of K, and of V, of the model.
         kv_heads: u32,
         /// Why they do not divide.
-        source: HeadsError,
+        reason: HeadsError,
     },
     /// A request of the trace could never run, even alone.
     #[error(
@@ -283,7 +283,7 @@ impl RunConfig {
             Place::Layers(_) => Ok(()),
             Place::Heads => shards(self.shape.kv_heads, devices)
                 .map(|_| ())
-                .map_err(|source| ConfigError::Heads { kv_heads: self.shape.kv_heads, source }),
+                .map_err(|reason| ConfigError::Heads { kv_heads: self.shape.kv_heads, reason }),
         }
     }
 
