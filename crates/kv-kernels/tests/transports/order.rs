@@ -65,6 +65,22 @@ fn a_transfer_is_one_operation_of_its_stream() {
 }
 
 #[test]
+fn a_chunk_that_the_stream_has_yet_to_write_is_read_after_it() {
+    for seed in 0..SEEDS {
+        for transport in Transport::ALL {
+            let machine = Machine::new(seed);
+            let mut link = machine.link(transport);
+            let mut scene = Scene::new(&machine, &Case::plain(Direction::ChunkToPaged));
+            let kept = machine.upload(&scene.host_after);
+            scene.host.write_at(0, &vec![0xEE; scene.host_after.len()]).unwrap();
+            machine.stream.copy_to_host(&scene.host, 0, kept.span()).unwrap();
+            scene.run(&mut link, &machine.stream).unwrap();
+            assert!(scene.is_done(&machine.stream), "{transport}, seed {seed}");
+        }
+    }
+}
+
+#[test]
 fn a_layer_that_is_told_of_has_arrived() {
     for seed in 0..SEEDS {
         for transport in Transport::ALL {
