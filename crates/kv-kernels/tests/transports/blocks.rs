@@ -73,6 +73,16 @@ fn copy_of<'a>(
     }
 }
 
+/// Wipes host memory, and has the stream write what was there: who reads it too early reads other bytes.
+fn write_late(machine: &Machine, host: &PinnedBuffer) {
+    let mut bytes = vec![0; host.bytes() as usize];
+    host.read_at(0, &mut bytes).unwrap();
+    let (kept, wiped) = (machine.upload(&bytes), machine.upload(&vec![0xEE_u8; bytes.len()]));
+    machine.stream.copy_to_host(host, 0, wiped.span()).unwrap();
+    machine.stream.synchronize().unwrap();
+    machine.stream.copy_to_host(host, 0, kept.span()).unwrap();
+}
+
 fn check(machine: &Machine, transport: Transport, whole: bool) {
     let layout = |shape: &KvShape| {
         if whole {
@@ -91,6 +101,7 @@ fn check(machine: &Machine, transport: Transport, whole: bool) {
             let stream = &machine.stream;
             let right = copy_of(&expected, to_host, &table, &list);
             machine.kernels.copy_blocks(stream, right).unwrap();
+            write_late(machine, seen.host.buffer());
             let used = link.copy_blocks(stream, copy_of(&seen, to_host, &table, &list)).unwrap();
             if whole && !list.is_empty() {
                 assert_eq!(used, transport);
