@@ -1,8 +1,12 @@
 //! Two devices: access of one to the other's memory, and copies between them.
 
 use crate::{
-    CopyError, Device, DeviceError, DeviceSpan, ErrorCode, PeerAttribute, PeerCopy, Stream,
+    CopyError, Device, DeviceError, DeviceSpan, DriverResult, ErrorCode, Event, PeerAttribute,
+    PeerCopy, Stream,
 };
+
+/// `CU_STREAM_PER_THREAD`: this stream, the legacy one (1) and 0 are of whatever context is current.
+const NAMED_STREAMS_MAX: u64 = 2;
 
 impl Device {
     /// Whether work of this device can be let access memory of `peer` directly.
@@ -55,6 +59,51 @@ impl Device {
 }
 
 impl Stream {
+    /// Makes work enqueued here from now on wait for what is on `other` now, by a record of `event`,
+    /// which is of `other`'s device. Either stream may be of either device.
+    ///
+    /// The same as a record and a [`wait`](Stream::wait), with one context bound for both; where that of
+    /// either device is current already, none is bound.
+    ///
+    /// # Ordering
+    /// Waits on the device, not on the host. Later records of `event` change nothing of this wait.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` for a stream or an event of another driver object, or an event of another
+    /// context than `other`; [`DeviceError::Poisoned`] when either device is lost.
+    pub fn wait_for(&self, other: &Stream, event: &Event) -> Result<(), DeviceError> {
+        let (here, there) = (self.device(), other.device());
+        for device in [there, event.device()] {
+            here.check_driver(device, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
+        }
+        if self.raw().min(other.raw()) <= NAMED_STREAMS_MAX {
+            event.record(other)?;
+            return self.wait(event);
+        }
+        if let Some(first) = here.poison().or(there.poison()) {
+            return Err(DeviceError::Poisoned { first });
+        }
+        let current = here.driver().ctx_get_current()?;
+        let bound = if current == there.context() { there } else { here };
+        // Each call's answer is that of its own device, whichever is bound: the driver finds the
+        // context of a stream that was created, and of an event, by its handle.
+        let (mut recorded, mut waited): (DriverResult<()>, DriverResult<()>) = (Ok(()), Ok(()));
+        bound.run(|driver| {
+            // SAFETY: both handles are live (invariants of `raw`), and of this driver object.
+            recorded = unsafe { driver.event_record(event.raw(), other.raw()) };
+            if recorded.is_ok() {
+                // SAFETY: as above.
+                waited = unsafe { driver.stream_wait_event(self.raw(), event.raw()) };
+            }
+            Ok(())
+        })?;
+        match (recorded, waited) {
+            (Ok(()), Ok(())) => Ok(()),
+            (Err(error), _) => there.run(|_| Err(error)),
+            (_, Err(error)) => here.run(|_| Err(error)),
+        }
+    }
+
     /// Enqueues a copy from memory of device `from` to memory of device `to`, through host memory of
     /// the driver where neither can access the other.
     ///

@@ -12,12 +12,12 @@ mod common;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
+use common::levels::{Level, free_bytes, run_level};
 use common::pipeline::{Plan, run};
-use common::{drops, kernel, moving};
+use common::{drops, kernel, links, moving};
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
 use cudarc::driver::CudaContext;
 use kv_multigpu::moves::{MoverConfig, Route};
-use kv_multigpu::topology::{LinkMeter, Sources, Topology};
 use kv_multigpu::{DeviceRegistry, DeviceState, DeviceThread, DeviceThreadOptions, RegistryError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -42,9 +42,10 @@ const SINGLE: &[(&str, Run)] = &[
 
 /// Need two.
 const PAIRS: &[(&str, Run)] = &[
-    ("links_are_told_and_measured", links_are_told_and_measured),
+    ("links_are_told_and_measured", links::are_told_and_measured),
     ("layers_on_all_gpus_without_peer_access", layers_on_all_gpus_without_peer_access),
     ("layers_on_all_gpus_with_peer_access", layers_on_all_gpus_with_peer_access),
+    ("a_leak_of_each_pass_is_noticed", a_leak_of_each_pass_is_noticed),
     (
         "a_fault_is_traced_to_its_device_and_closes_quietly",
         a_fault_is_traced_to_its_device_and_closes_quietly,
@@ -76,37 +77,12 @@ fn main() {
         });
         trial.with_ignored_flag(skip_pairs)
     });
-    let moves = moving_trials().map(|trial| trial.with_ignored_flag(skip_pairs));
+    let moves =
+        moving_trials().chain(all_pairs_trials()).map(|trial| trial.with_ignored_flag(skip_pairs));
     let mut arguments = Arguments::from_args();
     // They share devices, and their memory.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, single.chain(places).chain(pairs).chain(moves).collect()).exit();
-}
-
-fn links_are_told_and_measured(registry: &DeviceRegistry) {
-    let devices = [0, 1].map(|ordinal| registry.device(ordinal).unwrap());
-    #[cfg(feature = "nvml")]
-    let nvml = kv_multigpu::topology::NvmlLinks::load();
-    #[cfg(feature = "nvml")]
-    let sources = Sources { links: Some(&nvml), ..Sources::default() };
-    #[cfg(not(feature = "nvml"))]
-    let sources = Sources::default();
-    let topology = Topology::discover(&devices, &sources).unwrap();
-    let meter = LinkMeter::new();
-    for (from, to) in [(0, 1), (1, 0)] {
-        let pair = topology.pair(from, to).unwrap();
-        let link = meter.measure(&devices[from], &devices[to]).unwrap();
-        println!("{from} to {to}: {}, {pair:?}, {link:?}", pair.kind);
-        assert_eq!(pair.access, devices[from].can_access(&devices[to]).unwrap());
-        // Slower than any card's memory, quicker than any network between hosts of old.
-        assert!((1_000_000_000..10_000_000_000_000).contains(&link.bytes_per_second));
-        let again = meter.measure(&devices[from], &devices[to]).unwrap();
-        assert_eq!(again, link);
-    }
-    for gpu in topology.gpus() {
-        println!("{gpu:?}");
-        assert!(gpu.memory_bytes_per_second.is_some_and(|speed| speed > 100_000_000_000));
-    }
 }
 
 /// Every scenario of moves, in both directions, from device to device and through the host.
@@ -127,6 +103,34 @@ fn moving_trials() -> impl Iterator<Item = Trial> {
                     let [from, to] = ends.map(|ordinal| registry.device(ordinal).unwrap());
                     scenario(&from, &to, config);
                 })
+            })
+        })
+    })
+}
+
+/// Every ordered pair of all devices at once, by each way: twelve of four devices.
+fn all_pairs_trials() -> impl Iterator<Item = Trial> {
+    let load = moving::Load {
+        rounds: 4,
+        tensor_bytes: (16 << 20) + 3,
+        planes: 2,
+        blocks: 256,
+        block_bytes: 16 << 10,
+    };
+    [Route::Push, Route::Pull, Route::Host].into_iter().map(move |prefer| {
+        Trial::test(format!("all_pairs_move_at_once_by_{prefer:?}").to_lowercase(), move || {
+            with_registry(|registry| {
+                let devices = (0..registry.count()).map(|i| registry.device(i).unwrap());
+                let devices: Vec<_> = devices.collect();
+                let config = MoverConfig { prefer, chunk_bytes: 1 << 20, ..MoverConfig::default() };
+                let ways = moving::all_pairs_at_once(&devices, config, &load);
+                println!("{ways:?}");
+                for ([from, to], route) in ways {
+                    let reaches = [(from, to), (to, from)]
+                        .map(|(near, far)| devices[near].can_access(&devices[far]).unwrap());
+                    let direct = reaches[usize::from(prefer == Route::Pull)];
+                    assert_eq!(route, if direct { prefer } else { Route::Host });
+                }
             })
         })
     })
@@ -167,6 +171,7 @@ fn child(part: &str) {
         }
         "busy" => leave_a_busy_thread(&registry),
         "fault" => fault(&registry),
+        "leak" => leak(&registry),
         "fault_alone" => {
             plant(&registry.device(0).unwrap());
         }
@@ -300,48 +305,18 @@ fn a_closed_device_is_opened_anew(registry: &DeviceRegistry) {
     }
 }
 
-const PLAN: Plan = Plan { layers: 48, passes: 0, lanes: 12, words: 4096, peer_access: true };
-
-/// Free memory of every device, once all that was dropped is freed.
-fn free_bytes(registry: &DeviceRegistry) -> Vec<u64> {
-    let free = |ordinal| {
-        let device: Device = registry.device(ordinal).unwrap();
-        device.free_retired().unwrap();
-        device.synchronize().unwrap();
-        assert_eq!(device.alive().handles(), 0, "alive: {}", device.alive());
-        device.memory_info().unwrap().0
-    };
-    (0..registry.count()).map(free).collect()
-}
-
-/// Free memory once a round of passes takes none any more: what the driver makes when first needed, and keeps,
-/// depends on how much was under way at once. What leaks shows in each round, and in the run that is measured.
-fn steady_bytes(registry: &DeviceRegistry, plan: Plan) -> Vec<u64> {
-    let round = Plan { passes: (plan.passes / 10).max(4 * plan.lanes), ..plan };
-    let free_after_round = || {
-        run(registry, round).unwrap();
-        free_bytes(registry)
-    };
-    let mut last = free_after_round();
-    for _ in 0..8 {
-        let now = free_after_round();
-        if now == last {
-            break;
-        }
-        last = now;
-    }
-    last
-}
+const PLAN: Plan =
+    Plan { layers: 48, passes: 0, lanes: 12, words: 4096, peer_access: true, leak_bytes: 0 };
 
 fn layers_on_all_gpus(registry: &DeviceRegistry, plan: Plan) {
-    let before = steady_bytes(registry, plan);
     let start = std::time::Instant::now();
-    let seen = run(registry, plan).unwrap();
+    let level = run_level(registry, plan);
     let elapsed = start.elapsed();
-    assert_eq!(free_bytes(registry), before, "memory leaked");
+    let Level { seen, free, runs } =
+        level.unwrap_or_else(|levels| panic!("memory leaked: {levels:?}"));
     assert_eq!(seen.compared, (plan.passes - plan.passes / 5) as u64);
     assert!(seen.migrations > 0, "no task went on in another thread: {seen:?}");
-    println!("{plan:?}: {seen:?} in {elapsed:.1?}, free {before:?} before and after");
+    println!("{plan:?}: {seen:?}, free {free:?} before and after run {runs}, {elapsed:.1?} in all");
     assert!(registry.close_all().is_complete());
 }
 
@@ -352,6 +327,19 @@ fn layers_on_all_gpus_without_peer_access(registry: &DeviceRegistry) {
 fn layers_on_all_gpus_with_peer_access(registry: &DeviceRegistry) {
     let passes = std::env::var("KV_MULTIGPU_PASSES").map(|text| text.parse().unwrap());
     layers_on_all_gpus(registry, Plan { passes: passes.unwrap_or(10_000), ..PLAN });
+}
+
+/// In a process of its own, with which the memory goes.
+fn leak(registry: &DeviceRegistry) {
+    let plan = Plan { passes: 200, leak_bytes: 64 << 10, ..PLAN };
+    let levels = run_level(registry, plan).unwrap_err();
+    let last = (plan.layers - 1) % registry.count() as usize;
+    assert!(levels.windows(2).all(|pair| pair[1][last] < pair[0][last]), "{levels:?}");
+    println!("a leak of 64 KiB a pass: {levels:?}");
+}
+
+fn a_leak_of_each_pass_is_noticed(_: &DeviceRegistry) {
+    print!("{}", said(&start("leak")));
 }
 
 /// Plants an illegal access; the error that the wait for it meets.

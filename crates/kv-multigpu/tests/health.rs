@@ -10,7 +10,8 @@ use common::{kernel, machine};
 use cuda_driver::{DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event, Stream};
 use kv_multigpu::{CloseDeviceError, DeviceState, RegistryError};
 
-const PLAN: Plan = Plan { layers: 12, passes: 10, lanes: 3, words: 32, peer_access: false };
+const PLAN: Plan =
+    Plan { layers: 12, passes: 10, lanes: 3, words: 32, peer_access: false, leak_bytes: 0 };
 
 #[test]
 fn a_device_is_drained_then_closed_and_opened_anew() {

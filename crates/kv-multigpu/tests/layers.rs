@@ -4,12 +4,14 @@
 
 mod common;
 
+use common::levels::run_level;
 use common::machine;
 use common::pipeline::{Plan, run};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
 
-const PLAN: Plan = Plan { layers: 48, passes: 60, lanes: 6, words: 96, peer_access: true };
+const PLAN: Plan =
+    Plan { layers: 48, passes: 60, lanes: 6, words: 96, peer_access: true, leak_bytes: 0 };
 
 /// Runs the plan, closes every device, and looks at what the machine says.
 fn runs_clean(devices: u32, plan: Plan) {
@@ -75,4 +77,18 @@ fn many_seeds_of_the_devices_own_order() {
         assert!(registry.close_all().is_complete(), "seed {seed}");
         assert!(sim.findings().is_empty(), "seed {seed}: {:?}", sim.findings());
     }
+}
+
+/// What the trial on GPUs does, and that it is no excuse for a leak.
+#[test]
+fn passes_that_leak_never_leave_the_memory_as_it_was() {
+    let plan = Plan { passes: 40, ..PLAN };
+    let (_sim, registry) = machine(3, true);
+    let level = run_level(&registry, plan).unwrap();
+    assert_eq!(level.runs, 1, "the simulated driver keeps nothing: {level:?}");
+    let levels = run_level(&registry, Plan { leak_bytes: 512, ..plan }).unwrap_err();
+    let falls = levels.windows(2).all(|pair| {
+        pair[0][..2] == pair[1][..2] && pair[0][2] - pair[1][2] == 512 * plan.passes as u64
+    });
+    assert!(falls, "{levels:?}");
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::machine;
-use common::moving::{self, Pair, Planes, buffer, contents, expected, pattern, scattered};
+use common::moving::{self, Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::moves::{
@@ -57,56 +57,18 @@ fn every_scenario_holds_with_access_without_it_and_through_the_host() {
     }
 }
 
-/// One way between two devices, and what it is to bring.
-struct Way {
-    pair: Pair,
-    tensor: DeviceBuffer,
-    tensor_data: Vec<u8>,
-    blocks: Vec<DeviceBuffer>,
-    blocks_data: Vec<Vec<u8>>,
-}
-
 /// Everything is enqueued on all ways before anything is looked at.
 fn all_pairs_at_once(count: u32, peer_access: bool, peer_group: u32) {
-    const BYTES: usize = 20_001;
     let config = SimConfig { devices: count, peer_access, peer_group, ..SimConfig::default() };
     let sim = SimDriver::new(config).unwrap();
     sim.prefer_ptx(true);
     let driver: std::sync::Arc<dyn cuda_driver::Driver> = std::sync::Arc::new(sim.clone());
     let devices: Vec<_> =
         (0..count as i32).map(|i| Device::open(driver.clone(), i).unwrap()).collect();
-    let grid = BlockGrid { blocks: 4, block_stride: 48, row_stride: 0 };
-    let pairs = scattered(3, 4);
-    let what = BlockMove::whole(&pairs, 48);
-    let mut ways = Vec::new();
-    for (i, from) in devices.iter().enumerate() {
-        for (j, to) in devices.iter().enumerate().filter(|&(j, _)| j != i) {
-            let mut pair = Pair::new(from, to, small(Route::Push));
-            let near = peer_access && i as u32 / peer_group == j as u32 / peer_group;
-            assert_eq!(pair.mover.route(), if near { Route::Push } else { Route::Host });
-            let seed = (i * 100 + j) as u64;
-            let tensor_data = pattern(seed, BYTES);
-            let source = buffer(&pair.after, &tensor_data);
-            let target = DeviceBuffer::alloc(to, BYTES as u64).unwrap();
-            let order = MoveOrder { after: &pair.after, on: &pair.on };
-            let mut moved = pair.mover.move_tensor(source.into(), target.into(), order).unwrap();
-            let tensor = moved.take_destination().unwrap();
-            let (source, data) = Planes::new(&pair.after, 2, grid, seed).memory(from);
-            let (target, mut blocks_data) = Planes::new(&pair.on, 2, grid, seed + 50).memory(to);
-            expected((&data, grid), (&mut blocks_data, grid), &what);
-            let mut moved = pair.mover.move_blocks(source, target, &what, order).unwrap();
-            let blocks = moved.take_destination().unwrap();
-            ways.push(Way { pair, tensor, tensor_data, blocks, blocks_data });
-        }
-    }
-    assert_eq!(ways.len() as u32, count * (count - 1));
-    for way in ways {
-        let on = &way.pair.on;
-        assert!(contents(on, way.tensor.span()) == way.tensor_data);
-        for (buffer, data) in way.blocks.iter().zip(&way.blocks_data) {
-            assert!(contents(on, buffer.span()) == *data);
-        }
-        way.pair.mover.settle().unwrap();
+    let routes = moving::all_pairs_at_once(&devices, small(Route::Push), &moving::SMALL);
+    for ([i, j], route) in routes {
+        let near = peer_access && i as u32 / peer_group == j as u32 / peer_group;
+        assert_eq!(route, if near { Route::Push } else { Route::Host });
     }
     drop(driver);
     sound(&sim, devices);

@@ -187,11 +187,19 @@ fn a_hand_over_that_fails_is_done_again() {
             let (sim, all) = devices(2);
             let mover = Mover::new(&all[0], &all[1], config(prefer)).unwrap();
             let boundary = HandOver::new(mover, BYTES as u64, 1).unwrap();
-            let streams = [0, 1].map(|i| Stream::new(&all[i]).unwrap());
+            let streams = [0, 1, 1].map(|i| Stream::new(&all[i]).unwrap());
             (sim, all, boundary, streams)
         };
-        let (sim, _all, mut boundary, [producer, consumer]) = set_up();
-        let calls = calls_of(&sim, || assert_eq!(pass(&mut boundary, &producer, &consumer, 1), 0));
+        // The same consumer's stream again, another one, and back.
+        let passes = |boundary: &mut HandOver, [producer, one, other]: &[Stream; 3]| {
+            let mut refusals = 0;
+            for (byte, consumer) in (1..).zip([one, one, other, one]) {
+                refusals += pass(boundary, producer, consumer, byte);
+            }
+            refusals
+        };
+        let (sim, _all, mut boundary, streams) = set_up();
+        let calls = calls_of(&sim, || assert_eq!(passes(&mut boundary, &streams), 0));
         let mut refusals = 0;
         for call in [
             "cuEventRecord",
@@ -202,12 +210,10 @@ fn a_hand_over_that_fails_is_done_again() {
             "cuMemcpyHtoDAsync",
         ] {
             for nth in 1..=calls.get(call).copied().unwrap_or(0) {
-                let (sim, all, mut boundary, [producer, consumer]) = set_up();
+                let (sim, all, mut boundary, streams) = set_up();
                 sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
-                for byte in 1..4 {
-                    refusals += pass(&mut boundary, &producer, &consumer, byte);
-                }
-                drop((boundary, producer, consumer, all));
+                refusals += passes(&mut boundary, &streams);
+                drop((boundary, streams, all));
                 assert_eq!(sim.findings(), [], "{call} {nth} {prefer:?}");
                 assert!(sim.check_leaks().is_clean(), "{call} {nth}");
             }

@@ -168,7 +168,7 @@ impl Mover {
         what: &BlockMove<'_>,
         order: MoveOrder<'_>,
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
-        self.parking.sweep();
+        self.parking.sweep_oldest();
         let enqueued = self
             .plan(&source, &destination, what, order)
             .map_err(Interrupted::from)

@@ -1,9 +1,13 @@
 //! The boundary between two stages of a pipeline: activations go from one device to the next.
 
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 
+use super::held::{Pendings, wait_on};
 use super::mover::{Mover, check_device};
 use super::{MoveError, MoveOrder};
+
+/// `CU_STREAM_PER_THREAD`, which is another stream on every thread.
+const STREAM_PER_THREAD: u64 = 2;
 
 /// Activation buffers in a ring on either side of a boundary, allocated once, and the events that
 /// order their use. The host waits for nothing.
@@ -16,23 +20,31 @@ use super::{MoveError, MoveOrder};
 /// A buffer is written again after its copy has completed, and copied into again after its reader has:
 /// [`room`](HandOver::room) and [`send`](HandOver::send) make the streams wait for that. With two buffers
 /// the producer writes one while the other is under way.
+///
+/// Cheapest with one consumer's stream, whose own order keeps a copy behind the buffer's last reader.
+/// From the first change of that stream on, readers are marked by events. The last stream that read a
+/// buffer is held until the buffer is sent again.
 #[derive(Debug)]
 pub struct HandOver {
     mover: Mover,
     buffers: Vec<Buffers>,
     next: usize,
+    /// Whether there was more than one stream of a consumer.
+    several: bool,
 }
 
 #[derive(Debug)]
 struct Buffers {
     outgoing: DeviceBuffer,
     incoming: DeviceBuffer,
-    /// Recorded after the copy, on the stream that it was ordered on.
+    /// Recorded after the copy.
     copied: Event,
-    /// Recorded after the reader.
+    /// Recorded after the reader, but for one that `reader` tells of.
     read: Event,
-    /// The stream of a copy whose event could not be recorded.
-    unrecorded: Option<Stream>,
+    /// The stream of a reader after which `read` was not recorded.
+    reader: Option<Stream>,
+    /// A copy that failed half-way, after which `copied` was not recorded.
+    interrupted: Pendings,
     holder: Holder,
 }
 
@@ -102,12 +114,13 @@ impl HandOver {
                 incoming: DeviceBuffer::alloc(mover.to(), bytes)?,
                 copied: Event::new(mover.to())?,
                 read: Event::new(mover.to())?,
-                unrecorded: None,
+                reader: None,
+                interrupted: Pendings::new(),
                 holder: Holder::Nobody,
             })
         });
         let buffers = buffers.collect::<Result<_, _>>()?;
-        Ok(Self { mover, buffers, next: 0 })
+        Ok(Self { mover, buffers, next: 0, several: false })
     }
 
     /// The device that hands over.
@@ -138,11 +151,8 @@ impl HandOver {
             return Err(MoveError::NoBuffer { in_use, buffers: count });
         }
         let buffers = &mut self.buffers[index];
-        if let Some(stream) = &buffers.unrecorded {
-            // What is on the stream now includes the copy.
-            buffers.copied.record(stream)?;
-            buffers.unrecorded = None;
-        }
+        wait_on(&buffers.interrupted, producer)?;
+        buffers.interrupted.clear();
         producer.wait(&buffers.copied)?;
         buffers.holder = Holder::Producer;
         self.next = (index + 1) % count;
@@ -185,20 +195,26 @@ impl HandOver {
         };
         let source = buffers.outgoing.span().slice(0, bytes)?;
         let span = buffers.incoming.span().slice(0, bytes)?;
-        consumer.wait(&buffers.read)?;
-        let ordered = self
-            .mover
-            .ordered(order, lane, |mover, started| mover.copy(source, span, consumer, started));
-        if let Err(interrupted) = ordered {
-            // Sent again, the copy comes later in the same order. On the way through the host, part
-            // of it may be under way on the ring, which is in order too; `room` is asked by nobody
-            // before it was sent.
-            return Err(interrupted.error);
-        }
-        // On every lane, what is on `consumer` now includes the copy or a wait for it.
-        if buffers.copied.record(consumer).is_err() {
-            buffers.unrecorded = Some(consumer.clone());
-        }
+        // Bound once for all calls.
+        let bound = consumer.device().run(|_| {
+            let room = buffers.make_room(consumer, &mut self.several);
+            Ok(room.map_err(MoveError::from).and_then(|()| {
+                let copy = |mover: &mut Mover, started: &mut bool| {
+                    mover.copy(source, span, consumer, started)
+                };
+                let copied = self.mover.ordered_until(order, lane, &buffers.copied, copy);
+                copied.map_err(|interrupted| {
+                    // Sent again, the copy comes after what of it is under way, which is after what
+                    // was under way before it.
+                    if !interrupted.pendings.is_empty() {
+                        buffers.interrupted = interrupted.pendings;
+                    }
+                    interrupted.error
+                })
+            }))
+        });
+        bound??;
+        buffers.interrupted.clear();
         buffers.holder = Holder::Consumer;
         Ok(span)
     }
@@ -216,8 +232,13 @@ impl HandOver {
             let (in_use, buffers) = (incoming.index, self.buffers.len());
             return Err((MoveError::NoBuffer { in_use, buffers }, incoming));
         };
-        if let Err(error) = buffers.read.record(consumer) {
-            return Err((error.into(), incoming));
+        if self.several {
+            if let Err(error) = buffers.read.record(consumer) {
+                return Err((error.into(), incoming));
+            }
+            buffers.reader = None;
+        } else {
+            buffers.reader = Some(consumer.clone());
         }
         buffers.holder = Holder::Nobody;
         Ok(())
@@ -235,4 +256,29 @@ impl HandOver {
     pub fn into_mover(self) -> Mover {
         self.mover
     }
+}
+
+impl Buffers {
+    /// Makes work enqueued on `consumer` from now on wait for what still uses the buffers.
+    fn make_room(&mut self, consumer: &Stream, several: &mut bool) -> Result<(), DeviceError> {
+        wait_on(&self.interrupted, consumer)?;
+        match &self.reader {
+            Some(reader) if is_same(reader, consumer) => Ok(()),
+            Some(reader) => {
+                *several = true;
+                // What is on the other stream now includes the reader.
+                consumer.wait_for(reader, &self.read)?;
+                self.reader = None;
+                Ok(())
+            }
+            None => consumer.wait(&self.read),
+        }
+    }
+}
+
+/// Whether what is enqueued on the one is in order with what is on the other.
+fn is_same(one: &Stream, other: &Stream) -> bool {
+    one.raw() == other.raw()
+        && one.raw() != STREAM_PER_THREAD
+        && one.device().context() == other.device().context()
 }

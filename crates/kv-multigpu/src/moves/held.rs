@@ -1,6 +1,7 @@
 //! Memory that a move holds: given to it with its owner, and given back when the move has completed.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -84,6 +85,38 @@ pub(super) fn all_over(pendings: &[Pending]) -> Result<bool, DeviceError> {
     Ok(true)
 }
 
+/// Makes work enqueued on `stream` from now on wait for all of it, on the device.
+pub(super) fn wait_on(pendings: &[Pending], stream: &Stream) -> Result<(), DeviceError> {
+    for pending in pendings {
+        match pending {
+            Pending::Event(event) => stream.wait(event)?,
+            Pending::Stream(other) => stream.wait_for(other, &Event::new(other.device())?)?,
+        }
+    }
+    Ok(())
+}
+
+/// Events that stand for the ends of moves, used again when nobody asks for the last end any more: as
+/// many as moves are alive at once.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    events: VecDeque<Arc<Event>>,
+}
+
+impl Events {
+    /// An event of `device` that nobody else has.
+    pub(super) fn take(&mut self, device: &Device) -> Result<Arc<Event>, DeviceError> {
+        // Moves end in order for the most part, so the oldest is let go of first.
+        let is_free = self.events.front_mut().is_some_and(|oldest| Arc::get_mut(oldest).is_some());
+        if is_free {
+            self.events.rotate_left(1);
+        } else {
+            self.events.push_back(Arc::new(Event::new(device)?));
+        }
+        Ok(Arc::clone(&self.events[self.events.len() - 1]))
+    }
+}
+
 /// Owners of memory whose moves were dropped before they had completed.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
@@ -118,6 +151,17 @@ impl Parking {
         let left = parked.len();
         self.parked.lock().append(&mut parked);
         left
+    }
+
+    /// As [`sweep`](Parking::sweep), up to the first that has not completed: those after it seldom have,
+    /// and to ask takes a call each.
+    pub(super) fn sweep_oldest(&self) {
+        let mut parked = std::mem::take(&mut *self.parked.lock());
+        let not_over = |parked: &Parked| !matches!(all_over(&parked.pendings), Ok(true));
+        let over = parked.iter().position(not_over).unwrap_or(parked.len());
+        let left = parked.split_off(over);
+        // Before those that were dropped meanwhile.
+        self.parked.lock().splice(0..0, left);
     }
 
     /// Waits for all of them, and lets go of their owners.
@@ -182,17 +226,7 @@ impl<S: Send, D: Send> Move<S, D> {
     /// # Errors
     /// What the driver answers.
     pub fn wait_on(&self, stream: &Stream) -> Result<(), DeviceError> {
-        for pending in &self.pendings {
-            match pending {
-                Pending::Event(event) => stream.wait(event)?,
-                Pending::Stream(other) => {
-                    let event = Event::new(other.device())?;
-                    event.record(other)?;
-                    stream.wait(&event)?;
-                }
-            }
-        }
-        Ok(())
+        wait_on(&self.pendings, stream)
     }
 
     /// Gives the source back for work of `stream`, which waits for the end of the move: memory that is

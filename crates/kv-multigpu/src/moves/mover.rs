@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError, DeviceSpan, Event, Stream};
 use smallvec::{SmallVec, smallvec};
 
-use super::held::{Parking, Pending, Pendings};
+use super::held::{Events, Parking, Pending, Pendings};
 use super::kernel::MoveKernel;
 use super::ring::Ring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -93,6 +93,8 @@ pub struct Mover {
     /// serves all moves.
     pub(super) ready: Event,
     pub(super) room: Event,
+    /// Recorded at the ends of moves: of the source's device and of the destination's.
+    pub(super) arrived: [Events; 2],
 }
 
 impl Mover {
@@ -123,6 +125,7 @@ impl Mover {
             written: Vec::new(),
             ready: Event::new(from)?,
             room: Event::new(to)?,
+            arrived: Default::default(),
         })
     }
 
@@ -161,7 +164,7 @@ impl Mover {
         destination: Held<D>,
         order: MoveOrder<'_>,
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
-        self.parking.sweep();
+        self.parking.sweep_oldest();
         let ends = [(&source.device, source.span), (&destination.device, destination.span)];
         let enqueued = self.check(ends, order).and_then(|()| {
             self.ordered(order, self.copy_lane(), |mover, started| {
@@ -213,15 +216,29 @@ impl Mover {
         lane: Lane,
         work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
     ) -> Result<Pendings, Interrupted> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        let ordered = !sabotage::is_out(sabotage::Protection::SourceOrder);
-        #[cfg(not(all(feature = "sabotage", debug_assertions)))]
-        let ordered = true;
-        if ordered {
-            self.ready.record(order.after)?;
-        }
+        // Bound once for all calls of the lane's device.
+        let device = self.ending(lane).clone();
+        let bound = device.run(|_| {
+            let arrived = match self.events(lane).take(&device) {
+                Ok(arrived) => arrived,
+                Err(error) => return Ok(Err(error.into())),
+            };
+            let ordered = self.ordered_until(order, lane, &arrived, work);
+            Ok(ordered.map(|()| smallvec![Pending::Event(arrived)]))
+        });
+        bound.map_err(Interrupted::from).flatten()
+    }
+
+    /// As [`ordered`](Mover::ordered): `arrived` is recorded after the work. It is of the device where
+    /// the lane [ends](Mover::ending), whose context the caller has bound.
+    pub(super) fn ordered_until(
+        &mut self,
+        order: MoveOrder<'_>,
+        lane: Lane,
+        arrived: &Event,
+        work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
+    ) -> Result<(), Interrupted> {
         let streams = self.join(order, lane)?;
-        let arrived = Arc::new(Event::new(streams[0].device())?);
         let under_way = |error: MoveError| {
             let pendings = streams.iter().cloned().map(Pending::Stream).collect();
             Interrupted { error, pendings }
@@ -230,11 +247,26 @@ impl Mover {
         if let Err(error) = work(self, &mut started) {
             return Err(if started { under_way(error) } else { error.into() });
         }
-        arrived.record(&streams[0]).map_err(|error| under_way(error.into()))?;
-        if lane != Lane::Order {
-            order.on.wait(&arrived).map_err(|error| under_way(error.into()))?;
+        let ended = match lane {
+            Lane::Order => arrived.record(&streams[0]),
+            Lane::Push | Lane::Ring => order.on.wait_for(&streams[0], arrived),
+        };
+        ended.map_err(|error| under_way(error.into()))
+    }
+
+    /// The device on whose streams a move of the lane ends.
+    pub(super) fn ending(&self, lane: Lane) -> &Device {
+        match lane {
+            Lane::Push => &self.from,
+            Lane::Order | Lane::Ring => &self.to,
         }
-        Ok(smallvec![Pending::Event(arrived)])
+    }
+
+    fn events(&mut self, lane: Lane) -> &mut Events {
+        match lane {
+            Lane::Push => &mut self.arrived[0],
+            Lane::Order | Lane::Ring => &mut self.arrived[1],
+        }
     }
 
     /// Makes the streams of `lane` wait for both sides of the order, and returns them: the one that
@@ -244,6 +276,10 @@ impl Mover {
         order: MoveOrder<'_>,
         lane: Lane,
     ) -> Result<SmallVec<[Stream; 2]>, MoveError> {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        let ordered = !sabotage::is_out(sabotage::Protection::SourceOrder);
+        #[cfg(not(all(feature = "sabotage", debug_assertions)))]
+        let ordered = true;
         let (reader, writer) = match (lane, &mut self.ring) {
             (Lane::Push, _) => (&self.push, &self.push),
             (Lane::Ring, Some(ring)) => {
@@ -252,10 +288,11 @@ impl Mover {
             }
             _ => (order.on, order.on),
         };
-        reader.wait(&self.ready)?;
+        if ordered {
+            reader.wait_for(order.after, &self.ready)?;
+        }
         if lane != Lane::Order {
-            self.room.record(order.on)?;
-            writer.wait(&self.room)?;
+            writer.wait_for(order.on, &self.room)?;
         }
         Ok(match lane {
             Lane::Ring => smallvec![writer.clone(), reader.clone()],

@@ -14,6 +14,8 @@ const WORD: u64 = 8;
 #[derive(Debug)]
 pub(super) struct Tables {
     tables: Vec<Option<Table>>,
+    /// The table after the last that was used: what has been read for longest is asked about first.
+    next: usize,
     pairs: usize,
     /// The words of a table before they are copied into it.
     words: Vec<u64>,
@@ -44,6 +46,7 @@ impl Tables {
         };
         Ok(Self {
             tables: (0..config.tables).map(|_| table()).collect::<Result<_, _>>()?,
+            next: 0,
             pairs: config.table_pairs,
             words: Vec::with_capacity((bytes / WORD) as usize),
         })
@@ -61,11 +64,11 @@ impl Tables {
             return Err(MoveError::TooManyPairs { pairs, most: tables.saturating_mul(self.pairs) });
         }
         let mut free = Vec::with_capacity(needed);
-        for (index, table) in self.tables.iter_mut().enumerate() {
+        for index in (self.next..tables).chain(0..self.next) {
             if free.len() == needed {
                 return Ok(free);
             }
-            let Some(table) = table else { continue };
+            let Some(table) = &mut self.tables[index] else { continue };
             if all_over(&table.readers)? {
                 table.readers.clear();
                 free.push(index);
@@ -101,6 +104,7 @@ impl Tables {
     /// Notes what reads the tables `used`.
     pub(super) fn read_by(&mut self, used: &[usize], readers: &Pendings) {
         for &index in used {
+            self.next = (index + 1) % self.tables.len();
             if let Some(Some(table)) = self.tables.get_mut(index) {
                 table.readers.clone_from(readers);
             }

@@ -4,6 +4,8 @@
 
 pub(crate) mod drops;
 pub(crate) mod kernel;
+pub(crate) mod levels;
+pub(crate) mod links;
 pub(crate) mod moving;
 pub(crate) mod pipeline;
 

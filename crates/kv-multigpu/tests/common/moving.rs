@@ -2,7 +2,8 @@
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, MoveOrder, Mover, MoverConfig,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveOrder, Mover, MoverConfig,
+    Route,
 };
 
 /// Two devices, and a mover from the first to the second.
@@ -72,8 +73,8 @@ fn tensors_of_every_size_arrive(from: &Device, to: &Device, config: MoverConfig)
         let source = near.span().slice(0, bytes as u64).unwrap();
         let destination = far.span().slice(16, bytes as u64).unwrap();
         let order = MoveOrder { after: &after, on: &on };
-        let source = kv_multigpu::moves::Held::new(from, source, near);
-        let destination = kv_multigpu::moves::Held::new(to, destination, far);
+        let source = Held::new(from, source, near);
+        let destination = Held::new(to, destination, far);
         let mut moved = mover.move_tensor(source, destination, order).unwrap();
         let far = moved.take_destination().unwrap();
         let seen = contents(&on, far.span());
@@ -246,4 +247,94 @@ fn activations_go_to_and_fro(from: &Device, to: &Device, config: MoverConfig) {
         assert!(contents(&streams[0], last) == result[..kept], "pass {pass}");
         ways[0].give_back(outgoing);
     }
+}
+
+/// How much goes each way where all pairs move at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// How often everything is moved: again and again to the same place.
+    pub(crate) rounds: usize,
+    pub(crate) tensor_bytes: usize,
+    pub(crate) planes: usize,
+    pub(crate) blocks: u32,
+    pub(crate) block_bytes: u64,
+}
+
+pub(crate) const SMALL: Load =
+    Load { rounds: 2, tensor_bytes: 20_001, planes: 2, blocks: 4, block_bytes: 48 };
+
+/// One way between two devices, and what it is to bring.
+struct Way {
+    ends: [usize; 2],
+    pair: Pair,
+    tensors: [DeviceBuffer; 2],
+    tensor_data: Vec<u8>,
+    blocks: [Planes; 2],
+}
+
+impl Way {
+    fn new(devices: &[Device], ends: [usize; 2], config: MoverConfig, load: &Load) -> Self {
+        let [from, to] = ends.map(|end| &devices[end]);
+        let pair = Pair::new(from, to, config);
+        let seed = (ends[0] * 100 + ends[1]) as u64;
+        let tensor_data = pattern(seed, load.tensor_bytes);
+        let tensors = [
+            buffer(&pair.after, &tensor_data),
+            DeviceBuffer::alloc(to, load.tensor_bytes as u64).unwrap(),
+        ];
+        let (blocks, block_stride) = (load.blocks, load.block_bytes);
+        let grid = BlockGrid { blocks, block_stride, row_stride: 0 };
+        let planes = |stream, seed| Planes::new(stream, load.planes, grid, seed);
+        let blocks = [planes(&pair.after, seed), planes(&pair.on, seed + 50)];
+        Self { ends, pair, tensors, tensor_data, blocks }
+    }
+
+    /// Enqueues one move of the tensor and one of all blocks but one.
+    fn go(&mut self, pairs: &[BlockPair]) {
+        let order = MoveOrder { after: &self.pair.after, on: &self.pair.on };
+        let mover = &mut self.pair.mover;
+        let (from, to) = (mover.from().clone(), mover.to().clone());
+        // The way keeps everything until all moves are over.
+        let [source, target] =
+            [0, 1].map(|end| Held::new([&from, &to][end], self.tensors[end].span(), ()));
+        drop(mover.move_tensor(source, target, order).unwrap());
+        let [source, target] = [0, 1].map(|end| {
+            let planes = &self.blocks[end];
+            let spans = planes.buffers.iter().map(DeviceBuffer::span).collect();
+            BlockMemory::new([&from, &to][end], spans, planes.grid, ()).unwrap()
+        });
+        let what = BlockMove::whole(pairs, self.blocks[0].grid.block_stride);
+        drop(mover.move_blocks(source, target, &what, order).unwrap());
+    }
+
+    fn check(&mut self, pairs: &[BlockPair]) {
+        let on = &self.pair.on;
+        assert!(contents(on, self.tensors[1].span()) == self.tensor_data, "{:?}", self.ends);
+        let [near, far] = &mut self.blocks;
+        let what = BlockMove::whole(pairs, near.grid.block_stride);
+        expected((&near.data, near.grid), (&mut far.data, far.grid), &what);
+        for (plane, (buffer, data)) in far.buffers.iter().zip(&far.data).enumerate() {
+            assert!(contents(on, buffer.span()) == *data, "plane {plane} of {:?}", self.ends);
+        }
+        self.pair.mover.settle().unwrap();
+    }
+}
+
+/// Every ordered pair of devices moves a tensor and scattered blocks; all of it is enqueued on all ways
+/// before anything is looked at. The ways, and which they took.
+pub(crate) fn all_pairs_at_once(
+    devices: &[Device],
+    config: MoverConfig,
+    load: &Load,
+) -> Vec<([usize; 2], Route)> {
+    let count = devices.len();
+    let ends = (0..count * count).map(|i| [i / count, i % count]).filter(|[from, to]| from != to);
+    let mut ways: Vec<_> = ends.map(|ends| Way::new(devices, ends, config, load)).collect();
+    let pairs = scattered(load.blocks - 1, load.blocks);
+    for _ in 0..load.rounds {
+        ways.iter_mut().for_each(|way| way.go(&pairs));
+    }
+    ways.iter_mut().for_each(|way| way.check(&pairs));
+    assert_eq!(ways.len(), count * (count - 1));
+    ways.iter().map(|way| (way.ends, way.pair.mover.route())).collect()
 }

@@ -29,6 +29,8 @@ pub(crate) struct Plan {
     pub(crate) words: u32,
     /// Whether to enable peer access between all pairs first.
     pub(crate) peer_access: bool,
+    /// What each pass leaks on the device of the last layer, in bytes: planted, to see that it is noticed.
+    pub(crate) leak_bytes: u64,
 }
 
 /// What a run did.
@@ -130,6 +132,10 @@ async fn run_pass(model: &Arc<Model>, number: u32) -> Result<(), Failure> {
     if number % 5 != 4 {
         model.compare(&pass)?;
         model.counters.compared.fetch_add(1, Relaxed);
+    }
+    if model.plan.leak_bytes > 0 {
+        let last = &model.gpus[(model.plan.layers - 1) % model.gpus.len()].device;
+        last.run(|driver| driver.mem_alloc(model.plan.leak_bytes))?;
     }
     let old = model.replace_weight(number as usize % model.plan.layers)?;
     drop_somewhere(model, number, (pass, old));
