@@ -1,5 +1,6 @@
 //! The workspace as Cargo sees it: where it lies, and the crates and targets in it.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,9 @@ pub(crate) struct Package {
     pub(crate) targets: Vec<Target>,
     /// `Some` of an empty list for what is never published.
     pub(crate) publish: Option<Vec<String>>,
+    /// Features, with what each turns on.
+    #[serde(default)]
+    pub(crate) features: BTreeMap<String, Vec<String>>,
 }
 
 /// A library, program, test or benchmark.

@@ -177,12 +177,19 @@ fn summary(outcomes: &[Outcome]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::cargo::Target;
 
     fn library(name: &str) -> Package {
         let target = Target { name: name.to_owned(), kind: vec!["lib".to_owned()] };
-        Package { name: name.to_owned(), targets: vec![target], publish: None }
+        Package {
+            name: name.to_owned(),
+            targets: vec![target],
+            publish: None,
+            features: BTreeMap::new(),
+        }
     }
 
     fn lines(quick: bool, nextest: bool) -> Vec<String> {

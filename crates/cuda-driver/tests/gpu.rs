@@ -8,7 +8,7 @@
 mod common;
 
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use common::conformance::{self, Case, Needs, Subject};
 use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios, traps};
@@ -61,38 +61,68 @@ fn trial(name: &'static str, scenario: Scenario) -> Trial {
     let trap = name.starts_with("trap_") && std::env::var_os(CHILD).is_none();
     Trial::test(name, move || {
         if trap {
-            return run_in_child(name);
+            return run_in_child(name, "0,1");
         }
+        keep_context(false);
         scenario(&CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?);
         Ok(())
     })
 }
 
+/// Names the devices that CUDA shows a process.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Says that this process is one that a trial started for itself.
 const CHILD: &str = "KV_CONFORMANCE_CHILD";
 
 /// The trial of a case, unless only the simulated device can show it.
 fn conformance_trial(case: &'static Case) -> Option<Trial> {
+    // The devices that a process of its own gets to see: the fewer, the sooner it is up.
     let own_process = match case.needs {
         Needs::Simulation(_) => return None,
-        Needs::Process | Needs::PairProcess => true,
-        Needs::Device | Needs::Pair => false,
+        Needs::Process => Some("0"),
+        Needs::PairProcess => Some("0,1"),
+        Needs::Device | Needs::Pair => None,
     };
     let child = std::env::var_os(CHILD).is_some();
+    // Cases about contexts need one that begins and ends; of a pair, they are let access each other.
+    let about_contexts = [conformance::contexts::CASES, conformance::contexts::UNBOUND]
+        .iter()
+        .any(|table| table.iter().any(|other| std::ptr::eq(other, case)));
+    let keep = case.needs == Needs::Device && !about_contexts && !child;
     Some(Trial::test(case.name, move || {
-        if own_process && !child {
-            return run_in_child(case.name);
+        if let Some(devices) = own_process.filter(|_| !child) {
+            return run_in_child(case.name, devices);
         }
+        keep_context(keep);
         let driver = CudaDriver::probe().map_err(|error| Failed::from(format!("{error:?}")))?;
         (case.run)(&Subject { driver, sim: None });
         Ok(())
     }))
 }
 
-/// Runs one trial in a process of its own: what it does to its device ends with the process.
-fn run_in_child(name: &str) -> Result<(), Failed> {
+/// Keeps the primary context of device 0 from one trial to the next, or gives it back: to make it anew for each
+/// of hundreds takes a quarter of a second every time, and longer where there are more devices.
+fn keep_context(keep: bool) {
+    static KEPT: Mutex<Option<Device>> = Mutex::new(None);
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    match (keep, &*kept) {
+        (true, None) => {
+            *kept = CudaDriver::probe().ok().and_then(|driver| Device::open(driver, 0).ok());
+        }
+        (false, Some(_)) => *kept = None,
+        _ => {}
+    }
+}
+
+/// Runs one trial in a process of its own, which sees these devices: what it does to them ends with it.
+fn run_in_child(name: &str, devices: &str) -> Result<(), Failed> {
     let program = std::env::current_exe()?;
-    let output = Command::new(program).args(["--exact", name]).env(CHILD, "1").output()?;
+    let mut command = Command::new(program);
+    command.args(["--exact", name]).env(CHILD, "1");
+    if std::env::var_os(VISIBLE).is_none() {
+        command.env(VISIBLE, devices);
+    }
+    let output = command.output()?;
     if output.status.success() {
         return Ok(());
     }

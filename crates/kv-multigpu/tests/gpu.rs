@@ -10,7 +10,7 @@
 mod common;
 
 use std::process::{Command, Output};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use common::levels::{Level, free_bytes, run_level};
 use common::pipeline::{Plan, run};
@@ -100,6 +100,7 @@ fn moving_trials() -> impl Iterator<Item = Trial> {
         moving::ALL.iter().map(move |&(name, scenario)| {
             Trial::test(format!("{name}_{way}"), move || {
                 with_registry(|registry| {
+                    keep_contexts(registry);
                     let [from, to] = ends.map(|ordinal| registry.device(ordinal).unwrap());
                     scenario(&from, &to, config);
                 })
@@ -120,6 +121,7 @@ fn all_pairs_trials() -> impl Iterator<Item = Trial> {
     [Route::Push, Route::Pull, Route::Host].into_iter().map(move |prefer| {
         Trial::test(format!("all_pairs_move_at_once_by_{prefer:?}").to_lowercase(), move || {
             with_registry(|registry| {
+                keep_contexts(registry);
                 let devices = (0..registry.count()).map(|i| registry.device(i).unwrap());
                 let devices: Vec<_> = devices.collect();
                 let config = MoverConfig { prefer, chunk_bytes: 1 << 20, ..MoverConfig::default() };
@@ -134,6 +136,16 @@ fn all_pairs_trials() -> impl Iterator<Item = Trial> {
             })
         })
     })
+}
+
+/// Keeps the primary contexts from here to the end: each trial of moves would make them anew, which takes
+/// longer than the moves. Those before it are about contexts, too, and about access that was not enabled.
+fn keep_contexts(registry: &DeviceRegistry) {
+    static KEPT: OnceLock<Vec<Device>> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        let open = |ordinal| Device::open(Arc::clone(registry.driver()), ordinal).unwrap();
+        (0..registry.count()).map(open).collect()
+    });
 }
 
 fn with_registry(run: impl FnOnce(&DeviceRegistry)) -> Result<(), Failed> {

@@ -17,6 +17,8 @@ const BYTES_MAX: u64 = 40 << 20;
 /// Runs what was packed and prints a table.
 const SCRIPT: &str = include_str!("run.sh");
 const PROGRAM: &str = "kv-replay";
+/// The feature of tests that ask NVML as well, where the machine has it; there is none to build with.
+const NVML: &str = "nvml";
 
 /// Builds, strips and packs into `gpu-bundle/`, which is made anew.
 pub(crate) fn run() -> Result<()> {
@@ -49,6 +51,8 @@ pub(crate) fn run() -> Result<()> {
 struct Wanted {
     /// Crates with a test target named `gpu`.
     tests: Vec<String>,
+    /// Those of them with a feature [`NVML`].
+    with_nvml: Vec<String>,
     /// Benchmarks whose names end in `_gpu`: crate and benchmark.
     benches: Vec<(String, String)>,
 }
@@ -59,6 +63,9 @@ impl Wanted {
         for package in packages {
             if package.targets_of("test").any(|name| name == "gpu") {
                 wanted.tests.push(package.name.clone());
+                if package.features.contains_key(NVML) {
+                    wanted.with_nvml.push(package.name.clone());
+                }
             }
             let benches = package.targets_of("bench").filter(|name| name.ends_with("_gpu"));
             wanted.benches.extend(benches.map(|name| (package.name.clone(), name.to_owned())));
@@ -69,10 +76,11 @@ impl Wanted {
     /// One run of Cargo for each crate: a run for several would build each with the features of the others.
     fn cargo_args(&self) -> Vec<Vec<String>> {
         let line = |text: String| text.split_whitespace().map(str::to_owned).collect();
-        let tests = self
-            .tests
-            .iter()
-            .map(|name| format!("test --release --no-run --package {name} --test gpu"));
+        let tests = self.tests.iter().map(|name| {
+            let nvml = self.with_nvml.contains(name).then(|| format!("--features {NVML}"));
+            let nvml = nvml.unwrap_or_default();
+            format!("test --release --no-run --package {name} {nvml} --test gpu")
+        });
         let benches = self
             .benches
             .iter()
@@ -157,6 +165,8 @@ fn report(sizes: &mut [(u64, String)]) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::cargo::Target;
 
@@ -165,7 +175,7 @@ mod tests {
             .iter()
             .map(|&(kind, name)| Target { name: name.to_owned(), kind: vec![kind.to_owned()] })
             .collect();
-        Package { name: name.to_owned(), targets, publish: None }
+        Package { name: name.to_owned(), targets, publish: None, features: BTreeMap::new() }
     }
 
     fn artifact(package: &str, kind: &str, target: &str) -> Artifact {
@@ -191,7 +201,24 @@ mod tests {
     #[test]
     fn gpu_targets_are_found_by_name() {
         let benches = vec![("kv-a".to_owned(), "copy_gpu".to_owned())];
-        assert_eq!(wanted(), Wanted { tests: vec!["kv-a".to_owned()], benches });
+        let tests = vec!["kv-a".to_owned()];
+        assert_eq!(wanted(), Wanted { tests, with_nvml: Vec::new(), benches });
+    }
+
+    #[test]
+    fn tests_that_know_nvml_are_built_with_it() {
+        let mut packages = ["kv-a", "kv-b"].map(|name| package(name, &[("test", "gpu")]));
+        packages[1].features.insert("nvml".to_owned(), Vec::new());
+        let args = Wanted::of(&packages).cargo_args();
+        let lines: Vec<_> = args.iter().map(|args| args.join(" ")).collect();
+        let tests: Vec<_> = lines.iter().filter(|line| line.starts_with("test")).collect();
+        assert_eq!(
+            tests,
+            [
+                "test --release --no-run --package kv-a --test gpu",
+                "test --release --no-run --package kv-b --features nvml --test gpu",
+            ]
+        );
     }
 
     #[test]

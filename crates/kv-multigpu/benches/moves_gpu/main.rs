@@ -1,12 +1,15 @@
-//! Moves between two GPUs beside plain copies of the same bytes, all in one run.
+//! Moves between two GPUs beside plain copies of the same bytes, all in one run; then between all GPUs at once.
 //!
-//! `cargo bench -p kv-multigpu --bench moves_gpu`. Times are by events on the destination's stream around
+//! `cargo bench -p kv-multigpu --bench moves_gpu`; `KV_PARTS=blocks,all_pairs` runs some of `ranges`, `blocks`,
+//! `host`, `layers` and `all_pairs`. Times are by events on the destination's stream around
 //! several operations, medians of the rounds, the calls included; the ways of a row take turns.
 //! `KV_DEVICE=sim` runs it on two simulated devices, to see that it runs: of kernels that reach the other
 //! device the times mean nothing then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+
+mod all_pairs;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -30,8 +33,14 @@ const BLOCK: u64 = 16 * KIB;
 fn main() -> ExitCode {
     match open() {
         Ok(devices) => {
-            println!("{} and {}\n", devices[0].info().name, devices[1].info().name);
-            Bench::new(devices).all();
+            let names: Vec<_> = devices.iter().map(|device| &device.info().name[..]).collect();
+            println!("{}\n", names.join(", "));
+            if ["ranges", "blocks", "host", "layers"].into_iter().any(is_wanted) {
+                Bench::new([devices[0].clone(), devices[1].clone()]).all();
+            }
+            if is_wanted("all_pairs") {
+                all_pairs::measure(&devices, simulated());
+            }
             ExitCode::SUCCESS
         }
         Err(reason) => {
@@ -45,7 +54,12 @@ fn simulated() -> bool {
     std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim")
 }
 
-fn open() -> Result<[Device; 2], String> {
+/// Whether a part is to run: all of them, or those that `KV_PARTS` names.
+fn is_wanted(part: &str) -> bool {
+    std::env::var("KV_PARTS").map_or(true, |parts| parts.split(',').any(|it| it == part))
+}
+
+fn open() -> Result<Vec<Device>, String> {
     let driver: Arc<dyn Driver> = if simulated() {
         let config =
             SimConfig { devices: 2, profile: Profile::h200_pair(), ..SimConfig::default() };
@@ -55,7 +69,8 @@ fn open() -> Result<[Device; 2], String> {
     };
     let registry = DeviceRegistry::new(driver).map_err(|error| error.to_string())?;
     let open = |ordinal| registry.device(ordinal).map_err(|error| error.to_string());
-    Ok([open(0)?, open(1)?])
+    // Two at least.
+    (0..registry.count().max(2)).map(open).collect()
 }
 
 /// A way of moving, tried beside others.
@@ -85,11 +100,20 @@ impl Bench {
     }
 
     fn all(&self) {
-        let before = self.plain_ways_through_the_host();
-        self.tensors();
-        self.blocks();
-        self.through_the_host(before);
-        self.hand_over();
+        let before = is_wanted("host").then(|| self.plain_ways_through_the_host());
+        if is_wanted("ranges") {
+            self.tensors();
+        }
+        if is_wanted("blocks") {
+            self.blocks();
+        }
+        if let Some(before) = before {
+            self.through_the_host(before);
+        }
+        if is_wanted("layers") {
+            self.hand_over();
+            self.calls();
+        }
     }
 
     fn sizes(&self, sizes: &[u64]) -> Vec<u64> {
@@ -267,9 +291,9 @@ impl Bench {
     fn blocks(&self) {
         println!("## Scattered blocks of 16 KiB\n");
         println!(
-            "| planes x blocks | bytes | one plain copy | loop of plain copies | pushed by 32 | 64 | 132 | pulled by 64 | 132 | 264 |"
+            "| planes x blocks | bytes | one plain copy | loop of plain copies | pushed by 64 | 132 | 264 | pulled by 32 | 64 | 132 | 264 | calls of a push | of a pull |"
         );
-        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         let config = |(prefer, kernel_blocks)| MoverConfig {
             prefer,
             kernel_blocks,
@@ -277,12 +301,20 @@ impl Bench {
             ..MoverConfig::default()
         };
         let (push, pull) = (Route::Push, Route::Pull);
-        let mut movers: Vec<_> =
-            [(push, 32), (push, 64), (push, 132), (pull, 64), (pull, 132), (pull, 264)]
-                .map(|way| Mover::new(&self.near, &self.far, config(way)).unwrap())
-                .into_iter()
-                .collect();
-        for (planes, count) in [(1, 256), (1, 2048), (1, 16_384), (16, 2048), (64, 256)] {
+        let grids = [
+            (push, 64),
+            (push, 132),
+            (push, 264),
+            (pull, 32),
+            (pull, 64),
+            (pull, 132),
+            (pull, 264),
+        ];
+        let mover = |way| Mover::new(&self.near, &self.far, config(way)).unwrap();
+        let mut movers: Vec<_> = grids.map(mover).into_iter().collect();
+        for (planes, count) in
+            [(1, 1), (1, 64), (1, 256), (1, 1024), (1, 2048), (1, 16_384), (16, 2048), (64, 256)]
+        {
             let pairs = self.pairs(planes, count);
             let bytes = pairs.len() as u64 * planes * BLOCK;
             let loop_pairs = &pairs[..pairs.len().min(2048)];
@@ -295,18 +327,30 @@ impl Bench {
             }
             let seconds = self.seconds(4, &mut ways);
             drop(ways);
-            self.check_blocks(&mut movers[2], planes, &pairs);
-            print!(
-                "| {planes} x {} | {} | {} |",
-                pairs.len(),
-                size(bytes),
-                rate(bytes, seconds[0])
-            );
+            self.check_blocks(&mut movers[1], planes, &pairs);
+            self.check_blocks(&mut movers[5], planes, &pairs);
+            print!("| {planes} x {} | {} |", pairs.len(), size(bytes));
+            print!(" {} |", rate(bytes, seconds[0]));
             print!(" {} |", rate(loop_pairs.len() as u64 * BLOCK, seconds[1]));
             seconds[2..].iter().for_each(|&seconds| print!(" {} |", rate(bytes, seconds)));
+            for mover in [0, 5] {
+                let calls = self.calls_of(&mut movers[mover], planes, &pairs);
+                print!(" {:.1} µs |", calls * 1e6);
+            }
             println!();
         }
         println!();
+    }
+
+    /// Seconds that the calls of one move of blocks take.
+    fn calls_of(&self, mover: &mut Mover, planes: u64, pairs: &[BlockPair]) -> f64 {
+        self.on.synchronize().unwrap();
+        mover.sweep();
+        let start = Instant::now();
+        (0..8).for_each(|_| self.move_blocks(mover, planes, pairs));
+        let calls = start.elapsed().as_secs_f64() / 8.0;
+        self.on.synchronize().unwrap();
+        calls
     }
 
     fn loop_of_copies(&self, pairs: &[BlockPair]) {
@@ -414,6 +458,42 @@ impl Bench {
                 calls[middle] * 1e6
             );
         }
+    }
+
+    /// What a hand-over is made of, on this thread, which has no context current.
+    fn calls(&self) {
+        let (near, far) = (Event::new(&self.near).unwrap(), Event::new(&self.far).unwrap());
+        let rows: [Way<'_>; 5] = [
+            ("bind a context, and take it back", Box::new(|| self.far.run(|_| Ok(())).unwrap())),
+            ("record an event", Box::new(|| far.record(&self.on).unwrap())),
+            (
+                "wait for it on the other device's stream",
+                Box::new(|| self.after.wait(&far).unwrap()),
+            ),
+            (
+                "both for the other direction, `wait_for`",
+                Box::new(|| self.on.wait_for(&self.after, &near).unwrap()),
+            ),
+            ("copy 16 KiB between the devices", Box::new(|| self.peer_copy(&self.on, 16 * KIB))),
+        ];
+        println!(
+            "\n| call | unbound | on a thread with the destination's context |\n| --- | --- | --- |"
+        );
+        for (name, mut call) in rows {
+            let mut micros = || {
+                self.on.synchronize().unwrap();
+                let start = Instant::now();
+                (0..200).for_each(|_| call());
+                let micros = start.elapsed().as_secs_f64() * 1e6 / 200.0;
+                self.after.synchronize().unwrap();
+                micros
+            };
+            micros();
+            let unbound = micros();
+            let bound = self.far.run(|_| Ok(micros())).unwrap();
+            println!("| {name} | {unbound:.2} µs | {bound:.2} µs |");
+        }
+        println!();
     }
 
     /// Seconds that the calls of one pass take.
