@@ -74,15 +74,15 @@ fn read_then_move(sim: &SimDriver, prefer: Route) -> Result<(), String> {
     expect(&on, &far, 1, "moved")
 }
 
-/// Hands over three times through one buffer, to streams that take turns.
-fn hand_over_thrice(sim: &SimDriver, prefer: Route) -> Result<(), String> {
+/// Hands over three times through one buffer, to these of two streams.
+fn hand_over_thrice(sim: &SimDriver, prefer: Route, turns: [usize; 3]) -> Result<(), String> {
     let [from, to] = pair(sim);
     let producer = Stream::new(&from).unwrap();
     let consumers = [0, 1].map(|_| Stream::new(&to).unwrap());
     let mut boundary = HandOver::new(mover(&from, &to, prefer), BYTES, 1).unwrap();
     let got = [0, 1, 2].map(|_| DeviceBuffer::alloc(&to, BYTES).unwrap());
     for (pass, got) in got.iter().enumerate() {
-        let consumer = &consumers[pass % 2];
+        let consumer = &consumers[turns[pass]];
         let outgoing = boundary.room(&producer).unwrap();
         producer.fill(outgoing.span(), pass as u8 + 1).unwrap();
         let incoming = boundary.send(outgoing, BYTES, &producer, consumer).unwrap();
@@ -90,7 +90,7 @@ fn hand_over_thrice(sim: &SimDriver, prefer: Route) -> Result<(), String> {
         boundary.done(incoming, consumer).unwrap();
     }
     for (pass, got) in got.iter().enumerate() {
-        expect(&consumers[pass % 2], got, pass as u8 + 1, "handed over")?;
+        expect(&consumers[turns[pass]], got, pass as u8 + 1, "handed over")?;
     }
     Ok(())
 }
@@ -106,8 +106,10 @@ fn a_destination_is_not_written_under_its_last_reader() {
 #[test]
 fn buffers_of_a_boundary_are_not_overwritten_under_copies_and_readers() {
     for prefer in [Route::Push, Route::Host] {
-        let program = |sim: &SimDriver| hand_over_thrice(sim, prefer);
-        explore_random(&config(), 0..500, program).unwrap().assert_passed();
+        for turns in [[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 1]] {
+            let program = |sim: &SimDriver| hand_over_thrice(sim, prefer, turns);
+            explore_random(&config(), 0..300, program).unwrap().assert_passed();
+        }
     }
 }
 

@@ -16,6 +16,10 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("peer_access_is_enabled_once", peer_access_is_enabled_once),
     ("peer_copies_carry_the_bytes", peer_copies_carry_the_bytes),
     ("copies_go_between_devices_in_a_streams_order", copies_go_between_devices_in_a_streams_order),
+    (
+        "a_stream_waits_for_the_work_of_another_device",
+        a_stream_waits_for_the_work_of_another_device,
+    ),
     ("a_mapping_names_the_devices_that_see_it", a_mapping_names_the_devices_that_see_it),
     (
         "registered_memory_outlives_all_devices_copies",
@@ -126,6 +130,45 @@ fn copies_go_between_devices_in_a_streams_order(driver: &Arc<dyn Driver>) {
     stream.copy_between((&second, none), (&first, none)).unwrap();
     // SAFETY: access was enabled above, and nothing is under way.
     first.run(|driver| unsafe { driver.ctx_disable_peer_access(second.context()) }).unwrap();
+}
+
+/// From a thread with no context, the one's and the other's; and of default streams, which are of the context that
+/// is current.
+fn a_stream_waits_for_the_work_of_another_device(driver: &Arc<dyn Driver>) {
+    const BYTES: u64 = 16 << 20;
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    let [near, far] = [&first, &second].map(|device| DeviceBuffer::alloc(device, BYTES).unwrap());
+    let event = Event::new(&first).unwrap();
+    // SAFETY: 0 is the default stream.
+    let default = |device| unsafe { Stream::adopt(device, 0) }.unwrap();
+    let streams = [
+        [Stream::new(&first).unwrap(), Stream::new(&second).unwrap()],
+        [default(&first), Stream::new(&second).unwrap()],
+        [Stream::new(&first).unwrap(), default(&second)],
+    ];
+    for (writer, reader) in streams.iter().map(|[writer, reader]| (writer, reader)) {
+        for (byte, current) in (1..).zip([0, first.context(), second.context()]) {
+            // SAFETY: nothing, or a context that outlives the binding.
+            unsafe { driver.ctx_set_current(current) }.unwrap();
+            for _ in 0..8 {
+                writer.fill(near.span(), 0).unwrap();
+            }
+            writer.fill(near.span(), byte).unwrap();
+            reader.wait_for(writer, &event).unwrap();
+            reader.copy_between((&second, far.span()), (&first, near.span())).unwrap();
+            assert_eq!(driver.ctx_get_current(), Ok(current));
+            assert!(contents(reader, &far).iter().all(|&seen| seen == byte));
+        }
+    }
+    // SAFETY: 0 unbinds.
+    unsafe { driver.ctx_set_current(0) }.unwrap();
+    let [[writer, reader], ..] = &streams;
+    // The event is not of the stream that it is to be recorded on.
+    let refused = writer.wait_for(reader, &event).unwrap_err();
+    assert_eq!(refused.driver_error().code, ErrorCode::INVALID_HANDLE);
+    let other = Event::new(&second).unwrap();
+    writer.wait_for(reader, &other).unwrap();
+    assert_eq!((first.poison(), second.poison()), (None, None));
 }
 
 fn a_mapping_names_the_devices_that_see_it(driver: &Arc<dyn Driver>) {
