@@ -6,16 +6,15 @@
 //       + (s % block_tokens) * token_stride + i * segment_stride + base        [v of the pages]
 //   = rows[k] + l * layer_stride + n * token_stride + i * segment_stride + base [v of the rows]
 //
-// Launch: one dimension, blockDim.x at most KV_ROW_THREADS; vectors in grid strides, so any gridDim.x
-// is correct, of up to 2^31 threads.
+// Launch: one dimension, blockDim.x at most KV_ROW_THREADS, gridDim.x = ceil(items / blockDim.x) for
+// items = planes * tokens * segments * unit_vectors, below 2^31.
 //
 // Reads  slot_mapping[0 .. tokens], the plane table, and the rows of tokens that have a slot; mapping
 //        and rows may lie in mapped host memory.
-// Writes those slots. A negative slot is passed over; one at or beyond num_slots too, and the token's
-//        place is reported.
+// Writes those slots. A negative slot is passed over; one that is not ready too, and the token's place,
+//        counted from first_token, is reported.
 // The caller has checked: addresses, strides and unit lengths are multiples of the vector; no two
-// tokens share a slot; rows and pages share no byte; unit_vectors, segments, tokens and planes are
-// below 2^31.
+// tokens share a slot; rows and pages share no byte.
 #include "blocks.cuh"
 #include "report.cuh"
 
@@ -29,51 +28,57 @@ struct AppendRows {
 
 static_assert(sizeof(AppendRows) == 48, "RawAppendRows of crates/kv-kernels/src/append.rs");
 
-struct Words4 {
-    u32 word;
+struct AppendSlots {
+    const i64* slots;
+    Divider64 block_tokens;
+    u64 first_token; // of those before this launch
+    u32 first_plane;
+    u32 kv_count; // 1 or 2
 };
-struct Bytes {
-    u8 byte;
-};
+
+static_assert(sizeof(AppendSlots) == 40, "AppendSlots of crates/kv-kernels/src/append.rs");
 
 // `units.tokens` counts the new tokens, `units.planes` layers * kv_count.
 template <typename Vector>
-static __device__ __forceinline__ void append_all(const BlockSide& pages, const AppendRows& from,
-                                                  const BlockUnits& units,
-                                                  const i64* slot_mapping, u64 block_tokens,
-                                                  u32 first_plane, u32 kv_count, u64* report) {
-    const u64 items = units.planes * units.tokens * units.segments * units.unit_vectors;
-    const u64 threads = (u64)gridDim.x * blockDim.x;
-    u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    UnitPlace place = UnitPlace::of(units, item);
-    for (; item < items; item += threads, place = place.plus(units, (u32)threads)) {
-        const i64 slot = slot_mapping[place.token];
-        if (slot < 0) continue;
-        const u64 block = (u64)slot / block_tokens;
-        if (block >= pages.num_blocks) {
-            if ((place.plane | place.segment | place.vector) == 0) report_bad(report, place.token);
-            continue;
+static __device__ __forceinline__ void append_vector(const BlockSide& pages,
+                                                     const AppendRows& from,
+                                                     const BlockUnits& units,
+                                                     const AppendSlots& slots, u64* report) {
+    const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
+    if (item >= units.vectors_of_block()) return;
+    const UnitPlace place = UnitPlace::of(units, item);
+    const i64 slot = slots.slots[place.token];
+    if (slot < 0) return;
+    const u64 block = slots.block_tokens.quotient((u64)slot);
+    if (block >= pages.num_blocks) {
+        if ((place.plane | place.segment | place.vector) == 0) {
+            report_bad(report, slots.first_token + place.token);
         }
-        const u32 layer = place.plane / kv_count;
-        const u64 source = from.rows[place.plane - layer * kv_count] + layer * from.layer_stride +
-                           place.token * from.token_stride + place.segment * from.segment_stride +
-                           from.base + place.vector * (u64)sizeof(Vector);
-        const u64 target = pages.at(block, first_plane + place.plane,
-                                    (u64)slot - block * block_tokens, place.segment) +
-                           place.vector * (u64)sizeof(Vector);
-        *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(source);
+        return;
     }
+    const u32 token_in_block = (u32)((u64)slot - block * slots.block_tokens.divisor);
+    const u32 kv = slots.kv_count == 2 ? place.plane & 1 : 0;
+    const u32 layer = slots.kv_count == 2 ? place.plane >> 1 : place.plane;
+    const u64 within = place.vector * (u64)sizeof(Vector);
+    const u64 source = from.rows[kv] + layer * from.layer_stride +
+                       place.token * from.token_stride + place.segment * from.segment_stride +
+                       from.base + within;
+    const u64 target =
+        pages.at((u32)block, slots.first_plane + place.plane, token_in_block, place.segment) +
+        within;
+    *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(source);
 }
 
 #define APPEND(name, Vector)                                                                       \
     extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)                                   \
     name(const __grid_constant__ BlockSide pages, const __grid_constant__ AppendRows from,         \
-         const __grid_constant__ BlockUnits units, const i64* slot_mapping, u64 block_tokens,      \
-         u32 first_plane, u32 kv_count, u64* report) {                                             \
-        append_all<Vector>(pages, from, units, slot_mapping, block_tokens, first_plane, kv_count,  \
-                           report);                                                                \
+         const __grid_constant__ BlockUnits units, const __grid_constant__ AppendSlots slots,      \
+         u64* report) {                                                                            \
+        append_vector<Vector>(pages, from, units, slots, report);                                  \
     }
 
 APPEND(append_16, Words2)
-APPEND(append_4, Words4)
-APPEND(append_1, Bytes)
+APPEND(append_8, Words1)
+APPEND(append_4, Bytes4)
+APPEND(append_2, Bytes2)
+APPEND(append_1, Bytes1)

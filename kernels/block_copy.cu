@@ -5,58 +5,45 @@
 // with `at` of blocks.cuh. Which strides either side has is its layout: two different ones make it a
 // change of layout, and bases within the row make it a change of heads.
 //
-// Launch: one dimension, blockDim.x at most KV_ROW_THREADS. Blocks take tiles of
-// blockDim.x * VECTORS_IN_FLIGHT vectors in grid strides, so any gridDim.x is correct.
+// Launch: one dimension, blockDim.x at most KV_COPY_THREADS. Blocks take tiles of
+// blockDim.x * KV_COPY_UNROLL vectors in grid strides, so any gridDim.x is correct with which
+// items + gridDim.x * blockDim.x * KV_COPY_UNROLL stays below 2^32.
 //
 // Reads  pairs[0 .. count], the plane tables, and the units of the source blocks. All of these may lie
 //        in mapped host memory or on a peer.
 // Writes the same units of the destination blocks. A pair of which either id is not in 0 .. num_blocks
-//        of its side is passed over, and its place is reported.
+//        of its side is passed over, and its place, counted from first_pair, is reported.
 // The caller has checked: addresses, strides and unit lengths are multiples of the vector; every
 // block below num_blocks lies in its memory; no block is a destination twice, or a source and a
-// destination in the same memory; unit_vectors, segments, tokens and planes are below 2^31.
+// destination in the same memory.
 #include "blocks.cuh"
 #include "report.cuh"
-
-// Vectors that a thread reads before it writes the first.
-#define VECTORS_IN_FLIGHT 2
-
-struct BlockPair {
-    i32 source;
-    i32 destination;
-};
 
 template <typename Vector>
 static __device__ __forceinline__ void copy_tile(const BlockSide& to, const BlockSide& from,
                                                  const BlockUnits& units, const BlockPair* pairs,
-                                                 u64 items, u64 first, u64* report) {
-    u64 target[VECTORS_IN_FLIGHT];
-    Vector held[VECTORS_IN_FLIGHT];
-    const UnitPlace start = UnitPlace::of(units, first);
-    // Most tiles lie in one pair, and pairs may have to come over the bus.
-    const BlockPair start_pair = pairs[start.pair];
+                                                 u32 items, u32 first, u64 first_pair,
+                                                 u64* report) {
+    u64 target[KV_COPY_UNROLL];
+    Vector held[KV_COPY_UNROLL];
 #pragma unroll
-    for (u32 k = 0; k < VECTORS_IN_FLIGHT; ++k) {
+    for (u32 k = 0; k < KV_COPY_UNROLL; ++k) {
         target[k] = 0;
-        const u32 on = k * blockDim.x + threadIdx.x;
-        if (first + on >= items) continue;
-        const UnitPlace place = start.plus(units, on);
-        const BlockPair pair = place.pair == start.pair ? start_pair : pairs[place.pair];
-        const bool known = pair.source >= 0 && (u64)pair.source < from.num_blocks &&
-                           pair.destination >= 0 && (u64)pair.destination < to.num_blocks;
-        if (!known) {
-            if ((place.plane | place.token | place.segment | place.vector) == 0) {
-                report_bad(report, place.pair);
-            }
+        const u32 item = first + k * blockDim.x;
+        if (item >= items) continue;
+        const UnitPlace place = UnitPlace::of(units, item);
+        const BlockPair pair = pairs[place.pair];
+        if (!pair.is_known(to, from)) {
+            if (place.is_first_of_pair()) report_bad(report, first_pair + place.pair);
             continue;
         }
-        const u64 within = (u64)place.vector * sizeof(Vector);
+        const u64 within = place.vector * (u64)sizeof(Vector);
         target[k] = to.at(pair.destination, place.plane, place.token, place.segment) + within;
         held[k] = *reinterpret_cast<const Vector*>(
             from.at(pair.source, place.plane, place.token, place.segment) + within);
     }
 #pragma unroll
-    for (u32 k = 0; k < VECTORS_IN_FLIGHT; ++k) {
+    for (u32 k = 0; k < KV_COPY_UNROLL; ++k) {
         if (target[k] != 0) *reinterpret_cast<Vector*>(target[k]) = held[k];
     }
 }
@@ -64,28 +51,23 @@ static __device__ __forceinline__ void copy_tile(const BlockSide& to, const Bloc
 template <typename Vector>
 static __device__ __forceinline__ void copy_all(const BlockSide& to, const BlockSide& from,
                                                 const BlockUnits& units, const BlockPair* pairs,
-                                                u64 items, u64* report) {
-    const u64 tile = (u64)blockDim.x * VECTORS_IN_FLIGHT;
-    for (u64 first = blockIdx.x * tile; first < items; first += gridDim.x * tile) {
-        copy_tile<Vector>(to, from, units, pairs, items, first, report);
+                                                u32 items, u64 first_pair, u64* report) {
+    const u32 tile = blockDim.x * KV_COPY_UNROLL;
+    for (u32 first = blockIdx.x * tile + threadIdx.x; first < items; first += gridDim.x * tile) {
+        copy_tile<Vector>(to, from, units, pairs, items, first, first_pair, report);
     }
 }
 
-struct Words4 {
-    u32 word;
-};
-struct Bytes {
-    u8 byte;
-};
-
 #define COPY_BLOCKS(name, Vector)                                                                  \
-    extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)                                   \
+    extern "C" __global__ void __launch_bounds__(KV_COPY_THREADS)                                  \
     name(const __grid_constant__ BlockSide to, const __grid_constant__ BlockSide from,             \
-         const __grid_constant__ BlockUnits units, const BlockPair* pairs, u64 items,              \
-         u64* report) {                                                                            \
-        copy_all<Vector>(to, from, units, pairs, items, report);                                   \
+         const __grid_constant__ BlockUnits units, const BlockPair* pairs, u32 items,              \
+         u64 first_pair, u64* report) {                                                            \
+        copy_all<Vector>(to, from, units, pairs, items, first_pair, report);                       \
     }
 
 COPY_BLOCKS(copy_blocks_16, Words2)
-COPY_BLOCKS(copy_blocks_4, Words4)
-COPY_BLOCKS(copy_blocks_1, Bytes)
+COPY_BLOCKS(copy_blocks_8, Words1)
+COPY_BLOCKS(copy_blocks_4, Bytes4)
+COPY_BLOCKS(copy_blocks_2, Bytes2)
+COPY_BLOCKS(copy_blocks_1, Bytes1)

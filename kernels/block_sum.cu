@@ -15,7 +15,7 @@
 // Writes sums[0 .. count], to which it adds: BAD_BLOCK where an id is not in 0 .. num_blocks and
 //        `first` is not 0; its place is then reported too.
 // The caller has checked: addresses, strides, unit lengths and places within the block are multiples of
-// the vector; unit_vectors, segments, tokens and planes are below 2^31.
+// the vector; a block has fewer than 2^31 of them.
 #include "blocks.cuh"
 #include "reduce.cuh"
 #include "report.cuh"
@@ -24,21 +24,20 @@ enum : u64 { GOLDEN = 0x9E3779B97F4A7C15ull, BAD_BLOCK = 0xBADB10C0BADB10C0ull }
 
 static __device__ __forceinline__ u64 weight(u64 index) { return ((index + 1) * GOLDEN) | 1; }
 
-struct Words4 {
-    u32 word;
-};
-struct Bytes {
-    u8 byte;
-};
-
 // What a vector at byte `at` of a block adds to its sum.
 static __device__ __forceinline__ u64 share_of(Words2 vector, u64 at) {
     return vector.word[0] * weight(at / 8) + vector.word[1] * weight(at / 8 + 1);
 }
-static __device__ __forceinline__ u64 share_of(Words4 vector, u64 at) {
+static __device__ __forceinline__ u64 share_of(Words1 vector, u64 at) {
+    return vector.word[0] * weight(at / 8);
+}
+static __device__ __forceinline__ u64 share_of(Bytes4 vector, u64 at) {
     return ((u64)vector.word << (8 * (at % 8))) * weight(at / 8);
 }
-static __device__ __forceinline__ u64 share_of(Bytes vector, u64 at) {
+static __device__ __forceinline__ u64 share_of(Bytes2 vector, u64 at) {
+    return ((u64)vector.half << (8 * (at % 8))) * weight(at / 8);
+}
+static __device__ __forceinline__ u64 share_of(Bytes1 vector, u64 at) {
     return ((u64)vector.byte << (8 * (at % 8))) * weight(at / 8);
 }
 
@@ -47,8 +46,8 @@ static __device__ __forceinline__ void sum_all(const BlockSide& from, const Bloc
                                                const BlockUnits& units, const i32* ids, u64 count,
                                                u64* sums, u32 first, u64* report) {
     __shared__ u64 of_warp[KV_ROW_THREADS / KV_WARP];
-    const u64 items = units.planes * units.tokens * units.segments * units.unit_vectors;
-    const u64 threads = (u64)gridDim.x * blockDim.x;
+    const u32 items = units.vectors_of_block();
+    const u32 threads = gridDim.x * blockDim.x;
     for (u64 place = blockIdx.y; place < count; place += gridDim.y) {
         const i32 block = ids[place];
         if (block < 0 || (u64)block >= from.num_blocks) {
@@ -59,11 +58,11 @@ static __device__ __forceinline__ void sum_all(const BlockSide& from, const Bloc
             continue;
         }
         u64 sum = 0;
-        u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-        UnitPlace unit = UnitPlace::of(units, item);
-        for (; item < items; item += threads, unit = unit.plus(units, (u32)threads)) {
+        u32 item = blockIdx.x * blockDim.x + threadIdx.x;
+        for (; item < items; item += threads) {
+            const UnitPlace unit = UnitPlace::of(units, item);
             const u64 within = unit.vector * (u64)sizeof(Vector);
-            const u64 at = from.at(block, unit.plane, unit.token, unit.segment) + within;
+            const u64 at = from.at((u32)block, unit.plane, unit.token, unit.segment) + within;
             const u64 in_block = dense.at(0, unit.plane, unit.token, unit.segment) + within;
             sum += share_of(*reinterpret_cast<const Vector*>(at), in_block);
         }
@@ -81,5 +80,7 @@ static __device__ __forceinline__ void sum_all(const BlockSide& from, const Bloc
     }
 
 SUM_BLOCKS(sum_blocks_16, Words2)
-SUM_BLOCKS(sum_blocks_4, Words4)
-SUM_BLOCKS(sum_blocks_1, Bytes)
+SUM_BLOCKS(sum_blocks_8, Words1)
+SUM_BLOCKS(sum_blocks_4, Bytes4)
+SUM_BLOCKS(sum_blocks_2, Bytes2)
+SUM_BLOCKS(sum_blocks_1, Bytes1)

@@ -18,72 +18,69 @@ struct BlockSide {
     u64 segment_stride;
     u64 num_blocks;
 
-    __device__ __forceinline__ u64 at(u64 block, u64 plane, u64 token, u64 segment) const {
+    __device__ __forceinline__ u64 at(u32 block, u32 plane, u32 token, u32 segment) const {
         const u64 start = plane_ptrs ? plane_ptrs[plane] : plane * plane_stride;
         return base + start + block * block_stride + token * token_stride +
                segment * segment_stride;
     }
 };
 
-// Units of a block, in the order in which they are numbered: planes slowest, segments fastest.
+// Units of a block, in the order in which they are numbered: planes slowest, segments fastest. A launch
+// has fewer than 2^31 items, so that 32 bits count them and their grid strides.
 struct BlockUnits {
-    u64 planes;
-    u64 tokens;
-    u64 segments;
-    u64 unit_vectors;
+    Divider32 planes;
+    Divider32 tokens;
+    Divider32 segments;
+    Divider32 unit_vectors;
+
+    __device__ __forceinline__ u32 vectors_of_block() const {
+        return planes.divisor * tokens.divisor * segments.divisor * unit_vectors.divisor;
+    }
 };
 
 static_assert(sizeof(BlockSide) == 56, "BlockSide of crates/kv-kernels/src/block_units.rs");
 static_assert(sizeof(BlockUnits) == 32, "BlockUnits of crates/kv-kernels/src/block_units.rs");
 
-// One number taken apart, fastest first; the host checks that each count but the last is below 2^31.
+// Which block goes where.
+struct BlockPair {
+    i32 source;
+    i32 destination;
+
+    __device__ __forceinline__ bool is_known(const BlockSide& to, const BlockSide& from) const {
+        return source >= 0 && (u64)source < from.num_blocks && destination >= 0 &&
+               (u64)destination < to.num_blocks;
+    }
+};
+
+// Takes the remainder of a division by `count` off a number, which becomes the quotient. Axes of one
+// place are common, and cost a branch that all threads take alike.
+static __device__ __forceinline__ u32 take_digit(u32& number, const Divider32& count) {
+    if (count.divisor == 1) return 0;
+    const u32 quotient = count.quotient(number);
+    const u32 digit = number - quotient * count.divisor;
+    number = quotient;
+    return digit;
+}
+
+// The number of an item taken apart.
 struct UnitPlace {
-    u64 pair;
+    u32 pair;
     u32 plane;
     u32 token;
     u32 segment;
     u32 vector;
 
-    // Where item `first` lies. One division for each axis that has more than one place.
-    static __device__ __forceinline__ UnitPlace of(const BlockUnits& units, u64 first) {
+    static __device__ __forceinline__ UnitPlace of(const BlockUnits& units, u32 item) {
         UnitPlace place;
-        place.vector = (u32)take(first, units.unit_vectors);
-        place.segment = (u32)take(first, units.segments);
-        place.token = (u32)take(first, units.tokens);
-        place.plane = (u32)take(first, units.planes);
-        place.pair = first;
+        place.vector = take_digit(item, units.unit_vectors);
+        place.segment = take_digit(item, units.segments);
+        place.token = take_digit(item, units.tokens);
+        place.plane = take_digit(item, units.planes);
+        place.pair = item;
         return place;
     }
 
-    // The place `on` items further, where `on` is below 2^31.
-    __device__ __forceinline__ UnitPlace plus(const BlockUnits& units, u32 on) const {
-        UnitPlace place = *this;
-        carry(place.vector, on, units.unit_vectors);
-        carry(place.segment, on, units.segments);
-        carry(place.token, on, units.tokens);
-        carry(place.plane, on, units.planes);
-        place.pair += on;
-        return place;
-    }
-
-  private:
-    static __device__ __forceinline__ u64 take(u64& number, u64 count) {
-        if (count == 1) return 0;
-        const u64 quotient = number / count;
-        const u64 rest = number - quotient * count;
-        number = quotient;
-        return rest;
-    }
-    static __device__ __forceinline__ void carry(u32& digit, u32& on, u64 count) {
-        if (on == 0) return;
-        const u32 sum = digit + on;
-        // Most steps stay within a unit or go on by a few.
-        on = 0;
-        if (sum < (u32)count) {
-            digit = sum;
-        } else {
-            on = sum / (u32)count;
-            digit = sum - on * (u32)count;
-        }
+    __device__ __forceinline__ bool is_first_of_pair() const {
+        return (plane | token | segment | vector) == 0;
     }
 };

@@ -1,5 +1,6 @@
-// Number formats of a KV cache, by integer operations and single precision alone, so that the result
-// is the same to the bit on every device.
+// Number formats of a KV cache, in pairs: what the conversions of the hardware take and give. Devices of
+// compute capability 9.0 have one for every format. For those before, 8-bit floats are converted by
+// integer operations and exact arithmetic. The result is the same to the bit on all of them.
 //
 //   wide    bf16, or f16
 //   narrow  e4m3 (one NaN, no infinity), e5m2, or int8
@@ -36,59 +37,107 @@ static __device__ __forceinline__ u32 rounded(u32 magnitude) {
     return magnitude < ((128 - BIAS) << 23) ? small : rounded_normal<MANTISSA, BIAS>(magnitude);
 }
 
-// The magnitude of a code without its sign: its exponent is put in place and biased anew by a
-// multiplication, which is exact, for the smallest codes too.
-template <u32 MANTISSA, u32 BIAS>
-static __device__ __forceinline__ u32 widened(u32 code) {
-    const float rebias = float_of((127 + 127 - BIAS) << 23);
-    return __float_as_uint(__fmul_rn(float_of(code << (23 - MANTISSA)), rebias));
+// Two numbers, of which `low` comes first in memory.
+struct Pair {
+    float low;
+    float high;
+};
+
+static __device__ __forceinline__ Pair pair_of_halves(u32 codes) {
+    Pair pair;
+    asm("{\n\t"
+        ".reg .b16 low, high;\n\t"
+        "mov.b32 {low, high}, %2;\n\t"
+        "cvt.f32.f16 %0, low;\n\t"
+        "cvt.f32.f16 %1, high;\n\t"
+        "}"
+        : "=f"(pair.low), "=f"(pair.high)
+        : "r"(codes));
+    return pair;
 }
 
-template <u32 FORMAT> static __device__ __forceinline__ float wide_to_float(u32 code) {
-    if (FORMAT == KV_BF16) return float_of(code << 16);
-    const u32 magnitude = code & 0x7FFF;
-    const u32 special = magnitude > 0x7C00 ? 0x7FC00000 : 0x7F800000;
-    const u32 bits = magnitude >= 0x7C00 ? special : widened<10, 15>(magnitude);
-    return float_of(((code & 0x8000) << 16) | bits);
+// Two 16-bit codes, of which the lower comes first.
+template <u32 FORMAT> static __device__ __forceinline__ Pair wide_decoded(u32 codes) {
+    if (FORMAT == KV_BF16) return Pair{float_of(codes << 16), float_of(codes & 0xFFFF0000)};
+    return pair_of_halves(codes);
 }
 
-template <u32 FORMAT> static __device__ __forceinline__ u32 wide_from_float(float value) {
-    const u32 bits = __float_as_uint(value);
-    const u32 magnitude = bits & 0x7FFFFFFF;
-    const bool is_nan = magnitude > 0x7F800000;
-    if (FORMAT == KV_BF16) return is_nan ? 0x7FFF : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const u32 code = rounded<10, 15>(magnitude);
-    return is_nan ? 0x7FFF : ((bits >> 16) & 0x8000) | (code < 0x7C00 ? code : 0x7C00);
-}
-
-template <u32 FORMAT> static __device__ __forceinline__ float narrow_to_float(u32 code) {
-    if (FORMAT == KV_INT8) return (float)(signed char)code;
-    const u32 magnitude = code & 0x7F;
-    u32 bits;
-    if (FORMAT == KV_E4M3) {
-        bits = magnitude == 0x7F ? 0x7FC00000 : widened<3, 7>(magnitude);
+template <u32 FORMAT> static __device__ __forceinline__ u32 wide_encoded(Pair pair) {
+    u32 codes;
+    if (FORMAT == KV_BF16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(pair.high), "f"(pair.low));
     } else {
-        const u32 special = magnitude > 0x7C ? 0x7FC00000 : 0x7F800000;
-        bits = magnitude >= 0x7C ? special : widened<2, 15>(magnitude);
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(pair.high), "f"(pair.low));
     }
-    return float_of(((code & 0x80) << 24) | bits);
+    return codes;
 }
 
-template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_from_float(float value) {
-    const u32 bits = __float_as_uint(value);
-    const u32 magnitude = bits & 0x7FFFFFFF;
-    const bool is_nan = magnitude > 0x7F800000;
-    if (FORMAT == KV_INT8) {
-        // Beyond 2^31 the conversion saturates.
-        i32 whole = __float2int_rn(value);
-        whole = whole > 127 ? 127 : whole;
-        whole = whole < -128 ? -128 : whole;
-        return is_nan ? 0 : (u32)whole & 0xFF;
-    }
+// A single 8-bit float, without its sign, from a number that is no NaN.
+template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_magnitude(u32 magnitude) {
     const u32 most = FORMAT == KV_E4M3 ? 0x7E : 0x7B;
     // An infinity runs on beyond the format as large numbers do.
     const u32 code = FORMAT == KV_E4M3 ? rounded<3, 7>(magnitude) : rounded<2, 15>(magnitude);
-    return is_nan ? 0x7F : ((bits >> 24) & 0x80) | (code < most ? code : most);
+    return code < most ? code : most;
+}
+
+template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_float(float value) {
+    const u32 bits = __float_as_uint(value);
+    const u32 magnitude = bits & 0x7FFFFFFF;
+    const u32 code = ((bits >> 24) & 0x80) | narrow_magnitude<FORMAT>(magnitude);
+    return magnitude > 0x7F800000 ? 0x7F : code;
+}
+
+// Two 8-bit codes in 16 bits, of which the lower comes first.
+template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_encoded(Pair pair) {
+    if (FORMAT == KV_INT8) {
+        // Beyond 2^31 the first step saturates, and it makes 0 of a NaN.
+        const i32 low = __float2int_rn(pair.low);
+        const i32 high = __float2int_rn(pair.high);
+        u32 codes;
+        asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(codes) : "r"(high), "r"(low), "r"(0));
+        return codes;
+    }
+#if __CUDA_ARCH__ >= 900
+    unsigned short codes;
+    if (FORMAT == KV_E4M3) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+            : "=h"(codes)
+            : "f"(pair.high), "f"(pair.low));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+            : "=h"(codes)
+            : "f"(pair.high), "f"(pair.low));
+    }
+    return codes;
+#else
+    return narrow_float<FORMAT>(pair.low) | (narrow_float<FORMAT>(pair.high) << 8);
+#endif
+}
+
+template <u32 FORMAT> static __device__ __forceinline__ Pair narrow_decoded(u32 codes) {
+    if (FORMAT == KV_INT8) {
+        return Pair{(float)(signed char)codes, (float)(signed char)(codes >> 8)};
+    }
+    u32 halves;
+#if __CUDA_ARCH__ >= 900
+    if (FORMAT == KV_E4M3) {
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((unsigned short)codes));
+    } else {
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"((unsigned short)codes));
+    }
+#else
+    // Each code as the upper byte of a half: as it stands that is the half of e5m2.
+    halves = __byte_perm(codes, 0, 0x1404);
+    if (FORMAT == KV_E4M3) {
+        // One exponent bit fewer, and a bias that is 8 less: the product is exact. A NaN is made one.
+        const u32 magnitudes = halves & 0x7F007F00;
+        const u32 nans = ((magnitudes + 0x01000100) & 0x80008000) >> 15;
+        const u32 shifted = (halves & 0x80008000) | (magnitudes >> 1);
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(shifted), "r"(0x5C005C00));
+        halves |= nans * 0x7FFF;
+    }
+#endif
+    return pair_of_halves(halves);
 }
 
 // The largest finite number of a narrow format.

@@ -26,6 +26,9 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 // The same two for the transfer of one chunk with the whole device.
 #define KV_ONE_THREADS 256
 #define KV_ONE_UNROLL 1
+// The same two for the copy of blocks by pairs.
+#define KV_COPY_THREADS 1024
+#define KV_COPY_UNROLL 1
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
 #define KV_SUM_THREADS 512
 // Threads of a warp.

@@ -13,8 +13,10 @@
 // where a stride of 0 means that the scale does not depend on that index. A group of `measure` is all
 // elements that share a scale: all tokens where token_stride is 0, all heads where head_stride is 0.
 //
-// Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS; any gridDim.x of
-// up to 2^31 threads is correct. A warp measures a group.
+// Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
+//   quantize, dequantize  gridDim.x = ceil(items / blockDim.x)
+//   measure               gridDim.x = ceil(items * lanes / blockDim.x)
+// where items, and items * lanes, are below 2^31. `lanes` neighbouring threads measure a group.
 //
 // Reads and writes as copy_blocks does (block_copy.cu), and reads the scales (measure writes them). A
 // pair of which either id is out of range is passed over and its place reported (by measure too).
@@ -24,11 +26,6 @@
 #include "floats.cuh"
 #include "report.cuh"
 
-struct BlockPair {
-    i32 source;
-    i32 destination;
-};
-
 struct Scales {
     float* scales;
     u64 plane_stride;
@@ -36,7 +33,7 @@ struct Scales {
     u64 token_stride;
     u64 head_stride;
 
-    __device__ __forceinline__ float* at(u64 block, u64 plane, u64 token, u64 head) const {
+    __device__ __forceinline__ float* at(u32 block, u32 plane, u32 token, u32 head) const {
         return scales + plane * plane_stride + block * block_stride + token * token_stride +
                head * head_stride;
     }
@@ -45,50 +42,54 @@ struct Scales {
 struct Formats {
     u32 wide;
     u32 narrow;
-    u32 head_units; // units of a head
-    u32 first_unit; // units of the row before those of this launch
+    Divider32 head_units; // units of a head
+    u32 first_unit;       // units of the row before those of this launch
+    u32 reserved;
 };
 
-static_assert(sizeof(Scales) == 40 && sizeof(Formats) == 16, "crates/kv-kernels/src/quantize.rs");
+static_assert(sizeof(Scales) == 40 && sizeof(Formats) == 24, "crates/kv-kernels/src/quantize.rs");
 
-// Elements that lie together, in either width.
-template <u32 COUNT>
-struct __align__(2 * COUNT) WideVector {
-    unsigned short code[COUNT];
+// Elements that lie together, in pairs. One alone is the lower of its pair.
+template <u32 COUNT> struct __align__(2 * COUNT) WideVector {
+    u32 pair[COUNT / 2];
 };
-template <u32 COUNT>
-struct __align__(COUNT) NarrowVector {
-    u8 code[COUNT];
+template <u32 COUNT> struct __align__(COUNT) NarrowVector {
+    unsigned short pair[COUNT / 2];
 };
-
-static __device__ __forceinline__ bool is_known(BlockPair pair, const BlockSide& to,
-                                                const BlockSide& from) {
-    return pair.source >= 0 && (u64)pair.source < from.num_blocks && pair.destination >= 0 &&
-           (u64)pair.destination < to.num_blocks;
-}
+template <> struct WideVector<1> {
+    unsigned short pair[1];
+};
+template <> struct NarrowVector<1> {
+    u8 pair[1];
+};
 
 // The elements of one vector.
 template <u32 COUNT, bool QUANTIZE, u32 WIDE, u32 NARROW>
 static __device__ __forceinline__ void convert_as(u64 target, u64 source, float scale) {
+    typedef WideVector<COUNT> Wide;
+    typedef NarrowVector<COUNT> Narrow;
+    const u32 pairs = COUNT == 1 ? 1 : COUNT / 2;
     if (QUANTIZE) {
-        const WideVector<COUNT> wide = *reinterpret_cast<const WideVector<COUNT>*>(source);
+        const Wide wide = *reinterpret_cast<const Wide*>(source);
         const float inverse = __frcp_rn(scale);
-        NarrowVector<COUNT> narrow;
+        Narrow narrow;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) {
-            const float value = wide_to_float<WIDE>(wide.code[i]);
-            narrow.code[i] = (u8)narrow_from_float<NARROW>(__fmul_rn(value, inverse));
+        for (u32 i = 0; i < pairs; ++i) {
+            Pair pair = wide_decoded<WIDE>(wide.pair[i]);
+            pair = Pair{__fmul_rn(pair.low, inverse), __fmul_rn(pair.high, inverse)};
+            narrow.pair[i] = narrow_encoded<NARROW>(pair);
         }
-        *reinterpret_cast<NarrowVector<COUNT>*>(target) = narrow;
+        *reinterpret_cast<Narrow*>(target) = narrow;
     } else {
-        const NarrowVector<COUNT> narrow = *reinterpret_cast<const NarrowVector<COUNT>*>(source);
-        WideVector<COUNT> wide;
+        const Narrow narrow = *reinterpret_cast<const Narrow*>(source);
+        Wide wide;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; ++i) {
-            const float value = narrow_to_float<NARROW>(narrow.code[i]);
-            wide.code[i] = (unsigned short)wide_from_float<WIDE>(__fmul_rn(value, scale));
+        for (u32 i = 0; i < pairs; ++i) {
+            Pair pair = narrow_decoded<NARROW>(narrow.pair[i]);
+            pair = Pair{__fmul_rn(pair.low, scale), __fmul_rn(pair.high, scale)};
+            wide.pair[i] = wide_encoded<WIDE>(pair);
         }
-        *reinterpret_cast<WideVector<COUNT>*>(target) = wide;
+        *reinterpret_cast<Wide*>(target) = wide;
     }
 }
 
@@ -116,42 +117,38 @@ static __device__ __forceinline__ void convert_vector(const Formats& formats, u6
 }
 
 template <u32 COUNT, bool QUANTIZE>
-static __device__ __forceinline__ void convert_all(const BlockSide& to, const BlockSide& from,
-                                                   const BlockUnits& units,
-                                                   const BlockPair* pairs, u64 items,
-                                                   const Scales& scales, const Formats& formats,
-                                                   u64* report) {
-    const u64 threads = (u64)gridDim.x * blockDim.x;
+static __device__ __forceinline__ void
+convert_item(const BlockSide& to, const BlockSide& from, const BlockUnits& units,
+             const BlockPair* pairs, u32 items, u64 first_pair, const Scales& scales,
+             const Formats& formats, u64* report) {
+    const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
+    if (item >= items) return;
+    const UnitPlace place = UnitPlace::of(units, item);
+    const BlockPair pair = pairs[place.pair];
+    if (!pair.is_known(to, from)) {
+        if (place.is_first_of_pair()) report_bad(report, first_pair + place.pair);
+        return;
+    }
     const u64 source_bytes = QUANTIZE ? 2 * COUNT : COUNT;
     const u64 target_bytes = QUANTIZE ? COUNT : 2 * COUNT;
-    u64 item = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    UnitPlace place = UnitPlace::of(units, item);
-    for (; item < items; item += threads, place = place.plus(units, (u32)threads)) {
-        const BlockPair pair = pairs[place.pair];
-        if (!is_known(pair, to, from)) {
-            if ((place.plane | place.token | place.segment | place.vector) == 0) {
-                report_bad(report, place.pair);
-            }
-            continue;
-        }
-        const u64 source = from.at(pair.source, place.plane, place.token, place.segment) +
-                           place.vector * source_bytes;
-        const u64 target = to.at(pair.destination, place.plane, place.token, place.segment) +
-                           place.vector * target_bytes;
-        const u32 head = (formats.first_unit + place.segment) / formats.head_units;
-        const u64 narrow_block = QUANTIZE ? pair.destination : pair.source;
-        const float scale = *scales.at(narrow_block, place.plane, place.token, head);
-        convert_vector<COUNT, QUANTIZE>(formats, target, source, scale);
-    }
+    const u64 source = from.at(pair.source, place.plane, place.token, place.segment) +
+                       place.vector * source_bytes;
+    const u64 target = to.at(pair.destination, place.plane, place.token, place.segment) +
+                       place.vector * target_bytes;
+    const u32 head = formats.head_units.quotient(formats.first_unit + place.segment);
+    const u32 narrow_block = QUANTIZE ? pair.destination : pair.source;
+    const float scale = *scales.at(narrow_block, place.plane, place.token, head);
+    convert_vector<COUNT, QUANTIZE>(formats, target, source, scale);
 }
 
 #define CONVERT(name, COUNT, QUANTIZE)                                                             \
     extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)                                   \
     name(const __grid_constant__ BlockSide to, const __grid_constant__ BlockSide from,             \
-         const __grid_constant__ BlockUnits units, const BlockPair* pairs, u64 items,              \
-         const __grid_constant__ Scales scales, const __grid_constant__ Formats formats,           \
-         u64* report) {                                                                            \
-        convert_all<COUNT, QUANTIZE>(to, from, units, pairs, items, scales, formats, report);      \
+         const __grid_constant__ BlockUnits units, const BlockPair* pairs, u32 items,              \
+         u64 first_pair, const __grid_constant__ Scales scales,                                    \
+         const __grid_constant__ Formats formats, u64* report) {                                   \
+        convert_item<COUNT, QUANTIZE>(to, from, units, pairs, items, first_pair, scales, formats,  \
+                                      report);                                                     \
     }
 
 CONVERT(quantize_blocks_8, 8, true)
@@ -159,77 +156,125 @@ CONVERT(quantize_blocks_1, 1, true)
 CONVERT(dequantize_blocks_8, 8, false)
 CONVERT(dequantize_blocks_1, 1, false)
 
-// The magnitude of an element as its code without the sign, which is ordered as the numbers are: 0 of a
-// NaN, and of an infinity that of the largest finite number.
-static __device__ __forceinline__ u32 magnitude_of(u32 code, u32 infinity) {
-    const u32 magnitude = code & 0x7FFF;
-    const u32 finite = magnitude < infinity ? magnitude : infinity - 1;
-    return magnitude > infinity ? 0 : finite;
+// How elements of a pair share scales: groups in the order [plane][token][head], and a group in the
+// order of its memory, `tokens` by `segments` by `unit_vectors`.
+struct ScaleGroups {
+    Divider32 planes;
+    Divider32 token_groups;
+    Divider32 head_groups;
+    u32 tokens; // of a group
+    Divider32 segments;
+    Divider32 unit_vectors;
+    u32 vectors; // of a group
+    u32 lanes;   // 1, 2, 4, 8, 16 or 32
+};
+
+static_assert(sizeof(ScaleGroups) == 52, "RawScaleGroups of crates/kv-kernels/src/quantize.rs");
+
+// Vectors that a thread reads before it looks at the first.
+#define MEASURED_IN_FLIGHT 4
+
+// The larger magnitudes of two pairs, of which the second may be of either sign. A NaN counts as
+// nothing, as long as the first is none.
+template <u32 WIDE> static __device__ __forceinline__ u32 larger_pair(u32 largest, u32 codes) {
+    const u32 magnitudes = codes & 0x7FFF7FFF;
+    u32 result;
+    if (WIDE == KV_BF16) {
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(largest), "r"(magnitudes));
+    } else {
+        asm("max.f16x2 %0, %1, %2;" : "=r"(result) : "r"(largest), "r"(magnitudes));
+    }
+    return result;
+}
+
+// The largest magnitude, as its code, that this thread finds in a group, of which it takes every
+// `lanes`-th vector.
+template <u32 COUNT, u32 WIDE>
+static __device__ __forceinline__ u32 largest_code(const BlockSide& from, const ScaleGroups& groups,
+                                                   u32 source, const UnitPlace& place, u32 lane) {
+    typedef WideVector<COUNT> Wide;
+    const u32 pairs = COUNT == 1 ? 1 : COUNT / 2;
+    u32 largest = 0;
+    for (u32 first = lane; first < groups.vectors; first += MEASURED_IN_FLIGHT * groups.lanes) {
+        Wide held[MEASURED_IN_FLIGHT];
+#pragma unroll
+        for (u32 k = 0; k < MEASURED_IN_FLIGHT; ++k) {
+#pragma unroll
+            for (u32 i = 0; i < pairs; ++i) held[k].pair[i] = 0;
+            u32 token = first + k * groups.lanes;
+            if (token >= groups.vectors) continue;
+            const u32 vector = take_digit(token, groups.unit_vectors);
+            const u32 segment = take_digit(token, groups.segments);
+            const u64 unit = from.at(source, place.plane, place.token * groups.tokens + token,
+                                     place.segment * groups.segments.divisor + segment);
+            held[k] = reinterpret_cast<const Wide*>(unit)[vector];
+        }
+#pragma unroll
+        for (u32 k = 0; k < MEASURED_IN_FLIGHT; ++k) {
+#pragma unroll
+            for (u32 i = 0; i < pairs; ++i) largest = larger_pair<WIDE>(largest, held[k].pair[i]);
+        }
+    }
+    const u32 low = largest & 0xFFFF;
+    const u32 high = largest >> 16;
+    return low > high ? low : high;
+}
+
+static __device__ __forceinline__ float scale_of(u32 largest, const Formats& formats) {
+    // An infinity counts as the largest finite number.
+    const u32 infinity = formats.wide == KV_BF16 ? 0x7F80 : 0x7C00;
+    const u32 finite = largest < infinity ? largest : infinity - 1;
+    const float most = formats.wide == KV_BF16 ? wide_decoded<KV_BF16>(finite).low
+                                               : wide_decoded<KV_F16>(finite).low;
+    const float scale = __fdiv_rn(most, narrow_max(formats.narrow));
+    const float normal = __float_as_uint(scale) < 0x00800000 ? float_of(0x00800000) : scale;
+    return largest == 0 ? 1.0f : normal;
 }
 
 template <u32 COUNT>
 static __device__ __forceinline__ void
-measure_all(const BlockSide& to, const BlockSide& from, const BlockUnits& units,
-            const BlockPair* pairs, u64 count, const Scales& scales, const Formats& formats,
-            u64* report) {
-    const u64 heads = units.segments / formats.head_units;
-    const u64 token_groups = scales.token_stride != 0 ? units.tokens : 1;
-    const u64 head_groups = scales.head_stride != 0 ? heads : 1;
-    const u64 groups = count * units.planes * token_groups * head_groups;
-    const u64 tokens = units.tokens / token_groups;
-    const u64 segments = units.segments / head_groups;
-    const u32 infinity = formats.wide == KV_BF16 ? 0x7F80 : 0x7C00;
-    const u32 lane = threadIdx.x % KV_WARP;
-    const u64 warps = (u64)gridDim.x * blockDim.x / KV_WARP;
-    const u64 vectors = tokens * segments * units.unit_vectors;
-    const BlockUnits axes{units.planes, token_groups, head_groups, 1};
-    const BlockUnits inner{1, tokens, segments, units.unit_vectors};
-    u64 group = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / KV_WARP;
-    UnitPlace place = UnitPlace::of(axes, group);
-    for (; group < groups; group += warps, place = place.plus(axes, (u32)warps)) {
-        const BlockPair pair = pairs[place.pair];
-        if (!is_known(pair, to, from)) {
-            if (lane == 0 && (place.plane | place.token | place.segment) == 0) {
-                report_bad(report, place.pair);
-            }
-            continue;
-        }
-        u32 largest = 0;
-        UnitPlace at = UnitPlace::of(inner, lane);
-        for (u64 vector = lane; vector < vectors; vector += KV_WARP, at = at.plus(inner, KV_WARP)) {
-            const u64 address =
-                from.at(pair.source, place.plane, place.token * tokens + at.token,
-                        place.segment * segments + at.segment);
-            const WideVector<COUNT> held =
-                reinterpret_cast<const WideVector<COUNT>*>(address)[at.vector];
-#pragma unroll
-            for (u32 i = 0; i < COUNT; ++i) {
-                const u32 magnitude = magnitude_of(held.code[i], infinity);
-                largest = magnitude > largest ? magnitude : largest;
-            }
-        }
-#pragma unroll
-        for (u32 apart = KV_WARP / 2; apart > 0; apart /= 2) {
-            const u32 other = __shfl_down_sync(0xFFFFFFFFu, largest, apart);
-            largest = other > largest ? other : largest;
-        }
-        if (lane != 0) continue;
-        const float most = formats.wide == KV_BF16 ? wide_to_float<KV_BF16>(largest)
-                                                   : wide_to_float<KV_F16>(largest);
-        float scale = __fdiv_rn(most, narrow_max(formats.narrow));
-        if (__float_as_uint(scale) < 0x00800000) scale = float_of(0x00800000);
-        if (largest == 0) scale = 1.0f;
-        *scales.at(pair.destination, place.plane, place.token, place.segment) = scale;
+measure_group(const BlockSide& to, const BlockSide& from, const ScaleGroups& groups,
+              const BlockPair* pairs, u32 items, u64 first_pair, const Scales& scales,
+              const Formats& formats, u64* report) {
+    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 lane = thread & (groups.lanes - 1);
+    UnitPlace place{0, 0, 0, 0, 0};
+    place.pair = thread >> (31 - __clz(groups.lanes));
+    // Threads without a group stay, because they exchange values below.
+    const bool has_group = place.pair < items;
+    BlockPair pair{-1, -1};
+    if (has_group) {
+        place.segment = take_digit(place.pair, groups.head_groups);
+        place.token = take_digit(place.pair, groups.token_groups);
+        place.plane = take_digit(place.pair, groups.planes);
+        pair = pairs[place.pair];
     }
+    const bool known = pair.is_known(to, from);
+    if (has_group && !known && lane == 0 && place.is_first_of_pair()) {
+        report_bad(report, first_pair + place.pair);
+    }
+    u32 largest = 0;
+    if (known) {
+        largest = formats.wide == KV_BF16
+                      ? largest_code<COUNT, KV_BF16>(from, groups, pair.source, place, lane)
+                      : largest_code<COUNT, KV_F16>(from, groups, pair.source, place, lane);
+    }
+    for (u32 apart = groups.lanes / 2; apart > 0; apart /= 2) {
+        const u32 other = __shfl_down_sync(0xFFFFFFFFu, largest, apart);
+        largest = other > largest ? other : largest;
+    }
+    if (!known || lane != 0) return;
+    *scales.at(pair.destination, place.plane, place.token, place.segment) =
+        scale_of(largest, formats);
 }
 
 #define MEASURE(name, COUNT)                                                                       \
     extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)                                   \
     name(const __grid_constant__ BlockSide to, const __grid_constant__ BlockSide from,             \
-         const __grid_constant__ BlockUnits units, const BlockPair* pairs, u64 count,              \
-         const __grid_constant__ Scales scales, const __grid_constant__ Formats formats,           \
-         u64* report) {                                                                            \
-        measure_all<COUNT>(to, from, units, pairs, count, scales, formats, report);                \
+         const __grid_constant__ ScaleGroups groups, const BlockPair* pairs, u32 items,            \
+         u64 first_pair, const __grid_constant__ Scales scales,                                    \
+         const __grid_constant__ Formats formats, u64* report) {                                   \
+        measure_group<COUNT>(to, from, groups, pairs, items, first_pair, scales, formats, report); \
     }
 
 MEASURE(measure_scales_8, 8)

@@ -1,9 +1,10 @@
 //! `cargo xtask kernels`: from the CUDA C++ sources to the committed PTX.
 //!
 //! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`, and every fixture
-//! of a crate's tests one beside itself. The compiler is pinned by hash, so the same sources give the
-//! same bytes on every machine, and `--check` can tell committed PTX from stale PTX. What was built is also assembled for the cards we serve, because
-//! only the assembler knows registers and spills.
+//! of a crate's tests one beside itself; a source that has instructions of newer cards to gain from
+//! (`VARIANTS`) becomes one for those too. The compiler is pinned by hash, so the same sources give the
+//! same bytes on every machine, and `--check` can tell committed PTX from stale PTX. What was built is
+//! also assembled for the cards we serve, because only the assembler knows registers and spills.
 
 mod nvrtc;
 mod ptxas;
@@ -18,14 +19,21 @@ use nvrtc::{Compiler, Header, Source};
 use ptxas::Assembler;
 use toolchain::Toolchain;
 
-/// The virtual architecture of the committed PTX, which every card since runs through its driver.
-const ARCHITECTURE: &str = "compute_80";
-/// The cards for which the PTX must assemble without spills.
-const CARDS: [&str; 2] = ["sm_80", "sm_90"];
-/// What the compiler is told. `__NV_TARGET_H` keeps the compiler's own `<nv/target>` out, which
-/// would leave 38 unused globals in every module.
-const OPTIONS: [&str; 4] =
-    ["--gpu-architecture=compute_80", "-std=c++17", "-default-device", "-D__NV_TARGET_H"];
+/// A virtual architecture, and the cards for which its PTX must assemble without spills.
+struct Architecture {
+    name: &'static str,
+    cards: &'static [&'static str],
+}
+
+/// That of all sources: every card since runs it through its driver.
+const BASE: Architecture = Architecture { name: "compute_80", cards: &["sm_80", "sm_90"] };
+/// That of the variants of some.
+const NEWER: Architecture = Architecture { name: "compute_90", cards: &["sm_90"] };
+/// Sources, from the workspace's folder, that are built for `NEWER` too.
+const VARIANTS: [&str; 1] = ["kernels/quantize.cu"];
+/// What the compiler is told beside the architecture. `__NV_TARGET_H` keeps the compiler's own
+/// `<nv/target>` out, which would leave 38 unused globals in every module.
+const OPTIONS: [&str; 3] = ["-std=c++17", "-default-device", "-D__NV_TARGET_H"];
 
 /// Options of `cargo xtask kernels`.
 #[derive(clap::Args)]
@@ -74,22 +82,39 @@ fn build_all() -> Result<Vec<Module>> {
         let before = modules.len();
         for source in files(&root().join(folder.sources), "cu")? {
             let name = shown(&source);
-            let module = compile(&compiler, folder, &source, &headers)
-                .with_context(|| format!("{name} does not compile"))?;
-            assemble(&assembler, stem(&source)?, &module)
-                .with_context(|| format!("{name} does not assemble as it should"))?;
-            modules.push(module);
+            for architecture in architectures(&name) {
+                let module = compile(&compiler, folder, (&source, architecture), &headers)
+                    .with_context(|| {
+                        format!("{name} does not compile for {}", architecture.name)
+                    })?;
+                assemble(&assembler, stem(&source)?, (&module, architecture))
+                    .with_context(|| format!("{name} does not assemble as it should"))?;
+                modules.push(module);
+            }
         }
         ensure!(modules.len() > before, "no kernel found: {} has no .cu file", folder.sources);
+    }
+    for variant in VARIANTS {
+        ensure!(root().join(variant).exists(), "{variant}, which shall have a variant, is missing");
     }
     Ok(modules)
 }
 
+/// The architectures that a source is built for.
+fn architectures(source: &str) -> &'static [Architecture] {
+    const ALL: &[Architecture] = &[BASE, NEWER];
+    if VARIANTS.contains(&source) { ALL } else { &ALL[..1] }
+}
+
 /// Assembles a module for every card and prints what its entries cost there.
-fn assemble(assembler: &Assembler, topic: &str, module: &Module) -> Result<()> {
-    for card in CARDS {
-        for entry in assembler.assemble(topic, card, &module.ptx).context(card)? {
-            println!("{topic}: {entry} on {card}");
+fn assemble(
+    assembler: &Assembler,
+    topic: &str,
+    (module, architecture): (&Module, &Architecture),
+) -> Result<()> {
+    for card in architecture.cards {
+        for entry in assembler.assemble(topic, card, &module.ptx).context(*card)? {
+            println!("{topic}.{}: {entry} on {card}", architecture.name);
             ensure!(
                 entry.spilled_bytes == 0,
                 "{} spills {} bytes on {card}; it needs fewer live values",
@@ -104,22 +129,25 @@ fn assemble(assembler: &Assembler, topic: &str, module: &Module) -> Result<()> {
 fn compile(
     compiler: &Compiler,
     folder: &Folder,
-    path: &Path,
+    (path, architecture): (&Path, &Architecture),
     headers: &[Header],
 ) -> Result<Module> {
     let topic = stem(path)?;
     let text = read(path)?;
     let source = Source { name: &format!("{topic}.cu"), text: &text, headers };
-    let compiled = compiler.compile(&source, &OPTIONS)?;
+    let target = format!("--gpu-architecture={}", architecture.name);
+    let options = [&[target.as_str()], &OPTIONS[..]].concat();
+    let compiled = compiler.compile(&source, &options)?;
     let ptx = format!(
         "// {}/{topic}.cu, built by `cargo xtask kernels`: edit the source, not this file.\n\
          // nvrtc {} {}\n{}\n",
         folder.sources,
         toolchain::NVRTC.version,
-        OPTIONS.join(" "),
+        options.join(" "),
         compiled.trim_end()
     );
-    Ok(Module { path: root().join(folder.ptx).join(format!("{topic}.{ARCHITECTURE}.ptx")), ptx })
+    let file = format!("{topic}.{}.ptx", architecture.name);
+    Ok(Module { path: root().join(folder.ptx).join(file), ptx })
 }
 
 fn write(built: &[Module]) -> Result<()> {

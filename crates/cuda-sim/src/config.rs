@@ -5,6 +5,9 @@ use crate::Profile;
 /// Most devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
 
+/// Newest architecture whose instructions the simulated device knows, as in `sm_90`.
+pub(crate) const COMPUTE_CAPABILITY_MAX: (u32, u32) = (9, 0);
+
 /// The simulated machine: its devices, their memory, and the seed of every choice it makes.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SimConfig {
@@ -25,6 +28,8 @@ pub struct SimConfig {
     /// Whether the device knows which bytes of its memory were ever written, so that a kernel that
     /// reads others is found. Costs one bit for each byte of pages that are written in part.
     pub track_initialised: bool,
+    /// Compute capability that each device reports, major and minor: at most 9.0, whose PTX it runs.
+    pub compute_capability: (u32, u32),
     /// What operations and calls cost in virtual time.
     pub profile: Profile,
     /// Name that each device reports.
@@ -43,6 +48,7 @@ impl Default for SimConfig {
             peer_access: true,
             peer_group: DEVICES_MAX,
             track_initialised: true,
+            compute_capability: COMPUTE_CAPABILITY_MAX,
             profile: Profile::h100(),
             name: "Simulated H100".to_owned(),
         }
@@ -66,6 +72,10 @@ impl SimConfig {
         }
         if self.peer_group == 0 {
             return Err(SimConfigError::PeerGroup);
+        }
+        let (most, (major, minor)) = (COMPUTE_CAPABILITY_MAX, self.compute_capability);
+        if (major, minor) > most || minor > 9 {
+            return Err(SimConfigError::ComputeCapability { major, minor, most });
         }
         let sensible = (4 << 10)..=(1 << 30);
         if !self.granularity.is_power_of_two() || !sensible.contains(&self.granularity) {
@@ -93,6 +103,16 @@ pub enum SimConfigError {
     /// Groups of no devices.
     #[error("devices in peer groups of none")]
     PeerGroup,
+    /// An architecture that cannot be simulated.
+    #[error("compute capability {major}.{minor}, of which {}.{} is the newest", most.0, most.1)]
+    ComputeCapability {
+        /// Major number asked for.
+        major: u32,
+        /// Minor number asked for.
+        minor: u32,
+        /// The newest, major and minor.
+        most: (u32, u32),
+    },
     /// A page size that virtual memory cannot have.
     #[error("granularity {granularity} is not a power of two from 4 KiB to 1 GiB")]
     Granularity {

@@ -12,7 +12,7 @@ use cuda_driver::{
 use crate::SimDriver;
 use crate::host_functions::{HostCall, refuse_inside};
 use crate::host_memory::{PageableRange, RegisteredRange};
-use crate::kernels::{BLOCK_THREADS_MAX, COMPUTE_CAPABILITY, GRID_MAX};
+use crate::kernels::{BLOCK_THREADS_MAX, GRID_MAX};
 use crate::scheduler::Goal;
 use crate::state::{Answer, State};
 use crate::time::SizedCall;
@@ -69,8 +69,6 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
         DeviceAttribute::MAX_GRID_DIM_Y => GRID_MAX[1] as i32,
         DeviceAttribute::MAX_GRID_DIM_Z => GRID_MAX[2] as i32,
         DeviceAttribute::MULTIPROCESSOR_COUNT => MULTIPROCESSORS,
-        DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => COMPUTE_CAPABILITY.0 as i32,
-        DeviceAttribute::COMPUTE_CAPABILITY_MINOR => COMPUTE_CAPABILITY.1 as i32,
         DeviceAttribute::UNIFIED_ADDRESSING
         | DeviceAttribute::HOST_REGISTER_SUPPORTED
         | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -120,7 +118,14 @@ impl Driver for SimDriver {
     fn device_get_attribute(&self, device: i32, which: DeviceAttribute) -> DriverResult<i32> {
         self.call("cuDeviceGetAttribute", |state| {
             let device = state.device(device)?;
-            place(device, which).or_else(|| attribute(which)).ok_or(ErrorCode::INVALID_VALUE)
+            let (major, minor) = state.config.compute_capability;
+            match which {
+                DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => Ok(major as i32),
+                DeviceAttribute::COMPUTE_CAPABILITY_MINOR => Ok(minor as i32),
+                _ => place(device, which)
+                    .or_else(|| attribute(which))
+                    .ok_or(ErrorCode::INVALID_VALUE),
+            }
         })
     }
 

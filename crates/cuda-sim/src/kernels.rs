@@ -13,9 +13,6 @@ use crate::work::{Body, Launch, Work};
 /// Newest PTX that the simulated driver compiles: that of CUDA 12.8.
 const PTX_VERSION_MAX: (u32, u32) = (8, 7);
 
-/// Compute capability of the simulated device, as in `sm_90`.
-pub(crate) const COMPUTE_CAPABILITY: (u32, u32) = (9, 0);
-
 /// Most threads of a block.
 pub(crate) const BLOCK_THREADS_MAX: u64 = 1024;
 
@@ -44,7 +41,7 @@ pub(crate) struct Function {
 impl State {
     pub(crate) fn module_load(&mut self, ptx: &str, log: &mut String) -> Answer<u64> {
         let device = self.current()?;
-        check_header(ptx).map_err(|refusal| {
+        check_header(ptx, self.config.compute_capability).map_err(|refusal| {
             log.push_str(&refusal.message);
             refusal.code
         })?;
@@ -173,7 +170,7 @@ struct Refusal {
 }
 
 /// Checks that the header of `ptx` is one that the device can run.
-fn check_header(ptx: &str) -> Result<(), Refusal> {
+fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), Refusal> {
     let refuse = |code, message: &str| Err(Refusal { code, message: message.to_owned() });
     if ptx.starts_with('\x7f') || ptx.trim().is_empty() {
         return refuse(ErrorCode::INVALID_IMAGE, "the text is no PTX");
@@ -199,7 +196,7 @@ fn check_header(ptx: &str) -> Result<(), Refusal> {
             "the PTX has no .target directive for an sm_ device",
         );
     };
-    if target > COMPUTE_CAPABILITY.0 * 10 + COMPUTE_CAPABILITY.1 {
+    if target > capability.0 * 10 + capability.1 {
         let message = format!("PTX for sm_{target} does not run on this device");
         return refuse(ErrorCode::INVALID_PTX, &message);
     }
@@ -248,7 +245,7 @@ mod tests {
             "// .entry no1(\n{HEADER}/* .entry no2( \n*/\n.visible .entry first(\n.param .u64 p\n) {{ }}\n\
              .entry second\n(\n) {{ ret; }} .func helper() {{}}"
         );
-        check_header(&ptx).unwrap();
+        check_header(&ptx, (9, 0)).unwrap();
         let code = ptx::load(&ptx).unwrap();
         let names: Vec<_> = code.programs.iter().map(|program| program.name()).collect();
         assert_eq!(names, ["first", "second"]);
@@ -256,13 +253,16 @@ mod tests {
 
     #[test]
     fn headers_are_checked() {
-        let code = |ptx: &str| check_header(ptx).unwrap_err().code;
+        let code = |ptx: &str| check_header(ptx, (9, 0)).unwrap_err().code;
         assert_eq!(code(""), ErrorCode::INVALID_IMAGE);
         assert_eq!(code(".version 8.0"), ErrorCode::INVALID_PTX);
         assert_eq!(code(".version 9.0\n.target sm_90"), ErrorCode::UNSUPPORTED_PTX_VERSION);
         assert_eq!(code(".version 8.0\n.target sm_100"), ErrorCode::INVALID_PTX);
         assert_eq!(code("\0"), ErrorCode::INVALID_IMAGE);
-        check_header(".version 8.0\n.target sm_90a, debug").unwrap();
+        check_header(".version 8.0\n.target sm_90a, debug", (9, 0)).unwrap();
+        check_header(".version 8.0\n.target sm_80", (8, 0)).unwrap();
+        let newer = check_header(".version 8.0\n.target sm_90", (8, 9)).unwrap_err();
+        assert_eq!(newer.code, ErrorCode::INVALID_PTX);
         assert!(ptx::load(".version 8.0 .target sm_90 .entry").is_err());
         assert!(ptx::load(".version 8.0\n.target sm_90a, debug").unwrap().programs.is_empty());
     }

@@ -31,10 +31,10 @@ const EDGES: [u64; 14] = [
 
 fn ptx(body: &str) -> String {
     let mut text = String::from(
-        ".version 8.0\n.target sm_80\n.address_size 64\n\
+        ".version 8.0\n.target sm_90\n.address_size 64\n\
          .visible .entry kernel(.param .u64 to, .param .u64 from)\n{\n\
          .reg .b64 %rd<4>;\n.reg .b64 %a, %b, %c, %d;\n.reg .b32 %x, %y, %z, %w, %t;\n\
-         .reg .b16 %h;\n.reg .pred %p, %q;\n\
+         .reg .b16 %h, %g;\n.reg .pred %p, %q;\n\
          ld.param.u64 %rd0, [to];\nld.param.u64 %rd1, [from];\n\
          mov.u32 %t, %tid.x;\n\
          mul.wide.u32 %rd2, %t, 8;\nadd.s64 %rd0, %rd0, %rd2;\n\
@@ -176,6 +176,118 @@ fn conversions_and_moves() {
         ("mov.b64 %d, {%y, %x};", |a, b, _| a << 32 | b & 0xffff_ffff),
         ("mov.u32 %w, 0x80000001;", |_, _, _| 0x8000_0001),
         ("mov.u64 %d, -3;", |_, _, _| wide(-3)),
+    ]);
+}
+
+/// The nearest code of an 8-bit float, by looking at all of them: the even one of two as near.
+fn nearest_byte(value: f32, decode: fn(u8) -> f64, most: u8) -> u16 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let distance = |code: &u8| (decode(*code) - f64::from(value.abs())).abs();
+    let order = |a: &u8, b: &u8| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1)));
+    let code = (0..=most).min_by(order).unwrap();
+    u16::from(code) | u16::from(value.is_sign_negative()) << 7
+}
+
+fn e4m3(code: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    if exponent == 0 { fraction / 512.0 } else { (8.0 + fraction) * 2f64.powi(exponent - 10) }
+}
+
+fn e5m2(code: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(code >> 2 & 31), f64::from(code & 3));
+    if exponent == 0 { fraction / 65536.0 } else { (4.0 + fraction) * 2f64.powi(exponent - 17) }
+}
+
+/// A number of any size from bits that are not: from 2^-31 to 2^32, of either sign, or a NaN.
+fn number(bits: u64) -> f32 {
+    if bits % 5 == 3 { f32::NAN } else { f32::from_bits((bits as u32 & 0x9fff_ffff) + 0x3000_0000) }
+}
+
+#[test]
+fn conversions_of_pairs_of_small_floats() {
+    /// Makes `%x` and `%y` numbers as [`number`] does.
+    macro_rules! numbers {
+        ($text:literal) => {
+            concat!(
+                "and.b32 %w, %x, 0x9fffffff;\nadd.u32 %w, %w, 0x30000000;\nrem.u64 %a, %a, 5;\n\
+                 setp.eq.u64 %p, %a, 3;\nselp.b32 %x, 0x7fc00000, %w, %p;\n\
+                 and.b32 %w, %y, 0x9fffffff;\nadd.u32 %w, %w, 0x30000000;\nrem.u64 %b, %b, 5;\n\
+                 setp.eq.u64 %p, %b, 3;\nselp.b32 %y, 0x7fc00000, %w, %p;\n",
+                $text
+            )
+        };
+    }
+    check(&[
+        (numbers!("cvt.rn.satfinite.e4m3x2.f32 %h, %x, %y;\ncvt.u32.u16 %w, %h;"), |a, b, _| {
+            let [a, b] = [a, b].map(|bits| nearest_byte(number(bits), e4m3, 0x7e));
+            low(u32::from(a << 8 | b))
+        }),
+        (numbers!("cvt.rn.satfinite.e5m2x2.f32 %h, %x, %y;\ncvt.u32.u16 %w, %h;"), |a, b, _| {
+            let [a, b] = [a, b].map(|bits| nearest_byte(number(bits), e5m2, 0x7b));
+            low(u32::from(a << 8 | b))
+        }),
+        (numbers!("cvt.rn.bf16x2.f32 %w, %x, %y;"), |a, b, _| {
+            let round = |bits| {
+                let value = number(bits);
+                let bits = value.to_bits();
+                let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+                if value.is_nan() { 0x7fff } else { rounded }
+            };
+            low(round(a) << 16 | round(b))
+        }),
+        // The upper byte of a pair is the first operand's, and a NaN is the one that all become.
+        ("cvt.u16.u32 %h, %x;\ncvt.rn.f16x2.e5m2x2 %w, %h;", |a, _, _| {
+            let half = |code: u64| {
+                if code & 0x7f > 0x7c { 0x7fff } else { (code as u32 & 0xff) << 8 }
+            };
+            low(half(a >> 8) << 16 | half(a))
+        }),
+        (
+            "cvt.u16.u32 %h, %x;\ncvt.rn.f16x2.e4m3x2 %w, %h;\nmov.b32 {%h, %g}, %w;\n\
+          cvt.f32.f16 %w, %g;",
+            |a, _, _| {
+                let code = (a >> 8) as u8;
+                let value = if code & 0x7f == 0x7f { f32::NAN } else { e4m3(code & 0x7f) as f32 };
+                let signed = if code >> 7 == 1 && !value.is_nan() { -value } else { value };
+                low(signed.to_bits())
+            },
+        ),
+        ("cvt.pack.sat.s8.s32.b32 %w, %x, %y, %z;", |a, b, c| {
+            let byte = |value: u64| low((value as i32).clamp(-128, 127) as u8 as u32);
+            (c & 0xffff) << 16 | byte(a) << 8 | byte(b)
+        }),
+    ]);
+}
+
+#[test]
+fn arithmetic_of_pairs_of_halves() {
+    check(&[
+        // Magnitudes that are numbers order as their bits do.
+        (
+            "and.b32 %x, %x, 0x7bff7bff;\nand.b32 %y, %y, 0x7bff7bff;\nmax.f16x2 %w, %x, %y;",
+            |a, b, _| {
+                let half = |shift: u32| {
+                    let of = |value: u64| (value >> shift & 0x7bff) as u32;
+                    of(a).max(of(b)) << shift
+                };
+                low(half(0) | half(16))
+            },
+        ),
+        (
+            "and.b32 %x, %x, 0x7f7f7f7f;\nand.b32 %y, %y, 0x7f7f7f7f;\nmin.bf16x2 %w, %x, %y;",
+            |a, b, _| {
+                let half = |shift: u32| {
+                    let of = |value: u64| (value >> shift & 0x7f7f) as u32;
+                    of(a).min(of(b)) << shift
+                };
+                low(half(0) | half(16))
+            },
+        ),
+        // Beside a NaN the number stays.
+        ("max.bf16x2 %w, 0x7fc1ffff, 0x3f803f80;", |_, _, _| 0x3f80_3f80),
+        ("mul.rn.f16x2 %w, 0x3c00c000, 0x42003555;", |_, _, _| 0x4200_b955),
     ]);
 }
 

@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
-use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, WAVES, items_of};
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, Strides, runs};
-use crate::kernels::ROW_THREADS;
+use crate::block_copy::FLAT_THREADS;
+use crate::block_units::{
+    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, Strides, launches, runs,
+};
+use crate::launch::Divider64;
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint, check_length};
 use crate::{
@@ -72,23 +74,36 @@ pub struct RawAppend {
     pub pages: RawBlockSide,
     /// The rows.
     pub from: RawAppendRows,
-    /// What a row is made of; `tokens` are the new ones.
+    /// What a row is made of; `tokens` are the new ones. Fewer than 2^31 vectors in all.
     pub units: RawBlockUnits,
     /// Address of the slots.
     pub slot_mapping: u64,
     /// Tokens of a block.
     pub block_tokens: u64,
+    /// Tokens before these, which count where places are reported.
+    pub first_token: u64,
     /// The plane of the pages that the first rows are of.
     pub first_plane: u32,
     /// Tensors of a layer, 1 or 2.
     pub kv_count: u32,
     /// Address of a report, or 0.
     pub report: u64,
-    /// Bytes of a vector: 16, 4 or 1.
+    /// Bytes of a vector: 16, 8, 4, 2 or 1.
     pub vector_bytes: u64,
-    /// Blocks of the grid.
-    pub grid: u32,
 }
+
+/// `AppendSlots` of `kernels/append.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct AppendSlots {
+    slots: u64,
+    block_tokens: Divider64,
+    first_token: u64,
+    first_plane: u32,
+    kv_count: u32,
+}
+
+const _: () = assert!(size_of::<AppendSlots>() == 40, "AppendSlots of kernels/append.cu");
 
 impl KvKernels {
     /// Writes the rows of new tokens to their slots: for each layer `l < layers`, tensor `k`, and token
@@ -135,22 +150,27 @@ impl KvKernels {
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/append.cu` names as read or
-    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 4 or 1;
-    /// - `block_tokens` and `kv_count` are not 0;
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
+    /// - `units` are as their fields say, `kv_count` is 1 or 2;
     /// - no host memory is written.
     pub unsafe fn append_raw(&self, stream: &Stream, raw: &RawAppend) -> Result<(), KernelError> {
+        let slots = AppendSlots {
+            slots: raw.slot_mapping,
+            block_tokens: Divider64::new(raw.block_tokens.max(1)),
+            first_token: raw.first_token,
+            first_plane: raw.first_plane,
+            kv_count: raw.kv_count,
+        };
         let args = KernelArgs::new()
             .arg(raw.pages)
             .arg(raw.from)
-            .arg(raw.units)
-            .arg(raw.slot_mapping)
-            .arg(raw.block_tokens)
-            .arg(raw.first_plane)
-            .arg(raw.kv_count)
+            .arg(raw.units.dividers())
+            .arg(slots)
             .arg(raw.report);
         let kernel = self.by_vector(&self.append, raw.vector_bytes)?;
-        let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
-        // SAFETY: the 8 arguments are the parameters of `append_*` in `kernels/append.cu`, in order
+        let blocks = raw.units.vectors().unwrap_or(0).div_ceil(FLAT_THREADS.into());
+        let config = LaunchConfig::linear(blocks.max(1) as u32, FLAT_THREADS);
+        // SAFETY: the 5 arguments are the parameters of `append_*` in `kernels/append.cu`, in order
         // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
@@ -189,7 +209,7 @@ impl KvKernels {
         check_slots(append, append.num_blocks * u64::from(shape.block_tokens()))
     }
 
-    /// One launch for each run of a row.
+    /// One launch for each run of a row, or more where there are more vectors than one counts.
     fn appends(&self, paged: &PagedKv, append: &Append<'_>) -> Result<Vec<RawAppend>, BlocksError> {
         let (shape, blocks) = (paged.shape(), Blocks::Device(paged));
         let row_bytes = shape.row_bytes();
@@ -217,34 +237,35 @@ impl KvKernels {
                 | own_bits
                 | blocks.alignment_bits();
             let token_bits = to.token;
-            let vector_bytes = match alignment_of(bits | token_bits) {
-                16 => 16,
-                4 | 8 => 4,
-                _ => 1,
-            };
+            let vector_bytes = alignment_of(bits | token_bits);
             let units = RawBlockUnits {
                 planes: u64::from(append.layers) * u64::from(shape.kv_count()),
-                tokens: append.tokens,
+                tokens: 1,
                 segments,
                 unit_vectors: unit / vector_bytes,
             };
-            let items = items_of(&units, 1)?;
-            let grid = items.div_ceil(ROW_THREADS);
-            Ok(RawAppend {
-                pages: RawBlockSide::of(blocks, &to, append.num_blocks),
-                from: raw_rows(addresses, append, &from),
-                units,
-                slot_mapping: append.slot_mapping.address(),
-                block_tokens: shape.block_tokens().into(),
-                first_plane: append.first_layer * shape.kv_count(),
-                kv_count: shape.kv_count(),
-                report: append.report.map_or(0, DeviceReport::address),
-                vector_bytes,
-                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR * WAVES) as u32,
-            })
+            let cut = launches(("vectors of a token", append.tokens), units.vectors()?, ITEMS_MAX)?;
+            let raw = move |(first_token, tokens)| {
+                let skipped = first_token * append.token_stride_bytes;
+                RawAppend {
+                    pages: RawBlockSide::of(blocks, &to, append.num_blocks),
+                    from: raw_rows(addresses.map(|address| address + skipped), append, &from),
+                    units: RawBlockUnits { tokens, ..units },
+                    slot_mapping: append.slot_mapping.address() + first_token * 8,
+                    block_tokens: shape.block_tokens().into(),
+                    first_token,
+                    first_plane: append.first_layer * shape.kv_count(),
+                    kv_count: shape.kv_count(),
+                    report: append.report.map_or(0, DeviceReport::address),
+                    vector_bytes,
+                }
+            };
+            Ok(cut.map(raw).collect())
         };
         let whole_row = (append.tokens, row_bytes);
-        runs(side(&row), side(parts), whole_row, u64::MAX).into_iter().map(launch).collect()
+        let all = runs(side(&row), side(parts), whole_row, u64::MAX);
+        let all: Result<Vec<Vec<_>>, BlocksError> = all.into_iter().map(launch).collect();
+        Ok(all?.concat())
     }
 }
 

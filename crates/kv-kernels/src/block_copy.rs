@@ -6,8 +6,7 @@ use std::collections::HashMap;
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
-use crate::kernels::ROW_THREADS;
+use crate::block_units::{ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, launches, runs};
 use crate::layout::alignment_of;
 use crate::operand::{check_array, check_disjoint};
 use crate::{
@@ -71,14 +70,18 @@ pub struct RawBlockCopy {
     pub units: RawBlockUnits,
     /// Address of the pairs.
     pub pairs: u64,
-    /// Vectors of all pairs.
+    /// Vectors of all pairs, below 2^31.
     pub items: u64,
-    /// Bytes of a vector: 16, 4 or 1.
+    /// Pairs before these, which count where places are reported.
+    pub first_pair: u64,
+    /// Bytes of a vector: 16, 8, 4, 2 or 1.
     pub vector_bytes: u64,
     /// Address of a report, or 0.
     pub report: u64,
-    /// Blocks of the grid.
+    /// Blocks of the grid, no more than have vectors.
     pub grid: u32,
+    /// Threads of a block, 1 to 1,024.
+    pub threads: u32,
 }
 
 impl KvKernels {
@@ -149,7 +152,8 @@ impl KvKernels {
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/block_copy.cu` names as read or
-    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 4 or 1;
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
+    /// - `units`, `items` and `grid` are as their fields say;
     /// - host memory that is written is not accessed by the host until then.
     pub unsafe fn copy_blocks_raw(
         &self,
@@ -159,13 +163,15 @@ impl KvKernels {
         let args = KernelArgs::new()
             .arg(raw.to)
             .arg(raw.from)
-            .arg(raw.units)
+            .arg(raw.units.dividers())
             .arg(raw.pairs)
-            .arg(raw.items)
+            .arg(raw.items as u32)
+            .arg(raw.first_pair)
             .arg(raw.report);
         let kernel = self.by_vector(&self.copy_blocks, raw.vector_bytes)?;
-        let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
-        // SAFETY: the 6 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
+        let threads = raw.threads.clamp(1, COPY_THREADS_MAX);
+        let config = LaunchConfig::linear(raw.grid.max(1), threads);
+        // SAFETY: the 7 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
         // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
@@ -213,7 +219,7 @@ impl KvKernels {
         }
     }
 
-    /// One launch for each run of the rows.
+    /// One launch for each run of the rows, or more where there are more vectors than one counts.
     fn block_copies(
         &self,
         copy: &BlockCopy<'_>,
@@ -230,7 +236,7 @@ impl KvKernels {
             let (to, from) = (side(to, copy.to_blocks), side(from, copy.from_blocks));
             let bits = to.base | from.base | shape.block_bytes();
             let units = RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors: 0 };
-            return Ok(vec![self.launch_of(copy, (to, from), units, shape.block_bytes(), bits)?]);
+            return self.launches_of(copy, (to, from), units, (shape.block_bytes(), bits));
         }
         let tokens = u64::from(shape.block_tokens());
         let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
@@ -252,75 +258,61 @@ impl KvKernels {
                 segments: run.segments,
                 unit_vectors: 0,
             };
-            self.launch_of(copy, sides, units, run.unit, bits)
+            self.launches_of(copy, sides, units, (run.unit, bits))
         };
-        runs(source, target, (tokens, rows.bytes), u64::MAX).into_iter().map(of_run).collect()
+        let all = runs(source, target, (tokens, rows.bytes), u64::MAX);
+        let all: Result<Vec<_>, _> = all.into_iter().map(of_run).collect();
+        Ok(all?.concat())
     }
 
-    fn launch_of(
+    fn launches_of(
         &self,
         copy: &BlockCopy<'_>,
         (to, from): (RawBlockSide, RawBlockSide),
         units: RawBlockUnits,
-        unit_bytes: u64,
-        bits: u64,
-    ) -> Result<RawBlockCopy, BlocksError> {
-        let vector_bytes = match alignment_of(bits) {
-            16 => 16,
-            4 | 8 => 4,
-            _ => 1,
-        };
+        (unit_bytes, bits): (u64, u64),
+    ) -> Result<Vec<RawBlockCopy>, BlocksError> {
+        let vector_bytes = alignment_of(bits);
         let units = RawBlockUnits { unit_vectors: unit_bytes / vector_bytes, ..units };
-        let items = items_of(&units, copy.count)?;
+        let vectors = units.vectors()?;
         let host = matches!(copy.from, Blocks::Host(_)) || matches!(copy.to, Blocks::Host(_));
-        let grid = items.div_ceil(ROW_THREADS * VECTORS_IN_FLIGHT);
-        let most = match (copy.multiprocessors, host) {
-            (Some(most), _) => u64::from(most).clamp(1, self.multiprocessors),
-            (None, true) => HOST_MULTIPROCESSORS.min(self.multiprocessors),
+        // A multiprocessor takes a block of so many threads, and a second one only when all have one.
+        let (threads, blocks_max) = match (copy.multiprocessors, host) {
+            (Some(most), _) => (COPY_THREADS_MAX, u64::from(most).clamp(1, self.multiprocessors)),
+            (None, true) => (COPY_THREADS_MAX, HOST_MULTIPROCESSORS.min(self.multiprocessors)),
             // Tiles that are dealt out by the device leave no multiprocessor waiting for the last.
-            (None, false) => self.multiprocessors * WAVES,
+            (None, false) => (FLAT_THREADS, u64::MAX),
         };
-        Ok(RawBlockCopy {
-            to,
-            from,
-            units,
-            pairs: copy.pairs.address(),
-            items,
-            vector_bytes,
-            report: copy.report.map_or(0, DeviceReport::address),
-            grid: grid.clamp(1, most * BLOCKS_OF_MULTIPROCESSOR) as u32,
-        })
+        let launch = |(first_pair, count): (u64, u64)| {
+            let items = count * vectors;
+            let blocks = items.div_ceil(u64::from(threads) * UNROLL);
+            RawBlockCopy {
+                to,
+                from,
+                units,
+                pairs: copy.pairs.address() + first_pair * size_of::<BlockPair>() as u64,
+                items,
+                first_pair,
+                vector_bytes,
+                report: copy.report.map_or(0, DeviceReport::address),
+                grid: blocks.clamp(1, blocks_max) as u32,
+                threads,
+            }
+        };
+        let cut = launches(("vectors of a block", copy.count), vectors, ITEMS_MAX)?;
+        Ok(cut.map(launch).collect())
     }
 }
 
-/// Vectors that a thread reads at once: `VECTORS_IN_FLIGHT` of `kernels/block_copy.cu`.
-const VECTORS_IN_FLIGHT: u64 = 2;
-/// Blocks of threads that are resident on a multiprocessor at once.
-pub(crate) const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
-/// How many times over a grid without a limit covers the device.
-pub(crate) const WAVES: u64 = 8;
+/// Vectors that a thread moves at once: `KV_COPY_UNROLL` of `kernels/kv.cuh`.
+const UNROLL: u64 = 1;
+/// Most threads of a block: `KV_COPY_THREADS` of `kernels/kv.cuh`.
+const COPY_THREADS_MAX: u32 = 1024;
+/// Threads of a block where each has an item of its own and the device deals blocks out.
+pub(crate) const FLAT_THREADS: u32 = 128;
 /// Multiprocessors that a copy to or from host memory occupies unless told otherwise: what is in
 /// flight on so many exceeds what the bus holds.
 const HOST_MULTIPROCESSORS: u64 = 8;
-
-/// Vectors of `count` blocks, where each axis can be counted by a kernel.
-pub(crate) fn items_of(units: &RawBlockUnits, count: u64) -> Result<u64, BlocksError> {
-    let axes = [
-        ("planes", units.planes),
-        ("tokens", units.tokens),
-        ("segments", units.segments),
-        ("vectors of a unit", units.unit_vectors),
-    ];
-    let mut items = count;
-    for (what, axis) in axes {
-        if axis > i32::MAX as u64 {
-            return Err(BlocksError::TooMany { what, count: axis });
-        }
-        let too_many = BlocksError::TooMany { what, count: u64::MAX };
-        items = items.checked_mul(axis).ok_or(too_many)?;
-    }
-    Ok(items)
-}
 
 /// Checks that both sides have the same layers, tensors and tokens.
 pub(crate) fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {

@@ -2,9 +2,7 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
-use crate::block_copy::BLOCKS_OF_MULTIPROCESSOR;
-use crate::block_copy::items_of;
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
+use crate::block_units::{ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, runs};
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
@@ -40,7 +38,7 @@ pub struct RawBlockSums {
     pub from: RawBlockSide,
     /// Where units lie in a block without gaps that begins at 0.
     pub dense: RawBlockSide,
-    /// What a block is made of.
+    /// What a block is made of, fewer than 2^31 vectors.
     pub units: RawBlockUnits,
     /// Address of the ids.
     pub ids: u64,
@@ -52,7 +50,7 @@ pub struct RawBlockSums {
     pub first: u32,
     /// Address of a report, or 0.
     pub report: u64,
-    /// Bytes of a vector: 16, 4 or 1.
+    /// Bytes of a vector: 16, 8, 4, 2 or 1.
     pub vector_bytes: u64,
     /// Blocks of the grid for each id.
     pub slices: u32,
@@ -155,7 +153,8 @@ impl KvKernels {
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/block_sum.cu` names as read or
-    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 4 or 1;
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
+    /// - `units` are as their fields say;
     /// - no host memory is written.
     pub unsafe fn sum_blocks_raw(
         &self,
@@ -165,7 +164,7 @@ impl KvKernels {
         let args = KernelArgs::new()
             .arg(raw.from)
             .arg(raw.dense)
-            .arg(raw.units)
+            .arg(raw.units.dividers())
             .arg(raw.ids)
             .arg(raw.count)
             .arg(raw.sums)
@@ -230,18 +229,17 @@ impl KvKernels {
                 | run.unit
                 | plane_bits
                 | blocks.alignment_bits();
-            let vector_bytes = match alignment_of(bits) {
-                16 => 16,
-                4 | 8 => 4,
-                _ => 1,
-            };
+            let vector_bytes = alignment_of(bits);
             let units = RawBlockUnits {
                 planes: shape.planes(),
                 tokens: run.tokens,
                 segments: run.segments,
                 unit_vectors: run.unit / vector_bytes,
             };
-            let items = items_of(&units, 1)?;
+            let items = units.vectors()?;
+            if items > ITEMS_MAX {
+                return Err(BlocksError::TooMany { what: "vectors of a block", count: items });
+            }
             let dense = RawBlockSide {
                 base: run.to.offset,
                 plane_stride: plane_bytes,
@@ -271,6 +269,8 @@ impl KvKernels {
     }
 }
 
+/// Blocks of threads that are resident on a multiprocessor at once.
+const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
 /// Vectors of a thread below which another slice does not pay.
 const VECTORS_OF_THREAD: u64 = 4;
 

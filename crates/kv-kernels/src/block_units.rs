@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Blocks, KvShape, PagedLayout, RowPart};
+use crate::launch::Divider32;
+use crate::{Blocks, BlocksError, KvShape, PagedLayout, RowPart};
 
 /// One side, as `BlockSide` of `kernels/blocks.cuh`.
 #[repr(C)]
@@ -24,9 +25,8 @@ pub struct RawBlockSide {
     pub num_blocks: u64,
 }
 
-/// Units of a block, as `BlockUnits` of `kernels/blocks.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, Eq, Pod, PartialEq, Zeroable)]
+/// What a block is made of, as kernels count it; each at least 1 and below 2^31.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RawBlockUnits {
     /// Planes.
     pub planes: u64,
@@ -39,7 +39,71 @@ pub struct RawBlockUnits {
 }
 
 const _: () = assert!(size_of::<RawBlockSide>() == 56, "BlockSide of kernels/blocks.cuh");
-const _: () = assert!(size_of::<RawBlockUnits>() == 32, "BlockUnits of kernels/blocks.cuh");
+
+impl RawBlockUnits {
+    /// `BlockUnits` of `kernels/blocks.cuh`: each count, and what makes a multiplication of a division
+    /// by it.
+    #[must_use]
+    pub fn dividers(&self) -> [u32; 8] {
+        let counts = [self.planes, self.tokens, self.segments, self.unit_vectors];
+        dividers(counts)
+    }
+
+    /// The same from what a kernel is given.
+    pub(crate) fn of_dividers(dividers: [u32; 8]) -> Self {
+        let [planes, tokens, segments, unit_vectors] =
+            [0, 2, 4, 6].map(|count| u64::from(dividers[count]));
+        Self { planes, tokens, segments, unit_vectors }
+    }
+
+    /// Vectors of a block, where each axis can be counted by a kernel.
+    pub(crate) fn vectors(&self) -> Result<u64, BlocksError> {
+        let axes = [
+            ("planes", self.planes),
+            ("tokens", self.tokens),
+            ("segments", self.segments),
+            ("vectors of a unit", self.unit_vectors),
+        ];
+        let mut vectors = 1u64;
+        for (what, axis) in axes {
+            if axis > i32::MAX as u64 {
+                return Err(BlocksError::TooMany { what, count: axis });
+            }
+            let too_many = BlocksError::TooMany { what, count: u64::MAX };
+            vectors = vectors.checked_mul(axis).ok_or(too_many)?;
+        }
+        Ok(vectors)
+    }
+}
+
+/// `Divider32` of `kernels/kv.cuh` for each count; one that is 0 counts as 1.
+pub(crate) fn dividers<const N: usize, const M: usize>(counts: [u64; N]) -> [u32; M] {
+    const { assert!(M == 2 * N) };
+    let mut dividers = [0; M];
+    for (divider, count) in dividers.chunks_exact_mut(2).zip(counts) {
+        let Divider32 { divisor, magic } = Divider32::new((count as u32).max(1));
+        divider.copy_from_slice(&[divisor, magic]);
+    }
+    dividers
+}
+
+/// Items of one launch, at most: kernels count them, and their grid strides, in 32 bits.
+pub(crate) const ITEMS_MAX: u64 = 1 << 31;
+
+/// Cuts `count` things of `items` items each into launches: where each begins, and how many it has.
+pub(crate) fn launches(
+    (what, count): (&'static str, u64),
+    items: u64,
+    items_max: u64,
+) -> Result<impl Iterator<Item = (u64, u64)>, BlocksError> {
+    let each = items_max.checked_div(items).unwrap_or(count);
+    if each == 0 && count > 0 {
+        return Err(BlocksError::TooMany { what, count: items });
+    }
+    let starts =
+        (0..count.checked_div(each).map_or(0, |_| count.div_ceil(each))).map(move |n| n * each);
+    Ok(starts.map(move |start| (start, each.min(count - start))))
+}
 
 /// A run of elements that every row has, which lies alike in all rows, on both sides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -210,4 +274,32 @@ impl RawBlockSide {
 pub(crate) fn plane_offset(shape: &KvShape, layout: &PagedLayout, plane: u64) -> u64 {
     let kv_count = u64::from(shape.kv_count());
     layout.plane_offset(plane / kv_count, plane % kv_count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(count: u64, items: u64) -> Result<Vec<(u64, u64)>, BlocksError> {
+        launches(("vectors of a block", count), items, 100).map(Iterator::collect)
+    }
+
+    #[test]
+    fn launches_have_all_of_the_pairs_and_few_enough_items() {
+        assert_eq!(cut(7, 30), Ok(vec![(0, 3), (3, 3), (6, 1)]));
+        assert_eq!(cut(6, 50), Ok(vec![(0, 2), (2, 2), (4, 2)]));
+        assert_eq!(cut(3, 10), Ok(vec![(0, 3)]));
+        assert_eq!(cut(2, 100), Ok(vec![(0, 1), (1, 1)]));
+        assert_eq!(cut(0, 10), Ok(vec![]));
+        assert_eq!(cut(5, 0), Ok(vec![(0, 5)]));
+        let too_many = BlocksError::TooMany { what: "vectors of a block", count: 101 };
+        assert_eq!(cut(1, 101), Err(too_many));
+    }
+
+    #[test]
+    fn units_come_back_from_what_kernels_are_given() {
+        let units =
+            RawBlockUnits { planes: 64, tokens: 1, segments: 7, unit_vectors: i32::MAX as u64 };
+        assert_eq!(RawBlockUnits::of_dividers(units.dividers()), units);
+    }
 }

@@ -33,8 +33,13 @@ pub(crate) mod entry {
     pub(crate) const SCATTER: &str = "scatter_words";
     pub(crate) const SCATTER_PACKET: &str = "scatter_packet";
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
-    pub(crate) const APPEND: [&str; 3] = ["append_16", "append_4", "append_1"];
-    pub(crate) const SUM_BLOCKS: [&str; 3] = ["sum_blocks_16", "sum_blocks_4", "sum_blocks_1"];
+    /// By the logarithm of the bytes that a thread takes at once, as the two that follow.
+    pub(crate) const APPEND: [&str; 5] =
+        ["append_1", "append_2", "append_4", "append_8", "append_16"];
+    pub(crate) const SUM_BLOCKS: [&str; 5] =
+        ["sum_blocks_1", "sum_blocks_2", "sum_blocks_4", "sum_blocks_8", "sum_blocks_16"];
+    pub(crate) const COPY_BLOCKS: [&str; 5] =
+        ["copy_blocks_1", "copy_blocks_2", "copy_blocks_4", "copy_blocks_8", "copy_blocks_16"];
     pub(crate) const CONVERSIONS: [&str; 6] = [
         "quantize_blocks_8",
         "quantize_blocks_1",
@@ -43,7 +48,6 @@ pub(crate) mod entry {
         "measure_scales_8",
         "measure_scales_1",
     ];
-    pub(crate) const COPY_BLOCKS: [&str; 3] = ["copy_blocks_16", "copy_blocks_4", "copy_blocks_1"];
 }
 
 /// In the order of [`entry::TRANSFERS`].
@@ -68,7 +72,13 @@ const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
 const SCATTER_PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
 const APPEND_PTX: &str = include_str!("../ptx/append.compute_80.ptx");
 const BLOCK_SUM_PTX: &str = include_str!("../ptx/block_sum.compute_80.ptx");
-const QUANTIZE_PTX: &str = include_str!("../ptx/quantize.compute_80.ptx");
+/// For every device, and for those from compute capability [`NEWER`] on.
+const QUANTIZE_PTX: [&str; 2] = [
+    include_str!("../ptx/quantize.compute_80.ptx"),
+    include_str!("../ptx/quantize.compute_90.ptx"),
+];
+/// Major number of the compute capability whose own instructions some kernels use.
+const NEWER: i32 = 9;
 const BLOCK_COPY_PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 
@@ -101,10 +111,10 @@ pub struct KvKernels {
     pub(crate) scatter: Kernel,
     pub(crate) scatter_packet: Kernel,
     pub(crate) block_offsets: LazyKernel,
-    /// For vectors of 16, 4 and 1 bytes, as the two that follow.
-    pub(crate) copy_blocks: LazyModule<3>,
-    pub(crate) append: LazyModule<3>,
-    pub(crate) sum_blocks: LazyModule<3>,
+    /// By the logarithm of the bytes of a vector, as the two that follow.
+    pub(crate) copy_blocks: LazyModule<5>,
+    pub(crate) append: LazyModule<5>,
+    pub(crate) sum_blocks: LazyModule<5>,
     /// In the order of `entry::CONVERSIONS`.
     pub(crate) conversions: LazyModule<6>,
     /// Multiprocessors of the device, 1 to 65536.
@@ -126,6 +136,22 @@ impl KvKernels {
     /// # Errors
     /// [`ModuleError`], with the compiler's log.
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
+        // A device that does not tell is taken for an old one.
+        let major = device.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR).unwrap_or(0);
+        Self::load_variant(device, usize::from(major >= NEWER))
+    }
+
+    /// Loads what every device runs, and no variant for the newer ones: the results are the same, and
+    /// conversions slower. For comparisons.
+    ///
+    /// # Errors
+    /// As of [`load`](KvKernels::load).
+    pub fn load_baseline(device: &Device) -> Result<Self, ModuleError> {
+        Self::load_variant(device, 0)
+    }
+
+    /// Loads the kernels, of those that have variants this one.
+    fn load_variant(device: &Device, variant: usize) -> Result<Self, ModuleError> {
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
         let transfer = |i: usize| LazyKernel::new(TRANSFER_PTX[i], entry::TRANSFERS[i]);
         let one_chunk = |i: usize| LazyKernel::new(ONE_CHUNK_PTX[i], entry::ONE_CHUNK[i]);
@@ -144,7 +170,7 @@ impl KvKernels {
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
             append: LazyModule::new(APPEND_PTX, entry::APPEND),
             sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),
-            conversions: LazyModule::new(QUANTIZE_PTX, entry::CONVERSIONS),
+            conversions: LazyModule::new(QUANTIZE_PTX[variant], entry::CONVERSIONS),
             copy_blocks: LazyModule::new(BLOCK_COPY_PTX, entry::COPY_BLOCKS),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -182,18 +208,13 @@ impl KvKernels {
         self.conversions.get(&self.device).map(|_| ())
     }
 
-    /// One of three kernels for vectors of 16, 4 and 1 bytes.
+    /// One of five kernels, for vectors of 16, 8, 4, 2 or 1 bytes.
     pub(crate) fn by_vector<'a>(
         &self,
-        kernels: &'a LazyModule<3>,
+        kernels: &'a LazyModule<5>,
         vector_bytes: u64,
     ) -> Result<&'a Kernel, KernelError> {
-        let index = match vector_bytes {
-            16 => 0,
-            4 => 1,
-            _ => 2,
-        };
-        Ok(&kernels.get(&self.device)?[index])
+        Ok(&kernels.get(&self.device)?[vector_bytes.trailing_zeros().min(4) as usize])
     }
 
     /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once; that of one chunk, or of any launch.

@@ -274,7 +274,7 @@ impl Divider32 {
 
 impl Divider64 {
     /// `divisor` is at least 1.
-    fn new(divisor: u64) -> Self {
+    pub(crate) fn new(divisor: u64) -> Self {
         Self { divisor, magic: u64::MAX / divisor }
     }
 }

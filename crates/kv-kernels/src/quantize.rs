@@ -3,11 +3,10 @@
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
-use crate::block_copy::{
-    BLOCKS_OF_MULTIPROCESSOR, WAVES, check_apart, check_pairs, check_same_planes, items_of,
+use crate::block_copy::{FLAT_THREADS, check_apart, check_pairs, check_same_planes};
+use crate::block_units::{
+    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, dividers, launches, runs,
 };
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, runs};
-use crate::kernels::ROW_THREADS;
 use crate::layout::alignment_of;
 use crate::operand::{check_array, check_disjoint};
 use crate::{
@@ -101,22 +100,28 @@ pub struct RawScales {
     pub head_stride: u64,
 }
 
-/// Formats, as `Formats` of `kernels/quantize.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Pod, PartialEq, Zeroable)]
+/// Formats, as kernels number them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RawFormats {
     /// [`WideFormat`] as a number.
     pub wide: u32,
     /// [`NarrowFormat`] as a number.
     pub narrow: u32,
-    /// Units of a head.
+    /// Units of a head, at least 1.
     pub head_units: u32,
     /// Units of the row before the first.
     pub first_unit: u32,
 }
 
 const _: () = assert!(size_of::<RawScales>() == 40, "Scales of kernels/quantize.cu");
-const _: () = assert!(size_of::<RawFormats>() == 16, "Formats of kernels/quantize.cu");
+
+impl RawFormats {
+    /// `Formats` of `kernels/quantize.cu`.
+    fn args(&self) -> [u32; 6] {
+        let [head_units, magic] = dividers([self.head_units.into()]);
+        [self.wide, self.narrow, head_units, magic, self.first_unit, 0]
+    }
+}
 
 /// Which kernel of `kernels/quantize.cu`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -142,8 +147,10 @@ pub struct RawConversion {
     pub units: RawBlockUnits,
     /// Address of the pairs.
     pub pairs: u64,
-    /// Vectors of all pairs; for [`ConversionKind::Measure`], pairs.
-    pub items: u64,
+    /// How many pairs; fewer than 2^31 vectors in all.
+    pub count: u64,
+    /// Pairs before these, which count where places are reported.
+    pub first_pair: u64,
     /// The scales.
     pub scales: RawScales,
     /// The formats.
@@ -152,8 +159,6 @@ pub struct RawConversion {
     pub report: u64,
     /// Elements of a vector: 8 or 1.
     pub vector: u32,
-    /// Blocks of the grid.
-    pub grid: u32,
 }
 
 impl KvKernels {
@@ -255,6 +260,7 @@ impl KvKernels {
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/quantize.cu` names as read or
     ///   written lies there, and is aligned to `vector` elements, which is 8 or 1;
+    /// - `units` and `count` are as their fields say;
     /// - `head_units` is not 0, and divides the segments for [`ConversionKind::Measure`];
     /// - host memory that is written is not accessed by the host until then.
     pub unsafe fn convert_blocks_raw(
@@ -262,14 +268,24 @@ impl KvKernels {
         stream: &Stream,
         raw: &RawConversion,
     ) -> Result<(), KernelError> {
-        let args = KernelArgs::new()
-            .arg(raw.to)
-            .arg(raw.from)
-            .arg(raw.units)
+        let sides = KernelArgs::new().arg(raw.to).arg(raw.from);
+        let (described, items, threads) = match raw.kind {
+            ConversionKind::Measure => {
+                let groups = ScaleGroups::of(raw);
+                let items = raw.count * groups.of_pair;
+                (sides.arg(groups.args()), items, items * u64::from(groups.lanes))
+            }
+            _ => {
+                let items = raw.count * raw.units.vectors().unwrap_or(0);
+                (sides.arg(raw.units.dividers()), items, items)
+            }
+        };
+        let args = described
             .arg(raw.pairs)
-            .arg(raw.items)
+            .arg(items as u32)
+            .arg(raw.first_pair)
             .arg(raw.scales)
-            .arg(raw.formats)
+            .arg(raw.formats.args())
             .arg(raw.report);
         // In the order of `entry::CONVERSIONS`.
         let index = match (raw.kind, raw.vector) {
@@ -281,8 +297,9 @@ impl KvKernels {
             (ConversionKind::Measure, _) => 5,
         };
         let kernel = &self.conversions.get(self.device())?[index];
-        let config = LaunchConfig::linear(raw.grid.max(1), ROW_THREADS as u32);
-        // SAFETY: the 8 arguments are the parameters of every entry of `kernels/quantize.cu`, in order
+        let blocks = threads.div_ceil(FLAT_THREADS.into()).max(1);
+        let config = LaunchConfig::linear(blocks as u32, FLAT_THREADS);
+        // SAFETY: the 9 arguments are the parameters of every entry of `kernels/quantize.cu`, in order
         // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
@@ -336,14 +353,14 @@ impl KvKernels {
         Ok(scales)
     }
 
-    /// One launch for each run of a row.
+    /// One launch for each run of a row, or more where there are more vectors than one counts.
     fn conversions(
         &self,
         conversion: &Conversion<'_>,
         kind: ConversionKind,
         scales: RawScales,
     ) -> Result<Vec<RawConversion>, BlocksError> {
-        let Conversion { from, to, head_size, count, .. } = *conversion;
+        let Conversion { from, to, head_size, .. } = *conversion;
         let shape = from.shape();
         let (from_bytes, to_bytes) = kind.element_bytes();
         let (from_parts, to_parts) = (from.parts(), to.parts());
@@ -383,22 +400,16 @@ impl KvKernels {
                 segments: run.segments,
                 unit_vectors: run.unit / vector,
             };
-            let vectors = items_of(&units, count)?;
-            let measures = kind == ConversionKind::Measure;
-            let threads = match kind {
-                ConversionKind::Measure => {
-                    groups(&units, vector, &scales, head_size).saturating_mul(count)
-                }
-                _ => vectors,
-            };
-            let grid = threads.div_ceil(ROW_THREADS);
-            Ok(RawConversion {
+            // Groups have no more threads than vectors, so that these count for them too.
+            let all = ("vectors of a block", conversion.count);
+            let raw = move |(first_pair, count)| RawConversion {
                 kind,
                 to: RawBlockSide::of(to, &run.to, conversion.to_blocks),
                 from: RawBlockSide::of(from, &run.from, conversion.from_blocks),
                 units,
-                pairs: conversion.pairs.address(),
-                items: if measures { count } else { vectors },
+                pairs: conversion.pairs.address() + first_pair * size_of::<BlockPair>() as u64,
+                count,
+                first_pair,
                 scales,
                 formats: RawFormats {
                     wide: conversion.wide as u32,
@@ -408,10 +419,11 @@ impl KvKernels {
                 },
                 report: conversion.report.map_or(0, DeviceReport::address),
                 vector: vector as u32,
-                grid: grid.clamp(1, self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR * WAVES) as u32,
-            })
+            };
+            Ok(launches(all, units.vectors()?, ITEMS_MAX)?.map(raw).collect())
         };
-        all.into_iter().map(launch).collect()
+        let all: Result<Vec<Vec<_>>, BlocksError> = all.into_iter().map(launch).collect();
+        Ok(all?.concat())
     }
 }
 
@@ -425,14 +437,73 @@ impl ConversionKind {
     }
 }
 
-/// Threads that measure the groups of one pair: a warp each.
-fn groups(units: &RawBlockUnits, vector: u64, scales: &RawScales, head_size: u64) -> u64 {
-    let tokens = if scales.token_stride > 0 { units.tokens } else { 1 };
-    let heads = units.segments * units.unit_vectors * vector / head_size;
-    let heads = if scales.head_stride > 0 { heads } else { 1 };
-    // No overflow: at most as many as elements of a block.
-    (units.planes * tokens * heads).saturating_mul(32)
+/// How the elements of a pair share scales, for [`ConversionKind::Measure`].
+struct ScaleGroups {
+    planes: u64,
+    token_groups: u64,
+    head_groups: u64,
+    /// Of a group, as the two that follow.
+    tokens: u64,
+    segments: u64,
+    unit_vectors: u64,
+    /// Groups of a pair.
+    of_pair: u64,
+    /// Vectors of a group.
+    vectors: u64,
+    /// Neighbouring threads that share a group, a power of two up to a warp.
+    lanes: u32,
 }
+
+impl ScaleGroups {
+    fn of(raw: &RawConversion) -> Self {
+        let RawBlockUnits { planes, tokens, segments, unit_vectors } = raw.units;
+        let groups_of = |stride: u64, count: u64| if stride == 0 { 1 } else { count.max(1) };
+        let heads = segments / u64::from(raw.formats.head_units.max(1));
+        let token_groups = groups_of(raw.scales.token_stride, tokens);
+        let head_groups = groups_of(raw.scales.head_stride, heads);
+        let (tokens, segments) = (tokens / token_groups, segments / head_groups);
+        let vectors = tokens * segments * unit_vectors;
+        // So many that each has a round of loads, where there are enough vectors.
+        let lanes = vectors.div_ceil(MEASURED_IN_FLIGHT).clamp(1, 32).next_power_of_two();
+        Self {
+            planes,
+            token_groups,
+            head_groups,
+            tokens,
+            segments,
+            unit_vectors,
+            of_pair: planes * token_groups * head_groups,
+            vectors,
+            lanes: lanes as u32,
+        }
+    }
+
+    /// `ScaleGroups` of `kernels/quantize.cu`.
+    fn args(&self) -> [u32; 13] {
+        let [planes, planes_magic, tokens, tokens_magic, heads, heads_magic] =
+            dividers([self.planes, self.token_groups, self.head_groups]);
+        let [segments, segments_magic, vectors, vectors_magic] =
+            dividers([self.segments, self.unit_vectors]);
+        [
+            planes,
+            planes_magic,
+            tokens,
+            tokens_magic,
+            heads,
+            heads_magic,
+            self.tokens as u32,
+            segments,
+            segments_magic,
+            vectors,
+            vectors_magic,
+            self.vectors as u32,
+            self.lanes,
+        ]
+    }
+}
+
+/// Vectors that a thread reads at once: the same of `kernels/quantize.cu`.
+const MEASURED_IN_FLIGHT: u64 = 4;
 
 /// Elements of a row, all of whose segments are whole elements.
 fn elements_of(blocks: Blocks<'_>, element_bytes: u64, side: Side) -> Result<u64, BlocksError> {

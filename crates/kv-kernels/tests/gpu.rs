@@ -48,6 +48,11 @@ fn main() {
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
         ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
+        ("converted_blocks_of_the_baseline_equal_the_reference", |gpu| {
+            let baseline = KvKernels::load_baseline(&gpu.device).unwrap();
+            let reference = ops::on::On::sim(references());
+            ops::on::compare(&reference, &ops::on::On::with(baseline), ops::quantize::outputs);
+        }),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("a_skipped_prefix_is_not_overwritten", |gpu| assert!(prefix_survives(gpu))),

@@ -14,11 +14,10 @@ pub(super) fn run(
     let mut args = Arguments::new(args);
     let pages: RawBlockSide = args.take()?;
     let from: RawAppendRows = args.take()?;
-    let units: RawBlockUnits = args.take()?;
-    let slot_mapping: u64 = args.take()?;
-    let block_tokens = args.take_divisor()?;
-    let first_plane = u64::from(args.take::<u32>()?);
-    let kv_count = u64::from(args.take::<u32>()?.max(1));
+    let units = RawBlockUnits::of_dividers(args.take()?);
+    let [slot_mapping, block_tokens, _, first_token, plane_and_count]: [u64; 5] = args.take()?;
+    let block_tokens = block_tokens.max(1);
+    let (first_plane, kv_count) = (plane_and_count & 0xFFFF_FFFF, (plane_and_count >> 32).max(1));
     let report: u64 = args.take()?;
 
     let table = RawBlockUnits { planes: first_plane + units.planes, ..units };
@@ -29,7 +28,7 @@ pub(super) fn run(
         let Ok(slot) = u64::try_from(slot) else { continue };
         let (block, token_of_block) = (slot / block_tokens, slot % block_tokens);
         if block >= pages.num_blocks {
-            report_bad(memory, report, 1, token)?;
+            report_bad(memory, report, 1, first_token + token)?;
             continue;
         }
         for plane in 0..units.planes {

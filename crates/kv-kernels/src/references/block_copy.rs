@@ -13,13 +13,14 @@ pub(super) fn run(
     let mut args = Arguments::new(args);
     let to: RawBlockSide = args.take()?;
     let from: RawBlockSide = args.take()?;
-    let units: RawBlockUnits = args.take()?;
+    let units = RawBlockUnits::of_dividers(args.take()?);
     let pairs: u64 = args.take()?;
-    let items: u64 = args.take()?;
+    let items: u32 = args.take()?;
+    let first_pair: u64 = args.take()?;
     let report: u64 = args.take()?;
 
     let of_block = units.planes * units.tokens * units.segments * units.unit_vectors;
-    let count = items.checked_div(of_block).unwrap_or(0);
+    let count = u64::from(items).checked_div(of_block).unwrap_or(0);
     let pairs = load_array::<BlockPair>(memory, pairs, count)?;
     let (to_planes, from_planes) =
         (Planes::of(memory, &to, &units)?, Planes::of(memory, &from, &units)?);
@@ -29,7 +30,7 @@ pub(super) fn run(
         let (Some(source), Some(destination)) =
             (known(pair.source, &from), known(pair.destination, &to))
         else {
-            report_bad(memory, report, 1, place)?;
+            report_bad(memory, report, 1, first_pair + place)?;
             continue;
         };
         for_each_unit(&units, |plane, token, segment| {

@@ -14,7 +14,7 @@ pub(super) fn run(
     let mut args = Arguments::new(args);
     let from: RawBlockSide = args.take()?;
     let dense: RawBlockSide = args.take()?;
-    let units: RawBlockUnits = args.take()?;
+    let units = RawBlockUnits::of_dividers(args.take()?);
     let ids: u64 = args.take()?;
     let count: u64 = args.take()?;
     let sums: u64 = args.take()?;

@@ -40,12 +40,16 @@ pub fn references() -> &'static [KernelReference] {
             KernelReference { name: entry::FILL, run: fill::run },
             KernelReference { name: entry::GATHER, run: gather::run },
             KernelReference { name: entry::SCATTER, run: scatter::run },
-            KernelReference { name: entry::APPEND[0], run: |m, _, a| append::run(m, a, 16) },
-            KernelReference { name: entry::APPEND[1], run: |m, _, a| append::run(m, a, 4) },
-            KernelReference { name: entry::APPEND[2], run: |m, _, a| append::run(m, a, 1) },
-            KernelReference { name: entry::SUM_BLOCKS[0], run: |m, _, a| block_sum::run(m, a, 16) },
-            KernelReference { name: entry::SUM_BLOCKS[1], run: |m, _, a| block_sum::run(m, a, 4) },
-            KernelReference { name: entry::SUM_BLOCKS[2], run: |m, _, a| block_sum::run(m, a, 1) },
+            KernelReference { name: entry::APPEND[0], run: |m, _, a| append::run(m, a, 1) },
+            KernelReference { name: entry::APPEND[1], run: |m, _, a| append::run(m, a, 2) },
+            KernelReference { name: entry::APPEND[2], run: |m, _, a| append::run(m, a, 4) },
+            KernelReference { name: entry::APPEND[3], run: |m, _, a| append::run(m, a, 8) },
+            KernelReference { name: entry::APPEND[4], run: |m, _, a| append::run(m, a, 16) },
+            KernelReference { name: entry::SUM_BLOCKS[0], run: |m, _, a| block_sum::run(m, a, 1) },
+            KernelReference { name: entry::SUM_BLOCKS[1], run: |m, _, a| block_sum::run(m, a, 2) },
+            KernelReference { name: entry::SUM_BLOCKS[2], run: |m, _, a| block_sum::run(m, a, 4) },
+            KernelReference { name: entry::SUM_BLOCKS[3], run: |m, _, a| block_sum::run(m, a, 8) },
+            KernelReference { name: entry::SUM_BLOCKS[4], run: |m, _, a| block_sum::run(m, a, 16) },
             KernelReference {
                 name: entry::CONVERSIONS[0],
                 run: |m, _, a| quantize::convert(m, a, ConversionKind::Quantize, 8),
@@ -74,15 +78,23 @@ pub fn references() -> &'static [KernelReference] {
             KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
             KernelReference {
                 name: entry::COPY_BLOCKS[0],
-                run: |m, _, a| block_copy::run(m, a, 16),
+                run: |m, _, a| block_copy::run(m, a, 1),
             },
             KernelReference {
                 name: entry::COPY_BLOCKS[1],
-                run: |m, _, a| block_copy::run(m, a, 4),
+                run: |m, _, a| block_copy::run(m, a, 2),
             },
             KernelReference {
                 name: entry::COPY_BLOCKS[2],
-                run: |m, _, a| block_copy::run(m, a, 1),
+                run: |m, _, a| block_copy::run(m, a, 4),
+            },
+            KernelReference {
+                name: entry::COPY_BLOCKS[3],
+                run: |m, _, a| block_copy::run(m, a, 8),
+            },
+            KernelReference {
+                name: entry::COPY_BLOCKS[4],
+                run: |m, _, a| block_copy::run(m, a, 16),
             },
         ]
     }

@@ -1,5 +1,6 @@
 //! What the conversions of `quantize.cu` compute.
 
+use bytemuck::AnyBitPattern;
 use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
 
 use super::block_copy::{Planes, for_each_unit, known};
@@ -13,10 +14,10 @@ use crate::{
 struct Parameters {
     to: RawBlockSide,
     from: RawBlockSide,
-    units: RawBlockUnits,
     pairs: u64,
-    /// Items, or pairs.
-    count: u64,
+    /// Vectors, or groups.
+    items: u64,
+    first_pair: u64,
     scales: RawScales,
     formats: RawFormats,
     report: u64,
@@ -25,17 +26,25 @@ struct Parameters {
 }
 
 impl Parameters {
-    fn of(args: &KernelArgs) -> Result<Self, ReferenceError> {
+    /// The parameters, and what tells of the units or groups of a block.
+    fn of<const N: usize>(args: &KernelArgs) -> Result<(Self, [u32; N]), ReferenceError>
+    where
+        [u32; N]: AnyBitPattern,
+    {
         let mut args = Arguments::new(args);
         let (to, from, units) = (args.take()?, args.take()?, args.take()?);
-        let (pairs, count, scales) = (args.take()?, args.take()?, args.take()?);
-        let formats: RawFormats = args.take()?;
-        if formats.head_units == 0 {
-            return Err(ReferenceError::Argument { index: 6 });
+        let (pairs, items, first_pair) = (args.take()?, args.take::<u32>()?.into(), args.take()?);
+        let scales = args.take()?;
+        let [wide, narrow, head_units, _, first_unit, _]: [u32; 6] = args.take()?;
+        if head_units == 0 {
+            return Err(ReferenceError::Argument { index: 7 });
         }
+        let formats = RawFormats { wide, narrow, head_units, first_unit };
         let report = args.take()?;
-        let (wide, narrow) = (WideFormat::of(formats.wide), NarrowFormat::of(formats.narrow));
-        Ok(Self { to, from, units, pairs, count, scales, formats, report, wide, narrow })
+        let (wide, narrow) = (WideFormat::of(wide), NarrowFormat::of(narrow));
+        let all =
+            Self { to, from, pairs, items, first_pair, scales, formats, report, wide, narrow };
+        Ok((all, units))
     }
 
     fn scale_at(&self, block: u64, [plane, token, head]: [u64; 3]) -> u64 {
@@ -59,7 +68,7 @@ impl Parameters {
         for (place, pair) in (0..).zip(load_array::<BlockPair>(memory, self.pairs, count)?) {
             match (known(pair.source, &self.from), known(pair.destination, &self.to)) {
                 (Some(source), Some(destination)) => good.push([source, destination]),
-                _ => report_bad(memory, self.report, 1, place)?,
+                _ => report_bad(memory, self.report, 1, self.first_pair + place)?,
             }
         }
         Ok(good)
@@ -72,10 +81,10 @@ pub(super) fn convert(
     kind: ConversionKind,
     vector: u64,
 ) -> Result<(), ReferenceError> {
-    let p = Parameters::of(args)?;
-    let units = p.units;
+    let (p, units) = Parameters::of(args)?;
+    let units = RawBlockUnits::of_dividers(units);
     let of_block = units.planes * units.tokens * units.segments * units.unit_vectors;
-    let count = p.count.checked_div(of_block).unwrap_or(0);
+    let count = p.items.checked_div(of_block).unwrap_or(0);
     let (to, from) = (Planes::of(memory, &p.to, &units)?, Planes::of(memory, &p.from, &units)?);
     let elements = units.unit_vectors * vector;
     let quantizes = kind == ConversionKind::Quantize;
@@ -111,15 +120,19 @@ pub(super) fn measure(
     args: &KernelArgs,
     vector: u64,
 ) -> Result<(), ReferenceError> {
-    let p = Parameters::of(args)?;
-    let units = p.units;
+    let (p, described) = Parameters::of(args)?;
+    let [planes, _, token_groups, _, head_groups, _, tokens, segments, _, unit_vectors, ..]: [u32;
+        13] = described;
+    let (token_groups, head_groups) = (u64::from(token_groups), u64::from(head_groups));
+    let units = RawBlockUnits {
+        planes: planes.into(),
+        tokens: token_groups * u64::from(tokens),
+        segments: head_groups * u64::from(segments),
+        unit_vectors: unit_vectors.into(),
+    };
     let from = Planes::of(memory, &p.from, &units)?;
-    let heads = units.segments / u64::from(p.formats.head_units);
-    let groups_of = |stride: u64, count: u64| if stride == 0 { 1 } else { count };
-    let token_groups = groups_of(p.scales.token_stride, units.tokens);
-    let head_groups = groups_of(p.scales.head_stride, heads);
-    for [source, destination] in p.pairs(memory, p.count)? {
-        let groups = units.planes * token_groups * head_groups;
+    let groups = units.planes * token_groups * head_groups;
+    for [source, destination] in p.pairs(memory, p.items.checked_div(groups).unwrap_or(0))? {
         let mut largest = vec![0u32; groups as usize];
         let group_of = |plane: u64, token: u64, segment: u64| {
             let token = token * token_groups / units.tokens;

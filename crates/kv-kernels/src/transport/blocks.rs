@@ -199,11 +199,7 @@ impl HostLink {
             HostDirection::ToHost => (whole.from, base),
             HostDirection::ToPages => (base, whole.to),
         };
-        let vector_bytes = match 1 << (from | to | block_bytes | 16).trailing_zeros().min(4) {
-            16 => 16,
-            4 | 8 => 4,
-            _ => 1,
-        };
+        let vector_bytes = 1 << (from | to | block_bytes | 16).trailing_zeros();
         let unit_vectors = block_bytes / vector_bytes;
         let raw = RawBlockCopy {
             to: RawBlockSide::whole(to, block_bytes, copy.to_blocks),
@@ -211,9 +207,11 @@ impl HostLink {
             units: RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors },
             pairs: copy.pairs.address() + (piece.start * size_of::<BlockPair>()) as u64,
             items: piece.len() as u64 * unit_vectors,
+            first_pair: 0,
             vector_bytes,
             report: 0,
             grid: self.options.multiprocessors,
+            threads: 1024,
         };
         // SAFETY: `check_copy` has found the pairs in their memory and the ids below the blocks of their
         // side, and pages hold those (invariant of `PagedKv`). On the other side ids of the run lie in

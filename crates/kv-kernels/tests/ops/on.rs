@@ -21,14 +21,30 @@ pub(crate) type Outputs = Vec<(String, Vec<u8>)>;
 
 impl On {
     pub(crate) fn device(device: Device) -> Self {
-        let stream = Stream::new(&device).unwrap();
         let kernels = KvKernels::load(&device).unwrap();
+        Self::with(kernels)
+    }
+
+    /// With these kernels, on their device.
+    pub(crate) fn with(kernels: KvKernels) -> Self {
+        let device = kernels.device().clone();
+        let stream = Stream::new(&device).unwrap();
         Self { device, stream, kernels, sim: None }
     }
 
     /// A simulated device that runs these references, and the PTX of all other kernels.
     pub(crate) fn sim(references: &[KernelReference]) -> Self {
-        let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
+        Self::sim_of(SimConfig::default(), references)
+    }
+
+    /// A simulated device of compute capability 8.0 that runs PTX.
+    #[allow(dead_code, reason = "each test program uses a part")]
+    pub(crate) fn old_sim() -> Self {
+        Self::sim_of(SimConfig { compute_capability: (8, 0), ..SimConfig::default() }, &[])
+    }
+
+    fn sim_of(config: SimConfig, references: &[KernelReference]) -> Self {
+        let sim = SimDriver::new(SimConfig { devices: 2, ..config }).unwrap();
         sim.register_kernels(references);
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         Self { sim: Some(sim), ..Self::device(device) }

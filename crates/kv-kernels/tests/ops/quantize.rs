@@ -287,6 +287,12 @@ mod on_sim {
         compare(&On::sim(references()), &On::sim(&[]), outputs);
     }
 
+    /// The other variant, which a device of compute capability 8.0 loads and no newer one needs.
+    #[test]
+    fn the_ptx_of_older_devices_gives_what_the_reference_gives() {
+        compare(&On::sim(references()), &On::old_sim(), outputs);
+    }
+
     /// Where the scale of an element lies, written out.
     fn scale_of(case: &Case, place: Place, head: u64) -> usize {
         let shape = &case.shapes[1];

@@ -27,7 +27,14 @@ pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {
         ),
         (
             only(SUM, "sum_blocks_16"),
-            vec![sum(true, false), sum(false, true), sum(true, true), sum(false, false)],
+            // Several vectors of a unit for each thread, and units of one.
+            [24, 1]
+                .into_iter()
+                .flat_map(|unit| {
+                    [(true, false), (false, true), (true, true), (false, false)]
+                        .map(|(table, dense_table)| sum(table, dense_table, unit))
+                })
+                .collect(),
         ),
         (only(OFFSETS, "gather_block_offsets"), offsets()),
     ]
@@ -97,15 +104,16 @@ fn copies() -> Vec<Scenario> {
             let args = KernelArgs::new()
                 .arg(to_side)
                 .arg(from_side)
-                .arg(UNITS)
+                .arg(UNITS.dividers())
                 .arg(address(&pairs))
-                .arg(7u64 * 36)
+                .arg(7u32 * 36)
+                .arg(100u64)
                 .arg(if reported { address(&report) } else { 0 });
             to.append(&mut from);
             to.extend([pairs, report]);
             (to, args)
         };
-        // 3 blocks of 32 threads with 2 vectors each: 4 tiles, of which the last is not full.
+        // 3 blocks of 32 threads: 8 tiles, of which the last is not full.
         let config = LaunchConfig::linear(3, 32);
         Scenario { entry: "copy_blocks_16", config, setup: Box::new(setup) }
     };
@@ -147,21 +155,20 @@ fn append(table: bool, reported: bool) -> Scenario {
         let slots = machine.upload(&[5i64, -1, 16, 15, 1, i64::MAX, 8]);
         let report = machine.upload(&[0u64; 3]);
         let units = RawBlockUnits { planes: 4, tokens: 7, segments: 2, unit_vectors: 3 };
+        // 4 tokens a block, 100 tokens before, from plane 1 on, keys and values.
+        let slots_args = [address(&slots), 4, u64::MAX / 4, 100, 1 | 2 << 32];
         let args = KernelArgs::new()
             .arg(pages)
             .arg(rows)
-            .arg(units)
-            .arg(address(&slots))
-            .arg(4u64)
-            .arg(1u32)
-            .arg(2u32)
+            .arg(units.dividers())
+            .arg(slots_args)
             .arg(if reported { address(&report) } else { 0 });
         (vec![memory, planes, keys, values, slots, report], args)
     };
-    Scenario { entry: "append_16", config: LaunchConfig::linear(2, 32), setup: Box::new(setup) }
+    Scenario { entry: "append_16", config: LaunchConfig::linear(6, 32), setup: Box::new(setup) }
 }
 
-fn sum(table: bool, dense_table: bool) -> Scenario {
+fn sum(table: bool, dense_table: bool, unit_vectors: u64) -> Scenario {
     let setup = move |machine: &Machine| {
         let (mut memory, from) = side(machine, [17, 150, 4, 60], 32, table);
         // Where planes lie in a block may be told by a table too.
@@ -180,7 +187,7 @@ fn sum(table: bool, dense_table: bool) -> Scenario {
         let args = KernelArgs::new()
             .arg(from)
             .arg(dense)
-            .arg(UNITS)
+            .arg(RawBlockUnits { unit_vectors, ..UNITS }.dividers())
             .arg(address(&ids))
             .arg(5u64)
             .arg(address(&sums))

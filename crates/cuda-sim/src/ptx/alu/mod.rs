@@ -6,6 +6,7 @@ mod bits;
 mod convert;
 mod float;
 mod integer;
+mod small;
 
 pub(super) use bits::{bit_binary, bit_ternary, bit_unary, funnel_shift, insert_bits, lop3};
 pub(super) use convert::{Conversion, Rounding};
@@ -14,6 +15,7 @@ pub(super) use integer::{
     add_carry, compare, integer_binary, integer_ternary, integer_unary, logic, wide_binary,
     wide_ternary,
 };
+pub(super) use small::{pack_bytes, packed_binary, small_pair, small_unary};
 
 /// A result of one value.
 pub(super) type Unary = fn(u64) -> u64;

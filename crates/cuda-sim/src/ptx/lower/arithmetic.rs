@@ -81,14 +81,14 @@ impl Site<'_> {
         }
     }
 
-    fn binary(&mut self, f: alu::Binary, d: Type, a: Type, b: Type) -> Loaded<bool> {
+    pub(super) fn binary(&mut self, f: alu::Binary, d: Type, a: Type, b: Type) -> Loaded<bool> {
         self.operands(3)?;
         let (a, b) = (self.source(1, a)?, self.source(2, b)?);
         let d = self.target(0, d)?;
         self.emit(Op::Binary { f, d, a, b })
     }
 
-    fn ternary(&mut self, f: alu::Ternary, [d, a, b, c]: [Type; 4]) -> Loaded<bool> {
+    pub(super) fn ternary(&mut self, f: alu::Ternary, [d, a, b, c]: [Type; 4]) -> Loaded<bool> {
         self.operands(4)?;
         let (a, b, c) = (self.source(1, a)?, self.source(2, b)?, self.source(3, c)?);
         let d = self.target(0, d)?;
@@ -111,10 +111,14 @@ impl Site<'_> {
         }
         let half = modifiers.take_any(&["lo", "hi", "wide"]);
         modifiers.skip(&["rn"]);
-        let half_float = modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]);
+        if let Some(format) = modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]) {
+            modifiers.finish()?;
+            let f = alu::packed_binary(name, format).filter(|_| half.is_none());
+            let f = f.ok_or_else(|| modifiers.unsupported())?;
+            return self.binary(f, Type::B32, Type::B32, Type::B32);
+        }
         let ty = modifiers.take_type()?;
         let f = match (name, half) {
-            _ if half_float.is_some() => None,
             (_, None) if ty.is_float() => alu::float_binary(name, ty),
             ("mul", Some("wide")) => {
                 modifiers.finish()?;
@@ -211,7 +215,7 @@ impl Site<'_> {
         self.unary(f.ok_or_else(|| modifiers.unsupported())?, ty, ty)
     }
 
-    fn unary(&mut self, f: alu::Unary, d: Type, a: Type) -> Loaded<bool> {
+    pub(super) fn unary(&mut self, f: alu::Unary, d: Type, a: Type) -> Loaded<bool> {
         self.operands(2)?;
         let (d, a) = (self.target(0, d)?, self.source(1, a)?);
         self.emit(Op::Unary { f, d, a })

@@ -1,6 +1,6 @@
 //! `mov`, `cvt`, `cvta` and `isspacep`.
 
-use super::super::alu::{Conversion, Rounding};
+use super::super::alu::{self, Conversion, Rounding};
 use super::super::error::Loaded;
 use super::super::op::{Op, Space, special};
 use super::super::run::{LOCAL_WINDOW, SHARED_WINDOW};
@@ -8,6 +8,9 @@ use super::super::syntax::Operand;
 use super::super::types::Type;
 use super::Site;
 use super::modifiers::Modifiers;
+
+/// Floats that no register type of their own holds.
+const SMALL_FLOATS: &[&str] = &["f16", "bf16", "f16x2", "bf16x2", "e4m3x2", "e5m2x2"];
 
 impl Site<'_> {
     pub(super) fn moves(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
@@ -79,8 +82,18 @@ impl Site<'_> {
     fn cvt(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
         let rounding = modifiers.take_any(&["rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"]);
         let saturate = modifiers.take("sat");
-        // Half-precision floats are stored as bits here, and so cannot be converted.
-        if modifiers.take_any(&["f16", "bf16", "f16x2", "bf16x2", "ftz", "relu"]).is_some() {
+        if SMALL_FLOATS.iter().any(|name| modifiers.has(name)) {
+            let nearest = rounding == Some("rn");
+            return if saturate || (rounding.is_some() && !nearest) {
+                Err(modifiers.unsupported())
+            } else {
+                self.cvt_small(modifiers, nearest)
+            };
+        }
+        if modifiers.take("pack") {
+            return self.cvt_pack(modifiers, saturate);
+        }
+        if modifiers.take_any(&["ftz", "relu"]).is_some() {
             return Err(modifiers.unsupported());
         }
         let (to, from) = (modifiers.take_type()?, modifiers.take_type()?);
@@ -115,6 +128,43 @@ impl Site<'_> {
         conversions.push(conversion);
         let index = (conversions.len() - 1) as u32;
         self.emit(Op::Convert { index, d, a })
+    }
+
+    /// To or from floats of 16 or 8 bits.
+    fn cvt_small(&mut self, modifiers: &mut Modifiers<'_>, nearest: bool) -> Loaded<bool> {
+        let saturates = modifiers.take("satfinite");
+        let names = [SMALL_FLOATS, &["f32"]].concat();
+        let (to, from) = (modifiers.take_any(&names), modifiers.take_any(&names));
+        modifiers.finish()?;
+        let (Some(to), Some(from)) = (to, from) else { return Err(modifiers.unsupported()) };
+        let is_byte = |name: &str| matches!(name, "e4m3x2" | "e5m2x2");
+        // To less precision numbers are rounded, and 8-bit floats always saturate.
+        let rounds = to != "f32";
+        if nearest != rounds || saturates != is_byte(to) {
+            return Err(modifiers.unsupported());
+        }
+        let register = |name: &str| match name {
+            "f32" => Type::F32,
+            "f16x2" | "bf16x2" => Type::B32,
+            _ => Type::B16,
+        };
+        if from == "f32"
+            && let Some(f) = alu::small_pair(to)
+        {
+            return self.binary(f, register(to), Type::F32, Type::F32);
+        }
+        let f = alu::small_unary(to, from).ok_or_else(|| modifiers.unsupported())?;
+        self.unary(f, register(to), register(from))
+    }
+
+    /// Two 32-bit integers to two bytes, the one form that is understood.
+    fn cvt_pack(&mut self, modifiers: &mut Modifiers<'_>, saturate: bool) -> Loaded<bool> {
+        let types = [modifiers.take_type()?, modifiers.take_type()?, modifiers.take_type()?];
+        modifiers.finish()?;
+        if !saturate || types != [Type::S8, Type::S32, Type::B32] {
+            return Err(modifiers.unsupported());
+        }
+        self.ternary(alu::pack_bytes, [Type::B32, Type::S32, Type::S32, Type::B32])
     }
 
     fn window_space(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<Space> {
