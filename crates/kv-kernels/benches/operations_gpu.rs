@@ -1,6 +1,7 @@
 //! How fast the operations beside transfers are on a GPU, beside plain copies in the same run.
 //!
-//! `cargo bench -p kv-kernels --bench operations_gpu`, on a machine with a GPU of 12 GiB or more. The
+//! `cargo bench -p kv-kernels --bench operations_gpu`, on a machine with a GPU of 12 GiB or more; names
+//! of parts (`copies`, `host_copies`, `conversions`, `sums_and_appends`, `offsets`) after `--` choose. The
 //! shape is that of an 8-billion-parameter model: 32 layers, keys and values, 8 heads of 128 16-bit
 //! elements, blocks of 16 tokens. Each figure is the median of 7 timings by events.
 //!
@@ -37,11 +38,21 @@ fn main() -> ExitCode {
         Ok(device) => {
             println!("{}\n", device.info().name);
             let bench = Bench::new(&device);
-            bench.copies();
-            bench.host_copies();
-            bench.conversions();
-            bench.sums_and_appends();
-            bench.offsets();
+            let parts: [(&str, fn(&Bench)); 5] = [
+                ("copies", Bench::copies),
+                ("host_copies", Bench::host_copies),
+                ("conversions", Bench::conversions),
+                ("sums_and_appends", Bench::sums_and_appends),
+                ("offsets", Bench::offsets),
+            ];
+            // Cargo's own arguments begin with a dash.
+            let wanted: Vec<String> =
+                std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+            for (name, part) in parts {
+                if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+                    part(&bench);
+                }
+            }
             ExitCode::SUCCESS
         }
         Err(reason) => {
@@ -55,6 +66,8 @@ struct Bench {
     device: Device,
     stream: Stream,
     kernels: KvKernels,
+    /// What a device without the newer instructions would run.
+    baseline: KvKernels,
     pools: [DeviceBuffer; 2],
     /// Bytes that a copy within the device reads and writes in a second.
     copied: f64,
@@ -71,11 +84,13 @@ impl Bench {
     fn new(device: &Device) -> Self {
         let stream = Stream::new(device).unwrap();
         let kernels = KvKernels::load(device).unwrap();
+        let baseline = KvKernels::load_baseline(device).unwrap();
         let pools = [0, 1].map(|_| DeviceBuffer::alloc(device, POOL_BYTES).unwrap());
         for pool in &pools {
             stream.fill(pool.span(), 1).unwrap();
         }
-        let mut bench = Self { device: device.clone(), stream, kernels, pools, copied: 0.0 };
+        let mut bench =
+            Self { device: device.clone(), stream, kernels, baseline, pools, copied: 0.0 };
         let [to, from] = [0, 1].map(|n| bench.pools[n].span().slice(0, MOVED_BYTES).unwrap());
         let seconds = bench.seconds(MOVED_BYTES, || bench.stream.copy_on_device(to, from).unwrap());
         bench.copied = 2.0 * MOVED_BYTES as f64 / seconds;
@@ -134,6 +149,7 @@ impl Bench {
         use Order::{LayerFirst, PageFirst};
         let small = KvShapeOptions { layers: 1, kv_count: 1, row_bytes: 256, block_tokens: 16 };
         let narrow = KvShapeOptions { row_bytes: 256, ..SHAPE };
+        let odd = KvShapeOptions { row_bytes: 132, ..small };
         for (options, from, to) in [
             (SHAPE, PageFirst, PageFirst),
             (SHAPE, LayerFirst, LayerFirst),
@@ -141,19 +157,31 @@ impl Bench {
             (SHAPE, PageFirst, LayerFirst),
             (narrow, LayerFirst, PageFirst),
             (small, PageFirst, PageFirst),
+            (odd, PageFirst, LayerFirst),
         ] {
             let row = options.row_bytes;
             let whole = RowRange { from_byte: 0, to_byte: 0, bytes: row };
-            self.copy(&format!("{from:?} to {to:?}"), [options; 2], [from, to], whole);
+            self.copy(&format!("{from:?} to {to:?}"), [options; 2], [from, to], (whole, None));
         }
         // Two of eight heads of 256 bytes, to a shard that has two.
         let shard = KvShapeOptions { row_bytes: 512, ..SHAPE };
         let heads = RowRange { from_byte: 1024, to_byte: 0, bytes: 512 };
-        self.copy("2 of 8 heads", [SHAPE, shard], [LayerFirst, LayerFirst], heads);
+        self.copy("2 of 8 heads", [SHAPE, shard], [LayerFirst, LayerFirst], (heads, None));
+        let whole = RowRange { from_byte: 0, to_byte: 0, bytes: SHAPE.row_bytes };
+        for few in [4, 8, 16] {
+            let name = format!("LayerFirst to PageFirst, {few} multiprocessors");
+            self.copy(&name, [SHAPE; 2], [LayerFirst, PageFirst], (whole, Some(few)));
+        }
         println!();
     }
 
-    fn copy(&self, name: &str, shapes: [KvShapeOptions; 2], orders: [Order; 2], rows: RowRange) {
+    fn copy(
+        &self,
+        name: &str,
+        shapes: [KvShapeOptions; 2],
+        orders: [Order; 2],
+        (rows, multiprocessors): (RowRange, Option<u32>),
+    ) {
         let [from, to] = [0, 1].map(|n| self.pool(n, shapes[n], orders[n]));
         let block_bytes = from.shape().block_bytes() / from.shape().row_bytes() * rows.bytes;
         let count = (MOVED_BYTES / block_bytes).min(from.blocks());
@@ -169,7 +197,7 @@ impl Bench {
             from_blocks: from.blocks(),
             to_blocks: to.blocks(),
             report: None,
-            multiprocessors: None,
+            multiprocessors,
         };
         let bytes = count * block_bytes;
         let checked = BlockCopy { host_pairs: Some(&pairs), ..copy };
@@ -236,8 +264,8 @@ impl Bench {
     }
 
     fn conversions(&self) {
-        println!("| conversion | scales per | GB/s of 16-bit elements | of copy |");
-        println!("|---|---|---|---|");
+        println!("| conversion | scales per | GB/s of 16-bit elements | of copy | baseline |");
+        println!("|---|---|---|---|---|");
         let narrow_shape = KvShapeOptions { row_bytes: 1024, ..SHAPE };
         let [wide, narrow] =
             [(0, SHAPE), (1, narrow_shape)].map(|(n, s)| self.pool(n, s, Order::LayerFirst));
@@ -265,27 +293,28 @@ impl Bench {
                 let back = Conversion { from: (&narrow).into(), to: (&wide).into(), ..conversion };
                 let back =
                     Conversion { from_blocks: narrow.blocks(), to_blocks: wide.blocks(), ..back };
-                let forth = self.seconds(MOVED_BYTES, || {
-                    self.kernels.quantize_blocks(&self.stream, conversion).unwrap();
-                });
-                let back = self.seconds(MOVED_BYTES, || {
-                    self.kernels.dequantize_blocks(&self.stream, back).unwrap();
-                });
-                let line = |name: &str, seconds: f64, halves: f64| {
+                // Bytes that cross the bus for each of the 16-bit elements.
+                let line = |name: &str, ways: f64, run: &dyn Fn(&KvKernels)| {
+                    let kernels = [&self.kernels, &self.baseline];
+                    let seconds = kernels.map(|kernels| self.seconds(MOVED_BYTES, || run(kernels)));
                     let bytes = MOVED_BYTES as f64;
-                    let of_copy = halves / 2.0 * bytes / seconds / self.copied;
+                    let [of_copy, baseline] =
+                        seconds.map(|seconds| ways * bytes / seconds / self.copied);
                     println!(
-                        "| {name} {format:?} | {per:?} | {:.0} | {of_copy:.2} |",
-                        bytes / seconds / 1e9
+                        "| {name} {format:?} | {per:?} | {:.0} | {of_copy:.2} | {baseline:.2} |",
+                        bytes / seconds[0] / 1e9
                     );
                 };
-                line("bf16 to", forth, 3.0);
-                line("bf16 from", back, 3.0);
+                line("bf16 to", 1.5, &|kernels| {
+                    kernels.quantize_blocks(&self.stream, conversion).unwrap();
+                });
+                line("bf16 from", 1.5, &|kernels| {
+                    kernels.dequantize_blocks(&self.stream, back).unwrap();
+                });
                 if per.is_of_block() {
-                    let measure = self.seconds(MOVED_BYTES, || {
-                        self.kernels.measure_scales(&self.stream, conversion).unwrap();
+                    line("measure for", 1.0, &|kernels| {
+                        kernels.measure_scales(&self.stream, conversion).unwrap();
                     });
-                    line("measure for", measure, 2.0);
                 }
             }
         }
