@@ -30,6 +30,8 @@ const MOVED_BYTES: u64 = 1 << 30;
 const HOST_BYTES: u64 = 256 << 20;
 const TIMINGS: usize = 7;
 
+type Part = fn(&Bench);
+
 fn main() -> ExitCode {
     let device = CudaDriver::load()
         .map_err(|error| error.to_string())
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
         Ok(device) => {
             println!("{}\n", device.info().name);
             let bench = Bench::new(&device);
-            let parts: [(&str, fn(&Bench)); 5] = [
+            let parts: [(&str, Part); 5] = [
                 ("copies", Bench::copies),
                 ("host_copies", Bench::host_copies),
                 ("conversions", Bench::conversions),

@@ -1,7 +1,5 @@
 //! Scattering the keys and values of new tokens into pages.
 
-use std::collections::HashMap;
-
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
@@ -12,6 +10,7 @@ use crate::block_units::{
 use crate::launch::Divider64;
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint, check_length};
+use crate::places::first_repeat;
 use crate::{
     Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, OperandError,
     PagedKv,
@@ -307,14 +306,16 @@ fn check_slots(append: &Append<'_>, slots: u64) -> Result<(), BlocksError> {
     if given != tokens {
         return Err(KernelError::SlotCount { slots: given, tokens }.into());
     }
-    let mut taken: HashMap<i64, u64> = HashMap::with_capacity(host_slots.len());
     for (token, &slot) in (0..).zip(host_slots).filter(|(_, slot)| **slot >= 0) {
         if slot as u64 >= slots {
             return Err(KernelError::SlotOutOfRange { token, slot, slots }.into());
         }
-        if let Some(first) = taken.insert(slot, token) {
-            return Err(BlocksError::SlotTwice { first, second: token, slot });
+    }
+    match first_repeat(host_slots.len(), |token| u64::try_from(host_slots[token]).ok()) {
+        None => Ok(()),
+        Some((first, second)) => {
+            let (slot, first, second) = (host_slots[second], first as u64, second as u64);
+            Err(BlocksError::SlotTwice { first, second, slot })
         }
     }
-    Ok(())
 }

@@ -1,14 +1,13 @@
 //! Copying blocks by pairs of ids: within a device, between peers, to and from pinned host memory,
 //! between layouts, and between shards of heads.
 
-use std::collections::HashMap;
-
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
 use crate::block_units::{ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, launches, runs};
 use crate::layout::alignment_of;
 use crate::operand::{check_array, check_disjoint};
+use crate::places::{Places, first_repeat};
 use crate::{
     Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, Side,
 };
@@ -351,23 +350,6 @@ pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), Kernel
     Ok(())
 }
 
-/// Whether no block is written twice, by a bit for each; false also where bits would be many more than
-/// pairs. Ids are below `to_blocks`.
-fn writes_are_apart(pairs: &[BlockPair], to_blocks: u64) -> bool {
-    let words = to_blocks.div_ceil(64);
-    if words > 8 * pairs.len() as u64 {
-        return false;
-    }
-    let mut written = vec![0_u64; words as usize];
-    pairs.iter().all(|pair| {
-        let block = pair.destination as usize;
-        let (word, bit) = (&mut written[block / 64], 1 << (block % 64));
-        let is_first = *word & bit == 0;
-        *word |= bit;
-        is_first
-    })
-}
-
 /// Checks the host's copy of the pairs.
 pub(crate) fn check_pairs(
     pairs: Option<&[BlockPair]>,
@@ -391,23 +373,26 @@ pub(crate) fn check_pairs(
             }
         }
     }
-    if !same_memory && writes_are_apart(pairs, to_blocks) {
-        return Ok(());
+    if !same_memory {
+        let repeat = first_repeat(pairs.len(), |pair| Some(pairs[pair].destination as u64));
+        return repeat.map_or(Ok(()), |(first, second)| Err(written_twice(pairs, first, second)));
     }
-    let mut writers: HashMap<i32, u64> = HashMap::with_capacity(pairs.len());
-    for (second, pair) in (0..).zip(pairs) {
-        if let Some(first) = writers.insert(pair.destination, second) {
-            let block = pair.destination;
-            return Err(BlocksError::DestinationTwice { first, second, block });
+    let mut writers = Places::new(pairs.len(), |pair| pairs[pair].destination as u64);
+    for second in 0..pairs.len() {
+        if let Some(first) = writers.take(second) {
+            return Err(written_twice(pairs, first, second));
         }
     }
-    if same_memory {
-        for (reader, pair) in (0..).zip(pairs) {
-            if let Some(&writer) = writers.get(&pair.source) {
-                let block = pair.source;
-                return Err(BlocksError::SourceWritten { reader, writer, block });
-            }
+    for (reader, pair) in (0..).zip(pairs) {
+        if let Some(writer) = writers.who_took(pair.source as u64) {
+            let (writer, block) = (writer as u64, pair.source);
+            return Err(BlocksError::SourceWritten { reader, writer, block });
         }
     }
     Ok(())
+}
+
+fn written_twice(pairs: &[BlockPair], first: usize, second: usize) -> BlocksError {
+    let block = pairs[second].destination;
+    BlocksError::DestinationTwice { first: first as u64, second: second as u64, block }
 }

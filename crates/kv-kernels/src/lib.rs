@@ -126,6 +126,7 @@ mod one_chunk;
 mod operand;
 mod paged_kv;
 mod pattern;
+mod places;
 mod quantize;
 mod references;
 mod report;

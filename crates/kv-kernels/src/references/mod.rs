@@ -17,87 +17,59 @@ mod scatter;
 mod transfer;
 
 use bytemuck::AnyBitPattern;
-use cuda_driver::{DeviceMemory, KernelArgs, KernelReference, ReferenceError};
+use cuda_driver::{DeviceMemory, KernelArgs, KernelReference, ReferenceError, ReferenceFn};
 
 use crate::{ConversionKind, entry};
 
 /// The references of all kernels, to register with a simulated device.
 #[must_use]
 pub fn references() -> &'static [KernelReference] {
+    use ConversionKind::{Dequantize, Quantize};
     const {
         &[
-            KernelReference { name: entry::TRANSFERS[0], run: transfer::run },
-            KernelReference { name: entry::TRANSFERS[1], run: transfer::run },
-            KernelReference { name: entry::TRANSFERS[2], run: transfer::run },
-            KernelReference { name: entry::TRANSFERS[3], run: transfer::run },
-            KernelReference { name: entry::TRANSFERS[4], run: transfer::run },
-            KernelReference { name: entry::ONE_CHUNK[0], run: transfer::run_one },
-            KernelReference { name: entry::ONE_CHUNK[1], run: transfer::run_one },
-            KernelReference { name: entry::ONE_CHUNK[2], run: transfer::run_one },
-            KernelReference { name: entry::ONE_CHUNK[3], run: transfer::run_one },
-            KernelReference { name: entry::ONE_CHUNK[4], run: transfer::run_one },
-            KernelReference { name: entry::CHECKSUM, run: checksum::run },
-            KernelReference { name: entry::FILL, run: fill::run },
-            KernelReference { name: entry::GATHER, run: gather::run },
-            KernelReference { name: entry::SCATTER, run: scatter::run },
-            KernelReference { name: entry::APPEND[0], run: |m, _, a| append::run(m, a, 1) },
-            KernelReference { name: entry::APPEND[1], run: |m, _, a| append::run(m, a, 2) },
-            KernelReference { name: entry::APPEND[2], run: |m, _, a| append::run(m, a, 4) },
-            KernelReference { name: entry::APPEND[3], run: |m, _, a| append::run(m, a, 8) },
-            KernelReference { name: entry::APPEND[4], run: |m, _, a| append::run(m, a, 16) },
-            KernelReference { name: entry::SUM_BLOCKS[0], run: |m, _, a| block_sum::run(m, a, 1) },
-            KernelReference { name: entry::SUM_BLOCKS[1], run: |m, _, a| block_sum::run(m, a, 2) },
-            KernelReference { name: entry::SUM_BLOCKS[2], run: |m, _, a| block_sum::run(m, a, 4) },
-            KernelReference { name: entry::SUM_BLOCKS[3], run: |m, _, a| block_sum::run(m, a, 8) },
-            KernelReference { name: entry::SUM_BLOCKS[4], run: |m, _, a| block_sum::run(m, a, 16) },
-            KernelReference {
-                name: entry::CONVERSIONS[0],
-                run: |m, _, a| quantize::convert(m, a, ConversionKind::Quantize, 8),
-            },
-            KernelReference {
-                name: entry::CONVERSIONS[1],
-                run: |m, _, a| quantize::convert(m, a, ConversionKind::Quantize, 1),
-            },
-            KernelReference {
-                name: entry::CONVERSIONS[2],
-                run: |m, _, a| quantize::convert(m, a, ConversionKind::Dequantize, 8),
-            },
-            KernelReference {
-                name: entry::CONVERSIONS[3],
-                run: |m, _, a| quantize::convert(m, a, ConversionKind::Dequantize, 1),
-            },
-            KernelReference {
-                name: entry::CONVERSIONS[4],
-                run: |m, _, a| quantize::measure(m, a, 8),
-            },
-            KernelReference {
-                name: entry::CONVERSIONS[5],
-                run: |m, _, a| quantize::measure(m, a, 1),
-            },
-            KernelReference { name: entry::SCATTER_PACKET, run: scatter::run_packet },
-            KernelReference { name: entry::BLOCK_OFFSETS, run: block_offsets::run },
-            KernelReference {
-                name: entry::COPY_BLOCKS[0],
-                run: |m, _, a| block_copy::run(m, a, 1),
-            },
-            KernelReference {
-                name: entry::COPY_BLOCKS[1],
-                run: |m, _, a| block_copy::run(m, a, 2),
-            },
-            KernelReference {
-                name: entry::COPY_BLOCKS[2],
-                run: |m, _, a| block_copy::run(m, a, 4),
-            },
-            KernelReference {
-                name: entry::COPY_BLOCKS[3],
-                run: |m, _, a| block_copy::run(m, a, 8),
-            },
-            KernelReference {
-                name: entry::COPY_BLOCKS[4],
-                run: |m, _, a| block_copy::run(m, a, 16),
-            },
+            of(entry::TRANSFERS[0], transfer::run),
+            of(entry::TRANSFERS[1], transfer::run),
+            of(entry::TRANSFERS[2], transfer::run),
+            of(entry::TRANSFERS[3], transfer::run),
+            of(entry::TRANSFERS[4], transfer::run),
+            of(entry::ONE_CHUNK[0], transfer::run_one),
+            of(entry::ONE_CHUNK[1], transfer::run_one),
+            of(entry::ONE_CHUNK[2], transfer::run_one),
+            of(entry::ONE_CHUNK[3], transfer::run_one),
+            of(entry::ONE_CHUNK[4], transfer::run_one),
+            of(entry::CHECKSUM, checksum::run),
+            of(entry::FILL, fill::run),
+            of(entry::GATHER, gather::run),
+            of(entry::SCATTER, scatter::run),
+            of(entry::SCATTER_PACKET, scatter::run_packet),
+            of(entry::BLOCK_OFFSETS, block_offsets::run),
+            of(entry::APPEND[0], |m, _, a| append::run(m, a, 1)),
+            of(entry::APPEND[1], |m, _, a| append::run(m, a, 2)),
+            of(entry::APPEND[2], |m, _, a| append::run(m, a, 4)),
+            of(entry::APPEND[3], |m, _, a| append::run(m, a, 8)),
+            of(entry::APPEND[4], |m, _, a| append::run(m, a, 16)),
+            of(entry::SUM_BLOCKS[0], |m, _, a| block_sum::run(m, a, 1)),
+            of(entry::SUM_BLOCKS[1], |m, _, a| block_sum::run(m, a, 2)),
+            of(entry::SUM_BLOCKS[2], |m, _, a| block_sum::run(m, a, 4)),
+            of(entry::SUM_BLOCKS[3], |m, _, a| block_sum::run(m, a, 8)),
+            of(entry::SUM_BLOCKS[4], |m, _, a| block_sum::run(m, a, 16)),
+            of(entry::COPY_BLOCKS[0], |m, _, a| block_copy::run(m, a, 1)),
+            of(entry::COPY_BLOCKS[1], |m, _, a| block_copy::run(m, a, 2)),
+            of(entry::COPY_BLOCKS[2], |m, _, a| block_copy::run(m, a, 4)),
+            of(entry::COPY_BLOCKS[3], |m, _, a| block_copy::run(m, a, 8)),
+            of(entry::COPY_BLOCKS[4], |m, _, a| block_copy::run(m, a, 16)),
+            of(entry::CONVERSIONS[0], |m, _, a| quantize::convert(m, a, Quantize, 8)),
+            of(entry::CONVERSIONS[1], |m, _, a| quantize::convert(m, a, Quantize, 1)),
+            of(entry::CONVERSIONS[2], |m, _, a| quantize::convert(m, a, Dequantize, 8)),
+            of(entry::CONVERSIONS[3], |m, _, a| quantize::convert(m, a, Dequantize, 1)),
+            of(entry::CONVERSIONS[4], |m, _, a| quantize::measure(m, a, 8)),
+            of(entry::CONVERSIONS[5], |m, _, a| quantize::measure(m, a, 1)),
         ]
     }
+}
+
+const fn of(name: &'static str, run: ReferenceFn) -> KernelReference {
+    KernelReference { name, run }
 }
 
 /// Takes arguments one after another.
