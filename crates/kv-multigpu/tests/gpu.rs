@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use common::levels::{Level, free_bytes, run_level};
 use common::pipeline::{Plan, run};
-use common::{drops, kernel, links, moving};
+use common::{drops, kernel, links, moving, serving};
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
 use cudarc::driver::CudaContext;
 use kv_multigpu::moves::{MoverConfig, Route};
@@ -54,6 +54,7 @@ const PAIRS: &[(&str, Run)] = &[
         "a_fault_of_another_process_leaves_this_one_serving",
         a_fault_of_another_process_leaves_this_one_serving,
     ),
+    ("of_a_process_for_each_gpu_the_others_go_on", of_a_process_for_each_gpu_the_others_go_on),
 ];
 
 /// Says what a process that a trial started for itself is to do.
@@ -184,6 +185,7 @@ fn child(part: &str) {
         "busy" => leave_a_busy_thread(&registry),
         "fault" => fault(&registry),
         "leak" => leak(&registry),
+        "serve" => serving::serve(&registry, SERVING),
         "fault_alone" => {
             plant(&registry.device(0).unwrap());
         }
@@ -388,6 +390,13 @@ fn fault(registry: &DeviceRegistry) {
 
 fn a_fault_is_traced_to_its_device_and_closes_quietly(_: &DeviceRegistry) {
     said(&start("fault"));
+}
+
+/// What a process does for one order, with its one GPU.
+const SERVING: Plan = Plan { passes: 100, ..PLAN };
+
+fn of_a_process_for_each_gpu_the_others_go_on(registry: &DeviceRegistry) {
+    serving::one_faults_and_the_others_go_on(registry, SERVING, || child_process("serve"));
 }
 
 /// Passes go on over both devices while other processes lose theirs on the first.

@@ -8,6 +8,7 @@ pub(crate) mod levels;
 pub(crate) mod links;
 pub(crate) mod moving;
 pub(crate) mod pipeline;
+pub(crate) mod serving;
 
 use std::sync::Arc;
 
