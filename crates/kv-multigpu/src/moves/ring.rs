@@ -84,8 +84,7 @@ impl Ring {
         self.stale = true;
         self.down.wait(&chunk.drained)?;
         fill(&memory)?;
-        chunk.filled.record(&self.down)?;
-        self.up.wait(&chunk.filled)?;
+        self.up.wait_for(&self.down, &chunk.filled)?;
         drain(&memory)?;
         chunk.drained.record(&self.up)?;
         self.stale = false;
