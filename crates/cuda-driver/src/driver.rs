@@ -273,6 +273,29 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `INVALID_CONTEXT`, `OUT_OF_MEMORY`.
     fn stream_create(&self, blocking: bool) -> DriverResult<u64>;
 
+    /// `cuStreamCreateWithPriority`, with `CU_STREAM_NON_BLOCKING` unless `blocking`. A priority out of
+    /// range is taken as the nearest in it; a lower number is served first.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`, `OUT_OF_MEMORY`.
+    fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64>;
+
+    /// `cuCtxGetStreamPriorityRange` of the current context: the least priority, and the greatest, which
+    /// is the lower number. Both are 0 where a device has no priorities.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`.
+    fn ctx_get_stream_priority_range(&self) -> DriverResult<(i32, i32)>;
+
+    /// `cuStreamGetPriority`.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32>;
+
     /// `cuStreamDestroy`: returns at once; work already enqueued still runs.
     ///
     /// # Errors

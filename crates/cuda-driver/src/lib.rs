@@ -128,7 +128,7 @@ pub use pin::{HostMemory, PinError, RegisterError};
 pub use prepared::PreparedLaunch;
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 pub use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
-pub use stream::{Event, Stream};
+pub use stream::{Event, Stream, StreamPriority};
 pub use virtual_memory::{AddressRange, FabricSupport, PhysicalMemory, ReleaseError};
 
 #[cfg(all(doctest, feature = "cuda"))]

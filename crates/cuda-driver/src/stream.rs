@@ -14,6 +14,16 @@ pub struct Stream {
     inner: Arc<StreamInner>,
 }
 
+/// Whose kernels are placed first where there is not room for all.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum StreamPriority {
+    /// After all others; that of most streams, which are made without one.
+    Least,
+    /// Before all others.
+    Greatest,
+}
+
 #[derive(Debug)]
 struct StreamInner {
     device: Held,
@@ -33,6 +43,36 @@ impl Stream {
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.stream_create(false))?;
         Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
+    }
+
+    /// The same, whose kernels wait for others' or others for its.
+    ///
+    /// Where more work is ready than fits on the device, blocks of kernels of a higher priority are
+    /// placed first; what runs is not interrupted, and copies take no notice. Nothing about order is
+    /// promised.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn with_priority(device: &Device, priority: StreamPriority) -> Result<Self, DeviceError> {
+        let raw = device.run(|driver| {
+            let (least, greatest) = driver.ctx_get_stream_priority_range()?;
+            let number = match priority {
+                StreamPriority::Least => least,
+                StreamPriority::Greatest => greatest,
+            };
+            driver.stream_create_with_priority(false, number)
+        })?;
+        Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
+    }
+
+    /// The driver's number of the stream's priority: 0 unless it was made with another, lower ones are
+    /// served first.
+    ///
+    /// # Errors
+    /// What the driver answers.
+    pub fn priority(&self) -> Result<i32, DeviceError> {
+        // SAFETY: the stream is live (invariant of `raw`).
+        self.inner.device.run(|driver| unsafe { driver.stream_get_priority(self.raw()) })
     }
 
     /// Uses a stream that the host program already has, such as cudarc's `CudaStream`; 0 is the

@@ -199,6 +199,20 @@ impl Driver for SimDriver {
         self.call("cuStreamCreate", |state| state.stream_create(blocking))
     }
 
+    fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64> {
+        self.call("cuStreamCreateWithPriority", |state| {
+            state.stream_create_with_priority(blocking, priority)
+        })
+    }
+
+    fn ctx_get_stream_priority_range(&self) -> DriverResult<(i32, i32)> {
+        self.call("cuCtxGetStreamPriorityRange", |state| state.stream_priority_range())
+    }
+
+    unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32> {
+        self.call("cuStreamGetPriority", |state| state.stream_priority(stream))
+    }
+
     unsafe fn stream_destroy(&self, stream: u64) -> DriverResult<()> {
         self.call("cuStreamDestroy", |state| state.stream_destroy(stream))
     }

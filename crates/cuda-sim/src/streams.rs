@@ -14,11 +14,16 @@ const LEGACY_ALIAS: u64 = 1;
 /// Most operations that a query runs before it looks.
 const QUERY_STEPS_MAX: usize = 3;
 
+/// The least priority of a stream and the greatest, as of an H100.
+const STREAM_PRIORITIES: (i32, i32) = (0, -5);
+
 /// One stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: u32,
     pub(crate) order: DefaultOrder,
+    /// As it was asked for. Hardware promises nothing about it, so the scheduler takes no notice.
+    priority: i32,
     /// Whether a test holds it still.
     pub(crate) held: bool,
     /// Whether it goes away when its work has run.
@@ -39,7 +44,7 @@ pub(crate) enum DefaultOrder {
 
 impl Stream {
     fn new(device: u32, order: DefaultOrder) -> Self {
-        Self { device, order, held: false, destroyed: false, queue: VecDeque::new() }
+        Self { device, order, priority: 0, held: false, destroyed: false, queue: VecDeque::new() }
     }
 
     pub(crate) fn legacy(device: u32) -> Self {
@@ -102,10 +107,33 @@ impl State {
     }
 
     pub(crate) fn stream_create(&mut self, blocking: bool) -> Answer<u64> {
+        self.stream_create_with_priority(blocking, 0)
+    }
+
+    /// The least and the greatest priority of an H100.
+    pub(crate) fn stream_priority_range(&self) -> Answer<(i32, i32)> {
+        self.current()?;
+        Ok(STREAM_PRIORITIES)
+    }
+
+    pub(crate) fn stream_priority(&self, stream: u64) -> Answer<i32> {
+        let (stream, device) = self.stream(stream)?;
+        self.health(device)?;
+        Ok(self.streams[&stream].priority)
+    }
+
+    pub(crate) fn stream_create_with_priority(
+        &mut self,
+        blocking: bool,
+        priority: i32,
+    ) -> Answer<u64> {
         let device = self.current()?;
         let order = if blocking { DefaultOrder::Blocking } else { DefaultOrder::NonBlocking };
         let handle = self.new_handle();
-        self.streams.insert(handle, Stream::new(device, order));
+        let (least, greatest) = STREAM_PRIORITIES;
+        let stream =
+            Stream { priority: priority.clamp(greatest, least), ..Stream::new(device, order) };
+        self.streams.insert(handle, stream);
         Ok(handle)
     }
 

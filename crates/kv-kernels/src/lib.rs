@@ -169,9 +169,12 @@ pub use scatter::{ScatterPackets, ScatterWords};
 pub use shape::{KvShape, KvShapeOptions, ShapeError};
 pub use source::KernelSource;
 pub use transfer::{Direction, Transfer};
+#[cfg(all(feature = "sabotage", debug_assertions))]
+pub use transport::LinkEdge;
 pub use transport::{
-    DirectionCosts, HostDirection, HostLink, HostLinkOptions, HostTransfer, LayerEvents, Load,
-    MeasureOptions, RateBySize, Transport, TransportError, TransportProfile, TransportProfileError,
+    DirectionCosts, HostArrival, HostDirection, HostLink, HostLinkOptions, HostReady, HostTransfer,
+    LayerEvents, Load, MeasureOptions, RateBySize, Transport, TransportError, TransportProfile,
+    TransportProfileError,
 };
 
 #[cfg(doctest)]

@@ -55,6 +55,16 @@ fn main() {
         }),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
+        ("links_give_what_the_kernels_give", |gpu| {
+            let reference = ops::on::On::sim(references());
+            ops::host_link::check_chunks(&ops::on::On::device(gpu.device.clone()), &reference);
+        }),
+        ("blocks_copied_by_links_are_those_of_the_pairs", |gpu| {
+            ops::host_link::check_blocks(&ops::on::On::device(gpu.device.clone()));
+        }),
+        ("what_links_start_is_ordered", |gpu| {
+            ops::host_link::check_order(&ops::on::On::device(gpu.device.clone()), (2048, 20));
+        }),
         ("a_skipped_prefix_is_not_overwritten", |gpu| assert!(prefix_survives(gpu))),
         #[cfg(all(feature = "sabotage", debug_assertions))]
         ("a_transfer_that_ignores_the_skip_overwrites_the_prefix", |gpu| {

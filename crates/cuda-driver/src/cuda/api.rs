@@ -127,10 +127,20 @@ api! {
     cuCtxSetCurrent = cuCtxSetCurrent(context: CUcontext);
     cuCtxGetDevice = cuCtxGetDevice(device: *mut CUdevice);
     cuCtxSynchronize = cuCtxSynchronize();
+    cuCtxGetStreamPriorityRange = cuCtxGetStreamPriorityRange(
+        least: *mut c_int,
+        greatest: *mut c_int,
+    );
     cuCtxEnablePeerAccess = cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
     cuCtxDisablePeerAccess = cuCtxDisablePeerAccess(peer: CUcontext);
 
     cuStreamCreate = cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    cuStreamCreateWithPriority = cuStreamCreateWithPriority(
+        stream: *mut CUstream,
+        flags: c_uint,
+        priority: c_int,
+    );
+    cuStreamGetPriority = cuStreamGetPriority(stream: CUstream, priority: *mut c_int);
     cuStreamDestroy = cuStreamDestroy_v2(stream: CUstream);
     cuStreamSynchronize = cuStreamSynchronize(stream: CUstream);
     cuStreamQuery = cuStreamQuery(stream: CUstream);

@@ -2,7 +2,8 @@
 //! of as many bytes in the same run.
 //!
 //! `cargo bench -p kv-kernels --bench transport_gpu [-- MEASUREMENT...]`, on a machine with a GPU of
-//! 12 GiB or more. Measurements: `device`, `host`, `blocks`, `layers` and `product`; all without one.
+//! 12 GiB or more. Measurements: `device`, `host`, `sequences`, `blocks`, `layers` and `product`; all without
+//! one.
 //! `product` needs cuBLAS: `KV_CUBLAS=/path/to/libcublas.so` names it, and without it that is left out.
 //! Every way is checked, byte by byte, before it is timed (of blocks up to 64 MiB of them). Each figure is the median of 7.
 //!
@@ -12,7 +13,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
+mod blocks;
 mod product;
+mod sequences;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,9 +24,8 @@ use std::time::Instant;
 use bytemuck::NoUninit;
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, FormatOptions, HostBlocks, HostLink, HostLinkOptions,
-    HostTransfer, KvFormat, KvKernels, KvShape, KvShapeOptions, LayerEvents, MeasureOptions,
-    PagedKv, PagedLayout, Transfer, Transport, TransportProfile,
+    Direction, FormatOptions, HostLink, HostLinkOptions, HostTransfer, KvFormat, KvKernels,
+    LayerEvents, MeasureOptions, PagedKv, Transfer, Transport, TransportProfile,
 };
 
 const TIMINGS: usize = 7;
@@ -47,6 +49,9 @@ fn main() -> ExitCode {
     }
     if wants("host") {
         bench.host_chunks();
+    }
+    if wants("sequences") {
+        bench.sequences();
     }
     if wants("blocks") {
         bench.blocks();
@@ -471,70 +476,6 @@ impl Bench {
         }
     }
 
-    fn blocks(&self) {
-        println!(
-            "2,048 whole blocks, scattered in the pages: GB/s down / up, back to back [alone]\n"
-        );
-        println!(
-            "| block | host's blocks | memcpy | chosen | direct kernel | copy engine | two hops \
-             | as a chunk, chosen |"
-        );
-        println!("|---|---|---|---|---|---|---|---|");
-        for kib in [4_u64, 16, 32, 64, 128, 512, 2048] {
-            for in_order in [true, false] {
-                let tier = Tier::new(self, kib << 10, in_order);
-                self.block_row(&tier);
-            }
-        }
-        println!();
-    }
-
-    fn block_row(&self, tier: &Tier) {
-        let bytes = tier.bytes;
-        let repeats = if bytes > 64 * MIB { 2 } else { 6 };
-        let rates = |seconds: [(f64, f64); 2]| {
-            let rate = |s: f64| bytes as f64 / s / 1e9;
-            let [(a, c), (b, d)] = seconds;
-            format!("{:.1} / {:.1} [{:.1} / {:.1}]", rate(a), rate(b), rate(c), rate(d))
-        };
-        let mut cells = vec![rates(BOTH.map(|d| {
-            let mut once = || self.memcpy(bytes, Some(d), &self.chunk);
-            (self.back_to_back(repeats, &mut once), self.alone(&mut once))
-        }))];
-        let all = [None].into_iter().chain(Transport::ALL.map(Some));
-        for transport in all {
-            let mut link = self.link(transport, HostLinkOptions::default());
-            let mut used = [Transport::DirectKernel; 2];
-            let mut run = |up: usize| {
-                used[up] = link.copy_blocks(&self.stream, tier.copy(up)).unwrap();
-            };
-            tier.check(self, &mut run);
-            let seconds =
-                [0, 1].map(|up| (self.back_to_back(repeats, || run(up)), self.alone(|| run(up))));
-            let cell = rates(seconds);
-            cells.push(match transport {
-                None => format!("{cell} ({} / {})", used[0], used[1]),
-                Some(transport) if used[0] != transport => "-".into(),
-                Some(_) => cell,
-            });
-        }
-        if tier.in_order {
-            let mut link = self.link(None, HostLinkOptions::default());
-            let mut used = [Transport::DirectKernel; 2];
-            let mut run = |up: usize| {
-                used[up] = link.transfer_chunk(&self.stream, tier.chunk(up)).unwrap();
-            };
-            tier.check(self, &mut run);
-            let seconds =
-                [0, 1].map(|up| (self.back_to_back(repeats, || run(up)), self.alone(|| run(up))));
-            cells.push(format!("{} ({} / {})", rates(seconds), used[0], used[1]));
-        } else {
-            cells.push("-".into());
-        }
-        let order = if tier.in_order { "in a row" } else { "scattered" };
-        println!("| {} KiB | {order} | {} |", tier.block_bytes >> 10, cells.join(" | "));
-    }
-
     fn layers(&self) {
         println!("8B, 2,048 tokens to the pages, layer by layer: ms after the start\n");
         println!("| way | first layer | middle | last | memcpy of all |");
@@ -575,136 +516,6 @@ impl Bench {
 }
 
 const BOTH: [Direction; 2] = [Direction::PagedToChunk, Direction::ChunkToPaged];
-
-/// Blocks in pages and in pinned memory, and which goes where.
-struct Tier {
-    block_bytes: u64,
-    bytes: u64,
-    count: u64,
-    in_order: bool,
-    paged: PagedKv,
-    pages: DeviceBuffer,
-    host: HostBlocks,
-    places: Vec<u64>,
-    pairs: [Vec<BlockPair>; 2],
-    tables: [DeviceBuffer; 2],
-    host_slots: Vec<i64>,
-    slots: DeviceBuffer,
-}
-
-impl Tier {
-    fn new(bench: &Bench, block_bytes: u64, in_order: bool) -> Self {
-        let count = 2048.min(256 * MIB / block_bytes);
-        let options =
-            KvShapeOptions { layers: 1, kv_count: 1, row_bytes: block_bytes, block_tokens: 1 };
-        let shape = KvShape::new(options).unwrap();
-        let layout = PagedLayout::block_major(&shape);
-        let blocks = 4 * count;
-        let pages = DeviceBuffer::alloc(&bench.device, blocks * block_bytes).unwrap();
-        let (stream, bytes) = (&bench.stream, count * block_bytes);
-        let paged = PagedKv::new(stream, shape, layout, pages.span(), blocks).unwrap();
-        let buffer = PinnedBuffer::alloc(&bench.device, bytes, HostAllocFlags::CACHED).unwrap();
-        let host = HostBlocks::new(stream, shape, layout, (Arc::new(buffer), 0), count).unwrap();
-        let ids = &shuffled(blocks)[..count as usize];
-        let places = if in_order { (0..count).collect() } else { shuffled(count) };
-        let pairs = [false, true].map(|up| {
-            let pair = |(&device, &host): (&u64, &u64)| {
-                let (a, b) = if up { (host, device) } else { (device, host) };
-                BlockPair { source: a as i32, destination: b as i32 }
-            };
-            ids.iter().zip(&places).map(pair).collect::<Vec<_>>()
-        });
-        let tables = [bench.upload(&pairs[0]), bench.upload(&pairs[1])];
-        let host_slots: Vec<i64> = ids.iter().map(|&id| id as i64).collect();
-        let slots = bench.upload(&host_slots);
-        Self {
-            block_bytes,
-            bytes,
-            count,
-            in_order,
-            paged,
-            pages,
-            host,
-            places,
-            pairs,
-            tables,
-            host_slots,
-            slots,
-        }
-    }
-
-    fn copy(&self, up: usize) -> BlockCopy<'_> {
-        let (device, host) = (Blocks::Device(&self.paged), Blocks::Host(&self.host));
-        let (from, to) = if up == 0 { (device, host) } else { (host, device) };
-        BlockCopy {
-            from,
-            to,
-            pairs: self.tables[up].span().into(),
-            count: self.count,
-            host_pairs: Some(&self.pairs[up]),
-            from_blocks: from.count(),
-            to_blocks: to.count(),
-            report: None,
-            multiprocessors: None,
-        }
-    }
-
-    fn chunk(&self, up: usize) -> HostTransfer<'_> {
-        HostTransfer {
-            paged: &self.paged,
-            host: self.host.buffer(),
-            host_offset: 0,
-            slot_mapping: self.slots.span(),
-            host_slots: &self.host_slots,
-            tokens: self.count,
-            skip_prefix_n_tokens: 0,
-            direction: BOTH[up],
-            num_blocks: self.paged.blocks(),
-            layer_events: None,
-        }
-    }
-
-    fn on_device(&self, bench: &Bench, direction: Direction) {
-        let transfer = Transfer {
-            chunk: bench.chunk.span().slice(0, self.bytes).unwrap(),
-            slot_mapping: self.slots.span(),
-            host_slots: &self.host_slots,
-            tokens: self.count,
-            skip_prefix_n_tokens: 0,
-            direction,
-            num_blocks: self.paged.blocks(),
-        };
-        bench.kernels.multi_layer_transfer(&bench.stream, &self.paged, transfer).unwrap();
-    }
-
-    /// Holds `run`, down and then up, to the bytes that must come out; of the longest, only timing is
-    /// asked.
-    fn check(&self, bench: &Bench, mut run: impl FnMut(usize)) {
-        if self.bytes > 64 * MIB {
-            return;
-        }
-        let (stream, chunk) = (&bench.stream, bench.chunk.span().slice(0, self.bytes).unwrap());
-        let words: Vec<u64> = (0..self.bytes / 8).map(mix).collect();
-        let noise = bytemuck::cast_slice::<u64, u8>(&words);
-        stream.upload(chunk, noise).unwrap();
-        self.on_device(bench, Direction::ChunkToPaged);
-        stream.fill(chunk, 0).unwrap();
-        stream.copy_to_host(self.host.buffer(), 0, chunk).unwrap();
-        run(0);
-        stream.synchronize().unwrap();
-        let mut seen = vec![0; self.bytes as usize];
-        self.host.buffer().read_at(0, &mut seen).unwrap();
-        let size = self.block_bytes as usize;
-        for (block, &place) in noise.chunks(size).zip(&self.places) {
-            assert!(seen[place as usize * size..][..size] == *block, "down: wrong bytes");
-        }
-        stream.fill(self.pages.span(), 0).unwrap();
-        run(1);
-        self.on_device(bench, Direction::PagedToChunk);
-        stream.download(&mut seen, chunk).unwrap();
-        assert!(seen == noise, "up: wrong bytes");
-    }
-}
 
 fn cell(bytes: u64, copy: f64, seconds: f64) -> String {
     format!("{:.1} ({:.3})", bytes as f64 / seconds / 1e9, copy / seconds)

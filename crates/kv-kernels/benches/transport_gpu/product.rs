@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-use cuda_driver::{DeviceBuffer, Event, Stream};
-use kv_kernels::{HostLinkOptions, Transport};
+use cuda_driver::{DeviceBuffer, Event, Stream, StreamPriority};
+use kv_kernels::{Direction, HostLinkOptions, Transport};
 
-use super::{BOTH, Bench, SHAPES, median, mix};
+use super::{BOTH, Bench, SHAPES, TIMINGS, median, mix};
 
 /// The part of cuBLAS that multiplies bf16 matrices.
 struct Cublas {
@@ -122,43 +122,69 @@ impl Bench {
         self.stream.upload(memory.span(), bytemuck::cast_slice(&words)).unwrap();
         println!(
             "bf16 products beside transfers of the 8B shape without end: what the product loses, down / \
-             up; medians of 7\n"
+             up, and GB/s of the transfers meanwhile; medians of {TIMINGS}\n"
         );
         println!(
             "| beside | 8,192 x 8,192 x 8,192 | 4,096 x 4,096 x 4,096 | 8,192 x 256 x 8,192 |"
         );
         println!("|---|---|---|---|");
         let scene = self.scene(&SHAPES[0], 2048);
-        for transport in [None, Some(Transport::TwoHop), Some(Transport::DirectKernel)] {
-            let mut link = self.link(transport, HostLinkOptions::default());
+        let [least, greatest] = [StreamPriority::Least, StreamPriority::Greatest]
+            .map(|priority| Stream::with_priority(&self.device, priority).unwrap());
+        let usual = HostLinkOptions::default();
+        let short = HostLinkOptions { slot_bytes: 2 << 20, ring_slots: 4, ..usual };
+        let few = HostLinkOptions { multiprocessors: 4, ..usual };
+        let many = HostLinkOptions { multiprocessors: 16, ..usual };
+        let beside = [
+            ("memcpy", None, &least, usual),
+            ("two hops", Some(Transport::TwoHop), &least, usual),
+            ("two hops, greatest priority", Some(Transport::TwoHop), &greatest, usual),
+            ("two hops, 4 multiprocessors", Some(Transport::TwoHop), &greatest, few),
+            ("two hops, 16 multiprocessors", Some(Transport::TwoHop), &greatest, many),
+            ("two hops, slots of 2 MiB", Some(Transport::TwoHop), &greatest, short),
+            ("direct kernel", Some(Transport::DirectKernel), &least, usual),
+        ];
+        for (name, transport, transfers, options) in beside {
+            let mut link = self.link(transport, options);
             let cells =
-                [(8192, 8192, 24), (4096, 4096, 160), (8192, 256, 600)].map(|(m, n, times)| {
+                [(8192, 8192, 12), (4096, 4096, 80), (8192, 256, 300)].map(|(m, n, times)| {
                     let product = Product { m, n, k: m, times };
                     let loss = BOTH.map(|direction| {
                         let mut transfer = || match transport {
-                            None => self.memcpy(scene.bytes, Some(direction), &self.chunk),
+                            None => self.memcpy_on(transfers, scene.bytes, direction),
                             Some(_) => {
                                 let transfer = self.host_transfer(&scene, direction, None);
-                                link.transfer_chunk(&self.stream, transfer).unwrap();
+                                link.transfer_chunk(transfers, transfer).unwrap();
                             }
                         };
-                        self.loss((&cublas, &stream, &memory), product, &mut transfer)
+                        let sides = (&cublas, &stream, transfers, &memory);
+                        self.loss(sides, product, scene.bytes, &mut transfer)
                     });
-                    format!("{:.1} / {:.1} %", loss[0], loss[1])
+                    let [(a, x), (b, y)] = loss;
+                    format!("{a:.1} / {b:.1} %, {x:.0} / {y:.0}")
                 });
-            let name = transport.map_or("memcpy".into(), |transport| transport.to_string());
             println!("| {name} | {} |", cells.join(" | "));
         }
         println!();
     }
 
-    /// What a product loses beside transfers that go on for longer than it, in percent.
+    fn memcpy_on(&self, stream: &Stream, bytes: u64, direction: Direction) {
+        let chunk = self.chunk.span().slice(0, bytes).unwrap();
+        match direction {
+            Direction::PagedToChunk => stream.copy_to_host(&self.host, 0, chunk).unwrap(),
+            Direction::ChunkToPaged => stream.copy_to_device(chunk, &self.host, 0).unwrap(),
+        }
+    }
+
+    /// What a product loses beside transfers that go on for longer than it, in percent, and the
+    /// transfers' GB/s meanwhile.
     fn loss(
         &self,
-        (cublas, stream, memory): (&Cublas, &Stream, &DeviceBuffer),
+        (cublas, stream, transfers, memory): (&Cublas, &Stream, &Stream, &DeviceBuffer),
         product: Product,
+        bytes: u64,
         transfer: &mut impl FnMut(),
-    ) -> f64 {
+    ) -> (f64, f64) {
         let timer = || Event::with_timing(&self.device).unwrap();
         let timed = |events: &[Event; 2]| {
             events[0].record(stream).unwrap();
@@ -173,25 +199,39 @@ impl Bench {
             events[1].synchronize().unwrap();
             f64::from(events[1].elapsed_ms_since(&events[0]).unwrap()) / 1e3
         };
-        let idle = self.back_to_back(2, &mut *transfer);
+        transfer();
+        transfers.synchronize().unwrap();
         let of_product = [timer(), timer()];
         timed(&of_product);
         let first = seconds(&of_product);
-        // As many as cover the product, however much both are slowed.
-        let count = (first * 2.0 / idle) as u32 + 2;
-        median(|| {
+        // As many as cover the product, were both slowed by half.
+        let count = (first * 1.5 * 55e9 / bytes as f64) as usize + 2;
+        let ends: Vec<Event> = (0..count).map(|_| timer()).collect();
+        let mut rates = Vec::new();
+        let loss = median(|| {
             timed(&of_product);
             let before = seconds(&of_product);
             transfer();
             timed(&of_product);
-            for _ in 1..count {
+            for end in &ends {
                 transfer();
+                end.record(transfers).unwrap();
             }
             let beside = seconds(&of_product);
-            self.stream.synchronize().unwrap();
+            transfers.synchronize().unwrap();
+            // Transfers that ended while the product ran.
+            let since =
+                |end: &Event| f64::from(end.elapsed_ms_since(&of_product[0]).unwrap()) / 1e3;
+            let within: Vec<f64> =
+                ends.iter().map(since).filter(|&end| end > 0.0 && end < beside).collect();
+            if let [first, .., last] = within[..] {
+                rates.push((within.len() - 1) as f64 * bytes as f64 / (last - first) / 1e9);
+            }
             timed(&of_product);
             let alone = (before + seconds(&of_product)) / 2.0;
             (1.0 - alone / beside) * 100.0
-        })
+        });
+        rates.sort_by(f64::total_cmp);
+        (loss, rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN))
     }
 }

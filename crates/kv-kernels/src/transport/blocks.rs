@@ -2,14 +2,20 @@
 
 use std::ops::Range;
 
-use cuda_driver::{BatchCopy, Stream};
+use cuda_driver::{BatchCopy, DeviceError, Stream};
 
+use super::decision::{Decision, Question};
 use super::fragments::push;
-use super::pieces::Taper;
+use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
+use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::Blocks;
-use crate::block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
+use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, BlockCopy, BlockPair, RawBlockCopy, RowRange};
 use crate::block_units::{RawBlockSide, RawBlockUnits};
+
+/// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
+/// hand-overs.
+const TWO_HOP_RUN_BYTES: u64 = 1 << 20;
 
 /// A copy that engines can make: both sides have each block in one piece.
 struct Whole<'a> {
@@ -29,10 +35,7 @@ impl HostLink {
     /// The result is that of [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks), which is the
     /// direct kernel here. The others are for blocks that both sides have in one piece, of one shape,
     /// and for pairs that the host knows. Two hops carry blocks that follow each other in the host's
-    /// memory, run by run, and only where the profile [forces](super::TransportProfile::forced) them:
-    /// the kernel for pairs has fewer threads than the one for chunks and does not keep ahead of the
-    /// link. Blocks that make up one run on the host are a chunk of one layer whose rows are blocks, and
-    /// go faster as such ([`transfer_chunk`](HostLink::transfer_chunk)).
+    /// memory, run by run, and are for runs of some length.
     ///
     /// # Ordering
     /// One operation of `stream`; see [`HostLink`].
@@ -44,52 +47,82 @@ impl HostLink {
         stream: &Stream,
         copy: BlockCopy<'_>,
     ) -> Result<Transport, TransportError> {
+        Ok(self.carry_blocks(stream, copy, HostOrder::Strict)?.0)
+    }
+
+    /// Starts to copy blocks as [`copy_blocks`](HostLink::copy_blocks) does, but holds the stream only
+    /// for the pages' end; the arrival tells of the host's.
+    ///
+    /// # Ordering
+    /// As of [`start_chunks`](HostLink::start_chunks), of blocks.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    pub fn start_blocks(
+        &mut self,
+        stream: &Stream,
+        ready: HostReady<'_>,
+        copy: BlockCopy<'_>,
+    ) -> Result<HostArrival, TransportError> {
+        let arrived = self.arrivals.free()?;
+        let order = HostOrder::Started { ready, arrived: &arrived };
+        let (transport, bytes) = self.carry_blocks(stream, copy, order)?;
+        Ok(Arrivals::arrival(arrived, transport, bytes))
+    }
+
+    fn carry_blocks(
+        &mut self,
+        stream: &Stream,
+        copy: BlockCopy<'_>,
+        order: HostOrder<'_>,
+    ) -> Result<(Transport, u64), TransportError> {
         let multiprocessors = Some(copy.multiprocessors.unwrap_or(self.options.multiprocessors));
         let copy = BlockCopy { multiprocessors, ..copy };
+        let bytes = copy.count.saturating_mul(copy.from.shape().block_bytes());
         let whole = whole(copy);
-        let transport =
-            whole.as_ref().map_or(Transport::DirectKernel, |whole| self.transport_of_blocks(whole));
+        let decision = whole.as_ref().map(|whole| {
+            let (direction, load) = (whole.direction, self.load_of_blocks(whole));
+            let is_one_of_many = matches!(order, HostOrder::Started { .. });
+            self.decide(Question { direction, load, is_one_of_many })
+        });
+        let transport = decision.map_or(Transport::DirectKernel, |decision| decision.transport);
         if transport != Transport::DirectKernel {
             // What the kernel's launch checks by itself.
             self.kernels.check_stream(stream)?;
             let bytes = copy.from.shape().row_bytes();
             self.kernels.check_copy(&copy, RowRange { from_byte: 0, to_byte: 0, bytes })?;
         }
-        match (transport, whole) {
-            (Transport::CopyEngine, Some(whole)) => {
-                let outcome = self.blocks_by_engine(stream, &whole);
-                outcome.map(|()| transport)
+        match (decision, &whole) {
+            (Some(Decision { transport: Transport::TwoHop, pace }), Some(whole)) => {
+                let mut runs = Runs::new(whole);
+                self.carry_in_two_hops(stream, &mut runs, pace, order)
+                    .inspect_err(|_| self.rejoin(stream, whole.direction))?;
             }
-            (Transport::TwoHop, Some(whole)) => self
-                .blocks_by_two_hops(stream, &whole)
-                .inspect_err(|_| self.rejoin(stream))
-                .map(|()| transport),
+            (Some(Decision { transport: Transport::CopyEngine, .. }), Some(whole)) => {
+                self.in_stream(stream, order, |link| link.blocks_by_engine(stream, whole))?;
+            }
             _ => {
-                self.kernels.copy_blocks(stream, copy)?;
-                Ok(Transport::DirectKernel)
+                self.in_stream(stream, order, |link| Ok(link.kernels.copy_blocks(stream, copy)?))?
             }
         }
+        Ok((transport, bytes))
     }
 
     fn load_of_blocks(&self, whole: &Whole<'_>) -> Load {
         let Whole { pairs, block_bytes, .. } = *whole;
         let runs = 1 + pairs.windows(2).filter(|two| !whole.follows(two[0], two[1])).count() as u64;
         let bytes = pairs.len() as u64 * block_bytes;
+        let window_bytes = bytes / runs;
+        let is_forced = self.profile.forced == Some(Transport::TwoHop);
+        let through_ring = block_bytes <= self.slot_bytes()
+            && (window_bytes >= TWO_HOP_RUN_BYTES.min(bytes) || is_forced);
         Load {
             bytes,
             fragment_bytes: block_bytes,
-            window_bytes: bytes / runs,
-            // Two hops are not chosen by themselves.
-            slot_bytes: 0,
+            window_bytes,
+            // A piece is of one run.
+            slot_bytes: if through_ring { self.slot_bytes().min(window_bytes) } else { 0 },
             slots: self.options.ring_slots,
-        }
-    }
-
-    fn transport_of_blocks(&self, whole: &Whole<'_>) -> Transport {
-        let fits = whole.block_bytes <= self.slot_bytes();
-        match self.profile.choose(whole.direction, self.load_of_blocks(whole)) {
-            Transport::TwoHop if !fits || self.ring.is_none() => Transport::DirectKernel,
-            transport => transport,
         }
     }
 
@@ -113,74 +146,6 @@ impl HostLink {
         let outcome = unsafe { self.copy_all(stream, whole.direction, &copies) };
         self.scratch.copies = copies;
         outcome
-    }
-
-    fn blocks_by_two_hops(
-        &mut self,
-        stream: &Stream,
-        whole: &Whole<'_>,
-    ) -> Result<(), TransportError> {
-        let to_host = whole.direction == HostDirection::ToHost;
-        let slot_bytes = self.slot_bytes();
-        let load = Load { slot_bytes, ..self.load_of_blocks(whole) };
-        let taper = self.profile.costs(whole.direction).plan(whole.direction, load);
-        let taper = taper.map(|(taper, _)| taper);
-        let Some(mut ring) = self.ring.take() else { return Ok(()) };
-        let outcome = (|| {
-            if !to_host {
-                self.fork.record(stream)?;
-                self.copies.wait(&self.fork)?;
-            }
-            let (mut done, mut before) = (0, 0);
-            while done < whole.pairs.len() {
-                let piece = whole.piece(done, before, taper, slot_bytes);
-                before = piece.len() as u64 * whole.block_bytes;
-                done = piece.end;
-                let turn = ring.turn();
-                let (filler, emptier) =
-                    if to_host { (stream, &self.copies) } else { (&self.copies, stream) };
-                turn.wait_until_empty(filler)?;
-                if to_host {
-                    self.launch_blocks(stream, whole, piece.clone(), turn.address)?;
-                    turn.hand_over(filler, emptier)?;
-                    self.copy_run(whole, piece, turn.address)?;
-                } else {
-                    self.copy_run(whole, piece.clone(), turn.address)?;
-                    turn.hand_over(filler, emptier)?;
-                    self.launch_blocks(stream, whole, piece, turn.address)?;
-                }
-                turn.emptied(emptier)?;
-            }
-            if to_host {
-                self.join.record(&self.copies)?;
-                stream.wait(&self.join)?;
-            }
-            Ok(())
-        })();
-        self.ring = Some(ring);
-        outcome
-    }
-
-    /// Copies a run of blocks between the host and a slot.
-    fn copy_run(
-        &self,
-        whole: &Whole<'_>,
-        piece: Range<usize>,
-        slot: u64,
-    ) -> Result<(), TransportError> {
-        let bytes = piece.len() as u64 * whole.block_bytes;
-        let host = whole.host_place(piece.start);
-        let copies = self.copies.raw();
-        Ok(self.device().run(|driver| match whole.direction {
-            // SAFETY: the blocks of the run lie one after the other (`Whole::piece`) in the pinned
-            // memory, of which the same holds as in `blocks_by_engine`; the slot is device memory of
-            // this link, and as long; the stream is live.
-            HostDirection::ToHost => unsafe { driver.memcpy_dtoh_async(host, slot, bytes, copies) },
-            // SAFETY: likewise.
-            HostDirection::ToPages => unsafe {
-                driver.memcpy_htod_async(slot, host, bytes, copies)
-            },
-        })?)
     }
 
     /// Launches the copy of a run of blocks between the pages and a slot.
@@ -215,7 +180,7 @@ impl HostLink {
         };
         // SAFETY: `check_copy` has found the pairs in their memory and the ids below the blocks of their
         // side, and pages hold those (invariant of `PagedKv`). On the other side ids of the run lie in
-        // the slot, one after the other, which is long enough (`Whole::piece`). Should the device's
+        // the slot, one after the other, which is long enough (`Runs::take`). Should the device's
         // pairs be others than the host's, blocks would be read or written elsewhere in device memory,
         // which is an error of bytes, and the caller's (`BlockCopy::host_pairs`).
         Ok(unsafe { self.kernels.copy_blocks_raw(stream, &raw) }?)
@@ -247,21 +212,89 @@ impl Whole<'_> {
             HostDirection::ToPages => i64::from(first.source) + 1 == second.source.into(),
         }
     }
+}
 
-    /// The pairs of the next piece: blocks that follow each other on the host, one at least.
-    fn piece(
+/// Pairs on their way, run by run.
+struct Runs<'a> {
+    whole: &'a Whole<'a>,
+    done: usize,
+    /// The end of the run of blocks that follow each other on the host, from `done` on.
+    run_end: usize,
+}
+
+impl<'a> Runs<'a> {
+    fn new(whole: &'a Whole<'a>) -> Self {
+        let mut runs = Self { whole, done: 0, run_end: 0 };
+        runs.go_on(0);
+        runs
+    }
+
+    fn go_on(&mut self, done: usize) {
+        self.done = done;
+        if done >= self.run_end {
+            let left = &self.whole.pairs[done..];
+            let follows = |two: &&[BlockPair]| self.whole.follows(two[0], two[1]);
+            let more = left.windows(2).take_while(follows).count();
+            self.run_end = done + left.len().min(1 + more);
+        }
+    }
+}
+
+impl Carried for Runs<'_> {
+    /// Pairs whose blocks follow each other on the host, one at least.
+    type Piece = Range<usize>;
+
+    fn direction(&self) -> HostDirection {
+        self.whole.direction
+    }
+
+    fn bytes_left(&self) -> (u64, u64) {
+        let bytes = |until: usize| (until - self.done) as u64 * self.whole.block_bytes;
+        (bytes(self.whole.pairs.len()), bytes(self.run_end))
+    }
+
+    fn take(&mut self, budget: u64) -> Option<(Range<usize>, u64)> {
+        let most = (budget / self.whole.block_bytes).max(1) as usize;
+        let piece = self.done..self.run_end.min(self.done.saturating_add(most));
+        let bytes = piece.len() as u64 * self.whole.block_bytes;
+        self.go_on(piece.end);
+        (bytes > 0).then_some((piece, bytes))
+    }
+
+    fn walk(
         &self,
-        start: usize,
-        before: u64,
-        taper: Option<Taper>,
-        slot_bytes: u64,
-    ) -> Range<usize> {
-        let left = (self.pairs.len() - start) as u64 * self.block_bytes;
-        let budget = taper.map_or(slot_bytes, |taper| taper.next(before, left));
-        let most = (budget / self.block_bytes).max(1) as usize;
-        let pairs = &self.pairs[start..];
-        let run = 1 + pairs.windows(2).take_while(|two| self.follows(two[0], two[1])).count();
-        start..start + run.min(most)
+        link: &HostLink,
+        stream: &Stream,
+        piece: &Range<usize>,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        link.launch_blocks(stream, self.whole, piece.clone(), slot)
+    }
+
+    fn copy(
+        &self,
+        link: &HostLink,
+        copies: &Stream,
+        piece: &Range<usize>,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        let bytes = piece.len() as u64 * self.whole.block_bytes;
+        let host = self.whole.host_place(piece.start);
+        let copies = copies.raw();
+        Ok(link.device().run(|driver| match self.whole.direction {
+            // SAFETY: the blocks of the run lie one after the other (`take`) in the pinned memory, of
+            // which the same holds as in `blocks_by_engine`; the slot is device memory of the link, and
+            // as long; the stream is live.
+            HostDirection::ToHost => unsafe { driver.memcpy_dtoh_async(host, slot, bytes, copies) },
+            // SAFETY: likewise.
+            HostDirection::ToPages => unsafe {
+                driver.memcpy_htod_async(slot, host, bytes, copies)
+            },
+        })?)
+    }
+
+    fn arrived(&self, _: &Stream, _: &Range<usize>) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 

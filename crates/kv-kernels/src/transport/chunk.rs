@@ -2,12 +2,16 @@
 
 use std::ops::Range;
 
-use cuda_driver::{DeviceSpan, OutOfBounds, PinnedBuffer, Stream};
+use cuda_driver::{DeviceError, DeviceSpan, OutOfBounds, PinnedBuffer, Stream};
+use smallvec::SmallVec;
 
+use super::decision::{Decision, Question};
 use super::fragments::{fragment_bytes, push_fragments};
-use super::pieces::{Order, Piece, Rows};
+use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
+use super::pieces::{Order, Pieces, Rows};
+use super::two_hops::Carried;
 use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportError};
-use crate::launch::{RawChunk, RawMapping, RawTransfer};
+use crate::launch::{CHUNKS_MAX, RawChunk, RawMapping, RawTransfer};
 use crate::operand::check_array;
 use crate::{Direction, KernelError, Operand, PagedKv};
 
@@ -39,17 +43,21 @@ pub struct HostTransfer<'a> {
 /// What a transfer is, once it has been checked.
 struct Checked<'a> {
     transfer: HostTransfer<'a>,
-    rows: Rows<'a>,
+    /// The runs of tokens that move, in the list of all transfers.
+    live: Range<usize>,
     direction: HostDirection,
     /// Where the chunk begins, by host and by device address.
     host: u64,
     device: u64,
 }
 
-/// Where the chunk's side of a piece lies.
+/// Transfers of one call, checked.
+type AllChecked<'a> = SmallVec<[Checked<'a>; 2]>;
+
+/// Where the chunks' side of a piece lies.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// In the chunk.
+    /// In the chunks.
     Chunk,
     /// Window after window, from this address on.
     Packed(u64),
@@ -76,25 +84,111 @@ impl HostLink {
         stream: &Stream,
         transfer: HostTransfer<'_>,
     ) -> Result<Transport, TransportError> {
+        let outcome = self.carry_all(stream, &[transfer], HostOrder::Strict);
+        Ok(outcome.map_err(TransportError::of_one)?.0)
+    }
+
+    /// Moves several chunks of one direction, as [`transfer_chunk`](HostLink::transfer_chunk) moves
+    /// each, in one sequence: the next chunk begins while the last is still on its way. Returns the
+    /// transport of all.
+    ///
+    /// # Ordering
+    /// One operation of `stream`, as of `transfer_chunk`.
+    ///
+    /// # Errors
+    /// [`TransportError`]; [`TransportError::InSequence`] says which transfer was refused for its
+    /// numbers, and none was enqueued then.
+    pub fn transfer_chunks(
+        &mut self,
+        stream: &Stream,
+        transfers: &[HostTransfer<'_>],
+    ) -> Result<Transport, TransportError> {
+        Ok(self.carry_all(stream, transfers, HostOrder::Strict)?.0)
+    }
+
+    /// Starts to move chunks of one direction, as [`transfer_chunks`](HostLink::transfer_chunks) does,
+    /// but holds the stream only for the pages' end; the arrival tells of the host's.
+    ///
+    /// Transfers that are started one after the other follow each other through the ring without a gap,
+    /// also past other work of the stream. A single one is not sooner than with `transfer_chunks`.
+    ///
+    /// # Ordering
+    /// * Pages are accessed as by one operation of `stream`: after what was enqueued there before, and
+    ///   before what is enqueued there after.
+    /// * To the host: the stream goes on as soon as the pages have been read, as far as the ring has
+    ///   room, while bytes are still on their way. They have arrived when the arrival is complete, and
+    ///   not when an event recorded on `stream` is.
+    /// * From the host: bytes are fetched into the ring as soon as `ready` allows, while the stream's
+    ///   earlier work still runs. The chunks must not change before the arrival is complete.
+    ///
+    /// Mappings are read by kernels of the stream, as ever. Nothing but the arrival orders accesses of
+    /// the host's chunks: of a later transfer too, which takes [`HostReady::After`] it, or comes after
+    /// [`HostArrival::wait`] on its stream. After an error, the stream waits for all that was enqueued.
+    ///
+    /// # Errors
+    /// As of [`transfer_chunks`](HostLink::transfer_chunks), and for an event of another driver.
+    pub fn start_chunks(
+        &mut self,
+        stream: &Stream,
+        ready: HostReady<'_>,
+        transfers: &[HostTransfer<'_>],
+    ) -> Result<HostArrival, TransportError> {
+        let arrived = self.arrivals.free()?;
+        let order = HostOrder::Started { ready, arrived: &arrived };
+        let (transport, bytes) = self.carry_all(stream, transfers, order)?;
+        Ok(Arrivals::arrival(arrived, transport, bytes))
+    }
+
+    /// Checks everything, and then carries it; returns how, and how many bytes.
+    fn carry_all(
+        &mut self,
+        stream: &Stream,
+        transfers: &[HostTransfer<'_>],
+        order: HostOrder<'_>,
+    ) -> Result<(Transport, u64), TransportError> {
         let mut live = std::mem::take(&mut self.scratch.live);
-        let outcome = self.checked(stream, transfer, &mut live).and_then(|checked| {
-            let transport = self.transport_of(&checked);
-            self.carry(stream, &checked, transport)
-                .inspect_err(|_| self.rejoin(stream))
-                .map(|()| transport)
+        live.clear();
+        let outcome = self.check_all(stream, transfers, &mut live).and_then(|checked| {
+            let mut chunks = Chunks::new(&checked, &live);
+            let (load, direction) = (self.load(&chunks), chunks.direction());
+            let is_one_of_many = matches!(order, HostOrder::Started { .. });
+            let decision = self.decide(Question { direction, load, is_one_of_many });
+            self.carry(stream, &mut chunks, decision, order)
+                .inspect_err(|_| self.rejoin(stream, direction))
+                .map(|()| (decision.transport, load.bytes))
         });
         self.scratch.live = live;
         outcome
     }
 
-    fn checked<'a>(
+    fn check_all<'a>(
         &self,
         stream: &Stream,
+        transfers: &[HostTransfer<'a>],
+        live: &mut Vec<Range<u64>>,
+    ) -> Result<AllChecked<'a>, TransportError> {
+        self.kernels.check_stream(stream)?;
+        let mut all = AllChecked::new();
+        for (index, transfer) in transfers.iter().enumerate() {
+            let checked = self.checked(*transfer, live);
+            all.push(checked.map_err(|error| error.in_sequence(index))?);
+        }
+        let direction = all.first().map(|first| first.direction);
+        if let Some(index) = all.iter().position(|next| Some(next.direction) != direction) {
+            return Err(TransportError::Directions { index });
+        }
+        if direction == Some(HostDirection::ToHost) && all.len() > 1 {
+            check_apart(&all)?;
+        }
+        Ok(all)
+    }
+
+    fn checked<'a>(
+        &self,
         transfer: HostTransfer<'a>,
-        live: &'a mut Vec<Range<u64>>,
+        live: &mut Vec<Range<u64>>,
     ) -> Result<Checked<'a>, TransportError> {
         let HostTransfer { paged, host, host_offset, tokens, layer_events, .. } = transfer;
-        self.kernels.check_stream(stream)?;
         self.kernels.check_paged(paged, transfer.num_blocks)?;
         self.kernels.check_device("pinned memory", host.device())?;
         let shape = paged.shape();
@@ -117,81 +211,90 @@ impl HostLink {
             return Err(TransportError::LayerEvents { events, layers });
         }
         let slots = transfer.num_blocks * u64::from(shape.block_tokens());
+        let first = live.len();
         find_live(&transfer, slots, live)?;
-        let order = if layer_events.is_some() { Order::ByLayer } else { Order::AsTheyLie };
         Ok(Checked {
             transfer,
-            rows: Rows {
-                layers: shape.layers().into(),
-                kv_count: shape.kv_count().into(),
-                tokens,
-                row_bytes: shape.row_bytes(),
-                live,
-                order,
-            },
+            live: first..live.len(),
             direction: transfer.direction.into(),
             host: host.host_address() + host_offset,
             device: host.device_address() + host_offset,
         })
     }
 
-    fn load(&self, checked: &Checked<'_>) -> Load {
-        let rows = &checked.rows;
-        let fits = rows.row_bytes <= self.slot_bytes();
-        Load {
-            bytes: rows.bytes(),
-            fragment_bytes: fragment_bytes(checked.transfer.paged),
-            window_bytes: rows.window_bytes(),
-            slot_bytes: if fits { self.slot_bytes() } else { 0 },
+    fn load(&self, chunks: &Chunks<'_>) -> Load {
+        let mut load = Load {
+            bytes: 0,
+            fragment_bytes: u64::MAX,
+            window_bytes: u64::MAX,
+            slot_bytes: self.slot_bytes(),
             slots: self.options.ring_slots,
+        };
+        for index in 0..chunks.all.len() {
+            let rows = chunks.rows(index);
+            let bytes = rows.bytes();
+            if bytes == 0 {
+                continue;
+            }
+            load.bytes += bytes;
+            let fragment = fragment_bytes(chunks.all[index].transfer.paged);
+            load.fragment_bytes = load.fragment_bytes.min(fragment);
+            load.window_bytes = load.window_bytes.min(rows.window_bytes());
+            if rows.row_bytes > self.slot_bytes() {
+                load.slot_bytes = 0;
+            }
         }
-    }
-
-    fn transport_of(&self, checked: &Checked<'_>) -> Transport {
-        let load = self.load(checked);
-        match self.profile.choose(checked.direction, load) {
-            Transport::TwoHop if load.slot_bytes == 0 => Transport::DirectKernel,
-            transport => transport,
-        }
+        load
     }
 
     fn carry(
         &mut self,
         stream: &Stream,
-        checked: &Checked<'_>,
-        transport: Transport,
+        chunks: &mut Chunks<'_>,
+        decision: Decision,
+        order: HostOrder<'_>,
     ) -> Result<(), TransportError> {
-        if checked.rows.live.is_empty() {
-            return self.note_layers(stream, checked, 0, checked.rows.layers);
+        // Layers of which nothing moves have arrived.
+        for empty in chunks.all.iter().filter(|checked| checked.live.is_empty()) {
+            if let Some(events) = empty.transfer.layer_events {
+                events.record(stream, 0, events.layers().into())?;
+            }
         }
-        match transport {
-            Transport::DirectKernel => self.carry_directly(stream, checked),
-            Transport::CopyEngine => self.carry_by_engine(stream, checked),
-            Transport::TwoHop => self.carry_by_two_hops(stream, checked),
+        let moves = chunks.bytes_left().0 > 0;
+        if decision.transport == Transport::TwoHop && moves {
+            return self.carry_in_two_hops(stream, chunks, decision.pace, order);
         }
+        self.in_stream(stream, order, |link| match decision.transport {
+            Transport::CopyEngine => link.carry_by_engine(stream, chunks),
+            Transport::DirectKernel | Transport::TwoHop => link.carry_directly(stream, chunks),
+        })
     }
 
     /// Bytes of a piece where nothing but the caller asks for pieces: a layer at least where layers are
     /// told of.
-    fn piece_bytes(&self, rows: &Rows<'_>) -> u64 {
+    fn piece_bytes(&self, chunks: &Chunks<'_>) -> u64 {
         let most =
             if self.options.launch_bytes == 0 { u64::MAX } else { self.options.launch_bytes };
-        match rows.order {
-            Order::AsTheyLie => most,
-            Order::ByLayer => most.min((rows.bytes() / rows.layers).max(1)),
+        match chunks.all.get(chunks.now) {
+            Some(checked) if checked.transfer.layer_events.is_some() => {
+                let rows = chunks.rows(chunks.now);
+                most.min((rows.bytes() / rows.layers).max(1))
+            }
+            _ => most,
         }
     }
 
-    fn carry_directly(&self, stream: &Stream, checked: &Checked<'_>) -> Result<(), TransportError> {
-        let mut pieces = checked.rows.pieces();
-        let mut told = 0;
-        while let Some(piece) = pieces.take(self.piece_bytes(&checked.rows)) {
-            // SAFETY: every row of the chunk lies in the pinned buffer (`checked`), which is not freed
+    fn carry_directly(
+        &self,
+        stream: &Stream,
+        chunks: &mut Chunks<'_>,
+    ) -> Result<(), TransportError> {
+        while let Some(piece) = chunks.take_piece(self.piece_bytes(chunks)) {
+            // SAFETY: every row of a chunk lies in its pinned buffer (`checked`), which is not freed
             // before the device has finished (a drop only retires it), and which hands out no references
             // to its bytes except where the caller rules out device access (`slice_mut`).
-            unsafe { self.launch(stream, checked, &piece, Place::Chunk) }?;
-            self.note_layers(stream, checked, told, piece.layers_done)?;
-            told = piece.layers_done;
+            unsafe { self.launch(stream, chunks, &piece, Place::Chunk) }?;
+            chunks.note_layers(stream, &piece)?;
         }
         Ok(())
     }
@@ -199,108 +302,25 @@ impl HostLink {
     fn carry_by_engine(
         &mut self,
         stream: &Stream,
-        checked: &Checked<'_>,
+        chunks: &mut Chunks<'_>,
     ) -> Result<(), TransportError> {
         let mut copies = std::mem::take(&mut self.scratch.copies);
-        let mut pieces = checked.rows.pieces();
         let mut outcome = Ok(());
-        let mut told = 0;
-        while let Some(piece) = pieces.take(self.piece_bytes(&checked.rows))
+        while let Some(piece) = chunks.take_piece(self.piece_bytes(chunks))
             && outcome.is_ok()
         {
             copies.clear();
-            push_fragments(&checked.transfer, checked.host, &piece, &mut copies);
-            // SAFETY: rows of the chunk lie in the pinned buffer (`checked`), as for a direct launch;
+            for part in &piece.parts {
+                let checked = &chunks.all[part.index];
+                push_fragments(&checked.transfer, checked.host, &part.windows, &mut copies);
+            }
+            // SAFETY: rows of chunks lie in their pinned buffers (`checked`), as for a direct launch;
             // rows of slots below `num_blocks` lie in the pages (invariant of `PagedKv`).
-            outcome = unsafe { self.copy_all(stream, checked.direction, &copies) }
-                .and_then(|()| self.note_layers(stream, checked, told, piece.layers_done));
-            told = piece.layers_done;
+            outcome = unsafe { self.copy_all(stream, chunks.direction(), &copies) }
+                .and_then(|()| Ok(chunks.note_layers(stream, &piece)?));
         }
         self.scratch.copies = copies;
         outcome
-    }
-
-    fn carry_by_two_hops(
-        &mut self,
-        stream: &Stream,
-        checked: &Checked<'_>,
-    ) -> Result<(), TransportError> {
-        let to_host = checked.direction == HostDirection::ToHost;
-        let costs = self.profile.costs(checked.direction);
-        let slot_bytes = self.slot_bytes();
-        // Forced where the profile knows of no engine, pieces are as long as slots.
-        let taper = costs.plan(checked.direction, self.load(checked)).map(|(taper, _)| taper);
-        let Some(mut ring) = self.ring.take() else { return Ok(()) };
-        let outcome = (|| {
-            if !to_host {
-                self.fork.record(stream)?;
-                self.copies.wait(&self.fork)?;
-            }
-            let mut pieces = checked.rows.pieces();
-            let (mut before, mut told) = (0, 0);
-            loop {
-                let left = pieces.bytes_left();
-                let budget = taper.map_or(slot_bytes, |taper| taper.next(before, left));
-                let Some(piece) = pieces.take(budget) else { break };
-                before = piece.bytes;
-                let turn = ring.turn();
-                let (filler, emptier) =
-                    if to_host { (stream, &self.copies) } else { (&self.copies, stream) };
-                turn.wait_until_empty(filler)?;
-                let slot = turn.address;
-                if to_host {
-                    // SAFETY: the windows of a piece fit in a slot, one after the other: its budget is
-                    // at most a slot, and a row fits (`transport_of`).
-                    unsafe { self.launch(stream, checked, &piece, Place::Packed(slot)) }?;
-                    turn.hand_over(filler, emptier)?;
-                    self.copy_windows(checked, &piece, slot)?;
-                } else {
-                    self.copy_windows(checked, &piece, slot)?;
-                    turn.hand_over(filler, emptier)?;
-                    // SAFETY: as above.
-                    unsafe { self.launch(stream, checked, &piece, Place::Packed(slot)) }?;
-                }
-                turn.emptied(emptier)?;
-                self.note_layers(emptier, checked, told, piece.layers_done)?;
-                told = piece.layers_done;
-            }
-            if to_host {
-                self.join.record(&self.copies)?;
-                stream.wait(&self.join)?;
-            }
-            Ok(())
-        })();
-        self.ring = Some(ring);
-        outcome
-    }
-
-    /// Copies the windows of a piece between the chunk and a slot, where they lie one after the other.
-    fn copy_windows(
-        &self,
-        checked: &Checked<'_>,
-        piece: &Piece,
-        slot: u64,
-    ) -> Result<(), TransportError> {
-        let row_bytes = checked.rows.row_bytes;
-        let copies = self.copies.raw();
-        let mut at = slot;
-        for window in &piece.windows {
-            let bytes = (window.end - window.start) * row_bytes;
-            let host = checked.host + window.start * row_bytes;
-            self.device().run(|driver| match checked.direction {
-                // SAFETY: the window lies in the pinned buffer (`checked`), of which the same holds as
-                // for a direct launch; the slot is device memory of this link; the stream is live.
-                HostDirection::ToHost => unsafe {
-                    driver.memcpy_dtoh_async(host, at, bytes, copies)
-                },
-                // SAFETY: likewise.
-                HostDirection::ToPages => unsafe {
-                    driver.memcpy_htod_async(at, host, bytes, copies)
-                },
-            })?;
-            at += bytes;
-        }
-        Ok(())
     }
 
     /// Launches the transfer of a piece.
@@ -310,57 +330,254 @@ impl HostLink {
     unsafe fn launch(
         &self,
         stream: &Stream,
-        checked: &Checked<'_>,
-        piece: &Piece,
+        chunks: &Chunks<'_>,
+        piece: &ChunksPiece,
         place: Place,
     ) -> Result<(), TransportError> {
-        let HostTransfer { paged, slot_mapping, tokens, .. } = checked.transfer;
         let mut packed = 0;
-        let chunks: smallvec::SmallVec<[RawChunk; 2]> = piece
-            .windows
-            .iter()
-            .map(|window| {
-                let row_bytes = checked.rows.row_bytes;
+        let mut raw: SmallVec<[RawChunk; 2]> = SmallVec::new();
+        for part in &piece.parts {
+            let checked = &chunks.all[part.index];
+            let HostTransfer { paged, slot_mapping, tokens, .. } = checked.transfer;
+            let row_bytes = paged.shape().row_bytes();
+            for window in &part.windows {
                 let address = match place {
                     Place::Chunk => checked.device,
                     // Row 0 of a window that lies packed would lie before it.
                     Place::Packed(slot) => (slot + packed).wrapping_sub(window.start * row_bytes),
                 };
                 packed += (window.end - window.start) * row_bytes;
-                RawChunk {
+                raw.push(RawChunk {
                     address,
                     mapping: RawMapping::Slots(slot_mapping.address()),
                     tokens,
                     skip_prefix_n_tokens: checked.transfer.skip_prefix_n_tokens,
                     rows: window.clone(),
-                }
-            })
-            .collect();
+                });
+            }
+        }
+        let Some(first) = piece.parts.first() else { return Ok(()) };
+        let HostTransfer { paged, direction, num_blocks, .. } = chunks.all[first.index].transfer;
         let transfer = RawTransfer {
             paged,
-            chunks: &chunks,
+            chunks: &raw,
             layers: 0..paged.shape().layers(),
-            direction: checked.transfer.direction,
-            num_blocks: checked.transfer.num_blocks,
+            direction,
+            num_blocks,
             limits: self.limits(),
             report: None,
         };
-        // SAFETY: the caller's promise of the rows; the mapping has `tokens` slots (`checked`). That
-        // chunk and pages do not overlap follows from their being of different memories.
+        // SAFETY: the caller's promise of the rows; each mapping has its `tokens` slots (`checked`), and
+        // the chunks of a piece are of the same pages (`Chunks::share`). That chunks and pages do not
+        // overlap follows from their being of different memories.
         Ok(unsafe { self.kernels.multi_layer_transfer_raw(stream, &transfer) }?)
     }
+}
 
-    fn note_layers(
-        &self,
-        stream: &Stream,
-        checked: &Checked<'_>,
-        from: u64,
-        to: u64,
-    ) -> Result<(), TransportError> {
-        match checked.transfer.layer_events {
-            Some(events) if from < to => Ok(events.record(stream, from, to)?),
-            _ => Ok(()),
+/// The transfers of a call, on their way.
+struct Chunks<'a> {
+    all: &'a [Checked<'a>],
+    live: &'a [Range<u64>],
+    /// The transfer that the next piece begins with, and what is left of it.
+    now: usize,
+    pieces: Option<Pieces<'a>>,
+    /// Bytes of the transfers after it.
+    later_bytes: u64,
+    /// Layers of it of which every row has been taken.
+    layers_done: u64,
+}
+
+/// Rows of one or several transfers that travel together.
+#[derive(Default)]
+struct ChunksPiece {
+    parts: SmallVec<[Part; 1]>,
+    bytes: u64,
+}
+
+/// Rows of one transfer.
+struct Part {
+    index: usize,
+    /// Rows that lie together in the chunk.
+    windows: SmallVec<[Range<u64>; CHUNKS_MAX]>,
+    /// Layers whose last rows these are.
+    layers: Range<u64>,
+}
+
+impl<'a> Chunks<'a> {
+    fn new(all: &'a [Checked<'a>], live: &'a [Range<u64>]) -> Self {
+        let mut chunks = Self { all, live, now: 0, pieces: None, later_bytes: 0, layers_done: 0 };
+        chunks.later_bytes = (0..all.len()).map(|index| chunks.rows(index).bytes()).sum();
+        chunks.turn_to(0);
+        chunks
+    }
+
+    fn rows(&self, index: usize) -> Rows<'a> {
+        let Checked { transfer, live, .. } = &self.all[index];
+        let shape = transfer.paged.shape();
+        let by_layer = transfer.layer_events.is_some();
+        Rows {
+            layers: shape.layers().into(),
+            kv_count: shape.kv_count().into(),
+            tokens: transfer.tokens,
+            row_bytes: shape.row_bytes(),
+            live: &self.live[live.clone()],
+            order: if by_layer { Order::ByLayer } else { Order::AsTheyLie },
         }
+    }
+
+    /// Goes on with the first transfer, of `index` and those after it, of which something moves.
+    fn turn_to(&mut self, index: usize) {
+        let moving = |&index: &usize| !self.all[index].live.is_empty();
+        let next = (index..self.all.len()).find(moving);
+        self.now = next.unwrap_or(self.all.len());
+        self.layers_done = 0;
+        self.pieces = next.map(|index| {
+            let rows = self.rows(index);
+            self.later_bytes -= rows.bytes();
+            rows.pieces()
+        });
+    }
+
+    /// Whether rows of both may be in one launch.
+    fn share(&self, first: usize, second: usize) -> bool {
+        let (first, second) = (&self.all[first].transfer, &self.all[second].transfer);
+        std::ptr::eq(first.paged, second.paged)
+            && first.num_blocks == second.num_blocks
+            && first.layer_events.is_none()
+            && second.layer_events.is_none()
+    }
+
+    /// Takes rows of at most `budget` bytes, but one row at least.
+    ///
+    /// Short chunks of the same pages travel together. A piece also ends with a chunk when it has half
+    /// of the budget.
+    fn take_piece(&mut self, budget: u64) -> Option<ChunksPiece> {
+        let mut piece = ChunksPiece::default();
+        let mut windows = 0;
+        while self.pieces.is_some() {
+            let left = budget.saturating_sub(piece.bytes);
+            if let Some(first) = piece.parts.first() {
+                let row_bytes = self.all[self.now].transfer.paged.shape().row_bytes();
+                let is_full =
+                    left < row_bytes || piece.bytes >= budget / 2 || windows == CHUNKS_MAX;
+                if is_full || !self.share(first.index, self.now) {
+                    break;
+                }
+            }
+            // The windows of all parts are those of one launch.
+            let most = CHUNKS_MAX - windows;
+            let taken = self.pieces.as_mut().and_then(|pieces| pieces.take(left, most));
+            let Some(taken) = taken else { break };
+            windows += taken.windows.len();
+            piece.bytes += taken.bytes;
+            let layers = self.layers_done..taken.layers_done;
+            self.layers_done = taken.layers_done;
+            piece.parts.push(Part { index: self.now, windows: taken.windows, layers });
+            let over = self.pieces.as_ref().is_none_or(|pieces| pieces.bytes_left() == 0);
+            if !over {
+                break;
+            }
+            self.turn_to(self.now + 1);
+        }
+        (piece.bytes > 0).then_some(piece)
+    }
+
+    fn note_layers(&self, stream: &Stream, piece: &ChunksPiece) -> Result<(), DeviceError> {
+        for Part { index, layers, .. } in &piece.parts {
+            if let Some(events) = self.all[*index].transfer.layer_events
+                && !layers.is_empty()
+            {
+                events.record(stream, layers.start, layers.end)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Carried for Chunks<'_> {
+    type Piece = ChunksPiece;
+
+    fn direction(&self) -> HostDirection {
+        self.all.first().map_or(HostDirection::ToHost, |first| first.direction)
+    }
+
+    fn bytes_left(&self) -> (u64, u64) {
+        let here = self.pieces.as_ref().map_or(0, Pieces::bytes_left);
+        (self.later_bytes + here, here)
+    }
+
+    fn take(&mut self, budget: u64) -> Option<(ChunksPiece, u64)> {
+        let piece = self.take_piece(budget)?;
+        let bytes = piece.bytes;
+        Some((piece, bytes))
+    }
+
+    fn walk(
+        &self,
+        link: &HostLink,
+        stream: &Stream,
+        piece: &ChunksPiece,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        // SAFETY: the windows of a piece fit in a slot, one after the other: its budget is at most a
+        // slot, and a row fits (`HostLink::decide`, of a load without a slot).
+        unsafe { link.launch(stream, self, piece, Place::Packed(slot)) }
+    }
+
+    /// Copies the windows of a piece between the chunks and a slot, where they lie one after the other.
+    fn copy(
+        &self,
+        link: &HostLink,
+        copies: &Stream,
+        piece: &ChunksPiece,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        let copies = copies.raw();
+        let mut at = slot;
+        for part in &piece.parts {
+            let checked = &self.all[part.index];
+            let row_bytes = checked.transfer.paged.shape().row_bytes();
+            for window in &part.windows {
+                let bytes = (window.end - window.start) * row_bytes;
+                let host = checked.host + window.start * row_bytes;
+                link.device().run(|driver| match checked.direction {
+                    // SAFETY: the window lies in the pinned buffer (`checked`), of which the same holds
+                    // as for a direct launch; the slot is device memory of the link, and long enough
+                    // (`walk`); the stream is live.
+                    HostDirection::ToHost => unsafe {
+                        driver.memcpy_dtoh_async(host, at, bytes, copies)
+                    },
+                    // SAFETY: likewise.
+                    HostDirection::ToPages => unsafe {
+                        driver.memcpy_htod_async(at, host, bytes, copies)
+                    },
+                })?;
+                at += bytes;
+            }
+        }
+        Ok(())
+    }
+
+    fn arrived(&self, stream: &Stream, piece: &ChunksPiece) -> Result<(), DeviceError> {
+        self.note_layers(stream, piece)
+    }
+}
+
+/// Checks that no two chunks that are written share a byte.
+fn check_apart(all: &[Checked<'_>]) -> Result<(), TransportError> {
+    let extent = |index: usize| {
+        let Checked { transfer, host, .. } = &all[index];
+        *host..*host + transfer.tokens * transfer.paged.shape().token_bytes()
+    };
+    let mut places: SmallVec<[usize; 8]> = (0..all.len()).collect();
+    places.retain(|index| !extent(*index).is_empty());
+    places.sort_by_key(|&index| extent(index).start);
+    match places.windows(2).find(|two| extent(two[0]).end > extent(two[1]).start) {
+        Some(two) => Err(TransportError::ChunksOverlap {
+            first: two[0].min(two[1]),
+            second: two[0].max(two[1]),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -374,7 +591,7 @@ fn find_live(
     if host_slots.len() as u64 != tokens {
         return Err(KernelError::SlotCount { slots: host_slots.len() as u64, tokens });
     }
-    live.clear();
+    let first = live.len();
     // The skip is at most the length.
     for (token, &slot) in (skip_prefix_n_tokens..).zip(&host_slots[skip_prefix_n_tokens as usize..])
     {
@@ -384,7 +601,7 @@ fn find_live(
         if slot as u64 >= slots {
             return Err(KernelError::SlotOutOfRange { token, slot, slots });
         }
-        match live.last_mut() {
+        match live[first..].last_mut() {
             Some(run) if run.end == token => run.end += 1,
             _ => live.push(token..token + 1),
         }

@@ -29,6 +29,29 @@ pub enum TransportError {
         /// Layers of the paged memory.
         layers: u32,
     },
+    /// A transfer of a sequence goes the other way than the first.
+    #[error("transfer {index} of the sequence goes the other way than the first")]
+    Directions {
+        /// Which one, from 0.
+        index: usize,
+    },
+    /// Two chunks of a sequence that are written share bytes of the host's memory.
+    #[error("chunks {first} and {second} of the sequence share bytes of the host's memory")]
+    ChunksOverlap {
+        /// The one that comes first in the sequence, from 0.
+        first: usize,
+        /// The other one.
+        second: usize,
+    },
+    /// A transfer of a sequence was refused for its numbers.
+    #[error("transfer {index} of the sequence was refused")]
+    InSequence {
+        /// Which one, from 0.
+        index: usize,
+        /// Why.
+        #[source]
+        error: Box<TransportError>,
+    },
     /// Memory for measuring could not be described.
     #[error("the pages to measure with were refused")]
     Pages(#[from] PagedKvError),
@@ -38,4 +61,18 @@ pub enum TransportError {
     /// The driver refused a call.
     #[error("the driver refused a step of the transfer")]
     Device(#[from] DeviceError),
+}
+
+impl TransportError {
+    pub(super) fn in_sequence(self, index: usize) -> Self {
+        Self::InSequence { index, error: Box::new(self) }
+    }
+
+    /// The error of the only transfer of a sequence.
+    pub(super) fn of_one(self) -> Self {
+        match self {
+            Self::InSequence { error, .. } => *error,
+            error => error,
+        }
+    }
 }

@@ -1,8 +1,9 @@
 //! The pieces of a chunk that lie together on both sides, for the copy engine.
 
+use std::ops::Range;
+
 use cuda_driver::{BatchCopy, DeviceError, DriverResult, ErrorCode, Stream};
 
-use super::pieces::Piece;
 use super::{HostDirection, HostLink, HostTransfer, TransportError};
 use crate::PagedKv;
 
@@ -21,19 +22,19 @@ pub(super) fn fragment_bytes(paged: &PagedKv) -> u64 {
     }
 }
 
-/// Appends the copies of a piece, of a chunk that begins at the address `chunk`.
+/// Appends the copies of windows of rows, of a chunk that begins at the address `chunk`.
 ///
 /// Slots have been checked to lie in blocks below `num_blocks`, windows in the chunk.
 pub(super) fn push_fragments(
     transfer: &HostTransfer<'_>,
     chunk: u64,
-    piece: &Piece,
+    windows: &[Range<u64>],
     copies: &mut Vec<BatchCopy>,
 ) {
     let HostTransfer { paged, host_slots, tokens, .. } = *transfer;
     let (shape, layout) = (paged.shape(), paged.layout());
     let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
-    for row in piece.windows.iter().cloned().flatten() {
+    for row in windows.iter().cloned().flatten() {
         let (plane, token) = (row / tokens, row % tokens);
         // Windows hold live tokens only: the slot is not negative.
         let slot = host_slots[token as usize] as u64;

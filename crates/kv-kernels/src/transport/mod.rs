@@ -2,13 +2,17 @@
 
 mod blocks;
 mod chunk;
+mod decision;
+mod edges;
 mod error;
 mod fragments;
+mod host_order;
 mod layers;
 mod measure;
 mod pieces;
 mod profile;
 mod ring;
+mod two_hops;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,11 +22,16 @@ use cuda_driver::{BatchCopy, Device, DeviceError, Event, Stream};
 use crate::{Direction, KvKernels, LaunchLimits};
 
 pub use chunk::HostTransfer;
+#[cfg(all(feature = "sabotage", debug_assertions))]
+pub use edges::LinkEdge;
 pub use error::TransportError;
+pub use host_order::{HostArrival, HostReady};
 pub use layers::LayerEvents;
 pub use measure::MeasureOptions;
 pub use profile::{DirectionCosts, Load, RateBySize, TransportProfile, TransportProfileError};
 
+use decision::Decisions;
+use host_order::Arrivals;
 use ring::Ring;
 
 /// A way of moving bytes between pages and the host's memory.
@@ -103,14 +112,15 @@ impl Default for HostLinkOptions {
 
 /// The link between one device's pages and pinned host memory.
 ///
-/// It owns a ring of device memory, a stream for copies and the events that order them, all made once:
-/// a transfer allocates nothing on the device. Which way a transfer goes is decided by a
+/// It owns a ring of device memory, a stream of copies for each direction and the events that order
+/// them, all made once: a transfer allocates nothing on the device. Which way a transfer goes is decided by a
 /// [`TransportProfile`], which [`with_profile`](HostLink::with_profile) replaces.
 ///
 /// # Ordering
 /// Every transfer is ordered as one operation of the stream that it is given: it begins when what was
 /// enqueued there before has completed, and what is enqueued there after waits for all of it, although
-/// copies run on a stream of the link's. Kernels run on the stream given, so its priority is theirs.
+/// copies run on streams of the link's. Only [`start_chunks`](HostLink::start_chunks) orders the host's
+/// end apart, as it says. Kernels run on the stream given, so its priority is theirs.
 /// Transfers on different streams share the ring, whose slots events hand over from one to the next.
 /// Nothing waits on the host, except after a refusal of the driver whose consequences nothing else can
 /// order (see [`TransportError`]).
@@ -119,7 +129,10 @@ pub struct HostLink {
     kernels: Arc<KvKernels>,
     options: HostLinkOptions,
     profile: TransportProfile,
-    copies: Stream,
+    decisions: Decisions,
+    copies_to_host: Stream,
+    copies_to_pages: Stream,
+    arrivals: Arrivals,
     fork: Event,
     join: Event,
     /// None where there is to be none.
@@ -127,6 +140,8 @@ pub struct HostLink {
     /// Whether the driver has refused a batch for lack of the call.
     no_batches: bool,
     scratch: Scratch,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    left_out: Option<LinkEdge>,
 }
 
 /// Lists that transfers fill and empty, kept for their room.
@@ -154,27 +169,33 @@ impl HostLink {
             (slots, bytes) => Some(Ring::new(&device, slots, bytes)?),
         };
         Ok(Self {
-            copies: Stream::new(&device)?,
+            copies_to_host: Stream::new(&device)?,
+            copies_to_pages: Stream::new(&device)?,
+            arrivals: Arrivals::new(&device)?,
             fork: Event::new(&device)?,
             join: Event::new(&device)?,
             kernels,
             options,
             profile,
+            decisions: Decisions::default(),
             ring,
             no_batches: false,
             scratch: Scratch::default(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            left_out: None,
         })
     }
 
     /// The same with another profile.
     #[must_use]
     pub fn with_profile(mut self, profile: TransportProfile) -> Self {
-        self.profile = profile;
+        self.replace_profile(profile);
         self
     }
 
     /// Replaces the profile, for transfers from now on.
     pub fn replace_profile(&mut self, profile: TransportProfile) -> TransportProfile {
+        self.decisions = Decisions::default();
         std::mem::replace(&mut self.profile, profile)
     }
 
@@ -209,32 +230,5 @@ impl HostLink {
     /// One block of as many threads as there can be for each multiprocessor.
     fn limits(&self) -> LaunchLimits {
         LaunchLimits { blocks: self.options.multiprocessors, threads: 1024 }
-    }
-
-    /// After a refusal halfway: makes `stream` wait for everything that runs on the link's own stream,
-    /// or, where that is refused as well, waits on the host.
-    fn rejoin(&self, stream: &Stream) {
-        let joined = self.join.record(&self.copies).and_then(|()| stream.wait(&self.join));
-        if joined.is_err() {
-            // An error means a lost device, on which nothing runs any more.
-            let copies = self.copies.raw();
-            let settled = self.device().clean_up(|driver| {
-                // SAFETY: the stream is live: this struct owns it.
-                unsafe { driver.stream_synchronize(copies) }
-            });
-            // Nothing more can be done here, and the caller has the first error.
-            let _ = settled;
-        }
-    }
-
-    /// Leaves the wait for a slot's last user out, until it is switched off.
-    ///
-    /// This is the edge that keeps a slot from being filled while it is still emptied; tests use it to
-    /// show that they would notice.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_skip_slot_wait(&mut self, skip: bool) {
-        if let Some(ring) = &mut self.ring {
-            ring.skip_wait = skip;
-        }
     }
 }

@@ -98,10 +98,11 @@ impl Pieces<'_> {
         planes * self.rows.plane_bytes() - (before + self.run_done) * row_bytes
     }
 
-    /// Takes the next piece: at most `budget` bytes, but one row at least.
+    /// Takes the next piece: at most `budget` bytes, but one row at least, in at most `windows_most`
+    /// windows.
     ///
     /// By layer, a piece also ends with a layer when it has half of the budget.
-    pub(crate) fn take(&mut self, budget: u64) -> Option<Piece> {
+    pub(crate) fn take(&mut self, budget: u64, windows_most: usize) -> Option<Piece> {
         let Rows { layers, kv_count, tokens, row_bytes, live, order } = self.rows;
         let planes = layers * kv_count;
         let mut piece = Piece::default();
@@ -112,7 +113,7 @@ impl Pieces<'_> {
             let rows = left.min((budget - piece.bytes) / row_bytes);
             let start = self.plane() * tokens + run.start + self.run_done;
             let follows = piece.windows.last().is_some_and(|last| last.end == start);
-            if rows == 0 || (!follows && piece.windows.len() == CHUNKS_MAX) {
+            if rows == 0 || (!follows && piece.windows.len() == windows_most) {
                 break;
             }
             match piece.windows.last_mut() {
@@ -173,6 +174,31 @@ impl Taper {
     }
 }
 
+/// How long each piece is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Pace {
+    /// So that a pipeline that begins and ends with nothing else in it is over soon.
+    Tapered(Taper),
+    /// As long as may be, of one length: what is before and after keeps the pipeline full.
+    Even {
+        /// The longest, in bytes.
+        most: u64,
+    },
+}
+
+impl Pace {
+    /// Bytes of the piece that follows one of `before` bytes (0: the first), when `left` are left, and
+    /// `left_here` of the chunk that it begins with.
+    pub(crate) fn next(self, before: u64, left: u64, left_here: u64) -> u64 {
+        match self {
+            Self::Tapered(taper) => taper.next(before, left),
+            // Short chunks share a piece; a long one is cut evenly.
+            Self::Even { most } if left_here <= most / 2 => most,
+            Self::Even { most } => left_here.div_ceil(left_here.div_ceil(most.max(1)).max(1)),
+        }
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init, reason = "lists of windows, some of one")]
 mod tests {
@@ -190,7 +216,7 @@ mod tests {
         let mut pieces = rows.pieces();
         let mut left = rows.bytes();
         let mut taken = Vec::new();
-        while let Some(piece) = pieces.take(budget) {
+        while let Some(piece) = pieces.take(budget, CHUNKS_MAX) {
             assert!(piece.bytes <= budget.max(ROW) && piece.windows.len() <= CHUNKS_MAX);
             let moved: u64 = piece.windows.iter().map(|window| window.end - window.start).sum();
             assert_eq!(piece.bytes, moved * ROW);
@@ -278,5 +304,16 @@ mod tests {
         assert_eq!(tapered(taper, 1), [1]);
         let flat = Taper { least: 5, most: 5, growth: 2, rising: false };
         assert_eq!(tapered(flat, 12), [5, 5, 2]);
+    }
+
+    #[test]
+    fn an_even_pace_cuts_long_chunks_evenly_and_leaves_room_for_several_short_ones() {
+        let even = Pace::Even { most: 12 };
+        assert_eq!(even.next(0, 100, 32), 11);
+        assert_eq!(even.next(11, 89, 21), 11);
+        assert_eq!(even.next(11, 78, 10), 10);
+        assert_eq!(even.next(10, 68, 5), 12);
+        let taper = Taper { least: 1, most: 12, growth: 4, rising: true };
+        assert_eq!(Pace::Tapered(taper).next(1, 30, 2), 4);
     }
 }

@@ -215,18 +215,50 @@ impl TransportProfile {
         Some(ns as u64)
     }
 
+    /// What each of many such transfers takes that follow each other without a gap, in nanoseconds;
+    /// `None` as of [`estimate_ns`](TransportProfile::estimate_ns).
+    ///
+    /// Kernels and copies of two hops run beside each other then, so the slower of them counts.
+    #[must_use]
+    pub fn estimate_of_many_ns(
+        &self,
+        transport: Transport,
+        direction: HostDirection,
+        load: Load,
+    ) -> Option<u64> {
+        if transport != Transport::TwoHop {
+            return self.estimate_ns(transport, direction, load);
+        }
+        let costs = self.costs(direction);
+        if costs.copy_bytes_per_s == 0 || load.slot_bytes == 0 || load.slots == 0 {
+            return None;
+        }
+        let pieces = load.bytes.div_ceil(load.slot_bytes) as f64;
+        let windows = load.bytes.div_ceil(load.window_bytes.max(1)) as f64;
+        let copying = pieces.max(windows) * costs.copy_setup_ns as f64
+            + load.bytes as f64 * 1e9 / costs.copy_bytes_per_s as f64;
+        let walking = pieces * costs.walk_setup_ns as f64
+            + costs.walk.total_ns(load.bytes, load.fragment_bytes)?;
+        Some(copying.max(walking) as u64)
+    }
+
     /// The transport that takes the shortest; the forced one where there is one that can.
     #[must_use]
     pub fn choose(&self, direction: HostDirection, load: Load) -> Transport {
-        if let Some(forced) = self.forced {
-            return forced;
-        }
+        self.cheapest(|transport| self.estimate_ns(transport, direction, load))
+    }
+
+    /// The same for one of many transfers that follow each other without a gap.
+    #[must_use]
+    pub fn choose_of_many(&self, direction: HostDirection, load: Load) -> Transport {
+        self.cheapest(|transport| self.estimate_of_many_ns(transport, direction, load))
+    }
+
+    fn cheapest(&self, cost: impl Fn(Transport) -> Option<u64>) -> Transport {
         let all = [Transport::DirectKernel, Transport::TwoHop, Transport::CopyEngine];
-        let cost = |transport: &Transport| {
-            self.estimate_ns(*transport, direction, load).unwrap_or(u64::MAX)
-        };
         // Of equals the first: a kernel is always possible.
-        all.into_iter().min_by_key(cost).unwrap_or(Transport::DirectKernel)
+        let cheapest = all.into_iter().min_by_key(|&of| cost(of).unwrap_or(u64::MAX));
+        self.forced.or(cheapest).unwrap_or(Transport::DirectKernel)
     }
 }
 

@@ -11,16 +11,15 @@ pub(super) struct Ring {
     slots: Box<[Slot]>,
     slot_bytes: u64,
     next: usize,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(super) skip_wait: bool,
 }
 
 /// The events of a slot.
 #[derive(Debug)]
-struct Slot {
-    filled: Event,
-    /// Recorded by the last transfer that used the slot, whichever stream it was on.
-    emptied: Event,
+pub(super) struct Slot {
+    pub(super) filled: Event,
+    /// Recorded by the last transfer that used the slot, whichever stream it was on. Of a slot that was
+    /// never used it was never recorded, which is no wait.
+    pub(super) emptied: Event,
 }
 
 /// A slot while a piece travels through it.
@@ -28,9 +27,7 @@ struct Slot {
 pub(super) struct Turn<'r> {
     /// First address, a multiple of 256.
     pub(super) address: u64,
-    slot: &'r Slot,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    skip_wait: bool,
+    pub(super) slot: &'r Slot,
 }
 
 impl Ring {
@@ -39,14 +36,7 @@ impl Ring {
         let memory = DeviceBuffer::alloc(device, slot_bytes.saturating_mul(slots.into()))?;
         let slot = |_| Ok(Slot { filled: Event::new(device)?, emptied: Event::new(device)? });
         let slots: Result<_, DeviceError> = (0..slots).map(slot).collect();
-        Ok(Self {
-            memory,
-            slots: slots?,
-            slot_bytes,
-            next: 0,
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            skip_wait: false,
-        })
+        Ok(Self { memory, slots: slots?, slot_bytes, next: 0 })
     }
 
     pub(super) fn slot_bytes(&self) -> u64 {
@@ -57,35 +47,18 @@ impl Ring {
     pub(super) fn turn(&mut self) -> Turn<'_> {
         let index = self.next;
         self.next = (index + 1) % self.slots.len();
-        Turn {
-            address: self.memory.address() + index as u64 * self.slot_bytes,
-            slot: &self.slots[index],
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            skip_wait: self.skip_wait,
-        }
-    }
-}
-
-impl Turn<'_> {
-    /// Makes `filler` wait until the slot's last user is through with it.
-    pub(super) fn wait_until_empty(&self, filler: &Stream) -> Result<(), DeviceError> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.skip_wait {
-            return Ok(());
-        }
-        // Of a slot that was never used the event was never recorded, which is no wait.
-        filler.wait(&self.slot.emptied)
+        let address = self.memory.address() + index as u64 * self.slot_bytes;
+        Turn { address, slot: &self.slots[index] }
     }
 
-    /// Hands the slot over: what `emptier` does from now on comes after what `filler` has done.
-    pub(super) fn hand_over(&self, filler: &Stream, emptier: &Stream) -> Result<(), DeviceError> {
-        self.slot.filled.record(filler)?;
-        emptier.wait(&self.slot.filled)
-    }
-
-    /// Notes that `emptier` is through with the slot.
-    pub(super) fn emptied(&self, emptier: &Stream) -> Result<(), DeviceError> {
-        self.slot.emptied.record(emptier)
+    /// Makes `stream`, which waits for everything that a refused transfer has enqueued, the last user
+    /// of every slot.
+    pub(super) fn settle(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.slots.iter().try_for_each(|slot| {
+            // Other streams' transfers that use the slot keep their turn.
+            stream.wait(&slot.emptied)?;
+            slot.emptied.record(stream)
+        })
     }
 }
 

@@ -29,7 +29,7 @@ impl Case {
     }
 
     /// Each tensor with a margin on both sides.
-    fn tensors(&self, on: &On) -> Vec<DeviceBuffer> {
+    pub(crate) fn tensors(&self, on: &On) -> Vec<DeviceBuffer> {
         let count = self.layout.tensors().count(&self.shape);
         (0..count).map(|tensor| on.upload(&self.tensor_before(tensor))).collect()
     }
@@ -39,7 +39,7 @@ impl Case {
         noise(bytes).iter().map(|byte| byte ^ tensor as u8).collect()
     }
 
-    fn chunk_before(&self, chunk: &ChunkCase) -> Vec<u8> {
+    pub(crate) fn chunk_before(&self, chunk: &ChunkCase) -> Vec<u8> {
         noise(self.chunk_bytes(chunk) + 2 * self.margin() + 1)
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod chunk_cases;
 pub(crate) mod chunk_errors;
 pub(crate) mod chunks;
 pub(crate) mod far;
+pub(crate) mod host_link;
 pub(crate) mod huge;
 pub(crate) mod lays;
 pub(crate) mod on;

@@ -6,7 +6,9 @@
 
 mod blocks;
 mod chunks;
+mod edges;
 mod failures;
 mod machine;
 mod order;
 mod profiles;
+mod started;

@@ -1,44 +1,11 @@
-//! Orders of streams: slots of the ring, transfers on several streams, and layers that arrive one by
-//! one.
+//! Orders of streams: transfers as operations of theirs, and layers that arrive one by one.
 
 use cuda_driver::{DeviceBuffer, Stream};
-use kv_kernels::{Direction, HostLink, LayerEvents, Transport};
+use kv_kernels::{Direction, LayerEvents, Transport};
 
 use crate::machine::{BOTH, Case, Machine, OFFSET, Scene};
 
 const SEEDS: u64 = 24;
-
-/// How many of the seeds see wrong bytes after transfers to and fro through a ring of few slots.
-fn wrong_seeds(prepare: impl Fn(&mut HostLink)) -> usize {
-    let is_wrong = |seed: &u64| {
-        let machine = Machine::new(*seed);
-        let mut link = machine.link(Transport::TwoHop);
-        prepare(&mut link);
-        let streams =
-            [Stream::new(&machine.device).unwrap(), Stream::new(&machine.device).unwrap()];
-        // Nothing orders the two streams: only the ring's events do.
-        let scenes = BOTH.map(|direction| Scene::new(&machine, &Case::plain(direction)));
-        for (scene, stream) in scenes.iter().zip(&streams) {
-            assert_eq!(scene.run(&mut link, stream), Ok(Transport::TwoHop));
-        }
-        let done = scenes.iter().zip(&streams).all(|(scene, stream)| scene.is_done(stream));
-        machine.assert_clean();
-        !done
-    };
-    (0..SEEDS).filter(is_wrong).count()
-}
-
-#[test]
-fn a_slot_is_filled_only_when_it_is_empty() {
-    assert_eq!(wrong_seeds(|_| {}), 0);
-}
-
-#[cfg(all(feature = "sabotage", debug_assertions))]
-#[test]
-fn without_the_wait_for_the_last_user_of_a_slot_bytes_are_wrong() {
-    let wrong = wrong_seeds(|link| link.sabotage_skip_slot_wait(true));
-    assert!(wrong > SEEDS as usize / 4, "only {wrong} of {SEEDS} seeds noticed");
-}
 
 #[test]
 fn a_transfer_is_one_operation_of_its_stream() {

@@ -21,6 +21,9 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     the_default_stream_ignores_non_blocking_ones,
     non_blocking_streams_ignore_the_default_stream,
     many_streams_can_live_at_once,
+    a_stream_has_no_priority_of_its_own,
+    a_stream_has_the_priority_that_it_was_made_with,
+    a_priority_out_of_range_is_the_nearest_in_it,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
@@ -71,6 +74,38 @@ fn a_stream_tells_its_context(on: &Subject) {
 fn the_default_stream_tells_the_current_context(on: &Subject) {
     let bound = on.bind();
     assert_eq!(bound.stream_get_ctx(0), Ok(bound.context));
+}
+
+fn a_stream_has_no_priority_of_its_own(on: &Subject) {
+    let bound = on.bind();
+    for stream in [bound.stream(), bound.blocking_stream()] {
+        assert_eq!(bound.stream_get_priority(*stream), Ok(0));
+    }
+    assert_eq!(bound.stream_get_priority(0), Ok(0));
+}
+
+fn a_stream_has_the_priority_that_it_was_made_with(on: &Subject) {
+    let bound = on.bind();
+    let (least, greatest) = bound.ctx_get_stream_priority_range().unwrap();
+    assert!(greatest <= least, "lower numbers go first: {greatest}, {least}");
+    for priority in greatest..=least {
+        for blocking in [false, true] {
+            let stream = bound.stream_create_with_priority(blocking, priority).unwrap();
+            assert_eq!(bound.stream_get_priority(stream), Ok(priority));
+            assert_eq!(bound.stream_get_ctx(stream), Ok(bound.context));
+            assert_eq!(bound.stream_destroy(stream), Ok(()));
+        }
+    }
+}
+
+fn a_priority_out_of_range_is_the_nearest_in_it(on: &Subject) {
+    let bound = on.bind();
+    let (least, greatest) = bound.ctx_get_stream_priority_range().unwrap();
+    for (asked, given) in [(least + 7, least), (greatest - 7, greatest)] {
+        let stream = bound.stream_create_with_priority(false, asked).unwrap();
+        assert_eq!(bound.stream_get_priority(stream), Ok(given));
+        assert_eq!(bound.stream_destroy(stream), Ok(()));
+    }
 }
 
 fn a_stalled_stream_is_not_idle(on: &Subject) {
@@ -187,6 +222,7 @@ fn a_number_that_is_no_stream_is_refused(on: &Subject) {
     refused(bound.stream_query(0xBAD), ErrorCode::INVALID_HANDLE);
     refused(bound.stream_synchronize(0xBAD), ErrorCode::INVALID_HANDLE);
     refused(bound.stream_get_ctx(0xBAD), ErrorCode::INVALID_HANDLE);
+    refused(bound.stream_get_priority(0xBAD), ErrorCode::INVALID_HANDLE);
     refused(bound.memset_d8_async(*memory, 0, 64, 0xBAD), ErrorCode::INVALID_HANDLE);
 }
 

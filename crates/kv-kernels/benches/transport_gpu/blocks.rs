@@ -1,0 +1,218 @@
+//! Whole blocks between pages and a tier in pinned memory.
+
+use std::sync::Arc;
+
+use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
+use kv_kernels::{
+    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, HostLinkOptions, HostTransfer, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, Transfer, Transport,
+};
+
+use super::{BOTH, Bench, MIB, mix, shuffled};
+
+impl Bench {
+    pub(super) fn blocks(&self) {
+        println!("whole blocks, scattered in the pages: GB/s down / up, back to back [alone]\n");
+        println!(
+            "| block | MiB | host's blocks | memcpy | chosen | direct kernel | copy engine | two hops \
+             | as a chunk, chosen |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|");
+        for kib in [4_u64, 16, 32, 64, 128, 512, 2048] {
+            let lengths: &[u64] = if kib == 4 { &[8, 64, 256] } else { &[64] };
+            for &mib in lengths {
+                for in_order in [true, false] {
+                    let tier = Tier::new(self, kib << 10, mib * MIB, in_order);
+                    self.block_row(&tier);
+                }
+            }
+        }
+        println!();
+    }
+
+    fn block_row(&self, tier: &Tier) {
+        let bytes = tier.bytes;
+        let repeats = if bytes > 64 * MIB { 2 } else { 6 };
+        let rates = |seconds: [(f64, f64); 2]| {
+            let rate = |s: f64| bytes as f64 / s / 1e9;
+            let [(a, c), (b, d)] = seconds;
+            format!("{:.1} / {:.1} [{:.1} / {:.1}]", rate(a), rate(b), rate(c), rate(d))
+        };
+        let mut cells = vec![rates(BOTH.map(|d| {
+            let mut once = || self.memcpy(bytes, Some(d), &self.chunk);
+            (self.back_to_back(repeats, &mut once), self.alone(&mut once))
+        }))];
+        let all = [None].into_iter().chain(Transport::ALL.map(Some));
+        for transport in all {
+            if transport == Some(Transport::TwoHop) && !tier.in_order {
+                // A piece is of one run: each block would be one.
+                cells.push("-".into());
+                continue;
+            }
+            let mut link = self.link(transport, HostLinkOptions::default());
+            let mut used = [Transport::DirectKernel; 2];
+            let mut run = |up: usize| {
+                used[up] = link.copy_blocks(&self.stream, tier.copy(up)).unwrap();
+            };
+            tier.check(self, &mut run);
+            let seconds =
+                [0, 1].map(|up| (self.back_to_back(repeats, || run(up)), self.alone(|| run(up))));
+            let cell = rates(seconds);
+            cells.push(match transport {
+                None => format!("{cell} ({} / {})", used[0], used[1]),
+                Some(transport) if used[0] != transport => "-".into(),
+                Some(_) => cell,
+            });
+        }
+        if tier.in_order {
+            let mut link = self.link(None, HostLinkOptions::default());
+            let mut used = [Transport::DirectKernel; 2];
+            let mut run = |up: usize| {
+                used[up] = link.transfer_chunk(&self.stream, tier.chunk(up)).unwrap();
+            };
+            tier.check(self, &mut run);
+            let seconds =
+                [0, 1].map(|up| (self.back_to_back(repeats, || run(up)), self.alone(|| run(up))));
+            cells.push(format!("{} ({} / {})", rates(seconds), used[0], used[1]));
+        } else {
+            cells.push("-".into());
+        }
+        let order = if tier.in_order { "in a row" } else { "scattered" };
+        println!(
+            "| {} KiB | {} | {order} | {} |",
+            tier.block_bytes >> 10,
+            bytes / MIB,
+            cells.join(" | ")
+        );
+    }
+}
+
+/// Blocks in pages and in pinned memory, and which goes where.
+struct Tier {
+    block_bytes: u64,
+    bytes: u64,
+    count: u64,
+    in_order: bool,
+    paged: PagedKv,
+    pages: DeviceBuffer,
+    host: HostBlocks,
+    places: Vec<u64>,
+    pairs: [Vec<BlockPair>; 2],
+    tables: [DeviceBuffer; 2],
+    host_slots: Vec<i64>,
+    slots: DeviceBuffer,
+}
+
+impl Tier {
+    fn new(bench: &Bench, block_bytes: u64, bytes: u64, in_order: bool) -> Self {
+        let count = bytes / block_bytes;
+        let options =
+            KvShapeOptions { layers: 1, kv_count: 1, row_bytes: block_bytes, block_tokens: 1 };
+        let shape = KvShape::new(options).unwrap();
+        let layout = PagedLayout::block_major(&shape);
+        let blocks = 2 * count;
+        let pages = DeviceBuffer::alloc(&bench.device, blocks * block_bytes).unwrap();
+        let stream = &bench.stream;
+        let paged = PagedKv::new(stream, shape, layout, pages.span(), blocks).unwrap();
+        let buffer = PinnedBuffer::alloc(&bench.device, bytes, HostAllocFlags::CACHED).unwrap();
+        let host = HostBlocks::new(stream, shape, layout, (Arc::new(buffer), 0), count).unwrap();
+        let ids = &shuffled(blocks)[..count as usize];
+        let places = if in_order { (0..count).collect() } else { shuffled(count) };
+        let pairs = [false, true].map(|up| {
+            let pair = |(&device, &host): (&u64, &u64)| {
+                let (a, b) = if up { (host, device) } else { (device, host) };
+                BlockPair { source: a as i32, destination: b as i32 }
+            };
+            ids.iter().zip(&places).map(pair).collect::<Vec<_>>()
+        });
+        let tables = [bench.upload(&pairs[0]), bench.upload(&pairs[1])];
+        let host_slots: Vec<i64> = ids.iter().map(|&id| id as i64).collect();
+        let slots = bench.upload(&host_slots);
+        Self {
+            block_bytes,
+            bytes,
+            count,
+            in_order,
+            paged,
+            pages,
+            host,
+            places,
+            pairs,
+            tables,
+            host_slots,
+            slots,
+        }
+    }
+
+    fn copy(&self, up: usize) -> BlockCopy<'_> {
+        let (device, host) = (Blocks::Device(&self.paged), Blocks::Host(&self.host));
+        let (from, to) = if up == 0 { (device, host) } else { (host, device) };
+        BlockCopy {
+            from,
+            to,
+            pairs: self.tables[up].span().into(),
+            count: self.count,
+            host_pairs: Some(&self.pairs[up]),
+            from_blocks: from.count(),
+            to_blocks: to.count(),
+            report: None,
+            multiprocessors: None,
+        }
+    }
+
+    fn chunk(&self, up: usize) -> HostTransfer<'_> {
+        HostTransfer {
+            paged: &self.paged,
+            host: self.host.buffer(),
+            host_offset: 0,
+            slot_mapping: self.slots.span(),
+            host_slots: &self.host_slots,
+            tokens: self.count,
+            skip_prefix_n_tokens: 0,
+            direction: BOTH[up],
+            num_blocks: self.paged.blocks(),
+            layer_events: None,
+        }
+    }
+
+    fn on_device(&self, bench: &Bench, direction: Direction) {
+        let transfer = Transfer {
+            chunk: bench.chunk.span().slice(0, self.bytes).unwrap(),
+            slot_mapping: self.slots.span(),
+            host_slots: &self.host_slots,
+            tokens: self.count,
+            skip_prefix_n_tokens: 0,
+            direction,
+            num_blocks: self.paged.blocks(),
+        };
+        bench.kernels.multi_layer_transfer(&bench.stream, &self.paged, transfer).unwrap();
+    }
+
+    /// Holds `run`, down and then up, to the bytes that must come out; of the longest, only timing is
+    /// asked.
+    fn check(&self, bench: &Bench, mut run: impl FnMut(usize)) {
+        if self.bytes > 64 * MIB {
+            return;
+        }
+        let (stream, chunk) = (&bench.stream, bench.chunk.span().slice(0, self.bytes).unwrap());
+        let words: Vec<u64> = (0..self.bytes / 8).map(mix).collect();
+        let noise = bytemuck::cast_slice::<u64, u8>(&words);
+        stream.upload(chunk, noise).unwrap();
+        self.on_device(bench, Direction::ChunkToPaged);
+        stream.fill(chunk, 0).unwrap();
+        stream.copy_to_host(self.host.buffer(), 0, chunk).unwrap();
+        run(0);
+        stream.synchronize().unwrap();
+        let mut seen = vec![0; self.bytes as usize];
+        self.host.buffer().read_at(0, &mut seen).unwrap();
+        let size = self.block_bytes as usize;
+        for (block, &place) in noise.chunks(size).zip(&self.places) {
+            assert!(seen[place as usize * size..][..size] == *block, "down: wrong bytes");
+        }
+        stream.fill(self.pages.span(), 0).unwrap();
+        run(1);
+        self.on_device(bench, Direction::PagedToChunk);
+        stream.download(&mut seen, chunk).unwrap();
+        assert!(seen == noise, "up: wrong bytes");
+    }
+}

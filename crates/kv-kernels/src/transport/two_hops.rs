@@ -1,0 +1,183 @@
+//! The pipeline of two hops: a kernel between the pages and a slot, the copy engine between a slot and
+//! the host, each slot handed from one to the other.
+
+use cuda_driver::{DeviceError, Stream};
+
+use super::edges::LinkEdge;
+use super::host_order::{HostOrder, HostReady};
+use super::pieces::Pace;
+use super::ring::Ring;
+use super::{HostDirection, HostLink, TransportError};
+
+/// What goes in pieces through the ring.
+pub(super) trait Carried {
+    /// What one slot holds.
+    type Piece;
+
+    fn direction(&self) -> HostDirection;
+
+    /// Bytes that are left of all, and of what the next piece begins with.
+    fn bytes_left(&self) -> (u64, u64);
+
+    /// Takes the next piece, of at most `budget` bytes, which is at most a slot; with its bytes.
+    fn take(&mut self, budget: u64) -> Option<(Self::Piece, u64)>;
+
+    /// Enqueues the kernel between the pages and the slot.
+    fn walk(
+        &self,
+        link: &HostLink,
+        stream: &Stream,
+        piece: &Self::Piece,
+        slot: u64,
+    ) -> Result<(), TransportError>;
+
+    /// Enqueues the copies between the slot and the host.
+    fn copy(
+        &self,
+        link: &HostLink,
+        copies: &Stream,
+        piece: &Self::Piece,
+        slot: u64,
+    ) -> Result<(), TransportError>;
+
+    /// Notes on `stream` that the piece has arrived when what is enqueued there has completed.
+    fn arrived(&self, stream: &Stream, piece: &Self::Piece) -> Result<(), DeviceError>;
+}
+
+impl HostLink {
+    /// The stream of the copies of a direction: the link is duplex, and so is the ring.
+    pub(super) fn copies(&self, direction: HostDirection) -> &Stream {
+        match direction {
+            HostDirection::ToHost => &self.copies_to_host,
+            HostDirection::ToPages => &self.copies_to_pages,
+        }
+    }
+
+    /// Carries everything; the caller has made sure that there is a ring.
+    pub(super) fn carry_in_two_hops(
+        &mut self,
+        stream: &Stream,
+        carried: &mut impl Carried,
+        pace: Pace,
+        order: HostOrder<'_>,
+    ) -> Result<(), TransportError> {
+        let Some(mut ring) = self.ring.take() else { return Ok(()) };
+        let outcome = self.pump(&mut ring, stream, carried, pace, order);
+        self.ring = Some(ring);
+        outcome
+    }
+
+    fn pump(
+        &self,
+        ring: &mut Ring,
+        stream: &Stream,
+        carried: &mut impl Carried,
+        pace: Pace,
+        order: HostOrder<'_>,
+    ) -> Result<(), TransportError> {
+        let direction = carried.direction();
+        let copies = self.copies(direction);
+        let to_host = direction == HostDirection::ToHost;
+        self.begin(stream, direction, order)?;
+        let (filler, emptier) = if to_host { (stream, copies) } else { (copies, stream) };
+        let mut before = 0;
+        loop {
+            let (left, left_here) = carried.bytes_left();
+            let budget = pace.next(before, left, left_here).min(ring.slot_bytes());
+            let Some((piece, bytes)) = carried.take(budget) else { break };
+            before = bytes;
+            let turn = ring.turn();
+            self.order(LinkEdge::SlotEmpty, filler, &turn.slot.emptied)?;
+            if to_host {
+                carried.walk(self, filler, &piece, turn.address)?;
+            } else {
+                carried.copy(self, filler, &piece, turn.address)?;
+            }
+            turn.slot.filled.record(filler)?;
+            self.order(LinkEdge::SlotFilled, emptier, &turn.slot.filled)?;
+            if to_host {
+                carried.copy(self, emptier, &piece, turn.address)?;
+            } else {
+                carried.walk(self, emptier, &piece, turn.address)?;
+            }
+            turn.slot.emptied.record(emptier)?;
+            carried.arrived(emptier, &piece)?;
+        }
+        match order {
+            HostOrder::Strict if to_host => {
+                self.join.record(copies)?;
+                self.order(LinkEdge::Join, stream, &self.join)?;
+            }
+            HostOrder::Strict => {}
+            HostOrder::Started { arrived, .. } if self.leaves_out(LinkEdge::Arrival) => {
+                arrived.record(filler)?;
+            }
+            HostOrder::Started { arrived, .. } => arrived.record(emptier)?,
+        }
+        Ok(())
+    }
+
+    /// Orders the host's end behind what must come before it.
+    fn begin(
+        &self,
+        stream: &Stream,
+        direction: HostDirection,
+        order: HostOrder<'_>,
+    ) -> Result<(), DeviceError> {
+        let copies = self.copies(direction);
+        let ready = match order {
+            HostOrder::Strict => HostReady::InStream,
+            HostOrder::Started { ready, .. } => ready,
+        };
+        match (ready, direction) {
+            (HostReady::After(event), _) => self.order(LinkEdge::Ready, copies, event),
+            (HostReady::InStream, HostDirection::ToPages) => {
+                self.fork.record(stream)?;
+                self.order(LinkEdge::Fork, copies, &self.fork)
+            }
+            // Copies to the host come after kernels of the stream as it is.
+            (HostReady::InStream, HostDirection::ToHost) | (HostReady::Now, _) => Ok(()),
+        }
+    }
+
+    /// Carries by work of the stream alone.
+    pub(super) fn in_stream(
+        &mut self,
+        stream: &Stream,
+        order: HostOrder<'_>,
+        carry: impl FnOnce(&mut Self) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
+        match order {
+            HostOrder::Strict => carry(self),
+            HostOrder::Started { ready, arrived } => {
+                if let HostReady::After(event) = ready {
+                    self.order(LinkEdge::Ready, stream, event)?;
+                }
+                carry(self)?;
+                Ok(arrived.record(stream)?)
+            }
+        }
+    }
+
+    /// After a refusal halfway: makes `stream` wait for everything that was enqueued, and the next
+    /// users of slots for `stream`; or, where that is refused as well, waits on the host.
+    pub(super) fn rejoin(&self, stream: &Stream, direction: HostDirection) {
+        let copies = self.copies(direction);
+        let joined = self.join.record(copies).and_then(|()| stream.wait(&self.join));
+        let settled = joined.and_then(|()| match &self.ring {
+            Some(ring) if !self.leaves_out(LinkEdge::Settle) => ring.settle(stream),
+            _ => Ok(()),
+        });
+        if settled.is_err() {
+            // An error means a lost device, on which nothing runs any more.
+            for raw in [copies.raw(), stream.raw()] {
+                let waited = self.device().clean_up(|driver| {
+                    // SAFETY: the stream is live: this struct owns it, or the caller's handle does.
+                    unsafe { driver.stream_synchronize(raw) }
+                });
+                // Nothing more can be done here, and the caller has the first error.
+                let _ = waited;
+            }
+        }
+    }
+}
