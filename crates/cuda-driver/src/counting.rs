@@ -95,7 +95,6 @@ macro_rules! counted_all { () => { counted! {
         stream_create(blocking: bool) -> u64 = "cuStreamCreate";
         stream_create_with_priority(blocking: bool, priority: i32) -> u64
             = "cuStreamCreateWithPriority";
-        ctx_get_stream_priority_range() -> (i32, i32) = "cuCtxGetStreamPriorityRange";
         event_create(timing: bool) -> u64 = "cuEventCreate";
         mem_get_info() -> (u64, u64) = "cuMemGetInfo";
         mem_alloc(bytes: u64) -> u64 = "cuMemAlloc";

@@ -84,6 +84,7 @@
 #![cfg_attr(not(feature = "cuda"), allow(rustdoc::broken_intra_doc_links))]
 
 mod alive;
+mod attributes;
 mod close;
 mod counting;
 #[cfg(feature = "cuda")]
@@ -106,16 +107,14 @@ mod stream;
 mod virtual_memory;
 
 pub use alive::LiveHandles;
+pub use attributes::{DeviceAttribute, DeviceInfo, PeerAttribute};
 pub use close::{CloseError, Closed, Loss};
 pub use counting::CountingDriver;
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
-pub use driver::{
-    AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult, HostFunction,
-    PeerAttribute, PeerCopy,
-};
+pub use driver::{AllocationProp, BatchCopy, Driver, DriverResult, HostFunction, PeerCopy};
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use host_pages::{
     HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind, PagesGot,

@@ -54,14 +54,12 @@ impl Stream {
     /// # Errors
     /// What the driver answers.
     pub fn with_priority(device: &Device, priority: StreamPriority) -> Result<Self, DeviceError> {
-        let raw = device.run(|driver| {
-            let (least, greatest) = driver.ctx_get_stream_priority_range()?;
-            let number = match priority {
-                StreamPriority::Least => least,
-                StreamPriority::Greatest => greatest,
-            };
-            driver.stream_create_with_priority(false, number)
-        })?;
+        // The driver takes numbers out of the device's range as the nearest in it.
+        let number = match priority {
+            StreamPriority::Least => i32::MAX,
+            StreamPriority::Greatest => i32::MIN,
+        };
+        let raw = device.run(|driver| driver.stream_create_with_priority(false, number))?;
         Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
     }
 

@@ -205,10 +205,6 @@ impl Driver for SimDriver {
         })
     }
 
-    fn ctx_get_stream_priority_range(&self) -> DriverResult<(i32, i32)> {
-        self.call("cuCtxGetStreamPriorityRange", |state| state.stream_priority_range())
-    }
-
     unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32> {
         self.call("cuStreamGetPriority", |state| state.stream_priority(stream))
     }

@@ -110,12 +110,6 @@ impl State {
         self.stream_create_with_priority(blocking, 0)
     }
 
-    /// The least and the greatest priority of an H100.
-    pub(crate) fn stream_priority_range(&self) -> Answer<(i32, i32)> {
-        self.current()?;
-        Ok(STREAM_PRIORITIES)
-    }
-
     pub(crate) fn stream_priority(&self, stream: u64) -> Answer<i32> {
         let (stream, device) = self.stream(stream)?;
         self.health(device)?;

@@ -264,7 +264,6 @@ impl Objects {
                 unit(sim.device_primary_ctx_retain(0)),
                 unit(sim.stream_create(false)),
                 unit(sim.stream_create_with_priority(false, -1)),
-                sim.ctx_get_stream_priority_range().map(|_| ()),
                 sim.stream_get_priority(stream).map(|_| ()),
                 sim.stream_synchronize(stream),
                 sim.stream_query(stream).map(|_| ()),

@@ -127,10 +127,6 @@ api! {
     cuCtxSetCurrent = cuCtxSetCurrent(context: CUcontext);
     cuCtxGetDevice = cuCtxGetDevice(device: *mut CUdevice);
     cuCtxSynchronize = cuCtxSynchronize();
-    cuCtxGetStreamPriorityRange = cuCtxGetStreamPriorityRange(
-        least: *mut c_int,
-        greatest: *mut c_int,
-    );
     cuCtxEnablePeerAccess = cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
     cuCtxDisablePeerAccess = cuCtxDisablePeerAccess(peer: CUcontext);
 

@@ -174,13 +174,6 @@ impl Driver for CudaDriver {
         Ok(stream as u64)
     }
 
-    fn ctx_get_stream_priority_range(&self) -> DriverResult<(i32, i32)> {
-        let (mut least, mut greatest) = (0, 0);
-        // SAFETY: both are live and of the type that the call writes.
-        unsafe { self.api.cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }?;
-        Ok((least, greatest))
-    }
-
     unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32> {
         let mut priority = 0;
         // SAFETY: the caller passes a live stream, or 0 for the default one; `priority` is live and of
