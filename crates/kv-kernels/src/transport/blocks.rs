@@ -10,12 +10,17 @@ use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::Blocks;
-use crate::block_copy::{BLOCKS_OF_MULTIPROCESSOR, BlockCopy, BlockPair, RawBlockCopy, RowRange};
+use crate::block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
 use crate::block_units::{RawBlockSide, RawBlockUnits};
+use crate::layout::alignment_of;
 
 /// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
 /// hand-overs.
 const TWO_HOP_RUN_BYTES: u64 = 1 << 20;
+/// Threads of a block of the kernel between pages and ring: a multiprocessor takes one such block.
+const WALK_THREADS: u64 = 1024;
+/// Most bytes of a launch, whose vectors are counted in 31 bits.
+const WALK_BYTES_MAX: u64 = 1 << 30;
 
 /// A copy that engines can make: both sides have each block in one piece.
 struct Whole<'a> {
@@ -114,7 +119,7 @@ impl HostLink {
         let bytes = pairs.len() as u64 * block_bytes;
         let window_bytes = bytes / runs;
         let is_forced = self.profile.forced == Some(Transport::TwoHop);
-        let through_ring = block_bytes <= self.slot_bytes()
+        let through_ring = block_bytes <= self.slot_bytes().min(WALK_BYTES_MAX)
             && (window_bytes >= TWO_HOP_RUN_BYTES.min(bytes) || is_forced);
         Load {
             bytes,
@@ -164,19 +169,21 @@ impl HostLink {
             HostDirection::ToHost => (whole.from, base),
             HostDirection::ToPages => (base, whole.to),
         };
-        let vector_bytes = 1 << (from | to | block_bytes | 16).trailing_zeros();
+        let vector_bytes = alignment_of(from | to | block_bytes);
         let unit_vectors = block_bytes / vector_bytes;
+        let items = piece.len() as u64 * unit_vectors;
+        let blocks = items.div_ceil(WALK_THREADS).clamp(1, self.options.multiprocessors.into());
         let raw = RawBlockCopy {
             to: RawBlockSide::whole(to, block_bytes, copy.to_blocks),
             from: RawBlockSide::whole(from, block_bytes, copy.from_blocks),
             units: RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors },
             pairs: copy.pairs.address() + (piece.start * size_of::<BlockPair>()) as u64,
-            items: piece.len() as u64 * unit_vectors,
+            items,
             first_pair: 0,
             vector_bytes,
             report: 0,
-            grid: self.options.multiprocessors,
-            threads: 1024,
+            grid: blocks as u32,
+            threads: WALK_THREADS as u32,
         };
         // SAFETY: `check_copy` has found the pairs in their memory and the ids below the blocks of their
         // side, and pages hold those (invariant of `PagedKv`). On the other side ids of the run lie in
@@ -254,6 +261,7 @@ impl Carried for Runs<'_> {
     }
 
     fn take(&mut self, budget: u64) -> Option<(Range<usize>, u64)> {
+        let budget = budget.min(WALK_BYTES_MAX);
         let most = (budget / self.whole.block_bytes).max(1) as usize;
         let piece = self.done..self.run_end.min(self.done.saturating_add(most));
         let bytes = piece.len() as u64 * self.whole.block_bytes;
