@@ -30,7 +30,8 @@
 //!   [`sum_blocks`](KvKernels::sum_blocks) and [`block_sum`] sum blocks alike in every layout.
 //! * [`HostLink`]: chunks and blocks between pages and pinned host memory, by the cheapest of three ways
 //!   ([`Transport`]) that a measured [`TransportProfile`] names, on few multiprocessors, and layer by
-//!   layer where a model waits for it ([`LayerEvents`]).
+//!   layer where a model waits for it ([`LayerEvents`]); one behind the other without a gap, with the
+//!   host's end in an order of its own ([`HostLink::start_chunks`], [`HostArrival`]).
 //! * [`DeviceReport`]: where launches tell of indices that only the device sees to be out of range.
 //! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
 //!   knows what every block must sum to without holding its bytes.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use cuda_driver::{DeviceBuffer, Event, Stream, StreamPriority};
-use kv_kernels::{Direction, HostLinkOptions, Transport};
+use kv_kernels::{Direction, HostArrival, HostLinkOptions, HostReady, Transport};
 
 use super::{BOTH, Bench, SHAPES, TIMINGS, median, mix};
 
@@ -121,30 +121,32 @@ impl Bench {
             (0..memory.bytes() / 8).map(|i| mix(i) & 0x3FFF_3FFF_3FFF_3FFF).collect();
         self.stream.upload(memory.span(), bytemuck::cast_slice(&words)).unwrap();
         println!(
-            "bf16 products beside transfers of the 8B shape without end: what the product loses, down / \
-             up, and GB/s of the transfers meanwhile; medians of {TIMINGS}\n"
+            "bf16 products beside transfers of 512 tokens of the 8B shape without end, of the greatest priority \
+             where nothing else stands: what the product loses, down / up, and GB/s of the transfers \
+             meanwhile; medians of {TIMINGS}\n"
         );
         println!(
             "| beside | 8,192 x 8,192 x 8,192 | 4,096 x 4,096 x 4,096 | 8,192 x 256 x 8,192 |"
         );
         println!("|---|---|---|---|");
-        let scene = self.scene(&SHAPES[0], 2048);
+        let scene = self.scene(&SHAPES[0], 512);
         let [least, greatest] = [StreamPriority::Least, StreamPriority::Greatest]
             .map(|priority| Stream::with_priority(&self.device, priority).unwrap());
         let usual = HostLinkOptions::default();
-        let short = HostLinkOptions { slot_bytes: 2 << 20, ring_slots: 4, ..usual };
+        let short = HostLinkOptions { slot_bytes: 4 << 20, ring_slots: 4, ..usual };
         let few = HostLinkOptions { multiprocessors: 4, ..usual };
         let many = HostLinkOptions { multiprocessors: 16, ..usual };
         let beside = [
             ("memcpy", None, &least, usual),
-            ("two hops", Some(Transport::TwoHop), &least, usual),
-            ("two hops, greatest priority", Some(Transport::TwoHop), &greatest, usual),
+            ("two hops, least priority", Some(Transport::TwoHop), &least, usual),
+            ("two hops", Some(Transport::TwoHop), &greatest, usual),
             ("two hops, 4 multiprocessors", Some(Transport::TwoHop), &greatest, few),
             ("two hops, 16 multiprocessors", Some(Transport::TwoHop), &greatest, many),
-            ("two hops, slots of 2 MiB", Some(Transport::TwoHop), &greatest, short),
-            ("direct kernel", Some(Transport::DirectKernel), &least, usual),
+            ("two hops, slots of 4 MiB", Some(Transport::TwoHop), &greatest, short),
+            ("direct kernel", Some(Transport::DirectKernel), &greatest, usual),
         ];
         for (name, transport, transfers, options) in beside {
+            let mut last: Option<HostArrival> = None;
             let mut link = self.link(transport, options);
             let cells =
                 [(8192, 8192, 12), (4096, 4096, 80), (8192, 256, 300)].map(|(m, n, times)| {
@@ -153,8 +155,11 @@ impl Bench {
                         let mut transfer = || match transport {
                             None => self.memcpy_on(transfers, scene.bytes, direction),
                             Some(_) => {
-                                let transfer = self.host_transfer(&scene, direction, None);
-                                link.transfer_chunk(transfers, transfer).unwrap();
+                                let transfer = [self.host_transfer(&scene, direction, None)];
+                                let now = HostReady::Now;
+                                // The next one follows it; the last is waited for with its stream.
+                                let arrival = link.start_chunks(transfers, now, &transfer).unwrap();
+                                last = Some(arrival);
                             }
                         };
                         let sides = (&cublas, &stream, transfers, &memory);
@@ -163,6 +168,9 @@ impl Bench {
                     let [(a, x), (b, y)] = loss;
                     format!("{a:.1} / {b:.1} %, {x:.0} / {y:.0}")
                 });
+            if let Some(arrival) = last {
+                arrival.synchronize().unwrap();
+            }
             println!("| {name} | {} |", cells.join(" | "));
         }
         println!();
@@ -200,12 +208,12 @@ impl Bench {
             f64::from(events[1].elapsed_ms_since(&events[0]).unwrap()) / 1e3
         };
         transfer();
-        transfers.synchronize().unwrap();
+        self.device.run(|driver| driver.ctx_synchronize()).unwrap();
         let of_product = [timer(), timer()];
         timed(&of_product);
         let first = seconds(&of_product);
-        // As many as cover the product, were both slowed by half.
-        let count = (first * 1.5 * 55e9 / bytes as f64) as usize + 2;
+        // As many as cover the product, were it slowed to a half and transfers not at all.
+        let count = (first * 2.0 * 55e9 / bytes as f64) as usize + 3;
         let ends: Vec<Event> = (0..count).map(|_| timer()).collect();
         let mut rates = Vec::new();
         let loss = median(|| {
@@ -218,7 +226,7 @@ impl Bench {
                 end.record(transfers).unwrap();
             }
             let beside = seconds(&of_product);
-            transfers.synchronize().unwrap();
+            self.device.run(|driver| driver.ctx_synchronize()).unwrap();
             // Transfers that ended while the product ran.
             let since =
                 |end: &Event| f64::from(end.elapsed_ms_since(&of_product[0]).unwrap()) / 1e3;
