@@ -16,7 +16,7 @@ use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions, Refusal};
 
 use super::kernel;
 
-type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// How much to run.
 #[derive(Clone, Copy, Debug)]
