@@ -88,7 +88,7 @@ fn main() {
 
 /// Every scenario of moves, in both directions, from device to device and through the host.
 fn moving_trials() -> impl Iterator<Item = Trial> {
-    let direct = MoverConfig::default();
+    let direct = MoverConfig { prefer: Route::Push, ..MoverConfig::default() };
     let host = MoverConfig { prefer: Route::Host, chunk_bytes: 64 << 10, chunks: 3, ..direct };
     let pull = MoverConfig { prefer: Route::Pull, ..direct };
     let ways = [

@@ -33,10 +33,11 @@ pub struct MoverConfig {
 }
 
 impl Default for MoverConfig {
-    /// 16 MiB of pinned memory where the way goes through the host, and 2 MiB for tables.
+    /// Blocks are pulled; 16 MiB of pinned memory where the way goes through the host, and 2 MiB for
+    /// tables.
     fn default() -> Self {
         Self {
-            prefer: Route::Push,
+            prefer: Route::Pull,
             chunk_bytes: 4 << 20,
             chunks: 4,
             table_pairs: 32 << 10,
@@ -50,9 +51,12 @@ impl Default for MoverConfig {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Route {
-    /// From device to device; kernels of the source write to the destination.
+    /// From device to device; kernels of the source write to the destination. They run on a stream of the
+    /// mover, and the devices wait for each other before and after them; they take none of the
+    /// destination's processors.
     Push,
-    /// From device to device; kernels of the destination read from the source.
+    /// From device to device; kernels of the destination read from the source, in the order of its
+    /// stream. The devices wait for each other once, so a move takes some 15 µs less.
     Pull,
     /// Through pinned chunks of the host.
     Host,
