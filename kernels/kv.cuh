@@ -23,10 +23,12 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 #define KV_TRANSFER_UNROLL 4
 // Chunks that one launch of the transfer moves, at most: their descriptions travel as parameters.
 #define KV_TRANSFER_CHUNKS 16
-// The same two for the transfer of one chunk with the whole device.
-#define KV_ONE_THREADS 256
-#define KV_ONE_UNROLL 1
-// The same two for the copy of blocks by pairs.
+// Threads of a block, at most, for the narrow transfer, of which a thread moves one vector.
+#define KV_NARROW_THREADS 256
+// The first two for the narrow walk.
+#define KV_WALK_THREADS 1024
+#define KV_WALK_UNROLL 4
+// The same two, threads and vectors, for the copy of blocks by pairs.
 #define KV_COPY_THREADS 1024
 #define KV_COPY_UNROLL 1
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
@@ -56,6 +58,61 @@ struct __align__(4) Bytes4 {
     u32 word;
 };
 
+// Loads and stores of bytes that nobody touches again soon: loads leave the first cache to the tables,
+// and stores are the first to leave the second. Either without the other gains nothing.
+template <typename Vector>
+static __device__ __forceinline__ Vector load_streaming(u64 from);
+
+template <>
+__device__ __forceinline__ Words2 load_streaming<Words2>(u64 from) {
+    Words2 to;
+    asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(to.word[0]), "=l"(to.word[1])
+                 : "l"(from));
+    return to;
+}
+template <>
+__device__ __forceinline__ Words1 load_streaming<Words1>(u64 from) {
+    Words1 to;
+    asm volatile("ld.global.L1::no_allocate.u64 %0, [%1];" : "=l"(to.word[0]) : "l"(from));
+    return to;
+}
+template <>
+__device__ __forceinline__ Bytes4 load_streaming<Bytes4>(u64 from) {
+    Bytes4 to;
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(to.word) : "l"(from));
+    return to;
+}
+template <>
+__device__ __forceinline__ Bytes2 load_streaming<Bytes2>(u64 from) {
+    Bytes2 to;
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(to.half) : "l"(from));
+    return to;
+}
+template <>
+__device__ __forceinline__ Bytes1 load_streaming<Bytes1>(u64 from) {
+    u32 to;
+    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(to) : "l"(from));
+    return Bytes1{(u8)to};
+}
+
+static __device__ __forceinline__ void store_streaming(u64 to, Words2 from) {
+    asm volatile("st.global.cs.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(from.word[0]), "l"(from.word[1])
+                 : "memory");
+}
+static __device__ __forceinline__ void store_streaming(u64 to, Words1 from) {
+    asm volatile("st.global.cs.u64 [%0], %1;" ::"l"(to), "l"(from.word[0]) : "memory");
+}
+static __device__ __forceinline__ void store_streaming(u64 to, Bytes4 from) {
+    asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(from.word) : "memory");
+}
+static __device__ __forceinline__ void store_streaming(u64 to, Bytes2 from) {
+    asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(from.half) : "memory");
+}
+static __device__ __forceinline__ void store_streaming(u64 to, Bytes1 from) {
+    asm volatile("st.global.cs.u8 [%0], %1;" ::"l"(to), "r"((u32)from.byte) : "memory");
+}
+
 // Division by a number that the host knows: one high product and one correction instead of some
 // hundred instructions. `magic` is floor((2^32 - 1) / divisor). The estimate is the quotient or one
 // less, for every 32-bit number: with 2^32 - 1 = magic * divisor + r it falls short of n / divisor by
@@ -69,7 +126,20 @@ struct Divider32 {
         return estimate + (n - estimate * divisor >= divisor ? 1 : 0);
     }
 };
-// The same with 64 bits: `magic` is floor((2^64 - 1) / divisor).
+// The same for numbers below 2^31, without a correction: with 2^shift the least power of two that is not
+// below the divisor, `magic` is floor(2^32 * (2^shift - divisor) / divisor) + 1 (Granlund and Montgomery,
+// "Division by Invariant Integers using Multiplication", 1994). The sum does not wrap, because the
+// product is not above the number.
+struct Divider31 {
+    u32 divisor;
+    u32 magic;
+    u32 shift;
+
+    __device__ __forceinline__ u32 quotient(u32 n) const {
+        return (__umulhi(n, magic) + n) >> shift;
+    }
+};
+// The first with 64 bits: `magic` is floor((2^64 - 1) / divisor).
 struct Divider64 {
     u64 divisor;
     u64 magic;

@@ -6,6 +6,7 @@ use cuda_driver::{
 };
 
 use crate::lazy::{LazyKernel, LazyModule};
+use crate::narrow::NarrowKernel;
 use crate::shape::WORD_BYTES;
 use crate::{DeviceReport, HostBlocks, KernelError, KvShape, PagedKv};
 
@@ -19,14 +20,16 @@ pub(crate) mod entry {
         "multi_layer_transfer_8",
         "multi_layer_transfer_16",
     ];
-    /// Likewise.
-    pub(crate) const ONE_CHUNK: [&str; 5] = [
-        "one_chunk_transfer_1",
-        "one_chunk_transfer_2",
-        "one_chunk_transfer_4",
-        "one_chunk_transfer_8",
-        "one_chunk_transfer_16",
+    /// Likewise, as those that follow.
+    pub(crate) const NARROW_TRANSFERS: [&str; 5] = [
+        "narrow_transfer_1",
+        "narrow_transfer_2",
+        "narrow_transfer_4",
+        "narrow_transfer_8",
+        "narrow_transfer_16",
     ];
+    pub(crate) const NARROW_WALKS: [&str; 5] =
+        ["narrow_walk_1", "narrow_walk_2", "narrow_walk_4", "narrow_walk_8", "narrow_walk_16"];
     pub(crate) const CHECKSUM: &str = "paged_checksum";
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
@@ -58,13 +61,20 @@ const TRANSFER_PTX: [&str; 5] = [
     include_str!("../ptx/transfer_8.compute_80.ptx"),
     include_str!("../ptx/transfer_16.compute_80.ptx"),
 ];
-/// In the order of [`entry::ONE_CHUNK`].
-const ONE_CHUNK_PTX: [&str; 5] = [
-    include_str!("../ptx/one_chunk_1.compute_80.ptx"),
-    include_str!("../ptx/one_chunk_2.compute_80.ptx"),
-    include_str!("../ptx/one_chunk_4.compute_80.ptx"),
-    include_str!("../ptx/one_chunk_8.compute_80.ptx"),
-    include_str!("../ptx/one_chunk_16.compute_80.ptx"),
+/// Likewise, as those that follow.
+const NARROW_TRANSFER_PTX: [&str; 5] = [
+    include_str!("../ptx/narrow_transfer_1.compute_80.ptx"),
+    include_str!("../ptx/narrow_transfer_2.compute_80.ptx"),
+    include_str!("../ptx/narrow_transfer_4.compute_80.ptx"),
+    include_str!("../ptx/narrow_transfer_8.compute_80.ptx"),
+    include_str!("../ptx/narrow_transfer_16.compute_80.ptx"),
+];
+const NARROW_WALK_PTX: [&str; 5] = [
+    include_str!("../ptx/narrow_walk_1.compute_80.ptx"),
+    include_str!("../ptx/narrow_walk_2.compute_80.ptx"),
+    include_str!("../ptx/narrow_walk_4.compute_80.ptx"),
+    include_str!("../ptx/narrow_walk_8.compute_80.ptx"),
+    include_str!("../ptx/narrow_walk_16.compute_80.ptx"),
 ];
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
@@ -81,6 +91,15 @@ const QUANTIZE_PTX: [&str; 2] = [
 const NEWER: i32 = 9;
 const BLOCK_COPY_PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
+
+/// Which kernel a transfer takes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum TransferKernel {
+    /// That of any transfer.
+    General,
+    /// One of those for numbers of 31 bits.
+    Narrow(NarrowKernel),
+}
 
 /// The kernels of this crate, loaded on one device.
 ///
@@ -101,10 +120,10 @@ pub struct KvKernels {
     device: Device,
     /// # Invariants
     /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
-    /// In the order of [`entry::TRANSFERS`].
+    /// In the order of [`entry::TRANSFERS`], as the two that follow.
     pub(crate) transfers: [LazyKernel; 5],
-    /// In the order of [`entry::ONE_CHUNK`].
-    pub(crate) one_chunk: [LazyKernel; 5],
+    pub(crate) narrow_transfers: [LazyKernel; 5],
+    pub(crate) narrow_walks: [LazyKernel; 5],
     pub(crate) checksum: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
@@ -153,15 +172,17 @@ impl KvKernels {
     /// Loads the kernels, of those that have variants this one.
     fn load_variant(device: &Device, variant: usize) -> Result<Self, ModuleError> {
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
-        let transfer = |i: usize| LazyKernel::new(TRANSFER_PTX[i], entry::TRANSFERS[i]);
-        let one_chunk = |i: usize| LazyKernel::new(ONE_CHUNK_PTX[i], entry::ONE_CHUNK[i]);
+        let lazy = |ptx: [&'static str; 5], entries: [&'static str; 5]| {
+            std::array::from_fn(|i| LazyKernel::new(ptx[i], entries[i]))
+        };
         let scatter = Module::load(device, SCATTER_PTX)?;
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         Ok(Self {
             device: device.clone(),
-            transfers: std::array::from_fn(transfer),
-            one_chunk: std::array::from_fn(one_chunk),
+            transfers: lazy(TRANSFER_PTX, entry::TRANSFERS),
+            narrow_transfers: lazy(NARROW_TRANSFER_PTX, entry::NARROW_TRANSFERS),
+            narrow_walks: lazy(NARROW_WALK_PTX, entry::NARROW_WALKS),
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
@@ -188,8 +209,10 @@ impl KvKernels {
     /// [`KernelError::OtherDevice`], and [`KernelError::Module`] with the compiler's log.
     pub fn prepare_transfers(&self, paged: &PagedKv) -> Result<(), KernelError> {
         self.check_device("paged memory", paged.device())?;
-        self.transfer(paged.alignment(), true)?;
-        self.transfer(paged.alignment(), false).map(|_| ())
+        let alignment = paged.alignment();
+        self.transfer(alignment, TransferKernel::General)?;
+        self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::Transfer))?;
+        self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::Walk)).map(|_| ())
     }
 
     /// Compiles what copies, appends, converts and sums blocks and gathers their offsets, so that the
@@ -217,9 +240,17 @@ impl KvKernels {
         Ok(&kernels.get(&self.device)?[vector_bytes.trailing_zeros().min(4) as usize])
     }
 
-    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once; that of one chunk, or of any launch.
-    pub(crate) fn transfer(&self, vector_bytes: u64, one: bool) -> Result<&Kernel, KernelError> {
-        let kernels = if one { &self.one_chunk } else { &self.transfers };
+    /// The transfer that moves 1, 2, 4, 8 or 16 bytes at once.
+    pub(crate) fn transfer(
+        &self,
+        vector_bytes: u64,
+        kernel: TransferKernel,
+    ) -> Result<&Kernel, KernelError> {
+        let kernels = match kernel {
+            TransferKernel::General => &self.transfers,
+            TransferKernel::Narrow(NarrowKernel::Transfer) => &self.narrow_transfers,
+            TransferKernel::Narrow(NarrowKernel::Walk) => &self.narrow_walks,
+        };
         Ok(kernels[vector_bytes.trailing_zeros() as usize].get(&self.device)?)
     }
 

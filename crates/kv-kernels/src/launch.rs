@@ -5,8 +5,9 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
+use crate::kernels::TransferKernel;
 use crate::layout::alignment_of;
-use crate::one_chunk::OneChunk;
+use crate::narrow::Narrow;
 use crate::{DeviceReport, Direction, KernelError, KvKernels, PagedKv};
 
 /// Most chunks of one launch: `KV_TRANSFER_CHUNKS` of `kernels/kv.cuh`.
@@ -122,11 +123,12 @@ impl KvKernels {
             self.check_report(report)?;
         }
         let Some(launch) = self.plan(transfer)? else { return Ok(()) };
-        let kernel = self.transfer(launch.vector_bytes, launch.one)?;
-        // SAFETY: the arguments are the parameters of the entries of `kernels/one_chunk_*.cu`, or else
-        // of `kernels/transfer_*.cu`, whose sizes both sides assert. Chunks and mappings are the caller's, a report is a live buffer's. The plane table has an address for each plane (invariant of `PagedKv`), the layers
-        // lie in it (`plan`), and rows of blocks below `num_blocks`, to which the kernel keeps, lie in
-        // the tensors (invariant of `PagedKv`, and `check_paged`).
+        let kernel = self.transfer(launch.vector_bytes, launch.kernel)?;
+        // SAFETY: the arguments are the parameters of the entries of `kernels/narrow_*.cu`, or else of
+        // `kernels/transfer_*.cu`, whose sizes both sides assert. Chunks and mappings are the caller's,
+        // a report is a live buffer's. The plane table has an address for each plane (invariant of
+        // `PagedKv`), the layers lie in it (`plan`), and rows of blocks below `num_blocks`, to which the
+        // kernel keeps, lie in the tensors (invariant of `PagedKv`, and `check_paged`).
         Ok(unsafe { kernel.launch(stream, &launch.config, &launch.args) }?)
     }
 
@@ -182,16 +184,16 @@ impl KvKernels {
         );
         let most = if limits.blocks == 0 { i32::MAX as u32 } else { limits.blocks };
         let vector_bytes = u64::from(pages.vector_bytes);
-        if count == 1
-            && let Some((one, config)) = OneChunk::of(&pages, &planned.0[0], threads, most.into())
-        {
-            let args = KernelArgs::new().arg(one);
-            return Ok(Some(Planned { vector_bytes, one: true, args, config }));
+        if let Some(narrow) = Narrow::of(&pages, &planned.0[..count], *limits) {
+            let args = KernelArgs::new().arg(narrow.pages).arg(narrow.chunks);
+            let (kernel, config) = (TransferKernel::Narrow(narrow.kernel), narrow.config);
+            return Ok(Some(Planned { vector_bytes, kernel, args, config }));
         }
         // A block for each tile is quickest; blocks that walk several tiles are for limits.
         let config = LaunchConfig::linear(tiles.min(most.into()) as u32, threads);
         let args = KernelArgs::new().arg(pages).arg(planned);
-        Ok(Some(Planned { vector_bytes, one: false, args, config }))
+        let kernel = TransferKernel::General;
+        Ok(Some(Planned { vector_bytes, kernel, args, config }))
     }
 }
 
@@ -207,8 +209,7 @@ impl LaunchLimits {
 
 struct Planned {
     vector_bytes: u64,
-    /// Whether the kernel for one chunk takes it.
-    one: bool,
+    kernel: TransferKernel,
     args: KernelArgs,
     config: LaunchConfig,
 }

@@ -123,7 +123,7 @@ mod kernels;
 mod launch;
 mod layout;
 mod lazy;
-mod one_chunk;
+mod narrow;
 mod operand;
 mod paged_kv;
 mod pattern;

@@ -19,7 +19,8 @@ use machine::{Machine, noise};
 use raw_args::{RawArgs, WHOLE_ROWS};
 
 const TRANSFER: &str = include_str!("../ptx/transfer_16.compute_80.ptx");
-const ONE_CHUNK: &str = include_str!("../ptx/one_chunk_16.compute_80.ptx");
+const NARROW_TRANSFER: &str = include_str!("../ptx/narrow_transfer_16.compute_80.ptx");
+const NARROW_WALK: &str = include_str!("../ptx/narrow_walk_16.compute_80.ptx");
 const CHECKSUM: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER: &str = include_str!("../ptx/gather.compute_80.ptx");
@@ -157,12 +158,13 @@ fn transfers() -> Vec<Scenario> {
     all
 }
 
-/// The kernel for one chunk, which covers its items exactly.
-fn one_chunks() -> Vec<Scenario> {
+/// The narrow kernels: the transfer, which covers its items exactly, and the walk, whose tiles of 128
+/// items are not all full.
+fn narrow(walk: bool) -> Vec<Scenario> {
     let mut all = Vec::new();
     for segments in [3, 1] {
         for (skip, by_blocks, direction, split_rows) in
-            [(2, false, 0, 5), (3, true, 1, 0), (0, false, 1, 0)]
+            [(2, false, 0, 11), (3, !walk, 1, 0), (1, !walk, 0, 0), (0, false, 1, 13)]
         {
             let shape = RawArgs {
                 by_blocks,
@@ -176,31 +178,42 @@ fn one_chunks() -> Vec<Scenario> {
                 vector_bytes: 16,
                 ..WHOLE_ROWS
             };
-            let items = (4 * (9 - skip) - split_rows) * 18;
-            let config = LaunchConfig::linear(items.div_ceil(64) as u32, 64);
-            let setup = operands(shape, |args| args.one_chunk());
-            all.push(Scenario { entry: "one_chunk_transfer_16", config, setup });
+            let rows = (4 * (9 - skip) - split_rows).max(split_rows);
+            let chunks = 1 + u32::from(split_rows > 0);
+            let (entry, config) = if walk {
+                ("narrow_walk_16", LaunchConfig::linear(2, 32))
+            } else {
+                let grid = [(rows * 18).div_ceil(64) as u32, chunks, 1];
+                let config = LaunchConfig { grid, block: [64, 1, 1], shared_bytes: 0 };
+                ("narrow_transfer_16", config)
+            };
+            let setup = operands(shape, |args, report| args.narrow(report));
+            all.push(Scenario { entry, config, setup });
         }
     }
     all
 }
 
 fn transfer(entry: &'static str, shape: RawArgs) -> Scenario {
-    let setup = operands(shape, |args| args.args());
+    let setup = operands(shape, |args, _| args.args());
     Scenario { entry, config: LaunchConfig::linear(2, 32), setup }
 }
 
-/// Chunk, pages, and mapping, and the arguments that name them.
-fn operands(shape: RawArgs, args: fn(&RawArgs) -> KernelArgs) -> Box<dyn Fn(&Machine) -> Setup> {
+/// Chunk, pages, mapping and report, and the arguments that name them.
+fn operands(
+    shape: RawArgs,
+    args: fn(&RawArgs, u64) -> KernelArgs,
+) -> Box<dyn Fn(&Machine) -> Setup> {
     Box::new(move |machine: &Machine| {
         let (row_bytes, count) = (shape.row_bytes, u64::from(shape.layers * shape.kv_count));
         // No slot, the last that is ready, the first that is not, and one far beyond.
         let slots = [8i64, 3, 1, 0, 7, 12, 5, i64::MAX, 11];
-        let ids = [2i32, 0, 1];
+        let ids = [2i32, 7, 1];
         let tokens = slots.len() as u64;
         let chunk = machine.upload(&noise(tokens * count * row_bytes));
         let (pages, table) = planes(machine, count, row_bytes);
         let mapping = if shape.by_blocks { machine.upload(&ids) } else { machine.upload(&slots) };
+        let report = machine.upload(&[0u64; 2]);
         let described = RawArgs {
             chunk: address(&chunk),
             planes: address(&table),
@@ -211,7 +224,8 @@ fn operands(shape: RawArgs, args: fn(&RawArgs) -> KernelArgs) -> Box<dyn Fn(&Mac
             num_blocks: BLOCKS,
             ..shape
         };
-        (vec![chunk, pages, table, mapping], args(&described))
+        let args = args(&described, address(&report));
+        (vec![chunk, pages, table, mapping, report], args)
     })
 }
 
@@ -334,7 +348,8 @@ fn packets() -> Vec<Scenario> {
 fn assert_noticed(mutation: Mutation) -> usize {
     let kernels = [
         (TRANSFER, transfers()),
-        (ONE_CHUNK, one_chunks()),
+        (NARROW_TRANSFER, narrow(false)),
+        (NARROW_WALK, narrow(true)),
         (CHECKSUM, checksums()),
         (PATTERN, fills()),
         (GATHER, gathers()),

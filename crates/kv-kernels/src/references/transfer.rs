@@ -7,7 +7,7 @@ use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 use super::{Arguments, at, load_array, report_bad};
 use crate::Direction;
 use crate::launch::{CHUNKS_MAX, Chunk, Chunks, Pages, Part};
-use crate::one_chunk::OneChunk;
+use crate::narrow::{NarrowChunks, NarrowPages};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -24,14 +24,22 @@ pub(super) fn run(
     run_chunks(memory, &pages, &chunks.0[..count])
 }
 
-pub(super) fn run_one(
+pub(super) fn run_narrow(
     memory: &mut dyn DeviceMemory,
     _: &LaunchConfig,
     args: &KernelArgs,
 ) -> Result<(), ReferenceError> {
-    let one: OneChunk = Arguments::new(args).take()?;
-    let (pages, chunk) = one.general();
-    run_chunks(memory, &pages, &[chunk])
+    let mut args = Arguments::new(args);
+    let pages: NarrowPages = args.take()?;
+    let chunks: NarrowChunks = args.take()?;
+    let count = pages.chunks as usize;
+    if count > CHUNKS_MAX {
+        return Err(ReferenceError::Argument { index: 1 });
+    }
+    let pages = pages.general();
+    let chunks: Vec<Chunk> =
+        chunks.0[..count].iter().map(|chunk| chunk.general(&pages)).collect();
+    run_chunks(memory, &pages, &chunks)
 }
 
 fn run_chunks(

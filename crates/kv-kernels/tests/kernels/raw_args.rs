@@ -125,36 +125,53 @@ impl RawArgs {
         KernelArgs::new().arg(pages).arg(chunks)
     }
 
-    /// The parameters of the kernel for one chunk: `split_rows` are left out at its start.
+    /// The parameters of the narrow kernels, for the same chunks; bad places are told to `report`.
     #[allow(dead_code, reason = "each program uses a part")]
-    pub(crate) fn one_chunk(&self) -> KernelArgs {
+    pub(crate) fn narrow(&self, report: u64) -> KernelArgs {
         let row_vectors = self.row_bytes / self.vector_bytes;
         let moved = self.tokens - self.skip;
-        let rows = moved * u64::from(self.layers) * u64::from(self.kv_count) - self.split_rows;
+        let rows = moved * u64::from(self.layers) * u64::from(self.kv_count);
         let segment_bytes = self.row_bytes / self.segments;
-        let layer_stride = self.tokens * self.row_bytes;
-        let one: [u64; 20] = [
-            self.planes,
-            self.mapping,
-            0,
-            self.chunk,
-            layer_stride * u64::from(self.layers),
-            layer_stride,
-            self.row_bytes,
-            self.block_stride,
-            segment_bytes,
-            self.block_tokens * segment_bytes,
-            divider(self.block_tokens),
-            divider(row_vectors),
-            divider(segment_bytes / self.vector_bytes),
-            divider(self.layers.into()),
-            divider(moved),
-            pair(self.skip, self.split_rows),
-            pair(rows * row_vectors, self.num_blocks),
-            pair(self.num_blocks * self.block_tokens, self.layers.into()),
-            pair(0, self.direction.into()),
-            pair(self.by_blocks.into(), self.vector_bytes),
-        ];
-        KernelArgs::new().arg(one)
+        let ready = if self.by_blocks { 1 } else { self.block_tokens };
+        let mut pages = words(&[self.planes, report]);
+        pages.extend(divider31(row_vectors));
+        pages.extend(divider31(segment_bytes / self.vector_bytes));
+        pages.extend(divider31(self.block_tokens));
+        pages.extend(divider31(self.layers.into()));
+        let strides = [self.block_stride, segment_bytes, self.block_tokens * segment_bytes];
+        pages.push((self.num_blocks * ready) as u32);
+        pages.extend(strides.map(|stride| stride as u32));
+        // No layer is left out.
+        pages.extend([0, self.direction, self.by_blocks.into()]);
+        pages.extend([1 + u32::from(self.split_rows > 0), self.vector_bytes as u32, 0]);
+        let chunk = |first: u64, end: u64| {
+            let mut chunk =
+                words(&[self.chunk + (first + self.skip) * self.row_bytes, self.mapping]);
+            chunk.extend(divider31(moved));
+            chunk.extend([self.skip, self.skip * self.row_bytes, first].map(|n| n as u32));
+            chunk.extend([((end - first) * row_vectors) as u32, 0]);
+            chunk
+        };
+        let mut chunks = [0u32; 16 * 12];
+        if self.split_rows == 0 {
+            chunks[..12].copy_from_slice(&chunk(0, rows));
+        } else {
+            chunks[..12].copy_from_slice(&chunk(0, self.split_rows));
+            chunks[12..24].copy_from_slice(&chunk(self.split_rows, rows));
+        }
+        let pages: [u32; 26] = pages.try_into().expect("as many words as there are");
+        KernelArgs::new().arg(pages).arg(chunks)
     }
+}
+
+/// Halves of 64-bit numbers, in the order of memory.
+fn words(numbers: &[u64]) -> Vec<u32> {
+    numbers.iter().flat_map(|n| [*n as u32, (n >> 32) as u32]).collect()
+}
+
+/// A divisor of numbers of 31 bits, with its magic number and shift.
+fn divider31(divisor: u64) -> [u32; 3] {
+    let power = divisor.next_power_of_two();
+    let magic = ((power - divisor) << 32) / divisor + 1;
+    [divisor as u32, magic as u32, power.trailing_zeros()]
 }

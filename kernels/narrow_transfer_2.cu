@@ -1,0 +1,8 @@
+// Narrow transfers in vectors of 2 bytes. See narrow.cuh for what they read and write.
+#include "narrow.cuh"
+
+extern "C" __global__ void __launch_bounds__(KV_NARROW_THREADS)
+narrow_transfer_2(const __grid_constant__ NarrowPages pages,
+                  const __grid_constant__ NarrowChunks chunks) {
+    narrow_transfer<Bytes2>(pages, chunks);
+}
