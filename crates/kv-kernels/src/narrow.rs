@@ -291,7 +291,11 @@ mod tests {
             for &n in &edges {
                 let whole = n / divisor * divisor;
                 for n in [0, n, whole, whole.saturating_sub(1), top, top / divisor * divisor] {
-                    assert_eq!(u64::from(quotient(divider, n as u32)), n / divisor, "{n} / {divisor}");
+                    assert_eq!(
+                        u64::from(quotient(divider, n as u32)),
+                        n / divisor,
+                        "{n} / {divisor}"
+                    );
                 }
             }
         }

@@ -37,8 +37,7 @@ pub(super) fn run_narrow(
         return Err(ReferenceError::Argument { index: 1 });
     }
     let pages = pages.general();
-    let chunks: Vec<Chunk> =
-        chunks.0[..count].iter().map(|chunk| chunk.general(&pages)).collect();
+    let chunks: Vec<Chunk> = chunks.0[..count].iter().map(|chunk| chunk.general(&pages)).collect();
     run_chunks(memory, &pages, &chunks)
 }
 
