@@ -1,6 +1,7 @@
 //! The end of a device in this process: who may end it, in which order, and what was answered.
 
-use crate::device::{Bound, Inner, Retired};
+use crate::current::Bound;
+use crate::device::{Inner, Retired};
 use crate::opened;
 use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, HostRegion, LiveHandles};
 

@@ -87,6 +87,7 @@ mod alive;
 mod attributes;
 mod close;
 mod counting;
+mod current;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;

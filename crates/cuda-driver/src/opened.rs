@@ -6,7 +6,7 @@
 
 use parking_lot::Mutex;
 
-use crate::device::Bound;
+use crate::current::Bound;
 use crate::{Driver, DriverResult};
 
 /// Whose contexts are of one process.

@@ -83,8 +83,9 @@ impl KvCache {
     /// cached blocks are evicted, to host memory where there is room.
     ///
     /// # Ordering
-    /// Waits for nothing. What this call copies is waited for by the next [`stage`](KvCache::stage):
-    /// enqueue no work that reads or writes the new sequences before it.
+    /// Waits for nothing and enqueues nothing. What is to be copied for it the next
+    /// [`stage`](KvCache::stage) enqueues, and waits for: enqueue no work that reads or writes the new
+    /// sequences before it.
     ///
     /// # Errors
     /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps. A batch
@@ -101,7 +102,7 @@ impl KvCache {
         let mut admitted = self.admit_to_pool(&batch)?;
         // Whatever fails from here on, dropping gives all of it back, tails first.
         for admitted in &mut admitted {
-            self.offload_from(&mut admitted.claimed)?;
+            self.offload_from(&mut admitted.claimed);
         }
         let mut sequences = Vec::with_capacity(requests.len());
         for (request, row) in requests.iter().zip(rows) {
@@ -335,16 +336,15 @@ impl KvCache {
             claimed => claimed,
         };
         let mut claimed = claimed.map_err(AdmitError::NoSpace)?;
-        self.offload_from(&mut claimed)?;
+        self.offload_from(&mut claimed);
         Ok(claimed)
     }
 
     /// Moves what was evicted from claimed blocks to host memory.
-    fn offload_from(&mut self, claimed: &mut ClaimedBlocks) -> Result<(), AdmitError> {
+    fn offload_from(&mut self, claimed: &mut ClaimedBlocks) {
         while let Some(offload) = claimed.take_offload() {
-            self.offload(offload)?;
+            self.offload(offload);
         }
-        Ok(())
     }
 
     /// Writes a sequence's row of the block table, from block `first` on.

@@ -11,9 +11,10 @@ use kv_stage::BlockTable;
 
 use crate::part::Part;
 use crate::rows::RowPool;
+use crate::runs::Runs;
 use crate::shares::shares;
 use crate::step::InFlight;
-use crate::{BuildError, KvCacheOptions, OptionsError, PoolRules};
+use crate::{BuildError, KvCacheOptions, OptionsError, PoolRules, TransportStats};
 
 /// Bytes and blocks that a cache has moved and mapped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -26,9 +27,9 @@ pub struct CacheStats {
     pub pages_inline: u64,
     /// Calls that found too few blocks ready and mapped pages themselves.
     pub growth_stalls: u64,
-    /// Blocks copied to host memory.
+    /// Blocks copied to host memory, or to be copied there when the next step is staged.
     pub offloaded_blocks: u64,
-    /// Blocks copied back from host memory.
+    /// Blocks copied back from host memory, or to be copied back when the next step is staged.
     pub onboarded_blocks: u64,
     /// Bytes of both kinds of copies, on all devices.
     pub copied_bytes: u64,
@@ -65,6 +66,8 @@ pub struct KvCache {
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Events of completed steps, one for each part, to be recorded again.
     pub(crate) spare_events: Vec<Vec<Arc<Event>>>,
+    /// Copies that are not enqueued yet, or not on all devices.
+    pub(crate) runs: Runs,
     /// Held while copies are enqueued that not every compute stream waits for yet.
     pub(crate) copies: Option<Lease>,
     /// Leases of steps whose work is enqueued with no event after it.
@@ -78,6 +81,16 @@ pub struct KvCache {
     /// How often the memory limit had been moved when memory ran out.
     pub(crate) limit_revision: u64,
     pub(crate) stats: CacheStats,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) sabotage: Sabotage,
+}
+
+/// Protections that are out, for tests that see the harm.
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[derive(Debug, Default)]
+pub(crate) struct Sabotage {
+    pub(crate) ignores_copies: bool,
+    pub(crate) sends_backwards: bool,
 }
 
 impl KvCache {
@@ -123,6 +136,7 @@ impl KvCache {
             rows: RowPool::new(rows),
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             spare_events: Vec::new(),
+            runs: Runs::default(),
             copies: None,
             unrecorded: Vec::new(),
             open: Weak::new(),
@@ -130,6 +144,8 @@ impl KvCache {
             memory_exhausted: false,
             limit_revision: 0,
             stats: CacheStats::default(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            sabotage: Sabotage::default(),
             options,
         })
     }
@@ -169,6 +185,26 @@ impl KvCache {
             stats.pages_inline += growth.inline_pages;
         }
         stats
+    }
+
+    /// What was enqueued between devices and host memory, by the way it went, on all devices together.
+    #[must_use]
+    pub fn transports(&self) -> TransportStats {
+        let mut all = TransportStats::default();
+        self.parts.iter().for_each(|part| all.add(&part.transports));
+        all
+    }
+
+    /// Has steps not wait for the blocks that are on their way to or from host memory.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_copies(&mut self) {
+        self.sabotage.ignores_copies = true;
+    }
+
+    /// Sends a step's copies in another order than the one that they were decided in.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_send_backwards(&mut self) {
+        self.sabotage.sends_backwards = true;
     }
 
     /// Blocks that have memory on every device, whether or not the pool was told of them.

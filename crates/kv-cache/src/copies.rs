@@ -1,9 +1,10 @@
 //! Copies between device and host memory, decided by the pool and enqueued here.
 
+use kv_kernels::{BlockPair, HostDirection};
 use kv_pool::{BlockPin, ClaimedBlock, Offload, Onboarded};
 
 use crate::sequence::Held;
-use crate::{AdmitError, KvCache};
+use crate::{AdmitError, HostCopyError, KvCache};
 
 /// What came of content in host memory.
 #[derive(Debug)]
@@ -25,20 +26,15 @@ impl Arrival {
 }
 
 impl KvCache {
-    /// Enqueues the copy of evicted content to host memory.
-    pub(crate) fn offload(&mut self, offload: Offload) -> Result<(), AdmitError> {
-        self.expect_copies();
-        for part in &self.parts {
-            part.offload(offload.from().index(), offload.to().index())?;
-        }
+    /// Decides the copy of evicted content to host memory.
+    pub(crate) fn offload(&mut self, offload: Offload) {
+        self.note_copy(HostDirection::ToHost, offload.from().as_i32(), offload.to().as_i32());
         self.stats.offloaded_blocks += 1;
-        self.stats.copied_bytes += self.options.shape.block_bytes();
-        // Every later use of the host slot is a copy on the same streams.
+        // Every later use of the host slot is a copy on the same streams, after this one.
         offload.commit();
-        Ok(())
     }
 
-    /// Enqueues the copy of content in host memory to a claimed block.
+    /// Decides the copy of content in host memory to a claimed block.
     pub(crate) fn onboard(
         &mut self,
         pin: BlockPin,
@@ -48,21 +44,39 @@ impl KvCache {
             .pool
             .begin_onboard(pin, target)
             .map_err(|refused| AdmitError::Onboard(refused.reason))?;
-        self.expect_copies();
-        for part in &self.parts {
-            part.onboard(onboard.from().index(), onboard.to().index())?;
-        }
+        self.note_copy(HostDirection::ToPages, onboard.from().as_i32(), onboard.to().as_i32());
         self.stats.onboarded_blocks += 1;
-        self.stats.copied_bytes += self.options.shape.block_bytes();
         Ok(match onboard.commit() {
             Onboarded::Moved(pin) => Arrival::Moved(pin),
             Onboarded::Copied { copy, source } => Arrival::Copied { copy, source },
         })
     }
 
-    /// To be called before a copy is enqueued, so that also copies of which only some can be enqueued
-    /// are waited for.
-    fn expect_copies(&mut self) {
+    fn note_copy(&mut self, direction: HostDirection, source: i32, destination: i32) {
+        self.runs.push(direction, BlockPair { source, destination });
+        self.stats.copied_bytes += self.options.shape.block_bytes();
+    }
+
+    /// Enqueues the copies that were decided, on every device in the order of their decision. What one
+    /// device has been sent, before another refused, it is not sent again.
+    pub(crate) fn send_copies(&mut self) -> Result<(), HostCopyError> {
+        if self.runs.is_empty() {
+            return Ok(());
+        }
+        // Before the first is enqueued, so that also copies of which only some are, are waited for.
         self.copies.get_or_insert_with(|| self.gate.lease());
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.sabotage.sends_backwards {
+            self.runs.reverse();
+        }
+        let runs = self.runs.as_slice();
+        let sent = self.parts.iter_mut().try_for_each(|part| part.send(runs));
+        if let Err(error) = sent {
+            self.runs.end_last();
+            return Err(error);
+        }
+        self.parts.iter_mut().for_each(|part| part.sent_runs = 0);
+        self.runs.clear();
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::{AheadError, GrowError};
-use kv_kernels::{PagedKvError, ShapeError};
+use kv_kernels::{PagedKvError, ShapeError, TransportError};
 use kv_pool::policy::PolicyError;
 use kv_pool::{ClaimError, ConfigError, OnboardError, TenantError};
 use kv_stage::{AcquireError, PartError, StagingError, StepError as StageStepError, TableError};
@@ -49,8 +49,7 @@ pub enum BuildError {
 }
 
 /// Why a request was not admitted, or a sequence not extended. Nobody holds more or less than before;
-/// what may have changed is that memory was mapped, and, after [`Copy`](AdmitError::Copy) only, that
-/// cached content moved between device and host memory or was dropped.
+/// what may have changed is that memory was mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
@@ -100,9 +99,6 @@ pub enum AdmitError {
     /// The worker that maps memory ahead of need has ended, by a panic or with the device.
     #[error("device memory is not mapped ahead of need any more")]
     Ahead(#[from] AheadError),
-    /// A copy to or from host memory could not be enqueued.
-    #[error("a copy between device and host memory failed")]
-    Copy(#[from] CopyError),
     /// The pool refused to bring a block back: a defect of this crate.
     #[error("a block could not be brought back from host memory")]
     Onboard(#[source] OnboardError),
@@ -200,6 +196,25 @@ pub enum SlotError {
     ForeignSequence,
 }
 
+/// Why blocks were not sent between device and host memory. Those that were not are sent when the next
+/// step is staged, in the same order.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostCopyError {
+    /// The copy of one block was refused.
+    #[error("the copy of a block was refused")]
+    Block(#[from] CopyError),
+    /// The transfer of several blocks was refused.
+    #[error("the transfer of blocks was refused")]
+    Blocks(#[from] TransportError),
+    /// No buffer is left for the list of blocks.
+    #[error("no buffer for the list of blocks")]
+    List(#[from] AcquireError),
+    /// The device refused: to be bound, or an event for the list.
+    #[error("the device refused")]
+    Device(#[from] DeviceError),
+}
+
 /// Why a step could not begin, be staged or finish.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -228,6 +243,9 @@ pub enum StepError {
         /// Its tokens.
         tokens: u64,
     },
+    /// Blocks could not be sent between device and host memory. Nothing of the step was staged.
+    #[error("blocks were not sent between device and host memory")]
+    HostCopy(#[from] HostCopyError),
     /// The device refused or is lost.
     #[error("the step failed on the device")]
     Device(#[from] DeviceError),

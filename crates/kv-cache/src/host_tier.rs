@@ -1,32 +1,71 @@
 //! The host tier: pinned memory that evicted blocks are copied to and onboarded from.
 
+use std::sync::Arc;
+
 use cuda_driver::{
     CopyError, Device, DeviceError, DeviceSpan, HostAllocFlags, OutOfBounds, PinnedBuffer, Stream,
 };
 
-/// Most bytes of one pinned allocation. Pinning is slow and needs no contiguous addresses across
-/// blocks, so memory is pinned in pieces that any system can give.
-const SLAB_BYTES_MAX: u64 = 256 << 20;
+/// A system that does not give the tier in one piece is asked for halves, down to so many bytes. Blocks
+/// that lie in one piece travel by one call.
+const SLAB_BYTES_MIN: u64 = 256 << 20;
 
 /// Equal slots in pinned memory, all pinned at construction.
 #[derive(Debug)]
 pub(crate) struct HostTier {
-    slabs: Vec<PinnedBuffer>,
+    /// Shared with who describes them to kernels. No host thread writes them.
+    slabs: Vec<Arc<PinnedBuffer>>,
     block_bytes: u64,
     blocks_per_slab: u64,
 }
 
 impl HostTier {
     pub(crate) fn new(device: &Device, blocks: u64, block_bytes: u64) -> Result<Self, DeviceError> {
-        let blocks_per_slab = (SLAB_BYTES_MAX / block_bytes).max(1);
-        let mut slabs = Vec::new();
-        let mut left = blocks;
+        Self::with_slabs(device, blocks, block_bytes, SLAB_BYTES_MIN)
+    }
+
+    /// With slabs of no less than `slab_bytes_min` bytes, where there are several.
+    pub(crate) fn with_slabs(
+        device: &Device,
+        blocks: u64,
+        block_bytes: u64,
+        slab_bytes_min: u64,
+    ) -> Result<Self, DeviceError> {
+        let least = (slab_bytes_min / block_bytes).max(1);
+        let (mut slabs, mut blocks_per_slab, mut left) = (Vec::new(), blocks.max(1), blocks);
         while left > 0 {
             let here = left.min(blocks_per_slab);
-            slabs.push(PinnedBuffer::alloc(device, here * block_bytes, HostAllocFlags::CACHED)?);
-            left -= here;
+            let pinned = PinnedBuffer::alloc(device, here * block_bytes, HostAllocFlags::CACHED);
+            match pinned {
+                Ok(slab) => {
+                    slabs.push(Arc::new(slab));
+                    left -= here;
+                }
+                // All slabs but the last are equal, so halves are for a tier that has none yet.
+                Err(error)
+                    if error.is_out_of_memory() && slabs.is_empty() && here > least =>
+                {
+                    blocks_per_slab = here.div_ceil(2).max(least);
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(Self { slabs, block_bytes, blocks_per_slab })
+    }
+
+    /// The memory; slot `s` lies in slab `s / blocks_per_slab`.
+    pub(crate) fn slabs(&self) -> &[Arc<PinnedBuffer>] {
+        &self.slabs
+    }
+
+    /// Slots of a slab that is full.
+    pub(crate) fn blocks_per_slab(&self) -> usize {
+        self.blocks_per_slab as usize
+    }
+
+    /// Slots of one slab; the last may have fewer.
+    pub(crate) fn blocks_of(&self, slab: &PinnedBuffer) -> u64 {
+        slab.bytes() / self.block_bytes
     }
 
     /// Enqueues the copy of a device block into slot `slot`.
@@ -60,7 +99,7 @@ impl HostTier {
             None => Err(CopyError::OutOfBounds(OutOfBounds {
                 offset: slot.saturating_mul(self.block_bytes),
                 bytes: self.block_bytes,
-                capacity: self.slabs.iter().map(PinnedBuffer::bytes).sum(),
+                capacity: self.slabs.iter().map(|slab| slab.bytes()).sum(),
             })),
         }
     }

@@ -18,10 +18,12 @@
 //! # Who may use memory, and until when
 //! Blocks are numbered alike on all devices. What a step may use is its own until an event after its
 //! work has completed on every device: blocks by the pool's epochs, mappings by the leases of one
-//! gate, staging buffers by events of their own. Copies between device and host run on one stream a
-//! device, in the order in which they were decided, so that slots in host memory need no events; the
-//! compute streams wait for them when the next step is staged, and the gate counts them as users of
-//! the memory until then.
+//! gate, staging buffers by events of their own.
+//!
+//! Copies between device and host are decided when blocks are admitted, and enqueued when the next step
+//! is staged, many by one call ([`TransportRules`]). They run on one stream a device, in the order in
+//! which they were decided, so that slots in host memory need no events; the compute streams wait for
+//! them, and the gate counts them as users of the memory until they do.
 //!
 //! # Features
 //! - `sabotage`: in builds with debug assertions, lets a test take a protection out.
@@ -34,6 +36,7 @@
 
 mod admit;
 mod cache;
+mod carrier;
 mod close;
 mod copies;
 mod error;
@@ -43,22 +46,28 @@ mod options;
 mod part;
 mod request;
 mod rows;
+mod runs;
 mod sequence;
 mod shares;
 mod step;
 mod steps;
 mod tenants;
+mod transport;
 
 pub use cache::{CacheStats, KvCache};
 pub use cuda_vmm::{MemoryLimit, MemoryRules, SpawnError, Worker, WorkerOptions};
 pub use error::{
-    AdmitError, BuildError, CloseError, DemandError, QuotaError, SealError, SlotError, StepError,
+    AdmitError, BuildError, CloseError, DemandError, HostCopyError, QuotaError, SealError, SlotError,
+    StepError,
 };
 pub use options::{Eviction, Growth, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
 pub use request::Request;
 pub use sequence::Sequence;
 pub use step::{OpenStep, StagedPart};
+pub use transport::{
+    Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -8,7 +8,7 @@ use kv_multigpu::placement::Placement;
 use kv_pool::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 
-use crate::shares;
+use crate::{TransportRules, shares};
 
 /// Most steps that the host may be ahead of the device.
 const OVERLAP_DEPTH_MAX: u32 = 1024;
@@ -27,6 +27,8 @@ pub struct KvCacheOptions {
     pub growth: Growth,
     /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
     pub host_blocks: u32,
+    /// How blocks travel between the devices and host memory.
+    pub transport: TransportRules,
     /// Most sequences at once: rows of the block table.
     pub sequences_max: u32,
     /// Most blocks of one sequence: columns of the block table.

@@ -6,16 +6,20 @@ use std::sync::Arc;
 use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, PinnedSpan, Stream};
 use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError};
 use kv_kernels::{
-    KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterPackets, ScatterWords,
+    HostDirection, KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterPackets,
+    ScatterWords,
 };
 use kv_stage::{
-    PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket, StagingOptions,
+    AcquireError, PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket, StagingOptions,
     StagingPool, StepStager, StepStagerOptions,
 };
 
+use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;
+use crate::runs::Run;
 use crate::shares::Share;
-use crate::{BuildError, CloseError, Growth, KvCacheOptions};
+use crate::transport::Carried;
+use crate::{BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, TransportStats};
 
 /// What lies on one device of every block: layers, or the heads of layers.
 ///
@@ -32,6 +36,11 @@ pub struct Part {
     paged: PagedKv,
     kernels: Arc<KvKernels>,
     host: HostTier,
+    /// None where blocks are copied one by one.
+    carrier: Option<Carrier>,
+    /// How many of the cache's runs this device has been sent.
+    pub(crate) sent_runs: usize,
+    pub(crate) transports: TransportStats,
     staging: StagingPool,
     pub(crate) stager: StepStager,
 }
@@ -60,6 +69,8 @@ impl Part {
         let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
         let kernels = Arc::new(KvKernels::load(device)?);
         let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
+        let carried = (&options.transport, options.overlap_depth);
+        let carrier = Carrier::new(compute, &paged, &kernels, &host, carried)?;
         let device_bytes = options.step_bytes();
         let buffer_bytes = StepStagerOptions::buffer_bytes(device_bytes);
         let buffers = StagingOptions::overlapped(buffer_bytes, options.overlap_depth as usize);
@@ -82,6 +93,9 @@ impl Part {
             paged,
             kernels,
             host,
+            carrier,
+            sent_runs: 0,
+            transports: TransportStats::default(),
             staging,
             stager,
         })
@@ -141,6 +155,20 @@ impl Part {
         &self.staging
     }
 
+    /// The stream of the copies, for tests that hold it still.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[must_use]
+    pub fn sabotage_transfer(&self) -> &Stream {
+        &self.transfer
+    }
+
+    /// The lists of blocks that travel, for tests that take their protection out.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[must_use]
+    pub fn sabotage_lists(&self) -> Option<&StagingPool> {
+        self.carrier.as_ref().map(Carrier::lists)
+    }
+
     /// The memory itself, for tests that take its protection out.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[must_use]
@@ -191,14 +219,46 @@ impl Part {
         Ok(self.ready_blocks())
     }
 
-    /// Enqueues the copy of a device block to a host slot.
-    pub(crate) fn offload(&self, block: usize, host_slot: usize) -> Result<(), CopyError> {
-        self.host.store(&self.transfer, host_slot, self.block_span(block)?)
+    /// Enqueues runs of copies, except those that it was sent before.
+    pub(crate) fn send(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
+        let device = self.device().clone();
+        device.while_current(|| self.send_all(runs))?
     }
 
-    /// Enqueues the copy of a host slot to a device block.
-    pub(crate) fn onboard(&self, host_slot: usize, block: usize) -> Result<(), CopyError> {
-        self.host.load(&self.transfer, host_slot, self.block_span(block)?)
+    fn send_all(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
+        if let Some(carrier) = &mut self.carrier {
+            let memory = (&self.paged, self.memory.ready_blocks());
+            let (sent, stats) = (&mut self.sent_runs, &mut self.transports);
+            match carrier.carry(&self.transfer, memory, runs, sent, stats) {
+                // Lists that no event could be recorded for are lost: go on without them.
+                Err(HostCopyError::List(AcquireError::Exhausted { .. })) => {}
+                Err(error) if lacks_kernel(&error) => {
+                    tracing::warn!(%error, "blocks are copied one by one from now on");
+                    self.carrier = None;
+                }
+                carried => return carried,
+            }
+        }
+        for run in &runs[self.sent_runs.min(runs.len())..] {
+            for pair in &run.pairs {
+                // Ids of the pool are not negative.
+                let (source, destination) = (pair.source as usize, pair.destination as usize);
+                match run.direction {
+                    HostDirection::ToHost => {
+                        let block = self.block_span(source)?;
+                        self.host.store(&self.transfer, destination, block)?;
+                    }
+                    HostDirection::ToPages => {
+                        let block = self.block_span(destination)?;
+                        self.host.load(&self.transfer, source, block)?;
+                    }
+                }
+            }
+            let count = run.pairs.len() as u64;
+            self.transports.count(None, Carried { batches: count, blocks: count });
+            self.sent_runs += 1;
+        }
+        Ok(())
     }
 
     /// Makes the work that is enqueued on the compute stream from now on wait for the copies.
@@ -218,7 +278,7 @@ impl Part {
     /// Gives everything back. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
         let ordinal = self.device().ordinal();
-        let Self { memory, staging, stager, host, paged, .. } = self;
+        let Self { memory, staging, stager, host, carrier, paged, .. } = self;
         let mut errors = Vec::new();
         match memory.close(&[]).wait() {
             Ok(report) => {
@@ -233,6 +293,8 @@ impl Part {
             Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
         }
         drop((stager, host, paged));
+        let lists = carrier.map_or(Ok(()), Carrier::close);
+        errors.extend(lists.err().map(CloseError::from));
         // Frees what was dropped just now, too: the device's memory that waits to be freed is one list.
         errors.extend(staging.close().err().map(CloseError::from));
         errors

@@ -64,17 +64,20 @@ impl KvCache {
     /// Sends the devices what a step reads: the block tables and lengths of `sequences`, and whatever
     /// arrays `add` puts beside them, in one copy for each device.
     ///
-    /// `add` is called once for each part, with its index; what it returns is found again in the
-    /// part's [`StagedPart::extra`].
+    /// `add` is called once for each part, with its index, while the part's device is
+    /// [kept current](cuda_driver::Device::while_current); what it returns is found again in the part's
+    /// [`StagedPart::extra`].
     ///
     /// # Ordering
-    /// Waits on the host only if every staging buffer is being read still, which
+    /// Enqueues the copies between devices and host memory that were decided since the last call. Waits
+    /// on the host only if every staging buffer is being read still, which
     /// [`begin_step`](KvCache::begin_step) rules out with one call a step. Work that is enqueued on
     /// the compute streams after this call finds the arrays, and everything that was onboarded
     /// before it, in place.
     ///
     /// # Errors
-    /// [`StepError`]. Devices before the one that failed may have been sent theirs.
+    /// [`StepError`]. Devices before the one that failed may have been sent theirs. Copies that were not
+    /// enqueued are by the next call.
     pub fn stage<T, F>(
         &mut self,
         sequences: &[&Sequence],
@@ -96,16 +99,21 @@ impl KvCache {
             lengths.push(length);
             width = width.max(sequence.blocks.len());
         }
+        self.send_copies()?;
         self.await_copies()?;
         let table = &self.table;
         let stage = |(index, part): (usize, &mut Part)| {
-            let mut step = part.stager.begin_wait()?;
-            let table = step.block_rows(table, &rows, width)?;
-            let lengths = step.array(&lengths)?;
-            let extra = add(index, &mut step)?;
-            let staged = step.submit(&part.compute)?;
-            let width = staged.row_entries(table)?;
-            Ok(StagedPart { staged, table, lengths, width, extra })
+            let device = part.device().clone();
+            let staged = device.while_current(|| {
+                let mut step = part.stager.begin_wait()?;
+                let table = step.block_rows(table, &rows, width)?;
+                let lengths = step.array(&lengths)?;
+                let extra = add(index, &mut step)?;
+                let staged = step.submit(&part.compute)?;
+                let width = staged.row_entries(table)?;
+                Ok(StagedPart { staged, table, lengths, width, extra })
+            });
+            staged?
         };
         self.parts.iter_mut().enumerate().map(stage).collect()
     }
@@ -147,6 +155,11 @@ impl KvCache {
             return Ok(());
         }
         for part in &self.parts {
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            if self.sabotage.ignores_copies {
+                part.arrived.record(&part.transfer)?;
+                continue;
+            }
             part.await_copies()?;
         }
         if let Some(lease) = self.copies.take() {

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use common::engine::shape;
 use common::place::Place;
-use common::scenarios::{ALL, Rig, random_requests};
+use common::scenarios::{ALL, Rig, random_requests, random_requests_by};
 use cuda_driver::{CudaDriver, Device};
+use kv_cache::TransportChoice;
 use kv_kernels::KvShape;
 use kv_multigpu::placement::Strategy;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -50,6 +51,14 @@ fn main() {
     trials.push(
         trial("one::small::long", &[0], shapes[0].1, Place::Even, long).with_ignored_flag(ignored),
     );
+    for (shape_name, shape) in shapes {
+        for choice in TransportChoice::ALL {
+            let requests = move |rig: &Rig| random_requests_by(rig, 7, 1_000, choice);
+            let name = format!("one::{shape_name}::by_{choice}");
+            let trial = trial(&name, &[0], shape, Place::Even, requests);
+            trials.push(trial.with_ignored_flag(ignored));
+        }
+    }
     let mut arguments = Arguments::from_args();
     // They share a device, and its memory.
     arguments.test_threads.get_or_insert(1);
@@ -59,7 +68,13 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn trial(name: &str, parts: Parts, shape: KvShape, place: Place, scenario: fn(&Rig)) -> Trial {
+fn trial(
+    name: &str,
+    parts: Parts,
+    shape: KvShape,
+    place: Place,
+    scenario: impl Fn(&Rig) + Send + 'static,
+) -> Trial {
     Trial::test(name, move || {
         scenario(&Rig { devices: devices(parts).map_err(Failed::from)?, shape, place });
         Ok(())

@@ -1,8 +1,10 @@
 //! The command line: subcommands, flags and their defaults.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
+use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
@@ -44,50 +46,54 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Only the first N requests of the trace, or as many generated ones [default: all, or 1000].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub(crate) requests: Option<u64>,
     /// Where to run: sim, sim:N for N simulated devices, or GPUs as in cuda:0,cuda:1.
     #[arg(long, value_name = "DEVICES", default_value_t)]
     pub(crate) device: DeviceSpec,
     /// Layers of the model [default: one for each device].
-    #[arg(long, value_name = "L")]
+    #[arg(long, value_name = "L", value_parser = whole::<u32>)]
     layers: Option<u32>,
     /// Heads of K, and of V, in one layer.
-    #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads)]
+    #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads, value_parser = whole::<u32>)]
     kv_heads: u32,
     /// Elements of one head.
-    #[arg(long, value_name = "D", default_value_t = RunConfig::default().shape.head_size)]
+    #[arg(long, value_name = "D", default_value_t = RunConfig::default().shape.head_size, value_parser = whole::<u32>)]
     head_size: u32,
     /// Type of one element: f32, f16, bf16 or fp8.
     #[arg(long, value_name = "T", default_value_t = RunConfig::default().shape.dtype)]
     dtype: Dtype,
     /// Tokens of a block, a divisor of 512.
-    #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens)]
+    #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens, value_parser = whole::<u32>)]
     block_tokens: u32,
-    /// How the model is divided over several devices: heads, layers, or layers: with round-robin, contiguous,
-    /// free-memory or least-cost.
+    /// How the model is divided over several devices: heads, layers, layers:round-robin, layers:contiguous,
+    /// layers:free-memory or layers:least-cost.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().place)]
     place: Place,
     /// Most blocks in device memory.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks)]
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
     device_blocks: u64,
     /// Most blocks in pinned host memory; 0 for no host tier.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().host_blocks)]
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().host_blocks, value_parser = whole::<u64>)]
     host_blocks: u64,
     /// Most requests at once.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch)]
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch, value_parser = whole::<u32>)]
     max_batch: u32,
     /// Most tokens, prompt and generated together, that one iteration writes.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens)]
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens, value_parser = whole::<u32>)]
     step_tokens: u32,
     /// Which cached blocks leave the device, and host memory, when some must: lru, slru, s3fifo, arc or hit_density.
     #[arg(long, value_name = "POLICY", default_value_t = RunConfig::default().policy)]
     policy: PolicyKind,
+    /// How blocks travel between device and host memory: auto, copy-engine, kernel, two-hop or each-block (one
+    /// copy and one call a block). auto takes the quickest, which it measures on GPUs first.
+    #[arg(long, value_name = "WAY", default_value_t = RunConfig::default().transport)]
+    transport: TransportChoice,
     /// How much of what is read back to compare: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
     /// Seed of every choice that is made.
-    #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed)]
+    #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed, value_parser = whole::<u64>)]
     seed: u64,
     /// What simulated devices tell time from: h100, h200 or a file of `key = value` lines [default: h100].
     #[arg(long, value_name = "PROFILE")]
@@ -117,6 +123,7 @@ impl RunArgs {
             max_batch: self.max_batch,
             step_tokens: self.step_tokens,
             policy: self.policy,
+            transport: self.transport,
             verify: self.verify,
             seed: self.seed,
         }
@@ -149,14 +156,32 @@ pub(crate) struct PoliciesArgs {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct GenerateArgs {
     /// How many requests.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<u64>)]
     pub(crate) requests: u64,
     /// Seed from which the whole workload follows.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u64>)]
     pub(crate) seed: u64,
     /// Writes the workload to this file, whole or not at all, instead of standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+/// A whole number, or what one is.
+fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", T::MOST))
+}
+
+/// The largest number of a type.
+trait Bounded {
+    const MOST: u64;
+}
+
+impl Bounded for u32 {
+    const MOST: u64 = u32::MAX as u64;
+}
+
+impl Bounded for u64 {
+    const MOST: u64 = u64::MAX;
 }
 
 #[cfg(test)]

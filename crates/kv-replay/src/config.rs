@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kv_cache::TransportChoice;
 use kv_multigpu::placement::HeadsError;
 use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
@@ -106,6 +107,8 @@ pub struct RunConfig {
     pub step_tokens: u32,
     /// Which cached blocks leave the device, and host memory, when some must.
     pub policy: PolicyKind,
+    /// How blocks travel between device and host memory.
+    pub transport: TransportChoice,
     /// How much of what is read back is compared.
     pub verify: Verify,
     /// Seed of every choice that the run makes.
@@ -124,6 +127,7 @@ impl Default for RunConfig {
             max_batch: 32,
             step_tokens: 16_384,
             policy: PolicyKind::Lru,
+            transport: TransportChoice::default(),
             verify: Verify::Full,
             seed: 0,
         }

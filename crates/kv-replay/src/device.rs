@@ -38,6 +38,20 @@ pub enum DeviceSpecError {
         /// The part.
         token: String,
     },
+    /// Both kinds of devices in one list.
+    #[error("{text:?} mixes simulated devices and GPUs; expected sim, sim:N or cuda:0[,cuda:1…]")]
+    Mixed {
+        /// The whole text.
+        text: String,
+    },
+    /// A list of simulated devices, which are only counted.
+    #[error("{text:?} names simulated devices one by one; expected sim:{devices}")]
+    SimList {
+        /// The whole text.
+        text: String,
+        /// How many parts it has.
+        devices: usize,
+    },
     /// A device is named twice.
     #[error("device {token:?} is named twice")]
     Twice {
@@ -63,6 +77,14 @@ impl FromStr for DeviceSpec {
             && devices > 0
         {
             return Ok(Self::Sim { devices });
+        }
+        let simulated = |token: &&str| *token == "sim" || token.starts_with("sim:");
+        match (text.split(',').count(), text.split(',').filter(simulated).count()) {
+            (1, _) | (_, 0) => {}
+            (devices, simulated) if devices == simulated => {
+                return Err(DeviceSpecError::SimList { text: text.to_owned(), devices });
+            }
+            _ => return Err(DeviceSpecError::Mixed { text: text.to_owned() }),
         }
         let mut ordinals = Vec::new();
         for token in text.split(',') {
@@ -358,7 +380,6 @@ mod tests {
             ("cuda:-1", "cuda:-1"),
             ("cuda:0,", ""),
             ("cuda:0,1", "1"),
-            ("cuda:0,sim", "sim"),
             ("cuda:99999999999", "cuda:99999999999"),
             ("SIM", "SIM"),
         ] {

@@ -41,8 +41,8 @@ impl fmt::Display for Place {
 /// A text that names no way to divide a model.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "unknown division {found:?}; expected heads, layers, or layers: with round-robin, contiguous, free-memory or \
-     least-cost"
+    "unknown division {found:?}; expected heads, layers, layers:round-robin, layers:contiguous, layers:free-memory \
+     or layers:least-cost"
 )]
 pub struct UnknownPlace {
     /// The text.

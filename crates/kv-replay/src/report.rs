@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use kv_cache::TransportStats;
 use serde::Serialize;
 
 use crate::config::{RunConfig, Verify};
@@ -37,6 +38,10 @@ pub struct RunReport {
     pub blocks_offloaded: u64,
     /// Blocks copied from host back to device memory.
     pub blocks_onboarded: u64,
+    /// How blocks were to travel between device and host memory.
+    pub transport: &'static str,
+    /// Batches and blocks that went each way, by its name; ways that none went are left out.
+    pub transports: BTreeMap<&'static str, WayReport>,
     /// Bytes that crossed between host and device, or were moved on one.
     pub bytes_transferred: u64,
     /// Iterations of the engine.
@@ -100,6 +105,15 @@ pub struct RunReport {
     pub predicted_s: Option<f64>,
 }
 
+/// What went one way between device and host memory, of all devices together.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct WayReport {
+    /// Batches.
+    pub batches: u64,
+    /// Blocks, or parts of blocks where several devices have each their part.
+    pub blocks: u64,
+}
+
 /// Shape of the KV that a run used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct ReportShape {
@@ -151,6 +165,8 @@ impl RunReport {
             blocks_evicted: 0,
             blocks_offloaded: 0,
             blocks_onboarded: 0,
+            transport: config.transport.name(),
+            transports: BTreeMap::new(),
             bytes_transferred: 0,
             iterations: 0,
             prompt_tokens: 0,
@@ -191,6 +207,15 @@ impl RunReport {
         })
     }
 
+    /// Takes down which way blocks have gone.
+    pub(crate) fn add_transports(&mut self, stats: &TransportStats) {
+        for (name, carried) in stats.by_name().into_iter().filter(|(_, way)| way.blocks > 0) {
+            let way = self.transports.entry(name).or_default();
+            way.batches += carried.batches;
+            way.blocks += carried.blocks;
+        }
+    }
+
     /// Counts a corrupt block, and keeps it if it is one of the first.
     pub fn add_corruption(&mut self, corrupt: CorruptBlock) {
         self.corrupt_blocks += 1;
@@ -215,6 +240,7 @@ impl RunReport {
             ("lookups", self.lookups_line()),
             ("memory", self.memory_line()),
             ("moves", self.moves_line()),
+            ("transport", self.transport_line()),
             ("steps", self.steps_line()),
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
@@ -225,7 +251,7 @@ impl RunReport {
         if let Some(predicted_s) = self.predicted_s {
             let _ = writeln!(
                 text,
-                "  predicted {predicted_s:.3} s on real devices, beside the engine's own work"
+                "  predicted {predicted_s:.3} s of calls and device work on such hardware; the engine's own work comes on top"
             );
         }
         self.explain_placement(&mut text);
@@ -282,6 +308,16 @@ impl RunReport {
         )
     }
 
+    /// Which way blocks have gone, and in how many batches.
+    fn transport_line(&self) -> String {
+        let way = |(name, way): (&&str, &WayReport)| {
+            format!("{name}, {} blocks in {} batches", grouped(way.blocks), grouped(way.batches))
+        };
+        let ways: Vec<_> = self.transports.iter().map(way).collect();
+        let ways = if ways.is_empty() { "no block travelled".to_owned() } else { ways.join("; ") };
+        format!("{}: {ways}", self.transport)
+    }
+
     fn steps_line(&self) -> String {
         let (iterations, preemptions) = (grouped(self.iterations), grouped(self.preemptions));
         format!("{iterations} iterations, {preemptions} preemptions")
@@ -291,7 +327,11 @@ impl RunReport {
     fn calls_line(&self) -> String {
         let mut calls: Vec<_> = self.driver_calls.iter().collect();
         calls.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
-        let total = self.driver_calls.values().sum();
+        let total: u64 = self.driver_calls.values().sum();
+        let each = match self.iterations {
+            0 => String::new(),
+            iterations => format!(", {:.1} an iteration", total as f64 / iterations as f64),
+        };
         let named = calls.iter().take(CALLS_SHOWN_MAX);
         let named: Vec<_> =
             named.map(|(name, count)| format!("{name} {}", grouped(**count))).collect();
@@ -299,7 +339,7 @@ impl RunReport {
         if named.is_empty() {
             return "no calls".to_owned();
         }
-        format!("{} calls: {}{more}", grouped(total), named.join(", "))
+        format!("{} calls{each}: {}{more}", grouped(total), named.join(", "))
     }
 
     fn verdict(&self) -> String {
@@ -408,13 +448,15 @@ mod tests {
   lookups   1,234 blocks, 617 hit (50.0 %)
   memory    8,192 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
   moves     0 blocks evicted by lru, 0 offloaded, 0 onboarded; 1.5 GiB transferred
+  transport auto: no block travelled
   steps     0 iterations, 0 preemptions
   driver    152 calls: cuEventQuery 70, cuLaunchKernel 70, cuMemMap 9, a 2, …
   verified  1,234,567 blocks (full): every byte belongs to its request
 ";
         assert_eq!(report().summary(), expected);
         let predicted = RunReport { predicted_s: Some(1.5), ..report() };
-        let line = "  predicted 1.500 s on real devices, beside the engine's own work\n";
+        let line = "  predicted 1.500 s of calls and device work on such hardware; the engine's own work \
+                    comes on top\n";
         assert_eq!(predicted.summary(), format!("{expected}{line}"));
         let unverified =
             RunReport { verify: Verify::None, driver_calls: BTreeMap::new(), ..report() };
@@ -455,6 +497,8 @@ mod tests {
             "blocks_evicted",
             "blocks_offloaded",
             "blocks_onboarded",
+            "transport",
+            "transports",
             "bytes_transferred",
             "iterations",
             "admissions",

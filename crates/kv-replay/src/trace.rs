@@ -104,6 +104,12 @@ pub enum TraceError {
         /// What the system said.
         source: io::Error,
     },
+    /// The path is one of a folder.
+    #[error("cannot read trace {}: it is a folder", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The file could be opened but not read to its end.
     #[error("cannot read trace {name} after line {lines_read}")]
     Read {
@@ -214,6 +220,9 @@ impl Trace {
     ///
     /// [`TraceError`], naming the file, and the line and value where the format is broken.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
+        if path.is_dir() {
+            return Err(TraceError::Folder { path: path.to_owned() });
+        }
         let file = File::open(path)
             .map_err(|source| TraceError::Open { path: path.to_owned(), source })?;
         Self::parse(BufReader::new(file), &path.display().to_string())

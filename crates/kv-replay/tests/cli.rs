@@ -100,6 +100,9 @@ fn a_trace_that_cannot_be_read_is_named_with_the_cause() {
     let message = case.refused(&["--trace", absent.to_str().unwrap()]);
     assert_says(&message, &format!("error: cannot open trace {}\n", absent.display()));
     assert_says(&message, "  caused by: No such file");
+    let folder = case.folder.path().to_str().unwrap();
+    let message = case.refused(&["--trace", folder]);
+    assert_says(&message, &format!("error: cannot read trace {folder}: it is a folder\n"));
 }
 
 #[test]
@@ -112,9 +115,23 @@ fn options_are_named_with_their_values() {
         (&["--layers", "0"], "error: --layers is 0, expected at least 1"),
         (&["--block-tokens", "48"], "error: --block-tokens is 48, expected a divisor of 512"),
         (&["--requests", "4000001"], "error: 4000001 requests asked for, more than the largest"),
-        (&["--device-blocks", "-5"], "invalid value '-5' for '--device-blocks <N>'"),
-        (&["--layers", "4294967296"], "invalid value '4294967296' for '--layers <L>'"),
+        (
+            &["--device-blocks", "-5"],
+            "invalid value '-5' for '--device-blocks <N>': expected a whole number from 0 to 18446744073709551615",
+        ),
+        (
+            &["--seed", "many"],
+            "invalid value 'many' for '--seed <S>': expected a whole number from 0 to 18446744073709551615",
+        ),
+        (
+            &["--layers", "4294967296"],
+            "invalid value '4294967296' for '--layers <L>': expected a whole number from 0 to 4294967295",
+        ),
         (&["--verify", "most"], "unknown verification \"most\"; expected none, sample or full"),
+        (
+            &["--transport", "dma"],
+            "unknown transport \"dma\"; expected auto, copy-engine, kernel, two-hop or each-block",
+        ),
         (&["--dtype", "int8"], "unknown dtype \"int8\"; expected f32, f16, bf16 or fp8"),
         (&["--head-size", "3"], "has 3 bytes, expected a multiple of 8"),
         (&["--device-blocks", "3"], "tokens, which take"),
@@ -147,6 +164,8 @@ fn devices_that_do_not_exist_are_named() {
     for (device, expected) in [
         ("gpu0", "unknown device \"gpu0\"; expected sim, sim:N or cuda:0[,cuda:1…]"),
         ("cuda:0,cuda:0", "device \"cuda:0\" is named twice"),
+        ("sim:2,cuda:0", "\"sim:2,cuda:0\" mixes simulated devices and GPUs"),
+        ("sim,sim", "\"sim,sim\" names simulated devices one by one; expected sim:2"),
     ] {
         assert_says(&Case::new().refused(&["--device", device]), expected);
     }
@@ -155,7 +174,7 @@ fn devices_that_do_not_exist_are_named() {
     let heads = Case::new().refused(&["--device", "sim:2", "--place", "heads", "--kv-heads", "3"]);
     assert_says(&heads, "error: --kv-heads is 3: 3 query heads do not divide by 2 GPUs");
     let place = Case::new().refused(&["--place", "tails"]);
-    assert_says(&place, "unknown division \"tails\"; expected heads, layers, or layers: with");
+    assert_says(&place, "unknown division \"tails\"; expected heads, layers, layers:round-robin, layers:contiguous,");
     let policy = Case::new().refused(&["--policy", "mru"]);
     assert_says(&policy, "unknown policy \"mru\"; expected lru, slru, s3fifo, arc or hit_density");
     let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_sim::Profile;
+use kv_cache::TransportChoice;
 use kv_multigpu::placement::Placement;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
@@ -220,6 +221,53 @@ fn every_interleaving_of_the_streams_gives_the_same_blocks() {
         let config = RunConfig { seed, host_blocks: 512, ..small(2200) };
         replay(&config, &trace);
     }
+}
+
+/// Calls that bind a context, and all calls.
+fn calls(report: &RunReport) -> (u64, u64) {
+    let binds = report.driver_calls.iter().filter(|(name, _)| name.starts_with("cuCtx"));
+    (binds.map(|(_, count)| count).sum(), report.driver_calls.values().sum())
+}
+
+#[test]
+fn every_transport_serves_every_request_alike_and_batches_take_fewer_calls() {
+    let trace = short_answers(40, 3);
+    let config = RunConfig { host_blocks: 4096, ..small(2600) };
+    let by = |transport| replay(&RunConfig { transport, ..config.clone() }, &trace);
+    let each = by(TransportChoice::EachBlock);
+    let moved = each.blocks_offloaded + each.blocks_onboarded;
+    assert!(each.blocks_offloaded > 1000 && each.blocks_onboarded > 100, "{each:?}");
+    for choice in TransportChoice::ALL {
+        let report = by(choice);
+        assert_eq!(report.transport, choice.name());
+        let carried: u64 = report.transports.values().map(|way| way.blocks).sum();
+        assert_eq!(carried, moved, "{choice}");
+        if !matches!(choice.name(), "each-block" | "two-hop") {
+            assert!(calls(&report).1 + moved / 2 < calls(&each).1, "{choice}: {report:?}");
+        }
+        // All else is the same: what was found, evicted, written, read and verified.
+        let alike = RunReport {
+            transport: each.transport,
+            transports: each.transports.clone(),
+            driver_calls: each.driver_calls.clone(),
+            predicted_s: each.predicted_s,
+            ..report
+        };
+        assert_eq!(untimed(alike), untimed(each.clone()), "{choice}");
+    }
+}
+
+#[test]
+fn the_thread_that_drives_devices_binds_their_contexts_seldom() {
+    let trace = short_answers(20, 3);
+    let config = RunConfig { shape: ModelShape { layers: 2, ..small(1).shape }, ..small(2600) };
+    let one = replay(&config, &trace);
+    let (binds, all) = calls(&one);
+    // Beside opening, building and closing: nothing.
+    assert!(binds < 500 && binds < all / 10, "{binds} of {all}");
+    let two = replay_on("sim:2", &config, &trace);
+    let (binds, all) = calls(&two);
+    assert!(binds < all * 2 / 5, "{binds} of {all}");
 }
 
 struct Watch(Vec<ProgressState>);

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind};
-use kv_cache::KvCache;
+use kv_cache::{KvCache, TransportChoice};
+use kv_kernels::Transport;
 
-use crate::common::engine::{Engine, Failure, Live, Prompt, options, streams};
+use crate::common::engine::{Engine, Failure, Live, Prompt, by, options, streams};
 use crate::machine::{Machine, small};
 
 /// Does what `operation` does, again if it fails: the error was of the moment.
@@ -47,9 +48,29 @@ fn differences(
 
 #[test]
 fn every_call_of_requests_and_steps_fails_once() {
-    for devices in [1, 2] {
+    every_call_fails_once(TransportChoice::Quickest, &[1, 2]);
+}
+
+#[test]
+fn every_call_fails_once_where_the_engine_copies_batches() {
+    every_call_fails_once(TransportChoice::Only(Transport::CopyEngine), &[1]);
+}
+
+#[test]
+fn every_call_fails_once_where_blocks_take_two_hops() {
+    every_call_fails_once(TransportChoice::Only(Transport::TwoHop), &[2]);
+}
+
+#[test]
+fn every_call_fails_once_where_blocks_are_copied_one_by_one() {
+    every_call_fails_once(TransportChoice::EachBlock, &[1]);
+}
+
+fn every_call_fails_once(choice: TransportChoice, devices: &[u32]) {
+    let engine_on = |machine: &Machine| machine.rig.engine_with(by(choice, options(small(), 8, 8)));
+    for &devices in devices {
         let healthy = Machine::new(1, devices, small());
-        let mut engine = healthy.rig.engine(8, 8);
+        let mut engine = engine_on(&healthy);
         let before = healthy.sim.calls();
         live_through(&mut engine, &mut Vec::new());
         let calls = differences(&before, healthy.sim.calls());
@@ -62,7 +83,7 @@ fn every_call_of_requests_and_steps_fails_once() {
         for (call, count) in calls {
             for nth in 1..=count {
                 let machine = Machine::new(1, devices, small());
-                let mut engine = machine.rig.engine(8, 8);
+                let mut engine = engine_on(&machine);
                 machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
                 let mut failures = Vec::new();
                 live_through(&mut engine, &mut failures);

@@ -17,3 +17,4 @@ mod policies;
 mod ptx;
 mod refusals;
 mod tenants;
+mod transports;

@@ -1,10 +1,10 @@
 //! Released is not free, enqueued is not done, and what may be in use is left alone.
 
 use cuda_driver::ErrorCode;
-use kv_cache::{AdmitError, CloseError, KvCache};
+use kv_cache::{AdmitError, CloseError, KvCache, TransportChoice};
 use kv_pool::ClaimError;
 
-use crate::common::engine::{Engine, Prompt, options, streams};
+use crate::common::engine::{Engine, Prompt, by, options, streams};
 use crate::machine::{Machine, small};
 
 fn hold(machine: &Machine, engine: &Engine) {
@@ -117,21 +117,32 @@ fn the_device_is_at_most_the_depth_behind() {
     engine.close();
 }
 
-/// Makes a cache drop content to host memory, with the copies enqueued and not run.
-fn with_copies_pending(engine: &mut Engine) {
+/// Makes a cache drop content to host memory, with the copies decided, or enqueued and not run.
+fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
     let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.drain().unwrap();
-    drop(engine.admit(&Prompt::new(2, 32)).unwrap());
-    assert!(engine.cache.stats().offloaded_blocks > 0);
+    let step = engine.begin().unwrap();
+    let live = engine.admit(&Prompt::new(2, 32)).unwrap();
+    let offloaded = engine.cache.stats().offloaded_blocks;
+    assert!(offloaded > 0);
+    if enqueued {
+        engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
+    }
+    let sent = engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
+    let parts = engine.cache.parts().len() as u64;
+    assert_eq!(if enqueued { offloaded * parts } else { 0 }, sent);
+    // No step covers the copies.
+    drop((live, step));
 }
 
 #[test]
 fn a_cache_dropped_with_copies_pending_leaves_their_memory() {
     let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 8);
-    with_copies_pending(&mut engine);
+    let each = by(TransportChoice::EachBlock, options(small(), 8, 8));
+    let mut engine = machine.rig.engine_with(each);
+    with_copies_pending(&mut engine, true);
     drop(engine);
     machine.sim.run_all();
     assert_eq!(machine.sim.findings(), []);
@@ -139,12 +150,25 @@ fn a_cache_dropped_with_copies_pending_leaves_their_memory() {
 }
 
 #[test]
-fn a_cache_closed_with_copies_pending_waits_for_them() {
+fn a_cache_dropped_with_copies_decided_only_leaves_nothing() {
     let machine = Machine::new(1, 2, small());
     let mut engine = machine.rig.engine(8, 8);
-    with_copies_pending(&mut engine);
-    engine.close();
+    with_copies_pending(&mut engine, false);
+    drop(engine);
     machine.assert_clean();
+}
+
+#[test]
+fn a_cache_closed_with_copies_pending_waits_for_them() {
+    for choice in TransportChoice::ALL {
+        for enqueued in [false, true] {
+            let machine = Machine::new(1, 2, small());
+            let mut engine = machine.rig.engine_with(by(choice, options(small(), 8, 8)));
+            with_copies_pending(&mut engine, enqueued);
+            engine.close();
+            machine.assert_clean();
+        }
+    }
 }
 
 #[test]

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
     AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep, Part,
-    PoolRules, Request, Sequence, StagedPart,
+    PoolRules, Request, Sequence, StagedPart, TransportChoice, TransportRules,
 };
 use kv_kernels::{
-    ChecksumArgs, Direction, Expected, FillPattern, KvShape, KvShapeOptions, Transfer,
+    ChecksumArgs, Direction, Expected, FillPattern, HostLinkOptions, KvShape, KvShapeOptions,
+    Transfer,
 };
 use kv_pool::{BlockHash, RetentionPolicy, TenantId};
 use kv_stage::PartId;
@@ -121,6 +122,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         device_blocks,
         growth: Growth::OnDemand,
         host_blocks,
+        transport: TransportRules::default(),
         sequences_max,
         blocks_per_sequence_max,
         overlap_depth: 1,
@@ -129,6 +131,14 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         memory: MemoryRules::default(),
         pool: PoolRules::default(),
     }
+}
+
+/// The same options with blocks travelling one way, two hops by a ring of a few blocks.
+pub(crate) fn by(choice: TransportChoice, options: KvCacheOptions) -> KvCacheOptions {
+    let slot_bytes = 3 * options.shape.block_bytes();
+    let link = HostLinkOptions { ring_slots: 2, slot_bytes, ..HostLinkOptions::default() };
+    let transport = TransportRules { choice, link, ..TransportRules::default() };
+    KvCacheOptions { transport, ..options }
 }
 
 impl Engine {

@@ -2,11 +2,11 @@
 //! a cache does with it. Lengths are counted in blocks, whatever a block is.
 
 use cuda_driver::Device;
-use kv_cache::{AdmitError, KvCacheOptions, PoolRules};
+use kv_cache::{AdmitError, KvCacheOptions, PoolRules, TransportChoice};
 use kv_kernels::KvShape;
 use kv_pool::{BlockHash, Tier};
 
-use super::engine::{Engine, Live, Prompt, Random, options, streams};
+use super::engine::{Engine, Live, Prompt, Random, by, options, streams};
 use super::place::Place;
 
 /// Where a scenario plays: the devices, the shape of all layers, and how blocks are divided.
@@ -382,7 +382,16 @@ fn random_prompt(random: &mut Random, block_tokens: u64, own: u32) -> Prompt {
 
 /// The same with another pool.
 pub(crate) fn random_requests_with(rig: &Rig, seed: u64, operations: u64, pool: PoolRules) {
-    let mut engine = rig.engine_with(KvCacheOptions { pool, ..options(rig.shape, 40, 30) });
+    play_random(rig, seed, operations, KvCacheOptions { pool, ..options(rig.shape, 40, 30) });
+}
+
+/// The same with blocks that travel another way.
+pub(crate) fn random_requests_by(rig: &Rig, seed: u64, operations: u64, choice: TransportChoice) {
+    play_random(rig, seed, operations, by(choice, options(rig.shape, 40, 30)));
+}
+
+fn play_random(rig: &Rig, seed: u64, operations: u64, options: KvCacheOptions) {
+    let mut engine = rig.engine_with(options);
     let mut random = Random(seed);
     let mut lives: Vec<Live> = Vec::new();
     let bt = rig.block_tokens();

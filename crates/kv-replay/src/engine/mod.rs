@@ -26,12 +26,14 @@ mod work;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_driver::{CopyError, DeviceError, Driver as _, Stream};
+use cuda_driver::{CopyError, DeviceError, Driver as _, ModuleError, Stream};
 use kv_cache::{
     AdmitError, BuildError, CloseError, Growth, KvCache, KvCacheOptions, PoolRules, SealError,
-    SlotError, StepError, Worker, WorkerOptions,
+    SlotError, StepError, TransportChoice, TransportRules, Worker, WorkerOptions,
 };
-use kv_kernels::{KernelError, KvShape, KvShapeOptions};
+use kv_kernels::{
+    KernelError, KvKernels, KvShape, KvShapeOptions, MeasureOptions, TransportError, TransportProfile,
+};
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
@@ -98,6 +100,14 @@ pub enum RunError {
     /// The model could not be placed on the devices.
     #[error(transparent)]
     Place(#[from] PlaceError),
+    /// The ways between a device and host memory could not be measured.
+    #[error("the link between {device} and host memory could not be measured")]
+    Measure {
+        /// The device.
+        device: String,
+        /// Why.
+        source: MeasureError,
+    },
     /// The thread that maps memory ahead of need could not be started.
     #[error("growth ahead of need could not begin")]
     Worker(#[from] kv_cache::SpawnError),
@@ -143,6 +153,18 @@ pub enum RunError {
         /// The first of them.
         first: String,
     },
+}
+
+/// Why a link could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeasureError {
+    /// The kernels could not be loaded.
+    #[error("the kernels could not be loaded")]
+    Kernels(#[from] ModuleError),
+    /// A transfer or an allocation was refused.
+    #[error("a transfer was refused")]
+    Transfer(#[from] TransportError),
 }
 
 /// Replays `trace` on `devices`, and says what was found. Corrupt blocks are no error: they are in the
@@ -210,6 +232,7 @@ pub fn build_cache(
         device_blocks: counted("--device-blocks", config.device_blocks)?,
         growth: growth(config, blocks, devices)?,
         host_blocks: counted("--host-blocks", config.host_blocks)?,
+        transport: transport(config, devices)?,
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
@@ -240,6 +263,20 @@ pub fn run_on(
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
     check(config, trace, devices)?;
+    // One thread drives all devices. The others' contexts are made current for whole stretches of calls.
+    match devices.devices.first() {
+        Some(first) => first.while_current(|| play(cache, config, trace, devices, progress))?,
+        None => play(cache, config, trace, devices, progress),
+    }
+}
+
+fn play(
+    cache: KvCache,
+    config: &RunConfig,
+    trace: &Trace,
+    devices: &OpenDevices,
+    progress: &mut dyn Progress,
+) -> Result<RunReport, RunError> {
     let begun = Instant::now();
     let begun_virtual = devices.driver.virtual_now();
     let mut report = RunReport::new(config, &devices.description)?;
@@ -270,6 +307,7 @@ pub fn run_on(
     report.blocks_offloaded = moved.offloaded_blocks;
     report.blocks_onboarded = moved.onboarded_blocks;
     report.bytes_transferred += moved.copied_bytes;
+    report.add_transports(&cache.transports());
     report.pages_mapped_ahead = moved.pages_ahead;
     report.pages_mapped_inline = moved.pages_inline;
     report.growth_stalls = moved.growth_stalls;
@@ -286,6 +324,23 @@ pub fn run_on(
         .map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
     report.wall_s = begun.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// How blocks travel. What is the quickest way GPUs are asked; simulated ones are assumed to be as their
+/// attributes say, for what is measured on them would be this machine's.
+fn transport(config: &RunConfig, devices: &OpenDevices) -> Result<TransportRules, RunError> {
+    let choice = config.transport;
+    let measures = choice == TransportChoice::Quickest && config.host_blocks > 0;
+    let mut profiles: Vec<TransportProfile> = Vec::new();
+    for device in devices.devices.iter().filter(|_| measures && devices.sim.is_none()) {
+        let measured = KvKernels::load(device).map_err(MeasureError::from).and_then(|kernels| {
+            Ok(TransportProfile::measure(&Arc::new(kernels), &MeasureOptions::default())?)
+        });
+        let name = || device.info().name.clone();
+        let unmeasured = |source| RunError::Measure { device: name(), source };
+        profiles.push(measured.map_err(unmeasured)?);
+    }
+    Ok(TransportRules { choice, profiles, ..TransportRules::default() })
 }
 
 /// Growth ahead of need by what one iteration may claim: a request of the greatest length and a block

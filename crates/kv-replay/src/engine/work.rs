@@ -95,12 +95,16 @@ impl DeviceWork {
         let mut width = 0;
         for ((part, staged), buffers) in cache.parts().iter().zip(&staged).zip(&self.buffers) {
             width = staged.width();
-            for &launch in batch.launches() {
-                write(part, staged, buffers, launch, &batch.slots)?;
-            }
-            if read && width > 0 {
-                checksum(part, staged, buffers, lengths.len(), arrival)?;
-            }
+            let enqueued = part.device().while_current(|| {
+                for &launch in batch.launches() {
+                    write(part, staged, buffers, launch, &batch.slots)?;
+                }
+                match read && width > 0 {
+                    true => checksum(part, staged, buffers, lengths.len(), arrival),
+                    false => Ok(()),
+                }
+            });
+            enqueued??;
         }
         Ok(Enqueued { width, arrival })
     }

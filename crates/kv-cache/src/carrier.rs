@@ -1,0 +1,281 @@
+//! What carries runs of blocks between one device and the host tier by few calls.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cuda_driver::Stream;
+use kv_kernels::{
+    BlockCopy, BlockPair, Blocks, BlocksError, HostBlocks, HostDirection, HostLink, KernelError,
+    KvKernels, PagedKv, TransportError,
+};
+use kv_stage::{AcquireError, StagingOptions, StagingPool, SubmitError, SubmittedView};
+
+use crate::host_tier::HostTier;
+use crate::runs::{RUN_BLOCKS_MAX, Run};
+use crate::transport::{Carried, TransportRules, TransportStats};
+use crate::{BuildError, HostCopyError};
+
+/// Bytes of a pair of ids, as kernels read it.
+const PAIR_BYTES: usize = size_of::<BlockPair>();
+
+/// A link, and the lists of blocks that kernels read when they run.
+#[derive(Debug)]
+pub(crate) struct Carrier {
+    link: HostLink,
+    /// The host tier's slabs, as the link takes them.
+    slabs: Vec<HostBlocks>,
+    blocks_per_slab: usize,
+    /// A list is read by a kernel when it runs, so none is written again before its event.
+    lists: StagingPool,
+    list: Vec<BlockPair>,
+    legs: Vec<Leg>,
+}
+
+/// Pairs of one run in one slab, as a part of the list.
+#[derive(Clone, Debug)]
+struct Leg {
+    direction: HostDirection,
+    slab: usize,
+    pairs: Range<usize>,
+    /// Whether it is the last of its run.
+    ends_run: bool,
+}
+
+impl Carrier {
+    /// A carrier for a host tier; `None` where blocks are to be copied one by one, or where there is no
+    /// tier.
+    pub(crate) fn new(
+        stream: &Stream,
+        paged: &PagedKv,
+        kernels: &Arc<KvKernels>,
+        host: &HostTier,
+        (rules, overlap_depth): (&TransportRules, u32),
+    ) -> Result<Option<Self>, BuildError> {
+        let device = stream.device();
+        let Some(profile) = rules.profile(device)?.filter(|_| !host.slabs().is_empty()) else {
+            return Ok(None);
+        };
+        let options = rules.link_options(&profile);
+        let link = HostLink::new(Arc::clone(kernels), options)?.with_profile(profile);
+        let (shape, layout) = (*paged.shape(), *paged.layout());
+        let blocks_of = |slab: &Arc<_>| {
+            let blocks = host.blocks_of(slab);
+            HostBlocks::new(stream, shape, layout, (Arc::clone(slab), 0), blocks)
+        };
+        let slabs = host.slabs().iter().map(blocks_of).collect::<Result<_, _>>()?;
+        let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
+        let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + 1);
+        Ok(Some(Self {
+            link,
+            slabs,
+            blocks_per_slab: host.blocks_per_slab(),
+            lists: StagingPool::new(device, lists)?,
+            list: Vec::with_capacity(RUN_BLOCKS_MAX),
+            legs: Vec::new(),
+        }))
+    }
+
+    /// Enqueues runs on `stream`, in their order, and counts those that it enqueued in full in `sent`.
+    ///
+    /// A run of which only some was enqueued can be enqueued again: nothing that it reads is written
+    /// by it.
+    pub(crate) fn carry(
+        &mut self,
+        stream: &Stream,
+        (paged, ready_blocks): (&PagedKv, u64),
+        runs: &[Run],
+        sent: &mut usize,
+        stats: &mut TransportStats,
+    ) -> Result<(), HostCopyError> {
+        while *sent < runs.len() {
+            self.lay_out(&runs[*sent..]);
+            // As many lists as steps in flight, and one: waits only where a step has more than one.
+            let mut buffer = self.lists.acquire_wait()?;
+            for (place, pair) in buffer.bytes_mut().chunks_exact_mut(PAIR_BYTES).zip(&self.list) {
+                place[..4].copy_from_slice(&pair.source.to_ne_bytes());
+                place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
+            }
+            let (link, slabs) = (&mut self.link, &self.slabs);
+            let (list, legs) = (&self.list, &self.legs);
+            let submitted = buffer.submit(stream, |view| {
+                for leg in legs {
+                    let slab = &slabs[leg.slab];
+                    let pairs = &list[leg.pairs.clone()];
+                    let copy = copy_of(leg, (paged, ready_blocks), slab, pairs, view)?;
+                    let transport = link.copy_blocks(stream, copy)?;
+                    stats.count(Some(transport), Carried { batches: 1, blocks: copy.count });
+                    *sent += usize::from(leg.ends_run);
+                }
+                Ok(())
+            });
+            submitted.map_err(|error: SubmitError<TransportError>| match error {
+                SubmitError::Enqueue(error) => HostCopyError::Blocks(error),
+                SubmitError::Event(error) | SubmitError::Retire(error) => error.into(),
+                error => {
+                    tracing::error!(%error, "an unknown refusal of a staging buffer");
+                    HostCopyError::List(AcquireError::Closed)
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes down as many of the runs as one list has room for, one at least.
+    fn lay_out(&mut self, runs: &[Run]) {
+        self.list.clear();
+        self.legs.clear();
+        for Run { direction, pairs } in runs {
+            // A run is no longer than a list.
+            if self.list.len() + pairs.len() > RUN_BLOCKS_MAX {
+                break;
+            }
+            let (direction, first) = (*direction, self.list.len());
+            let per_slab = self.blocks_per_slab;
+            let slot = |pair: &BlockPair| match direction {
+                HostDirection::ToHost => pair.destination as usize,
+                HostDirection::ToPages => pair.source as usize,
+            };
+            self.list.extend_from_slice(pairs);
+            if self.slabs.len() > 1 {
+                self.list[first..].sort_by_key(|pair| slot(pair) / per_slab);
+            }
+            let mut begin = first;
+            for chunk in self.list[first..].chunk_by(|a, b| slot(a) / per_slab == slot(b) / per_slab)
+            {
+                let (slab, end) = (slot(&chunk[0]) / per_slab, begin + chunk.len());
+                let ends_run = end == self.list.len();
+                self.legs.push(Leg { direction, slab, pairs: begin..end, ends_run });
+                begin = end;
+            }
+            // Ids of slots count from the start of their slab.
+            for pair in &mut self.list[first..] {
+                match direction {
+                    HostDirection::ToHost => pair.destination %= per_slab as i32,
+                    HostDirection::ToPages => pair.source %= per_slab as i32,
+                }
+            }
+        }
+    }
+
+    /// Waits for the lists' readers and frees what it can: the host tier is free to go after it.
+    pub(crate) fn close(self) -> Result<(), kv_stage::StagingError> {
+        let Self { link, slabs, lists, .. } = self;
+        drop((link, slabs));
+        lists.close()
+    }
+
+    /// The lists, for tests that take their protection out.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn lists(&self) -> &StagingPool {
+        &self.lists
+    }
+}
+
+fn copy_of<'a>(
+    leg: &Leg,
+    (paged, ready_blocks): (&'a PagedKv, u64),
+    slab: &'a HostBlocks,
+    pairs: &'a [BlockPair],
+    view: &'a SubmittedView<'_>,
+) -> Result<BlockCopy<'a>, TransportError> {
+    let (place, bytes) = (leg.pairs.start * PAIR_BYTES, pairs.len() * PAIR_BYTES);
+    let list = view.span().slice(place as u64, bytes as u64).map_err(TransportError::HostRange)?;
+    let device = (Blocks::Device(paged), ready_blocks);
+    let host = (Blocks::Host(slab), slab.blocks());
+    let ((from, from_blocks), (to, to_blocks)) = match leg.direction {
+        HostDirection::ToHost => (device, host),
+        HostDirection::ToPages => (host, device),
+    };
+    Ok(BlockCopy {
+        from,
+        to,
+        pairs: list.into(),
+        count: pairs.len() as u64,
+        host_pairs: Some(pairs),
+        from_blocks,
+        to_blocks,
+        report: None,
+        multiprocessors: None,
+    })
+}
+
+/// Whether a kernel that a transport needs cannot be had on this device.
+pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
+    let of_kernel = |error: &KernelError| matches!(error, KernelError::Module(_));
+    match error {
+        HostCopyError::Blocks(TransportError::Kernel(error)) => of_kernel(error),
+        HostCopyError::Blocks(TransportError::Blocks(BlocksError::Kernel(error))) => {
+            of_kernel(error)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver::{Device, DeviceBuffer, ErrorCode};
+    use cuda_sim::{SimConfig, SimDriver};
+    use kv_kernels::{KvShape, KvShapeOptions, PagedLayout, Transport, references};
+
+    use super::*;
+    use crate::TransportChoice;
+    use crate::runs::Runs;
+
+    const BLOCKS: u64 = 8;
+
+    /// A tier that the system did not give in one piece.
+    fn tier_in_pieces(sim: &SimDriver, device: &Device, blocks: u64, block_bytes: u64) -> HostTier {
+        sim.fail_nth("cuMemHostAlloc", 1, ErrorCode::OUT_OF_MEMORY);
+        let tier = HostTier::with_slabs(device, blocks, block_bytes, 2 * block_bytes).unwrap();
+        assert_eq!(tier.blocks_per_slab() as u64, blocks.div_ceil(2));
+        tier
+    }
+
+    #[test]
+    fn blocks_of_several_slabs_arrive_where_they_belong() {
+        for choice in TransportChoice::ALL {
+            let sim = SimDriver::new(SimConfig::default()).unwrap();
+            sim.register_kernels(references());
+            let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+            let stream = Stream::new(&device).unwrap();
+            let options = KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 32, block_tokens: 2 };
+            let shape = KvShape::new(options).unwrap();
+            let bytes = shape.block_bytes();
+            let pages = DeviceBuffer::alloc(&device, BLOCKS * bytes).unwrap();
+            let block = |id: u64| pages.span().slice(id * bytes, bytes).unwrap();
+            (0..BLOCKS).for_each(|id| stream.fill(block(id), 100 + id as u8).unwrap());
+            let layout = PagedLayout::block_major(&shape);
+            let paged = PagedKv::new(&stream, shape, layout, pages.span(), BLOCKS).unwrap();
+            let kernels = Arc::new(KvKernels::load(&device).unwrap());
+            let tier = tier_in_pieces(&sim, &device, 7, bytes);
+            let link = kv_kernels::HostLinkOptions { slot_bytes: bytes, ..Default::default() };
+            let rules = TransportRules { choice, link, ..TransportRules::default() };
+            let made = Carrier::new(&stream, &paged, &kernels, &tier, (&rules, 1)).unwrap();
+            let Some(mut carrier) = made else {
+                assert_eq!(choice, TransportChoice::EachBlock);
+                continue;
+            };
+            // Out to all slots, crosswise, and back to other blocks.
+            let mut runs = Runs::default();
+            let mut push = |direction, source: i32, destination: i32| {
+                runs.push(direction, BlockPair { source, destination });
+            };
+            (0..7).for_each(|slot| push(HostDirection::ToHost, (slot * 3) % 7, slot));
+            (0..7).for_each(|slot| push(HostDirection::ToPages, slot, 7 - slot));
+            let (mut sent, mut stats) = (0, TransportStats::default());
+            let memory = (&paged, BLOCKS);
+            carrier.carry(&stream, memory, runs.as_slice(), &mut sent, &mut stats).unwrap();
+            assert_eq!(sent, 2);
+            for slot in 0..7 {
+                let mut found = vec![0; bytes as usize];
+                stream.download(&mut found, block(7 - slot)).unwrap();
+                assert_eq!(found, vec![100 + ((slot * 3) % 7) as u8; bytes as usize], "{choice}");
+            }
+            let expected = if choice == TransportChoice::Only(Transport::TwoHop) { 14 } else { 4 };
+            let batches: u64 = stats.by_name().iter().map(|(_, carried)| carried.batches).sum();
+            assert!(batches == 4 || batches == expected, "{choice}: {stats:?}");
+            carrier.close().unwrap();
+            assert_eq!(sim.findings(), []);
+        }
+    }
+}

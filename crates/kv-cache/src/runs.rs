@@ -1,0 +1,133 @@
+//! Copies between device and host memory that were decided and are not enqueued yet.
+
+use std::collections::HashSet;
+
+use kv_kernels::{BlockPair, HostDirection};
+
+/// Most blocks of a run: what one list of pairs has room for.
+pub(crate) const RUN_BLOCKS_MAX: usize = 8192;
+
+/// Copies in one direction whose order among themselves is of no consequence.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) direction: HostDirection,
+    /// Device blocks and host slots, as the direction has them.
+    ///
+    /// # Invariants
+    /// No destination twice; no more than [`RUN_BLOCKS_MAX`].
+    pub(crate) pairs: Vec<BlockPair>,
+}
+
+/// Runs in the order of their decision: each may read what the one before it writes, and write what
+/// the one before it reads.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    list: Vec<Run>,
+    /// Destinations of the last run.
+    written: HashSet<i32>,
+    /// Whether the last run may not become longer, because a device has been sent it.
+    ended: bool,
+    /// Emptied lists, kept for their room.
+    spare: Vec<Vec<BlockPair>>,
+}
+
+impl Runs {
+    /// Adds a copy after all others.
+    pub(crate) fn push(&mut self, direction: HostDirection, pair: BlockPair) {
+        let fits = |run: &Run| run.direction == direction && run.pairs.len() < RUN_BLOCKS_MAX;
+        let joins = !self.ended
+            && self.list.last().is_some_and(fits)
+            && !self.written.contains(&pair.destination);
+        if !joins {
+            self.written.clear();
+            self.ended = false;
+            let pairs = self.spare.pop().unwrap_or_default();
+            self.list.push(Run { direction, pairs });
+        }
+        self.written.insert(pair.destination);
+        if let Some(run) = self.list.last_mut() {
+            run.pairs.push(pair);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Run] {
+        &self.list
+    }
+
+    /// Takes the order of the runs away.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn reverse(&mut self) {
+        self.list.reverse();
+    }
+
+    /// Has later copies begin a run of their own: some device may have been sent the last one.
+    pub(crate) fn end_last(&mut self) {
+        self.ended = true;
+    }
+
+    /// Forgets all of them: every device was sent them.
+    pub(crate) fn clear(&mut self) {
+        self.written.clear();
+        self.ended = false;
+        for Run { mut pairs, .. } in self.list.drain(..) {
+            pairs.clear();
+            self.spare.push(pairs);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(source: i32, destination: i32) -> BlockPair {
+        BlockPair { source, destination }
+    }
+
+    fn lengths(runs: &Runs) -> Vec<usize> {
+        runs.as_slice().iter().map(|run| run.pairs.len()).collect()
+    }
+
+    #[test]
+    fn copies_of_one_direction_make_a_run_and_keep_their_order() {
+        let mut runs = Runs::default();
+        for (direction, from) in
+            [(HostDirection::ToHost, 0), (HostDirection::ToPages, 10), (HostDirection::ToHost, 20)]
+        {
+            (from..from + 3).for_each(|id| runs.push(direction, pair(id, id)));
+        }
+        assert_eq!(lengths(&runs), [3, 3, 3]);
+        assert_eq!(runs.as_slice()[1].pairs, [pair(10, 10), pair(11, 11), pair(12, 12)]);
+        runs.clear();
+        assert!(runs.is_empty());
+        runs.push(HostDirection::ToHost, pair(1, 0));
+        assert_eq!(lengths(&runs), [1], "what was cleared is in nobody's way");
+    }
+
+    #[test]
+    fn a_destination_is_written_once_in_a_run() {
+        let mut runs = Runs::default();
+        for (source, destination) in [(1, 5), (2, 6), (3, 5), (4, 6), (5, 5)] {
+            runs.push(HostDirection::ToHost, pair(source, destination));
+        }
+        assert_eq!(lengths(&runs), [2, 2, 1]);
+    }
+
+    #[test]
+    fn a_run_that_was_sent_or_is_full_becomes_no_longer() {
+        let mut runs = Runs::default();
+        runs.push(HostDirection::ToHost, pair(1, 1));
+        runs.end_last();
+        runs.push(HostDirection::ToHost, pair(2, 2));
+        runs.push(HostDirection::ToHost, pair(3, 3));
+        assert_eq!(lengths(&runs), [1, 2]);
+        let mut runs = Runs::default();
+        let all = 0..RUN_BLOCKS_MAX as i32 + 1;
+        all.for_each(|id| runs.push(HostDirection::ToPages, pair(id, id)));
+        assert_eq!(lengths(&runs), [RUN_BLOCKS_MAX, 1]);
+    }
+}

@@ -1,0 +1,207 @@
+//! How blocks travel between device and host memory: what may be asked for, and what was done.
+
+use std::fmt;
+use std::str::FromStr;
+
+use cuda_driver::{Device, DeviceError};
+use kv_kernels::{HostLinkOptions, RateBySize, Transport, TransportProfile};
+
+/// How blocks travel between the devices and host memory.
+///
+/// Blocks that a step evicts, or brings back, travel together: as few calls as there are changes of
+/// direction. Whatever is chosen, the bytes and their order are the same.
+#[derive(Clone, Debug, Default)]
+pub struct TransportRules {
+    /// The way.
+    pub choice: TransportChoice,
+    /// Costs by which the cheapest way is chosen: for each device the first profile that
+    /// [is of it](TransportProfile::is_of), and what is assumed of it where there is none.
+    pub profiles: Vec<TransportProfile>,
+    /// What transfers may take of a device. The ring is made only where two hops are asked for:
+    /// scattered blocks are never better off with them.
+    pub link: HostLinkOptions,
+}
+
+/// Which way blocks travel between device and host memory.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum TransportChoice {
+    /// Whichever the profile takes for the quickest: for long blocks the copy engine, which leaves the
+    /// multiprocessors alone, and a kernel for short ones.
+    #[default]
+    Quickest,
+    /// This one, wherever it can carry the blocks.
+    Only(Transport),
+    /// One asynchronous copy for each block, a call each: no kernel, no list of blocks, nothing to build.
+    EachBlock,
+}
+
+impl TransportChoice {
+    /// Every one.
+    pub const ALL: [Self; 5] = [
+        Self::Quickest,
+        Self::Only(Transport::CopyEngine),
+        Self::Only(Transport::DirectKernel),
+        Self::Only(Transport::TwoHop),
+        Self::EachBlock,
+    ];
+
+    /// Its name, which is read back: `auto`, `copy-engine`, `kernel`, `two-hop` or `each-block`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quickest => "auto",
+            Self::Only(Transport::CopyEngine) => "copy-engine",
+            Self::Only(Transport::DirectKernel) => "kernel",
+            Self::Only(Transport::TwoHop) => "two-hop",
+            Self::EachBlock => "each-block",
+        }
+    }
+}
+
+impl fmt::Display for TransportChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A text that names no way.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "unknown transport {found:?}; expected auto, copy-engine, kernel, two-hop or each-block"
+)]
+pub struct UnknownTransport {
+    /// The text.
+    pub found: String,
+}
+
+impl FromStr for TransportChoice {
+    type Err = UnknownTransport;
+
+    fn from_str(text: &str) -> Result<Self, UnknownTransport> {
+        let known = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        known.ok_or_else(|| UnknownTransport { found: text.to_owned() })
+    }
+}
+
+/// What went one way, counted on every device by itself.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Carried {
+    /// Batches of blocks.
+    pub batches: u64,
+    /// Blocks in them.
+    pub blocks: u64,
+}
+
+impl Carried {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.batches += other.batches;
+        self.blocks += other.blocks;
+    }
+}
+
+/// What was enqueued between device and host memory, by the way it went.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct TransportStats {
+    /// A kernel that reads or writes host memory.
+    pub direct_kernel: Carried,
+    /// The copy engine, by one call for a batch where the driver has it.
+    pub copy_engine: Carried,
+    /// A kernel and the copy engine, through a ring of device memory.
+    pub two_hop: Carried,
+    /// One copy for each block; each is a batch of its own.
+    pub each_block: Carried,
+}
+
+impl TransportStats {
+    /// Each way by its name, in the order of the fields.
+    #[must_use]
+    pub fn by_name(&self) -> [(&'static str, Carried); 4] {
+        [
+            ("kernel", self.direct_kernel),
+            ("copy engine", self.copy_engine),
+            ("two hops", self.two_hop),
+            ("a copy each", self.each_block),
+        ]
+    }
+
+    pub(crate) fn count(&mut self, transport: Option<Transport>, carried: Carried) {
+        let way = match transport {
+            Some(Transport::DirectKernel) => &mut self.direct_kernel,
+            Some(Transport::CopyEngine) => &mut self.copy_engine,
+            Some(Transport::TwoHop) => &mut self.two_hop,
+            None => &mut self.each_block,
+        };
+        way.add(carried);
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.direct_kernel.add(other.direct_kernel);
+        self.copy_engine.add(other.copy_engine);
+        self.two_hop.add(other.two_hop);
+        self.each_block.add(other.each_block);
+    }
+}
+
+/// What a copy of a batch is taken to cost the engine beside its bytes, in nanoseconds, where nobody
+/// has measured it.
+const ASSUMED_COPY_NS: u64 = 600;
+
+impl TransportRules {
+    /// What decides for a device; `None` where blocks are copied one by one.
+    pub(crate) fn profile(&self, device: &Device) -> Result<Option<TransportProfile>, DeviceError> {
+        let forced = match self.choice {
+            TransportChoice::EachBlock => return Ok(None),
+            TransportChoice::Only(transport) => Some(transport),
+            TransportChoice::Quickest => None,
+        };
+        let known = self.profiles.iter().find(|profile| profile.is_of(device.info(), None));
+        let mut profile = match known {
+            Some(profile) => profile.clone(),
+            None => assumed(device, self.link.multiprocessors)?,
+        };
+        profile.forced = forced.or(profile.forced);
+        Ok(Some(profile))
+    }
+
+    /// What the link of a device may take: a ring only for two hops.
+    pub(crate) fn link_options(&self, profile: &TransportProfile) -> HostLinkOptions {
+        let ring_slots =
+            if profile.forced == Some(Transport::TwoHop) { self.link.ring_slots } else { 0 };
+        HostLinkOptions { ring_slots, ..self.link }
+    }
+}
+
+/// What is assumed of a device that nobody has measured, batches of copies included.
+fn assumed(device: &Device, multiprocessors: u32) -> Result<TransportProfile, DeviceError> {
+    let mut profile = TransportProfile::assumed(device, multiprocessors.max(1))?;
+    for costs in [&mut profile.to_host, &mut profile.to_pages] {
+        let link = u128::from(costs.copy_bytes_per_s);
+        if link == 0 || !costs.fragments.points().is_empty() {
+            continue;
+        }
+        let rate = |bytes: u64| {
+            let ns = u128::from(bytes) * 1_000_000_000 / link + u128::from(ASSUMED_COPY_NS);
+            (bytes, (u128::from(bytes) * 1_000_000_000 / ns) as u64)
+        };
+        let sizes: [u64; 5] = [4 << 10, 32 << 10, 128 << 10, 512 << 10, 2 << 20];
+        costs.fragments = RateBySize::new(&sizes.map(rate));
+    }
+    Ok(profile)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for choice in TransportChoice::ALL {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        let unknown = "dma".parse::<TransportChoice>().unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            "unknown transport \"dma\"; expected auto, copy-engine, kernel, two-hop or each-block"
+        );
+    }
+}

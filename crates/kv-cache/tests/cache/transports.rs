@@ -1,0 +1,154 @@
+//! Whichever way blocks travel between device and host memory, what is found there is the same.
+
+use std::sync::Arc;
+
+use cuda_driver::{CountingDriver, Driver, ErrorCode};
+use kv_cache::{CacheStats, TransportChoice, TransportStats};
+use kv_kernels::Transport;
+use kv_pool::PoolCounters;
+
+use crate::common::engine::{Live, Prompt, by, options};
+use crate::common::scenarios;
+use crate::machine::{Machine, config, rig, sim, small};
+
+/// What a workload did and cost.
+struct Played {
+    stats: CacheStats,
+    counters: PoolCounters,
+    transports: TransportStats,
+    /// Calls that move or launch something, and all calls.
+    moving: u64,
+    calls: u64,
+}
+
+/// Batches of requests that push each other out of device memory and come back.
+fn play(choice: TransportChoice, devices: u32) -> Played {
+    let sim = sim(cuda_sim::SimConfig { devices, ..config() });
+    let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
+    let rig = rig(&(counting.clone() as Arc<dyn Driver>), devices, small());
+    let mut engine = rig.engine_with(by(choice, options(small(), 40, 80)));
+    let before = counting.calls();
+    for round in 0..12_u32 {
+        let prompts = [0, 1].map(|half| Prompt::new(1 + (2 * round + half) % 6, 60));
+        let mut lives = engine.admit_batch(&prompts).unwrap();
+        let mut all: Vec<&mut Live> = lives.iter_mut().collect();
+        engine.run(&mut all).unwrap();
+        drop(lives);
+        engine.drain().unwrap();
+    }
+    let after = counting.calls();
+    let made = |name: &str| {
+        after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0)
+    };
+    let moving = ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyBatchAsync", "cuLaunchKernel"];
+    let played = Played {
+        stats: engine.cache.stats(),
+        counters: engine.cache.pool().counters(),
+        transports: engine.cache.transports(),
+        moving: moving.into_iter().map(made).sum(),
+        calls: after.keys().map(|name| made(name)).sum(),
+    };
+    engine.close();
+    drop(rig);
+    assert_eq!(sim.findings(), []);
+    played
+}
+
+#[test]
+fn every_way_moves_the_same_blocks_and_batches_take_fewer_calls() {
+    for devices in [1, 2] {
+        let each = play(TransportChoice::EachBlock, devices);
+        let blocks = each.stats.offloaded_blocks + each.stats.onboarded_blocks;
+        assert!(each.stats.onboarded_blocks > 100, "{:?}", each.stats);
+        assert_eq!(each.transports.each_block.blocks, blocks * u64::from(devices));
+        for choice in TransportChoice::ALL {
+            let played = play(choice, devices);
+            assert_eq!((played.stats, played.counters), (each.stats, each.counters), "{choice}");
+            let ways = played.transports.by_name().map(|(_, carried)| carried);
+            assert_eq!(ways.iter().map(|way| way.blocks).sum::<u64>(), blocks * u64::from(devices));
+            assert_eq!(ways.iter().filter(|way| way.blocks > 0).count(), 1, "{choice}: {ways:?}");
+            let batches: u64 = ways.iter().map(|way| way.batches).sum();
+            match choice {
+                TransportChoice::EachBlock => assert_eq!(batches, blocks * u64::from(devices)),
+                // Scattered blocks take a hop each.
+                TransportChoice::Only(Transport::TwoHop) => assert!(played.transports.two_hop.batches > 0),
+                _ => {
+                    assert!(batches * 10 < blocks * u64::from(devices), "{choice}: {batches}");
+                    let saved = each.moving - played.moving;
+                    assert!(saved > blocks * u64::from(devices) * 8 / 10, "{choice}: {saved} saved");
+                    assert!(played.calls < each.calls, "{choice}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_way_keeps_the_bytes_of_random_requests() {
+    for (seed, choice) in (0..).zip(TransportChoice::ALL) {
+        for devices in [1, 2] {
+            let machine = Machine::new(seed, devices, small());
+            scenarios::random_requests_by(&machine.rig, seed, 800, choice);
+            machine.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_cannot_be_had_is_done_without() {
+    let machine = Machine::new(1, 1, small());
+    let choice = TransportChoice::Only(Transport::DirectKernel);
+    let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 32)));
+    for (number, seed) in [1, 2, 1, 2, 1].into_iter().enumerate() {
+        if number == 1 {
+            // The kernel is compiled when the first blocks travel.
+            machine.sim.fail_nth("cuModuleLoadDataEx", 1, ErrorCode::UNKNOWN);
+        }
+        let mut live = engine.admit(&Prompt::new(seed, 60)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    let transports = engine.cache.transports();
+    assert_eq!(transports.direct_kernel.blocks, 0);
+    assert!(transports.each_block.blocks > 20, "{transports:?}");
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_driver_without_batches_copies_each_block_by_a_call() {
+    let machine = Machine::new(1, 1, small());
+    machine.sim.fail_nth("cuMemcpyBatchAsync", 1, ErrorCode::NOT_SUPPORTED);
+    let choice = TransportChoice::Only(Transport::CopyEngine);
+    let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 32)));
+    for seed in [1, 2, 1, 2] {
+        let mut live = engine.admit(&Prompt::new(seed, 60)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    assert_eq!(machine.calls("cuMemcpyBatchAsync"), 1);
+    assert!(engine.cache.transports().copy_engine.blocks > 20);
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn blocks_too_long_for_a_slot_of_the_ring_are_left_to_the_kernel() {
+    let machine = Machine::new(1, 1, small());
+    let choice = TransportChoice::Only(Transport::TwoHop);
+    let mut options = by(choice, options(machine.rig.shape, 16, 32));
+    options.transport.link.slot_bytes = machine.rig.shape.block_bytes() / 2;
+    let mut engine = machine.rig.engine_with(options);
+    for seed in [1, 2, 1] {
+        let mut live = engine.admit(&Prompt::new(seed, 60)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    let transports = engine.cache.transports();
+    assert!(transports.direct_kernel.blocks > 0 && transports.two_hop.blocks == 0);
+    engine.close();
+    machine.assert_clean();
+}
