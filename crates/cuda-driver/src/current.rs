@@ -90,6 +90,10 @@ impl<'a> Keeping<'a> {
 impl Drop for Keeping<'_> {
     fn drop(&mut self) {
         KEPT.set(self.before);
+        if self.before == Some(self.own) {
+            // Whoever keeps it for longer looks.
+            return;
+        }
         match self.bound.driver.ctx_get_current() {
             Ok(current) if current != self.own.context => {
                 tracing::error!(
