@@ -87,9 +87,9 @@ mod alive;
 mod attributes;
 mod close;
 mod counting;
-mod current;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod current;
 mod device;
 mod driver;
 mod error;

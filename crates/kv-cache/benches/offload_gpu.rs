@@ -69,8 +69,7 @@ fn compare(counting: &CountingDriver, device: &Device, simulated: bool) {
         .then(|| TransportProfile::measure(&kernels, &MeasureOptions::default()).unwrap());
     let shapes = if simulated { &SHAPES[3..] } else { &SHAPES[..] };
     for &(name, layers, row_bytes) in shapes {
-        let options =
-            KvShapeOptions { layers, kv_count: 2, row_bytes, block_tokens: BLOCK_TOKENS };
+        let options = KvShapeOptions { layers, kv_count: 2, row_bytes, block_tokens: BLOCK_TOKENS };
         let shape = KvShape::new(options).unwrap();
         let blocks = (MOVED_BYTES / shape.block_bytes()).min(BLOCKS_MAX);
         println!("\n{name}: {blocks} blocks of {} KiB", shape.block_bytes() >> 10);

@@ -140,7 +140,8 @@ impl Carrier {
                 self.list[first..].sort_by_key(|pair| slot(pair) / per_slab);
             }
             let mut begin = first;
-            for chunk in self.list[first..].chunk_by(|a, b| slot(a) / per_slab == slot(b) / per_slab)
+            for chunk in
+                self.list[first..].chunk_by(|a, b| slot(a) / per_slab == slot(b) / per_slab)
             {
                 let (slab, end) = (slot(&chunk[0]) / per_slab, begin + chunk.len());
                 let ends_run = end == self.list.len();

@@ -42,9 +42,7 @@ impl HostTier {
                     left -= here;
                 }
                 // All slabs but the last are equal, so halves are for a tier that has none yet.
-                Err(error)
-                    if error.is_out_of_memory() && slabs.is_empty() && here > least =>
-                {
+                Err(error) if error.is_out_of_memory() && slabs.is_empty() && here > least => {
                     blocks_per_slab = here.div_ceil(2).max(least);
                 }
                 Err(error) => return Err(error),

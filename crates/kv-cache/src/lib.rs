@@ -57,17 +57,15 @@ mod transport;
 pub use cache::{CacheStats, KvCache};
 pub use cuda_vmm::{MemoryLimit, MemoryRules, SpawnError, Worker, WorkerOptions};
 pub use error::{
-    AdmitError, BuildError, CloseError, DemandError, HostCopyError, QuotaError, SealError, SlotError,
-    StepError,
+    AdmitError, BuildError, CloseError, DemandError, HostCopyError, QuotaError, SealError,
+    SlotError, StepError,
 };
 pub use options::{Eviction, Growth, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
 pub use request::Request;
 pub use sequence::Sequence;
 pub use step::{OpenStep, StagedPart};
-pub use transport::{
-    Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport,
-};
+pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -10,8 +10,8 @@ use kv_kernels::{
     ScatterWords,
 };
 use kv_stage::{
-    AcquireError, PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket, StagingOptions,
-    StagingPool, StepStager, StepStagerOptions,
+    AcquireError, PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket,
+    StagingOptions, StagingPool, StepStager, StepStagerOptions,
 };
 
 use crate::carrier::{Carrier, lacks_kernel};

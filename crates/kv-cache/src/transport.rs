@@ -66,9 +66,7 @@ impl fmt::Display for TransportChoice {
 
 /// A text that names no way.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error(
-    "unknown transport {found:?}; expected auto, copy-engine, kernel, two-hop or each-block"
-)]
+#[error("unknown transport {found:?}; expected auto, copy-engine, kernel, two-hop or each-block")]
 pub struct UnknownTransport {
     /// The text.
     pub found: String,

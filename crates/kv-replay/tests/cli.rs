@@ -174,7 +174,10 @@ fn devices_that_do_not_exist_are_named() {
     let heads = Case::new().refused(&["--device", "sim:2", "--place", "heads", "--kv-heads", "3"]);
     assert_says(&heads, "error: --kv-heads is 3: 3 query heads do not divide by 2 GPUs");
     let place = Case::new().refused(&["--place", "tails"]);
-    assert_says(&place, "unknown division \"tails\"; expected heads, layers, layers:round-robin, layers:contiguous,");
+    assert_says(
+        &place,
+        "unknown division \"tails\"; expected heads, layers, layers:round-robin, layers:contiguous,",
+    );
     let policy = Case::new().refused(&["--policy", "mru"]);
     assert_says(&policy, "unknown policy \"mru\"; expected lru, slru, s3fifo, arc or hit_density");
     let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);

@@ -236,7 +236,7 @@ fn every_transport_serves_every_request_alike_and_batches_take_fewer_calls() {
     let by = |transport| replay(&RunConfig { transport, ..config.clone() }, &trace);
     let each = by(TransportChoice::EachBlock);
     let moved = each.blocks_offloaded + each.blocks_onboarded;
-    assert!(each.blocks_offloaded > 1000 && each.blocks_onboarded > 100, "{each:?}");
+    assert!(each.blocks_offloaded > 1000 && each.blocks_onboarded > 50, "{each:?}");
     for choice in TransportChoice::ALL {
         let report = by(choice);
         assert_eq!(report.transport, choice.name());
@@ -264,7 +264,7 @@ fn the_thread_that_drives_devices_binds_their_contexts_seldom() {
     let one = replay(&config, &trace);
     let (binds, all) = calls(&one);
     // Beside opening, building and closing: nothing.
-    assert!(binds < 500 && binds < all / 10, "{binds} of {all}");
+    assert!(binds < 200 && binds < all / 10, "{binds} of {all}");
     let two = replay_on("sim:2", &config, &trace);
     let (binds, all) = calls(&two);
     assert!(binds < all * 2 / 5, "{binds} of {all}");

@@ -37,9 +37,8 @@ fn play(choice: TransportChoice, devices: u32) -> Played {
         engine.drain().unwrap();
     }
     let after = counting.calls();
-    let made = |name: &str| {
-        after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0)
-    };
+    let made =
+        |name: &str| after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
     let moving = ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyBatchAsync", "cuLaunchKernel"];
     let played = Played {
         stats: engine.cache.stats(),
@@ -71,11 +70,16 @@ fn every_way_moves_the_same_blocks_and_batches_take_fewer_calls() {
             match choice {
                 TransportChoice::EachBlock => assert_eq!(batches, blocks * u64::from(devices)),
                 // Scattered blocks take a hop each.
-                TransportChoice::Only(Transport::TwoHop) => assert!(played.transports.two_hop.batches > 0),
+                TransportChoice::Only(Transport::TwoHop) => {
+                    assert!(played.transports.two_hop.batches > 0)
+                }
                 _ => {
                     assert!(batches * 10 < blocks * u64::from(devices), "{choice}: {batches}");
                     let saved = each.moving - played.moving;
-                    assert!(saved > blocks * u64::from(devices) * 8 / 10, "{choice}: {saved} saved");
+                    assert!(
+                        saved > blocks * u64::from(devices) * 8 / 10,
+                        "{choice}: {saved} saved"
+                    );
                     assert!(played.calls < each.calls, "{choice}");
                 }
             }

@@ -32,7 +32,8 @@ use kv_cache::{
     SlotError, StepError, TransportChoice, TransportRules, Worker, WorkerOptions,
 };
 use kv_kernels::{
-    KernelError, KvKernels, KvShape, KvShapeOptions, MeasureOptions, TransportError, TransportProfile,
+    KernelError, KvKernels, KvShape, KvShapeOptions, MeasureOptions, TransportError,
+    TransportProfile,
 };
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
