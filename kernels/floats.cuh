@@ -17,26 +17,6 @@ enum : u32 { KV_E4M3 = 0, KV_E5M2 = 1, KV_INT8 = 2 };
 
 static __device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bits); }
 
-// The sign is put back by the caller; magnitudes are the bits of non-negative numbers.
-
-// The code of a magnitude that is not below the smallest normal number of a format with `MANTISSA` bits
-// after the point whose exponents are biased by `BIAS`; too large a number runs on beyond the format.
-template <u32 MANTISSA, u32 BIAS>
-static __device__ __forceinline__ u32 rounded_normal(u32 magnitude) {
-    const u32 shift = 23 - MANTISSA;
-    const u32 half = ((1u << (shift - 1)) - 1) + ((magnitude >> shift) & 1);
-    return ((magnitude + half) >> shift) - ((127 - BIAS) << MANTISSA);
-}
-
-// The code of any magnitude that is a number. Below the smallest normal number steps are equal: beside
-// a number whose own steps are as long, adding rounds to them, and leaves the code in the lowest bits.
-template <u32 MANTISSA, u32 BIAS>
-static __device__ __forceinline__ u32 rounded(u32 magnitude) {
-    const u32 beside = (127 + 23 + 1 - BIAS - MANTISSA) << 23;
-    const u32 small = __float_as_uint(__fadd_rn(float_of(magnitude), float_of(beside))) - beside;
-    return magnitude < ((128 - BIAS) << 23) ? small : rounded_normal<MANTISSA, BIAS>(magnitude);
-}
-
 // Two numbers, of which `low` comes first in memory.
 struct Pair {
     float low;
@@ -72,19 +52,20 @@ template <u32 FORMAT> static __device__ __forceinline__ u32 wide_encoded(Pair pa
     return codes;
 }
 
-// A single 8-bit float, without its sign, from a number that is no NaN.
-template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_magnitude(u32 magnitude) {
-    const u32 most = FORMAT == KV_E4M3 ? 0x7E : 0x7B;
-    // An infinity runs on beyond the format as large numbers do.
-    const u32 code = FORMAT == KV_E4M3 ? rounded<3, 7>(magnitude) : rounded<2, 15>(magnitude);
-    return code < most ? code : most;
-}
-
-template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_float(float value) {
+// A single 8-bit float of `MANTISSA` bits after the point whose exponents are biased by `BIAS`.
+template <u32 MANTISSA, u32 BIAS> static __device__ __forceinline__ u32 narrow_float(float value) {
     const u32 bits = __float_as_uint(value);
-    const u32 magnitude = bits & 0x7FFFFFFF;
-    const u32 code = ((bits >> 24) & 0x80) | narrow_magnitude<FORMAT>(magnitude);
-    return magnitude > 0x7F800000 ? 0x7F : code;
+    // A NaN becomes the largest too, and is seen to below.
+    const float magnitude = fminf(fabsf(value), MANTISSA == 3 ? 448.0f : 57344.0f);
+    // Beside a power of two whose steps are those of the format at this number, adding rounds to them.
+    const u32 power = __float_as_uint(magnitude) & 0x7F800000;
+    const u32 least = (128 - BIAS) << 23;
+    const float beside = float_of((power > least ? power : least) + ((23 - MANTISSA) << 23));
+    const float rounded = __fadd_rn(__fadd_rn(magnitude, beside), -beside);
+    // Where the smallest normal numbers of both formats meet, so do the codes: exactly, as no bit is lost.
+    const float rebiased = __fmul_rn(rounded, float_of(BIAS << 23));
+    const u32 code = (__float_as_uint(rebiased) >> (23 - MANTISSA)) | ((bits >> 24) & 0x80);
+    return value == value ? code : 0x7F;
 }
 
 // Two 8-bit codes in 16 bits, of which the lower comes first.
@@ -110,7 +91,8 @@ template <u32 FORMAT> static __device__ __forceinline__ u32 narrow_encoded(Pair 
     }
     return codes;
 #else
-    return narrow_float<FORMAT>(pair.low) | (narrow_float<FORMAT>(pair.high) << 8);
+    if (FORMAT == KV_E4M3) return narrow_float<3, 7>(pair.low) | narrow_float<3, 7>(pair.high) << 8;
+    return narrow_float<2, 15>(pair.low) | narrow_float<2, 15>(pair.high) << 8;
 #endif
 }
 

@@ -30,7 +30,9 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 #define KV_WALK_UNROLL 4
 // The same two, threads and vectors, for the copy of blocks by pairs.
 #define KV_COPY_THREADS 1024
-#define KV_COPY_UNROLL 1
+#define KV_COPY_UNROLL 2
+// Vectors that a thread of a conversion has in flight at once.
+#define KV_CONVERT_UNROLL 2
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
 #define KV_SUM_THREADS 512
 // Threads of a warp.

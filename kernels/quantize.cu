@@ -14,9 +14,9 @@
 // elements that share a scale: all tokens where token_stride is 0, all heads where head_stride is 0.
 //
 // Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
-//   quantize, dequantize  gridDim.x = ceil(items / blockDim.x)
+//   quantize, dequantize  gridDim.x = ceil(items / (blockDim.x * KV_CONVERT_UNROLL))
 //   measure               gridDim.x = ceil(items * lanes / blockDim.x)
-// where items, and items * lanes, are below 2^31. `lanes` neighbouring threads measure a group.
+// where items, and items * lanes, are at most 2^31. `lanes` neighbouring threads measure a group.
 //
 // Reads and writes as copy_blocks does (block_copy.cu), and reads the scales (measure writes them). A
 // pair of which either id is out of range is passed over and its place reported (by measure too).
@@ -63,82 +63,114 @@ template <> struct NarrowVector<1> {
     u8 pair[1];
 };
 
-// The elements of one vector.
+// What a conversion reads and writes at once.
+template <u32 COUNT, bool QUANTIZE> struct Converted {
+    typedef WideVector<COUNT> Source;
+    typedef NarrowVector<COUNT> Target;
+};
+template <u32 COUNT> struct Converted<COUNT, false> {
+    typedef NarrowVector<COUNT> Source;
+    typedef WideVector<COUNT> Target;
+};
+
+// The elements of one vector, which shares a scale.
+template <u32 COUNT, u32 WIDE, u32 NARROW>
+static __device__ __forceinline__ NarrowVector<COUNT> converted(const WideVector<COUNT>& wide,
+                                                                float scale) {
+    const float inverse = __frcp_rn(scale);
+    NarrowVector<COUNT> narrow;
+#pragma unroll
+    for (u32 i = 0; i < (COUNT + 1) / 2; ++i) {
+        Pair pair = wide_decoded<WIDE>(wide.pair[i]);
+        pair = Pair{__fmul_rn(pair.low, inverse), __fmul_rn(pair.high, inverse)};
+        narrow.pair[i] = narrow_encoded<NARROW>(pair);
+    }
+    return narrow;
+}
+template <u32 COUNT, u32 WIDE, u32 NARROW>
+static __device__ __forceinline__ WideVector<COUNT> converted(const NarrowVector<COUNT>& narrow,
+                                                              float scale) {
+    WideVector<COUNT> wide;
+#pragma unroll
+    for (u32 i = 0; i < (COUNT + 1) / 2; ++i) {
+        Pair pair = narrow_decoded<NARROW>(narrow.pair[i]);
+        pair = Pair{__fmul_rn(pair.low, scale), __fmul_rn(pair.high, scale)};
+        wide.pair[i] = wide_encoded<WIDE>(pair);
+    }
+    return wide;
+}
+
+// The vectors that a thread holds. All of its loads are in flight before its first store.
+template <u32 COUNT, bool QUANTIZE> struct Held {
+    typename Converted<COUNT, QUANTIZE>::Source source;
+    u64 target; // 0 where there is none
+    float scale;
+};
+
 template <u32 COUNT, bool QUANTIZE, u32 WIDE, u32 NARROW>
-static __device__ __forceinline__ void convert_as(u64 target, u64 source, float scale) {
-    typedef WideVector<COUNT> Wide;
-    typedef NarrowVector<COUNT> Narrow;
-    const u32 pairs = COUNT == 1 ? 1 : COUNT / 2;
-    if (QUANTIZE) {
-        const Wide wide = *reinterpret_cast<const Wide*>(source);
-        const float inverse = __frcp_rn(scale);
-        Narrow narrow;
+static __device__ __forceinline__ void
+store_as(const Held<COUNT, QUANTIZE> (&held)[KV_CONVERT_UNROLL]) {
+    typedef typename Converted<COUNT, QUANTIZE>::Target Target;
 #pragma unroll
-        for (u32 i = 0; i < pairs; ++i) {
-            Pair pair = wide_decoded<WIDE>(wide.pair[i]);
-            pair = Pair{__fmul_rn(pair.low, inverse), __fmul_rn(pair.high, inverse)};
-            narrow.pair[i] = narrow_encoded<NARROW>(pair);
-        }
-        *reinterpret_cast<Narrow*>(target) = narrow;
-    } else {
-        const Narrow narrow = *reinterpret_cast<const Narrow*>(source);
-        Wide wide;
-#pragma unroll
-        for (u32 i = 0; i < pairs; ++i) {
-            Pair pair = narrow_decoded<NARROW>(narrow.pair[i]);
-            pair = Pair{__fmul_rn(pair.low, scale), __fmul_rn(pair.high, scale)};
-            wide.pair[i] = wide_encoded<WIDE>(pair);
-        }
-        *reinterpret_cast<Wide*>(target) = wide;
+    for (u32 k = 0; k < KV_CONVERT_UNROLL; ++k) {
+        if (held[k].target == 0) continue;
+        *reinterpret_cast<Target*>(held[k].target) =
+            converted<COUNT, WIDE, NARROW>(held[k].source, held[k].scale);
     }
 }
 
 // The formats are the same for all threads, so that only one branch is taken.
 template <u32 COUNT, bool QUANTIZE>
-static __device__ __forceinline__ void convert_vector(const Formats& formats, u64 target,
-                                                      u64 source, float scale) {
+static __device__ __forceinline__ void
+store_all(const Formats& formats, const Held<COUNT, QUANTIZE> (&held)[KV_CONVERT_UNROLL]) {
     if (formats.wide == KV_BF16) {
         if (formats.narrow == KV_E4M3) {
-            convert_as<COUNT, QUANTIZE, KV_BF16, KV_E4M3>(target, source, scale);
+            store_as<COUNT, QUANTIZE, KV_BF16, KV_E4M3>(held);
         } else if (formats.narrow == KV_E5M2) {
-            convert_as<COUNT, QUANTIZE, KV_BF16, KV_E5M2>(target, source, scale);
+            store_as<COUNT, QUANTIZE, KV_BF16, KV_E5M2>(held);
         } else {
-            convert_as<COUNT, QUANTIZE, KV_BF16, KV_INT8>(target, source, scale);
+            store_as<COUNT, QUANTIZE, KV_BF16, KV_INT8>(held);
         }
     } else {
         if (formats.narrow == KV_E4M3) {
-            convert_as<COUNT, QUANTIZE, KV_F16, KV_E4M3>(target, source, scale);
+            store_as<COUNT, QUANTIZE, KV_F16, KV_E4M3>(held);
         } else if (formats.narrow == KV_E5M2) {
-            convert_as<COUNT, QUANTIZE, KV_F16, KV_E5M2>(target, source, scale);
+            store_as<COUNT, QUANTIZE, KV_F16, KV_E5M2>(held);
         } else {
-            convert_as<COUNT, QUANTIZE, KV_F16, KV_INT8>(target, source, scale);
+            store_as<COUNT, QUANTIZE, KV_F16, KV_INT8>(held);
         }
     }
 }
 
 template <u32 COUNT, bool QUANTIZE>
 static __device__ __forceinline__ void
-convert_item(const BlockSide& to, const BlockSide& from, const BlockUnits& units,
+convert_tile(const BlockSide& to, const BlockSide& from, const BlockUnits& units,
              const BlockPair* pairs, u32 items, u64 first_pair, const Scales& scales,
              const Formats& formats, u64* report) {
-    const u32 item = blockIdx.x * blockDim.x + threadIdx.x;
-    if (item >= items) return;
-    const UnitPlace place = UnitPlace::of(units, item);
-    const BlockPair pair = pairs[place.pair];
-    if (!pair.is_known(to, from)) {
-        if (place.is_first_of_pair()) report_bad(report, first_pair + place.pair);
-        return;
+    typedef typename Converted<COUNT, QUANTIZE>::Source Source;
+    typedef typename Converted<COUNT, QUANTIZE>::Target Target;
+    Held<COUNT, QUANTIZE> held[KV_CONVERT_UNROLL];
+    const u32 first = blockIdx.x * blockDim.x * KV_CONVERT_UNROLL + threadIdx.x;
+#pragma unroll
+    for (u32 k = 0; k < KV_CONVERT_UNROLL; ++k) {
+        held[k].target = 0;
+        const u32 item = first + k * blockDim.x;
+        if (item >= items) continue;
+        const UnitPlace place = UnitPlace::of(units, item);
+        const BlockPair pair = pairs[place.pair];
+        if (!pair.is_known(to, from)) {
+            if (place.is_first_of_pair()) report_bad(report, first_pair + place.pair);
+            continue;
+        }
+        const u64 source = from.at(pair.source, place.plane, place.token, place.segment);
+        held[k].source = reinterpret_cast<const Source*>(source)[place.vector];
+        held[k].target = to.at(pair.destination, place.plane, place.token, place.segment) +
+                         place.vector * (u64)sizeof(Target);
+        const u32 head = formats.head_units.quotient(formats.first_unit + place.segment);
+        const u32 narrow_block = QUANTIZE ? pair.destination : pair.source;
+        held[k].scale = *scales.at(narrow_block, place.plane, place.token, head);
     }
-    const u64 source_bytes = QUANTIZE ? 2 * COUNT : COUNT;
-    const u64 target_bytes = QUANTIZE ? COUNT : 2 * COUNT;
-    const u64 source = from.at(pair.source, place.plane, place.token, place.segment) +
-                       place.vector * source_bytes;
-    const u64 target = to.at(pair.destination, place.plane, place.token, place.segment) +
-                       place.vector * target_bytes;
-    const u32 head = formats.head_units.quotient(formats.first_unit + place.segment);
-    const u32 narrow_block = QUANTIZE ? pair.destination : pair.source;
-    const float scale = *scales.at(narrow_block, place.plane, place.token, head);
-    convert_vector<COUNT, QUANTIZE>(formats, target, source, scale);
+    store_all(formats, held);
 }
 
 #define CONVERT(name, COUNT, QUANTIZE)                                                             \
@@ -147,7 +179,7 @@ convert_item(const BlockSide& to, const BlockSide& from, const BlockUnits& units
          const __grid_constant__ BlockUnits units, const BlockPair* pairs, u32 items,              \
          u64 first_pair, const __grid_constant__ Scales scales,                                    \
          const __grid_constant__ Formats formats, u64* report) {                                   \
-        convert_item<COUNT, QUANTIZE>(to, from, units, pairs, items, first_pair, scales, formats,  \
+        convert_tile<COUNT, QUANTIZE>(to, from, units, pairs, items, first_pair, scales, formats,  \
                                       report);                                                     \
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
     Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig,
-    PeerAttribute, PeerCopy, ShareableHandle, ShareableKind, ShareableRef,
+    PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -99,6 +99,7 @@ macro_rules! counted_all { () => { counted! {
         mem_get_info() -> (u64, u64) = "cuMemGetInfo";
         mem_alloc(bytes: u64) -> u64 = "cuMemAlloc";
         mem_host_get_device_pointer(host: u64) -> u64 = "cuMemHostGetDevicePointer";
+        pointer_get_attributes(address: u64) -> PointerAttributes = "cuPointerGetAttributes";
         mem_get_allocation_granularity(prop: AllocationProp, which: Granularity) -> u64
             = "cuMemGetAllocationGranularity";
         mem_address_reserve(bytes: u64, alignment: u64, hint: u64) -> u64 = "cuMemAddressReserve";

@@ -6,8 +6,8 @@ use core::time::Duration;
 
 use crate::{
     AccessDesc, DeviceAttribute, DeviceInfo, DriverError, Granularity, HostAllocFlags,
-    HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, ShareableHandle, ShareableKind,
-    ShareableRef,
+    HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, PointerAttributes, ShareableHandle,
+    ShareableKind, ShareableRef,
 };
 
 /// `Result` of a driver call.
@@ -390,6 +390,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Errors
     /// `INVALID_VALUE` for memory that is not pinned or not mapped for devices.
     fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64>;
+
+    /// `cuPointerGetAttributes`: what lies at an address. The address is looked up, not followed; one of
+    /// which the driver knows nothing is no error.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT`.
+    fn pointer_get_attributes(&self, address: u64) -> DriverResult<PointerAttributes>;
 
     /// `cuMemcpyHtoDAsync`. Pinned memory is read when the copy runs, not when it is enqueued;
     /// pageable memory is staged before the call returns.

@@ -103,6 +103,7 @@ mod peer;
 mod pin;
 mod prepared;
 mod reference;
+mod residency;
 mod shareable;
 mod stream;
 mod virtual_memory;
@@ -122,11 +123,14 @@ pub use host_pages::{
 };
 pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan};
-pub use memory_flags::{AccessDesc, Granularity, HostAllocFlags, HostRegisterFlags};
+pub use memory_flags::{
+    AccessDesc, Granularity, HostAllocFlags, HostRegisterFlags, MemoryKind, PointerAttributes,
+};
 pub use module::{Kernel, Module, ModuleError};
 pub use pin::{HostMemory, PinError, RegisterError};
 pub use prepared::PreparedLaunch;
 pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
+pub use residency::ResidencyError;
 pub use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
 pub use stream::{Event, Stream, StreamPriority};
 pub use virtual_memory::{AddressRange, FabricSupport, PhysicalMemory, ReleaseError};

@@ -48,3 +48,26 @@ pub struct AccessDesc {
     /// Ordinal of the device that is given access.
     pub device: i32,
 }
+
+/// Where memory lies, as the driver tells it of an address.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Memory of a device: allocated, or mapped into a reservation.
+    Device,
+    /// Pinned host memory.
+    Host,
+}
+
+/// What the driver tells of an address.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct PointerAttributes {
+    /// Where the memory lies; `None` where the driver knows nothing of the address.
+    pub kind: Option<MemoryKind>,
+    /// The device that holds the memory, or in whose context it was pinned.
+    pub device: i32,
+    /// First address of the allocation or mapping.
+    pub start: u64,
+    /// Its length, in bytes.
+    pub bytes: u64,
+}

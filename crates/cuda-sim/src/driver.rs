@@ -5,8 +5,8 @@ use std::time::Duration;
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
     DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
-    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind,
-    ShareableRef,
+    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle,
+    ShareableKind, ShareableRef,
 };
 
 use crate::SimDriver;
@@ -291,6 +291,13 @@ impl Driver for SimDriver {
 
     fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64> {
         self.call("cuMemHostGetDevicePointer", |state| state.host_device_pointer(host))
+    }
+
+    fn pointer_get_attributes(&self, address: u64) -> DriverResult<PointerAttributes> {
+        self.call("cuPointerGetAttributes", |state| {
+            state.current()?;
+            Ok(state.memory.attributes_of(address))
+        })
     }
 
     unsafe fn memcpy_htod_async(

@@ -304,7 +304,7 @@ impl KvKernels {
 }
 
 /// Vectors that a thread moves at once: `KV_COPY_UNROLL` of `kernels/kv.cuh`.
-const UNROLL: u64 = 1;
+const UNROLL: u64 = 2;
 /// Most threads of a block: `KV_COPY_THREADS` of `kernels/kv.cuh`.
 const COPY_THREADS_MAX: u32 = 1024;
 /// Threads of a block where each has an item of its own and the device deals blocks out.

@@ -277,7 +277,7 @@ impl KvKernels {
             }
             _ => {
                 let items = raw.count * raw.units.vectors().unwrap_or(0);
-                (sides.arg(raw.units.dividers()), items, items)
+                (sides.arg(raw.units.dividers()), items, items.div_ceil(UNROLL))
             }
         };
         let args = described
@@ -502,6 +502,8 @@ impl ScaleGroups {
     }
 }
 
+/// Vectors that a thread converts at once: `KV_CONVERT_UNROLL` of `kernels/kv.cuh`.
+const UNROLL: u64 = 2;
 /// Vectors that a thread reads at once: the same of `kernels/quantize.cu`.
 const MEASURED_IN_FLIGHT: u64 = 4;
 

@@ -149,6 +149,12 @@ api! {
     cuEventSynchronize = cuEventSynchronize(event: CUevent);
     cuEventElapsedTime = cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
 
+    cuPointerGetAttributes = cuPointerGetAttributes(
+        count: c_uint,
+        attributes: *mut sys::CUpointer_attribute => *mut u32,
+        data: *mut *mut c_void,
+        address: CUdeviceptr,
+    );
     cuMemGetInfo = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemAlloc = cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     cuMemFree = cuMemFree_v2(address: CUdeviceptr);

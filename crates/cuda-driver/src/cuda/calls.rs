@@ -18,8 +18,8 @@ use super::{CudaDriver, descriptors, jit, shareable};
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
     DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
-    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, ShareableHandle, ShareableKind,
-    ShareableRef,
+    KernelArgs, LaunchConfig, MemoryKind, PeerAttribute, PeerCopy, PointerAttributes,
+    ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -323,6 +323,30 @@ impl Driver for CudaDriver {
         // looked up, not followed; the flags must be 0.
         unsafe { self.api.cuMemHostGetDevicePointer(&mut address, host_address(host), 0) }?;
         Ok(address)
+    }
+
+    fn pointer_get_attributes(&self, address: u64) -> DriverResult<PointerAttributes> {
+        let (mut kind, mut device, mut start, mut bytes) = (0u32, 0i32, 0u64, 0usize);
+        // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, DEVICE_ORDINAL, RANGE_START_ADDR and RANGE_SIZE.
+        let mut attributes = [2u32, 9, 11, 12];
+        let mut data: [*mut c_void; 4] = [
+            (&raw mut kind).cast(),
+            (&raw mut device).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+        ];
+        // SAFETY: each of the 4 attributes has room of its type, as the driver's documentation names
+        // it (`CUmemorytype`, `int`, `CUdeviceptr`, `size_t`); the address is looked up, not followed.
+        unsafe {
+            self.api.cuPointerGetAttributes(4, attributes.as_mut_ptr(), data.as_mut_ptr(), address)
+        }?;
+        // CU_MEMORYTYPE_HOST and DEVICE; of an address that it does not know the driver says 0.
+        let kind = match kind {
+            1 => Some(MemoryKind::Host),
+            2 => Some(MemoryKind::Device),
+            _ => None,
+        };
+        Ok(PointerAttributes { kind, device, start, bytes: bytes as u64 })
     }
 
     unsafe fn memcpy_htod_async(

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{AccessFault, ErrorCode};
+use cuda_driver::{AccessFault, ErrorCode, MemoryKind, PointerAttributes};
 
 use allocations::Allocations;
 use miss::FreedRange;
@@ -168,6 +168,38 @@ impl Memory {
         } else {
             let rest = self.host.find(address).ok_or(Denied::Nothing)?;
             Ok((Place::Host { address }, rest))
+        }
+    }
+
+    /// What lies at `address`, whoever may access it.
+    pub(crate) fn attributes_of(&self, address: u64) -> PointerAttributes {
+        let nothing = PointerAttributes { kind: None, device: 0, start: 0, bytes: 0 };
+        if address >= VIRTUAL_START {
+            let found = self.virtual_memory.mapping_at(address);
+            return found.map_or(nothing, |(start, bytes, device)| PointerAttributes {
+                kind: Some(MemoryKind::Device),
+                device: device as i32,
+                start,
+                bytes,
+            });
+        }
+        match self.locate(Viewer::ANY, address) {
+            Ok((Place::Allocation { index, .. }, _)) => {
+                let found = &self.allocations.live()[index];
+                PointerAttributes {
+                    kind: Some(MemoryKind::Device),
+                    device: found.device as i32,
+                    start: found.base,
+                    bytes: found.bytes(),
+                }
+            }
+            Ok((Place::Host { .. }, rest)) => PointerAttributes {
+                kind: Some(MemoryKind::Host),
+                start: address,
+                bytes: rest,
+                ..nothing
+            },
+            _ => nothing,
         }
     }
 

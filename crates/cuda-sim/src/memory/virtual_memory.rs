@@ -105,6 +105,15 @@ impl VirtualMemory {
         self.reservations.iter().map(|reservation| reservation.mappings.len()).sum()
     }
 
+    /// The mapping that holds an address: where it begins, its length, and the device of its memory.
+    pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, u64, u32)> {
+        let next = self.reservations.partition_point(|reservation| reservation.base <= address);
+        let reservation = &self.reservations[next.checked_sub(1)?];
+        let (&start, &(bytes, index)) = reservation.mappings.range(..=address).next_back()?;
+        let device = self.physical.get(index as usize)?.as_ref()?.device;
+        (address - start < bytes).then_some((start, bytes, device))
+    }
+
     /// How many mappings begin in a range, and their bytes.
     pub(crate) fn mappings_in(&self, address: u64, bytes: u64) -> (u64, u64) {
         let end = address.saturating_add(bytes);

@@ -1,6 +1,11 @@
 //! `cuMemAlloc` and `cuMemFree`.
 
-use cuda_driver::ErrorCode;
+use std::sync::Arc;
+
+use cuda_driver::{
+    AccessDesc, AddressRange, Device, DeviceBuffer, DeviceSpan, ErrorCode, HostAllocFlags,
+    MemoryKind, OutOfBounds, PhysicalMemory, PinnedBuffer, ResidencyError,
+};
 
 use super::{Case, Needs, Subject, cases, refused};
 
@@ -26,6 +31,8 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     reservations_take_no_memory,
     memory_is_freed_by_another_thread,
     freeing_waits_for_the_work,
+    an_address_tells_what_lies_there,
+    a_span_is_looked_up_over_all_of_its_range,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
@@ -209,4 +216,71 @@ fn freeing_pageable_memory_is_refused(on: &Subject) {
     let bound = on.bind();
     let pageable = vec![0u8; 4096];
     refused(bound.mem_free(pageable.as_ptr().addr() as u64), ErrorCode::INVALID_VALUE);
+}
+
+fn an_address_tells_what_lies_there(on: &Subject) {
+    let bound = on.bind();
+    let memory = bound.alloc(4096);
+    for at in [*memory, *memory + 1, *memory + 4095] {
+        let found = bound.pointer_get_attributes(at).unwrap();
+        assert_eq!((found.kind, found.device), (Some(MemoryKind::Device), bound.device));
+        assert!(found.start <= at && at < found.start + found.bytes, "{found:?}");
+    }
+    let (range, handle) = (bound.range(2), bound.physical(1));
+    range.map_usable(0, 1, *handle);
+    let found = bound.pointer_get_attributes(range.base + 5).unwrap();
+    assert_eq!((found.kind, found.device), (Some(MemoryKind::Device), bound.device));
+    assert!(found.start <= range.base && range.base + 5 < found.start + found.bytes, "{found:?}");
+    let pinned = bound.mem_host_alloc(4096, HostAllocFlags::CACHED).unwrap();
+    let found = bound.pointer_get_attributes(pinned + 8).unwrap();
+    assert_eq!(found.kind, Some(MemoryKind::Host));
+    bound.mem_free_host(pinned).unwrap();
+    let local = 0u8;
+    for nothing in [0x1000, &raw const local as u64] {
+        assert_eq!(bound.pointer_get_attributes(nothing).unwrap().kind, None, "{nothing:#x}");
+    }
+}
+
+fn a_span_is_looked_up_over_all_of_its_range(on: &Subject) {
+    let device = Device::open(Arc::clone(&on.driver), 0).unwrap();
+    let memory = DeviceBuffer::alloc(&device, 3 << 20).unwrap();
+    let at = memory.span().address();
+    let span = DeviceSpan::of_device(&device, at + 16, 1 << 20).unwrap();
+    assert_eq!((span.address(), span.bytes()), (at + 16, 1 << 20));
+    assert_eq!(DeviceSpan::of_device(&device, 7, 0).unwrap().bytes(), 0);
+
+    // Two neighbouring mappings, and nothing after them.
+    let page = PhysicalMemory::granularity(&device).unwrap();
+    let range = AddressRange::reserve(&device, 3 * page).unwrap();
+    let pages = [0, 1].map(|n| (n * page, PhysicalMemory::create(&device, page).unwrap()));
+    let rights = [AccessDesc { device: 0 }];
+    for (offset, physical) in &pages {
+        range.map(*offset, physical).unwrap();
+        range.set_access(*offset, page, &rights).unwrap();
+    }
+    let base = range.span(0, page).unwrap().address();
+    DeviceSpan::of_device(&device, base + 1, 2 * page - 1).unwrap();
+    assert_eq!(
+        DeviceSpan::of_device(&device, base, 2 * page + 1),
+        Err(ResidencyError::Unknown { address: base + 2 * page })
+    );
+    for (offset, _) in &pages {
+        range.unmap(*offset, page).unwrap();
+    }
+
+    let pinned = PinnedBuffer::alloc(&device, 4096, HostAllocFlags::CACHED).unwrap();
+    let address = pinned.device_address();
+    let kind = MemoryKind::Host;
+    assert_eq!(
+        DeviceSpan::of_device(&device, address, 64),
+        Err(ResidencyError::Kind { address, kind })
+    );
+    assert_eq!(
+        DeviceSpan::of_device(&device, 0x1000, 1),
+        Err(ResidencyError::Unknown { address: 0x1000 })
+    );
+    assert_eq!(
+        DeviceSpan::of_device(&device, u64::MAX, 2),
+        Err(OutOfBounds { offset: u64::MAX, bytes: 2, capacity: u64::MAX }.into())
+    );
 }

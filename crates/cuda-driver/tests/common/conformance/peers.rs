@@ -1,7 +1,10 @@
 //! Two devices: whose objects work where, and peer access.
 
+use std::sync::Arc;
+
 use cuda_driver::{
-    AccessDesc, AllocationProp, ErrorCode, KernelArgs, LaunchConfig, PeerAttribute, PeerCopy,
+    AccessDesc, AllocationProp, Device, DeviceBuffer, DeviceSpan, ErrorCode, KernelArgs,
+    LaunchConfig, PeerAttribute, PeerCopy, ResidencyError,
 };
 
 use super::bound::Bound;
@@ -33,6 +36,7 @@ pub(crate) const CASES: &[Case] = cases![Needs::Pair;
     another_devices_event_is_queried,
     another_devices_stream_is_used,
     another_devices_memory_is_freed,
+    a_span_over_another_devices_memory_is_that_devices,
     elapsed_time_between_devices_is_refused,
     a_kernel_is_not_launched_on_another_devices_stream,
     a_kernel_is_not_launched_from_another_devices_context,
@@ -540,4 +544,15 @@ fn a_peer_copy_between_unknown_contexts_is_refused(on: &Subject) {
 
 fn peer_access_to_an_unknown_context_is_refused(on: &Subject) {
     refused(on.bind().ctx_enable_peer_access(0xBAD), ErrorCode::INVALID_CONTEXT);
+}
+
+fn a_span_over_another_devices_memory_is_that_devices(on: &Subject) {
+    let [first, second] = [0, 1].map(|n| Device::open(Arc::clone(&on.driver), n).unwrap());
+    let memory = DeviceBuffer::alloc(&second, 4096).unwrap();
+    let address = memory.span().address();
+    assert_eq!(DeviceSpan::of_device(&second, address, 4096).unwrap(), memory.span());
+    assert_eq!(
+        DeviceSpan::of_device(&first, address, 4096),
+        Err(ResidencyError::OtherDevice { address, device: 0, found: 1 })
+    );
 }
