@@ -11,10 +11,11 @@
 //   address + i * sizeof(Vector) + c * skip_bytes
 //
 // Launch: one dimension of threads, a multiple of 32;
-//   narrow_transfer_N  at most KV_NARROW_THREADS, gridDim.x >= ceil(items / blockDim.x) of every chunk,
-//                      gridDim.y = chunks: each block moves one tile of one chunk
-//   narrow_walk_N      at most KV_WALK_THREADS, any gridDim.x; the mapping is by slots, and
-//                      layers_left_out is 0
+//   narrow_transfer_N   at most KV_NARROW_THREADS, gridDim.x >= ceil(items / blockDim.x): each block
+//                       moves one tile of the chunk
+//   narrow_transfers_N  the same for every chunk, gridDim.y = chunks
+//   narrow_walk_N       at most KV_WALK_THREADS, any gridDim.x; the mapping is by slots, and
+//                       layers_left_out is 0
 //
 // Reads, writes and preconditions are those of transfer.cuh. Besides, rows, slots and items are fewer
 // than 2^31, and so are gridDim.x * blockDim.x * KV_WALK_UNROLL; strides are below 2^32.
@@ -183,8 +184,7 @@ static __device__ __forceinline__ bool is_plain(const NarrowPages& pages) {
 
 template <typename Vector>
 static __device__ __forceinline__ void narrow_transfer(const NarrowPages& pages,
-                                                       const NarrowChunks& chunks) {
-    const NarrowChunk& chunk = chunks.chunk[blockIdx.y];
+                                                       const NarrowChunk& chunk) {
     const u32 n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= chunk.items) return;
     if (pages.direction == KV_TO_PAGED) {

@@ -1,8 +1,15 @@
 // Narrow transfers in vectors of 16 bytes. See narrow.cuh for what they read and write.
 #include "narrow.cuh"
 
+// One chunk, whose description is short, because a launch takes longer the more it is given.
 extern "C" __global__ void __launch_bounds__(KV_NARROW_THREADS)
 narrow_transfer_16(const __grid_constant__ NarrowPages pages,
-                   const __grid_constant__ NarrowChunks chunks) {
-    narrow_transfer<Words2>(pages, chunks);
+                   const __grid_constant__ NarrowChunk chunk) {
+    narrow_transfer<Words2>(pages, chunk);
+}
+
+extern "C" __global__ void __launch_bounds__(KV_NARROW_THREADS)
+narrow_transfers_16(const __grid_constant__ NarrowPages pages,
+                    const __grid_constant__ NarrowChunks chunks) {
+    narrow_transfer<Words2>(pages, chunks.chunk[blockIdx.y]);
 }

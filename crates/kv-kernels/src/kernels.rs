@@ -20,13 +20,13 @@ pub(crate) mod entry {
         "multi_layer_transfer_8",
         "multi_layer_transfer_16",
     ];
-    /// Likewise, as those that follow.
-    pub(crate) const NARROW_TRANSFERS: [&str; 5] = [
-        "narrow_transfer_1",
-        "narrow_transfer_2",
-        "narrow_transfer_4",
-        "narrow_transfer_8",
-        "narrow_transfer_16",
+    /// Likewise, as those that follow; for one chunk, and for several.
+    pub(crate) const NARROW_TRANSFERS: [[&str; 2]; 5] = [
+        ["narrow_transfer_1", "narrow_transfers_1"],
+        ["narrow_transfer_2", "narrow_transfers_2"],
+        ["narrow_transfer_4", "narrow_transfers_4"],
+        ["narrow_transfer_8", "narrow_transfers_8"],
+        ["narrow_transfer_16", "narrow_transfers_16"],
     ];
     pub(crate) const NARROW_WALKS: [&str; 5] =
         ["narrow_walk_1", "narrow_walk_2", "narrow_walk_4", "narrow_walk_8", "narrow_walk_16"];
@@ -122,7 +122,7 @@ pub struct KvKernels {
     /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
     /// In the order of [`entry::TRANSFERS`], as the two that follow.
     pub(crate) transfers: [LazyKernel; 5],
-    pub(crate) narrow_transfers: [LazyKernel; 5],
+    pub(crate) narrow_transfers: [LazyModule<2>; 5],
     pub(crate) narrow_walks: [LazyKernel; 5],
     pub(crate) checksum: Kernel,
     pub(crate) fill: Kernel,
@@ -181,7 +181,9 @@ impl KvKernels {
         Ok(Self {
             device: device.clone(),
             transfers: lazy(TRANSFER_PTX, entry::TRANSFERS),
-            narrow_transfers: lazy(NARROW_TRANSFER_PTX, entry::NARROW_TRANSFERS),
+            narrow_transfers: std::array::from_fn(|i| {
+                LazyModule::new(NARROW_TRANSFER_PTX[i], entry::NARROW_TRANSFERS[i])
+            }),
             narrow_walks: lazy(NARROW_WALK_PTX, entry::NARROW_WALKS),
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
@@ -211,7 +213,7 @@ impl KvKernels {
         self.check_device("paged memory", paged.device())?;
         let alignment = paged.alignment();
         self.transfer(alignment, TransferKernel::General)?;
-        self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::Transfer))?;
+        self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::One))?;
         self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::Walk)).map(|_| ())
     }
 
@@ -246,12 +248,16 @@ impl KvKernels {
         vector_bytes: u64,
         kernel: TransferKernel,
     ) -> Result<&Kernel, KernelError> {
-        let kernels = match kernel {
-            TransferKernel::General => &self.transfers,
-            TransferKernel::Narrow(NarrowKernel::Transfer) => &self.narrow_transfers,
-            TransferKernel::Narrow(NarrowKernel::Walk) => &self.narrow_walks,
-        };
-        Ok(kernels[vector_bytes.trailing_zeros() as usize].get(&self.device)?)
+        let index = vector_bytes.trailing_zeros() as usize;
+        let narrow = |which| Ok(&self.narrow_transfers[index].get(&self.device)?[which]);
+        match kernel {
+            TransferKernel::General => Ok(self.transfers[index].get(&self.device)?),
+            TransferKernel::Narrow(NarrowKernel::One) => narrow(0),
+            TransferKernel::Narrow(NarrowKernel::Several) => narrow(1),
+            TransferKernel::Narrow(NarrowKernel::Walk) => {
+                Ok(self.narrow_walks[index].get(&self.device)?)
+            }
+        }
     }
 
     /// The device that the kernels run on.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
+use smallvec::SmallVec;
 
 use crate::kernels::TransferKernel;
 use crate::layout::alignment_of;
@@ -151,8 +152,8 @@ impl KvKernels {
         if row_vectors > COUNT_MAX {
             return Err(KernelError::RowTooLong { row_bytes, vector_bytes });
         }
-        let mut planned = Chunks::zeroed();
-        let (mut count, mut tiles) = (0, 0);
+        let mut planned = SmallVec::<[Chunk; 1]>::new();
+        let mut tiles = 0;
         let mut mapping_kind = None;
         let tile_items = u64::from(threads) * UNROLL;
         for chunk in *chunks {
@@ -168,30 +169,29 @@ impl KvKernels {
                 .rows
                 .checked_mul(row_vectors)
                 .ok_or(KernelError::RowTooLong { row_bytes, vector_bytes })?;
-            planned.0[count] = Chunk::new(chunk, &counted, row_bytes, layers.len() as u64, items);
-            planned.0[count].first_tile = tiles;
+            let first_tile = tiles;
+            let new = Chunk::new(chunk, &counted, row_bytes, layers.len() as u64, items);
+            planned.push(Chunk { first_tile, ..new });
             tiles += items.div_ceil(tile_items);
-            count += 1;
         }
-        if count == 0 {
+        if planned.is_empty() {
             return Ok(None);
         }
         let pages = Pages::new(transfer, vector_bytes, row_vectors as u32).with(
             *direction,
             mapping_kind.unwrap_or(0),
-            count as u32,
+            planned.len() as u32,
             *num_blocks,
         );
         let most = if limits.blocks == 0 { i32::MAX as u32 } else { limits.blocks };
         let vector_bytes = u64::from(pages.vector_bytes);
-        if let Some(narrow) = Narrow::of(&pages, &planned.0[..count], *limits) {
-            let args = KernelArgs::new().arg(narrow.pages).arg(narrow.chunks);
-            let (kernel, config) = (TransferKernel::Narrow(narrow.kernel), narrow.config);
+        if let Some(Narrow { kernel, args, config }) = Narrow::of(&pages, &planned, *limits) {
+            let kernel = TransferKernel::Narrow(kernel);
             return Ok(Some(Planned { vector_bytes, kernel, args, config }));
         }
         // A block for each tile is quickest; blocks that walk several tiles are for limits.
         let config = LaunchConfig::linear(tiles.min(most.into()) as u32, threads);
-        let args = KernelArgs::new().arg(pages).arg(planned);
+        let args = KernelArgs::new().arg(pages).arg(Chunks::of(&planned));
         let kernel = TransferKernel::General;
         Ok(Some(Planned { vector_bytes, kernel, args, config }))
     }
@@ -387,6 +387,15 @@ impl Pages {
 
     fn with(self, direction: Direction, mapping_kind: u32, chunks: u32, num_blocks: u64) -> Self {
         Self { direction: direction as u32, mapping_kind, chunks, num_blocks, ..self }
+    }
+}
+
+impl Chunks {
+    /// At most [`CHUNKS_MAX`].
+    fn of(chunks: &[Chunk]) -> Self {
+        let mut all = Self::zeroed();
+        all.0[..chunks.len()].copy_from_slice(chunks);
+        all
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the narrow transfers take, and when they serve.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_driver::LaunchConfig;
+use cuda_driver::{KernelArgs, LaunchConfig};
+use smallvec::SmallVec;
 
 use crate::kernels::GRID_Y_MAX;
 use crate::launch::{CHUNKS_MAX, Chunk, Divider32, Divider64, LaunchLimits, Pages, Part};
@@ -18,11 +19,13 @@ const WALK_UNROLL: u64 = 4;
 /// Numbers below it are narrow.
 const NARROW: u64 = 1 << 31;
 
-/// Which of the two kernels a launch takes.
+/// Which of the kernels a launch takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum NarrowKernel {
-    /// A block of threads for each tile, on all of the device.
-    Transfer,
+    /// One chunk, a block of threads for each tile, on all of the device.
+    One,
+    /// The same for several chunks.
+    Several,
     /// Blocks of threads that walk, as few as are asked for.
     Walk,
 }
@@ -93,8 +96,7 @@ const _: () = assert!(size_of::<NarrowPages>() == 104 && size_of::<NarrowChunk>(
 #[derive(Debug)]
 pub(crate) struct Narrow {
     pub(crate) kernel: NarrowKernel,
-    pub(crate) pages: NarrowPages,
-    pub(crate) chunks: NarrowChunks,
+    pub(crate) args: KernelArgs,
     pub(crate) config: LaunchConfig,
 }
 
@@ -111,12 +113,13 @@ impl Narrow {
         let row_bytes = u64::from(row_vectors) * u64::from(pages.vector_bytes);
         let mut narrow_pages = NarrowPages::of(pages)?;
         narrow_pages.chunks = chunks.len() as u32;
-        let mut narrow_chunks = NarrowChunks::zeroed();
+        let mut narrow_chunks = SmallVec::<[NarrowChunk; 1]>::new();
         let mut items = 0;
         let mut one_kv = true;
-        for (narrow, chunk) in narrow_chunks.0.iter_mut().zip(chunks) {
-            *narrow = NarrowChunk::of(chunk, row_vectors, row_bytes)?;
+        for chunk in chunks {
+            let narrow = NarrowChunk::of(chunk, row_vectors, row_bytes)?;
             items = items.max(narrow.items);
+            narrow_chunks.push(narrow);
             let end = chunk.first_row + chunk.items / u64::from(row_vectors);
             one_kv &= end <= u64::from(chunk.moved.divisor) * u64::from(pages.layers.divisor);
         }
@@ -124,7 +127,21 @@ impl Narrow {
             narrow_pages.layers_left_out = 0;
         }
         let (kernel, config) = geometry(&narrow_pages, items.into(), limits)?;
-        Some(Self { kernel, pages: narrow_pages, chunks: narrow_chunks, config })
+        let args = KernelArgs::new().arg(narrow_pages);
+        let args = match (kernel, &narrow_chunks[..]) {
+            (NarrowKernel::One, [one]) => args.arg(*one),
+            (_, several) => args.arg(NarrowChunks::of(several)),
+        };
+        Some(Self { kernel, args, config })
+    }
+}
+
+impl NarrowChunks {
+    /// At most [`CHUNKS_MAX`].
+    fn of(chunks: &[NarrowChunk]) -> Self {
+        let mut all = Self::zeroed();
+        all.0[..chunks.len()].copy_from_slice(chunks);
+        all
     }
 }
 
@@ -146,7 +163,8 @@ fn geometry(
     {
         let grid = [blocks as u32, chunks, 1];
         let config = LaunchConfig { grid, block: [threads, 1, 1], shared_bytes: 0 };
-        return Some((NarrowKernel::Transfer, config));
+        let kernel = if chunks == 1 { NarrowKernel::One } else { NarrowKernel::Several };
+        return Some((kernel, config));
     }
     if pages.mapping_kind != 0 || pages.layers_left_out != 0 {
         return None;

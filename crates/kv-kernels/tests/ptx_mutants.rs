@@ -158,14 +158,16 @@ fn transfers() -> Vec<Scenario> {
     all
 }
 
-/// The narrow kernels: the transfer, which covers its items exactly, and the walk, whose tiles of 128
-/// items are not all full.
-fn narrow(walk: bool) -> Vec<Scenario> {
+/// The narrow kernels by their entries: transfers, which cover their items exactly, and the walk, whose
+/// tiles of 128 items are not all full.
+fn narrow(entry: &'static str) -> Vec<Scenario> {
+    let (walk, alone) = (entry == "narrow_walk_16", entry == "narrow_transfer_16");
     let mut all = Vec::new();
     for segments in [3, 1] {
         for (skip, by_blocks, direction, split_rows) in
             [(2, false, 0, 11), (3, !walk, 1, 0), (1, !walk, 0, 0), (0, false, 1, 13)]
         {
+            let split_rows = if alone { 0 } else { split_rows };
             let shape = RawArgs {
                 by_blocks,
                 skip,
@@ -179,15 +181,18 @@ fn narrow(walk: bool) -> Vec<Scenario> {
                 ..WHOLE_ROWS
             };
             let rows = (4 * (9 - skip) - split_rows).max(split_rows);
-            let chunks = 1 + u32::from(split_rows > 0);
-            let (entry, config) = if walk {
-                ("narrow_walk_16", LaunchConfig::linear(2, 32))
+            let config = if walk {
+                LaunchConfig::linear(2, 32)
             } else {
+                let chunks = 1 + u32::from(split_rows > 0);
                 let grid = [(rows * 18).div_ceil(64) as u32, chunks, 1];
-                let config = LaunchConfig { grid, block: [64, 1, 1], shared_bytes: 0 };
-                ("narrow_transfer_16", config)
+                LaunchConfig { grid, block: [64, 1, 1], shared_bytes: 0 }
             };
-            let setup = operands(shape, |args, report| args.narrow(report));
+            let setup = if alone {
+                operands(shape, |args, report| args.narrow(report, true))
+            } else {
+                operands(shape, |args, report| args.narrow(report, false))
+            };
             all.push(Scenario { entry, config, setup });
         }
     }
@@ -348,8 +353,11 @@ fn packets() -> Vec<Scenario> {
 fn assert_noticed(mutation: Mutation) -> usize {
     let kernels = [
         (TRANSFER, transfers()),
-        (NARROW_TRANSFER, narrow(false)),
-        (NARROW_WALK, narrow(true)),
+        (
+            NARROW_TRANSFER,
+            ["narrow_transfer_16", "narrow_transfers_16"].into_iter().flat_map(narrow).collect(),
+        ),
+        (NARROW_WALK, narrow("narrow_walk_16")),
         (CHECKSUM, checksums()),
         (PATTERN, fills()),
         (GATHER, gathers()),

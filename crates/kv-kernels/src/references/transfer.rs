@@ -7,7 +7,7 @@ use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 use super::{Arguments, at, load_array, report_bad};
 use crate::Direction;
 use crate::launch::{CHUNKS_MAX, Chunk, Chunks, Pages, Part};
-use crate::narrow::{NarrowChunks, NarrowPages};
+use crate::narrow::{NarrowChunk, NarrowChunks, NarrowPages};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -22,6 +22,18 @@ pub(super) fn run(
         return Err(ReferenceError::Argument { index: 1 });
     }
     run_chunks(memory, &pages, &chunks.0[..count])
+}
+
+pub(super) fn run_narrow_one(
+    memory: &mut dyn DeviceMemory,
+    _: &LaunchConfig,
+    args: &KernelArgs,
+) -> Result<(), ReferenceError> {
+    let mut args = Arguments::new(args);
+    let pages: NarrowPages = args.take()?;
+    let chunk: NarrowChunk = args.take()?;
+    let pages = pages.general();
+    run_chunks(memory, &pages, &[chunk.general(&pages)])
 }
 
 pub(super) fn run_narrow(

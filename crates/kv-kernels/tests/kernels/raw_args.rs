@@ -125,9 +125,10 @@ impl RawArgs {
         KernelArgs::new().arg(pages).arg(chunks)
     }
 
-    /// The parameters of the narrow kernels, for the same chunks; bad places are told to `report`.
+    /// The parameters of the narrow kernels, for the same chunks; bad places are told to `report`. A
+    /// chunk that is alone is given `alone` or as the first of several.
     #[allow(dead_code, reason = "each program uses a part")]
-    pub(crate) fn narrow(&self, report: u64) -> KernelArgs {
+    pub(crate) fn narrow(&self, report: u64, alone: bool) -> KernelArgs {
         let row_vectors = self.row_bytes / self.vector_bytes;
         let moved = self.tokens - self.skip;
         let rows = moved * u64::from(self.layers) * u64::from(self.kv_count);
@@ -152,6 +153,13 @@ impl RawArgs {
             chunk.extend([((end - first) * row_vectors) as u32, 0]);
             chunk
         };
+        let pages: [u32; 26] = pages.try_into().expect("as many words as there are");
+        let args = KernelArgs::new().arg(pages);
+        if alone {
+            assert_eq!(self.split_rows, 0, "one chunk");
+            let chunk: [u32; 12] = chunk(0, rows).try_into().expect("as many words as there are");
+            return args.arg(chunk);
+        }
         let mut chunks = [0u32; 16 * 12];
         if self.split_rows == 0 {
             chunks[..12].copy_from_slice(&chunk(0, rows));
@@ -159,8 +167,7 @@ impl RawArgs {
             chunks[..12].copy_from_slice(&chunk(0, self.split_rows));
             chunks[12..24].copy_from_slice(&chunk(self.split_rows, rows));
         }
-        let pages: [u32; 26] = pages.try_into().expect("as many words as there are");
-        KernelArgs::new().arg(pages).arg(chunks)
+        args.arg(chunks)
     }
 }
 
