@@ -56,7 +56,7 @@ pub enum Route {
     /// destination's processors.
     Push,
     /// From device to device; kernels of the destination read from the source, in the order of its
-    /// stream. The devices wait for each other once, so a move takes some 15 µs less.
+    /// stream. The devices wait for each other once, so a move takes some 12 µs less.
     Pull,
     /// Through pinned chunks of the host.
     Host,
