@@ -28,10 +28,10 @@ struct BlockSide {
 // Units of a block, in the order in which they are numbered: planes slowest, segments fastest. A launch
 // has fewer than 2^31 items, so that 32 bits count them and their grid strides.
 struct BlockUnits {
-    Divider32 planes;
-    Divider32 tokens;
-    Divider32 segments;
-    Divider32 unit_vectors;
+    Divider31 planes;
+    Divider31 tokens;
+    Divider31 segments;
+    Divider31 unit_vectors;
 
     __device__ __forceinline__ u32 vectors_of_block() const {
         return planes.divisor * tokens.divisor * segments.divisor * unit_vectors.divisor;
@@ -39,7 +39,7 @@ struct BlockUnits {
 };
 
 static_assert(sizeof(BlockSide) == 56, "BlockSide of crates/kv-kernels/src/block_units.rs");
-static_assert(sizeof(BlockUnits) == 32, "BlockUnits of crates/kv-kernels/src/block_units.rs");
+static_assert(sizeof(BlockUnits) == 48, "BlockUnits of crates/kv-kernels/src/block_units.rs");
 
 // Which block goes where.
 struct BlockPair {
@@ -54,7 +54,7 @@ struct BlockPair {
 
 // Takes the remainder of a division by `count` off a number, which becomes the quotient. Axes of one
 // place are common, and cost a branch that all threads take alike.
-static __device__ __forceinline__ u32 take_digit(u32& number, const Divider32& count) {
+static __device__ __forceinline__ u32 take_digit(u32& number, const Divider31& count) {
     if (count.divisor == 1) return 0;
     const u32 quotient = count.quotient(number);
     const u32 digit = number - quotient * count.divisor;

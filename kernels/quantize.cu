@@ -42,9 +42,8 @@ struct Scales {
 struct Formats {
     u32 wide;
     u32 narrow;
-    Divider32 head_units; // units of a head
+    Divider31 head_units; // units of a head
     u32 first_unit;       // units of the row before those of this launch
-    u32 reserved;
 };
 
 static_assert(sizeof(Scales) == 40 && sizeof(Formats) == 24, "crates/kv-kernels/src/quantize.rs");
@@ -191,17 +190,17 @@ CONVERT(dequantize_blocks_1, 1, false)
 // How elements of a pair share scales: groups in the order [plane][token][head], and a group in the
 // order of its memory, `tokens` by `segments` by `unit_vectors`.
 struct ScaleGroups {
-    Divider32 planes;
-    Divider32 token_groups;
-    Divider32 head_groups;
+    Divider31 planes;
+    Divider31 token_groups;
+    Divider31 head_groups;
     u32 tokens; // of a group
-    Divider32 segments;
-    Divider32 unit_vectors;
+    Divider31 segments;
+    Divider31 unit_vectors;
     u32 vectors; // of a group
     u32 lanes;   // 1, 2, 4, 8, 16 or 32
 };
 
-static_assert(sizeof(ScaleGroups) == 52, "RawScaleGroups of crates/kv-kernels/src/quantize.rs");
+static_assert(sizeof(ScaleGroups) == 72, "RawScaleGroups of crates/kv-kernels/src/quantize.rs");
 
 // Vectors that a thread reads before it looks at the first.
 #define MEASURED_IN_FLIGHT 4

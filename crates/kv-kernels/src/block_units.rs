@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::launch::Divider32;
+use crate::narrow::Divider31;
 use crate::{Blocks, BlocksError, KvShape, PagedLayout, RowPart};
 
 /// One side, as `BlockSide` of `kernels/blocks.cuh`.
@@ -44,15 +44,15 @@ impl RawBlockUnits {
     /// `BlockUnits` of `kernels/blocks.cuh`: each count, and what makes a multiplication of a division
     /// by it.
     #[must_use]
-    pub fn dividers(&self) -> [u32; 8] {
+    pub fn dividers(&self) -> [u32; 12] {
         let counts = [self.planes, self.tokens, self.segments, self.unit_vectors];
         dividers(counts)
     }
 
     /// The same from what a kernel is given.
-    pub(crate) fn of_dividers(dividers: [u32; 8]) -> Self {
+    pub(crate) fn of_dividers(dividers: [u32; 12]) -> Self {
         let [planes, tokens, segments, unit_vectors] =
-            [0, 2, 4, 6].map(|count| u64::from(dividers[count]));
+            [0, 3, 6, 9].map(|count| u64::from(dividers[count]));
         Self { planes, tokens, segments, unit_vectors }
     }
 
@@ -76,13 +76,13 @@ impl RawBlockUnits {
     }
 }
 
-/// `Divider32` of `kernels/kv.cuh` for each count; one that is 0 counts as 1.
+/// `Divider31` of `kernels/kv.cuh` for each count; one that is 0 counts as 1.
 pub(crate) fn dividers<const N: usize, const M: usize>(counts: [u64; N]) -> [u32; M] {
-    const { assert!(M == 2 * N) };
+    const { assert!(M == 3 * N) };
     let mut dividers = [0; M];
-    for (divider, count) in dividers.chunks_exact_mut(2).zip(counts) {
-        let Divider32 { divisor, magic } = Divider32::new((count as u32).max(1));
-        divider.copy_from_slice(&[divisor, magic]);
+    for (divider, count) in dividers.chunks_exact_mut(3).zip(counts) {
+        let Divider31 { divisor, magic, shift } = Divider31::new((count as u32).max(1));
+        divider.copy_from_slice(&[divisor, magic, shift]);
     }
     dividers
 }

@@ -35,13 +35,13 @@ pub(crate) enum NarrowKernel {
 #[repr(C)]
 pub(crate) struct Divider31 {
     pub(crate) divisor: u32,
-    magic: u32,
-    shift: u32,
+    pub(crate) magic: u32,
+    pub(crate) shift: u32,
 }
 
 impl Divider31 {
     /// `divisor` is 1 to 2^31.
-    fn new(divisor: u32) -> Self {
+    pub(crate) fn new(divisor: u32) -> Self {
         let power = u64::from(divisor).next_power_of_two();
         // At most 2^32 times (1 - 1 / divisor), plus 1.
         let magic = ((power - u64::from(divisor)) << 32) / u64::from(divisor) + 1;

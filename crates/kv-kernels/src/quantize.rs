@@ -118,8 +118,8 @@ const _: () = assert!(size_of::<RawScales>() == 40, "Scales of kernels/quantize.
 impl RawFormats {
     /// `Formats` of `kernels/quantize.cu`.
     fn args(&self) -> [u32; 6] {
-        let [head_units, magic] = dividers([self.head_units.into()]);
-        [self.wide, self.narrow, head_units, magic, self.first_unit, 0]
+        let [head_units, magic, shift] = dividers([self.head_units.into()]);
+        [self.wide, self.narrow, head_units, magic, shift, self.first_unit]
     }
 }
 
@@ -479,26 +479,15 @@ impl ScaleGroups {
     }
 
     /// `ScaleGroups` of `kernels/quantize.cu`.
-    fn args(&self) -> [u32; 13] {
-        let [planes, planes_magic, tokens, tokens_magic, heads, heads_magic] =
-            dividers([self.planes, self.token_groups, self.head_groups]);
-        let [segments, segments_magic, vectors, vectors_magic] =
-            dividers([self.segments, self.unit_vectors]);
-        [
-            planes,
-            planes_magic,
-            tokens,
-            tokens_magic,
-            heads,
-            heads_magic,
-            self.tokens as u32,
-            segments,
-            segments_magic,
-            vectors,
-            vectors_magic,
-            self.vectors as u32,
-            self.lanes,
-        ]
+    fn args(&self) -> [u32; 18] {
+        let mut args = [0; 18];
+        let groups: [u32; 9] = dividers([self.planes, self.token_groups, self.head_groups]);
+        let of_group: [u32; 6] = dividers([self.segments, self.unit_vectors]);
+        args[..9].copy_from_slice(&groups);
+        args[9] = self.tokens as u32;
+        args[10..16].copy_from_slice(&of_group);
+        args[16..].copy_from_slice(&[self.vectors as u32, self.lanes]);
+        args
     }
 }
 

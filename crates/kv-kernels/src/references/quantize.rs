@@ -35,7 +35,7 @@ impl Parameters {
         let (to, from, units) = (args.take()?, args.take()?, args.take()?);
         let (pairs, items, first_pair) = (args.take()?, args.take::<u32>()?.into(), args.take()?);
         let scales = args.take()?;
-        let [wide, narrow, head_units, _, first_unit, _]: [u32; 6] = args.take()?;
+        let [wide, narrow, head_units, _, _, first_unit]: [u32; 6] = args.take()?;
         if head_units == 0 {
             return Err(ReferenceError::Argument { index: 7 });
         }
@@ -121,8 +121,9 @@ pub(super) fn measure(
     vector: u64,
 ) -> Result<(), ReferenceError> {
     let (p, described) = Parameters::of(args)?;
-    let [planes, _, token_groups, _, head_groups, _, tokens, segments, _, unit_vectors, ..]: [u32;
-        13] = described;
+    let described: [u32; 18] = described;
+    let [planes, token_groups, head_groups, tokens, segments, unit_vectors] =
+        [0, 3, 6, 9, 10, 13].map(|at| described[at]);
     let (token_groups, head_groups) = (u64::from(token_groups), u64::from(head_groups));
     let units = RawBlockUnits {
         planes: planes.into(),
