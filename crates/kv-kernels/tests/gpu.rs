@@ -9,19 +9,16 @@ mod ops;
 
 use std::sync::Arc;
 
-use bytemuck::NoUninit;
-use cuda_driver::{
-    CudaDriver, Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream,
-};
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_driver::{CudaDriver, Device, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
     BAD_BLOCK, ChecksumArgs, Direction, Expected, FillPattern, GatherRows, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout, ScatterPackets, ScatterWords, Transfer, plane_word,
     references,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
+use ops::on::{On, Outputs, Random, compare, noise};
 
-type Run = fn(&Side);
+type Run = fn(&On);
 
 fn main() {
     let trials: &[(&str, Run)] = &[
@@ -39,10 +36,7 @@ fn main() {
         ("windows_of_chunks_equal_the_reference", |gpu| same(gpu, ops::chunks::windows)),
         ("strides_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::huge::outputs)),
         ("readers_of_a_skipped_prefix_see_it_unchanged", |gpu| {
-            assert!(ops::skip::readers_see_no_change(
-                &ops::on::On::device(gpu.device.clone()),
-                300
-            ));
+            assert!(ops::skip::readers_see_no_change(gpu, 300));
         }),
         ("copied_blocks_equal_the_reference", |gpu| same(gpu, ops::block_copy::outputs)),
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
@@ -50,8 +44,7 @@ fn main() {
         ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
         ("converted_blocks_of_the_baseline_equal_the_reference", |gpu| {
             let baseline = KvKernels::load_baseline(&gpu.device).unwrap();
-            let reference = ops::on::On::sim(references());
-            ops::on::compare(&reference, &ops::on::On::with(baseline), ops::quantize::outputs);
+            compare(&On::sim(references()), &On::with(baseline), ops::quantize::outputs);
         }),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
@@ -76,7 +69,7 @@ fn main() {
     let missing = open().err();
     let trials = trials.iter().map(|&(name, run)| {
         let trial = Trial::test(name, move || {
-            run(&Side::new(open().map_err(Failed::from)?));
+            run(&On::device(open().map_err(Failed::from)?));
             Ok(())
         });
         trial.with_ignored_flag(missing.is_some() && !required)
@@ -89,49 +82,9 @@ fn open() -> Result<Device, String> {
     Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
 }
 
-/// One of the two devices that must agree: the GPU, or the simulated one that runs the references.
-struct Side {
-    device: Device,
-    stream: Stream,
-    kernels: KvKernels,
-}
-
-impl Side {
-    fn new(device: Device) -> Self {
-        let stream = Stream::new(&device).unwrap();
-        let kernels = KvKernels::load(&device).unwrap();
-        Self { device, stream, kernels }
-    }
-
-    fn reference() -> Self {
-        let sim = SimDriver::new(SimConfig::default()).unwrap();
-        sim.register_kernels(references());
-        Self::new(Device::open(Arc::new(sim), 0).unwrap())
-    }
-
-    fn memory(&self, bytes: u64) -> DeviceBuffer {
-        DeviceBuffer::alloc(&self.device, bytes).unwrap()
-    }
-
-    fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let buffer = self.memory(bytes.len() as u64);
-        self.stream.upload(buffer.span(), bytes).unwrap();
-        buffer
-    }
-
-    fn read(&self, span: DeviceSpan) -> Vec<u8> {
-        let mut bytes = vec![0; span.bytes() as usize];
-        self.stream.download(&mut bytes, span).unwrap();
-        bytes
-    }
-}
-
 /// Runs a list of launches on the GPU and, by the references, on the simulated device.
-fn same(gpu: &Side, outputs: fn(&ops::on::On) -> ops::on::Outputs) {
-    let (card, reference) =
-        (ops::on::On::device(gpu.device.clone()), ops::on::On::sim(references()));
-    ops::on::compare(&reference, &card, outputs);
+fn same(gpu: &On, outputs: fn(&On) -> Outputs) {
+    compare(&On::sim(references()), gpu, outputs);
 }
 
 /// What a run of all kernels over one shape works on.
@@ -146,8 +99,8 @@ struct Case {
 /// Larger blocks would take the time of many smaller ones and show nothing else.
 const BLOCK_BYTES_MAX: u64 = 8 << 20;
 
-fn every_shape(gpu: &Side, row_bytes: u64) {
-    let reference = Side::reference();
+fn every_shape(gpu: &On, row_bytes: u64) {
+    let reference = On::sim(references());
     let mut cases = 0u64;
     for block_tokens in [1, 16, 64, 512] {
         for (layers, kv_count) in [(1, 1), (1, 2), (3, 1), (3, 2), (32, 1), (32, 2)] {
@@ -188,7 +141,7 @@ impl Case {
         Self { shape, layout, blocks, skip, host_slots }
     }
 
-    fn compare(&self, gpu: &Side, reference: &Side) {
+    fn compare(&self, gpu: &On, reference: &On) {
         for (got, expected) in self.outputs(gpu).iter().zip(self.outputs(reference)) {
             let ((what, got), (_, expected)) = (got, expected);
             let differs = got.iter().zip(&expected).position(|(a, b)| a != b);
@@ -204,7 +157,7 @@ impl Case {
     }
 
     /// Runs every kernel that the shape matters to; all that they may have written.
-    fn outputs(&self, side: &Side) -> Vec<(&'static str, Vec<u8>)> {
+    fn outputs(&self, side: &On) -> Vec<(&'static str, Vec<u8>)> {
         let (stream, kernels, shape) = (&side.stream, &side.kernels, &self.shape);
         let tokens = self.host_slots.len() as u64;
         let keys: Vec<u64> = (0..tokens).map(|t| plane_word(t ^ 0x5A5A_0000)).collect();
@@ -240,7 +193,7 @@ impl Case {
         ]
     }
 
-    fn checksums(&self, side: &Side, paged: &PagedKv) -> Vec<u8> {
+    fn checksums(&self, side: &On, paged: &PagedKv) -> Vec<u8> {
         const STRIDE: u64 = 5;
         let block = self.shape.block_tokens();
         let lens = [0, 1, block, block + 1, 4 * block + block.div_ceil(3), 5 * block, 99 * block];
@@ -264,8 +217,8 @@ impl Case {
     }
 }
 
-fn gathered_rows(gpu: &Side) {
-    let reference = Side::reference();
+fn gathered_rows(gpu: &On) {
+    let reference = On::sim(references());
     for (rows, width, table_rows) in
         [(1, 1, 1), (7, 33, 5), (256, 2048, 300), (70_000, 3, 11), (3, 5000, 2)]
     {
@@ -299,8 +252,8 @@ fn gathered_rows(gpu: &Side) {
     }
 }
 
-fn scattered_words(gpu: &Side) {
-    let reference = Side::reference();
+fn scattered_words(gpu: &On) {
+    let reference = On::sim(references());
     for (count, out_words) in [(1u32, 1u64), (16, 1 << 17), (4_096, 5_000), (70_000, 60_000)] {
         // Some beyond the end, which are written nowhere.
         let mut index: Vec<u32> = (0..(count + count / 4).max(out_words as u32)).collect();
@@ -328,8 +281,8 @@ fn scattered_words(gpu: &Side) {
     }
 }
 
-fn scattered_packets(gpu: &Side) {
-    let reference = Side::reference();
+fn scattered_packets(gpu: &On) {
+    let reference = On::sim(references());
     for (count, words_max) in [(1u32, 32u32), (16, 32), (32, 32), (33, 240), (240, 240)] {
         let mut index: Vec<u32> = (0..5_000).collect();
         Random(u64::from(count)).shuffle(&mut index);
@@ -363,7 +316,7 @@ fn small_shape() -> KvShape {
 }
 
 /// Slots, ids and lengths that only the device sees to be wrong touch nothing.
-fn device_side_checks(gpu: &Side) {
+fn device_side_checks(gpu: &On) {
     let shape = small_shape();
     let before = noise(8 * shape.block_bytes());
     let pages = gpu.upload(&before);
@@ -399,7 +352,7 @@ fn device_side_checks(gpu: &Side) {
 }
 
 /// The pages span 6 GiB, in both layouts; what is stored at their ends reads back as foretold.
-fn offsets_beyond_32_bits(gpu: &Side) {
+fn offsets_beyond_32_bits(gpu: &On) {
     let options = KvShapeOptions { layers: 3, kv_count: 1, row_bytes: 2048, block_tokens: 16 };
     let shape = KvShape::new(options).unwrap();
     let blocks = (6 << 30) / shape.block_bytes();
@@ -445,7 +398,7 @@ fn offsets_beyond_32_bits(gpu: &Side) {
 }
 
 /// A retrieve of 10 tokens whose first 5 lie in blocks that others read: whether those survive.
-fn prefix_survives(gpu: &Side) -> bool {
+fn prefix_survives(gpu: &On) -> bool {
     let shape = small_shape();
     let before = noise(8 * shape.block_bytes());
     let pages = gpu.upload(&before);
@@ -475,26 +428,4 @@ fn prefix_survives(gpu: &Side) -> bool {
     };
     assert!(rows(13..18).all(|row| after[row] == [0xEE; 64]), "the rest did not arrive");
     rows(8..13).all(|row| after[row.clone()] == before[row])
-}
-
-/// `bytes` bytes that hardly ever repeat, made quickly.
-fn noise(bytes: u64) -> Vec<u8> {
-    let words: Vec<u64> = (0..bytes.div_ceil(8)).map(|i| plane_word(i + bytes)).collect();
-    bytemuck::cast_slice(&words)[..bytes as usize].to_vec()
-}
-
-/// A small generator, so that every run is the same.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (self.0 >> 33) % end
-    }
-
-    fn shuffle<T>(&mut self, values: &mut [T]) {
-        for i in (1..values.len()).rev() {
-            values.swap(i, self.below(i as u64 + 1) as usize);
-        }
-    }
 }

@@ -113,7 +113,7 @@ fn transfers_move_what_the_reference_moves() {
                         direction,
                         num_blocks: BLOCKS,
                     };
-                    let Machine { kernels, stream, .. } = machine;
+                    let (kernels, stream) = (&machine.kernels, &machine.stream);
                     kernels.multi_layer_transfer(stream, &paged.kv, transfer).unwrap();
                     vec![paged.memory, chunk, slot_mapping]
                 });
@@ -296,7 +296,7 @@ fn offsets_beyond_32_bits_are_right() {
     let shape = KvShape::new(options).unwrap();
     let [expected, found] = [references(), &[]].map(|references| {
         let machine = Machine::with(references);
-        let Machine { device, stream, kernels, .. } = &machine;
+        let (device, stream, kernels) = (&machine.device, &machine.stream, &machine.kernels);
         let range = AddressRange::reserve(device, BYTES).unwrap();
         let page = PhysicalMemory::granularity(device).unwrap();
         let memory = PhysicalMemory::create(device, page).unwrap();

@@ -1,17 +1,23 @@
 //! A simulated machine with the kernels loaded, and the shapes that every test runs over.
 
-use std::sync::Arc;
+use std::ops::Deref;
 
-use bytemuck::NoUninit;
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, KernelReference, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Strides, references};
+use cuda_driver::{DeviceBuffer, KernelReference};
+use cuda_sim::SimDriver;
+use kv_kernels::{KvShape, KvShapeOptions, PagedKv, PagedLayout, Strides, references};
 
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "../ops/on.rs"]
+mod on;
+
+use on::On;
+#[allow(unused_imports, reason = "each test program uses a part")]
+pub(crate) use on::{Random, noise};
+
+/// A simulated device, and what commands it.
 pub(crate) struct Machine {
+    on: On,
     pub(crate) sim: SimDriver,
-    pub(crate) device: Device,
-    pub(crate) stream: Stream,
-    pub(crate) kernels: KvKernels,
 }
 
 impl Machine {
@@ -22,41 +28,17 @@ impl Machine {
 
     /// A machine that knows the kernels by these references, and all others by their PTX.
     pub(crate) fn with(references: &[KernelReference]) -> Self {
-        let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
-        sim.register_kernels(references);
-        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
-        let stream = Stream::new(&device).unwrap();
-        let kernels = KvKernels::load(&device).unwrap();
-        Self { sim, device, stream, kernels }
+        let on = On::sim(references);
+        let sim = on.sim.clone().unwrap();
+        Self { on, sim }
     }
+}
 
-    pub(crate) fn memory(&self, bytes: u64) -> DeviceBuffer {
-        DeviceBuffer::alloc(&self.device, bytes).unwrap()
-    }
+impl Deref for Machine {
+    type Target = On;
 
-    /// A buffer with these values.
-    pub(crate) fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let buffer = self.memory(bytes.len() as u64);
-        self.stream.upload(buffer.span(), bytes).unwrap();
-        buffer
-    }
-
-    /// What `span` holds once all work of the machine's stream has run.
-    pub(crate) fn read(&self, span: DeviceSpan) -> Vec<u8> {
-        let mut bytes = vec![0; span.bytes() as usize];
-        self.stream.download(&mut bytes, span).unwrap();
-        bytes
-    }
-
-    pub(crate) fn launches(&self) -> u64 {
-        let calls = self.sim.calls();
-        let made = |call| calls.get(call).copied().unwrap_or(0);
-        made("cuLaunchKernel") + made("cuGraphLaunch")
-    }
-
-    pub(crate) fn assert_clean(&self) {
-        assert!(self.sim.findings().is_empty(), "{:?}", self.sim.findings());
+    fn deref(&self) -> &On {
+        &self.on
     }
 }
 
@@ -129,26 +111,4 @@ pub(crate) fn shapes_and_layouts(blocks: u64) -> Vec<(KvShape, PagedLayout)> {
         ]);
     }
     all
-}
-
-/// Bytes that hardly ever repeat.
-pub(crate) fn noise(bytes: u64) -> Vec<u8> {
-    let mut random = Random(bytes);
-    (0..bytes).map(|_| random.below(256) as u8).collect()
-}
-
-/// A small generator, so that every run is the same.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (self.0 >> 33) % end
-    }
-
-    pub(crate) fn shuffle<T>(&mut self, values: &mut [T]) {
-        for i in (1..values.len()).rev() {
-            values.swap(i, self.below(i as u64 + 1) as usize);
-        }
-    }
 }

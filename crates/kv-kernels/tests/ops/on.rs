@@ -7,7 +7,7 @@ use cuda_driver::{
     Device, DeviceBuffer, DeviceSpan, HostAllocFlags, KernelReference, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::KvKernels;
+use kv_kernels::{KvKernels, plane_word};
 
 pub(crate) struct On {
     pub(crate) device: Device,
@@ -96,7 +96,8 @@ impl On {
     #[allow(dead_code, reason = "each test program uses a part")]
     pub(crate) fn launches(&self) -> u64 {
         let calls = self.sim.as_ref().unwrap().calls();
-        calls.get("cuLaunchKernel").copied().unwrap_or(0)
+        let made = |call| calls.get(call).copied().unwrap_or(0);
+        made("cuLaunchKernel") + made("cuGraphLaunch")
     }
 }
 
@@ -114,10 +115,10 @@ pub(crate) fn compare(expected: &On, found: &On, outputs: fn(&On) -> Outputs) {
     found.assert_clean();
 }
 
-/// `count` values that hardly ever repeat.
+/// `count` bytes that hardly ever repeat.
 pub(crate) fn noise(count: u64) -> Vec<u8> {
-    let mut random = Random(count);
-    (0..count).map(|_| random.below(256) as u8).collect()
+    let words: Vec<u64> = (0..count.div_ceil(8)).map(|at| plane_word(at + count)).collect();
+    bytemuck::cast_slice(&words)[..count as usize].to_vec()
 }
 
 /// A small generator, so that every run is the same.
