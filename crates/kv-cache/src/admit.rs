@@ -83,9 +83,10 @@ impl KvCache {
     /// cached blocks are evicted, to host memory where there is room.
     ///
     /// # Ordering
-    /// Waits for nothing and enqueues nothing. What is to be copied for it the next
-    /// [`stage`](KvCache::stage) enqueues, and waits for: enqueue no work that reads or writes the new
-    /// sequences before it.
+    /// Waits for nothing. What is to be copied for it the next [`stage`](KvCache::stage) enqueues, and
+    /// waits for: enqueue no work that reads or writes the new sequences before it. (When copies of
+    /// 65,536 blocks have been decided and no step was staged, they are enqueued all the same, which may
+    /// wait for the device to take the first of them.)
     ///
     /// # Errors
     /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps. A batch

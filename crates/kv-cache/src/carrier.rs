@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cuda_driver::Stream;
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, BlocksError, HostBlocks, HostDirection, HostLink, KernelError,
-    KvKernels, PagedKv, TransportError,
+    BlockCopy, BlockPair, Blocks, BlocksError, HostBlocks, HostDirection, HostLink,
+    HostLinkOptions, KernelError, KvKernels, PagedKv, TransportError,
 };
 use kv_stage::{AcquireError, StagingOptions, StagingPool, SubmitError, SubmittedView};
 
@@ -56,7 +56,14 @@ impl Carrier {
             return Ok(None);
         };
         let options = rules.link_options(&profile);
-        let link = HostLink::new(Arc::clone(kernels), options)?.with_profile(profile);
+        let link = match HostLink::new(Arc::clone(kernels), options) {
+            Err(error) if error.is_out_of_memory() && options.ring_slots > 0 => {
+                tracing::warn!(%error, "no memory for the ring of two hops, which are done without");
+                HostLink::new(Arc::clone(kernels), HostLinkOptions { ring_slots: 0, ..options })?
+            }
+            made => made?,
+        };
+        let link = link.with_profile(profile);
         let (shape, layout) = (*paged.shape(), *paged.layout());
         let blocks_of = |slab: &Arc<_>| {
             let blocks = host.blocks_of(slab);
@@ -136,9 +143,8 @@ impl Carrier {
                 HostDirection::ToPages => pair.source as usize,
             };
             self.list.extend_from_slice(pairs);
-            if self.slabs.len() > 1 {
-                self.list[first..].sort_by_key(|pair| slot(pair) / per_slab);
-            }
+            // Blocks that follow each other in host memory can go in one piece.
+            self.list[first..].sort_unstable_by_key(slot);
             let mut begin = first;
             for chunk in
                 self.list[first..].chunk_by(|a, b| slot(a) / per_slab == slot(b) / per_slab)
@@ -232,9 +238,19 @@ mod tests {
         tier
     }
 
-    #[test]
-    fn blocks_of_several_slabs_arrive_where_they_belong() {
-        for choice in TransportChoice::ALL {
+    /// A device with pages, and a tier in pieces.
+    struct Rig {
+        sim: SimDriver,
+        stream: Stream,
+        pages: DeviceBuffer,
+        paged: PagedKv,
+        kernels: Arc<KvKernels>,
+        tier: HostTier,
+        bytes: u64,
+    }
+
+    impl Rig {
+        fn new() -> Self {
             let sim = SimDriver::new(SimConfig::default()).unwrap();
             sim.register_kernels(references());
             let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
@@ -243,16 +259,44 @@ mod tests {
             let shape = KvShape::new(options).unwrap();
             let bytes = shape.block_bytes();
             let pages = DeviceBuffer::alloc(&device, BLOCKS * bytes).unwrap();
-            let block = |id: u64| pages.span().slice(id * bytes, bytes).unwrap();
-            (0..BLOCKS).for_each(|id| stream.fill(block(id), 100 + id as u8).unwrap());
             let layout = PagedLayout::block_major(&shape);
             let paged = PagedKv::new(&stream, shape, layout, pages.span(), BLOCKS).unwrap();
             let kernels = Arc::new(KvKernels::load(&device).unwrap());
             let tier = tier_in_pieces(&sim, &device, 7, bytes);
-            let link = kv_kernels::HostLinkOptions { slot_bytes: bytes, ..Default::default() };
+            let rig = Self { sim, stream, pages, paged, kernels, tier, bytes };
+            (0..BLOCKS).for_each(|id| rig.stream.fill(rig.block(id), 100 + id as u8).unwrap());
+            rig
+        }
+
+        fn block(&self, id: u64) -> cuda_driver::DeviceSpan {
+            self.pages.span().slice(id * self.bytes, self.bytes).unwrap()
+        }
+
+        fn carrier(&self, choice: TransportChoice) -> Option<Carrier> {
+            let link = HostLinkOptions { slot_bytes: self.bytes, ..HostLinkOptions::default() };
             let rules = TransportRules { choice, link, ..TransportRules::default() };
-            let made = Carrier::new(&stream, &paged, &kernels, &tier, (&rules, 1)).unwrap();
-            let Some(mut carrier) = made else {
+            let Self { stream, paged, kernels, tier, .. } = self;
+            Carrier::new(stream, paged, kernels, tier, (&rules, 1)).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_ring_that_there_is_no_memory_for_is_done_without() {
+        let rig = Rig::new();
+        let ring = |carrier: &Carrier| carrier.link.options().ring_slots;
+        assert!(ring(&rig.carrier(TransportChoice::Quickest).unwrap()) > 0);
+        rig.sim.fail_nth("cuMemAlloc", 1, ErrorCode::OUT_OF_MEMORY);
+        assert_eq!(ring(&rig.carrier(TransportChoice::Quickest).unwrap()), 0);
+        let only = TransportChoice::Only(Transport::CopyEngine);
+        assert_eq!(ring(&rig.carrier(only).unwrap()), 0);
+    }
+
+    #[test]
+    fn blocks_of_several_slabs_arrive_where_they_belong() {
+        for choice in TransportChoice::ALL {
+            let rig = Rig::new();
+            let Rig { stream, paged, bytes, .. } = &rig;
+            let Some(mut carrier) = rig.carrier(choice) else {
                 assert_eq!(choice, TransportChoice::EachBlock);
                 continue;
             };
@@ -264,19 +308,19 @@ mod tests {
             (0..7).for_each(|slot| push(HostDirection::ToHost, (slot * 3) % 7, slot));
             (0..7).for_each(|slot| push(HostDirection::ToPages, slot, 7 - slot));
             let (mut sent, mut stats) = (0, TransportStats::default());
-            let memory = (&paged, BLOCKS);
-            carrier.carry(&stream, memory, runs.as_slice(), &mut sent, &mut stats).unwrap();
+            let memory = (paged, BLOCKS);
+            carrier.carry(stream, memory, runs.as_slice(), &mut sent, &mut stats).unwrap();
             assert_eq!(sent, 2);
             for slot in 0..7 {
-                let mut found = vec![0; bytes as usize];
-                stream.download(&mut found, block(7 - slot)).unwrap();
-                assert_eq!(found, vec![100 + ((slot * 3) % 7) as u8; bytes as usize], "{choice}");
+                let mut found = vec![0; *bytes as usize];
+                stream.download(&mut found, rig.block(7 - slot)).unwrap();
+                assert_eq!(found, vec![100 + ((slot * 3) % 7) as u8; *bytes as usize], "{choice}");
             }
             let expected = if choice == TransportChoice::Only(Transport::TwoHop) { 14 } else { 4 };
             let batches: u64 = stats.by_name().iter().map(|(_, carried)| carried.batches).sum();
             assert!(batches == 4 || batches == expected, "{choice}: {stats:?}");
             carrier.close().unwrap();
-            assert_eq!(sim.findings(), []);
+            assert_eq!(rig.sim.findings(), []);
         }
     }
 }

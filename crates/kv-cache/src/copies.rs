@@ -6,6 +6,9 @@ use kv_pool::{BlockPin, ClaimedBlock, Offload, Onboarded};
 use crate::sequence::Held;
 use crate::{AdmitError, HostCopyError, KvCache};
 
+/// Copies that are enqueued without a step, when there are so many.
+const BLOCKS_DECIDED_MAX: usize = 1 << 16;
+
 /// What came of content in host memory.
 #[derive(Debug)]
 pub(crate) enum Arrival {
@@ -55,6 +58,12 @@ impl KvCache {
     fn note_copy(&mut self, direction: HostDirection, source: i32, destination: i32) {
         self.runs.push(direction, BlockPair { source, destination });
         self.stats.copied_bytes += self.options.shape.block_bytes();
+        // Who admits and never stages shall not fill memory with what is to be copied.
+        if self.runs.blocks().is_multiple_of(BLOCKS_DECIDED_MAX)
+            && let Err(error) = self.send_copies()
+        {
+            tracing::debug!(%error, "copies were refused, and are tried again with the next step");
+        }
     }
 
     /// Enqueues the copies that were decided, on every device in the order of their decision. What one

@@ -25,6 +25,7 @@ pub(crate) struct Runs {
     list: Vec<Run>,
     /// Destinations of the last run.
     written: HashSet<i32>,
+    blocks: usize,
     /// Whether the last run may not become longer, because a device has been sent it.
     ended: bool,
     /// Emptied lists, kept for their room.
@@ -47,7 +48,13 @@ impl Runs {
         self.written.insert(pair.destination);
         if let Some(run) = self.list.last_mut() {
             run.pairs.push(pair);
+            self.blocks += 1;
         }
+    }
+
+    /// Blocks of all runs.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -72,7 +79,7 @@ impl Runs {
     /// Forgets all of them: every device was sent them.
     pub(crate) fn clear(&mut self) {
         self.written.clear();
-        self.ended = false;
+        (self.ended, self.blocks) = (false, 0);
         for Run { mut pairs, .. } in self.list.drain(..) {
             pairs.clear();
             self.spare.push(pairs);

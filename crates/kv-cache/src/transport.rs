@@ -17,8 +17,8 @@ pub struct TransportRules {
     /// Costs by which the cheapest way is chosen: for each device the first profile that
     /// [is of it](TransportProfile::is_of), and what is assumed of it where there is none.
     pub profiles: Vec<TransportProfile>,
-    /// What transfers may take of a device. The ring is made only where two hops are asked for:
-    /// scattered blocks are never better off with them.
+    /// What transfers may take of a device. There is no ring where only a kernel or the copy engine is
+    /// asked for, nor where the device has no memory for it.
     pub link: HostLinkOptions,
 }
 
@@ -26,7 +26,8 @@ pub struct TransportRules {
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum TransportChoice {
     /// Whichever the profile takes for the quickest: for long blocks the copy engine, which leaves the
-    /// multiprocessors alone, and a kernel for short ones.
+    /// multiprocessors alone; for short ones two hops where many follow each other in host memory, and
+    /// a kernel where they do not.
     #[default]
     Quickest,
     /// This one, wherever it can carry the blocks.
@@ -161,11 +162,12 @@ impl TransportRules {
         Ok(Some(profile))
     }
 
-    /// What the link of a device may take: a ring only for two hops.
+    /// What the link of a device may take: a ring only where two hops are possible.
     pub(crate) fn link_options(&self, profile: &TransportProfile) -> HostLinkOptions {
-        let ring_slots =
-            if profile.forced == Some(Transport::TwoHop) { self.link.ring_slots } else { 0 };
-        HostLinkOptions { ring_slots, ..self.link }
+        match profile.forced {
+            None | Some(Transport::TwoHop) => self.link,
+            Some(_) => HostLinkOptions { ring_slots: 0, ..self.link },
+        }
     }
 }
 

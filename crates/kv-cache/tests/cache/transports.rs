@@ -7,7 +7,7 @@ use kv_cache::{CacheStats, TransportChoice, TransportStats};
 use kv_kernels::Transport;
 use kv_pool::PoolCounters;
 
-use crate::common::engine::{Live, Prompt, by, options};
+use crate::common::engine::{Engine, Live, Prompt, by, options};
 use crate::common::scenarios;
 use crate::machine::{Machine, config, rig, sim, small};
 
@@ -153,6 +153,45 @@ fn blocks_too_long_for_a_slot_of_the_ring_are_left_to_the_kernel() {
     }
     let transports = engine.cache.transports();
     assert!(transports.direct_kernel.blocks > 0 && transports.two_hop.blocks == 0);
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn admissions_that_are_never_staged_do_not_pile_copies_up() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine =
+        machine.rig.engine_with(by(TransportChoice::Quickest, options(small(), 16, 64)));
+    for seed in [1, 2] {
+        let mut live = engine.admit(&Prompt::new(seed, 61)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    let decided = |engine: &Engine| {
+        let stats = engine.cache.stats();
+        let sent: u64 =
+            engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
+        stats.offloaded_blocks + stats.onboarded_blocks - sent
+    };
+    let mut most = 0;
+    // Each pushes the other out, and nobody reads either.
+    for round in 0..2_600_u32 {
+        let step = engine.begin().unwrap();
+        drop(engine.admit(&Prompt::new(1 + round % 2, 61)).unwrap());
+        drop(step);
+        engine.drain().unwrap();
+        most = most.max(decided(&engine));
+    }
+    assert!(most > 60_000 && most < 1 << 16, "{most}");
+    for seed in [1, 2] {
+        let mut live = engine.admit(&Prompt::new(seed, 61)).unwrap();
+        assert_eq!(live.sequence.cached_tokens(), 60);
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    assert_eq!(decided(&engine), 0);
     engine.close();
     machine.assert_clean();
 }
