@@ -207,3 +207,36 @@ fn a_context_that_cannot_be_bound_or_restored_is_kept_by_nobody() {
     assert_eq!(machine.current(), 0);
     machine.assert_clean();
 }
+
+#[test]
+fn what_is_current_on_one_machine_says_nothing_about_another() {
+    let (machine, other) = (Machine::new(), Machine::new());
+    let [first, _] = &machine.devices;
+    // Their contexts may well have equal numbers.
+    first
+        .while_current(|| {
+            other.use_device(0);
+            other.use_device(1);
+            other.devices[1].while_current(|| machine.use_device(1)).unwrap();
+        })
+        .unwrap();
+    other.assert_clean();
+    machine.assert_clean();
+}
+
+#[test]
+fn what_the_host_program_had_current_is_not_kept_afterwards() {
+    let machine = Machine::new();
+    let contexts = [0, 1].map(|ordinal| machine.devices[ordinal].context());
+    // SAFETY: the devices hold their contexts; none is destroyed while this test runs.
+    let set = |context| unsafe { machine.sim.ctx_set_current(context) }.unwrap();
+    set(contexts[0]);
+    machine.devices[0].while_current(|| machine.use_device(0)).unwrap();
+    assert_eq!(machine.current(), contexts[0]);
+    // The program goes on to another device, as it may by now.
+    set(contexts[1]);
+    machine.use_device(0);
+    assert_eq!(machine.current(), contexts[1]);
+    set(0);
+    machine.assert_clean();
+}
