@@ -66,7 +66,7 @@ static __device__ __forceinline__ void append_vector(const BlockSide& pages,
     const u64 target =
         pages.at((u32)block, slots.first_plane + place.plane, token_in_block, place.segment) +
         within;
-    store_streaming(target, load_streaming<Vector>(source));
+    *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(source);
 }
 
 #define APPEND(name, Vector)                                                                       \

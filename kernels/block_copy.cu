@@ -39,12 +39,12 @@ static __device__ __forceinline__ void copy_tile(const BlockSide& to, const Bloc
         }
         const u64 within = place.vector * (u64)sizeof(Vector);
         target[k] = to.at(pair.destination, place.plane, place.token, place.segment) + within;
-        held[k] = load_streaming<Vector>(
+        held[k] = *reinterpret_cast<const Vector*>(
             from.at(pair.source, place.plane, place.token, place.segment) + within);
     }
 #pragma unroll
     for (u32 k = 0; k < KV_COPY_UNROLL; ++k) {
-        if (target[k] != 0) store_streaming(target[k], held[k]);
+        if (target[k] != 0) *reinterpret_cast<Vector*>(target[k]) = held[k];
     }
 }
 

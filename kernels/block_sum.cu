@@ -8,7 +8,7 @@
 // bytes from dense.at(0, plane, token, segment) on.
 //
 // Launch: gridDim.x over slices of a block, gridDim.y over ids, both in grid strides, so any grid is
-// correct, of up to 2^31 threads for an id; blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
+// correct, of up to 2^29 threads for an id; blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
 //
 // Reads  ids[0 .. count], the plane table and the units of the blocks named; all may lie in mapped host
 //        memory.
@@ -19,6 +19,9 @@
 #include "blocks.cuh"
 #include "reduce.cuh"
 #include "report.cuh"
+
+// Vectors that a thread reads before it adds the first.
+#define SUMMED_IN_FLIGHT 2
 
 enum : u64 { GOLDEN = 0x9E3779B97F4A7C15ull, BAD_BLOCK = 0xBADB10C0BADB10C0ull };
 
@@ -58,13 +61,25 @@ static __device__ __forceinline__ void sum_all(const BlockSide& from, const Bloc
             continue;
         }
         u64 sum = 0;
-        u32 item = blockIdx.x * blockDim.x + threadIdx.x;
-        for (; item < items; item += threads) {
-            const UnitPlace unit = UnitPlace::of(units, item);
-            const u64 within = unit.vector * (u64)sizeof(Vector);
-            const u64 at = from.at((u32)block, unit.plane, unit.token, unit.segment) + within;
-            const u64 in_block = dense.at(0, unit.plane, unit.token, unit.segment) + within;
-            sum += share_of(*reinterpret_cast<const Vector*>(at), in_block);
+        const u32 step = SUMMED_IN_FLIGHT * threads;
+        for (u32 first = blockIdx.x * blockDim.x + threadIdx.x; first < items; first += step) {
+            Vector held[SUMMED_IN_FLIGHT];
+            u64 in_block[SUMMED_IN_FLIGHT];
+#pragma unroll
+            for (u32 k = 0; k < SUMMED_IN_FLIGHT; ++k) {
+                // A vector of zeros adds nothing, wherever it stood.
+                held[k] = Vector{};
+                in_block[k] = 0;
+                const u32 item = first + k * threads;
+                if (item >= items) continue;
+                const UnitPlace unit = UnitPlace::of(units, item);
+                const u64 within = unit.vector * (u64)sizeof(Vector);
+                in_block[k] = dense.at(0, unit.plane, unit.token, unit.segment) + within;
+                held[k] = *reinterpret_cast<const Vector*>(
+                    from.at((u32)block, unit.plane, unit.token, unit.segment) + within);
+            }
+#pragma unroll
+            for (u32 k = 0; k < SUMMED_IN_FLIGHT; ++k) sum += share_of(held[k], in_block[k]);
         }
         sum = sum_over_block(sum, of_warp);
         if (threadIdx.x == 0) atomicAdd(sums + place, sum);

@@ -203,7 +203,7 @@ struct ScaleGroups {
 static_assert(sizeof(ScaleGroups) == 72, "RawScaleGroups of crates/kv-kernels/src/quantize.rs");
 
 // Vectors that a thread reads before it looks at the first.
-#define MEASURED_IN_FLIGHT 4
+#define MEASURED_IN_FLIGHT 2
 
 // The larger magnitudes of two pairs, of which the second may be of either sign. A NaN counts as
 // nothing, as long as the first is none.

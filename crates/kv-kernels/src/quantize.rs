@@ -494,7 +494,7 @@ impl ScaleGroups {
 /// Vectors that a thread converts at once: `KV_CONVERT_UNROLL` of `kernels/kv.cuh`.
 const UNROLL: u64 = 2;
 /// Vectors that a thread reads at once: the same of `kernels/quantize.cu`.
-const MEASURED_IN_FLIGHT: u64 = 4;
+const MEASURED_IN_FLIGHT: u64 = 2;
 
 /// Elements of a row, all of whose segments are whole elements.
 fn elements_of(blocks: Blocks<'_>, element_bytes: u64, side: Side) -> Result<u64, BlocksError> {

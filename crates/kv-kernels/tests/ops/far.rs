@@ -82,6 +82,8 @@ pub(crate) fn outputs(on: &On) -> Outputs {
     outputs.extend(sums_and_conversions(on, &range, &pages, &near));
     let tail = range.span(BYTES - page, page).unwrap();
     outputs.push(("the mapped page".to_owned(), on.read(tail)));
+    // The handles of the pages only named the addresses; the range frees them when nothing is mapped.
+    range.unmap(BYTES - page, page).unwrap();
     outputs
 }
 
