@@ -8,7 +8,7 @@ use kv_kernels::{
     KvShapeOptions, PagedKv, PagedLayout, Transfer, Transport,
 };
 
-use super::{BOTH, Bench, MIB, mix, shuffled};
+use super::{BOTH, Bench, MIB, shuffled};
 
 impl Bench {
     pub(super) fn blocks(&self) {
@@ -44,8 +44,13 @@ impl Bench {
         }))];
         let all = [None].into_iter().chain(Transport::ALL.map(Some));
         for transport in all {
-            if transport == Some(Transport::TwoHop) && !tier.in_order {
+            let is_slow = match transport {
                 // A piece is of one run: each block would be one.
+                Some(Transport::TwoHop) => !tier.in_order,
+                Some(Transport::CopyEngine) => tier.count > 4096,
+                _ => false,
+            };
+            if is_slow {
                 cells.push("-".into());
                 continue;
             }
@@ -195,8 +200,8 @@ impl Tier {
             return;
         }
         let (stream, chunk) = (&bench.stream, bench.chunk.span().slice(0, self.bytes).unwrap());
-        let words: Vec<u64> = (0..self.bytes / 8).map(mix).collect();
-        let noise = bytemuck::cast_slice::<u64, u8>(&words);
+        let words = &bench.noise[..(self.bytes / 8) as usize];
+        let noise = bytemuck::cast_slice::<u64, u8>(words);
         stream.upload(chunk, noise).unwrap();
         self.on_device(bench, Direction::ChunkToPaged);
         stream.fill(chunk, 0).unwrap();

@@ -132,6 +132,8 @@ struct Bench {
     host: PinnedBuffer,
     chunk: DeviceBuffer,
     plain: cuda_driver::Kernel,
+    /// As many words as the longest chunk has, and some.
+    noise: Vec<u64>,
 }
 
 /// Pages of a shape with some tokens in them.
@@ -154,7 +156,8 @@ impl Bench {
         let chunk = DeviceBuffer::alloc(device, 272 * MIB).unwrap();
         let plain = cuda_driver::Module::load(device, PLAIN_PTX).unwrap();
         let plain = plain.kernel("plain_transfer").unwrap();
-        Self { device: device.clone(), stream, kernels, profile, host, chunk, plain }
+        let noise = (0..(256 * MIB) / 8 + 64).map(mix).collect();
+        Self { device: device.clone(), stream, kernels, profile, host, chunk, plain, noise }
     }
 
     fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
@@ -240,9 +243,9 @@ impl Bench {
 
     /// Writes noise to the pages, or what the chunk will be compared with.
     fn fill(&self, scene: &Scene, seed: u64) {
-        // The host's buffer holds the noise; the chunk on the device takes it into the pages.
-        let words: Vec<u64> = (0..scene.bytes / 8).map(|i| mix(i ^ (seed << 40))).collect();
-        let bytes = bytemuck::cast_slice::<u64, u8>(&words);
+        // The chunk on the device takes the noise into the pages.
+        let words = &self.noise[seed as usize..][..(scene.bytes / 8) as usize];
+        let bytes = bytemuck::cast_slice::<u64, u8>(words);
         self.stream.upload(self.chunk.span().slice(0, scene.bytes).unwrap(), bytes).unwrap();
         self.on_device(scene, Direction::ChunkToPaged);
         self.stream.synchronize().unwrap();

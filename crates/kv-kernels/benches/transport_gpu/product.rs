@@ -133,23 +133,21 @@ impl Bench {
         let [least, greatest] = [StreamPriority::Least, StreamPriority::Greatest]
             .map(|priority| Stream::with_priority(&self.device, priority).unwrap());
         let usual = HostLinkOptions::default();
-        let short = HostLinkOptions { slot_bytes: 4 << 20, ring_slots: 4, ..usual };
-        let few = HostLinkOptions { multiprocessors: 4, ..usual };
-        let many = HostLinkOptions { multiprocessors: 16, ..usual };
+        let [few, fewer] =
+            [4, 2].map(|multiprocessors| HostLinkOptions { multiprocessors, ..usual });
         let beside = [
             ("memcpy", None, &least, usual),
-            ("two hops, least priority", Some(Transport::TwoHop), &least, usual),
             ("two hops", Some(Transport::TwoHop), &greatest, usual),
             ("two hops, 4 multiprocessors", Some(Transport::TwoHop), &greatest, few),
-            ("two hops, 16 multiprocessors", Some(Transport::TwoHop), &greatest, many),
-            ("two hops, slots of 4 MiB", Some(Transport::TwoHop), &greatest, short),
+            ("two hops, 2 multiprocessors", Some(Transport::TwoHop), &greatest, fewer),
+            ("two hops, least priority", Some(Transport::TwoHop), &least, usual),
             ("direct kernel", Some(Transport::DirectKernel), &greatest, usual),
         ];
         for (name, transport, transfers, options) in beside {
             let mut last: Option<HostArrival> = None;
             let mut link = self.link(transport, options);
             let cells =
-                [(8192, 8192, 12), (4096, 4096, 80), (8192, 256, 300)].map(|(m, n, times)| {
+                [(8192, 8192, 12), (4096, 4096, 40), (8192, 256, 150)].map(|(m, n, times)| {
                     let product = Product { m, n, k: m, times };
                     let loss = BOTH.map(|direction| {
                         let mut transfer = || match transport {

@@ -22,11 +22,13 @@ enum Way {
     OneStarted,
 }
 
-const WAYS: [(&str, Way); 4] = [
-    ("`transfer_chunk`, each", Way::Strict),
-    ("`transfer_chunks`, all", Way::OneCall),
-    ("`start_chunks`, each", Way::Started),
-    ("`start_chunks`, all", Way::OneStarted),
+const WAYS: [(&str, Way, u32); 6] = [
+    ("`transfer_chunk`, each", Way::Strict, 8),
+    ("`transfer_chunks`, all", Way::OneCall, 8),
+    ("`start_chunks`, each", Way::Started, 8),
+    ("`start_chunks`, all", Way::OneStarted, 8),
+    ("`start_chunks`, each, on 4 multiprocessors", Way::Started, 4),
+    ("`start_chunks`, each, on 2 multiprocessors", Way::Started, 2),
 ];
 
 impl Bench {
@@ -57,8 +59,9 @@ impl Bench {
             };
             row("memcpy, each", by_copies);
             let split = Split::of(self, &scene);
-            for (name, way) in WAYS {
-                let mut link = self.link(None, HostLinkOptions::default());
+            for (name, way, multiprocessors) in WAYS {
+                let options = HostLinkOptions { multiprocessors, ..HostLinkOptions::default() };
+                let mut link = self.link(None, options);
                 let mut used = Transport::DirectKernel;
                 let seconds = BOTH.map(|direction| {
                     self.check_split(&scene, &split, direction, || {

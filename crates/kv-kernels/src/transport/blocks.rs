@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cuda_driver::{BatchCopy, DeviceError, Stream};
 
-use super::decision::{Decision, Question};
+use super::decision::Decision;
 use super::fragments::push;
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
@@ -72,6 +72,9 @@ impl HostLink {
         let arrived = self.arrivals.free()?;
         let order = HostOrder::Started { ready, arrived: &arrived };
         let (transport, bytes) = self.carry_blocks(stream, copy, order)?;
+        if matches!(copy.to, Blocks::Host(_)) {
+            self.arrivals.note_last(&arrived);
+        }
         Ok(Arrivals::arrival(arrived, transport, bytes))
     }
 
@@ -87,8 +90,7 @@ impl HostLink {
         let whole = whole(copy);
         let decision = whole.as_ref().map(|whole| {
             let (direction, load) = (whole.direction, self.load_of_blocks(whole));
-            let is_one_of_many = matches!(order, HostOrder::Started { .. });
-            self.decide(Question { direction, load, is_one_of_many })
+            self.decide(self.question(direction, load, order))
         });
         let transport = decision.map_or(Transport::DirectKernel, |decision| decision.transport);
         if transport != Transport::DirectKernel {

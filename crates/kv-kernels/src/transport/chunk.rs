@@ -5,7 +5,7 @@ use std::ops::Range;
 use cuda_driver::{DeviceError, DeviceSpan, OutOfBounds, PinnedBuffer, Stream};
 use smallvec::SmallVec;
 
-use super::decision::{Decision, Question};
+use super::decision::Decision;
 use super::fragments::{fragment_bytes, push_fragments};
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::pieces::{Order, Pieces, Rows};
@@ -136,6 +136,10 @@ impl HostLink {
         let arrived = self.arrivals.free()?;
         let order = HostOrder::Started { ready, arrived: &arrived };
         let (transport, bytes) = self.carry_all(stream, transfers, order)?;
+        let to_host = transfers.first().is_some_and(|t| t.direction == Direction::PagedToChunk);
+        if to_host {
+            self.arrivals.note_last(&arrived);
+        }
         Ok(Arrivals::arrival(arrived, transport, bytes))
     }
 
@@ -151,8 +155,7 @@ impl HostLink {
         let outcome = self.check_all(stream, transfers, &mut live).and_then(|checked| {
             let mut chunks = Chunks::new(&checked, &live);
             let (load, direction) = (self.load(&chunks), chunks.direction());
-            let is_one_of_many = matches!(order, HostOrder::Started { .. });
-            let decision = self.decide(Question { direction, load, is_one_of_many });
+            let decision = self.decide(self.question(direction, load, order));
             self.carry(stream, &mut chunks, decision, order)
                 .inspect_err(|_| self.rejoin(stream, direction))
                 .map(|()| (decision.transport, load.bytes))

@@ -1,5 +1,6 @@
 //! What a link has decided for transfers of a kind, kept, because a plan takes longer than a launch.
 
+use super::host_order::HostOrder;
 use super::pieces::Pace;
 use super::{HostDirection, HostLink, Load, Transport};
 
@@ -8,8 +9,10 @@ use super::{HostDirection, HostLink, Load, Transport};
 pub(super) struct Question {
     pub(super) direction: HostDirection,
     pub(super) load: Load,
-    /// Whether others follow without a gap.
+    /// Whether others may follow without a gap.
     pub(super) is_one_of_many: bool,
+    /// Whether the pipeline is empty before it; to the host only.
+    pub(super) is_first: bool,
 }
 
 /// How a transfer goes.
@@ -27,6 +30,9 @@ pub(super) struct Decisions {
     next: usize,
 }
 
+/// Slots of bytes from which on a sequence is long.
+const LONG_SLOTS: u64 = 4;
+
 /// An engine has a handful of kinds of transfers: by direction, length and whether they are layered.
 const KEPT: usize = 8;
 
@@ -43,12 +49,25 @@ impl Decisions {
 }
 
 impl HostLink {
+    pub(super) fn question(
+        &self,
+        direction: HostDirection,
+        load: Load,
+        order: HostOrder<'_>,
+    ) -> Question {
+        let is_one_of_many = matches!(order, HostOrder::Started { .. });
+        // From the host, what drains last is not known now.
+        let matters = is_one_of_many && direction == HostDirection::ToHost;
+        let is_first = matters && self.arrivals.last_is_complete();
+        Question { direction, load, is_one_of_many, is_first }
+    }
+
     /// The cheapest transport that can carry a load, and how.
     pub(super) fn decide(&mut self, question: Question) -> Decision {
         if let Some(decision) = self.decisions.of(&question) {
             return decision;
         }
-        let Question { direction, load, is_one_of_many } = question;
+        let Question { direction, load, is_one_of_many, is_first } = question;
         let chosen = if is_one_of_many {
             self.profile.choose_of_many(direction, load)
         } else {
@@ -59,8 +78,13 @@ impl HostLink {
             transport => transport,
         };
         let even = Pace::Even { most: load.slot_bytes };
+        // Short pieces are worth their set-up where the pipeline fills, where it surely drains, and where
+        // they are few of many. Whether others follow is not known.
+        let fills = direction == HostDirection::ToHost && is_first;
+        let is_long = load.bytes / LONG_SLOTS >= load.slot_bytes;
+        let is_tapered = !is_one_of_many || fills || is_long;
         let pace = match self.profile.costs(direction).plan(direction, load) {
-            Some((taper, _)) if !is_one_of_many => Pace::Tapered(taper),
+            Some((taper, _)) if is_tapered => Pace::Tapered(taper),
             // Forced where the profile knows of no engine, too.
             _ => even,
         };

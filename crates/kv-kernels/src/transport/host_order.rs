@@ -101,6 +101,8 @@ pub(super) struct Arrivals {
     device: Device,
     events: Vec<Arc<Event>>,
     next: usize,
+    /// That of the last transfer to the host that was started.
+    last: Option<Arc<Event>>,
 }
 
 /// Events that are made beforehand: as many arrivals can be held before another is made.
@@ -110,7 +112,7 @@ impl Arrivals {
     pub(super) fn new(device: &Device) -> Result<Self, DeviceError> {
         let event = |_| Event::new(device).map(Arc::new);
         let events: Result<_, _> = (0..ARRIVALS).map(event).collect();
-        Ok(Self { device: device.clone(), events: events?, next: 0 })
+        Ok(Self { device: device.clone(), events: events?, next: 0, last: None })
     }
 
     /// An event that no arrival holds.
@@ -129,6 +131,16 @@ impl Arrivals {
         };
         self.next = (index + 1) % self.events.len();
         Ok(Arc::clone(&self.events[index]))
+    }
+
+    /// Whether the last transfer to the host that was started has arrived.
+    pub(super) fn last_is_complete(&self) -> bool {
+        // A device that answers with an error has nothing on its way.
+        self.last.as_ref().is_none_or(|event| event.is_complete().unwrap_or(true))
+    }
+
+    pub(super) fn note_last(&mut self, event: &Arc<Event>) {
+        self.last = Some(Arc::clone(event));
     }
 
     /// The end of a transfer after whose last step `event` was recorded.
