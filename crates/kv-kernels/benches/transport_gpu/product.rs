@@ -163,8 +163,9 @@ impl Bench {
                         let sides = (&cublas, &stream, transfers, &memory);
                         self.loss(sides, product, scene.bytes, &mut transfer)
                     });
-                    let [(a, x), (b, y)] = loss;
-                    format!("{a:.1} / {b:.1} %, {x:.0} / {y:.0}")
+                    let [(down, x), (up, y)] = loss;
+                    let rate = |rate: Option<f64>| rate.map_or("-".into(), |r| format!("{r:.0}"));
+                    format!("{down:.1} / {up:.1} %, {} / {}", rate(x), rate(y))
                 });
             if let Some(arrival) = last {
                 arrival.synchronize().unwrap();
@@ -183,14 +184,14 @@ impl Bench {
     }
 
     /// What a product loses beside transfers that go on for longer than it, in percent, and the
-    /// transfers' GB/s meanwhile.
+    /// transfers' GB/s meanwhile, where two of them ended.
     fn loss(
         &self,
         (cublas, stream, transfers, memory): (&Cublas, &Stream, &Stream, &DeviceBuffer),
         product: Product,
         bytes: u64,
         transfer: &mut impl FnMut(),
-    ) -> (f64, f64) {
+    ) -> (f64, Option<f64>) {
         let timer = || Event::with_timing(&self.device).unwrap();
         let timed = |events: &[Event; 2]| {
             events[0].record(stream).unwrap();
@@ -238,6 +239,6 @@ impl Bench {
             (1.0 - alone / beside) * 100.0
         });
         rates.sort_by(f64::total_cmp);
-        (loss, rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN))
+        (loss, rates.get(rates.len() / 2).copied())
     }
 }

@@ -122,6 +122,8 @@ pub struct TransportProfile {
     pub forced: Option<Transport>,
 }
 
+/// How many times its part of the memory's rate a multiprocessor takes that walks alone.
+const WALK_PARTS: u64 = 3;
 /// Fewest bytes of a piece: less than a launch is worth.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
@@ -129,8 +131,8 @@ impl TransportProfile {
     /// What is assumed of a device that nobody has measured, from its attributes: a guess.
     ///
     /// The link is taken to be the PCIe generation that came with the compute capability, kernels to
-    /// reach 0.93 of the copy engine over it, and multiprocessors to have equal parts of the memory's
-    /// rate. Where a device has no copy engine that works beside kernels, kernels do everything.
+    /// reach 0.93 of the copy engine over it, and a multiprocessor to take three times its part of the
+    /// memory's rate. Where a device has no copy engine that works beside kernels, kernels do everything.
     ///
     /// # Errors
     /// What the driver answers, for what every device tells.
@@ -147,14 +149,15 @@ impl TransportProfile {
         let clock = of(DeviceAttribute::MEMORY_CLOCK_RATE).unwrap_or(0);
         let width = of(DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
         let memory = (clock * 1000 * width / 8).max(20 * link);
-        let walk = memory * u64::from(multiprocessors).min(count) / count;
+        // A few multiprocessors take more than their part of it: three times, on an H100.
+        let walk = memory * (WALK_PARTS * u64::from(multiprocessors)).min(count) / count;
         let walk = RateBySize::new(&[(1, walk.max(link))]);
         let costs = DirectionCosts {
-            copy_setup_ns: 3_000,
+            copy_setup_ns: 2_500,
             copy_bytes_per_s: if engines > 0 { link } else { 0 },
-            handover_ns: 5_000,
-            walk_setup_ns: 3_000,
-            direct_setup_ns: 4_000,
+            handover_ns: 6_000,
+            walk_setup_ns: 3_500,
+            direct_setup_ns: 5_000,
             direct: RateBySize::new(&[(1, link * 93 / 100)]),
             walk,
             fragments: RateBySize::default(),
