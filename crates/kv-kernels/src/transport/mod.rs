@@ -2,6 +2,7 @@
 
 mod blocks;
 mod chunk;
+mod chunks;
 mod decision;
 mod edges;
 mod error;
@@ -113,15 +114,15 @@ impl Default for HostLinkOptions {
 /// The link between one device's pages and pinned host memory.
 ///
 /// It owns a ring of device memory, a stream of copies for each direction and the events that order
-/// them, all made once: a transfer allocates nothing on the device. Which way a transfer goes is decided by a
+/// them, all made once: a transfer allocates nothing on the device. Which way it goes is decided by a
 /// [`TransportProfile`], which [`with_profile`](HostLink::with_profile) replaces.
 ///
 /// # Ordering
 /// Every transfer is ordered as one operation of the stream that it is given: it begins when what was
 /// enqueued there before has completed, and what is enqueued there after waits for all of it, although
-/// copies run on streams of the link's. Only [`start_chunks`](HostLink::start_chunks) orders the host's
-/// end apart, as it says. Kernels run on the stream given, so its priority is theirs.
-/// Transfers on different streams share the ring, whose slots events hand over from one to the next.
+/// copies run on streams of the link's. Only [`start_chunks`](HostLink::start_chunks) and
+/// [`start_blocks`](HostLink::start_blocks) order the host's end apart, as they say. Kernels run on the
+/// stream given, so its priority is theirs. Transfers on different streams share the ring, whose slots events hand over from one to the next.
 /// Nothing waits on the host, except after a refusal of the driver whose consequences nothing else can
 /// order (see [`TransportError`]).
 #[derive(Debug)]
