@@ -7,6 +7,7 @@ use cuda_driver::{DeviceSpan, PinnedBuffer, Stream};
 
 use crate::launch::{CHUNKS_MAX, COUNT_MAX, LaunchLimits, RawChunk, RawMapping, RawTransfer};
 use crate::operand::{Extent, check_array, check_disjoint, check_length};
+use crate::stored::Stored;
 use crate::{
     DeviceReport, Direction, KernelError, KernelSource, KvKernels, Operand, OperandError, PagedKv,
 };
@@ -107,7 +108,8 @@ pub struct ChunkTransfer<'a> {
 impl KvKernels {
     /// Moves chunks to or from pages, sixteen in a launch.
     ///
-    /// Where two tokens that are stored share a slot, one of them wins, and it is not defined which.
+    /// A slot that two tokens would be stored to is refused, as far as the host's copies tell; where only the
+    /// device's mapping names it twice, one token wins, and it is not defined which.
     /// Nothing is launched for chunks of which no token is left to move.
     ///
     /// # Ordering
@@ -139,6 +141,7 @@ impl KvKernels {
             });
         }
         check_overlaps(paged, transfer)?;
+        check_stored(paged, transfer)?;
         for chunks in chunks.chunks(CHUNKS_MAX) {
             let raw = RawTransfer {
                 paged,
@@ -278,10 +281,31 @@ fn check_ids(host: &[i32], (blocks, skip): (u64, u64), ready: u64) -> Result<(),
     Ok(())
 }
 
+/// Checks that no two tokens are stored to one slot, as far as the host's copies tell.
+fn check_stored(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
+    if transfer.direction != Direction::ChunkToPaged {
+        return Ok(());
+    }
+    let block_tokens = u64::from(paged.shape().block_tokens());
+    let mut stored = Stored::default();
+    for (index, chunk) in transfer.chunks.iter().enumerate() {
+        let (skip, tokens) = (chunk.skip_prefix_n_tokens, chunk.tokens);
+        match chunk.mapping {
+            ChunkMapping::Slots { host: Some(slots), .. } => {
+                stored.add_slots(0, index, skip, slots);
+            }
+            ChunkMapping::Blocks { host: Some(ids), .. } => {
+                stored.add_blocks((0, block_tokens), index, (skip, tokens), ids);
+            }
+            _ => {}
+        }
+    }
+    stored.check()
+}
+
 /// Checks that nothing that is written is also read, or written twice.
 fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
     let to_paged = transfer.direction == Direction::ChunkToPaged;
-    let extent_bytes = paged.extent_bytes();
     let mut written = Vec::new();
     for chunk in transfer.chunks {
         let memory = chunk.memory.extent()?;
@@ -289,14 +313,13 @@ fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), K
             ChunkMapping::Slots { slots, .. } => (Operand::SlotMapping, slots.into()),
             ChunkMapping::Blocks { ids, .. } => (Operand::BlockIds, ids.into()),
         };
-        for tensor in paged.tensors() {
-            let tensor = Extent { address: tensor.address(), bytes: extent_bytes };
-            if to_paged {
-                check_disjoint((Operand::Pages, tensor), (Operand::Chunk, memory))?;
-                check_disjoint((Operand::Pages, tensor), mapping)?;
-            } else {
-                check_disjoint((Operand::Chunk, memory), (Operand::Pages, tensor))?;
-            }
+        if let Some(tensor) = paged.tensor_meeting(memory) {
+            let (pages, chunk) = ((Operand::Pages, tensor), (Operand::Chunk, memory));
+            let (written, read) = if to_paged { (pages, chunk) } else { (chunk, pages) };
+            check_disjoint(written, read)?;
+        }
+        if to_paged && let Some(tensor) = paged.tensor_meeting(mapping.1) {
+            check_disjoint((Operand::Pages, tensor), mapping)?;
         }
         if !to_paged {
             check_disjoint((Operand::Chunk, memory), mapping)?;

@@ -229,6 +229,23 @@ pub enum KernelError {
         /// Slots of the blocks that the launch may touch.
         slots: u64,
     },
+    /// Two tokens would be stored to one slot, where either's bytes might stay.
+    #[error(
+        "token {token} of chunk {chunk} goes to slot {slot}, as token {first_token} of chunk \
+         {first_chunk} does"
+    )]
+    StoredTwice {
+        /// The slot.
+        slot: u64,
+        /// Position in the call of the later chunk that names it.
+        chunk: usize,
+        /// Position of the token in that chunk.
+        token: u64,
+        /// The chunk that names it first.
+        first_chunk: usize,
+        /// The token there.
+        first_token: u64,
+    },
     /// A packet cannot have so many words.
     #[error("packets of {words_max} words, where {most} are most")]
     PacketWords {

@@ -135,6 +135,7 @@ mod reshard;
 mod scatter;
 mod shape;
 mod source;
+mod stored;
 mod transfer;
 mod transport;
 

@@ -53,7 +53,7 @@ pub(crate) fn check_disjoint(
 }
 
 impl Extent {
-    fn end(self) -> u64 {
+    pub(crate) fn end(self) -> u64 {
         self.address.saturating_add(self.bytes)
     }
 }

@@ -3,7 +3,7 @@
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream};
 
 use crate::layout::alignment_of;
-use crate::operand::check_length;
+use crate::operand::{Extent, check_length};
 use crate::{KvShape, Operand, PagedKvError, PagedLayout};
 
 /// Paged KV memory of one device, with the table of its planes' addresses on that device.
@@ -22,6 +22,9 @@ pub struct PagedKv {
     /// As many as the layout asks for, at least 1. Each holds every row of `blocks` blocks of its
     /// planes under `layout`, and within that extent no two share a byte.
     tensors: Box<[DeviceSpan]>,
+    /// # Invariants
+    /// The addresses of the tensors, rising.
+    starts: Box<[u64]>,
     /// # Invariants
     /// 1 to `i32::MAX`.
     blocks: u64,
@@ -111,7 +114,18 @@ impl PagedKv {
         stream.upload(planes.span(), bytes).map_err(PagedKvError::from_copy)?;
         let alignment = alignment_of(bits);
         let tensors = tensors.into();
-        Ok(Self { shape, layout, tensors, blocks, extent_bytes, alignment, planes })
+        let starts = starts.into_iter().map(|(address, _)| address).collect();
+        Ok(Self { shape, layout, tensors, starts, blocks, extent_bytes, alignment, planes })
+    }
+
+    /// A tensor that shares bytes with other memory, if one does.
+    pub(crate) fn tensor_meeting(&self, other: Extent) -> Option<Extent> {
+        // Tensors are apart, so the last that begins before the memory's end is the one that reaches
+        // furthest.
+        let before = self.starts.partition_point(|&start| start < other.end());
+        let address = *self.starts.get(before.checked_sub(1)?)?;
+        let tensor = Extent { address, bytes: self.extent_bytes };
+        (other.bytes > 0 && tensor.end() > other.address).then_some(tensor)
     }
 
     /// The device that launches over this memory run on.

@@ -41,7 +41,8 @@ pub struct Transfer<'a> {
 impl KvKernels {
     /// Moves tokens between a chunk and paged memory.
     ///
-    /// Where two tokens that are stored share a slot, one of them wins, and it is not defined which.
+    /// A slot that two tokens would be stored to is refused, as far as the host's copies tell; where only the
+    /// device's mapping names it twice, one token wins, and it is not defined which.
     /// Nothing is launched when no token is left to move.
     /// [`transfer_chunks`](KvKernels::transfer_chunks) moves several chunks, some layers, or pinned memory.
     ///

@@ -13,6 +13,7 @@ use super::two_hops::Carried;
 use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportError};
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::operand::check_array;
+use crate::stored::Stored;
 use crate::{Direction, KernelError, Operand, PagedKv};
 
 /// What [`HostLink::transfer_chunk`] moves.
@@ -169,8 +170,10 @@ impl HostLink {
         if let Some(index) = all.iter().position(|next| Some(next.direction) != direction) {
             return Err(TransportError::Directions { index });
         }
-        if direction == Some(HostDirection::ToHost) && all.len() > 1 {
-            check_apart(&all)?;
+        match direction {
+            Some(HostDirection::ToHost) if all.len() > 1 => check_apart(&all)?,
+            Some(HostDirection::ToPages) => check_stored(&all)?,
+            _ => {}
         }
         Ok(all)
     }
@@ -450,6 +453,16 @@ fn check_apart(all: &[Checked<'_>]) -> Result<(), TransportError> {
         }),
         None => Ok(()),
     }
+}
+
+/// Checks that no two tokens are stored to one slot of the same pages.
+fn check_stored(all: &[Checked<'_>]) -> Result<(), KernelError> {
+    let mut stored = Stored::default();
+    for (index, Checked { transfer, .. }) in all.iter().enumerate() {
+        let pages = transfer.paged.tensors().first().map_or(0, |tensor| tensor.address());
+        stored.add_slots(pages, index, transfer.skip_prefix_n_tokens, transfer.host_slots);
+    }
+    stored.check()
 }
 
 /// Checks the slots, and finds the runs of tokens that move.

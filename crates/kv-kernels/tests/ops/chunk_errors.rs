@@ -93,6 +93,31 @@ mod on_sim {
         }
     }
 
+    /// Two rows would race for the bytes of one slot.
+    #[test]
+    fn a_slot_is_stored_to_once() {
+        let bench = Bench::new();
+        let good = bench.by_slots(&[0, 5, 9]);
+        let other =
+            Chunk { memory: bench.span(16384, 2 * TOKEN_BYTES).into(), ..bench.by_slots(&[7, 5]) };
+        let (first_chunk, first_token) = (0, 1);
+        assert_eq!(
+            bench.refused_call(&bench.transfer(&[good, other])),
+            KernelError::StoredTwice { slot: 5, chunk: 1, token: 1, first_chunk, first_token }
+        );
+        let (first_chunk, first_token) = (0, 0);
+        assert_eq!(
+            bench.refused(bench.by_blocks(12, &[3, -1, 3])),
+            KernelError::StoredTwice { slot: 12, chunk: 0, token: 8, first_chunk, first_token }
+        );
+        // Two may come from one slot.
+        let both = [good, other];
+        let back = ChunkTransfer { direction: Direction::PagedToChunk, ..bench.transfer(&both) };
+        bench.on.kernels.transfer_chunks(&bench.on.stream, &bench.paged, &back).unwrap();
+        bench.on.stream.synchronize().unwrap();
+        assert_eq!(bench.on.launches(), 1);
+    }
+
     #[test]
     fn counts_of_tokens_skips_and_memory() {
         let bench = Bench::new();

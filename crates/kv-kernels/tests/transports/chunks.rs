@@ -127,6 +127,8 @@ fn what_does_not_fit_is_refused_and_nothing_is_enqueued() {
     let events = LayerEvents::new(&machine.device, 2).unwrap();
     let mut far = scene.case.slots.clone();
     far[7] = 48;
+    let mut twice = scene.case.slots.clone();
+    twice[9] = twice[3];
     let launches = machine.sim.calls().get("cuLaunchKernel").copied();
     let mut refused = |transfer| {
         let answer: Result<_, TransportError> = link.transfer_chunk(&machine.stream, transfer);
@@ -141,6 +143,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_enqueued() {
         refused(kv_kernels::HostTransfer { num_blocks: 13, ..good }),
         refused(kv_kernels::HostTransfer { num_blocks: 10, ..good }),
         refused(kv_kernels::HostTransfer { host_slots: &far, ..good }),
+        refused(kv_kernels::HostTransfer { host_slots: &twice, ..good }),
     ];
     texts.push(refused(kv_kernels::HostTransfer { layer_events: Some(&events), ..good }));
     let expected = [
@@ -152,6 +155,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_enqueued() {
         "13 blocks",
         "token 14 has slot 40, of 40",
         "token 7 has slot 48, of 48",
+        "token 9 of chunk 0 goes to slot",
         "2 layer events for 3 layers",
     ];
     for (text, expected) in texts.iter().zip(expected) {

@@ -2,8 +2,8 @@
 
 use cuda_driver::{DeviceBuffer, PinnedBuffer, Stream};
 use kv_kernels::{
-    Direction, HostArrival, HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents,
-    Transport, TransportError,
+    Direction, HostArrival, HostLink, HostLinkOptions, HostReady, HostTransfer, KernelError,
+    LayerEvents, Transport, TransportError,
 };
 
 use crate::machine::{BLOCKS, BOTH, Case, Machine, OFFSET, Scene};
@@ -295,9 +295,27 @@ fn what_does_not_belong_in_a_sequence_is_refused_and_nothing_is_enqueued() {
     };
     assert_eq!(error.to_string(), "20 slots for 19 tokens");
     assert_eq!(machine.sim.calls().get("cuLaunchKernel").copied(), launches);
-    // To the pages, chunks are only read: they may be the same.
-    let twice = HostTransfer { direction: Direction::ChunkToPaged, ..good };
-    assert!(link.transfer_chunks(&machine.stream, &[twice, twice]).is_ok());
+    let up = HostTransfer { direction: Direction::ChunkToPaged, ..good };
+    let TransportError::Kernel(KernelError::StoredTwice { chunk: 1, first_chunk: 0, .. }) =
+        refused(&[up, up])
+    else {
+        panic!("another error");
+    };
+    assert_eq!(machine.sim.calls().get("cuLaunchKernel").copied(), launches);
+    // To the pages, chunks are only read: they may be the same, where their tokens go to other slots.
+    let [early, late] =
+        [|token| token < 11, |token| token >= 11].map(|moves: fn(usize) -> bool| {
+            let slots = scene.case.slots.iter().enumerate();
+            slots.map(|(token, &slot)| if moves(token) { slot } else { -1 }).collect::<Vec<i64>>()
+        });
+    let on_device = [machine.upload(&early), machine.upload(&late)];
+    let half = |host_slots, slots: &DeviceBuffer| HostTransfer {
+        host_slots,
+        slot_mapping: slots.span(),
+        ..up
+    };
+    let halves = [half(&early, &on_device[0]), half(&late, &on_device[1])];
+    assert!(link.transfer_chunks(&machine.stream, &halves).is_ok());
     machine.stream.synchronize().unwrap();
 }
 
