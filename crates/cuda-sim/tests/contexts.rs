@@ -38,6 +38,32 @@ fn machines_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn an_older_device_says_so_and_refuses_what_it_cannot_run() {
+    let refused = |compute_capability| {
+        SimDriver::new(SimConfig { compute_capability, ..SimConfig::default() }).unwrap_err()
+    };
+    for (major, minor) in [(9, 1), (10, 0), (8, 10)] {
+        let error = SimConfigError::ComputeCapability { major, minor, most: (9, 0) };
+        assert_eq!(refused((major, minor)), error);
+    }
+    let config = SimConfig { compute_capability: (8, 6), ..SimConfig::default() };
+    let sim = SimDriver::new(config).unwrap();
+    let attribute = |which| sim.device_get_attribute(0, which).unwrap();
+    assert_eq!(attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR), 8);
+    assert_eq!(attribute(DeviceAttribute::COMPUTE_CAPABILITY_MINOR), 6);
+    let context = sim.device_primary_ctx_retain(0).unwrap();
+    // SAFETY: the context was retained just now.
+    unsafe { sim.ctx_set_current(context) }.unwrap();
+    let mut log = String::new();
+    let load = |target: &str, log: &mut String| {
+        sim.module_load_data(&format!(".version 8.0\n.target {target}\n"), log)
+    };
+    load("sm_86", &mut log).unwrap();
+    assert_eq!(code(load("sm_90", &mut log)), ErrorCode::INVALID_PTX);
+    assert_eq!(log, "PTX for sm_90 does not run on this device");
+}
+
+#[test]
 fn devices_say_what_they_are() {
     let sim = two_devices();
     assert_eq!(sim.name(), "sim");

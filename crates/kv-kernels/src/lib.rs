@@ -100,7 +100,8 @@
 //!
 //! # What it does not do
 //! It allocates no KV memory, chooses no slots, and records no events. Rows are moved as bytes; only
-//! the conversions know element types. The PTX is for compute capability 8.0 and later.
+//! the conversions know element types. The PTX is for compute capability 8.0 and later; conversions
+//! have a variant for 9.0 and later, which gives the same bits.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -275,7 +275,8 @@ fn unknown_pairs(on: &On) -> Vec<u8> {
 
 #[cfg(test)]
 mod on_sim {
-    use kv_kernels::{BlocksError, Operand, OperandError, Side as Named, references};
+    use cuda_driver::Device;
+    use kv_kernels::{BlocksError, KvKernels, Operand, OperandError, Side as Named, references};
 
     use super::super::lays::{Place, places};
     use super::super::on::compare;
@@ -285,6 +286,22 @@ mod on_sim {
     #[test]
     fn the_ptx_gives_what_the_reference_gives() {
         compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    /// The variant for newer devices is what those load, and it saves instructions.
+    #[test]
+    fn a_newer_device_runs_its_own_variant() {
+        let instructions = |kernels: fn(&Device) -> KvKernels| {
+            let device = On::sim(&[]);
+            let on = On { sim: device.sim, ..On::with(kernels(&device.device)) };
+            let case = cases().swap_remove(0);
+            assert_eq!(case.narrow, NarrowFormat::E4m3);
+            let outputs = case.run(&on);
+            (outputs, on.sim.unwrap().instructions())
+        };
+        let (new, few) = instructions(|device| KvKernels::load(device).unwrap());
+        let (old, many) = instructions(|device| KvKernels::load_baseline(device).unwrap());
+        assert!(new == old && few < many, "{few} {many}");
     }
 
     /// The other variant, which a device of compute capability 8.0 loads and no newer one needs.
