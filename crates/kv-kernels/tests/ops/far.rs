@@ -149,8 +149,61 @@ fn sums_and_conversions(on: &On, range: &AddressRange, pages: &PagedKv, near: &S
 mod on_sim {
     use kv_kernels::references;
 
+    use kv_kernels::{BlocksError, DeviceReport, OutOfRange};
+
     use super::super::on::compare;
     use super::*;
+
+    /// Blocks of 2^30 vectors, of which a launch counts two. None of the pairs names any, so that no
+    /// byte is copied.
+    #[test]
+    fn more_vectors_than_a_launch_counts_take_several() {
+        let on = On::sim(references());
+        let block = shape(1, 1, 1 << 30, 16);
+        let range = AddressRange::reserve(&on.device, 4 * block.block_bytes()).unwrap();
+        let layout = PagedLayout::block_major(&block);
+        let pages = [0, 2].map(|first: u64| {
+            let bytes = block.block_bytes();
+            let span = range.span(first * bytes, 2 * bytes).unwrap();
+            PagedKv::new(&on.stream, block, layout, span, 2).unwrap()
+        });
+        let pairs = on.upload(&[BlockPair { source: -1, destination: 0 }; 5]);
+        let report = DeviceReport::new(&on.stream).unwrap();
+        let copy = BlockCopy {
+            from: (&pages[0]).into(),
+            to: (&pages[1]).into(),
+            pairs: pairs.span().into(),
+            count: 5,
+            host_pairs: None,
+            from_blocks: 2,
+            to_blocks: 2,
+            report: Some(&report),
+            multiprocessors: None,
+        };
+        let before = on.launches();
+        on.kernels.copy_blocks(&on.stream, copy).unwrap();
+        assert_eq!(on.launches() - before, 3);
+        assert_eq!(report.take(&on.stream), Ok(Some(OutOfRange { count: 5, first: 0 })));
+
+        // A block of more vectors than a launch counts is refused.
+        let block = shape(1, 1, (1 << 31) - 1, 16);
+        let layout = PagedLayout::block_major(&block);
+        let pages = [0, 1].map(|first: u64| {
+            let span = range.span(first * block.block_bytes(), block.block_bytes()).unwrap();
+            PagedKv::new(&on.stream, block, layout, span, 1).unwrap()
+        });
+        let rows = RowRange { from_byte: 0, to_byte: 0, bytes: (1 << 31) - 2 };
+        let copy = BlockCopy {
+            from: (&pages[0]).into(),
+            to: (&pages[1]).into(),
+            from_blocks: 1,
+            to_blocks: 1,
+            ..copy
+        };
+        let too_many =
+            BlocksError::TooMany { what: "vectors of a block", count: 16 * ((1 << 31) - 2) };
+        assert_eq!(on.kernels.copy_block_rows(&on.stream, copy, rows), Err(too_many));
+    }
 
     #[test]
     fn the_ptx_gives_what_the_reference_gives_where_offsets_take_more_than_32_bits() {
