@@ -66,7 +66,7 @@ pub struct PointerAttributes {
     pub kind: Option<MemoryKind>,
     /// The device that holds the memory, or in whose context it was pinned.
     pub device: i32,
-    /// First address of the allocation or mapping.
+    /// First address of the allocation, or of the reservation that the memory is mapped into.
     pub start: u64,
     /// Its length, in bytes.
     pub bytes: u64,

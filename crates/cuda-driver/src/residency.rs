@@ -1,6 +1,8 @@
 //! Spans over memory that somebody else allocated, made after the driver was asked what lies there.
 
-use crate::{Device, DeviceError, DeviceSpan, MemoryKind, OutOfBounds};
+use crate::{
+    AllocationProp, Device, DeviceError, DeviceSpan, Granularity, MemoryKind, OutOfBounds,
+};
 
 /// Why an address does not name memory of a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -40,10 +42,10 @@ pub enum ResidencyError {
 
 impl DeviceSpan {
     /// A span over memory of `device` that the host program allocated, once the driver has said that it
-    /// is: each allocation or mapping of the range is asked for.
+    /// is: each allocation is asked for, and each page of it that may be mapped or not.
     ///
     /// The memory of a peer is looked up on the peer, and named in launches of any device that has
-    /// access. Takes about a microsecond for each piece; a span that is used again need not be looked
+    /// access. Takes a call of the driver for every 2 MiB; a span that is used again need not be looked
     /// up again.
     ///
     /// # Ordering
@@ -55,6 +57,11 @@ impl DeviceSpan {
     pub fn of_device(device: &Device, address: u64, bytes: u64) -> Result<Self, ResidencyError> {
         OutOfBounds::check(address, bytes, u64::MAX)?;
         let end = address + bytes;
+        let prop = AllocationProp::on(device.ordinal());
+        // A device without virtual memory has no mappings.
+        let page = device
+            .run(|driver| driver.mem_get_allocation_granularity(prop, Granularity::Minimum))
+            .map_or(u64::MAX, |bytes| bytes.max(1));
         let mut at = address;
         while at < end {
             let found = device.run(|driver| driver.pointer_get_attributes(at))?;
@@ -67,8 +74,10 @@ impl DeviceSpan {
                 Some(kind) => return Err(ResidencyError::Kind { address: at, kind }),
                 None => return Err(ResidencyError::Unknown { address: at }),
             }
+            // Of a reservation the driver tells where it ends, and not what of it is mapped.
+            let next_page = (at / page + 1).saturating_mul(page);
+            let next = found.start.saturating_add(found.bytes).min(next_page);
             // A piece that does not reach beyond the address would be none.
-            let next = found.start.saturating_add(found.bytes);
             if next <= at {
                 return Err(ResidencyError::Unknown { address: at });
             }

@@ -105,13 +105,14 @@ impl VirtualMemory {
         self.reservations.iter().map(|reservation| reservation.mappings.len()).sum()
     }
 
-    /// The mapping that holds an address: where it begins, its length, and the device of its memory.
+    /// The reservation of an address that is mapped: where it begins, its length, and the device whose
+    /// memory is mapped there.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, u64, u32)> {
         let next = self.reservations.partition_point(|reservation| reservation.base <= address);
         let reservation = &self.reservations[next.checked_sub(1)?];
         let (&start, &(bytes, index)) = reservation.mappings.range(..=address).next_back()?;
         let device = self.physical.get(index as usize)?.as_ref()?.device;
-        (address - start < bytes).then_some((start, bytes, device))
+        (address - start < bytes).then_some((reservation.base, reservation.bytes, device))
     }
 
     /// How many mappings begin in a range, and their bytes.
