@@ -200,6 +200,12 @@ fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), Refusal> {
         let message = format!("PTX for sm_{target} does not run on this device");
         return refuse(ErrorCode::INVALID_PTX, &message);
     }
+    // Since PTX 8.1 sm_89 has them too.
+    let has_small_floats = target >= 90 || (target == 89 && version >= (8, 1));
+    if !has_small_floats && [".e4m3x2", ".e5m2x2"].iter().any(|name| text.contains(name)) {
+        let message = format!("PTX for sm_{target} has no conversions of 8-bit floats");
+        return refuse(ErrorCode::INVALID_PTX, &message);
+    }
     Ok(())
 }
 
@@ -261,6 +267,12 @@ mod tests {
         assert_eq!(code("\0"), ErrorCode::INVALID_IMAGE);
         check_header(".version 8.0\n.target sm_90a, debug", (9, 0)).unwrap();
         check_header(".version 8.0\n.target sm_80", (8, 0)).unwrap();
+        let small = "cvt.rn.f16x2.e4m3x2 %r1, %h1;";
+        let with = |header: &str| check_header(&format!("{header}\n{small}"), (9, 0));
+        assert_eq!(with(".version 8.0\n.target sm_80").unwrap_err().code, ErrorCode::INVALID_PTX);
+        assert_eq!(with(".version 8.0\n.target sm_89").unwrap_err().code, ErrorCode::INVALID_PTX);
+        with(".version 8.1\n.target sm_89").unwrap();
+        with(".version 8.0\n.target sm_90").unwrap();
         let newer = check_header(".version 8.0\n.target sm_90", (8, 9)).unwrap_err();
         assert_eq!(newer.code, ErrorCode::INVALID_PTX);
         assert!(ptx::load(".version 8.0 .target sm_90 .entry").is_err());
