@@ -17,11 +17,12 @@ pub(super) fn run(
     let mut args = Arguments::new(args);
     let pages: Pages = args.take()?;
     let chunks: Chunks = args.take()?;
-    let count = pages.chunks as usize;
-    if count > CHUNKS_MAX {
-        return Err(ReferenceError::Argument { index: 1 });
-    }
-    run_chunks(memory, &pages, &chunks.0[..count])
+    run_chunks(memory, &pages, first(&chunks.0, pages.chunks)?)
+}
+
+/// As many chunks as the pages say.
+fn first<T>(chunks: &[T; CHUNKS_MAX], count: u32) -> Result<&[T], ReferenceError> {
+    chunks.get(..count as usize).ok_or(ReferenceError::Argument { index: 1 })
 }
 
 pub(super) fn run_narrow_one(
@@ -44,12 +45,9 @@ pub(super) fn run_narrow(
     let mut args = Arguments::new(args);
     let pages: NarrowPages = args.take()?;
     let chunks: NarrowChunks = args.take()?;
-    let count = pages.chunks as usize;
-    if count > CHUNKS_MAX {
-        return Err(ReferenceError::Argument { index: 1 });
-    }
     let pages = pages.general();
-    let chunks: Vec<Chunk> = chunks.0[..count].iter().map(|chunk| chunk.general(&pages)).collect();
+    let chunks = first(&chunks.0, pages.chunks)?;
+    let chunks: Vec<Chunk> = chunks.iter().map(|chunk| chunk.general(&pages)).collect();
     run_chunks(memory, &pages, &chunks)
 }
 
