@@ -141,7 +141,9 @@ impl KvKernels {
             });
         }
         check_overlaps(paged, transfer)?;
-        check_stored(paged, transfer)?;
+        if self.looks_for_stored_twice() {
+            check_stored(paged, transfer)?;
+        }
         for chunks in chunks.chunks(CHUNKS_MAX) {
             let raw = RawTransfer {
                 paged,
@@ -172,6 +174,23 @@ impl KvKernels {
     fn skip_of_launch(&self, skip_prefix_n_tokens: u64) -> u64 {
         let ignored = self.ignore_skip.load(std::sync::atomic::Ordering::Relaxed);
         if ignored { 0 } else { skip_prefix_n_tokens }
+    }
+
+    #[cfg(not(all(feature = "sabotage", debug_assertions)))]
+    fn looks_for_stored_twice(&self) -> bool {
+        true
+    }
+
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    fn looks_for_stored_twice(&self) -> bool {
+        !self.allow_stored_twice.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Lets chunks store to one slot twice, until it is switched off, so that tests see what lies behind
+    /// that check.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_allow_stored_twice(&self, allow: bool) {
+        self.allow_stored_twice.store(allow, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Makes transfers ignore the skip, as a store that rounds down to its chunk would, until it is

@@ -140,6 +140,8 @@ pub struct KvKernels {
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) ignore_skip: std::sync::atomic::AtomicBool,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) allow_stored_twice: std::sync::atomic::AtomicBool,
 }
 
 impl KvKernels {
@@ -198,6 +200,8 @@ impl KvKernels {
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            allow_stored_twice: false.into(),
         })
     }
 

@@ -101,7 +101,7 @@ pub(crate) struct RunArgs {
     /// Writes the report to this file as JSON, whole or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Takes a protection out: staging, claim or skip.
+    /// Takes a protection out: staging, claim, claim-unseen or skip.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[arg(long, value_name = "WHAT")]
     pub(crate) sabotage: Option<crate::sabotage::Sabotage>,

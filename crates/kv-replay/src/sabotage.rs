@@ -11,6 +11,8 @@ pub(crate) enum Sabotage {
     Staging,
     /// Two callers peek at the free blocks before either claims (H10).
     Claim,
+    /// The same, and stores that name a slot twice are let through.
+    ClaimUnseen,
     /// Transfers ignore how many tokens to skip (H12).
     Skip,
 }
@@ -22,6 +24,10 @@ impl Sabotage {
             match self {
                 Self::Staging => part.staging().sabotage_reuse_before_event(),
                 Self::Claim => cache.pool().sabotage_peek_then_claim(),
+                Self::ClaimUnseen => {
+                    cache.pool().sabotage_peek_then_claim();
+                    part.kernels().sabotage_allow_stored_twice(true);
+                }
                 Self::Skip => part.kernels().sabotage_ignore_skip(true),
             }
         }
@@ -35,8 +41,11 @@ impl FromStr for Sabotage {
         match text {
             "staging" => Ok(Self::Staging),
             "claim" => Ok(Self::Claim),
+            "claim-unseen" => Ok(Self::ClaimUnseen),
             "skip" => Ok(Self::Skip),
-            _ => Err(format!("unknown sabotage {text:?}; expected staging, claim or skip")),
+            _ => Err(format!(
+                "unknown sabotage {text:?}; expected staging, claim, claim-unseen or skip"
+            )),
         }
     }
 }

@@ -54,12 +54,24 @@ fn a_staging_buffer_reused_before_its_event_is_caught() {
 #[test]
 fn a_block_handed_to_two_callers_is_caught_and_its_owner_named() {
     // Without a host tier: a block with two owners would be moved under one of them, which is another defect.
-    let report = corrupt_report("claim", "0");
+    let report = corrupt_report("claim-unseen", "0");
     let corruptions = report["corruptions"].as_array().unwrap();
     let names_owner = |corrupt: &serde_json::Value| {
         corrupt["message"].as_str().unwrap().contains("belongs to request")
     };
     assert!(corruptions.iter().any(names_owner), "{corruptions:?}");
+}
+
+/// Before a byte is written, where both callers store in one iteration.
+#[test]
+fn a_block_handed_to_two_callers_is_refused_by_the_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let output = replay(&["--sabotage", "claim", "--host-blocks", "0"], &path);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("goes to slot"), "{stderr}");
+    assert!(!path.exists());
 }
 
 #[test]
