@@ -4,10 +4,11 @@
 use std::ops::Range;
 
 use cuda_driver::{DeviceSpan, PinnedBuffer, Stream};
+use smallvec::SmallVec;
 
 use crate::launch::{CHUNKS_MAX, COUNT_MAX, LaunchLimits, RawChunk, RawMapping, RawTransfer};
 use crate::operand::{Extent, check_array, check_disjoint, check_length};
-use crate::stored::Stored;
+use crate::stored::{Named, check_stored};
 use crate::{
     DeviceReport, Direction, KernelError, KernelSource, KvKernels, Operand, OperandError, PagedKv,
 };
@@ -142,7 +143,7 @@ impl KvKernels {
         }
         check_overlaps(paged, transfer)?;
         if self.looks_for_stored_twice() {
-            check_stored(paged, transfer)?;
+            check_slots_apart(paged, transfer)?;
         }
         for chunks in chunks.chunks(CHUNKS_MAX) {
             let raw = RawTransfer {
@@ -301,25 +302,27 @@ fn check_ids(host: &[i32], (blocks, skip): (u64, u64), ready: u64) -> Result<(),
 }
 
 /// Checks that no two tokens are stored to one slot, as far as the host's copies tell.
-fn check_stored(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
+fn check_slots_apart(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
     if transfer.direction != Direction::ChunkToPaged {
         return Ok(());
     }
     let block_tokens = u64::from(paged.shape().block_tokens());
-    let mut stored = Stored::default();
-    for (index, chunk) in transfer.chunks.iter().enumerate() {
-        let (skip, tokens) = (chunk.skip_prefix_n_tokens, chunk.tokens);
-        match chunk.mapping {
-            ChunkMapping::Slots { host: Some(slots), .. } => {
-                stored.add_slots(0, index, skip, slots);
+    let named: SmallVec<[Named<'_>; 4]> = transfer
+        .chunks
+        .iter()
+        .map(|chunk| {
+            let skip = chunk.skip_prefix_n_tokens;
+            match chunk.mapping {
+                ChunkMapping::Slots { host, .. } => {
+                    Named::Slots { skip, slots: host.unwrap_or_default() }
+                }
+                ChunkMapping::Blocks { host, .. } => {
+                    Named::Blocks { skip, ids: host.unwrap_or_default(), block_tokens }
+                }
             }
-            ChunkMapping::Blocks { host: Some(ids), .. } => {
-                stored.add_blocks((0, block_tokens), index, (skip, tokens), ids);
-            }
-            _ => {}
-        }
-    }
-    stored.check()
+        })
+        .collect();
+    check_stored(transfer.num_blocks * block_tokens, &named)
 }
 
 /// Checks that nothing that is written is also read, or written twice.

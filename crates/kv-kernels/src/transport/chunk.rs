@@ -13,7 +13,7 @@ use super::two_hops::Carried;
 use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportError};
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::operand::check_array;
-use crate::stored::Stored;
+use crate::stored::{Named, check_stored};
 use crate::{Direction, KernelError, Operand, PagedKv};
 
 /// What [`HostLink::transfer_chunk`] moves.
@@ -172,7 +172,7 @@ impl HostLink {
         }
         match direction {
             Some(HostDirection::ToHost) if all.len() > 1 => check_apart(&all)?,
-            Some(HostDirection::ToPages) => check_stored(&all)?,
+            Some(HostDirection::ToPages) => check_slots_apart(&all)?,
             _ => {}
         }
         Ok(all)
@@ -456,13 +456,29 @@ fn check_apart(all: &[Checked<'_>]) -> Result<(), TransportError> {
 }
 
 /// Checks that no two tokens are stored to one slot of the same pages.
-fn check_stored(all: &[Checked<'_>]) -> Result<(), KernelError> {
-    let mut stored = Stored::default();
-    for (index, Checked { transfer, .. }) in all.iter().enumerate() {
-        let pages = transfer.paged.tensors().first().map_or(0, |tensor| tensor.address());
-        stored.add_slots(pages, index, transfer.skip_prefix_n_tokens, transfer.host_slots);
+fn check_slots_apart(all: &[Checked<'_>]) -> Result<(), KernelError> {
+    let pages = |checked: &Checked<'_>| {
+        checked.transfer.paged.tensors().first().map_or(0, |tensor| tensor.address())
+    };
+    for (index, first) in all.iter().enumerate() {
+        if all[..index].iter().any(|earlier| pages(earlier) == pages(first)) {
+            continue;
+        }
+        let mut slots = 0;
+        let named: SmallVec<[Named<'_>; 4]> = all
+            .iter()
+            .map(|other| {
+                let HostTransfer { paged, num_blocks, host_slots, .. } = other.transfer;
+                if pages(other) != pages(first) {
+                    return Named::Slots { skip: 0, slots: &[] };
+                }
+                slots = slots.max(num_blocks * u64::from(paged.shape().block_tokens()));
+                Named::Slots { skip: other.transfer.skip_prefix_n_tokens, slots: host_slots }
+            })
+            .collect();
+        check_stored(slots, &named)?;
     }
-    stored.check()
+    Ok(())
 }
 
 /// Checks the slots, and finds the runs of tokens that move.
