@@ -32,7 +32,8 @@
 //! Streams are queues and nothing runs when it is enqueued. Whenever the host waits, a seeded
 //! scheduler picks one ready stream after another and runs its next operation, until what the host
 //! waits for has happened, and no further. Copies and kernels read pinned host memory when they run.
-//! A query first runs up to three operations. So an order that the program did not ask for does not
+//! A query first runs up to three operations; [`SimDriver::set_pace`] makes the devices as slow as is
+//! legal, so that a query moves nothing, or as fast. So an order that the program did not ask for does not
 //! hold for every seed, and each run replays from its seed as long as one thread makes the calls.
 //!
 //! For a small program, [`explore`] runs it under every order there is, from a host that runs far ahead
@@ -125,6 +126,7 @@ pub use explore::{
 };
 pub use findings::{Finding, FindingKind, KernelSite, NearMiss, RangeKind};
 pub use leaks::LeakReport;
+pub use scheduler::Pace;
 pub use sim::SimDriver;
 pub use time::{Curve, Profile, ProfileError, Rate};
 

@@ -7,6 +7,25 @@ use crate::state::{Answer, State};
 use crate::streams::{DefaultOrder, Point, Stream};
 use crate::work::{Operation, Work};
 
+/// How far the devices go on by themselves while the host looks at them or waits.
+///
+/// Whatever the pace, operations run in an order that streams, events and default streams allow.
+/// An exploration ([`explore`](crate::explore)) chooses for itself and takes no notice of the pace.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Pace {
+    /// A query lets up to three operations run first, as many as the seed says, and a wait runs ready
+    /// operations of any stream until it can end. The default.
+    #[default]
+    Random,
+    /// As late as is legal: a query moves nothing, and a wait runs only what it has to wait for. A
+    /// program that polls must also wait, or drive the device by [`SimDriver::step`](crate::SimDriver::step)
+    /// or [`SimDriver::run_all`](crate::SimDriver::run_all).
+    Slowest,
+    /// As early as is legal: all that can run has run when the call that enqueued it returns.
+    Fastest,
+}
+
 /// What a host waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
@@ -51,7 +70,11 @@ impl State {
     pub(crate) fn wait(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.trace(|_| format!("host    waits in {call}"));
         while !self.is_reached(goal) {
-            if !self.step() {
+            let advanced = match self.pace {
+                Pace::Slowest if self.choices.is_none() => self.step_towards(goal),
+                _ => self.step(),
+            };
+            if !advanced {
                 self.note_stuck(call);
                 return Err(ErrorCode::LAUNCH_TIMEOUT);
             }
@@ -83,6 +106,65 @@ impl State {
         };
         self.run_next(ready[choice]);
         true
+    }
+
+    /// Runs one operation that `goal` has to wait for; false when none of them is ready.
+    fn step_towards(&mut self, goal: Goal) -> bool {
+        let mut needed = self.streams_of(goal);
+        let mut at = 0;
+        while let Some(&handle) = needed.get(at) {
+            at += 1;
+            let Some(stream) = self.streams.get(&handle) else { continue };
+            let Some(next) = stream.queue.front() else { continue };
+            if self.is_ready(stream) {
+                self.run_next(handle);
+                return true;
+            }
+            for earlier in self.waited_for_by(stream, next) {
+                if !needed.contains(&earlier) {
+                    needed.push(earlier);
+                }
+            }
+        }
+        false
+    }
+
+    /// The streams that have work which `goal` is about.
+    fn streams_of(&self, goal: Goal) -> Vec<u64> {
+        let is_of = |handle: u64, stream: &Stream| match goal {
+            Goal::Point(point) => handle == point.stream,
+            Goal::Stream(wanted) => handle == wanted,
+            Goal::Device(device) => stream.device == device,
+            Goal::Everything => true,
+        };
+        let of = self
+            .streams
+            .iter()
+            .filter(|&(&handle, stream)| is_of(handle, stream) && !stream.queue.is_empty());
+        of.map(|(&handle, _)| handle).collect()
+    }
+
+    /// The streams that hold back the operation `next` at the head of `stream`.
+    fn waited_for_by(&self, stream: &Stream, next: &Operation) -> Vec<u64> {
+        let mut streams = Vec::new();
+        if let Work::Wait(point) = next.work
+            && !self.is_reached(Goal::Point(point))
+        {
+            streams.push(point.stream);
+        }
+        let is_ordered = |other: &Stream| match stream.order {
+            DefaultOrder::NonBlocking => false,
+            DefaultOrder::Blocking => other.order == DefaultOrder::Legacy,
+            DefaultOrder::Legacy => other.order == DefaultOrder::Blocking,
+        };
+        let is_earlier = |other: &Stream| {
+            other.queue.front().is_some_and(|operation| operation.sequence < next.sequence)
+        };
+        let earlier = self.streams.iter().filter(|(_, other)| {
+            other.device == stream.device && is_ordered(other) && is_earlier(other)
+        });
+        streams.extend(earlier.map(|(&handle, _)| handle));
+        streams
     }
 
     /// The streams whose next operation can run, the oldest stream first.

@@ -10,14 +10,15 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::findings::{Finding, FindingKind};
 use crate::ptx::Limits;
+use crate::scheduler::Pace;
 use crate::state::State;
 use crate::streams::DefaultOrder;
 use crate::{LeakReport, SimConfig, SimConfigError};
 
 /// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
 ///
-/// The machine does nothing by itself: operations run inside driver calls that wait or query, on
-/// the thread that makes the call, one call at a time. It ends, and its pinned memory with it, when
+/// The machine does nothing by itself: operations run inside driver calls that wait or query, as the
+/// [`Pace`] says, on the thread that makes the call, one call at a time. It ends, and its pinned memory with it, when
 /// the last clone is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
@@ -95,6 +96,11 @@ impl SimDriver {
                 stream.held = held;
             }
         }
+    }
+
+    /// How far the devices go on by themselves from now on.
+    pub fn set_pace(&self, pace: Pace) {
+        self.state().pace = pace;
     }
 
     /// Runs the next operation of one ready stream; false when there is none.

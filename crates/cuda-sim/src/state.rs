@@ -14,6 +14,7 @@ use crate::kernels::{Function, Module};
 use crate::memory::{Memory, Viewer, describe};
 use crate::ptx::Limits;
 use crate::random::Random;
+use crate::scheduler::Pace;
 use crate::streams::{Event, Stream};
 use crate::time::Clock;
 use crate::{LeakReport, SimConfig};
@@ -51,6 +52,8 @@ pub(crate) struct State {
     pub(crate) instructions: u64,
     /// Bytes that the last copy to pageable memory fetched.
     pub(crate) fetched: Option<Box<[u8]>>,
+    /// How far the devices go on while the host looks or waits.
+    pub(crate) pace: Pace,
     /// Decides in place of `random`, in an exploration.
     pub(crate) choices: Option<Box<Choices>>,
     /// `enqueued` and `ticks` when the device was last let advance.
@@ -85,6 +88,7 @@ impl State {
             limits: Limits::default(),
             instructions: 0,
             fetched: None,
+            pace: Pace::default(),
             choices: None,
             interleaved_at: (0, 0),
             enqueued: 0,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use cuda_driver::ErrorCode;
 
-use crate::scheduler::Goal;
+use crate::scheduler::{Goal, Pace};
 use crate::state::{Answer, State};
 use crate::work::{Operation, Work};
 
@@ -272,6 +272,9 @@ impl State {
     fn run_some(&mut self, handle: u64) {
         if self.choices.is_some() {
             return self.interleave_query(handle);
+        }
+        if self.pace == Pace::Slowest {
+            return;
         }
         for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
             self.step();

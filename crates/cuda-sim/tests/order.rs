@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use common::*;
 use cuda_driver::{Driver, ErrorCode, KernelArgs};
-use cuda_sim::{FindingKind, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, Pace, SimConfig, SimDriver};
 
 #[test]
 fn a_pinned_source_is_read_when_the_copy_runs() {
@@ -372,4 +372,71 @@ fn a_host_function_may_not_call_the_driver() {
     let caller = unsafe { Box::from_raw(caller) };
     assert_eq!(caller.answer, Some(Err(ErrorCode::NOT_PERMITTED)));
     assert_eq!(sim.device_get_count().unwrap(), 1, "outside it may");
+}
+
+#[test]
+fn at_the_slowest_pace_no_query_moves_the_device() {
+    for seed in 0..20 {
+        let sim = seeded(seed);
+        sim.set_pace(Pace::Slowest);
+        let stream = sim.stream_create(false).unwrap();
+        let event = sim.event_create(false).unwrap();
+        let device = sim.mem_alloc(4).unwrap();
+        fill(&sim, device, 7, 4, stream).unwrap();
+        record(&sim, event, stream).unwrap();
+        for _ in 0..100 {
+            assert!(!query(&sim, event).unwrap());
+        }
+        assert!(sim.step() && sim.step(), "the fill and the record");
+        assert!(query(&sim, event).unwrap());
+    }
+}
+
+#[test]
+fn at_the_slowest_pace_a_wait_runs_what_it_waits_for_and_no_more() {
+    for seed in 0..20 {
+        let sim = seeded(seed);
+        sim.set_pace(Pace::Slowest);
+        let [first, second, other] = [(); 3].map(|()| sim.stream_create(false).unwrap());
+        let [before, after] = [(); 2].map(|()| sim.event_create(false).unwrap());
+        let device = sim.mem_alloc(4).unwrap();
+        // Three operations lead to `after`: a fill and a record on `first`, the wait and the record on
+        // `second`. What follows on `first`, and all of `other`, is not among them.
+        fill(&sim, device, 1, 4, first).unwrap();
+        record(&sim, before, first).unwrap();
+        fill(&sim, device, 3, 4, first).unwrap();
+        fill(&sim, device, 4, 4, other).unwrap();
+        wait(&sim, second, before).unwrap();
+        record(&sim, after, second).unwrap();
+        // SAFETY: `after` is alive.
+        unsafe { sim.event_synchronize(after) }.unwrap();
+        assert!(query(&sim, before).unwrap());
+        assert_eq!(sim.run_all(), 2, "the two fills that nobody waited for");
+    }
+}
+
+#[test]
+fn at_the_slowest_pace_default_streams_are_waited_for_too() {
+    let sim = seeded(1);
+    sim.set_pace(Pace::Slowest);
+    let blocking = sim.stream_create(true).unwrap();
+    let device = sim.mem_alloc(4).unwrap();
+    fill(&sim, device, 1, 4, 0).unwrap();
+    fill(&sim, device, 2, 4, blocking).unwrap();
+    fill(&sim, device, 3, 4, 0).unwrap();
+    assert_eq!(download(&sim, device, 4, 0).unwrap(), [3; 4]);
+    assert_eq!(sim.run_all(), 0);
+}
+
+#[test]
+fn at_the_fastest_pace_all_has_run_when_the_call_returns() {
+    let sim = seeded(1);
+    sim.set_pace(Pace::Fastest);
+    let stream = sim.stream_create(false).unwrap();
+    let event = sim.event_create(false).unwrap();
+    let device = sim.mem_alloc(4).unwrap();
+    fill(&sim, device, 7, 4, stream).unwrap();
+    record(&sim, event, stream).unwrap();
+    assert!(query(&sim, event).unwrap());
+    assert_eq!(sim.run_all(), 0);
 }

@@ -3,6 +3,7 @@
 use crate::SimDriver;
 
 use crate::explore::choices::Record;
+use crate::scheduler::Pace;
 use crate::state::State;
 use crate::streams::DefaultOrder;
 use crate::work::{Operation, Work};
@@ -41,9 +42,11 @@ impl State {
         }
     }
 
-    /// In an exploration, lets the device advance after a call that enqueued, waited or asked.
+    /// Lets the device advance after a call: in an exploration if it enqueued, waited or asked, and at
+    /// the fastest pace as far as it can.
     pub(crate) fn after_call(&mut self, call: &'static str) {
         if self.choices.is_none() {
+            while self.pace == Pace::Fastest && self.step() {}
             return;
         }
         let moment = (self.enqueued, self.ticks);
