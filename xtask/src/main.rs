@@ -10,6 +10,7 @@ mod gpu_bundle;
 mod kernels;
 mod model;
 mod peers;
+mod removals;
 mod simulate;
 mod test;
 mod tidy;
@@ -42,6 +43,8 @@ enum Task {
     Kernels(kernels::Args),
     /// Runs kv-pool beside kvbm-logical on the same operations.
     Peers(peers::Args),
+    /// Takes protections out one at a time, and sees that a test fails without each.
+    Removals(removals::Args),
 }
 
 fn main() -> ExitCode {
@@ -64,5 +67,6 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),
         Task::Peers(args) => peers::run(&args),
+        Task::Removals(args) => removals::run(&args),
     }
 }

@@ -30,31 +30,31 @@ impl Files {
         Ok(Self(files))
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether `path` is a file, or a folder with one.
-    pub(super) fn contains(&self, path: &str) -> bool {
+    pub(crate) fn contains(&self, path: &str) -> bool {
         let folder = format!("{path}/");
         self.0.contains_key(path) || self.paths().any(|other| other.starts_with(&folder))
     }
 
-    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    pub(super) fn text(&self, path: &str) -> Option<&str> {
+    pub(crate) fn text(&self, path: &str) -> Option<&str> {
         self.0.get(path)?.as_deref()
     }
 
     /// Every text with its path, in order of path.
-    pub(super) fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
     }
 
     #[cfg(test)]
-    pub(super) fn of(files: &[(&str, &str)]) -> Self {
+    pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         Self(files.iter().map(|&(path, text)| (path.to_owned(), Some(text.to_owned()))).collect())
     }
 }

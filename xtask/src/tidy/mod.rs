@@ -5,6 +5,7 @@ mod files;
 mod links;
 mod paths;
 mod sources;
+mod tables;
 mod unsafety;
 
 use std::fmt;
@@ -49,7 +50,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 fn check(files: &Files) -> Vec<Problem> {
-    let mut problems = [crates::check(files), unsafety::check(files)].concat();
+    let mut problems =
+        [crates::check(files), unsafety::check(files), tables::check(files)].concat();
     for (path, text) in files.texts() {
         problems.extend(paths::check(path, text));
         if path.ends_with(".rs") {
