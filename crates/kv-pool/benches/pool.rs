@@ -7,7 +7,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use kv_pool::{BlockHash, BlockPool, Naming, Onboarded, PoolConfig, Priority, Registration, Tier};
+use kv_pool::{
+    Admit, BlockHash, BlockPool, Naming, Onboarded, PoolConfig, Priority, Registration, Tier,
+};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -249,6 +251,36 @@ fn two_tiers() {
     row("find, claim, offload, onboard and release a block", nanoseconds);
 }
 
+/// One admission that evicts `blocks` blocks to the second tier, and the moves that it asks for, a block.
+fn admission_with_offloads(blocks: u64) {
+    let config = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
+    let pool = BlockPool::new(&config).unwrap();
+    let mut count = 0;
+    serve(&pool, &names(&mut count, blocks as usize));
+    let batches: Vec<_> = (0..=SAMPLES).map(|_| names(&mut count, blocks as usize)).collect();
+    let mut batches = batches.iter();
+    let mut samples = [[0.0; SAMPLES + 1]; 2];
+    for sample in 0..=SAMPLES {
+        let hashes = batches.next().unwrap();
+        let begin = Instant::now();
+        let request = Admit { blocks: blocks as usize, ..Admit::default() };
+        let mut admitted = pool.admit(&[request]).unwrap();
+        samples[0][sample] = begin.elapsed().as_nanos() as f64 / blocks as f64;
+        let claimed = &mut admitted[0].claimed;
+        let begin = Instant::now();
+        while let Some(offload) = claimed.take_offload() {
+            offload.commit();
+        }
+        samples[1][sample] = begin.elapsed().as_nanos() as f64 / blocks as f64;
+        drop(claimed.register(hashes, Priority::DEFAULT).unwrap());
+    }
+    for (what, mut samples) in ["admit", "take and commit each offload"].into_iter().zip(samples) {
+        samples.sort_by(f64::total_cmp);
+        let figures = [samples[SAMPLES / 2], samples[0]];
+        row(&format!("{what}, a block of {blocks} that are evicted"), figures);
+    }
+}
+
 /// As many chains of two blocks as there are children, or one root that has them all, in a pool of
 /// the same size: what the eviction of one child costs, and the caching of another.
 fn fan_out(roots: usize) {
@@ -289,6 +321,7 @@ fn main() {
     one_tier();
     epochs();
     two_tiers();
+    [1 << 12, 1 << 14, 1 << 16].into_iter().for_each(admission_with_offloads);
     creation();
     [1 << 15, 1 << 10, 1].into_iter().for_each(fan_out);
     let tokens: Vec<u32> = (0..TOKENS).collect();

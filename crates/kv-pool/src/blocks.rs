@@ -40,13 +40,15 @@ const PRIORITY_MASK: u32 = 0x7F << PRIORITY_SHIFT;
 pub(crate) struct Flag(u32);
 
 impl Flag {
-    /// The index leads to the block, under the hash in its record.
+    /// Lookups find the block: the index leads to it, under the hash in its record.
     pub(crate) const NAMED: Self = Self(1 << 12);
     /// The content was named as the successor of other content.
     pub(crate) const CHAINED: Self = Self(1 << 13);
-    /// A copy of evicted content may still read the block's slot.
+    /// A copy of evicted content may still read the block's slot: that of its
+    /// [partner](Blocks::partner). The flag goes with the slot.
     pub(crate) const COPYING: Self = Self(1 << 14);
-    /// The name is to come back when the copy has been made.
+    /// The name is to come back when the copy has been made. The index leads to the block, under the
+    /// hash in its record, and lookups do not find it yet.
     pub(crate) const EXPECTED: Self = Self(1 << 15);
     /// The priority is to end some time after the release.
     pub(crate) const TIMED: Self = Self(1 << 16);
@@ -78,7 +80,8 @@ pub(crate) enum Place {
     Claimed = 4,
     /// Referenced.
     Pinned = 5,
-    /// The content is on its way to another tier; held by one `Offload`.
+    /// The content is on its way to the block's slot; held by one `Offload`. Also when the content is
+    /// not wanted any more: the copy may still write the slot.
     Moving = 6,
     /// Released while a copy reads its slot. It waits for the end of the copy.
     Draining = 7,
@@ -160,7 +163,8 @@ fn class_of(meta: u32) -> usize {
 ///
 /// - `BEFORE` and `AFTER` are links while the block is in a list, and zero otherwise, except that
 ///   `BEFORE` is the number of references while it is pinned: a block is never in a list and
-///   referenced at once (H9), because there is one word for both.
+///   referenced at once (H9), because there is one word for both. And `AFTER` is the other one of a
+///   [pair](Self::pair) for a block that is moving and for the one that has the slot that it left.
 /// - `PARENT` is a block's index plus one, or zero, and then `LINKED` is clear. It is meant only if
 ///   `PARENT_GENERATION` is that block's `GENERATION`, which changes when content that has children
 ///   loses its name; `orphans` counts the blocks that name a parent of another generation.
@@ -237,6 +241,46 @@ impl Blocks {
         let record = self.record_mut(id);
         record[BEFORE] = before;
         record[AFTER] = after;
+    }
+
+    /// Of a block whose content is on its way, the block that has the slot that the copy reads; of
+    /// that one, the block whose content the copy brings away.
+    #[inline]
+    pub(crate) fn partner(&self, id: BlockId) -> BlockId {
+        BlockId(self.after(id))
+    }
+
+    /// Has the slot of `holder` wait for the copy of the content that block `moving` gets.
+    #[inline]
+    pub(crate) fn pair(&mut self, moving: BlockId, holder: BlockId) {
+        self.set(holder, Flag::COPYING);
+        self.set_after(holder, moving.0);
+        self.set_after(moving, holder.0);
+    }
+
+    /// Ends what [`pair`](Self::pair) began: nothing reads the slot of `holder` any more.
+    #[inline]
+    pub(crate) fn part(&mut self, moving: BlockId, holder: BlockId) {
+        self.clear(holder, Flag::COPYING);
+        self.set_after(holder, 0);
+        self.set_after(moving, 0);
+    }
+
+    /// Gives each of two blocks that are in no list the copies that read the other's slot.
+    #[inline]
+    pub(crate) fn swap_readers(&mut self, one: BlockId, other: BlockId) {
+        let reader = |id| self.is(id, Flag::COPYING).then(|| self.partner(id));
+        let (of_one, of_other) = (reader(one), reader(other));
+        if let Some(reader) = of_one {
+            self.part(reader, one);
+        }
+        if let Some(reader) = of_other {
+            self.part(reader, other);
+            self.pair(reader, one);
+        }
+        if let Some(reader) = of_one {
+            self.pair(reader, other);
+        }
     }
 
     /// References to a pinned block; meaningless for one that is in a list.
@@ -461,21 +505,29 @@ impl Blocks {
     /// The same, with what [`location_and_lack`](Self::location_and_lack) says of it.
     #[inline]
     pub(crate) fn bearing(&self, id: BlockId, hash: BlockHash) -> Option<(Location, bool)> {
-        if !self.has_hash(id, hash) {
-            return None;
-        }
-        self.is(id, Flag::NAMED).then(|| self.location_and_lack(id))
+        if self.has_hash(id, hash) { self.location_and_lack(id) } else { None }
     }
 
-    /// Where a block lies, and whether its content was named as a successor and the record names no
-    /// parent.
+    /// Where a block lies that lookups find, and whether its content was named as a successor and the
+    /// record names no parent. `None` of content on its way.
     #[inline]
-    pub(crate) fn location_and_lack(&self, id: BlockId) -> (Location, bool) {
+    pub(crate) fn location_and_lack(&self, id: BlockId) -> Option<(Location, bool)> {
         const BOTH: u32 = Flag::CHAINED.0 | Flag::LINKED.0;
         let record = self.record(id);
         let meta = record[META];
+        if meta & Flag::NAMED.0 == 0 {
+            return None;
+        }
         let tier = Tier::from_bits(meta >> TIER_SHIFT);
-        (Location { tier, slot: SlotIndex(record[SLOT]) }, meta & BOTH == Flag::CHAINED.0)
+        let location = Location { tier, slot: SlotIndex(record[SLOT]) };
+        Some((location, meta & BOTH == Flag::CHAINED.0))
+    }
+
+    /// Whether the index leads to the block: lookups find it, or will.
+    #[inline]
+    pub(crate) fn bears_a_name(&self, id: BlockId) -> bool {
+        const EITHER: u32 = Flag::NAMED.0 | Flag::EXPECTED.0;
+        self.record(id)[META] & EITHER != 0
     }
 
     #[inline]

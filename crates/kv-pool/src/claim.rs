@@ -4,7 +4,7 @@ use crate::blocks::Flag;
 use crate::hold::{BlockAt, Token, give_token_back};
 use crate::pin::BlockPin;
 use crate::pool::Shared;
-use crate::state::{Claim, Move, State};
+use crate::state::{Claim, Move, Named, State};
 use crate::sync::Arc;
 use crate::{
     BlockHash, BlockId, BlockPool, Location, PinnedBlocks, Priority, RegisterError, Retention,
@@ -150,14 +150,14 @@ impl ClaimedBlock {
         let (naming, claim, tier) = (naming.into(), self.claim, self.tier);
         // Taken only by methods that consume the block.
         let Some(handle) = self.handle.take() else { unreachable!("a claimed block has a pool") };
-        let (existing, spare) = register(handle.pool(), &handle, claim, hash, &naming);
-        let own = BlockAt { block: claim.block(), location: self.location() };
-        match (existing, spare, handle) {
-            (None, None, Handle::Token(token)) | (None, Some(token), _) => {
-                Registration::New(BlockPin::counted(token, own))
+        let (named, location, spare) = register(handle.pool(), &handle, claim, hash, &naming);
+        match (named, spare, handle) {
+            (Named::New(block), None, Handle::Token(token))
+            | (Named::New(block), Some(token), _) => {
+                Registration::New(BlockPin::counted(token, BlockAt { block, location }))
             }
-            (Some(at), Some(token), handle) => {
-                let existing = BlockPin::counted(token, at);
+            (Named::Duplicate(block), Some(token), handle) => {
+                let existing = BlockPin::counted(token, BlockAt { block, location });
                 let own = Self::new(handle, tier, claim.without_offload());
                 Registration::Duplicate { existing, own }
             }
@@ -315,7 +315,7 @@ impl ClaimedBlocks {
                 following.parent = Some(hash);
                 // A block without the name is not the one that the next is found after.
                 let named = state.blocks.is(block, Flag::NAMED);
-                parent = if named { Some(block) } else { state.find(hash) };
+                parent = if named { Some(block) } else { state.bearer(hash) };
             }
         });
         drop(state);
@@ -354,8 +354,8 @@ impl Drop for ClaimedBlocks {
     }
 }
 
-/// Names a claimed block. The block that has the name already, with its reference counted, and a token
-/// for the pin if there is need of one.
+/// Names a claimed block. The block that has the name, with its reference counted, where that lies, and
+/// a token for the pin if there is need of one.
 #[inline(never)]
 fn register(
     pool: &Arc<Shared>,
@@ -363,14 +363,15 @@ fn register(
     claim: Claim,
     hash: BlockHash,
     naming: &Naming,
-) -> (Option<BlockAt>, Option<Arc<Token>>) {
+) -> (Named, Location, Option<Arc<Token>>) {
     let mut state = pool.state.lock();
     let parent = naming.parent.and_then(|parent| state.find_parent(parent));
-    let existing = state.register_claim(&claim, hash, parent, naming);
-    let existing = existing.map(|block| BlockAt { block, location: state.blocks.location(block) });
-    let has_token = matches!(handle, Handle::Token(_)) && existing.is_none();
+    let named = state.register_claim(&claim, hash, parent, naming);
+    let (Named::New(block) | Named::Duplicate(block)) = named;
+    let location = state.blocks.location(block);
+    let has_token = matches!((handle, named), (Handle::Token(_), Named::New(_)));
     let spare = if has_token { None } else { Some(state.take_token(pool)) };
-    (existing, spare)
+    (named, location, spare)
 }
 
 impl State {
@@ -385,14 +386,17 @@ impl State {
     /// Names a claimed block and releases it; whether it has the name.
     fn cache_claim(&mut self, claim: &Claim, hash: BlockHash, naming: &Naming) -> bool {
         let parent = naming.parent.and_then(|parent| self.find_parent(parent));
-        let existing = self.register_claim(claim, hash, parent, naming);
-        if let Some(existing) = existing {
-            self.unpin(existing);
-            self.release_claimed(claim.block());
-        } else {
-            self.unpin(claim.block());
+        match self.register_claim(claim, hash, parent, naming) {
+            Named::New(block) => {
+                self.unpin(block);
+                true
+            }
+            Named::Duplicate(existing) => {
+                self.unpin(existing);
+                self.release_claimed(claim.block());
+                false
+            }
         }
-        existing.is_none()
     }
 
     /// Names a claimed block; an offload that was not taken is given up.
@@ -402,11 +406,13 @@ impl State {
         hash: BlockHash,
         parent: Option<BlockId>,
         naming: &Naming,
-    ) -> Option<BlockId> {
+    ) -> Named {
+        let named = self.register(claim.block(), hash, parent, naming);
+        // Not before: what was to be moved away may be the content that has just been computed again.
         if let Some(moved) = claim.offload() {
             self.abort_offload(moved);
         }
-        self.register(claim.block(), hash, parent, naming)
+        named
     }
 
     /// Names a claimed block, or changes over to the block of the same tier that has the name.
@@ -420,12 +426,12 @@ impl State {
     ) -> BlockId {
         let own = claim.block();
         match self.register_claim(claim, hash, parent, naming) {
-            None => own,
-            Some(existing) if self.blocks.tier(existing) == tier => {
+            Named::New(block) => block,
+            Named::Duplicate(existing) if self.blocks.tier(existing) == tier => {
                 self.release_claimed(own);
                 existing
             }
-            Some(existing) => {
+            Named::Duplicate(existing) => {
                 self.unpin(existing);
                 self.take_unnamed(own);
                 own

@@ -9,6 +9,7 @@ use crate::{BlockId, IntegrityError, Tier};
 
 pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
     check_places(state)?;
+    check_copies(state)?;
     check_counts(state)?;
     check_references(state)?;
     check_index(state)?;
@@ -39,7 +40,6 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
     let mut meet_all =
         |list: &List, place, tier| list.iter(blocks).try_for_each(|id| meet(id, place, tier));
     meet_all(&state.retiring, Place::Retiring, None)?;
-    meet_all(&state.moving, Place::Moving, None)?;
     for tier in Tier::ALL {
         meet_all(&state.tier(tier).shadowed, Place::Shadowed, Some(tier))?;
     }
@@ -54,14 +54,40 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
     }
     for (id, listed) in blocks.ids().zip(listed) {
         let place = blocks.place(id);
-        let in_list =
-            matches!(place, Place::Queued | Place::Shadowed | Place::Retiring | Place::Moving);
+        let in_list = matches!(place, Place::Queued | Place::Shadowed | Place::Retiring);
         // A policy's order is its own.
         let by_policy = place == Place::Queued
             && blocks.is(id, Flag::NAMED)
             && state.watch.policies[blocks.tier(id).index()].is_some();
         if listed != (in_list && !by_policy) {
             return Err(misplaced(id, place));
+        }
+    }
+    Ok(())
+}
+
+/// Every copy under way has a block for the slot that it writes, and one for the slot that it reads.
+fn check_copies(state: &State) -> Result<(), IntegrityError> {
+    let blocks = &state.blocks;
+    for id in blocks.ids() {
+        let (place, copying) = (blocks.place(id), blocks.is(id, Flag::COPYING));
+        let pairs = place == Place::Moving || copying;
+        // Each is one of a pair, so what is in a list, and has links, is not.
+        let listed = matches!(place, Place::Queued | Place::Shadowed | Place::Retiring);
+        let (draining, other) = (place == Place::Draining, blocks.partner(id));
+        let paired = pairs
+            && !listed
+            && other.index() < blocks.len()
+            && blocks.partner(other) == id
+            && blocks.is(other, Flag::COPYING) != copying
+            && (blocks.place(other) == Place::Moving) == copying;
+        if pairs != paired || draining && !copying {
+            return Err(misplaced(id, place));
+        }
+    }
+    for &id in state.stand_ins.values() {
+        if blocks.place(id) != Place::Moving || blocks.bears_a_name(id) {
+            return Err(misplaced(id, blocks.place(id)));
         }
     }
     Ok(())
@@ -122,27 +148,28 @@ fn check_references(state: &State) -> Result<(), IntegrityError> {
     Ok(())
 }
 
-/// Every name leads to the block that bears it, and only resting or pinned blocks bear one, and
-/// only moving ones wait for theirs.
+/// Every name leads to the block that bears it. Only resting, pinned and moving blocks bear one, of
+/// which lookups do not find the moving ones.
 fn check_index(state: &State) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     for id in state.index.iter() {
-        if blocks.name(id).is_none() {
+        if !blocks.bears_a_name(id) {
             return Err(IntegrityError::Index { hash: blocks.hash(id) });
         }
     }
     let mut named = 0;
     for id in blocks.ids() {
         let (place, hash) = (blocks.place(id), blocks.hash(id));
-        if blocks.is(id, Flag::EXPECTED) && place != Place::Moving {
-            return Err(IntegrityError::Index { hash });
-        }
-        if !blocks.is(id, Flag::NAMED) {
+        if !blocks.bears_a_name(id) {
             continue;
         }
         named += 1;
-        let nameless = matches!(place, Place::Absent | Place::Claimed | Place::Moving);
-        if nameless || state.find(hash) != Some(id) {
+        let nameless = matches!(place, Place::Absent | Place::Claimed);
+        // One or the other, never both.
+        let expected = place == Place::Moving;
+        let wrong =
+            blocks.is(id, Flag::EXPECTED) != expected || blocks.is(id, Flag::NAMED) == expected;
+        if nameless || wrong || state.bearer(hash) != Some(id) {
             return Err(IntegrityError::Index { hash });
         }
     }
@@ -196,7 +223,7 @@ fn check_slots(state: &State) -> Result<(), IntegrityError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Claim;
+    use crate::state::{Claim, Named};
     use crate::{BlockHash, Location, Naming, PoolConfig, SlotIndex};
 
     const HASH: BlockHash = BlockHash::from_u128(7);
@@ -207,10 +234,11 @@ mod tests {
         let mut state = State::plain(&config).unwrap();
         let mut claims: Vec<Claim> = Vec::new();
         state.claim(Tier::Primary, crate::TenantId::NOBODY, 4, &mut claims);
-        assert_eq!(state.register(BlockId(0), HASH, None, &Naming::default()), None);
+        let (first, second) = (BlockId(0), BlockId(1));
+        assert_eq!(state.register(first, HASH, None, &Naming::default()), Named::New(first));
         let next = BlockHash::from_u128(8);
         let naming = Naming::after(HASH);
-        assert_eq!(state.register(BlockId(1), next, Some(BlockId(0)), &naming), None);
+        assert_eq!(state.register(second, next, Some(first), &naming), Named::New(second));
         state.unpin(BlockId(1));
         state.release_claimed(BlockId(3));
         state.release_claimed(BlockId(2));

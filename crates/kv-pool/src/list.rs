@@ -108,13 +108,6 @@ impl List {
         }
     }
 
-    /// The block behind one that is in this list.
-    #[inline]
-    pub(crate) fn after(&self, blocks: &Blocks, block: BlockId) -> Option<BlockId> {
-        let after = blocks.after(block);
-        (after != NONE).then_some(BlockId(after))
-    }
-
     /// The blocks from front to back.
     pub(crate) fn iter<'a>(&self, blocks: &'a Blocks) -> impl Iterator<Item = BlockId> + use<'a> {
         let mut at = self.front;

@@ -8,20 +8,25 @@ use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
 
 impl BlockPool {
     /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
-    /// it; content that is being offloaded is given up when its [`Offload`](crate::Offload) ends.
-    /// Whether there was any.
+    /// it. Content that is being offloaded is given up, too: it does not come back when its
+    /// [`Offload`](crate::Offload) ends. Whether there was any.
     ///
     /// Content that follows it stays, and is found by prefix again once this content is.
     pub fn remove(&self, hash: BlockHash) -> bool {
         self.shared.state.lock().remove(hash)
     }
 
-    /// Takes content and all that follows it out of the index; how many blocks lost their names.
+    /// Takes content and all that follows it out of the index, wherever it is, also on its way between
+    /// tiers; how many blocks lost their names.
+    ///
+    /// Content follows what it was named after as long as that has kept its name, and again once a
+    /// lookup has found the one after the other, or it was named after the other once more. What is not
+    /// known to follow stays: content whose predecessor was evicted or removed before.
     ///
     /// For maintenance: holds the lock for a time in proportion to the blocks.
     pub fn remove_with_successors(&self, hash: BlockHash) -> usize {
         let mut state = self.shared.state.lock();
-        let Some(first) = state.find(hash) else { return usize::from(state.remove(hash)) };
+        let Some(first) = state.bearer(hash) else { return 0 };
         let following = state.following(first);
         state.forget_all(&following)
     }
@@ -141,11 +146,8 @@ impl State {
         let mut forgotten = 0;
         // Those that follow come after what they follow as often as not, so all links are cut first.
         for &id in ids {
-            if self.blocks.is(id, Flag::NAMED) {
+            if self.blocks.bears_a_name(id) {
                 self.forget(id);
-                forgotten += 1;
-            } else if self.blocks.is(id, Flag::EXPECTED) {
-                self.blocks.clear(id, Flag::EXPECTED);
                 forgotten += 1;
             }
         }

@@ -55,7 +55,7 @@ impl Claim {
     pub(crate) fn offload(&self) -> Option<Move> {
         let block = BlockId((self.moved as u32).checked_sub(1)?);
         let to = SlotIndex((self.moved >> 32) as u32 & (u32::MAX >> 1));
-        Some(Move { block, holder: self.block(), from: self.slot(), to })
+        Some(Move { block, from: self.slot(), to })
     }
 
     /// The same when the move has been handed on, or given up.
@@ -68,10 +68,10 @@ impl Claim {
 /// Content that moves between two slots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
-    /// The block of the content, which lies in slot `to` already.
+    /// The block of the content, which lies in slot `to` already, unless another one
+    /// [stands in](State::stand_ins) for it.
     pub(crate) block: BlockId,
-    /// The block that has the slot `from` now. It is not handed on before the copy has ended.
-    pub(crate) holder: BlockId,
+    /// The slot that the copy reads. It is not handed on before the copy has ended.
     pub(crate) from: SlotIndex,
     pub(crate) to: SlotIndex,
 }
@@ -352,13 +352,12 @@ impl State {
         self.swap_locations(victim, target);
         let from = self.blocks.location(target).slot;
         let to = self.blocks.location(victim).slot;
-        // No lookup can find the content before the copy is committed.
-        self.index.remove(&self.blocks, victim);
+        // No lookup can find the content before the copy is committed. The name keeps its place in the
+        // index, so that all else that is asked by name meets the content on its way.
         self.blocks.clear(victim, Flag::NAMED);
         self.blocks.set(victim, Flag::EXPECTED);
         self.put(victim, Place::Moving);
-        self.moving.push_back(&mut self.blocks, victim);
-        self.blocks.set(target, Flag::COPYING);
+        self.blocks.pair(victim, target);
         let claim = self.claimed(target, by, true);
         debug_assert_eq!(claim.slot(), from);
         claim.with_offload(victim, to)
@@ -376,51 +375,62 @@ impl State {
         Claim::new(id, slot, evicted)
     }
 
-    /// Names content that has arrived at its secondary slot, so that lookups find it.
+    /// Lookups find content from now on that has arrived at its secondary slot, unless it was removed
+    /// meanwhile, or computed again: that copy is nearer.
     #[inline]
     pub(crate) fn commit_offload(&mut self, moved: Move) {
-        let id = moved.block;
-        let hash = self.blocks.hash(id);
-        // Either it was removed meanwhile, or computed again: the newer copy is nearer.
-        if !self.blocks.is(id, Flag::EXPECTED) || self.index.get(&self.blocks, hash).is_some() {
-            return self.abort_offload(moved);
+        let id = self.moving_to(moved);
+        if self.blocks.is(id, Flag::EXPECTED) {
+            self.blocks.clear(id, Flag::EXPECTED);
+            self.blocks.set(id, Flag::NAMED);
+            self.counters.offloaded += 1;
+            self.emit_moved(id, Location { tier: Tier::Primary, slot: moved.from });
         }
         self.arrive(id);
-        self.blocks.set(id, Flag::NAMED);
-        self.index.insert(hash, id);
-        self.counters.offloaded += 1;
-        self.emit_moved(id, Location { tier: Tier::Primary, slot: moved.from });
-        self.rest(id);
-        self.end_copy(moved.holder);
     }
 
     /// Gives up content whose copy was not made.
     #[inline]
     pub(crate) fn abort_offload(&mut self, moved: Move) {
-        self.arrive(moved.block);
-        self.emit_removed(moved.block);
-        self.untime(moved.block);
-        self.cut(moved.block);
-        self.counters.dropped += 1;
-        self.rest(moved.block);
-        self.end_copy(moved.holder);
+        let id = self.moving_to(moved);
+        if self.blocks.is(id, Flag::EXPECTED) {
+            self.forget(id);
+        }
+        self.arrive(id);
     }
 
-    /// Ends a move: the block is the caller's.
+    /// The block that has the slot which the content of a move goes to.
+    #[inline]
+    fn moving_to(&mut self, moved: Move) -> BlockId {
+        if self.stand_ins.is_empty() {
+            return moved.block;
+        }
+        self.stand_ins.remove(&moved.to).unwrap_or(moved.block)
+    }
+
+    /// Ends a move: both of its slots are free of the copy.
     #[inline]
     fn arrive(&mut self, id: BlockId) {
-        self.moving.remove(&mut self.blocks, id);
-        self.blocks.clear(id, Flag::EXPECTED);
+        let holder = self.blocks.partner(id);
+        self.blocks.part(id, holder);
         self.put(id, Place::Claimed);
-    }
-
-    /// Nothing reads the slot of evicted content any more.
-    #[inline]
-    fn end_copy(&mut self, holder: BlockId) {
-        self.blocks.clear(holder, Flag::COPYING);
+        self.rest(id);
         if self.blocks.place(holder) == Place::Draining {
             self.rest(holder);
         }
+    }
+
+    /// Has the claimed block `own` wait in the place of `id` for the copy that brings content on its way
+    /// to the slot of `id`, which is the other's from now on.
+    pub(super) fn stand_in(&mut self, id: BlockId, own: BlockId) {
+        let (to, holder) = (self.blocks.location(id).slot, self.blocks.partner(id));
+        self.blocks.part(id, holder);
+        self.swap_locations(id, own);
+        // The slot that the copy reads may be the one that was just given away.
+        let holder = if holder == own { id } else { holder };
+        self.blocks.pair(own, holder);
+        self.put(own, Place::Moving);
+        self.stand_ins.insert(to, own);
     }
 }
 

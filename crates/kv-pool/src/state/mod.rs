@@ -11,9 +11,10 @@ mod tenancy;
 mod tier;
 mod watch;
 
-use std::collections::TryReserveError;
+use std::collections::{HashMap, TryReserveError};
 
 pub(crate) use claim::{Claim, Move};
+pub(crate) use names::Named;
 pub(crate) use tier::{SlotNumbers, TierState};
 pub(crate) use watch::Watch;
 
@@ -25,7 +26,7 @@ use crate::loan::Loans;
 use crate::pool::Shared;
 use crate::stats::{EvictionAges, PoolCounters};
 use crate::sync::Arc;
-use crate::{BlockId, Epoch, Location, PoolConfig, Priority, TenantId, Tier};
+use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, TenantId, Tier};
 
 /// Buffers kept for the next user; what is beyond is freed.
 const SPARES_MAX: usize = 256;
@@ -39,8 +40,9 @@ pub(crate) struct State {
     pub(crate) tiers: [TierState; Tier::COUNT],
     /// Released blocks whose epoch is not complete, in the order of their release.
     pub(crate) retiring: List,
-    /// Blocks whose content is on its way to another tier.
-    pub(crate) moving: List,
+    /// Blocks that wait for the end of an [`Offload`](crate::Offload) in the place of the one that it
+    /// names, by the slot that it copies to.
+    pub(crate) stand_ins: HashMap<SlotIndex, BlockId>,
     pub(crate) current: Epoch,
     pub(crate) completed: Epoch,
     pub(crate) counters: PoolCounters,
@@ -81,7 +83,7 @@ impl State {
             index: Index::new(base as usize)?,
             tiers,
             retiring: List::EMPTY,
-            moving: List::EMPTY,
+            stand_ins: HashMap::new(),
             current: Epoch(0),
             completed: Epoch(0),
             counters: PoolCounters::default(),
@@ -238,12 +240,14 @@ impl State {
         }
     }
 
-    /// Exchanges the slots of two blocks. Neither is in a queue, or its queue would be wrong.
+    /// Exchanges the slots of two blocks, and with them the copies that read these. Neither is in a
+    /// list, or the list would be wrong.
     #[inline]
     pub(crate) fn swap_locations(&mut self, one: BlockId, other: BlockId) {
         let (first, second) = (self.blocks.location(one), self.blocks.location(other));
         self.relocate(one, second);
         self.relocate(other, first);
+        self.blocks.swap_readers(one, other);
     }
 
     #[inline]
@@ -279,8 +283,7 @@ impl State {
             }
             Place::Shadowed => tier.shadowed.remove(blocks, id),
             Place::Retiring => self.retiring.remove(blocks, id),
-            Place::Moving => self.moving.remove(blocks, id),
-            Place::Absent | Place::Claimed | Place::Pinned | Place::Draining => {}
+            Place::Absent | Place::Claimed | Place::Pinned | Place::Moving | Place::Draining => {}
         }
     }
 
@@ -410,7 +413,7 @@ mod tests {
         let mut state = state();
         let id = claim(&mut state);
         let hash = BlockHash::from_u128(1);
-        assert_eq!(state.register(id, hash, None, &Naming::default()), None);
+        assert_eq!(state.register(id, hash, None, &Naming::default()), Named::New(id));
         state.blocks.set_references(id, u32::MAX - 1);
         state.pin(id);
         state.pin(id);

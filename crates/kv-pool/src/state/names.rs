@@ -10,21 +10,36 @@ use crate::{BlockHash, BlockId, Tier};
 /// How many names of a prefix are looked up before the next one is guessed from their blocks.
 const TOGETHER_AT_FIRST: usize = 4;
 
+/// What became of a name that was to be given.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Named {
+    /// This block bears it, in the slot of the one that was to be named, and is mostly that one.
+    New(BlockId),
+    /// This block has borne it before, elsewhere.
+    Duplicate(BlockId),
+}
+
 impl State {
-    /// The block that lookups of this name find.
+    /// The block that bears a name, also if its content is on its way: at most one does.
     #[inline]
-    pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
+    pub(crate) fn bearer(&self, hash: BlockHash) -> Option<BlockId> {
         self.index.get(&self.blocks, hash)
     }
 
-    /// The same, of the name of what comes before content that is about to be named.
+    /// The block that lookups of this name find.
+    #[inline]
+    pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
+        self.bearer(hash).filter(|&id| self.blocks.is(id, Flag::NAMED))
+    }
+
+    /// The bearer of the name of what comes before content that is about to be named.
     #[inline]
     pub(crate) fn find_parent(&self, hash: BlockHash) -> Option<BlockId> {
         let last = self.last_named;
         if self.blocks.bears(last, hash) {
             return Some(last);
         }
-        self.find(hash)
+        self.bearer(hash)
     }
 
     /// Finds the next block of a prefix. If it was named as the successor of other content but has
@@ -91,7 +106,10 @@ impl State {
             let names = &rest[..rest.len().min(together)];
             let count = self.index.get_many(&self.blocks, names, &mut ids);
             for &block in &ids[..count] {
-                let (location, lacks) = self.blocks.location_and_lack(block);
+                let Some((location, lacks)) = self.blocks.location_and_lack(block) else {
+                    // Its content is on its way.
+                    return alone || self.blocks.orphans() > 0;
+                };
                 found.push(BlockAt { block, location });
                 alone |= lacks;
             }
@@ -112,43 +130,48 @@ impl State {
         std::hint::black_box(seen);
     }
 
-    /// Names a held block's content, or pins the block that holds the same content already.
-    /// The pin that this returns is counted.
+    /// Names a held block's content, or pins the block that holds the same content already. The pin
+    /// that this returns is counted.
     #[inline]
     pub(crate) fn register(
         &mut self,
-        id: BlockId,
+        own: BlockId,
         hash: BlockHash,
         parent: Option<BlockId>,
         naming: &Naming,
-    ) -> Option<BlockId> {
-        let found = self.index.get_or_mixed(&self.blocks, hash);
-        if let Err(mixed) = found
-            && self.name_plainly(id, (hash, mixed), parent, naming)
-        {
-            self.last_named = id;
-            return None;
-        }
-        if let Ok(existing) = found {
-            let near = self.blocks.tier(existing) == Tier::Primary;
-            if near || self.blocks.place(existing) == Place::Pinned {
-                self.counters.duplicates += 1;
-                self.pin(existing);
-                return Some(existing);
+    ) -> Named {
+        let bearer = self.index.get_or_mixed(&self.blocks, hash);
+        let id = match bearer {
+            Err(mixed) if self.name_plainly(own, (hash, mixed), parent, naming) => {
+                self.last_named = own;
+                return Named::New(own);
             }
-            // An unused copy in host memory gives way to the one that is nearer.
-            self.forget(existing);
-        }
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        self.part_from_other_owner(id);
-        self.blocks.set_hash(id, hash);
-        self.blocks.set(id, Flag::NAMED);
+            Ok(known) => {
+                let near = self.blocks.tier(known) == Tier::Primary;
+                if near || self.blocks.place(known) == Place::Pinned {
+                    self.counters.duplicates += 1;
+                    self.pin(known);
+                    self.adopt(known, parent);
+                    return Named::Duplicate(known);
+                }
+                // An unused copy in host memory, or on its way there, gives way to the one that is nearer.
+                self.come_near(known, own);
+                known
+            }
+            Err(_) => {
+                #[cfg(all(feature = "sabotage", debug_assertions))]
+                self.part_from_other_owner(own);
+                self.blocks.set_hash(own, hash);
+                self.blocks.set(own, Flag::NAMED);
+                self.blocks.set_origin(own, self.blocks.tenant(own), 0);
+                self.index.insert(hash, own);
+                own
+            }
+        };
         self.blocks.set_priority(id, naming.retention.priority);
         if naming.retention.duration.is_some() {
             self.set_retention(id, naming.retention);
         }
-        self.blocks.set_origin(id, self.blocks.tenant(id), 0);
-        self.index.insert(hash, id);
         self.note_use(id, false);
         if naming.parent.is_some() || parent.is_some() {
             self.blocks.set(id, Flag::CHAINED);
@@ -166,7 +189,39 @@ impl State {
         self.counters.registered += 1;
         self.last_named = id;
         self.emit_stored(id);
-        None
+        Named::New(id)
+    }
+
+    /// Gives content that is far and unused, or on its way, the slot of the claimed block `own`, where it
+    /// has been computed again. It keeps its name and those that follow it, and nothing else.
+    fn come_near(&mut self, id: BlockId, own: BlockId) {
+        self.emit_removed(id);
+        self.counters.dropped += 1;
+        self.untime(id);
+        self.unlink(id);
+        self.blocks.clear(id, Flag::CHAINED);
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.part_from_other_owner(own);
+        self.take_out(id);
+        self.note_left(id, self.blocks.tier(id));
+        self.blocks.clear(id, Flag::NAMED);
+        self.blocks.clear(id, Flag::EXPECTED);
+        let before = self.blocks.place(id);
+        if before == Place::Moving {
+            self.stand_in(id, own);
+        } else {
+            self.swap_locations(id, own);
+        }
+        self.uncount(id);
+        self.blocks.set_origin(id, self.blocks.tenant(own), 0);
+        self.put(id, Place::Claimed);
+        self.blocks.set(id, Flag::NAMED);
+        match before {
+            Place::Moving => {}
+            Place::Queued | Place::Shadowed => self.enqueue(own),
+            // Its slot may be in use still.
+            _ => self.rest(own),
+        }
     }
 
     /// Pins a claimed block without giving it a name.
@@ -218,23 +273,14 @@ impl State {
     /// Takes a name away wherever it is, also from content on its way. Whether anybody bore it.
     #[inline]
     pub(crate) fn remove(&mut self, hash: BlockHash) -> bool {
-        let mut any = false;
-        let mut at = self.moving.front();
-        while let Some(id) = at {
-            if self.blocks.is(id, Flag::EXPECTED) && self.blocks.hash(id) == hash {
-                self.blocks.clear(id, Flag::EXPECTED);
-                any = true;
-            }
-            at = self.moving.after(&self.blocks, id);
-        }
-        if let Some(id) = self.find(hash) {
+        let bearer = self.bearer(hash);
+        if let Some(id) = bearer {
             self.forget(id);
-            any = true;
         }
-        any
+        bearer.is_some()
     }
 
-    /// Takes the name from a block's content: no lookup finds it any more.
+    /// Takes the name from a block's content, also on its way: no lookup finds it any more.
     #[inline]
     pub(crate) fn forget(&mut self, id: BlockId) {
         let queued = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
@@ -252,9 +298,10 @@ impl State {
     /// Takes a name from a block that is in no queue.
     #[inline]
     pub(crate) fn unname(&mut self, id: BlockId) {
+        self.emit_removed(id);
         self.index.remove(&self.blocks, id);
         self.blocks.clear(id, Flag::NAMED);
-        self.emit_removed(id);
+        self.blocks.clear(id, Flag::EXPECTED);
         self.untime(id);
         self.cut(id);
         self.account(id);

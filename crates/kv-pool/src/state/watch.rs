@@ -110,9 +110,14 @@ impl State {
         });
     }
 
+    /// Says that content loses its name, which it has still.
     #[inline]
     pub(crate) fn emit_removed(&mut self, id: BlockId) {
-        let (hash, location) = (self.blocks.hash(id), self.blocks.location(id));
+        let hash = self.blocks.hash(id);
+        // Of content on its way, readers know where it came from.
+        let expected = self.blocks.is(id, Flag::EXPECTED);
+        let known = if expected { self.blocks.partner(id) } else { id };
+        let location = self.blocks.location(known);
         self.watch.emit(|| PoolEvent::Removed { block: id, hash, location });
     }
 
@@ -140,7 +145,7 @@ impl State {
     fn set_priority(&mut self, id: BlockId, to: Priority) {
         let from = self.blocks.priority(id);
         self.blocks.set_priority(id, to);
-        if from != to && self.blocks.is(id, Flag::NAMED) {
+        if from != to && self.blocks.bears_a_name(id) {
             let hash = self.blocks.hash(id);
             self.watch.emit(|| PoolEvent::PriorityChanged { block: id, hash, from, to });
         }

@@ -10,7 +10,7 @@ use kv_pool::{
 
 use crate::driver::{Coming, Driver, Owner};
 use crate::operations::{Refusal, Words};
-use crate::reference::{Claimed, Now, name};
+use crate::reference::{Block, Claimed, Now, name};
 
 pub fn names(contents: &[u32]) -> Vec<BlockHash> {
     contents.iter().copied().map(name).collect()
@@ -103,10 +103,9 @@ impl Driver {
     pub fn take_offload(&mut self) {
         if let Some((mut block, mut claim)) = self.random.pick(&mut self.held) {
             match (block.take_offload(), claim.moving.take()) {
-                (Some(offload), Some(moving)) => {
-                    assert_eq!(offload.from(), block.slot());
-                    assert_eq!(offload.to().index(), self.model.blocks[moving].slot);
-                    self.offloads.push((offload, moving, claim.block));
+                (Some(offload), Some(to)) => {
+                    assert_eq!((offload.from(), offload.to().index()), (block.slot(), to));
+                    self.offloads.push(offload);
                 }
                 (None, None) => {}
                 (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
@@ -117,10 +116,9 @@ impl Driver {
         let next = claims.iter_mut().find(|claim| claim.moving.is_some());
         match (blocks.take_offload(), next) {
             (Some(offload), Some(claim)) => {
-                let moving = claim.moving.take().unwrap();
-                assert_eq!(offload.from().index(), claim.slot);
-                assert_eq!(offload.to().index(), self.model.blocks[moving].slot);
-                self.offloads.push((offload, moving, claim.block));
+                let to = claim.moving.take().unwrap();
+                assert_eq!((offload.from().index(), offload.to().index()), (claim.slot, to));
+                self.offloads.push(offload);
             }
             (None, None) => {}
             (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
@@ -129,32 +127,84 @@ impl Driver {
     }
 
     pub fn end_offload(&mut self) {
-        let Some((offload, moving, holder)) = self.random.pick(&mut self.offloads) else { return };
-        let Now::Moving { content, .. } = self.model.blocks[moving].now else { unreachable!() };
+        let Some(offload) = self.random.pick(&mut self.offloads) else { return };
+        let (from, to) = (offload.from().index(), offload.to().index());
         if self.random.below(5) == 0 {
             drop(offload);
-            self.model.abort_offload(moving, holder);
+            self.model.abort_offload(from, to);
         } else {
-            let again = self.model.find(content).is_some();
-            self.seen.saw("computed again on its way", again.into());
             offload.commit();
-            self.model.commit_offload(moving, holder);
+            self.model.commit_offload(from, to);
         }
     }
 
     pub fn register(&mut self) {
-        let Some((block, claim)) = self.random.pick(&mut self.held) else { return };
-        let content = self.random.content();
+        if let Some((block, claim)) = self.random.pick(&mut self.held) {
+            let content = self.random.content();
+            self.name(block, claim, content);
+        }
+    }
+
+    /// Claims a block whose content goes to the secondary tier, and names it before the copy is made:
+    /// with the name that is on its way, or with another one, to move that down at once.
+    pub fn overtake(&mut self) {
+        let held = self.held.len();
+        self.claim();
+        if self.held.len() == held {
+            return;
+        }
+        let Some((mut block, mut claim)) = self.held.pop() else { return };
+        if self.random.below(4) > 0
+            && let Some(offload) = block.take_offload()
+        {
+            self.offloads.push(offload);
+            claim.moving = None;
+        }
+        if self.random.below(2) == 0
+            && let Some(content) = self.on_its_way()
+        {
+            return self.name(block, claim, content);
+        }
+        let (content, pins) = (self.random.content(), self.pins.len());
+        self.name(block, claim, content);
+        if self.pins.len() == pins {
+            return;
+        }
+        let Some((pin, source, owner)) = self.pins.pop() else { return };
+        match (self.pool.claim_in(Tier::Secondary, 1), self.model.claim(1, 0, 1)) {
+            (Ok(mut blocks), Ok(claims)) => {
+                self.begin((pin, source, owner), (blocks.pop().unwrap(), claims[0]));
+            }
+            (Err(error), Err(expected)) => {
+                self.refused(&error, expected);
+                self.pins.push((pin, source, owner));
+            }
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    /// Some content that is on its way.
+    pub fn on_its_way(&mut self) -> Option<u32> {
+        let content = |block: &Block| match block.now {
+            Now::Moving { content, .. } => content,
+            _ => None,
+        };
+        self.random.pick(&mut self.model.blocks.iter().filter_map(content).collect())
+    }
+
+    fn name(&mut self, block: ClaimedBlock, claim: Claimed, content: u32) {
         let words = self.words(content);
-        let known = self.model.find(content).is_some();
+        let bearer = self.model.bearer(content);
+        let on_its_way = |id: usize| matches!(self.model.blocks[id].now, Now::Moving { .. });
+        self.seen.saw("computed again on its way", bearer.is_some_and(on_its_way).into());
         let parent = self.model.parent(words);
         let expected = self.model.register(claim.block, claim.moving, content, parent, words);
         match (block.register(name(content), naming(words)), expected) {
-            (Registration::New(pin), None) => {
-                self.seen.saw("secondary copy gave way", known.into());
-                self.pins.push((pin, claim.block, Rc::new(())));
+            (Registration::New(pin), Ok(named)) => {
+                self.seen.saw("secondary copy gave way", bearer.is_some().into());
+                self.pins.push((pin, named, Rc::new(())));
             }
-            (Registration::Duplicate { existing, own }, Some(expected)) => {
+            (Registration::Duplicate { existing, own }, Err(expected)) => {
                 assert_eq!(own.block().index(), claim.block);
                 self.pins.push((existing, expected, Rc::new(())));
                 self.held.push((own, Claimed { moving: None, ..claim }));
@@ -370,14 +420,22 @@ impl Driver {
             self.held_lists.push((blocks, claims));
         }
         let Some((block, claim)) = self.pick_target() else { return };
-        let Some((pin, source, owner)) = self.pick_source(claim.block) else {
+        let Some(source) = self.pick_source(claim.block) else {
             return self.held.push((block, claim));
         };
+        self.begin(source, (block, claim));
+    }
+
+    fn begin(
+        &mut self,
+        (pin, source, owner): (BlockPin, usize, Owner),
+        (block, claim): (ClaimedBlock, Claimed),
+    ) {
         let (from, to) = (self.model.at(source), self.model.at(claim.block));
         let location = pin.location();
         let expected = if from.0 == to.0 {
             Some(OnboardError::SameTier { location })
-        } else if claim.moving.is_some() || self.model.blocks[claim.block].copying {
+        } else if claim.moving.is_some() || self.model.is_read(claim.block) {
             Some(OnboardError::TargetNotEmpty)
         } else {
             None
@@ -400,7 +458,7 @@ impl Driver {
     /// A claimed block: mostly one that nothing is copied from.
     fn pick_target(&mut self) -> Option<(ClaimedBlock, Claimed)> {
         let clean = |(_, claim): &(ClaimedBlock, Claimed)| {
-            claim.moving.is_none() && !self.model.blocks[claim.block].copying
+            claim.moving.is_none() && !self.model.is_read(claim.block)
         };
         match self.held.iter().position(clean).filter(|_| self.random.below(8) > 0) {
             Some(at) => Some(self.held.swap_remove(at)),
@@ -428,10 +486,12 @@ impl Driver {
             return;
         }
         let up = self.model.at(target).0 < self.model.at(source).0;
+        let read = self.model.is_read(source);
         let sole = Rc::strong_count(&owner) == 1;
         match (onboard.commit(), self.model.commit_move(source, target, sole)) {
             (Onboarded::Moved(pin), true) => {
                 self.seen.saw(if up { "moved up" } else { "moved down" }, 1);
+                self.seen.saw("left a slot that a copy reads", read.into());
                 self.pins.push((pin, source, owner));
             }
             (Onboarded::Copied { copy, source: pin }, false) => {

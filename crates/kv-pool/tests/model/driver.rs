@@ -10,6 +10,7 @@ use kv_pool::{
     Reading, TenantId, TenantQuota, Tier,
 };
 
+use crate::mirror::Mirror;
 use crate::reference::{Block, Claimed, Happened, Model, Now, name};
 
 pub const CONTENTS: u64 = 24;
@@ -62,7 +63,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 22] = [
+pub const OUTCOMES: [&str; 24] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -72,6 +73,8 @@ pub const OUTCOMES: [&str; 22] = [
     "secondary copy gave way",
     "computed again on its way",
     "removed on its way",
+    "removed on its way with successors",
+    "left a slot that a copy reads",
     "pinned while retiring",
     "passed over for its successors",
     "priority ended",
@@ -124,14 +127,15 @@ pub struct Driver {
     pub held_lists: Vec<(ClaimedBlocks, Vec<Claimed>)>,
     pub pins: Vec<(BlockPin, usize, Owner)>,
     pub pin_lists: Vec<(PinnedBlocks, Vec<usize>, Owner)>,
-    /// Each with the block that moves and the one that has its slot.
-    pub offloads: Vec<(Offload, usize, usize)>,
+    pub offloads: Vec<Offload>,
     pub coming: Vec<Coming>,
     pub loans: Vec<(Loan, Vec<usize>)>,
     pub epochs: Vec<Epoch>,
     pub seen: Seen,
     /// `None` in pools without a log of events.
     reader: Option<EventReader>,
+    /// Of a log that keeps all events of a step.
+    mirror: Option<Mirror>,
     /// A pool without a log, tenants and tiers below, for which there are shorter ways.
     common: bool,
     log: u64,
@@ -151,12 +155,13 @@ impl Driver {
             further_blocks: [random.below(3), random.below(2)],
             offload_min_priority: Priority::new(random.one_of(&[0, 30, 30, 80])).unwrap(),
         };
-        let (clock, log) = (ManualClock::new(), random.one_of(&[4, 64]));
+        let (clock, log) = (ManualClock::new(), random.one_of(&[4, 64, 1024]));
         let builder = BlockPool::builder(&config).clock(clock.clone());
         let builder = if logged { builder.events(log as usize) } else { builder };
         let pool = builder.build().unwrap();
         let mut driver = Self {
             reader: pool.events_from_start(),
+            mirror: pool.events_from_start().filter(|_| log == 1024).map(Mirror::new),
             common,
             pool,
             clock,
@@ -186,7 +191,7 @@ impl Driver {
     }
 
     pub fn step(&mut self) {
-        match self.random.below(200) {
+        match self.random.below(208) {
             0..14 => self.claim(),
             14..22 => self.claim_list(),
             22..32 => self.take_offload(),
@@ -211,7 +216,8 @@ impl Driver {
             190..192 => self.set_quota(),
             192..196 => self.loan(),
             196..198 => self.pin_victims(),
-            _ => self.admit(),
+            198..200 => self.admit(),
+            _ => self.overtake(),
         }
         self.steps += 1;
         self.compare();
@@ -273,6 +279,7 @@ impl Driver {
             }
         }
         self.compare_events();
+        self.compare_mirror();
         if self.steps.is_multiple_of(SNAPSHOT_EVERY) {
             self.compare_all();
         }
@@ -321,6 +328,26 @@ impl Driver {
             let seen = (view.priority.get(), view.depth, usize::from(view.tenant.number()));
             assert_eq!(seen, (block.priority, block.depth, block.tenant), "{view:?}");
         }
+    }
+
+    /// A reader who knows nothing but the events knows every name, where its content lies, and what it
+    /// is worth. Content on its way lies for him where it came from.
+    fn compare_mirror(&mut self) {
+        let Some(mirror) = &mut self.mirror else { return };
+        mirror.follow();
+        let mut names = 0;
+        for (id, block) in self.model.blocks.iter().enumerate() {
+            let Some(content) = block.bears() else { continue };
+            let place = match block.now {
+                Now::Moving { from, .. } => from,
+                _ => (block.tier, block.slot),
+            };
+            let known = mirror.names.get(&name(content));
+            let known = known.map(|&(id, location, worth)| (id.index(), at(location), worth.get()));
+            assert_eq!(known, Some((id, place, block.priority)), "content {content}");
+            names += 1;
+        }
+        assert_eq!(mirror.names.len(), names);
     }
 
     /// Reads now and then, so that the log overtakes the reader sometimes.

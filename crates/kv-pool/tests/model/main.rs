@@ -9,13 +9,14 @@
 mod batch;
 mod blocks;
 mod driver;
+mod mirror;
 mod operations;
 mod reference;
 mod world;
 
 use driver::Driver;
 
-const EPISODES: u64 = 200;
+const EPISODES: u64 = 400;
 const EPISODES_DEEP: u64 = 4_000;
 const OPERATIONS: u64 = 600;
 

@@ -1,6 +1,6 @@
 //! What callers ask of the pool, done to the reference.
 
-use crate::reference::{Block, Claimed, Happened, Model, Now, PRIMARY, name};
+use crate::reference::{Block, Claimed, Happened, Model, Now, PRIMARY, SECONDARY, name};
 
 /// Why a claim is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -16,19 +16,6 @@ pub struct Words {
     pub parent: Option<u32>,
     pub priority: u8,
     pub duration: Option<u64>,
-}
-
-impl Block {
-    /// Takes the name from content on its way, if it has one that is meant.
-    fn forget_on_its_way(&mut self, meant: impl Fn(u32) -> bool) -> bool {
-        match &mut self.now {
-            Now::Moving { content, expected, .. } if *expected && meant(*content) => {
-                *expected = false;
-                true
-            }
-            _ => false,
-        }
-    }
 }
 
 impl Model {
@@ -59,14 +46,14 @@ impl Model {
     }
 
     pub fn release_claimed(&mut self, block: usize, moving: Option<usize>) {
-        if let Some(moving) = moving {
-            self.abort_offload(moving, block);
+        if let Some(to) = moving {
+            self.abort_offload(self.blocks[block].slot, to);
         }
         assert_eq!(self.blocks[block].now, Now::Claimed);
         self.rest(block);
     }
 
-    /// The block that has the name already, if it keeps it. It is pinned then.
+    /// The block that has the name now, or the one that had it already and keeps it. It is pinned then.
     pub fn register(
         &mut self,
         block: usize,
@@ -74,19 +61,34 @@ impl Model {
         content: u32,
         parent: Option<usize>,
         words: Words,
-    ) -> Option<usize> {
-        if let Some(moving) = moving {
-            self.abort_offload(moving, block);
+    ) -> Result<usize, usize> {
+        let from = self.blocks[block].slot;
+        let named = self.name(block, content, parent, words);
+        if let Some(to) = moving {
+            self.abort_offload(from, to);
         }
-        if let Some(existing) = self.find(content) {
-            let found = &self.blocks[existing];
+        named
+    }
+
+    fn name(
+        &mut self,
+        own: usize,
+        content: u32,
+        parent: Option<usize>,
+        words: Words,
+    ) -> Result<usize, usize> {
+        let bearer = self.bearer(content);
+        if let Some(known) = bearer {
+            let found = &self.blocks[known];
             if found.tier == PRIMARY || matches!(found.now, Now::Pinned(_)) {
                 self.counters.duplicates += 1;
-                self.pin(existing);
-                return Some(existing);
+                self.pin(known);
+                self.adopt(known, parent);
+                return Err(known);
             }
-            self.forget(existing);
+            self.come_near(known, own);
         }
+        let block = bearer.unwrap_or(own);
         self.counters.registered += 1;
         let new = &mut self.blocks[block];
         (new.content, new.priority, new.duration) = (Some(content), words.priority, words.duration);
@@ -95,7 +97,7 @@ impl Model {
         if let Some(parent) = parent {
             self.link(block, parent);
         }
-        let before = self.blocks[block].parent.and_then(|parent| self.blocks[parent].content);
+        let before = self.blocks[block].parent.and_then(|parent| self.blocks[parent].bears());
         self.events.push(Happened::Stored {
             block,
             name: name(content),
@@ -103,12 +105,38 @@ impl Model {
             at: self.at(block),
             priority: words.priority,
         });
-        None
+        Ok(block)
+    }
+
+    /// Content that is far and unused, or on its way, was computed again in `own`: it gets that slot, and
+    /// keeps what follows it.
+    fn come_near(&mut self, known: usize, own: usize) {
+        self.counters.dropped += 1;
+        let was = self.blocks[known].now;
+        self.take_name(known);
+        self.unlink(known);
+        self.swap(known, own);
+        self.blocks[known].tenant = self.blocks[own].tenant;
+        match was {
+            Now::Moving { from, .. } => self.blocks[own].now = Now::Moving { content: None, from },
+            Now::Unused(_) | Now::Shadowed(_) => self.unused(own),
+            _ => self.rest(own),
+        }
+    }
+
+    /// Has a block that lost what it followed follow `parent`.
+    fn adopt(&mut self, block: usize, parent: Option<usize>) {
+        if let Some(parent) = parent
+            && self.blocks[block].chained
+            && self.blocks[block].parent.is_none()
+        {
+            self.link(block, parent);
+        }
     }
 
     /// The parent that a registration names, if it is there.
     pub fn parent(&self, words: Words) -> Option<usize> {
-        self.find(words.parent?)
+        self.bearer(words.parent?)
     }
 
     /// Names claimed blocks as consecutive content; which blocks are pinned for it.
@@ -124,20 +152,20 @@ impl Model {
             let tier = self.blocks[claim.block].tier;
             let existing = self.register(claim.block, claim.moving, content, parent, words);
             let block = match existing {
-                Some(existing) if self.blocks[existing].tier == tier => {
+                Err(existing) if self.blocks[existing].tier == tier => {
                     self.release_claimed(claim.block, None);
                     existing
                 }
-                Some(existing) => {
+                Err(existing) => {
                     self.unpin(existing);
                     self.blocks[claim.block].now = Now::Pinned(1);
                     claim.block
                 }
-                None => claim.block,
+                Ok(named) => named,
             };
             pinned.push(block);
             words.parent = Some(content);
-            parent = self.find(content);
+            parent = self.bearer(content);
         }
         pinned
     }
@@ -145,12 +173,7 @@ impl Model {
     /// Finds the next block of a prefix, which follows `before` again if it has lost its parent.
     pub fn find_after(&mut self, content: u32, before: Option<usize>) -> Option<usize> {
         let found = self.find(content)?;
-        if let Some(before) = before
-            && self.blocks[found].chained
-            && self.blocks[found].parent.is_none()
-        {
-            self.link(found, before);
-        }
+        self.adopt(found, before);
         Some(found)
     }
 
@@ -166,36 +189,41 @@ impl Model {
         found
     }
 
-    pub fn commit_offload(&mut self, block: usize, holder: usize) {
-        let Now::Moving { content, expected, from } = self.blocks[block].now else {
-            panic!("{block} is not on its way")
-        };
-        if !expected || self.find(content).is_some() {
-            return self.abort_offload(block, holder);
+    /// The block that lies in a slot.
+    fn lying_in(&self, tier: usize, slot: usize) -> usize {
+        let here = |&id: &usize| self.at(id) == (tier, slot) && self.blocks[id].now != Now::Absent;
+        self.ids().find(here).unwrap()
+    }
+
+    /// A copy from a primary slot to a secondary one has been made.
+    pub fn commit_offload(&mut self, from: usize, to: usize) {
+        let block = self.lying_in(SECONDARY, to);
+        if let Some(content) = self.blocks[block].bears() {
+            self.blocks[block].content = Some(content);
+            self.counters.offloaded += 1;
+            let (from, to) = ((PRIMARY, from), (SECONDARY, to));
+            self.events.push(Happened::Moved { block, name: name(content), from, to });
         }
-        self.blocks[block].content = Some(content);
-        self.counters.offloaded += 1;
-        self.events.push(Happened::Moved { block, name: name(content), from, to: self.at(block) });
-        self.rest(block);
-        self.end_copy(holder);
+        self.end_copy(from, to);
     }
 
-    /// The content is lost, also if its name was removed before.
-    pub fn abort_offload(&mut self, block: usize, holder: usize) {
-        let Now::Moving { content, .. } = self.blocks[block].now else {
-            panic!("{block} is not on its way")
-        };
-        self.counters.dropped += 1;
-        self.events.push(Happened::Removed { block, name: name(content), at: self.at(block) });
-        (self.blocks[block].duration, self.blocks[block].expiry) = (None, None);
-        self.cut(block);
-        self.rest(block);
-        self.end_copy(holder);
+    /// The same copy is not made: the content is lost, unless that was so before.
+    pub fn abort_offload(&mut self, from: usize, to: usize) {
+        let block = self.lying_in(SECONDARY, to);
+        if self.blocks[block].bears().is_some() {
+            self.forget(block);
+        }
+        self.end_copy(from, to);
     }
 
-    /// The copy that reads the slot of `holder` has ended.
-    fn end_copy(&mut self, holder: usize) {
-        self.blocks[holder].copying = false;
+    fn end_copy(&mut self, from: usize, to: usize) {
+        let (moving, holder) = (self.lying_in(SECONDARY, to), self.lying_in(PRIMARY, from));
+        assert!(
+            matches!(self.blocks[moving].now, Now::Moving { .. }),
+            "{moving} is not on its way"
+        );
+        self.reading.retain(|&slot| slot != from);
+        self.rest(moving);
         if self.blocks[holder].now == Now::Draining {
             self.rest(holder);
         }
@@ -218,21 +246,15 @@ impl Model {
     }
 
     pub fn remove(&mut self, content: u32) -> bool {
-        let mut any = false;
-        for block in &mut self.blocks {
-            if block.forget_on_its_way(|moving| moving == content) {
-                any = true;
-            }
-        }
-        if let Some(block) = self.find(content) {
+        let bearer = self.bearer(content);
+        if let Some(block) = bearer {
             self.forget(block);
-            any = true;
         }
-        any
+        bearer.is_some()
     }
 
     pub fn remove_with_successors(&mut self, content: u32) -> usize {
-        let Some(first) = self.find(content) else { return usize::from(self.remove(content)) };
+        let Some(first) = self.bearer(content) else { return 0 };
         let mut following = vec![first];
         let mut at = 0;
         while let Some(&block) = following.get(at) {
@@ -253,10 +275,8 @@ impl Model {
     fn forget_all(&mut self, blocks: &[usize]) -> usize {
         let mut forgotten = 0;
         for &block in blocks {
-            if self.blocks[block].content.is_some() {
+            if self.blocks[block].bears().is_some() {
                 self.forget(block);
-                forgotten += 1;
-            } else if self.blocks[block].forget_on_its_way(|_| true) {
                 forgotten += 1;
             }
         }

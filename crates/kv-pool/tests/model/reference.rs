@@ -25,10 +25,10 @@ pub enum Now {
     Pinned(u32),
     /// Released while a copy reads its slot.
     Draining,
-    /// On its way to the secondary tier. The name comes back on arrival, unless it is removed.
+    /// On its way to the secondary tier. The name comes back on arrival, unless it is removed, or given
+    /// to other content, before.
     Moving {
-        content: u32,
-        expected: bool,
+        content: Option<u32>,
         from: (usize, usize),
     },
 }
@@ -44,8 +44,6 @@ pub struct Block {
     /// When it ends.
     pub expiry: Option<u64>,
     pub now: Now,
-    /// A copy of what lay in its slot before may not have read it yet.
-    pub copying: bool,
     pub parent: Option<usize>,
     /// It was named as what follows other content, whether that is there or not.
     pub chained: bool,
@@ -70,6 +68,7 @@ pub struct Claimed {
     pub block: usize,
     pub slot: usize,
     pub evicted: bool,
+    /// The secondary slot that what lay there is to be moved to.
     pub moving: Option<usize>,
 }
 
@@ -81,6 +80,8 @@ pub struct Model {
     /// Quotas for the primary tier; the first is nobody's.
     pub tenants: Vec<TenantQuota>,
     pub events: Vec<Happened>,
+    /// Primary slots that a copy of evicted content may not have read yet.
+    pub reading: Vec<usize>,
     pub time: u64,
     /// How often the clock must have been read.
     pub reads: u64,
@@ -91,6 +92,16 @@ pub struct Model {
 
 pub fn name(content: u32) -> BlockHash {
     BlockHash::chain(BlockHash::ROOT, &[content])
+}
+
+impl Block {
+    /// The content whose name the block bears, also on its way.
+    pub fn bears(&self) -> Option<u32> {
+        match self.now {
+            Now::Moving { content, .. } => content,
+            _ => self.content,
+        }
+    }
 }
 
 impl Model {
@@ -111,7 +122,6 @@ impl Model {
                 duration: None,
                 expiry: None,
                 now: Now::Absent,
-                copying: false,
                 parent: None,
                 chained: false,
                 depth: 0,
@@ -126,6 +136,7 @@ impl Model {
             completed: 0,
             tenants: vec![TenantQuota::NONE],
             events: Vec::new(),
+            reading: Vec::new(),
             time: 0,
             reads: 0,
             ready: 0,
@@ -187,6 +198,17 @@ impl Model {
     /// The block that lookups of this content find.
     pub fn find(&self, content: u32) -> Option<usize> {
         self.blocks.iter().position(|block| block.content == Some(content))
+    }
+
+    /// The block that bears the name of this content, which may be on its way.
+    pub fn bearer(&self, content: u32) -> Option<usize> {
+        self.blocks.iter().position(|block| block.bears() == Some(content))
+    }
+
+    /// Whether a copy of evicted content may still read the slot of a block.
+    pub fn is_read(&self, block: usize) -> bool {
+        let (tier, slot) = self.at(block);
+        tier == PRIMARY && self.reading.contains(&slot)
     }
 
     /// Blocks of a tenant in the primary tier: in use, and cached.
@@ -277,10 +299,10 @@ impl Model {
         let from = self.at(victim);
         self.swap(victim, target);
         let content = self.blocks[victim].content.take().unwrap();
-        self.blocks[victim].now = Now::Moving { content, expected: true, from };
+        self.blocks[victim].now = Now::Moving { content: Some(content), from };
         self.blocks[victim].cached_since = None;
-        self.blocks[target].copying = true;
-        self.claimed(target, by, true, Some(victim))
+        self.reading.push(from.1);
+        self.claimed(target, by, true, Some(self.blocks[victim].slot))
     }
 
     pub fn claimed(
@@ -304,13 +326,13 @@ impl Model {
 
     /// Nobody uses the block any more.
     pub fn rest(&mut self, block: usize) {
-        let Block { duration, expiry, priority, content, copying, .. } = self.blocks[block];
+        let Block { duration, expiry, priority, content, .. } = self.blocks[block];
         if let (Some(duration), None, Some(_)) = (duration, expiry, content)
             && priority != DEFAULT_PRIORITY
         {
             self.blocks[block].expiry = Some(self.read_clock() + duration);
         }
-        if copying {
+        if self.is_read(block) {
             self.blocks[block].now = Now::Draining;
         } else if self.begun > self.completed {
             let order = self.tick();
@@ -375,6 +397,16 @@ impl Model {
 
     /// Takes a block out of its chain, on both sides.
     pub fn cut(&mut self, block: usize) {
+        self.unlink(block);
+        for other in &mut self.blocks {
+            if other.parent == Some(block) {
+                other.parent = None;
+            }
+        }
+    }
+
+    /// Has a block follow no other.
+    pub fn unlink(&mut self, block: usize) {
         let parent = self.blocks[block].parent.take();
         self.blocks[block].chained = false;
         if let Some(parent) = parent
@@ -384,18 +416,22 @@ impl Model {
             // Its turn has come up before: it is the next of its priority.
             self.blocks[parent].now = Now::Unused(-self.tick());
         }
-        for other in &mut self.blocks {
-            if other.parent == Some(block) {
-                other.parent = None;
-            }
-        }
+    }
+
+    /// Takes the name from a block, with all that was said of the content, and nothing else.
+    pub fn take_name(&mut self, block: usize) {
+        // Nobody was told of a move before its end.
+        let (content, at) = match &mut self.blocks[block].now {
+            Now::Moving { content, from } => (content.take(), *from),
+            _ => (self.blocks[block].content.take(), self.at(block)),
+        };
+        self.events.push(Happened::Removed { block, name: name(content.unwrap()), at });
+        let unnamed = &mut self.blocks[block];
+        (unnamed.duration, unnamed.expiry, unnamed.cached_since) = (None, None, None);
     }
 
     pub fn unname(&mut self, block: usize) {
-        let content = self.blocks[block].content.take().unwrap();
-        self.events.push(Happened::Removed { block, name: name(content), at: self.at(block) });
-        let unnamed = &mut self.blocks[block];
-        (unnamed.duration, unnamed.expiry, unnamed.cached_since) = (None, None, None);
+        self.take_name(block);
         self.cut(block);
     }
 
@@ -409,7 +445,7 @@ impl Model {
 
     pub fn set_priority(&mut self, block: usize, to: u8) {
         let from = std::mem::replace(&mut self.blocks[block].priority, to);
-        if let Some(content) = self.blocks[block].content
+        if let Some(content) = self.blocks[block].bears()
             && from != to
         {
             self.events.push(Happened::Changed { block, name: name(content), from, to });

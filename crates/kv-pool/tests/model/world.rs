@@ -13,7 +13,9 @@ use crate::reference::{Now, name};
 
 impl Driver {
     pub fn remove(&mut self) {
-        let content = self.random.content();
+        let hurries = self.random.below(2) == 0;
+        let on_its_way = if hurries { self.on_its_way() } else { None };
+        let content = on_its_way.unwrap_or_else(|| self.random.content());
         match self.random.below(8) {
             0 if self.tenants.len() > 1 => {
                 let tenant = 1 + self.random.below(self.tenants.len() as u64 - 1) as usize;
@@ -21,12 +23,19 @@ impl Driver {
                 assert_eq!(removed, self.model.remove_tenant(tenant));
             }
             1..4 => {
+                let bearer = self.model.bearer(content);
+                let on_its_way =
+                    |id: usize| matches!(self.model.blocks[id].now, Now::Moving { .. });
+                let on_its_way = bearer.is_some_and(on_its_way);
                 let removed = self.pool.remove_with_successors(name(content));
                 assert_eq!(removed, self.model.remove_with_successors(content));
                 self.seen.saw("removed with successors", u64::from(removed > 1));
+                let both = on_its_way && removed > 1;
+                self.seen.saw("removed on its way with successors", both.into());
             }
             _ => {
-                let on_its_way = |now| matches!(now, Now::Moving { content: c, expected: true, .. } if c == content);
+                let on_its_way =
+                    |now| matches!(now, Now::Moving { content: Some(c), .. } if c == content);
                 let on_its_way = self.model.blocks.iter().any(|block| on_its_way(block.now));
                 self.seen.saw("removed on its way", on_its_way.into());
                 assert_eq!(self.pool.remove(name(content)), self.model.remove(content));

@@ -1,0 +1,366 @@
+//! Content on its way between tiers: operations on names see it, its slots wait for the copy, and a
+//! reader of the events never loses sight of it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use common::{cache_secondary, checked, claim, displace, find, name, named, pool, priority};
+use kv_pool::{
+    BlockHash, BlockPool, ClaimedBlocks, EventReader, Location, ManualClock, Naming, Onboarded,
+    PoolConfig, PoolEvent, Priority, Reading, Registration, Retention, SlotIndex, Tier,
+};
+
+/// The names of content 1, and of content that follows it.
+fn chain(blocks: u32) -> Vec<BlockHash> {
+    let mut parent = BlockHash::ROOT;
+    (0..blocks)
+        .map(|block| {
+            parent = BlockHash::chain(parent, &[1 + block]);
+            parent
+        })
+        .collect()
+}
+
+/// Caches a chain in the primary tier, and has its first block evicted.
+fn with_head_on_its_way(pool: &BlockPool, names: &[BlockHash]) -> (ClaimedBlocks, SlotIndex) {
+    let mut blocks = pool.claim(names.len()).unwrap();
+    drop(blocks.register(names, Priority::DEFAULT).unwrap());
+    let held = pool.match_prefix(names);
+    let head = held.slots().next().unwrap();
+    let tail: Vec<_> = (1..names.len()).map(|at| held.pin(at).unwrap()).collect();
+    drop(held);
+    let claimed = pool.claim(1).unwrap();
+    assert_eq!(claimed.slots().next(), Some(head));
+    pool.release(tail);
+    (claimed, head)
+}
+
+/// What a reader of the events knows of each name: where it lies and its priority.
+#[derive(Debug)]
+struct Mirror {
+    reader: EventReader,
+    known: HashMap<BlockHash, (Location, Priority)>,
+}
+
+impl Mirror {
+    fn of(pool: &BlockPool) -> Self {
+        Self { reader: pool.events_from_start().unwrap(), known: HashMap::new() }
+    }
+
+    /// Reads on; whether the mirror has the name, and as what.
+    #[track_caller]
+    fn get(&mut self, name: BlockHash) -> Option<(Location, Priority)> {
+        let mut readings = Vec::new();
+        self.reader.read(usize::MAX, &mut readings);
+        for reading in readings {
+            let Reading::Event { event, .. } = reading else { panic!("{reading:?}") };
+            let known = match event {
+                PoolEvent::Stored { hash, location, priority, .. } => {
+                    self.known.insert(hash, (location, priority)).is_none()
+                }
+                PoolEvent::Removed { hash, location, .. } => {
+                    self.known.remove(&hash).is_some_and(|(known, _)| known == location)
+                }
+                PoolEvent::Moved { hash, from, to, .. } => {
+                    let known = self.known.get_mut(&hash);
+                    known.is_some_and(|(at, _)| std::mem::replace(at, to) == from)
+                }
+                PoolEvent::PriorityChanged { hash, from, to, .. } => {
+                    let known = self.known.get_mut(&hash);
+                    known.is_some_and(|(_, known)| std::mem::replace(known, to) == from)
+                }
+                other => panic!("{other:?} is not known here"),
+            };
+            assert!(known, "{event:?} does not follow from what came before it");
+        }
+        self.known.get(&name).copied()
+    }
+}
+
+fn logged(primary: u64, secondary: u64) -> (BlockPool, Mirror) {
+    let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
+    let pool = BlockPool::builder(&config).events(256).build().unwrap();
+    let mirror = Mirror::of(&pool);
+    (pool, mirror)
+}
+
+#[test]
+fn removal_with_successors_begins_at_content_on_its_way() {
+    let (pool, names) = (pool(3, 1), chain(3));
+    let (mut claimed, _) = with_head_on_its_way(&pool, &names);
+    let offload = claimed.take_offload().unwrap();
+    assert_eq!(pool.remove_with_successors(names[0]), 3);
+    checked(&pool);
+    offload.commit();
+    drop(claimed.register(&names[..1], Priority::DEFAULT).unwrap());
+    assert_eq!(pool.match_prefix(&names).len(), 1, "a successor was found");
+    checked(&pool);
+}
+
+#[test]
+fn removal_reaches_successors_named_while_their_head_is_on_its_way() {
+    let (pool, names) = (pool(3, 1), chain(3));
+    let mut blocks = pool.claim(2).unwrap();
+    let (mut claimed, _) = with_head_on_its_way(&pool, &names[..1]);
+    let offload = claimed.take_offload().unwrap();
+    drop(blocks.register(&names[1..], Naming::after(names[0])).unwrap());
+    assert_eq!(pool.remove_with_successors(names[0]), 3);
+    drop((offload, blocks));
+    drop(claimed.register(&names[..1], Priority::DEFAULT).unwrap());
+    assert_eq!(pool.match_prefix(&names).len(), 1, "a successor was found");
+    checked(&pool);
+}
+
+#[test]
+fn what_was_removed_does_not_come_back_with_an_older_offload() {
+    for with_successors in [true, false] {
+        let (pool, names) = (pool(2, 1), chain(2));
+        let (mut claimed, _) = with_head_on_its_way(&pool, &names);
+        let offload = claimed.take_offload().unwrap();
+        drop(claimed.register(&names[..1], Priority::DEFAULT).unwrap());
+        match with_successors {
+            true => assert_eq!(pool.remove_with_successors(names[0]), 2),
+            false => assert!(pool.remove(names[0])),
+        }
+        offload.commit();
+        assert_eq!(pool.match_prefix(&names).len(), 0);
+        checked(&pool);
+    }
+}
+
+/// Content that is computed again while an older copy is far, or on its way there, keeps what
+/// follows it.
+#[test]
+fn content_computed_again_keeps_its_successors() {
+    for arrived in [true, false] {
+        let (pool, names) = (pool(2, 1), chain(2));
+        let (mut claimed, _) = with_head_on_its_way(&pool, &names);
+        let mut offload = claimed.take_offload();
+        if arrived {
+            offload.take().unwrap().commit();
+        }
+        drop(claimed.register(&names[..1], Priority::DEFAULT).unwrap());
+        checked(&pool);
+        assert_eq!(pool.remove_with_successors(names[0]), 2, "arrived: {arrived}");
+        drop(offload);
+        drop(pool.claim(1).unwrap().register(&names[..1], Priority::DEFAULT).unwrap());
+        assert_eq!(pool.match_prefix(&names).len(), 1, "arrived: {arrived}");
+        checked(&pool);
+    }
+}
+
+/// The same where the offload was never taken: it ends with the registration.
+#[test]
+fn content_computed_again_in_its_own_slot_keeps_its_successors() {
+    let (pool, names) = (pool(2, 1), chain(2));
+    let (mut claimed, head) = with_head_on_its_way(&pool, &names);
+    let pins = claimed.register(&names[..1], Priority::DEFAULT).unwrap();
+    assert_eq!(pins.slots().next(), Some(head));
+    assert_eq!(pool.stats().secondary.claimable(), 1, "the move was given up");
+    assert_eq!(pool.remove_with_successors(names[0]), 2);
+    drop(pins);
+    checked(&pool);
+}
+
+#[test]
+fn content_computed_again_on_its_way_has_its_slots_wait_for_the_copy() {
+    for commits in [true, false] {
+        // Computed again in the very block that it was evicted from, or in another.
+        for elsewhere in [true, false] {
+            let pool = pool(2, 2);
+            let other = claim(&pool);
+            drop(named(claim(&pool), 1, Priority::DEFAULT));
+            let (evictor, offload) = displace(&pool);
+            let (block, spare) = if elsewhere { (other, evictor) } else { (evictor, other) };
+            let slot = block.slot();
+            let pin = named(block, 1, Priority::DEFAULT);
+            assert_eq!((pin.location().tier, pin.slot()), (Tier::Primary, slot));
+            checked(&pool);
+            drop((pin, spare));
+            checked(&pool);
+            // Neither end of the copy is anybody else's.
+            let near = pool.claim(pool.claimable()).unwrap();
+            assert!(near.slots().all(|slot| slot != offload.from()), "the copy reads the slot");
+            let empty = pool.stats().secondary.claimable() as usize;
+            let far = pool.claim_in(Tier::Secondary, empty).unwrap();
+            assert!(far.slots().all(|slot| slot != offload.to()), "the copy writes the slot");
+            drop((near, far));
+            if commits {
+                offload.commit()
+            } else {
+                drop(offload)
+            }
+            checked(&pool);
+            let stats = pool.stats();
+            assert_eq!((stats.primary.claimable(), stats.secondary.claimable()), (2, 2));
+        }
+    }
+}
+
+#[test]
+fn two_offloads_of_one_name_end_in_any_order() {
+    for newer_first in [true, false] {
+        let pool = pool(2, 2);
+        let kept = claim(&pool);
+        drop(named(claim(&pool), 1, Priority::DEFAULT));
+        let (block, first) = displace(&pool);
+        drop(named(kept, 1, Priority::DEFAULT));
+        let (again, second) = displace(&pool);
+        assert_ne!(first.to(), second.to());
+        checked(&pool);
+        if newer_first {
+            let to = second.to();
+            second.commit();
+            assert_eq!(find(&pool, 1).unwrap().slot(), to);
+            first.commit();
+            assert_eq!(find(&pool, 1).unwrap().slot(), to);
+        } else {
+            let to = second.to();
+            first.commit();
+            assert!(find(&pool, 1).is_none(), "an older copy came back");
+            second.commit();
+            assert_eq!(find(&pool, 1).unwrap().slot(), to);
+        }
+        drop((block, again));
+        checked(&pool);
+    }
+}
+
+#[test]
+fn a_slot_that_an_offload_reads_waits_also_when_its_content_moves_down() {
+    let pool = pool(1, 2);
+    drop(named(claim(&pool), 1, Priority::DEFAULT));
+    let (block, offload) = displace(&pool);
+    let pin = named(block, 2, Priority::DEFAULT);
+    let target = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
+    let Onboarded::Moved(pin) = pool.begin_onboard(pin, target).unwrap().commit() else {
+        panic!("nobody else had it pinned")
+    };
+    assert_eq!(pin.location().tier, Tier::Secondary);
+    checked(&pool);
+    assert!(pool.claim_one().is_err(), "slot {:?} is read by the copy", offload.from());
+    offload.commit();
+    checked(&pool);
+    assert!(pool.claim_one().is_ok(), "nobody reads the slot");
+}
+
+/// What has moved down owes nothing to the copy any more, and can be evicted as any other.
+#[test]
+fn content_that_left_a_slot_does_not_wait_for_its_reader() {
+    let pool = pool(1, 2);
+    drop(named(claim(&pool), 1, Priority::DEFAULT));
+    let (block, offload) = displace(&pool);
+    let pin = named(block, 2, Priority::DEFAULT);
+    let target = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
+    drop(pool.begin_onboard(pin, target).unwrap().commit());
+    assert_eq!(pool.stats().secondary.claimable(), 1);
+    drop(offload);
+    assert_eq!(pool.stats().secondary.claimable(), 2);
+    checked(&pool);
+}
+
+#[test]
+fn a_mirror_keeps_a_name_whose_recomputation_overtakes_its_offload() {
+    for commits in [true, false] {
+        let (pool, mut mirror) = logged(1, 1);
+        drop(named(claim(&pool), 1, Priority::DEFAULT));
+        let (block, offload) = displace(&pool);
+        assert!(mirror.get(name(1)).is_some(), "it is to be found again");
+        let pin = named(block, 1, priority(80));
+        assert_eq!(mirror.get(name(1)), Some((pin.location(), priority(80))));
+        if commits {
+            offload.commit()
+        } else {
+            drop(offload)
+        }
+        assert_eq!(mirror.get(name(1)), Some((pin.location(), priority(80))));
+    }
+}
+
+#[test]
+fn a_mirror_keeps_a_name_that_was_removed_on_its_way_and_given_again() {
+    for with_successors in [true, false] {
+        let (pool, mut mirror) = logged(1, 1);
+        drop(named(claim(&pool), 1, Priority::DEFAULT));
+        let (block, offload) = displace(&pool);
+        match with_successors {
+            true => assert_eq!(pool.remove_with_successors(name(1)), 1),
+            false => assert!(pool.remove(name(1))),
+        }
+        assert_eq!(mirror.get(name(1)), None, "no lookup will find it");
+        let pin = named(block, 1, Priority::DEFAULT);
+        offload.commit();
+        assert_eq!(mirror.get(name(1)), Some((pin.location(), Priority::DEFAULT)));
+    }
+}
+
+#[test]
+fn a_mirror_is_told_where_content_lay_that_is_given_up_on_its_way() {
+    let (pool, mut mirror) = logged(1, 1);
+    drop(named(claim(&pool), 1, Priority::DEFAULT));
+    let (block, offload) = displace(&pool);
+    drop(offload);
+    // The mirror has compared the places.
+    assert_eq!(mirror.get(name(1)), None);
+    drop(block);
+}
+
+#[test]
+fn a_mirror_follows_a_priority_that_ends_on_the_way() {
+    let clock = ManualClock::new();
+    let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(1) };
+    let pool = BlockPool::builder(&config).events(64).clock(clock.clone()).build().unwrap();
+    let mut mirror = Mirror::of(&pool);
+    let second = Duration::from_secs(1);
+    let retention = Retention { priority: priority(80), duration: Some(second) };
+    let Registration::New(pin) = claim(&pool).register(name(1), retention) else { panic!() };
+    drop(pin);
+    let (block, offload) = displace(&pool);
+    clock.advance(2 * second);
+    assert_eq!(pool.refresh(), 1);
+    offload.commit();
+    let at = find(&pool, 1).unwrap().location();
+    assert_eq!(mirror.get(name(1)), Some((at, Priority::DEFAULT)));
+    drop(block);
+}
+
+#[test]
+fn a_mirror_follows_a_far_copy_that_gives_way() {
+    let (pool, mut mirror) = logged(1, 1);
+    cache_secondary(&pool, 1);
+    assert_eq!(mirror.get(name(1)).unwrap().0.tier, Tier::Secondary);
+    let pin = named(claim(&pool), 1, Priority::DEFAULT);
+    assert_eq!(mirror.get(name(1)), Some((pin.location(), Priority::DEFAULT)));
+}
+
+/// A duplicate may be content whose move is decided and not enqueued: the holder of the block that was
+/// to be named has the choice, and loses nothing by it.
+#[test]
+fn a_duplicate_leaves_the_choice_between_both_blocks() {
+    let pool = pool(2, 1);
+    drop(named(claim(&pool), 1, Priority::DEFAULT));
+    let kept = claim(&pool);
+    let (target, offload) = displace(&pool);
+    offload.commit();
+    let far = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
+    let own_slot = kept.slot();
+    let Onboarded::Moved(arriving) = pool.begin_onboard(far, target).unwrap().commit() else {
+        panic!("nobody else had it pinned")
+    };
+    let Registration::Duplicate { existing, own } = kept.register(name(1), Priority::DEFAULT)
+    else {
+        panic!("the name has a bearer")
+    };
+    assert_eq!((existing.location(), own.slot()), (arriving.location(), own_slot));
+    assert_eq!(own.location().tier, Tier::Primary);
+    drop((existing, arriving));
+    assert_eq!(pool.claimable(), 1);
+    let others = pool.claim(1).unwrap();
+    assert!(others.slots().all(|slot| slot != own_slot), "the block is its holder's still");
+    drop((own, others));
+    checked(&pool);
+}
