@@ -251,33 +251,32 @@ fn two_tiers() {
     row("find, claim, offload, onboard and release a block", nanoseconds);
 }
 
-/// One admission that evicts `blocks` blocks to the second tier, and the moves that it asks for, a block.
+/// One admission that evicts so many blocks to the second tier, and the moves that it asks for.
 fn admission_with_offloads(blocks: u64) {
     let config = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
     let pool = BlockPool::new(&config).unwrap();
     let mut count = 0;
     serve(&pool, &names(&mut count, blocks as usize));
     let batches: Vec<_> = (0..=SAMPLES).map(|_| names(&mut count, blocks as usize)).collect();
-    let mut batches = batches.iter();
-    let mut samples = [[0.0; SAMPLES + 1]; 2];
-    for sample in 0..=SAMPLES {
-        let hashes = batches.next().unwrap();
+    let mut samples = [Vec::new(), Vec::new()];
+    let each = |begin: Instant| begin.elapsed().as_nanos() as f64 / blocks as f64;
+    for hashes in &batches {
         let begin = Instant::now();
         let request = Admit { blocks: blocks as usize, ..Admit::default() };
         let mut admitted = pool.admit(&[request]).unwrap();
-        samples[0][sample] = begin.elapsed().as_nanos() as f64 / blocks as f64;
+        samples[0].push(each(begin));
         let claimed = &mut admitted[0].claimed;
         let begin = Instant::now();
         while let Some(offload) = claimed.take_offload() {
             offload.commit();
         }
-        samples[1][sample] = begin.elapsed().as_nanos() as f64 / blocks as f64;
+        samples[1].push(each(begin));
         drop(claimed.register(hashes, Priority::DEFAULT).unwrap());
     }
-    for (what, mut samples) in ["admit", "take and commit each offload"].into_iter().zip(samples) {
+    for (what, mut samples) in ["admit", "take and commit offloads"].into_iter().zip(samples) {
         samples.sort_by(f64::total_cmp);
         let figures = [samples[SAMPLES / 2], samples[0]];
-        row(&format!("{what}, a block of {blocks} that are evicted"), figures);
+        row(&format!("{what}, a block of {blocks} evicted"), figures);
     }
 }
 

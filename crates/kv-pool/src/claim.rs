@@ -208,12 +208,22 @@ impl Drop for ClaimedBlock {
 pub struct ClaimedBlocks {
     pool: Arc<Shared>,
     tier: Tier,
+    /// # Invariants
+    ///
+    /// - Those before `first` have left the list: what takes the first ones away moves no others.
+    /// - Those before `offloads` have no move to be taken, so each is looked at once for all calls.
     claims: Vec<Claim>,
+    first: usize,
+    offloads: usize,
 }
 
 impl ClaimedBlocks {
     pub(crate) fn new(pool: Arc<Shared>, tier: Tier, claims: Vec<Claim>) -> Self {
-        Self { pool, tier, claims }
+        Self { pool, tier, claims, first: 0, offloads: 0 }
+    }
+
+    fn claims(&self) -> &[Claim] {
+        &self.claims[self.first..]
     }
 
     fn single(&self, claim: Claim) -> ClaimedBlock {
@@ -223,58 +233,66 @@ impl ClaimedBlocks {
     /// How many blocks there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.claims.len()
+        self.claims().len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.claims.is_empty()
+        self.claims().is_empty()
     }
 
     /// The slots of the blocks, in their order.
     pub fn slots(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = SlotIndex> + '_ {
-        self.claims.iter().map(|claim| claim.slot())
+        self.claims().iter().map(|claim| claim.slot())
     }
 
     /// The blocks, in their order.
     pub fn blocks(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
-        self.claims.iter().map(|claim| claim.block())
+        self.claims().iter().map(|claim| claim.block())
     }
 
     /// Whether block `index` is there and cached content lost its slot to the claim.
     #[must_use]
     pub fn evicted(&self, index: usize) -> bool {
-        self.claims.get(index).is_some_and(|claim| claim.evicted())
+        self.claims().get(index).is_some_and(|claim| claim.evicted())
     }
 
     /// The next move of evicted content to the secondary tier, until there is none left; see
-    /// [`ClaimedBlock::take_offload`].
+    /// [`ClaimedBlock::take_offload`]. Takes no lock. To take all moves of a list takes time in
+    /// proportion to its length.
     #[must_use]
     pub fn take_offload(&mut self) -> Option<Offload> {
-        let claim = self.claims.iter_mut().find(|claim| claim.offload().is_some())?;
-        take_offload(&self.pool, claim)
+        self.offloads = self.offloads.max(self.first);
+        while let Some(claim) = self.claims.get_mut(self.offloads) {
+            self.offloads += 1;
+            if claim.offload().is_some() {
+                return take_offload(&self.pool, claim);
+            }
+        }
+        None
     }
 
     /// Takes the first block out of the list.
     pub fn take_first(&mut self) -> Option<ClaimedBlock> {
-        if self.claims.is_empty() {
-            return None;
-        }
-        let claim = self.claims.remove(0);
+        let claim = *self.claims().first()?;
+        self.first += 1;
         Some(self.single(claim))
     }
 
     /// Takes the last block out of the list.
     pub fn pop(&mut self) -> Option<ClaimedBlock> {
-        let claim = self.claims.pop()?;
+        let claim = *self.claims().last()?;
+        self.claims.pop();
         Some(self.single(claim))
     }
 
     /// Takes the blocks from `at` on out of the list; none if there are fewer.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let claims = self.claims.split_off(at.min(self.claims.len()));
-        Self { pool: Arc::clone(&self.pool), tier: self.tier, claims }
+        let at = self.first + at.min(self.len());
+        let claims = self.claims.split_off(at);
+        let offloads = self.offloads.saturating_sub(at);
+        Self { pool: Arc::clone(&self.pool), tier: self.tier, claims, first: 0, offloads }
     }
 
     /// Gives the first blocks names, as consecutive content that follows `naming.parent`, in one
@@ -294,7 +312,7 @@ impl ClaimedBlocks {
         hashes: &[BlockHash],
         naming: impl Into<Naming>,
     ) -> Result<PinnedBlocks, RegisterError> {
-        let (names, blocks) = (hashes.len(), self.claims.len());
+        let (names, blocks) = (hashes.len(), self.len());
         if names > blocks {
             return Err(RegisterError::TooMany { names, blocks });
         }
@@ -305,7 +323,7 @@ impl ClaimedBlocks {
         let mut state = self.pool.state.lock();
         let mut parent = naming.parent.and_then(|parent| state.find_parent(parent));
         let mut following = naming;
-        let (tier, claims) = (self.tier, &self.claims[..names]);
+        let (tier, claims) = (self.tier, &self.claims()[..names]);
         let pins = PinnedBlocks::counted(&mut state, &self.pool, |state, pins| {
             pins.reserve(names);
             state.warm(hashes);
@@ -319,11 +337,7 @@ impl ClaimedBlocks {
             }
         });
         drop(state);
-        if names == blocks {
-            self.claims.clear();
-        } else {
-            self.claims.drain(..names);
-        }
+        self.first += names;
         Ok(pins)
     }
 }
@@ -335,7 +349,9 @@ impl IntoIterator for ClaimedBlocks {
     fn into_iter(mut self) -> Self::IntoIter {
         let (pool, tier) = (&self.pool, self.tier);
         let single = |claim| ClaimedBlock::new(Handle::Pool(Arc::clone(pool)), tier, claim);
-        self.claims.drain(..).map(single).collect::<Vec<_>>().into_iter()
+        let singles = self.claims[self.first..].iter().copied().map(single).collect::<Vec<_>>();
+        self.first = self.claims.len();
+        singles.into_iter()
     }
 }
 
@@ -347,7 +363,7 @@ impl Drop for ClaimedBlocks {
         }
         let mut state = self.pool.state.lock();
         // The first one is the next to be claimed.
-        for claim in claims.iter().rev() {
+        for claim in claims[self.first..].iter().rev() {
             state.release_claim(claim);
         }
         state.keep_claims(claims);
@@ -484,6 +500,88 @@ impl Drop for Offload {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
             pool.state.lock().abort_offload(self.moved);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PoolConfig;
+
+    /// Every block that is claimed has content to be moved away.
+    fn evicting(blocks: u64) -> ClaimedBlocks {
+        let config = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
+        let pool = BlockPool::new(&config).unwrap();
+        let names: Vec<_> = (0..blocks).map(|name| BlockHash::from_u128(name.into())).collect();
+        drop(pool.claim(names.len()).unwrap().register(&names, Naming::default()).unwrap());
+        pool.claim(names.len()).unwrap()
+    }
+
+    #[test]
+    fn a_block_is_looked_at_for_its_move_once_for_all_calls() {
+        let mut blocks = evicting(64);
+        let whole = blocks.claims.clone();
+        let mut taken = Vec::new();
+        while taken.len() < whole.len()
+            && let Some(offload) = blocks.take_offload()
+        {
+            taken.push(offload.moved.block);
+            // None of them shall end twice.
+            std::mem::forget(offload);
+            // What came before is put back as it was: nobody looks there again.
+            blocks.claims[..taken.len()].copy_from_slice(&whole[..taken.len()]);
+        }
+        let no_more = blocks.take_offload().is_none();
+        blocks.claims.iter_mut().for_each(|claim| *claim = claim.without_offload());
+        let moves = whole.iter().filter_map(Claim::offload);
+        assert_eq!(taken, moves.map(|moved| moved.block).collect::<Vec<_>>());
+        assert!(no_more);
+    }
+
+    #[test]
+    fn the_first_blocks_leave_a_list_without_the_others_being_moved() {
+        let mut blocks = evicting(64);
+        let at = blocks.claims.as_ptr();
+        let names: Vec<_> = (100..132).map(BlockHash::from_u128).collect();
+        for name in names {
+            drop(blocks.take_first());
+            drop(blocks.register(&[name], Naming::default()).unwrap());
+            assert_eq!(blocks.claims.len(), 64, "the others have been moved");
+        }
+        assert_eq!((blocks.len(), blocks.claims.as_ptr()), (0, at));
+    }
+
+    #[test]
+    fn every_move_is_taken_once_whatever_has_left_the_list() {
+        for program in 0..256_u32 {
+            let mut blocks = evicting(24);
+            let mut expected = blocks.claims.clone();
+            let mut taken = Vec::new();
+            for step in 0..4 {
+                let (mut singles, mut lists) = (Vec::new(), Vec::new());
+                taken.extend(blocks.take_offload());
+                match program >> (2 * step) & 3 {
+                    0 => singles.extend(blocks.take_first()),
+                    1 => singles.extend(blocks.pop()),
+                    2 => lists.push(blocks.split_off(blocks.len() - 2)),
+                    _ => {
+                        let tail = blocks.split_off(3);
+                        lists.push(std::mem::replace(&mut blocks, tail));
+                    }
+                }
+                taken.extend(singles.iter_mut().filter_map(ClaimedBlock::take_offload));
+                for list in &mut lists {
+                    taken.extend(std::iter::from_fn(|| list.take_offload()));
+                }
+                taken.extend(blocks.take_offload());
+            }
+            taken.extend(std::iter::from_fn(|| blocks.take_offload()));
+            let mut taken: Vec<_> = taken.iter().map(|offload| offload.moved.block).collect();
+            taken.sort_unstable();
+            expected.sort_unstable_by_key(|claim| claim.offload().map(|moved| moved.block));
+            let expected = expected.iter().filter_map(Claim::offload).map(|moved| moved.block);
+            assert_eq!(taken, expected.collect::<Vec<_>>(), "program {program:#x}");
         }
     }
 }
