@@ -110,7 +110,7 @@ impl BlockPool {
         let mut state = self.shared.state.lock();
         state.counters.lookups += hashes.len() as u64;
         let Some(&first) = hashes.first() else { return PinnedBlocks::default() };
-        if state.find(first).is_none() {
+        if state.bearer(first).is_none() {
             state.note_miss(first);
             return PinnedBlocks::default();
         }

@@ -194,6 +194,7 @@ impl State {
 
     /// Gives content that is far and unused, or on its way, the slot of the claimed block `own`, where it
     /// has been computed again. It keeps its name and those that follow it, and nothing else.
+    #[cold]
     fn come_near(&mut self, id: BlockId, own: BlockId) {
         self.emit_removed(id);
         self.counters.dropped += 1;
