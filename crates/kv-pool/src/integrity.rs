@@ -295,6 +295,42 @@ mod tests {
         assert_eq!(unexpected, index);
     }
 
+    /// Block 1 is on its way to the secondary slot, and 4, which is claimed, has the slot that it left.
+    fn moving() -> State {
+        let mut state = state();
+        for _ in 0..3 {
+            state.claim_one(Tier::Primary, crate::TenantId::NOBODY).unwrap();
+        }
+        assert_eq!(state.blocks.place(BlockId(1)), Place::Moving);
+        assert_eq!(check(&state), Ok(()));
+        state
+    }
+
+    #[test]
+    fn a_copy_that_no_slot_waits_for_is_found() {
+        let damages: [fn(&mut State); 5] = [
+            |state| state.blocks.part(BlockId(1), BlockId(4)),
+            |state| state.blocks.clear(BlockId(4), Flag::COPYING),
+            |state| state.blocks.pair(BlockId(1), BlockId(2)),
+            |state| state.blocks.set_after(BlockId(4), u32::MAX),
+            |state| _ = state.stand_ins.insert(SlotIndex(0), BlockId(1)),
+        ];
+        for (at, damage) in damages.into_iter().enumerate() {
+            let mut state = moving();
+            damage(&mut state);
+            let error = check(&state).unwrap_err();
+            assert!(matches!(error, IntegrityError::Place { .. }), "{at}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_on_its_way_that_the_index_has_lost_is_found() {
+        let mut state = moving();
+        state.index.remove(&state.blocks, BlockId(1));
+        let hash = BlockHash::from_u128(8);
+        assert_eq!(check(&state), Err(IntegrityError::Index { hash }));
+    }
+
     #[test]
     fn a_slot_of_two_blocks_is_found() {
         let location = Location { tier: Tier::Primary, slot: SlotIndex(1) };

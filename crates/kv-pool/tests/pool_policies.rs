@@ -167,3 +167,30 @@ fn content_that_moves_leaves_one_tier_s_policy_and_comes_to_the_other_s() {
     assert_eq!(near.take(), ["evictable 1"]);
     pool.check_integrity().unwrap();
 }
+
+#[test]
+fn content_computed_again_leaves_the_far_tier_s_policy_and_comes_to_the_near_one_s() {
+    // Far already, and on its way there.
+    for arrived in [true, false] {
+        let (pool, [near, far]) = pool(1, 1);
+        write(&pool, &names(&[1]));
+        let mut block = pool.claim(1).unwrap();
+        let mut offload = block.take_offload();
+        let evictable = arrived.then_some("evictable 1");
+        if arrived {
+            offload.take().unwrap().commit();
+        }
+        let told_far: Vec<_> = ["stored 1"].into_iter().chain(evictable).collect();
+        assert_eq!(far.take(), told_far);
+        near.take();
+        drop(block.register(&names(&[1]), Naming::default()).unwrap());
+        let held = arrived.then_some("held block 0");
+        let told_far: Vec<_> = held.into_iter().chain(["removed block 0"]).collect();
+        assert_eq!(far.take(), told_far);
+        let evictable: Vec<_> =
+            ["stored 1"].into_iter().chain(arrived.then_some("evictable 1")).collect();
+        assert_eq!(near.take(), evictable, "a copy reads the slot until the offload ends");
+        drop(offload);
+        pool.check_integrity().unwrap();
+    }
+}

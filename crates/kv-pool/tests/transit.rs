@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use common::{cache_secondary, checked, claim, displace, find, name, named, pool, priority};
 use kv_pool::{
-    BlockHash, BlockPool, ClaimedBlocks, EventReader, Location, ManualClock, Naming, Onboarded,
-    PoolConfig, PoolEvent, Priority, Reading, Registration, Retention, SlotIndex, Tier,
+    BlockHash, BlockPin, BlockPool, ClaimedBlock, ClaimedBlocks, EventReader, Location,
+    ManualClock, Naming, Offload, Onboarded, PoolConfig, PoolEvent, Priority, Reading,
+    Registration, Retention, SlotIndex, Tier, policy::PolicyKind,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -363,4 +364,108 @@ fn a_duplicate_leaves_the_choice_between_both_blocks() {
     assert!(others.slots().all(|slot| slot != own_slot), "the block is its holder's still");
     drop((own, others));
     checked(&pool);
+}
+
+/// What a random program holds of a pool under a policy.
+#[derive(Debug, Default)]
+struct Hands {
+    claimed: Vec<ClaimedBlock>,
+    offloads: Vec<Offload>,
+    pins: Vec<BlockPin>,
+}
+
+/// SplitMix64, below a bound.
+fn below(seed: &mut u64, bound: usize) -> usize {
+    *seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mixed = (*seed ^ (*seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    ((mixed ^ (mixed >> 27)) >> 33) as usize % bound
+}
+
+fn pick<T>(from: &mut Vec<T>, seed: &mut u64) -> Option<T> {
+    (!from.is_empty()).then(|| from.swap_remove(below(seed, from.len())))
+}
+
+impl Hands {
+    fn act(&mut self, pool: &BlockPool, names: &[BlockHash], seed: &mut u64) {
+        let at = below(seed, names.len());
+        match below(seed, 9) {
+            0 | 1 => self.claimed.extend(pool.claim_one()),
+            2 => {
+                let offload = self.claimed.iter_mut().find_map(ClaimedBlock::take_offload);
+                self.offloads.extend(offload);
+            }
+            3 => match (pick(&mut self.offloads, seed), below(seed, 3)) {
+                (Some(offload), 0 | 1) => offload.commit(),
+                (given_up, _) => drop(given_up),
+            },
+            4 | 5 => {
+                let Some(block) = pick(&mut self.claimed, seed) else { return };
+                let naming = at
+                    .checked_sub(1)
+                    .map_or_else(Naming::default, |before| Naming::after(names[before]));
+                match block.register(names[at], naming) {
+                    Registration::New(pin) => self.pins.push(pin),
+                    Registration::Duplicate { existing, own } => {
+                        self.pins.push(existing);
+                        self.claimed.push(own);
+                    }
+                }
+            }
+            6 => {
+                drop(pick(&mut self.pins, seed));
+                self.pins.extend(pool.match_prefix(&names[..=at]));
+            }
+            7 if below(seed, 3) == 0 => drop(pool.remove_with_successors(names[at])),
+            7 => drop(self.pins.split_off(self.pins.len() / 2)),
+            _ => self.move_one(pool, seed),
+        }
+    }
+
+    fn move_one(&mut self, pool: &BlockPool, seed: &mut u64) {
+        let Some(pin) = pick(&mut self.pins, seed) else { return };
+        let to = if pin.location().tier == Tier::Primary { Tier::Secondary } else { Tier::Primary };
+        let target = pool.claim_in(to, 1).ok().and_then(|mut blocks| blocks.pop());
+        let Some(mut target) = target else { return };
+        drop(target.take_offload());
+        match pool.begin_onboard(pin, target).unwrap().commit() {
+            Onboarded::Moved(pin) => self.pins.push(pin),
+            Onboarded::Copied { copy, source } => {
+                self.claimed.push(copy);
+                self.pins.push(source);
+            }
+        }
+    }
+}
+
+/// Whatever policy decides who is next, the pool stays whole and a mirror true.
+#[test]
+fn names_and_slots_keep_together_under_every_policy() {
+    let names = chain(12);
+    for (mut seed, kind) in (0..100).zip(PolicyKind::ALL.into_iter().cycle()) {
+        let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(6) };
+        let mut builder = BlockPool::builder(&config).events(256);
+        for tier in [Tier::Primary, Tier::Secondary] {
+            // Without one, a pool has an order of its own.
+            if kind != PolicyKind::default() {
+                builder = builder.policy(tier, kind.make(10).unwrap());
+            }
+        }
+        let pool = builder.build().unwrap();
+        let (mut hands, mut mirror) = (Hands::default(), Mirror::of(&pool));
+        for _ in 0..400 {
+            hands.act(&pool, &names, &mut seed);
+            checked(&pool);
+            for view in &pool.snapshot().blocks {
+                if let Some(name) = view.hash {
+                    assert_eq!(mirror.get(name), Some((view.location, view.priority)), "{kind:?}");
+                }
+            }
+        }
+        drop(hands);
+        checked(&pool);
+        let stats = pool.stats();
+        for tier in [stats.primary, stats.secondary] {
+            assert_eq!(tier.claimable(), tier.slots, "{kind:?}");
+        }
+    }
 }
