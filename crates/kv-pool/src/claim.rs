@@ -90,13 +90,20 @@ impl Handle {
 /// What became of content that was given a name.
 #[derive(Debug)]
 pub enum Registration {
-    /// Lookups find it from now on. The block is pinned by the pin.
+    /// Lookups find it from now on, in the slot of the claimed block. The pin is of that block, or of the
+    /// one that bore the name before with a copy that nobody used in another tier, or that was on its
+    /// way there: then this one has got the slot, and keeps the blocks that follow it.
     New(BlockPin),
     /// The same content was cached already. Whoever asks for the hash is given `existing`.
+    ///
+    /// Which of the two blocks to go on with is the caller's choice; dropping the other loses nothing.
+    /// `existing` holds the content as soon as the move that brought it there is done, which its mover
+    /// has said by [`Onboard::commit`](crate::Onboard::commit). Who commits a move before its copy is
+    /// enqueued goes on with `own` until it is.
     Duplicate {
         /// A pin of the block that has the name; it may lie in any tier.
         existing: BlockPin,
-        /// The block that was to be named, still claimed.
+        /// The block that was to be named, still claimed, with its slot and what was written there.
         own: ClaimedBlock,
     },
 }
@@ -300,7 +307,8 @@ impl ClaimedBlocks {
     ///
     /// Block `n` of the result is the one that lookups of `hashes[n]` find, unless that lies in
     /// another tier and is in use there: then it is the block of this list, without a name. Where
-    /// the same content was cached in this tier already, the block of this list is given back.
+    /// the same content was cached in this tier already, the block of this list is given back. Who
+    /// commits moves before their copies are enqueued registers block by block instead, and chooses.
     ///
     /// Contents must have been written as for [`ClaimedBlock::register`]. Offloads of these blocks
     /// that were not taken are given up.

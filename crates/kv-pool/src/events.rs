@@ -5,6 +5,12 @@ use std::collections::TryReserveError;
 use crate::{BlockHash, BlockId, Location, Priority};
 
 /// Something that happened to cached content, as a router or another host wants to know it.
+///
+/// A name has one bearer at a time: its events are `Stored`, any number of `Moved` and
+/// `PriorityChanged`, and `Removed`, over and over. So a reader may keep what it knows by name. Content
+/// that is being offloaded keeps its name for readers, though lookups find it only when the
+/// [`Offload`](crate::Offload) has been committed: then comes `Moved`, or `Removed` as soon as it is
+/// given up, removed, or computed again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum PoolEvent {
@@ -27,7 +33,7 @@ pub enum PoolEvent {
         block: BlockId,
         /// The name that it had.
         hash: BlockHash,
-        /// Where it lay.
+        /// Where it lay; of content on its way, where it came from.
         location: Location,
     },
     /// Content lies elsewhere from now on, under the same name.

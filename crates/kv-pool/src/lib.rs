@@ -63,6 +63,9 @@
 //!   (H6, H9). A count below zero is refused and counted in the statistics (H7).
 //! - A block that anybody else has pinned is never moved: the check and the swap are one step,
 //!   after the copy (H8).
+//! - A name has one bearer, also while its content moves: what is removed does not come back, and what
+//!   is computed again is held once.
+//! - A slot that a copy reads or writes is handed out again only after the end of the copy.
 //! - Released is not free: a block is handed out again only after the epoch of its release.
 //!
 //! # Locks, and when an operation takes effect

@@ -70,7 +70,8 @@ impl Onboard {
     }
 
     /// Says that the copy is done, or enqueued where every later use of either slot comes after
-    /// it. Whether anybody else has the block pinned is decided, and acted upon, in one step: a
+    /// it. From here on the pool hands the target's slot to everybody who looks the content up, and to
+    /// those who register the same content as [`Duplicate`](crate::Registration::Duplicate). Whether anybody else has the block pinned is decided, and acted upon, in one step: a
     /// pinned block never moves (H8).
     pub fn commit(self) -> Onboarded {
         let Self { mut source, target } = self;

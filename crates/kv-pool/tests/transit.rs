@@ -8,11 +8,11 @@ mod common;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use common::{cache_secondary, checked, claim, displace, find, name, named, pool, priority};
+use common::{cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority};
 use kv_pool::{
-    BlockHash, BlockPin, BlockPool, ClaimedBlock, ClaimedBlocks, EventReader, Location,
-    ManualClock, Naming, Offload, Onboarded, PoolConfig, PoolEvent, Priority, Reading,
-    Registration, Retention, SlotIndex, Tier, policy::PolicyKind,
+    Admit, BlockHash, BlockPin, BlockPool, ClaimedBlock, ClaimedBlocks, EventReader, Location,
+    ManualClock, Naming, Offload, OnboardError, Onboarded, PoolConfig, PoolEvent, Priority,
+    Reading, Registration, Retention, SlotIndex, Tier, policy::PolicyKind,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -261,6 +261,73 @@ fn content_that_left_a_slot_does_not_wait_for_its_reader() {
     assert_eq!(pool.stats().secondary.claimable(), 1);
     drop(offload);
     assert_eq!(pool.stats().secondary.claimable(), 2);
+    checked(&pool);
+}
+
+#[test]
+fn a_slot_that_an_offload_reads_is_no_target_of_a_move() {
+    let pool = pool(2, 2);
+    let kept = claim(&pool);
+    cache(&pool, 1, Priority::DEFAULT);
+    let (other, offload) = displace(&pool);
+    offload.commit();
+    drop((kept, other));
+    let far = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
+    cache(&pool, 2, Priority::DEFAULT);
+    cache(&pool, 3, Priority::DEFAULT);
+    let (target, offload) = displace(&pool);
+    let refused = pool.begin_onboard(far, target).unwrap_err();
+    assert_eq!(refused.reason, OnboardError::TargetNotEmpty);
+    offload.commit();
+    let onboard = pool.begin_onboard(refused.pin, refused.target).unwrap();
+    assert!(matches!(onboard.commit(), Onboarded::Moved(_)));
+    checked(&pool);
+}
+
+#[test]
+fn a_far_slot_that_is_read_waits_when_a_nearer_copy_takes_its_place() {
+    let pool = pool(1, 1);
+    cache_secondary(&pool, 1);
+    let epoch = pool.begin_epoch();
+    // Work of this epoch reads the far slot.
+    drop(pool.find_and_pin(name(1), Tier::Secondary).unwrap());
+    drop(named(claim(&pool), 1, Priority::DEFAULT));
+    checked(&pool);
+    let secondary = pool.stats().secondary;
+    assert_eq!((secondary.retiring, secondary.claimable()), (1, 0));
+    pool.complete_epoch(epoch).unwrap();
+    assert_eq!(pool.stats().secondary.empty, 1);
+    checked(&pool);
+}
+
+#[test]
+fn content_on_its_way_is_neither_found_nor_lent() {
+    let pool = pool(1, 1);
+    cache(&pool, 1, Priority::DEFAULT);
+    let (block, offload) = displace(&pool);
+    for tier in [Tier::Primary, Tier::Secondary] {
+        assert!(pool.find_and_pin(name(1), tier).is_none());
+        assert!(pool.lend(&[name(1)], tier, Duration::ZERO).is_none());
+    }
+    assert!(find(&pool, 1).is_none());
+    let request = Admit { prefix: &[name(1)], blocks: 1, ..Admit::default() };
+    assert_eq!(pool.blocks_to_claim(&[request]), 1);
+    drop(block);
+    offload.commit();
+    assert!(pool.lend(&[name(1)], Tier::Secondary, Duration::ZERO).is_some());
+}
+
+#[test]
+fn a_successor_named_again_follows_again() {
+    let (pool, names) = (pool(3, 0), chain(2));
+    let mut blocks = pool.claim(2).unwrap();
+    drop(blocks.register(&names, Priority::DEFAULT).unwrap());
+    assert!(pool.remove(names[0]));
+    // Both are computed again, of which one was cached still.
+    let mut blocks = pool.claim(2).unwrap();
+    drop(blocks.register(&names, Priority::DEFAULT).unwrap());
+    assert_eq!(pool.counters().duplicates, 1);
+    assert_eq!(pool.remove_with_successors(names[0]), 2);
     checked(&pool);
 }
 
