@@ -1,12 +1,12 @@
 //! Admission of a batch: all matches first, then all allocations, all or nothing.
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::Flag;
 use crate::claim::ClaimedBlocks;
 use crate::hold::BlockAt;
 use crate::pin::{BlockPin, PinnedBlocks};
 use crate::state::{Claim, State};
 use crate::sync::Arc;
-use crate::tenants::Need;
+use crate::tenants::{Need, Tenant, need_of};
 use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
 
 /// What one sequence of a batch needs.
@@ -58,37 +58,52 @@ pub enum Partial {
 /// What was found for one sequence.
 #[derive(Clone, Copy, Debug)]
 struct Found {
+    tenant: Tenant,
     matched: usize,
     far: usize,
+}
+
+/// What was found for a batch, and what it needs.
+#[derive(Debug, Default)]
+struct Plan {
+    found: Vec<Found>,
+    /// Of all sequences, in their order.
+    blocks: Vec<BlockId>,
+    needs: Vec<Need>,
+    /// How many blocks more may be in use.
+    slack: usize,
 }
 
 impl BlockPool {
     /// Admits all sequences of a batch, or none, in one step: first the cached prefixes of all of
     /// them are pinned, then blocks are claimed. So no sequence takes what another one has found.
     ///
-    /// At most one unused block is taken over for a [`Partial`] in a call.
+    /// At most one unused block is taken over for a [`Partial`] in a call. Cached content that its
+    /// tenant may not hold, or that would leave less than is kept for others, is not found.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was pinned, claimed or evicted then.
     pub fn admit(&self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, ClaimError> {
         let mut state = self.shared.state.lock();
-        let mut blocks = Vec::new();
-        let (found, mut slack) = state.plan(batch, &mut blocks)?;
-        for &block in &blocks {
+        let mut plan = state.plan(batch)?;
+        for &block in &plan.blocks {
             // Policies hear of the find first, and then that the block is held.
             state.note_use(block, true);
             state.pin(block);
         }
+        // They are counted as held now.
+        plan.needs.iter_mut().for_each(|need| need.reused = 0);
         let mut taken_over = false;
         let mut admitted = Vec::with_capacity(batch.len());
-        let mut rest = &blocks[..];
         let mut partials = Vec::with_capacity(batch.len());
         // What is to be copied is pinned before anything is claimed, too.
-        for (request, found) in batch.iter().zip(&found) {
-            let partial = state.find_partial(request, *found, &mut taken_over, &mut slack);
+        for (at, request) in batch.iter().enumerate() {
+            let partial = state.find_partial(request, at, &mut plan, &mut taken_over);
             partials.push(partial);
         }
-        for ((request, found), partial) in batch.iter().zip(&found).zip(partials) {
+        let Plan { found, blocks, .. } = &plan;
+        let mut rest = &blocks[..];
+        for ((request, found), partial) in batch.iter().zip(found).zip(partials) {
             let (own, others) = rest.split_at(found.matched);
             rest = others;
             let prefix = self.hold_counted(&mut state, own);
@@ -106,10 +121,12 @@ impl BlockPool {
     #[must_use]
     pub fn blocks_to_claim(&self, batch: &[Admit<'_>]) -> usize {
         let state = self.shared.state.lock();
+        let mut needs = Vec::new();
         let claims = |request: &Admit<'_>| {
             let cached = request.prefix.iter().take(request.blocks).map_while(|&hash| {
                 let block = state.find(hash)?;
-                Some(state.blocks.tier(block) == Tier::Primary)
+                let near = state.blocks.tier(block) == Tier::Primary;
+                state.may_use_beside(block, &mut needs).then_some(near)
             });
             request.blocks - cached.filter(|&near| near).count()
         };
@@ -136,19 +153,19 @@ impl BlockPool {
     ) -> (ClaimedBlocks, Option<Partial>) {
         let mut claims = state.take_claims();
         let after = request.blocks.saturating_sub(found.matched);
-        state.claim(Tier::Primary, request.tenant, found.far, &mut claims);
+        state.claim(Tier::Primary, found.tenant, found.far, &mut claims);
         let partial = match partial {
             None => {
-                state.claim(Tier::Primary, request.tenant, after, &mut claims);
+                state.claim(Tier::Primary, found.tenant, after, &mut claims);
                 None
             }
             Some((candidate, Begin::TakenOver(claim))) => {
                 claims.push(claim);
-                state.claim(Tier::Primary, request.tenant, after - 1, &mut claims);
+                state.claim(Tier::Primary, found.tenant, after - 1, &mut claims);
                 Some(Partial::TakenOver { candidate })
             }
             Some((candidate, Begin::Copy(block))) => {
-                state.claim(Tier::Primary, request.tenant, after, &mut claims);
+                state.claim(Tier::Primary, found.tenant, after, &mut claims);
                 let at = BlockAt { block, location: state.blocks.location(block) };
                 let source = BlockPin::counted(state.take_token(&self.shared), at);
                 Some(Partial::Copy { candidate, source })
@@ -166,34 +183,41 @@ enum Begin {
 }
 
 impl State {
-    /// Finds what is cached of every prefix, and whether there is room for the rest; how many blocks
-    /// more there is room for. Pins nothing.
-    fn plan(
-        &mut self,
-        batch: &[Admit<'_>],
-        blocks: &mut Vec<BlockId>,
-    ) -> Result<(Vec<Found>, usize), ClaimError> {
-        let mut found = Vec::with_capacity(batch.len());
+    /// Finds what is cached of every prefix, and whether there is room for the rest. Pins nothing.
+    fn plan(&mut self, batch: &[Admit<'_>]) -> Result<Plan, ClaimError> {
+        let mut plan = Plan::default();
+        for request in batch {
+            let tenant = self.tenant(request.tenant)?;
+            plan.found.push(Found { tenant, matched: 0, far: 0 });
+        }
         // Unused blocks that will be in use.
         let (mut needed, mut reused) = (0_usize, 0);
-        for request in batch {
-            let (start, mut before) = (blocks.len(), None);
+        for (at, request) in batch.iter().enumerate() {
+            let (start, mut before) = (plan.blocks.len(), None);
             let mut far = 0;
             for &hash in request.prefix.iter().take(request.blocks) {
                 let Some(block) = self.find_after(hash, before) else { break };
+                let new = !self.blocks.is(block, Flag::MARK);
+                if new && !self.may_use_beside(block, &mut plan.needs) {
+                    break;
+                }
                 before = Some(block);
                 far += usize::from(self.blocks.tier(block) != Tier::Primary);
-                if self.is_unused(block) && !self.blocks.is(block, Flag::MARK) {
-                    reused += 1;
-                }
+                reused += usize::from(new && self.is_unused_near(block));
                 self.blocks.set(block, Flag::MARK);
-                blocks.push(block);
+                plan.blocks.push(block);
             }
-            let matched = blocks.len() - start;
-            needed = needed.saturating_add(request.blocks - matched + far);
-            found.push(Found { matched, far });
+            let matched = plan.blocks.len() - start;
+            let claimed = request.blocks - matched + far;
+            needed = needed.saturating_add(claimed);
+            let found = &mut plan.found[at];
+            (found.matched, found.far) = (matched, far);
+            if self.watch.tenancy.is_some() {
+                let need = need_of(&mut plan.needs, found.tenant, Tier::Primary);
+                need.claimed = need.claimed.saturating_add(claimed as u64);
+            }
         }
-        for &block in blocks.iter() {
+        for &block in &plan.blocks {
             self.blocks.clear(block, Flag::MARK);
         }
         let claimable = self.tier(Tier::Primary).claimable() - reused;
@@ -201,11 +225,12 @@ impl State {
             let retiring = self.tier(Tier::Primary).retiring();
             return Err(ClaimError::Exhausted { requested: needed, claimable, retiring });
         }
-        let slack = match &self.watch.tenancy {
-            None => claimable - needed,
-            Some(_) => self.check_tenants(batch, &found, blocks)?.min(claimable - needed),
-        };
-        for (request, found) in batch.iter().zip(&found) {
+        plan.slack = claimable - needed;
+        if let Some(tenancy) = &self.watch.tenancy {
+            let slack = tenancy.tenants.admit_batch(Tier::Primary, &plan.needs)?;
+            plan.slack = plan.slack.min(slack as usize);
+        }
+        for (request, found) in batch.iter().zip(&plan.found) {
             let asked = request.prefix.len().min(request.blocks);
             self.counters.lookups += asked as u64;
             self.counters.hits += found.matched as u64;
@@ -213,78 +238,51 @@ impl State {
                 self.note_miss(request.prefix[found.matched]);
             }
         }
-        Ok((found, slack))
-    }
-
-    /// Whether all tenants may hold together what their sequences need; how many blocks more may be
-    /// in use.
-    fn check_tenants(
-        &mut self,
-        batch: &[Admit<'_>],
-        found: &[Found],
-        blocks: &[BlockId],
-    ) -> Result<usize, ClaimError> {
-        let mut needs: Vec<Need> = Vec::new();
-        let mut add = |tenant, claimed: u64, reused: u64| match needs
-            .iter_mut()
-            .find(|need| need.tenant == tenant)
-        {
-            Some(need) => {
-                (need.claimed, need.reused) = (need.claimed + claimed, need.reused + reused)
-            }
-            None => needs.push(Need { tenant, claimed, reused }),
-        };
-        for (request, found) in batch.iter().zip(found) {
-            add(request.tenant, (request.blocks - found.matched + found.far) as u64, 0);
-        }
-        for &block in blocks {
-            if self.is_unused(block) && !self.blocks.is(block, Flag::MARK) {
-                self.blocks.set(block, Flag::MARK);
-                add(TenantId(self.blocks.tenant(block)), 0, 1);
-            }
-        }
-        for &block in blocks {
-            self.blocks.clear(block, Flag::MARK);
-        }
-        let Some(tenancy) = &self.watch.tenancy else { return Ok(usize::MAX) };
-        Ok(tenancy.tenants.admit_batch(Tier::Primary, &needs)? as usize)
+        Ok(plan)
     }
 
     /// Whether nobody uses this block of the primary tier.
-    fn is_unused(&self, block: BlockId) -> bool {
-        self.blocks.tier(block) == Tier::Primary
-            && matches!(self.blocks.place(block), Place::Queued | Place::Shadowed)
+    fn is_unused_near(&self, block: BlockId) -> bool {
+        self.blocks.tier(block) == Tier::Primary && self.is_unused(block)
     }
 
     /// Finds what the block after a prefix can begin with, and pins it or takes it over.
     fn find_partial(
         &mut self,
         request: &Admit<'_>,
-        found: Found,
+        at: usize,
+        plan: &mut Plan,
         taken_over: &mut bool,
-        slack: &mut usize,
     ) -> Option<(usize, Begin)> {
-        if found.matched < request.prefix.len() || found.matched >= request.blocks {
+        let Found { tenant, matched, .. } = plan.found[at];
+        if matched < request.prefix.len() || matched >= request.blocks {
             return None;
         }
         let names = request.partial.iter().enumerate();
         let (candidate, block) =
             names.filter_map(|(at, &hash)| Some((at, self.find(hash)?))).next()?;
-        let unused = self.is_unused(block);
-        let taken = *taken_over || self.is_kept(block, request.tenant);
+        let unused = self.is_unused_near(block);
+        let taken = *taken_over || self.is_kept(block, tenant);
         if taken || !unused || self.blocks.children(block) > 0 {
-            if unused {
-                // It is one less to be claimed.
-                *slack = slack.checked_sub(1)?;
+            // It is one less to be claimed.
+            let slack = if unused { plan.slack.checked_sub(1)? } else { plan.slack };
+            if !self.may_use_beside(block, &mut plan.needs) {
+                return None;
             }
+            plan.slack = slack;
             self.pin(block);
+            // It is counted as held now.
+            plan.needs.iter_mut().for_each(|need| need.reused = 0);
             return Some((candidate, Begin::Copy(block)));
         }
         *taken_over = true;
         self.forget(block);
         self.take_out(block);
-        let claim = self.claimed(block, request.tenant, true);
+        let claim = self.claimed(block, tenant, true);
         self.counters.claimed += 1;
+        if self.watch.tenancy.is_some() {
+            need_of(&mut plan.needs, tenant, Tier::Primary).claimed -= 1;
+        }
         Some((candidate, Begin::TakenOver(claim)))
     }
 }

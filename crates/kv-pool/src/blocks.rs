@@ -60,6 +60,8 @@ impl Flag {
     pub(crate) const MARK: Self = Self(1 << 17);
     /// Out of its queue for a moment, because it is passed over; clear outside of an operation.
     pub(crate) const ASIDE: Self = Self(1 << 20);
+    /// In its tenant's queue of blocks that were passed over, and not in that of its tier.
+    pub(crate) const PASSED: Self = Self(1 << 22);
     /// The record names a parent, which may have lost its children since.
     const LINKED: Self = Self(1 << 21);
 }

@@ -84,6 +84,14 @@ pub enum ConfigError {
         /// How many shards they were to be divided among.
         shards: usize,
     },
+    /// More shards than a pool can be divided into.
+    #[error("{shards} shards are more than {max}")]
+    TooManyShards {
+        /// What was asked for.
+        shards: usize,
+        /// The most that is possible.
+        max: usize,
+    },
     /// More blocks are ready than there may ever be.
     #[error("primary_ready is {ready}, more than the {capacity} primary_blocks")]
     ReadyOverCapacity {

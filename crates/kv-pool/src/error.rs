@@ -54,13 +54,11 @@ pub enum RegisterError {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {
-    /// That epoch was never begun.
-    #[error("epoch {} was never begun, the latest is {}", epoch.number(), latest.number())]
-    NotBegun {
+    /// Another pool has begun that epoch.
+    #[error("epoch {} was begun by another pool", epoch.number())]
+    Foreign {
         /// The epoch that was named.
         epoch: Epoch,
-        /// The latest that was begun.
-        latest: Epoch,
     },
 }
 

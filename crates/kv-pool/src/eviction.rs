@@ -81,6 +81,13 @@ impl EvictionQueues {
         Some((lowest, self.lists.get(lowest)?.front()?))
     }
 
+    /// The class of the block that [`pop_cached`](Self::pop_cached) would take.
+    #[inline]
+    pub(crate) fn first_cached(&self) -> Option<usize> {
+        let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
+        (lowest < CLASSES).then_some(lowest)
+    }
+
     /// Takes out the first block of a class that has one.
     #[inline]
     pub(crate) fn pop_class(&mut self, blocks: &mut Blocks, class: usize) {

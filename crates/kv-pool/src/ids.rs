@@ -1,6 +1,7 @@
 //! Names of things: blocks, slots, tiers, priorities and epochs.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A block of the pool: an identity that content belongs to, wherever the content lies.
 ///
@@ -151,15 +152,36 @@ impl Default for Priority {
 ///
 /// A block that is released may still be read by work that was enqueued before. It is therefore
 /// stamped with the epoch of its release, and handed out again when that epoch is complete.
+///
+/// An epoch is of the pool that began it: another pool does not take it.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Epoch(pub(crate) u64);
+pub struct Epoch {
+    pub(crate) pool: PoolMark,
+    pub(crate) number: u64,
+}
 
 impl Epoch {
     /// The number of the epoch; the first that is begun is 1.
     #[must_use]
     #[inline]
     pub fn number(self) -> u64 {
-        self.0
+        self.number
+    }
+}
+
+/// What tells the pools of a process apart, for names that only one of them gives a meaning.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(crate) struct PoolMark(u64);
+
+impl PoolMark {
+    /// The mark of names that mean the same in all pools.
+    pub(crate) const ALL: Self = Self(0);
+
+    /// A mark that no pool has, or had.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // No other memory is published with it.
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 

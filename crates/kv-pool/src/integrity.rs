@@ -47,7 +47,13 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
         for (id, class) in state.tier(tier).queues.iter(blocks) {
             let expected = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
             meet(id, Place::Queued, Some(tier))?;
-            if class != expected {
+            if class != expected || blocks.is(id, Flag::PASSED) {
+                return Err(misplaced(id, blocks.place(id)));
+            }
+        }
+        for (id, class) in state.passed_over(tier) {
+            meet(id, Place::Queued, Some(tier))?;
+            if class != Some(blocks.priority(id)) || !blocks.is(id, Flag::PASSED) {
                 return Err(misplaced(id, blocks.place(id)));
             }
         }
@@ -58,6 +64,7 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
         // A policy's order is its own.
         let by_policy = place == Place::Queued
             && blocks.is(id, Flag::NAMED)
+            && !blocks.is(id, Flag::PASSED)
             && state.watch.policies[blocks.tier(id).index()].is_some();
         if listed != (in_list && !by_policy) {
             return Err(misplaced(id, place));
@@ -111,7 +118,7 @@ fn check_counts(state: &State) -> Result<(), IntegrityError> {
         let (counted, recorded) = (own.queues.iter(&state.blocks).count(), own.queues.len());
         let by_policy =
             state.watch.policies[tier.index()].as_ref().map_or(0, |policy| policy.len());
-        let queued = recorded + by_policy;
+        let queued = recorded + by_policy + state.passed_over(tier).count();
         if counted != recorded || queued != own.count(Place::Queued) {
             return Err(IntegrityError::Count { tier, counted, recorded });
         }
@@ -233,7 +240,7 @@ mod tests {
         let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(4) };
         let mut state = State::plain(&config).unwrap();
         let mut claims: Vec<Claim> = Vec::new();
-        state.claim(Tier::Primary, crate::TenantId::NOBODY, 4, &mut claims);
+        state.claim(Tier::Primary, crate::tenants::Tenant::NOBODY, 4, &mut claims);
         let (first, second) = (BlockId(0), BlockId(1));
         assert_eq!(state.register(first, HASH, None, &Naming::default()), Named::New(first));
         let next = BlockHash::from_u128(8);
@@ -299,7 +306,7 @@ mod tests {
     fn moving() -> State {
         let mut state = state();
         for _ in 0..3 {
-            state.claim_one(Tier::Primary, crate::TenantId::NOBODY).unwrap();
+            state.claim_one(Tier::Primary, crate::tenants::Tenant::NOBODY).unwrap();
         }
         assert_eq!(state.blocks.place(BlockId(1)), Place::Moving);
         assert_eq!(check(&state), Ok(()));

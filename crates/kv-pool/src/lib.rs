@@ -171,7 +171,7 @@ pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use sharded::{ShardedClaim, ShardedPool};
 pub use snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
 pub use stats::{EvictionAges, PoolCounters, PoolStats, TierStats};
-pub use tenants::{EvictionVerdict, TenantCounts, TenantError, TenantId, TenantQuota};
+pub use tenants::{TenantCounts, TenantError, TenantId, TenantQuota};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,6 +1,7 @@
 //! Loans: pins of readers in other processes, which may die without giving them back.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::nanos;
@@ -12,10 +13,16 @@ use crate::{BlockHash, BlockPool, LoanError, Tier};
 pub struct LoanId(u64);
 
 impl LoanId {
-    /// The number; no two loans of a pool have the same.
+    /// The number; no two loans of a process have the same, whatever pools they are of.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
+    }
+
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // No other memory is published with it.
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The loan of a number that was sent elsewhere and has come back.
@@ -39,7 +46,6 @@ pub struct Loan {
 /// All loans that have not ended. The references are counted in the pool.
 #[derive(Debug, Default)]
 pub(crate) struct Loans {
-    last: u64,
     open: HashMap<u64, (u64, Vec<BlockAt>)>,
     by_deadline: BTreeSet<(u64, u64)>,
 }
@@ -58,7 +64,7 @@ impl BlockPool {
         for &hash in hashes {
             let Some(block) = state.find(hash) else { break };
             let location = state.blocks.location(block);
-            if location.tier != tier {
+            if location.tier != tier || !state.may_use(block) {
                 break;
             }
             state.pin(block);
@@ -69,8 +75,7 @@ impl BlockPool {
         }
         let deadline = state.watch.now().saturating_add(duration);
         let loans = &mut state.loans;
-        loans.last += 1;
-        let id = loans.last;
+        let id = LoanId::next().0;
         loans.open.insert(id, (nanos(deadline), blocks.clone()));
         loans.by_deadline.insert((nanos(deadline), id));
         Some(Loan { id: LoanId(id), blocks, deadline })

@@ -10,6 +10,7 @@ use crate::pin::{BlockPin, PinnedBlocks, release_in_order};
 use crate::state::{Claim, State};
 use crate::stats::{EvictionAges, PoolStats};
 use crate::sync::{Arc, Mutex};
+use crate::tenants::Tenant;
 use crate::{
     BlockHash, ClaimError, ConfigError, Epoch, EpochError, GrowError, IntegrityError, PoolConfig,
     Retention, TenantId, Tier,
@@ -81,21 +82,21 @@ impl BlockPool {
     /// Begins a stretch of device work. Blocks that are released from now on may be used by it.
     pub fn begin_epoch(&self) -> Epoch {
         let mut state = self.shared.state.lock();
-        state.current = Epoch(state.current.0 + 1);
-        state.current
+        state.current += 1;
+        Epoch { pool: state.mark, number: state.current }
     }
 
     /// Says that all device work of `epoch` and of those before it is done: what was released
     /// during them can be claimed. Completing an epoch again does nothing.
     ///
     /// # Errors
-    /// [`EpochError::NotBegun`].
+    /// [`EpochError::Foreign`] if another pool has begun the epoch.
     pub fn complete_epoch(&self, epoch: Epoch) -> Result<(), EpochError> {
         let mut state = self.shared.state.lock();
-        if epoch > state.current {
-            return Err(EpochError::NotBegun { epoch, latest: state.current });
+        if epoch.pool != state.mark {
+            return Err(EpochError::Foreign { epoch });
         }
-        state.complete(epoch);
+        state.complete(epoch.number);
         Ok(())
     }
 
@@ -129,7 +130,7 @@ impl BlockPool {
         let mut state = self.shared.state.lock();
         let block = state.find(hash)?;
         let location = state.blocks.location(block);
-        if location.tier != tier {
+        if location.tier != tier || !state.may_use(block) {
             return None;
         }
         state.pin(block);
@@ -173,11 +174,9 @@ impl BlockPool {
         count: usize,
     ) -> Result<ClaimedBlocks, ClaimError> {
         let mut state = self.shared.state.lock();
+        let by = state.tenant(by)?;
         state.check_claimable(tier, by, count)?;
-        let mut claims = state.take_claims();
-        state.claim(tier, by, count, &mut claims);
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        state.sabotage.next_caller();
+        let claims = state.claim_list(tier, by, count);
         drop(state);
         Ok(ClaimedBlocks::new(Arc::clone(&self.shared), tier, claims))
     }
@@ -201,11 +200,11 @@ impl BlockPool {
     #[inline(never)]
     fn claim_one_with(&self, outcome: &mut Result<Arc<Token>, ClaimError>) -> Option<Claim> {
         let mut state = self.shared.state.lock();
-        if let Err(error) = state.check_claimable(Tier::Primary, TenantId::NOBODY, 1) {
+        if let Err(error) = state.check_claimable(Tier::Primary, Tenant::NOBODY, 1) {
             *outcome = Err(error);
             return None;
         }
-        let claim = state.claim_one(Tier::Primary, TenantId::NOBODY);
+        let claim = state.claim_one(Tier::Primary, Tenant::NOBODY);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         *outcome = match claim {

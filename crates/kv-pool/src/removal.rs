@@ -4,7 +4,7 @@ use crate::blocks::{Flag, Place};
 use crate::hold::BlockAt;
 use crate::pin::PinnedBlocks;
 use crate::state::State;
-use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
+use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantError, TenantId, Tier};
 
 impl BlockPool {
     /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
@@ -34,11 +34,15 @@ impl BlockPool {
     /// Takes all content of a tenant out of the index; how many blocks lost their names.
     ///
     /// For maintenance: holds the lock for a time in proportion to the blocks.
-    pub fn remove_tenant(&self, tenant: TenantId) -> usize {
+    ///
+    /// # Errors
+    /// [`TenantError::Foreign`].
+    pub fn remove_tenant(&self, tenant: TenantId) -> Result<usize, TenantError> {
         let mut state = self.shared.state.lock();
+        let tenant = state.tenant(tenant)?;
         let blocks = &state.blocks;
         let own: Vec<_> = blocks.ids().filter(|&id| blocks.tenant(id) == tenant.0).collect();
-        state.forget_all(&own)
+        Ok(state.forget_all(&own))
     }
 
     /// Pins the next `count` victims of a tier that have content, all or none, so that they can be
@@ -100,11 +104,11 @@ impl State {
     fn take_victims(&mut self, tier: Tier, count: usize, into: &mut Vec<BlockAt>) {
         let mut passed = Vec::new();
         while into.len() < count
-            && let Some((id, last_resort)) = self.pop_cached(tier)
+            && let Some((id, turn)) = self.pop_cached(tier, None)
         {
             if self.blocks.is(id, Flag::MARK) {
                 self.blocks.set(id, Flag::ASIDE);
-                passed.push((id, last_resort));
+                passed.push((id, turn));
             } else {
                 self.untime(id);
                 self.take_unnamed(id);

@@ -1,11 +1,17 @@
 //! Several pools that share the slots of each tier, for more threads than one lock serves.
 
+use std::cmp::Reverse;
 use std::num::NonZeroUsize;
 
 use crate::sync::Arc;
+use crate::tenants::Tenant;
 use crate::{
     BlockHash, BlockPool, ClaimError, ClaimedBlocks, ConfigError, GrowError, PoolConfig, PoolStats,
+    Tier,
 };
+
+/// The most shards that a pool can be divided into: each has queues of its own, some 4 KiB.
+const SHARDS_MAX: usize = 4096;
 
 /// Pools side by side: what has one key lies in one of them, and threads that work on different
 /// keys do not wait for each other.
@@ -76,10 +82,14 @@ impl ShardedPool {
     /// A pool of `config`, divided among `shards`: about twice as many as threads use it at once.
     ///
     /// # Errors
-    /// [`ConfigError`]; [`ConfigError::FewerThanShards`] if there is not a primary block for each shard.
+    /// [`ConfigError`]; [`ConfigError::FewerThanShards`] if there is not a primary block for each shard,
+    /// [`ConfigError::TooManyShards`] if there are more than 4,096.
     pub fn new(config: &PoolConfig, shards: NonZeroUsize) -> Result<Self, ConfigError> {
         config.check()?;
         let (count, primary_blocks) = (shards.get(), config.primary_blocks);
+        if count > SHARDS_MAX {
+            return Err(ConfigError::TooManyShards { shards: count, max: SHARDS_MAX });
+        }
         // The first shard has the most blocks, the last one the fewest.
         if primary_blocks < count as u64 {
             return Err(ConfigError::FewerThanShards { primary_blocks, shards: count });
@@ -103,11 +113,17 @@ impl ShardedPool {
     #[must_use]
     #[inline]
     pub fn shard(&self, key: BlockHash) -> &BlockPool {
+        &self.shards[self.home(key)]
+    }
+
+    /// The number of the shard of a key.
+    #[inline]
+    fn home(&self, key: BlockHash) -> usize {
         let key = key.to_u128();
         let folded = (key as u64) ^ (key >> 64) as u64;
         // The index uses other bits of another product.
         let mixed = folded.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
-        &self.shards[(mixed as usize * self.shards.len()) >> 32]
+        (mixed as usize * self.shards.len()) >> 32
     }
 
     /// All shards; shard `n` has the slots that are `n` modulo their number.
@@ -119,40 +135,47 @@ impl ShardedPool {
     /// Claims `count` primary blocks for content of `key`: of its shard, and what that lacks of those
     /// that can spare most.
     ///
+    /// Takes the lock of the key's shard. If that has too few, takes the locks of all shards together,
+    /// so that the blocks are claimed in one step, or none is.
+    ///
     /// # Errors
-    /// [`ClaimError::Exhausted`] if all shards together had too few. Each shard is asked in a step of
-    /// its own, so other threads may have had a part in that, and content may have been evicted.
+    /// [`ClaimError::Exhausted`] if all shards together had too few at that moment, without those that
+    /// a shard keeps for its tenants; nothing was evicted then.
     pub fn claim(&self, key: BlockHash, count: usize) -> Result<ShardedClaim, ClaimError> {
-        let shard = self.shard(key);
-        let own = match shard.claim(count) {
-            Err(ClaimError::Exhausted { .. }) => claim_up_to(shard, count)?,
-            done => return Ok(ShardedClaim { own: done?, others: Vec::new() }),
-        };
-        let mut claim = ShardedClaim { own, others: Vec::new() };
-        let mut lenders: Vec<_> = self
-            .shards
-            .iter()
-            .filter(|other| !other.is(&shard.shared))
-            .map(|other| (other.claimable(), other))
-            .collect();
-        lenders.sort_by_key(|&(claimable, _)| std::cmp::Reverse(claimable));
-        for (_, lender) in lenders {
-            let missing = count - claim.own.len() - claim.lent();
-            if missing == 0 {
+        let home = self.home(key);
+        if let Ok(own) = self.shards[home].claim(count) {
+            return Ok(ShardedClaim { own, others: Vec::new() });
+        }
+        const TIER: Tier = Tier::Primary;
+        const BY: Tenant = Tenant::NOBODY;
+        // In the order of the shards, which is the order of all who take more than one.
+        let mut states: Vec<_> =
+            self.shards.iter().map(|shard| shard.shared.state.lock()).collect();
+        let most: Vec<_> = states.iter().map(|state| state.most_claimable(TIER, BY)).collect();
+        let claimable = most.iter().sum();
+        if count > claimable {
+            let retiring = states.iter().map(|state| state.tier(TIER).retiring()).sum();
+            return Err(ClaimError::Exhausted { requested: count, claimable, retiring });
+        }
+        let own = states[home].claim_list(TIER, BY, count.min(most[home]));
+        let mut lenders: Vec<_> = (0..most.len()).filter(|&at| at != home).collect();
+        lenders.sort_by_key(|&at| Reverse(most[at]));
+        let (mut missing, mut lent) = (count - own.len(), Vec::new());
+        for at in lenders {
+            let part = missing.min(most[at]);
+            if part == 0 {
                 break;
             }
-            let lent = claim_up_to(lender, missing)?;
-            claim.others.extend((!lent.is_empty()).then_some(lent));
+            missing -= part;
+            lent.push((at, states[at].claim_list(TIER, BY, part)));
         }
-        match count - claim.own.len() - claim.lent() {
-            0 => Ok(claim),
-            missing => Err(self.exhausted(count, count - missing)),
-        }
-    }
-
-    fn exhausted(&self, requested: usize, claimable: usize) -> ClaimError {
-        let retiring = self.stats().primary.retiring as usize;
-        ClaimError::Exhausted { requested, claimable, retiring }
+        // A list that is dropped takes its shard's lock.
+        drop(states);
+        let list = |(at, claims)| {
+            let shard: &BlockPool = &self.shards[at];
+            ClaimedBlocks::new(Arc::clone(&shard.shared), TIER, claims)
+        };
+        Ok(ShardedClaim { own: list((home, own)), others: lent.into_iter().map(list).collect() })
     }
 
     /// [`BlockPool::add_primary_slots`] of the slots below `upto`.
@@ -182,18 +205,4 @@ impl ShardedPool {
             counters: sum.counters.plus(&one.counters),
         })
     }
-}
-
-/// Claims as many blocks as there are, at most `count`. Other threads may take them meanwhile, so
-/// it asks again for what is left then, and for none when that has happened too often.
-fn claim_up_to(pool: &BlockPool, count: usize) -> Result<ClaimedBlocks, ClaimError> {
-    const ATTEMPTS: usize = 4;
-    let mut wanted = count.min(pool.claimable());
-    for _ in 0..ATTEMPTS {
-        match pool.claim(wanted) {
-            Err(ClaimError::Exhausted { claimable, .. }) => wanted = wanted.min(claimable),
-            done => return done,
-        }
-    }
-    pool.claim(0)
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::blocks::{Flag, Place};
 use crate::events::EventCursor;
+use crate::tenants::Tenant;
 use crate::{
     BlockHash, BlockId, BlockPool, Location, PoolStats, Priority, Reading, TenantCounts,
     TenantError, TenantId, TenantQuota, Tier,
@@ -126,7 +127,7 @@ impl BlockPool {
                 depth: blocks.depth(block),
                 priority: blocks.priority(block),
                 expiry: state.watch.expiry(block),
-                tenant: TenantId(blocks.tenant(block)),
+                tenant: TenantId::of(state.mark, Tenant(blocks.tenant(block))),
             });
         }
         let next_event = state.watch.events.as_ref().map_or(0, |events| events.len());
@@ -136,7 +137,7 @@ impl BlockPool {
     /// Adds a tenant without bounds, which blocks can be claimed for and counted by.
     ///
     /// # Errors
-    /// [`TenantError::TooMany`].
+    /// [`TenantError::TooMany`] or [`TenantError::OutOfMemory`].
     pub fn add_tenant(&self) -> Result<TenantId, TenantError> {
         self.shared.state.lock().add_tenant()
     }
@@ -152,25 +153,22 @@ impl BlockPool {
         tier: Tier,
         quota: TenantQuota,
     ) -> Result<(), TenantError> {
-        let mut state = self.shared.state.lock();
-        state.tenancy().tenants.set_quota(tenant, tier, quota)?;
-        state.give_way(tenant, tier);
-        Ok(())
+        self.shared.state.lock().set_quota(tenant, tier, quota)
     }
 
     /// The quota of a tenant.
     ///
     /// # Errors
-    /// [`TenantError::Unknown`].
+    /// [`TenantError::Foreign`].
     pub fn quota(&self, tenant: TenantId, tier: Tier) -> Result<TenantQuota, TenantError> {
-        self.shared.state.lock().tenancy().tenants.quota(tenant, tier)
+        self.shared.state.lock().quota(tenant, tier)
     }
 
     /// What a tenant holds and has cached.
     ///
     /// # Errors
-    /// [`TenantError::Unknown`].
+    /// [`TenantError::Foreign`].
     pub fn tenant_counts(&self, tenant: TenantId, tier: Tier) -> Result<TenantCounts, TenantError> {
-        self.shared.state.lock().tenancy().tenants.counts(tenant, tier)
+        self.shared.state.lock().tenant_counts(tenant, tier)
     }
 }

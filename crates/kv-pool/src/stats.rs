@@ -52,6 +52,8 @@ pub struct PoolCounters {
     /// `registered - dropped` is what is cached or pinned under a name, or on its way to the
     /// secondary tier.
     pub dropped: u64,
+    /// Policies that are asked no more, because one chose a block that it was not given, or lost one.
+    pub policy_faults: u64,
     /// Releases refused because the block was not held. Always 0: the types see to it.
     pub misuses: u64,
 }
@@ -68,6 +70,7 @@ impl PoolCounters {
             offloaded: self.offloaded + other.offloaded,
             onboarded: self.onboarded + other.onboarded,
             dropped: self.dropped + other.dropped,
+            policy_faults: self.policy_faults + other.policy_faults,
             misuses: self.misuses + other.misuses,
         }
     }

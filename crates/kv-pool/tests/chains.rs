@@ -281,7 +281,7 @@ mod removal {
             let mut claimed = pool.claim_for(tenant, 3).unwrap();
             drop(claimed.register(names, Naming::default()).unwrap());
         }
-        assert_eq!(pool.remove_tenant(ours), 3);
+        assert_eq!(pool.remove_tenant(ours).unwrap(), 3);
         assert_eq!((cached(&pool, &a), cached(&pool, &b)), (0, 3));
         checked(&pool);
     }

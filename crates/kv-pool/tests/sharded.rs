@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::name;
 use kv_pool::{
-    BlockHash, ClaimError, ConfigError, GrowError, Naming, PoolConfig, ShardedPool, Tier,
+    BlockHash, ClaimError, ConfigError, GrowError, Naming, PoolConfig, ShardedPool, TenantQuota,
+    Tier,
 };
 
 fn pool(blocks: u64, shards: usize) -> ShardedPool {
@@ -130,5 +131,93 @@ fn threads_that_claim_more_than_their_shards_have_never_share_a_slot() {
         }
     });
     assert_eq!(pool.stats().primary.claimable(), BLOCKS as u64);
+    check(&pool);
+}
+
+/// A pool of eight blocks in two shards, all cached; what is cached, and under which keys.
+fn full() -> (ShardedPool, Vec<BlockHash>) {
+    let pool = pool(8, 2);
+    let mut contents = Vec::new();
+    for shard in pool.shards() {
+        for content in 0..4 {
+            let hash = name(100 * contents.len() as u32 + content);
+            assert!(shard.claim_one().unwrap().cache(hash, Naming::default()));
+            contents.push(hash);
+        }
+    }
+    (pool, contents)
+}
+
+fn cached(pool: &ShardedPool, contents: &[BlockHash]) -> usize {
+    let found = |hash: &&BlockHash| {
+        pool.shards().iter().any(|shard| !shard.match_prefix(&[**hash]).is_empty())
+    };
+    contents.iter().filter(found).count()
+}
+
+#[test]
+fn a_claim_that_fails_evicts_nothing() {
+    let (pool, contents) = full();
+    let refused = pool.claim(name(1), 9).unwrap_err();
+    assert_eq!(refused, ClaimError::Exhausted { requested: 9, claimable: 8, retiring: 0 });
+    assert_eq!(cached(&pool, &contents), 8);
+    // Here one shard has enough for itself, and all have too few together.
+    let held = pool.claim(name(1), 3).unwrap();
+    assert_eq!(cached(&pool, &contents), 5);
+    assert!(pool.claim(name(1), 6).is_err());
+    assert_eq!(cached(&pool, &contents), 5);
+    drop(held);
+    check(&pool);
+}
+
+#[test]
+fn a_claim_that_fails_leaves_what_there_is_claimable_under_open_epochs() {
+    let (pool, _) = full();
+    for shard in pool.shards() {
+        shard.begin_epoch();
+    }
+    assert!(pool.claim(name(1), 9).is_err());
+    assert_eq!(pool.stats().primary.claimable(), 8);
+    assert_eq!(pool.claim(name(1), 8).unwrap().lent(), 4);
+    check(&pool);
+}
+
+#[test]
+fn what_is_kept_in_one_shard_is_lent_by_others() {
+    let pool = pool(12, 3);
+    for (at, reserved) in [(0, 4), (1, 3)] {
+        let shard = &pool.shards()[at];
+        let tenant = shard.add_tenant().unwrap();
+        let quota = TenantQuota { reserved, ..TenantQuota::NONE };
+        shard.set_quota(tenant, Tier::Primary, quota).unwrap();
+    }
+    for key in (0..16).map(name) {
+        let claim = pool.claim(key, 5).unwrap();
+        assert_eq!(claim.own.len() + claim.lent(), 5);
+        assert!(claim.others.iter().all(|list| !list.is_empty()));
+        drop(claim);
+        let refused = pool.claim(key, 6).unwrap_err();
+        assert_eq!(refused, ClaimError::Exhausted { requested: 6, claimable: 5, retiring: 0 });
+    }
+    check(&pool);
+}
+
+#[test]
+fn claims_that_fit_together_are_never_refused() {
+    // Three threads hold at most 20 of 64 blocks each.
+    const COUNT: usize = 20;
+    let pool = pool(64, 8);
+    std::thread::scope(|scope| {
+        for thread in 0..3_u32 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..40_000_u32 {
+                    let claim = pool.claim(name((round * 7 + thread * 3) % 11), COUNT).unwrap();
+                    assert_eq!(claim.own.len() + claim.lent(), COUNT);
+                }
+            });
+        }
+    });
+    assert_eq!(pool.stats().primary.claimable(), 64);
     check(&pool);
 }

@@ -3,9 +3,9 @@
 use std::num::NonZeroU64;
 
 use crate::blocks::{Flag, Place};
-use crate::state::State;
-use crate::state::tenancy::Tenancy;
-use crate::{BlockId, ClaimError, Location, SlotIndex, TenantId, Tier};
+use crate::state::{State, Turn};
+use crate::tenants::Tenant;
+use crate::{BlockId, ClaimError, Location, SlotIndex, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
 ///
@@ -82,7 +82,7 @@ impl State {
     pub(crate) fn check_claimable(
         &self,
         tier: Tier,
-        by: TenantId,
+        by: Tenant,
         count: usize,
     ) -> Result<(), ClaimError> {
         if count > self.tier(tier).claimable() {
@@ -94,6 +94,15 @@ impl State {
         }
     }
 
+    /// The most blocks of a tier that can be claimed for a tenant now.
+    pub(crate) fn most_claimable(&self, tier: Tier, by: Tenant) -> usize {
+        let claimable = self.tier(tier).claimable();
+        match &self.watch.tenancy {
+            None => claimable,
+            Some(tenancy) => claimable.min(tenancy.tenants.most(by, tier) as usize),
+        }
+    }
+
     pub(crate) fn exhausted(&self, tier: Tier, requested: usize) -> ClaimError {
         let tier = self.tier(tier);
         let (claimable, retiring) = (tier.claimable(), tier.retiring());
@@ -102,7 +111,7 @@ impl State {
 
     /// Claims `count` blocks of a tier; there are as many.
     #[inline]
-    pub(crate) fn claim(&mut self, tier: Tier, by: TenantId, count: usize, into: &mut Vec<Claim>) {
+    pub(crate) fn claim(&mut self, tier: Tier, by: Tenant, count: usize, into: &mut Vec<Claim>) {
         into.reserve(count);
         if count > 1 {
             self.warm_victims(tier, count);
@@ -111,6 +120,15 @@ impl State {
             let Some(claim) = self.claim_one(tier, by) else { break };
             into.push(claim);
         }
+    }
+
+    /// The same, as all that one caller claims, in a list of its own.
+    pub(crate) fn claim_list(&mut self, tier: Tier, by: Tenant, count: usize) -> Vec<Claim> {
+        let mut claims = self.take_claims();
+        self.claim(tier, by, count, &mut claims);
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        self.sabotage.next_caller();
+        claims
     }
 
     /// Reads the places of the names that are about to be removed.
@@ -122,7 +140,7 @@ impl State {
 
     /// Claims the next block of a tier, wherever its content is to go.
     #[inline]
-    pub(crate) fn claim_one(&mut self, tier: Tier, by: TenantId) -> Option<Claim> {
+    pub(crate) fn claim_one(&mut self, tier: Tier, by: Tenant) -> Option<Claim> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if tier == Tier::Primary
             && let Some(stale) = self.sabotage.stale()
@@ -141,7 +159,7 @@ impl State {
         Some(claim)
     }
 
-    fn claim_next(&mut self, tier: Tier, by: TenantId) -> Option<Claim> {
+    fn claim_next(&mut self, tier: Tier, by: Tenant) -> Option<Claim> {
         let state = &self.tiers[tier.index()];
         if state.queues.empty() == 0
             && let Some(id) = self.appear(tier)
@@ -150,8 +168,10 @@ impl State {
         }
         loop {
             // What was admitted is not refused: rather than nothing, it takes what is kept.
-            let next = self.pop_for(tier, by).or_else(|| self.pop(tier));
-            let (id, last_resort) = next?;
+            let (id, last_resort) = match self.pop_for(tier, by) {
+                Some(next) => next,
+                None => (self.pop(tier, None)?.0, true),
+            };
             if !self.blocks.is(id, Flag::NAMED) {
                 return Some(self.claimed(id, by, false));
             }
@@ -167,43 +187,30 @@ impl State {
         }
     }
 
-    /// Takes the next block out of a tier's queues that is not kept for another tenant than `by`.
-    /// Those that are passed over keep their places, where no policy decides on these.
+    /// Takes the next block out of a tier's queues that is not kept for another tenant than `by`; the
+    /// last resort if others follow it.
     #[inline]
-    fn pop_for(&mut self, tier: Tier, by: TenantId) -> Option<(BlockId, bool)> {
-        let first = self.pop(tier)?;
-        if self.watch.tenancy.is_none() || !self.must_pass_over(first.0, by) {
-            return Some(first);
+    fn pop_for(&mut self, tier: Tier, by: Tenant) -> Option<(BlockId, bool)> {
+        loop {
+            let (id, last_resort) = self.pop(tier, Some(by))?;
+            if !self.blocks.is(id, Flag::NAMED) || !self.is_kept(id, by) {
+                return Some((id, last_resort));
+            }
+            self.pass_over(id);
         }
-        let mut kept = self.watch.tenancy.as_mut().map_or_else(Vec::new, Tenancy::take_kept);
-        let mut next = Some(first);
-        while let Some(passed) = next
-            && self.must_pass_over(passed.0, by)
-        {
-            self.blocks.set(passed.0, Flag::ASIDE);
-            kept.push(passed);
-            next = self.pop(tier);
-        }
-        self.put_back(&kept);
-        if let Some(tenancy) = &mut self.watch.tenancy {
-            tenancy.keep_kept(kept);
-        }
-        next
-    }
-
-    fn must_pass_over(&self, id: BlockId, by: TenantId) -> bool {
-        self.blocks.is(id, Flag::NAMED) && self.is_kept(id, by)
     }
 
     /// Puts blocks back that were popped one after the other and set aside, each where it was; a
     /// policy puts them where it puts what is released.
-    pub(crate) fn put_back(&mut self, aside: &[(BlockId, bool)]) {
-        for &(id, last_resort) in aside.iter().rev() {
+    pub(crate) fn put_back(&mut self, aside: &[(BlockId, Turn)]) {
+        for &(id, turn) in aside.iter().rev() {
             self.blocks.clear(id, Flag::ASIDE);
             let tier = self.blocks.tier(id);
-            if self.watch.policies[tier.index()].is_some() {
+            if turn == Turn::PassedOver {
+                self.put_back_passed(id);
+            } else if self.watch.policies[tier.index()].is_some() {
                 self.enqueue_by_policy(id, tier);
-            } else if last_resort {
+            } else if turn == Turn::Last {
                 self.put(id, Place::Shadowed);
                 self.tiers[tier.index()].shadowed.push_front(&mut self.blocks, id);
             } else {
@@ -213,58 +220,45 @@ impl State {
         }
     }
 
-    /// Takes the next block out of a tier's queues. Blocks that wait for those that follow them come
-    /// when there is nothing else: what follows them is then in use or elsewhere.
+    /// Takes the next block out of a tier's queues, for `by` or for anybody. Blocks that wait for
+    /// those that follow them come when there is nothing else: what follows them is then in use or
+    /// elsewhere.
     #[inline]
-    fn pop(&mut self, tier: Tier) -> Option<(BlockId, bool)> {
+    fn pop(&mut self, tier: Tier, by: Option<Tenant>) -> Option<(BlockId, bool)> {
         let state = &mut self.tiers[tier.index()];
-        if let Some(id) = state.queues.pop(&mut self.blocks) {
+        if (state.queues.empty() > 0 || self.watch.tenancy.is_none())
+            && let Some(id) = state.queues.pop(&mut self.blocks)
+        {
             return Some((id, false));
         }
-        self.pop_cached(tier)
+        let (id, turn) = self.pop_cached(tier, by)?;
+        Some((id, turn == Turn::Last))
     }
 
     /// The same, of blocks with content.
-    pub(crate) fn pop_cached(&mut self, tier: Tier) -> Option<(BlockId, bool)> {
+    pub(crate) fn pop_cached(&mut self, tier: Tier, by: Option<Tenant>) -> Option<(BlockId, Turn)> {
+        if let Some((class, id)) = self.first_passed(tier, by) {
+            let queued = self.tier(tier).queues.first_cached();
+            if queued.is_none_or(|queued| class <= queued) {
+                self.take_out_passed(id);
+                return Some((id, Turn::PassedOver));
+            }
+        }
         let state = &mut self.tiers[tier.index()];
         if let Some(id) = state.queues.pop_cached(&mut self.blocks) {
-            return Some((id, false));
+            return Some((id, Turn::Queue));
         }
         if self.watch.policies[tier.index()].is_some()
             && let Some(id) = self.pop_by_policy(tier)
         {
-            return Some((id, false));
+            return Some((id, Turn::Queue));
         }
         let state = &mut self.tiers[tier.index()];
-        let Some(id) = state.shadowed.front() else {
-            return Some((self.pop_blocked(tier)?, true));
-        };
+        let Some(id) = state.shadowed.front() else { return self.pop_held_back(tier) };
         state.shadowed.remove(&mut self.blocks, id);
         // Like every block that was popped: the end of what follows it must not look for it in a list.
         self.put(id, Place::Queued);
-        Some((id, true))
-    }
-
-    fn pop_by_policy(&mut self, tier: Tier) -> Option<BlockId> {
-        let now = self.policy_time();
-        self.watch.policies[tier.index()].as_mut()?.victim(now)
-    }
-
-    /// Takes a block that a policy holds back because others follow it, which are in use. A search,
-    /// and rare: nothing else is left in the tier.
-    fn pop_blocked(&mut self, tier: Tier) -> Option<BlockId> {
-        let policy = self.watch.policies[tier.index()].as_mut()?;
-        if policy.is_empty() {
-            return None;
-        }
-        let blocks = &self.blocks;
-        let blocked = |&id: &BlockId| {
-            let queued = blocks.place(id) == Place::Queued && !blocks.is(id, Flag::ASIDE);
-            queued && blocks.is(id, Flag::NAMED) && blocks.tier(id) == tier
-        };
-        let id = blocks.ids().find(blocked)?;
-        policy.removed(id);
-        Some(id)
+        Some((id, Turn::Last))
     }
 
     /// Sets a block aside that is evicted only after those that follow it.
@@ -323,7 +317,7 @@ impl State {
         if !keep {
             return None;
         }
-        let owner = TenantId(self.blocks.tenant(victim));
+        let owner = Tenant(self.blocks.tenant(victim));
         if self.tiers[Tier::Secondary.index()].queues.empty() == 0
             && let Some(id) = self.appear(Tier::Secondary)
         {
@@ -346,7 +340,7 @@ impl State {
     /// Gives the content of `victim` the slot of `target`, and claims `target` at the slot that it
     /// leaves.
     #[inline]
-    fn displace(&mut self, victim: BlockId, target: BlockId, by: TenantId) -> Claim {
+    fn displace(&mut self, victim: BlockId, target: BlockId, by: Tenant) -> Claim {
         self.counters.evicted += 1;
         self.count_age(self.blocks.stamp(victim));
         self.swap_locations(victim, target);
@@ -364,7 +358,7 @@ impl State {
     }
 
     #[inline]
-    pub(crate) fn claimed(&mut self, id: BlockId, by: TenantId, evicted: bool) -> Claim {
+    pub(crate) fn claimed(&mut self, id: BlockId, by: Tenant, evicted: bool) -> Claim {
         // What was said of it while it had no name is not said of what it will hold.
         self.untime(id);
         let (place, tier, slot) = self.blocks.claim(id, by.0);
@@ -441,9 +435,9 @@ impl State {
         self.take_out(stale);
         self.counters.claimed += 1;
         if !self.blocks.is(stale, Flag::NAMED) {
-            return self.claimed(stale, TenantId::NOBODY, false);
+            return self.claimed(stale, Tenant::NOBODY, false);
         }
         self.drop_content(stale);
-        self.claimed(stale, TenantId::NOBODY, true)
+        self.claimed(stale, Tenant::NOBODY, true)
     }
 }

@@ -9,24 +9,28 @@ mod plain;
 mod runs;
 mod tenancy;
 mod tier;
+mod victim;
 mod watch;
 
 use std::collections::{HashMap, TryReserveError};
 
 pub(crate) use claim::{Claim, Move};
 pub(crate) use names::Named;
+pub(crate) use tenancy::Turn;
 pub(crate) use tier::{SlotNumbers, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{Blocks, Flag, Place, Unlinked};
 use crate::hold::{Hold, Token};
+use crate::ids::PoolMark;
 use crate::index::Index;
 use crate::list::List;
 use crate::loan::Loans;
 use crate::pool::Shared;
 use crate::stats::{EvictionAges, PoolCounters};
 use crate::sync::Arc;
-use crate::{BlockId, Epoch, Location, PoolConfig, Priority, SlotIndex, TenantId, Tier};
+use crate::tenants::Tenant;
+use crate::{BlockId, Location, PoolConfig, Priority, SlotIndex, Tier};
 
 /// Buffers kept for the next user; what is beyond is freed.
 const SPARES_MAX: usize = 256;
@@ -35,6 +39,8 @@ const SPARE_LEN_MAX: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct State {
+    /// The pool that ids belong to which its callers have been given.
+    pub(crate) mark: PoolMark,
     pub(crate) blocks: Blocks,
     pub(crate) index: Index,
     pub(crate) tiers: [TierState; Tier::COUNT],
@@ -43,8 +49,9 @@ pub(crate) struct State {
     /// Blocks that wait for the end of an [`Offload`](crate::Offload) in the place of the one that it
     /// names, by the slot that it copies to.
     pub(crate) stand_ins: HashMap<SlotIndex, BlockId>,
-    pub(crate) current: Epoch,
-    pub(crate) completed: Epoch,
+    /// The numbers of the epochs that were begun last, and completed.
+    pub(crate) current: u64,
+    pub(crate) completed: u64,
     pub(crate) counters: PoolCounters,
     pub(crate) ages: EvictionAges,
     pub(crate) watch: Watch,
@@ -79,13 +86,14 @@ impl State {
             tier
         });
         let mut state = Self {
+            mark: PoolMark::new(),
             blocks: Blocks::new(base as usize)?,
             index: Index::new(base as usize)?,
             tiers,
             retiring: List::EMPTY,
             stand_ins: HashMap::new(),
-            current: Epoch(0),
-            completed: Epoch(0),
+            current: 0,
+            completed: 0,
             counters: PoolCounters::default(),
             ages: EvictionAges::default(),
             plain: watch.policies.iter().all(Option::is_none),
@@ -220,18 +228,18 @@ impl State {
             self.enqueue(id);
         } else {
             // Fewer than 2^31 epochs are ever open at once, so half of the number tells them apart.
-            self.blocks.set_stamp(id, self.current.0 as u32);
+            self.blocks.set_stamp(id, self.current as u32);
             self.put(id, Place::Retiring);
             self.retiring.push_back(&mut self.blocks, id);
         }
     }
 
     /// Makes the blocks claimable whose release lies in an epoch up to `epoch`.
-    pub(crate) fn complete(&mut self, epoch: Epoch) {
+    pub(crate) fn complete(&mut self, epoch: u64) {
         self.completed = self.completed.max(epoch);
         // Stamps never fall from front to back, for they are the epoch that was current.
         while let Some(id) = self.retiring.front() {
-            let ahead = self.blocks.stamp(id).wrapping_sub(self.completed.0 as u32) as i32;
+            let ahead = self.blocks.stamp(id).wrapping_sub(self.completed as u32) as i32;
             if ahead > 0 {
                 break;
             }
@@ -271,6 +279,9 @@ impl State {
     /// Removes a block from the list that its place names, if any.
     #[inline]
     pub(crate) fn take_out(&mut self, id: BlockId) {
+        if self.blocks.is(id, Flag::PASSED) {
+            return self.take_out_passed(id);
+        }
         let blocks = &mut self.blocks;
         let tier = &mut self.tiers[blocks.tier(id).index()];
         match blocks.place(id) {
@@ -303,7 +314,7 @@ impl State {
             self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
         }
         if self.watch.tenancy.is_some() {
-            self.give_way(TenantId(self.blocks.tenant(id)), tier);
+            self.give_way(Tenant(self.blocks.tenant(id)), tier);
         }
     }
 
@@ -392,7 +403,7 @@ mod tests {
     }
 
     fn claim(state: &mut State) -> BlockId {
-        state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block()
+        state.claim_one(Tier::Primary, Tenant::NOBODY).unwrap().block()
     }
 
     #[test]
@@ -405,7 +416,7 @@ mod tests {
         assert_eq!(state.counters.misuses, 2);
         assert_eq!(state.tier(Tier::Primary).claimable(), 2);
         assert_ne!(claim(&mut state), claim(&mut state));
-        assert!(state.claim_one(Tier::Primary, TenantId::NOBODY).is_none());
+        assert!(state.claim_one(Tier::Primary, Tenant::NOBODY).is_none());
     }
 
     #[test]

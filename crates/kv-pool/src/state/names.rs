@@ -69,6 +69,7 @@ impl State {
     /// Finds the longest cached prefix, then pins it. Two passes, for the reads of the first overlap.
     pub(crate) fn pin_prefix(&mut self, hashes: &[BlockHash], pins: &mut Vec<BlockAt>) {
         let alone = self.find_prefix(hashes, pins);
+        pins.truncate(self.usable(pins));
         if let Some(&missing) = hashes.get(pins.len()) {
             self.note_miss(missing);
         }
@@ -148,13 +149,15 @@ impl State {
             }
             Ok(known) => {
                 let near = self.blocks.tier(known) == Tier::Primary;
-                if near || self.blocks.place(known) == Place::Pinned {
+                let near = near || self.blocks.place(known) == Place::Pinned;
+                if near && self.may_use(known) {
                     self.counters.duplicates += 1;
                     self.pin(known);
                     self.adopt(known, parent);
                     return Named::Duplicate(known);
                 }
-                // An unused copy in host memory, or on its way there, gives way to the one that is nearer.
+                // An unused copy in host memory, or on its way there, gives way to the one that is nearer,
+                // and one that its owner may not hold to the one that is held.
                 self.come_near(known, own);
                 known
             }

@@ -8,7 +8,8 @@ use crate::blocks::Place;
 use crate::claim::Naming;
 use crate::index::Mixed;
 use crate::state::{Claim, State};
-use crate::{BlockHash, BlockId, TenantId, Tier};
+use crate::tenants::Tenant;
+use crate::{BlockHash, BlockId, Tier};
 
 impl State {
     #[inline]
@@ -18,7 +19,7 @@ impl State {
 
     /// Claims the next block of a tier if it has content that is dropped.
     #[inline]
-    pub(super) fn claim_plainly(&mut self, tier: Tier, by: TenantId) -> Option<Claim> {
+    pub(super) fn claim_plainly(&mut self, tier: Tier, by: Tenant) -> Option<Claim> {
         let offloads = tier == Tier::Primary && self.tiers[Tier::Secondary.index()].ready > 0;
         if !self.is_plain() || offloads {
             return None;
@@ -47,7 +48,7 @@ impl State {
     }
 
     #[inline]
-    fn evict(&mut self, id: BlockId, tier: Tier, by: TenantId) -> Claim {
+    fn evict(&mut self, id: BlockId, tier: Tier, by: Tenant) -> Claim {
         let Self { blocks, tiers, .. } = self;
         let state = &mut tiers[tier.index()];
         self.index.remove(blocks, id);

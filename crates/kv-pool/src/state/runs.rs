@@ -93,9 +93,8 @@ mod tests {
 
     use super::*;
     use crate::integrity;
-    use crate::{
-        BlockHash, BlockId, Epoch, Naming, PoolConfig, Priority, Retention, TenantId, Tier,
-    };
+    use crate::tenants::Tenant;
+    use crate::{BlockHash, BlockId, Naming, PoolConfig, Priority, Retention, Tier};
 
     const BLOCKS: u64 = 48;
 
@@ -105,7 +104,7 @@ mod tests {
         let mut state = State::plain(&PoolConfig::primary_only(BLOCKS)).unwrap();
         let mut ids = Vec::new();
         for n in 0..BLOCKS {
-            let id = state.claim_one(Tier::Primary, TenantId::NOBODY).unwrap().block();
+            let id = state.claim_one(Tier::Primary, Tenant::NOBODY).unwrap().block();
             let priority = if n % 7 == 0 { Priority::MAX } else { Priority::MIN };
             let duration = (n % 11 == 0).then_some(Duration::from_secs(9));
             let naming = Naming::default().keep(Retention { priority, duration });
@@ -176,7 +175,7 @@ mod tests {
                 // Sometimes released blocks must wait for work under way.
                 for state in [&mut together, &mut single] {
                     match random_state >> 60 {
-                        0 => state.current = Epoch(state.current.0 + 1),
+                        0 => state.current += 1,
                         1 => state.complete(state.current),
                         _ => {}
                     }

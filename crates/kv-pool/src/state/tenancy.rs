@@ -1,9 +1,12 @@
 //! Tenants: what each holds and has cached, and whose cached blocks give way.
 
+use std::collections::TryReserveError;
+
 use crate::blocks::{Flag, Place};
+use crate::eviction::EvictionQueues;
 use crate::state::State;
-use crate::tenants::Tenants;
-use crate::{BlockId, EvictionVerdict, TenantError, TenantId, Tier};
+use crate::tenants::{Need, Tenant, Tenants};
+use crate::{BlockId, Priority, TenantCounts, TenantError, TenantId, TenantQuota, Tier};
 
 const NONE: u32 = u32::MAX;
 
@@ -18,27 +21,57 @@ pub(crate) struct Tenancy {
     links: Vec<[u32; 2]>,
     /// Front and back, by tenant and tier.
     ends: Vec<[[u32; 2]; Tier::COUNT]>,
-    /// A list for blocks that a claim passes over, empty between claims.
-    kept: Vec<(BlockId, bool)>,
+    passed: PassedOver,
+    /// A list for the needs of a lookup, empty between lookups.
+    needs: Vec<Need>,
+}
+
+/// Unused blocks that came up for eviction while they were kept for their tenants. They are not looked
+/// at again before their tenant has more than is kept for it, or claims: so a claim passes over each
+/// of them once, however many there are.
+#[derive(Debug)]
+struct PassedOver {
+    /// The queues of each tenant, by tier, for the tenants that have had such blocks.
+    queues: [Vec<(Tenant, EvictionQueues)>; Tier::COUNT],
+    /// When a block was passed over, which is the order among tenants.
+    turns: Vec<u64>,
+    last_turn: u64,
+}
+
+impl PassedOver {
+    fn of(&mut self, tenant: Tenant, tier: Tier) -> &mut EvictionQueues {
+        let queues = &mut self.queues[tier.index()];
+        let known = queues.iter().position(|&(owner, _)| owner == tenant);
+        let at = known.unwrap_or_else(|| {
+            queues.push((tenant, EvictionQueues::new()));
+            queues.len() - 1
+        });
+        &mut queues[at].1
+    }
+}
+
+/// Why a victim is the next one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Turn {
+    /// It is the first in the order of its tier.
+    Queue,
+    /// It was passed over before, because it was kept for its tenant.
+    PassedOver,
+    /// There is nothing else: others follow it.
+    Last,
 }
 
 impl Tenancy {
-    pub(crate) fn new(tenants: Tenants, blocks: usize) -> Self {
-        Self {
-            tenants,
-            links: vec![[NONE; 2]; blocks],
-            ends: vec![[[NONE; 2]; Tier::COUNT]],
-            kept: Vec::new(),
-        }
-    }
-
-    pub(crate) fn take_kept(&mut self) -> Vec<(BlockId, bool)> {
-        std::mem::take(&mut self.kept)
-    }
-
-    pub(crate) fn keep_kept(&mut self, mut kept: Vec<(BlockId, bool)>) {
-        kept.clear();
-        self.kept = kept;
+    fn new(tenants: Tenants, blocks: usize) -> Result<Self, TryReserveError> {
+        let (mut links, mut turns) = (Vec::new(), Vec::new());
+        links.try_reserve_exact(blocks)?;
+        turns.try_reserve_exact(blocks)?;
+        links.resize(blocks, [NONE; 2]);
+        turns.resize(blocks, 0);
+        let passed =
+            PassedOver { queues: [const { Vec::new() }; Tier::COUNT], turns, last_turn: 0 };
+        let ends = vec![[[NONE; 2]; Tier::COUNT]];
+        Ok(Self { tenants, links, ends, passed, needs: Vec::new() })
     }
 
     /// Makes room for one more tenant.
@@ -46,8 +79,8 @@ impl Tenancy {
         self.ends.push([[NONE; 2]; Tier::COUNT]);
     }
 
-    fn push(&mut self, id: BlockId, tenant: TenantId, tier: Tier) {
-        let [front, back] = &mut self.ends[usize::from(tenant.0)][tier.index()];
+    fn push(&mut self, id: BlockId, tenant: Tenant, tier: Tier) {
+        let [front, back] = &mut self.ends[tenant.index()][tier.index()];
         self.links[id.index()] = [*back, NONE];
         match *back {
             NONE => *front = id.0,
@@ -56,8 +89,8 @@ impl Tenancy {
         *back = id.0;
     }
 
-    fn remove(&mut self, id: BlockId, tenant: TenantId, tier: Tier) {
-        let [front, back] = &mut self.ends[usize::from(tenant.0)][tier.index()];
+    fn remove(&mut self, id: BlockId, tenant: Tenant, tier: Tier) {
+        let [front, back] = &mut self.ends[tenant.index()][tier.index()];
         let [before, after] = self.links[id.index()];
         match before {
             NONE => *front = after,
@@ -69,8 +102,8 @@ impl Tenancy {
         }
     }
 
-    fn oldest(&self, tenant: TenantId, tier: Tier) -> impl Iterator<Item = BlockId> + '_ {
-        let [mut at, _] = self.ends[usize::from(tenant.0)][tier.index()];
+    fn oldest(&self, tenant: Tenant, tier: Tier) -> impl Iterator<Item = BlockId> + '_ {
+        let [mut at, _] = self.ends[tenant.index()][tier.index()];
         std::iter::from_fn(move || {
             let id = (at != NONE).then_some(BlockId(at))?;
             at = self.links[id.index()][1];
@@ -80,26 +113,67 @@ impl Tenancy {
 }
 
 impl State {
+    /// The tenant of this pool that an id names.
+    #[inline]
+    pub(crate) fn tenant(&self, id: TenantId) -> Result<Tenant, TenantError> {
+        id.within(self.mark)
+    }
+
     /// The tenants. The first call counts what is there.
-    pub(crate) fn tenancy(&mut self) -> &mut Tenancy {
+    fn tenancy(&mut self) -> Result<&mut Tenancy, TenantError> {
         if self.watch.tenancy.is_none() {
             let capacities = self.tiers.each_ref().map(|tier| u64::from(tier.ready));
-            let blocks = self.blocks.len();
+            let (tenants, blocks) = (Tenants::new(self.mark, capacities), self.blocks.len());
+            let tenancy = Tenancy::new(tenants, blocks);
+            self.watch.tenancy = Some(tenancy.map_err(|_| TenantError::OutOfMemory { blocks })?);
             self.plain = false;
-            self.watch.tenancy = Some(Tenancy::new(Tenants::new(capacities), blocks));
             for id in self.blocks.ids() {
                 self.recount(id);
             }
         }
-        let (tenants, blocks) = (Tenants::new([0; Tier::COUNT]), 0);
-        self.watch.tenancy.get_or_insert_with(|| Tenancy::new(tenants, blocks))
+        let Some(tenancy) = &mut self.watch.tenancy else { unreachable!("it was made above") };
+        Ok(tenancy)
     }
 
     pub(crate) fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        let tenancy = self.tenancy();
+        let mark = self.mark;
+        let tenancy = self.tenancy()?;
         let tenant = tenancy.tenants.add()?;
         tenancy.grow();
-        Ok(tenant)
+        Ok(TenantId::of(mark, tenant))
+    }
+
+    pub(crate) fn set_quota(
+        &mut self,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), TenantError> {
+        let tenant = self.tenant(tenant)?;
+        self.tenancy()?.tenants.set_quota(tenant, tier, quota)?;
+        self.give_way(tenant, tier);
+        Ok(())
+    }
+
+    pub(crate) fn quota(&self, tenant: TenantId, tier: Tier) -> Result<TenantQuota, TenantError> {
+        let tenant = self.tenant(tenant)?;
+        let tenancy = self.watch.tenancy.as_ref();
+        Ok(tenancy.map_or(TenantQuota::NONE, |tenancy| tenancy.tenants.quota(tenant, tier)))
+    }
+
+    pub(crate) fn tenant_counts(
+        &self,
+        tenant: TenantId,
+        tier: Tier,
+    ) -> Result<TenantCounts, TenantError> {
+        let tenant = self.tenant(tenant)?;
+        if let Some(tenancy) = &self.watch.tenancy {
+            return Ok(tenancy.tenants.counts(tenant, tier));
+        }
+        // A pool without tenants is all nobody's.
+        let tier = self.tier(tier);
+        let cached = (tier.claimable() - tier.empty()) as u64;
+        Ok(TenantCounts { held: u64::from(tier.ready) - tier.claimable() as u64, cached })
     }
 
     /// Counts a block for its tenant as what it is by now.
@@ -113,7 +187,7 @@ impl State {
     pub(crate) fn recount(&mut self, id: BlockId) {
         let blocks = &mut self.blocks;
         let Some(tenancy) = &mut self.watch.tenancy else { return };
-        let (tenant, tier) = (TenantId(blocks.tenant(id)), blocks.tier(id));
+        let (tenant, tier) = (Tenant(blocks.tenant(id)), blocks.tier(id));
         let (held, cached) = match blocks.place(id) {
             Place::Absent => (false, false),
             Place::Queued | Place::Shadowed => (false, blocks.is(id, Flag::NAMED)),
@@ -143,7 +217,7 @@ impl State {
     pub(crate) fn uncount(&mut self, id: BlockId) {
         let blocks = &mut self.blocks;
         let Some(tenancy) = &mut self.watch.tenancy else { return };
-        let (tenant, tier) = (TenantId(blocks.tenant(id)), blocks.tier(id));
+        let (tenant, tier) = (Tenant(blocks.tenant(id)), blocks.tier(id));
         if blocks.is(id, Flag::COUNTED_HELD) {
             blocks.clear(id, Flag::COUNTED_HELD);
             tenancy.tenants.unhold(tenant, tier);
@@ -157,16 +231,101 @@ impl State {
 
     /// Whether a claim of `by` must pass over this victim, which is kept for its owner.
     #[inline]
-    pub(crate) fn is_kept(&self, id: BlockId, by: TenantId) -> bool {
+    pub(crate) fn is_kept(&self, id: BlockId, by: Tenant) -> bool {
         let Some(tenancy) = &self.watch.tenancy else { return false };
-        let owner = TenantId(self.blocks.tenant(id));
-        let verdict = tenancy.tenants.may_evict(by, owner, self.blocks.tier(id));
-        verdict != EvictionVerdict::Allowed
+        let owner = Tenant(self.blocks.tenant(id));
+        !tenancy.tenants.may_evict(by, owner, self.blocks.tier(id))
+    }
+
+    /// Whether the owner of a block may hold it, if nobody does yet. Whoever comes to use cached
+    /// content, it counts for its owner, and takes from what is kept for others.
+    #[inline]
+    pub(crate) fn may_use(&self, id: BlockId) -> bool {
+        let Some(tenancy) = &self.watch.tenancy else { return true };
+        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
+        !self.is_unused(id) || tenancy.tenants.most(owner, tier) > 0
+    }
+
+    /// The same beside what is needed; it is needed from now on if so.
+    #[inline]
+    pub(crate) fn may_use_beside(&self, id: BlockId, needs: &mut Vec<Need>) -> bool {
+        let Some(tenancy) = &self.watch.tenancy else { return true };
+        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
+        !self.is_unused(id) || tenancy.tenants.reuse(owner, tier, needs)
+    }
+
+    /// How many of the first blocks of a list may be used together.
+    pub(crate) fn usable(&mut self, found: &[crate::BlockAt]) -> usize {
+        let Some(tenancy) = &mut self.watch.tenancy else { return found.len() };
+        let mut needs = std::mem::take(&mut tenancy.needs);
+        let may = |at: &&crate::BlockAt| self.may_use_beside(at.block, &mut needs);
+        let usable = found.iter().take_while(may).count();
+        needs.clear();
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.needs = needs;
+        }
+        usable
+    }
+
+    /// Whether nobody uses this block.
+    #[inline]
+    pub(crate) fn is_unused(&self, id: BlockId) -> bool {
+        matches!(self.blocks.place(id), Place::Queued | Place::Shadowed)
+    }
+
+    /// Every block that was passed over in a tier, with the class that it is queued by.
+    pub(crate) fn passed_over(
+        &self,
+        tier: Tier,
+    ) -> impl Iterator<Item = (BlockId, Option<Priority>)> + '_ {
+        let queues =
+            self.watch.tenancy.iter().flat_map(move |own| &own.passed.queues[tier.index()]);
+        queues.flat_map(|(_, queues)| queues.iter(&self.blocks))
+    }
+
+    /// Sets a victim aside that is kept for its owner. It goes first in its priority when it is kept
+    /// no longer, for it is older than all that have not come up.
+    pub(crate) fn pass_over(&mut self, id: BlockId) {
+        let Some(tenancy) = &mut self.watch.tenancy else { return };
+        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
+        tenancy.passed.last_turn += 1;
+        tenancy.passed.turns[id.index()] = tenancy.passed.last_turn;
+        let class = Some(self.blocks.priority(id));
+        tenancy.passed.of(owner, tier).insert_last(&mut self.blocks, id, class);
+        self.blocks.set(id, Flag::PASSED);
+    }
+
+    /// Puts a block back that was the first of those that were passed over.
+    pub(crate) fn put_back_passed(&mut self, id: BlockId) {
+        let Some(tenancy) = &mut self.watch.tenancy else { return };
+        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
+        let class = Some(self.blocks.priority(id));
+        tenancy.passed.of(owner, tier).insert_first(&mut self.blocks, id, class);
+        self.blocks.set(id, Flag::PASSED);
+    }
+
+    /// Takes a block out of those that were passed over.
+    pub(crate) fn take_out_passed(&mut self, id: BlockId) {
+        let Some(tenancy) = &mut self.watch.tenancy else { return };
+        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
+        let class = Some(self.blocks.priority(id));
+        tenancy.passed.of(owner, tier).remove(&mut self.blocks, id, class);
+        self.blocks.clear(id, Flag::PASSED);
+    }
+
+    /// The class and the block that goes first of those that were passed over: of all, or of those
+    /// that `by` may take now.
+    pub(crate) fn first_passed(&self, tier: Tier, by: Option<Tenant>) -> Option<(usize, BlockId)> {
+        let tenancy = self.watch.tenancy.as_ref()?;
+        let may = |owner| by.is_none_or(|by| tenancy.tenants.may_evict(by, owner, tier));
+        let queues = tenancy.passed.queues[tier.index()].iter();
+        let firsts = queues.filter(|&&(owner, _)| may(owner)).filter_map(|(_, own)| own.first());
+        firsts.min_by_key(|&(class, id)| (class, tenancy.passed.turns[id.index()]))
     }
 
     /// Drops cached blocks of a tenant that has more of them than it may, the oldest first, but none
     /// that others follow while there is another within reach.
-    pub(crate) fn give_way(&mut self, tenant: TenantId, tier: Tier) {
+    pub(crate) fn give_way(&mut self, tenant: Tenant, tier: Tier) {
         loop {
             let Some(tenancy) = &self.watch.tenancy else { return };
             if tenancy.tenants.cached_beyond(tenant, tier) == 0 {

@@ -6,7 +6,7 @@ use std::collections::{HashMap, TryReserveError};
 use std::time::Duration;
 
 use crate::blocks::{Flag, Place};
-use crate::clock::Clock;
+use crate::clock::{Clock, nanos};
 use crate::events::EventLog;
 use crate::expiry::Expiries;
 use crate::hold::BlockAt;
@@ -35,7 +35,9 @@ pub(crate) struct Watch {
     pub(crate) policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
     /// Empty without a policy.
     notes: Vec<Note>,
-    /// The clock's answer when it was last asked, in milliseconds.
+    /// The latest of the clock's answers.
+    now: Duration,
+    /// The same in milliseconds.
     now_ms: u64,
 }
 
@@ -59,15 +61,17 @@ impl Watch {
             tenancy: None,
             policies,
             notes,
+            now: Duration::ZERO,
             now_ms: 0,
         })
     }
 
-    /// The time, which is remembered for what need not be exact.
+    /// The time, which is remembered for what need not be exact. It stands still where the caller's
+    /// clock goes back, and ends after 584 years.
     pub(crate) fn now(&mut self) -> Duration {
-        let now = self.clock.now();
-        self.now_ms = now.as_millis() as u64;
-        now
+        self.now = self.now.max(Duration::from_nanos(nanos(self.clock.now())));
+        self.now_ms = self.now.as_millis() as u64;
+        self.now
     }
 
     /// When the duration of a block is over, if it has begun.

@@ -1,7 +1,9 @@
 //! Admission of a batch, done to the reference: everything is found first, then claimed.
 
+use std::collections::{HashMap, HashSet};
+
 use crate::operations::Refusal;
-use crate::reference::{Claimed, Model, PRIMARY};
+use crate::reference::{Block, Claimed, Model, PRIMARY};
 
 /// What one sequence needs.
 #[derive(Clone, Debug)]
@@ -27,10 +29,56 @@ pub struct Served {
     pub partial: Option<(usize, Begun)>,
 }
 
+/// What tenants are to hold beside what they hold, by tenant.
+#[derive(Debug, Default)]
+pub struct Needs {
+    claimed: HashMap<usize, u64>,
+    reused: HashMap<usize, u64>,
+    /// Blocks that were counted.
+    counted: HashSet<usize>,
+}
+
+impl Needs {
+    fn of(&self, tenant: usize) -> u64 {
+        let of = |map: &HashMap<usize, u64>| map.get(&tenant).copied().unwrap_or(0);
+        of(&self.claimed) + of(&self.reused)
+    }
+}
+
 impl Model {
+    /// Whether the tenant of a block may hold it beside what is needed, if nobody does yet.
+    pub fn may_use_beside(&self, block: usize, needs: &mut Needs) -> bool {
+        let Block { tenant, tier, .. } = self.blocks[block];
+        let free = self.tenants.len() == 1 || tier != PRIMARY;
+        if free || !self.is_unused(block) || needs.counted.contains(&block) {
+            return true;
+        }
+        let all = 0..self.tenants.len();
+        let held = |tenant: usize| self.shares(tenant).0 + needs.of(tenant);
+        let others = all.clone().filter(|&other| other != tenant);
+        let kept: u64 = others.map(|t| self.tenants[t].reserved.saturating_sub(held(t))).sum();
+        let in_use: u64 = all.map(held).sum();
+        let may = held(tenant) < self.tenants[tenant].held_max && in_use + kept < self.ready as u64;
+        if may {
+            *needs.reused.entry(tenant).or_default() += 1;
+            needs.counted.insert(block);
+        }
+        may
+    }
+
     pub fn admit(&mut self, batch: &[Request]) -> Result<Vec<Served>, Refusal> {
-        let found: Vec<Vec<usize>> = batch.iter().map(|request| self.cached(request)).collect();
+        let mut needs = Needs::default();
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        for request in batch {
+            let own = self.cached(request, &mut needs);
+            let claimed = self.needs(request, &own) as u64;
+            *needs.claimed.entry(request.tenant).or_default() += claimed;
+            found.push(own);
+        }
         let mut slack = self.check_batch(batch, &found)?;
+        // What is used again is counted as held below.
+        needs.reused.clear();
+        needs.counted.clear();
         for (request, found) in batch.iter().zip(&found) {
             self.counters.lookups += request.prefix.len().min(request.blocks) as u64;
             self.counters.hits += found.len() as u64;
@@ -39,7 +87,7 @@ impl Model {
         let mut taken_over = false;
         let mut begun = Vec::new();
         for (request, found) in batch.iter().zip(&found) {
-            begun.push(self.begin(request, found.len(), &mut taken_over, &mut slack));
+            begun.push(self.begin(request, found.len(), &mut taken_over, &mut slack, &mut needs));
         }
         let mut served = Vec::new();
         for ((request, prefix), begun) in batch.iter().zip(found).zip(begun) {
@@ -72,10 +120,13 @@ impl Model {
     }
 
     /// The cached prefix of one sequence.
-    fn cached(&mut self, request: &Request) -> Vec<usize> {
+    fn cached(&mut self, request: &Request, needs: &mut Needs) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
         for &content in request.prefix.iter().take(request.blocks) {
             let Some(block) = self.find_after(content, found.last().copied()) else { break };
+            if !self.may_use_beside(block, needs) {
+                break;
+            }
             found.push(block);
         }
         found
@@ -150,6 +201,7 @@ impl Model {
         matched: usize,
         taken_over: &mut bool,
         slack: &mut usize,
+        needs: &mut Needs,
     ) -> Option<(usize, Result<Claimed, usize>)> {
         if matched < request.prefix.len() || matched >= request.blocks {
             return None;
@@ -163,11 +215,15 @@ impl Model {
             *taken_over = true;
             self.forget(block);
             self.counters.claimed += 1;
+            *needs.claimed.entry(request.tenant).or_default() -= 1;
             return Some((candidate, Ok(self.claimed(block, request.tenant, true, None))));
         }
-        if free {
-            *slack = slack.checked_sub(1)?;
+        if free && *slack == 0 || !self.may_use_beside(block, needs) {
+            return None;
         }
+        *slack -= usize::from(free);
+        needs.reused.clear();
+        needs.counted.clear();
         self.pin(block);
         Some((candidate, Err(block)))
     }

@@ -388,7 +388,9 @@ impl Driver {
             retiring.filter(|&id| matches!(self.model.blocks[id].now, Now::Released { .. }));
         self.seen.saw("pinned while retiring", retiring.count() as u64);
         let pins = self.pool.match_prefix(&names(&contents));
+        let there = contents.iter().map_while(|&content| self.model.find(content)).count();
         let expected = self.model.match_prefix(&contents);
+        self.seen.saw("found less than there is", u64::from(expected.len() < there));
         let seen: Vec<_> = pins.as_slice().iter().map(|at| at.block.index()).collect();
         assert_eq!(seen, expected);
         self.pin_lists.push((pins, expected, Rc::new(())));
@@ -398,6 +400,7 @@ impl Driver {
         let (content, tier) = (self.random.content(), self.tier());
         let expected = self.model.find(content);
         let expected = expected.filter(|&id| self.model.blocks[id].tier == tier.index());
+        let expected = expected.filter(|&id| self.model.may_use(id));
         match (self.pool.find_and_pin(name(content), tier), expected) {
             (Some(pin), Some(id)) => {
                 self.model.pin(id);

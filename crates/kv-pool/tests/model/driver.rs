@@ -63,7 +63,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 24] = [
+pub const OUTCOMES: [&str; 26] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -77,6 +77,8 @@ pub const OUTCOMES: [&str; 24] = [
     "left a slot that a copy reads",
     "pinned while retiring",
     "passed over for its successors",
+    "passed over for its tenant",
+    "found less than there is",
     "priority ended",
     "events lost",
     "tenant gave way",
@@ -315,7 +317,9 @@ impl Driver {
         self.same_place(id, view.location, id);
         let block: &Block = &self.model.blocks[id];
         let usage = match block.now {
-            Now::Absent | Now::Unused(_) | Now::Shadowed(_) => BlockUse::Unused,
+            Now::Absent | Now::Unused(_) | Now::Shadowed(_) | Now::PassedOver(_) => {
+                BlockUse::Unused
+            }
             Now::Released { .. } | Now::Draining => BlockUse::Retiring,
             Now::Claimed | Now::Moving { .. } => BlockUse::Claimed,
             Now::Pinned(pins) => BlockUse::Pinned(pins),

@@ -1,5 +1,6 @@
 //! What callers ask of the pool, done to the reference.
 
+use crate::batch::Needs;
 use crate::reference::{Block, Claimed, Happened, Model, Now, PRIMARY, SECONDARY, name};
 
 /// Why a claim is refused.
@@ -80,7 +81,8 @@ impl Model {
         let bearer = self.bearer(content);
         if let Some(known) = bearer {
             let found = &self.blocks[known];
-            if found.tier == PRIMARY || matches!(found.now, Now::Pinned(_)) {
+            let near = found.tier == PRIMARY || matches!(found.now, Now::Pinned(_));
+            if near && self.may_use(known) {
                 self.counters.duplicates += 1;
                 self.pin(known);
                 self.adopt(known, parent);
@@ -177,12 +179,18 @@ impl Model {
         Some(found)
     }
 
+    /// The first of these blocks that their tenants may hold together.
+    pub fn usable(&self, found: Vec<usize>) -> Vec<usize> {
+        let mut needs = Needs::default();
+        found.into_iter().take_while(|&block| self.may_use_beside(block, &mut needs)).collect()
+    }
+
     pub fn match_prefix(&mut self, contents: &[u32]) -> Vec<usize> {
-        let mut found = Vec::new();
-        for &content in contents {
-            let Some(block) = self.find_after(content, found.last().copied()) else { break };
+        let there = contents.iter().map_while(|&content| self.find(content)).collect();
+        let found = self.usable(there);
+        for (at, &block) in found.iter().enumerate() {
+            self.find_after(contents[at], found[..at].last().copied());
             self.pin(block);
-            found.push(block);
         }
         self.counters.lookups += contents.len() as u64;
         self.counters.hits += found.len() as u64;
@@ -340,8 +348,9 @@ impl Model {
         let mut ranked: Vec<_> = self.ids().filter(|&id| cached(&self.blocks[id])).collect();
         ranked.retain(|&id| self.is_unused(id));
         ranked.sort_by_key(|&id| match self.blocks[id].now {
-            Now::Unused(order) => (false, self.blocks[id].priority, order),
-            Now::Shadowed(order) => (true, 0, order),
+            Now::Unused(order) => (false, self.blocks[id].priority, true, order),
+            Now::PassedOver(order) => (false, self.blocks[id].priority, false, order),
+            Now::Shadowed(order) => (true, 0, true, order),
             now => panic!("{now:?} is not unused"),
         });
         let free = |id: &usize| !protected.iter().any(|&p| self.blocks[*id].content == Some(p));

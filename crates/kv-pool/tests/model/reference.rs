@@ -17,6 +17,8 @@ pub enum Now {
     Unused(i64),
     /// Unused, and passed over when its turn came, because others follow it.
     Shadowed(i64),
+    /// Unused, and passed over when its turn came, because it is kept for its tenant.
+    PassedOver(i64),
     Released {
         epoch: u64,
         order: i64,
@@ -31,6 +33,12 @@ pub enum Now {
         content: Option<u32>,
         from: (usize, usize),
     },
+}
+
+impl Now {
+    pub fn is_unused(self) -> bool {
+        matches!(self, Self::Unused(_) | Self::Shadowed(_) | Self::PassedOver(_))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -172,7 +180,7 @@ impl Model {
     }
 
     pub fn is_unused(&self, block: usize) -> bool {
-        matches!(self.blocks[block].now, Now::Unused(_) | Now::Shadowed(_))
+        self.blocks[block].now.is_unused()
     }
 
     pub fn ids(&self) -> std::ops::Range<usize> {
@@ -184,7 +192,7 @@ impl Model {
     }
 
     pub fn claimable(&self, tier: usize) -> usize {
-        self.count(tier, |block| matches!(block.now, Now::Unused(_) | Now::Shadowed(_)))
+        self.count(tier, |block| block.now.is_unused())
     }
 
     pub fn retiring(&self, tier: usize) -> usize {
@@ -214,7 +222,7 @@ impl Model {
     /// Blocks of a tenant in the primary tier: in use, and cached.
     pub fn shares(&self, tenant: usize) -> (u64, u64) {
         let own = |block: &Block| block.tenant == tenant;
-        let unused = |block: &Block| matches!(block.now, Now::Unused(_) | Now::Shadowed(_));
+        let unused = |block: &Block| block.now.is_unused();
         let held = self.count(PRIMARY, |b| own(b) && !unused(b) && b.now != Now::Absent);
         let cached = self.count(PRIMARY, |b| own(b) && unused(b) && b.content.is_some());
         (held as u64, cached as u64)
@@ -227,22 +235,29 @@ impl Model {
         tier == PRIMARY && tenant != by && held + cached <= self.tenants[tenant].reserved
     }
 
-    /// The unused block of a tier that goes first: without content, low priority, long unused; if
-    /// there is none, the one that was passed over first. Whether it is such.
+    /// Whether the tenant of a block may hold it, if nobody does yet.
+    pub fn may_use(&self, block: usize) -> bool {
+        let Block { tenant, tier, .. } = self.blocks[block];
+        !self.is_unused(block) || tier != PRIMARY || self.check_tenant(tenant, 1).is_ok()
+    }
+
+    /// The unused block of a tier that goes first: without content, low priority, passed over before,
+    /// long unused; if there is none, the one that was passed over first for those that follow it.
+    /// Whether it is such. Those that were passed over for their tenants are `allowed` or not there.
     fn next(&self, tier: usize, allowed: impl Fn(usize) -> bool) -> Option<(usize, bool)> {
         let rank = |id: usize| {
             let block = &self.blocks[id];
             let named = block.content.is_some();
-            if block.tier != tier || (named && !allowed(id)) {
-                return None;
-            }
+            let class = (named, if named { block.priority } else { 0 });
             match block.now {
-                Now::Unused(order) => Some((named, if named { block.priority } else { 0 }, order)),
+                _ if block.tier != tier => None,
+                Now::Unused(order) => Some((class, true, order)),
+                Now::PassedOver(order) if allowed(id) => Some((class, false, order)),
                 _ => None,
             }
         };
         let passed = |id: usize| match self.blocks[id].now {
-            Now::Shadowed(order) if self.blocks[id].tier == tier && allowed(id) => Some(order),
+            Now::Shadowed(order) if self.blocks[id].tier == tier => Some(order),
             _ => None,
         };
         let first = self.ids().filter_map(|id| Some((rank(id)?, id))).min();
@@ -257,9 +272,15 @@ impl Model {
     pub fn claim_one(&mut self, tier: usize, by: usize) -> Option<Claimed> {
         self.counters.claimed += 1;
         loop {
-            let (victim, last) = self.next(tier, |id| !self.is_kept(id, by))?;
+            let kept = || Some((self.next(tier, |_| true)?.0, true));
+            let (victim, last) = self.next(tier, |id| !self.is_kept(id, by)).or_else(kept)?;
             if self.blocks[victim].content.is_none() {
                 return Some(self.claimed(victim, by, false, None));
+            }
+            let passed = matches!(self.blocks[victim].now, Now::PassedOver(_));
+            if self.is_kept(victim, by) && !passed {
+                self.blocks[victim].now = Now::PassedOver(self.tick());
+                continue;
             }
             if tier == PRIMARY
                 && self.blocks[victim].priority >= self.least
@@ -455,7 +476,7 @@ impl Model {
     pub fn stats(&self) -> PoolStats {
         let tier = |tier| {
             let count = |which: &dyn Fn(&Block) -> bool| self.count(tier, which) as u64;
-            let unused = |b: &Block| matches!(b.now, Now::Unused(_) | Now::Shadowed(_));
+            let unused = |b: &Block| b.now.is_unused();
             TierStats {
                 slots: count(&|block| block.now != Now::Absent),
                 empty: count(&|b| unused(b) && b.content.is_none()),

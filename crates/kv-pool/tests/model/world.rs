@@ -19,7 +19,7 @@ impl Driver {
         match self.random.below(8) {
             0 if self.tenants.len() > 1 => {
                 let tenant = 1 + self.random.below(self.tenants.len() as u64 - 1) as usize;
-                let removed = self.pool.remove_tenant(self.tenants[tenant]);
+                let removed = self.pool.remove_tenant(self.tenants[tenant]).unwrap();
                 assert_eq!(removed, self.model.remove_tenant(tenant));
             }
             1..4 => {
@@ -89,6 +89,9 @@ impl Driver {
         let passed_over = |now| matches!(now, Now::Shadowed(_));
         let passed_over = self.model.blocks.iter().filter(|block| passed_over(block.now)).count();
         self.seen.saw("passed over for its successors", passed_over as u64);
+        let passed_over = |now| matches!(now, Now::PassedOver(_));
+        let passed_over = self.model.blocks.iter().filter(|block| passed_over(block.now)).count();
+        self.seen.saw("passed over for its tenant", passed_over as u64);
     }
 
     pub fn set_quota(&mut self) {
@@ -133,6 +136,7 @@ impl Driver {
         let found = contents.iter().map_while(|&content| self.model.find(content));
         let found: Vec<_> =
             found.take_while(|&id| self.model.blocks[id].tier == tier.index()).collect();
+        let found = self.model.usable(found);
         let loan = self.pool.lend(&names(&contents), tier, Duration::from_millis(lasts));
         assert_eq!(loan.is_some(), !found.is_empty());
         let Some(loan) = loan else { return };

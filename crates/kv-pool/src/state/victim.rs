@@ -1,0 +1,63 @@
+//! Victims that a policy chooses, which may be the caller's and wrong.
+//!
+//! A policy decides on an order and on nothing else: what it answers is checked, and one that answers
+//! wrongly, or loses a block, is asked no more. Its tier goes on with priority LRU.
+
+use crate::blocks::{Flag, Place};
+use crate::state::{State, Turn};
+use crate::{BlockId, Tier};
+
+impl State {
+    /// Takes the block out of its tier that the policy chooses. `None` if it chooses none, or if it was
+    /// wrong: then its blocks are in the queues of the tier.
+    pub(super) fn pop_by_policy(&mut self, tier: Tier) -> Option<BlockId> {
+        let now = self.policy_time();
+        let victim = self.watch.policies[tier.index()].as_mut()?.victim(now)?;
+        if self.is_ordered_by_policy(victim, tier) {
+            return Some(victim);
+        }
+        self.depose_policy(tier);
+        self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)
+    }
+
+    /// Takes a block that a policy holds back because others follow it, which are in use. A search,
+    /// and rare: nothing else is left in the tier.
+    pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(BlockId, Turn)> {
+        self.watch.policies[tier.index()].as_ref()?;
+        let mut ordered = self.blocks.ids().filter(|&id| self.is_ordered_by_policy(id, tier));
+        let first = ordered.next()?;
+        let lost = std::iter::once(first).chain(ordered).any(|id| !self.facts(id).has_children);
+        if lost {
+            self.depose_policy(tier);
+            let id = self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)?;
+            return Some((id, Turn::Queue));
+        }
+        self.watch.policies[tier.index()].as_mut()?.removed(first);
+        Some((first, Turn::Last))
+    }
+
+    /// Whether a block is among those whose order is the policy's.
+    fn is_ordered_by_policy(&self, id: BlockId, tier: Tier) -> bool {
+        let blocks = &self.blocks;
+        id.index() < blocks.len()
+            && blocks.place(id) == Place::Queued
+            && blocks.tier(id) == tier
+            && blocks.is(id, Flag::NAMED)
+            && !blocks.is(id, Flag::ASIDE)
+            && !blocks.is(id, Flag::PASSED)
+    }
+
+    /// Asks a policy no more: its blocks come into the queues of the tier, the longest unused first.
+    #[cold]
+    fn depose_policy(&mut self, tier: Tier) {
+        self.counters.policy_faults += 1;
+        let ids = self.blocks.ids().filter(|&id| self.is_ordered_by_policy(id, tier));
+        let mut ids: Vec<_> = ids.collect();
+        ids.sort_by_key(|&id| self.facts(id).used);
+        self.watch.policies[tier.index()] = None;
+        for id in ids {
+            let class = Some(self.blocks.priority(id));
+            self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
+        }
+    }
+}

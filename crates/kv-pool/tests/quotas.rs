@@ -1,0 +1,208 @@
+//! What tenants are promised holds for every way to come to hold a block: claims, lookups, loans,
+//! batches, and names that are cached already.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{checked, name, pool};
+use kv_pool::{
+    Admit, BlockHash, BlockPool, ClaimError, Naming, Partial, Registration, TenantError, TenantId,
+    TenantQuota, Tier,
+};
+
+fn names(range: std::ops::Range<u32>) -> Vec<BlockHash> {
+    range.map(name).collect()
+}
+
+/// Writes one content after the other for a tenant and lets go of it.
+fn cache_for(pool: &BlockPool, tenant: TenantId, contents: std::ops::Range<u32>) {
+    for content in contents {
+        let block = pool.claim_for(tenant, 1).unwrap().pop().unwrap();
+        assert!(block.cache(name(content), Naming::default()));
+    }
+}
+
+fn reserved(reserved: u64) -> TenantQuota {
+    TenantQuota { reserved, ..TenantQuota::NONE }
+}
+
+fn at_most(held_max: u64) -> TenantQuota {
+    TenantQuota { held_max, ..TenantQuota::NONE }
+}
+
+/// Eight blocks with cached content of the first tenant; four of them are kept for the second.
+fn beside_a_reserve() -> (BlockPool, [TenantId; 2]) {
+    let pool = pool(8, 0);
+    let tenants = [0; 2].map(|_| pool.add_tenant().unwrap());
+    pool.set_quota(tenants[1], Tier::Primary, reserved(4)).unwrap();
+    cache_for(&pool, tenants[0], 0..8);
+    (pool, tenants)
+}
+
+/// Eight blocks with cached content of a tenant that may hold four.
+fn beyond_a_bound() -> (BlockPool, TenantId) {
+    let pool = pool(16, 0);
+    let tenant = pool.add_tenant().unwrap();
+    cache_for(&pool, tenant, 0..8);
+    pool.set_quota(tenant, Tier::Primary, at_most(4)).unwrap();
+    (pool, tenant)
+}
+
+fn held(pool: &BlockPool, tenant: TenantId) -> u64 {
+    pool.tenant_counts(tenant, Tier::Primary).unwrap().held
+}
+
+fn whole(prefix: &[BlockHash], tenant: TenantId) -> Admit<'_> {
+    Admit { prefix, blocks: prefix.len(), tenant, ..Admit::default() }
+}
+
+#[test]
+fn a_batch_that_is_cached_whole_leaves_the_reserve_of_others() {
+    let (pool, [ours, theirs]) = beside_a_reserve();
+    let all = names(0..8);
+    let refused = pool.admit(&[whole(&all, ours)]).unwrap_err();
+    assert!(matches!(refused, ClaimError::Tenant(TenantError::KeptForOthers { .. })), "{refused}");
+    let both = [whole(&all[..4], ours), whole(&all[4..], ours)];
+    assert!(pool.admit(&both).is_err());
+    assert_eq!(held(&pool, ours), 0);
+    let half = pool.admit(&both[..1]).unwrap();
+    assert_eq!(half[0].prefix.len(), 4);
+    assert_eq!(pool.claim_for(theirs, 4).unwrap().len(), 4);
+    checked(&pool);
+}
+
+#[test]
+fn a_batch_that_is_cached_whole_holds_no_more_than_it_may() {
+    let (pool, tenant) = beyond_a_bound();
+    let all = names(0..8);
+    let refused = pool.admit(&[whole(&all, tenant)]).unwrap_err();
+    let ClaimError::Tenant(TenantError::HeldMax { requested, held_max, .. }) = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!((requested, held_max), (8, 4), "it never fits, however long it waits");
+    assert_eq!(held(&pool, tenant), 0);
+    let admitted = pool.admit(&[whole(&all[..4], tenant)]).unwrap();
+    assert_eq!((admitted[0].prefix.len(), held(&pool, tenant)), (4, 4));
+    checked(&pool);
+}
+
+#[test]
+fn what_an_owner_may_not_hold_is_computed_again_by_others() {
+    let (pool, tenant) = beyond_a_bound();
+    let all = names(0..8);
+    let request = whole(&all, TenantId::NOBODY);
+    assert_eq!(pool.blocks_to_claim(&[request]), 4);
+    let mut admitted = pool.admit(&[request]).unwrap().pop().unwrap();
+    assert_eq!((admitted.prefix.len(), admitted.claimed.len()), (4, 4));
+    assert_eq!(held(&pool, tenant), 4);
+    // Named, the copies take the place of those that nobody may use now.
+    let pins = admitted.claimed.register(&all[4..], Naming::after(all[3])).unwrap();
+    assert_eq!((held(&pool, tenant), held(&pool, TenantId::NOBODY)), (4, 4));
+    assert_eq!(pool.match_prefix(&all).len(), 8);
+    drop((admitted, pins));
+    checked(&pool);
+}
+
+#[test]
+fn a_lookup_finds_what_its_owner_may_hold() {
+    let (pool, [ours, theirs]) = beside_a_reserve();
+    let found = pool.match_prefix(&names(0..8));
+    assert_eq!((found.len(), held(&pool, ours)), (4, 4));
+    // What is held already is found by all.
+    assert_eq!(pool.match_prefix(&names(0..8)).len(), 4);
+    assert!(pool.find_and_pin(name(4), Tier::Primary).is_none());
+    assert!(pool.match_prefix(&names(4..6)).is_empty());
+    assert!(pool.lend(&names(4..6), Tier::Primary, Duration::ZERO).is_none());
+    assert_eq!(pool.claim_for(theirs, 4).unwrap().len(), 4);
+    drop(found);
+    assert_eq!(pool.match_prefix(&names(0..4)).len(), 4);
+    checked(&pool);
+
+    let (pool, tenant) = beyond_a_bound();
+    let loan = pool.lend(&names(0..8), Tier::Primary, Duration::ZERO).unwrap();
+    assert_eq!((loan.blocks.len(), held(&pool, tenant)), (4, 4));
+    pool.end_loan(loan.id).unwrap();
+    let pins: Vec<_> = (0..8).map(|at| pool.find_and_pin(name(at), Tier::Primary)).collect();
+    assert_eq!(pins.iter().flatten().count(), 4);
+    checked(&pool);
+}
+
+#[test]
+fn the_beginning_of_a_block_is_copied_from_what_its_owner_may_hold() {
+    let (pool, tenant) = beyond_a_bound();
+    let all = names(0..8);
+    let holds = pool.match_prefix(&all[..4]);
+    let request = Admit { partial: &all[4..5], blocks: 1, ..Admit::default() };
+    // Unused, and kept for nobody: it is taken over and counts for the other from now on.
+    let admitted = pool.admit(&[request, request]).unwrap();
+    assert!(matches!(admitted[0].partial, Some(Partial::TakenOver { .. })));
+    let request = Admit { partial: &all[5..6], ..request };
+    let more = pool.admit(&[Admit { partial: &all[6..7], ..request }, request]).unwrap();
+    assert!(more[1].partial.is_none(), "a copy would hold it");
+    assert_eq!(held(&pool, tenant), 4);
+    drop((holds, admitted, more));
+    checked(&pool);
+}
+
+#[test]
+fn a_name_that_is_cached_already_goes_to_the_new_block_if_its_owner_may_not_hold_the_old() {
+    let (pool, tenant) = beyond_a_bound();
+    let holds = pool.match_prefix(&names(0..4));
+    let block = pool.claim_one().unwrap();
+    let Registration::New(pin) = block.register(name(5), Naming::default()) else {
+        panic!("its owner holds more than it may")
+    };
+    assert_eq!(held(&pool, tenant), 4);
+    // In use, it is shared as ever.
+    let block = pool.claim_one().unwrap();
+    let known = block.register(name(1), Naming::default());
+    assert!(matches!(known, Registration::Duplicate { .. }));
+    assert_eq!(held(&pool, tenant), 4);
+    drop((holds, pin, known));
+    checked(&pool);
+}
+
+#[test]
+fn what_was_passed_over_goes_first_in_its_priority_when_it_is_kept_no_longer() {
+    let pool = pool(6, 0);
+    let owner = pool.add_tenant().unwrap();
+    pool.set_quota(owner, Tier::Primary, reserved(3)).unwrap();
+    cache_for(&pool, owner, 0..3);
+    cache_for(&pool, TenantId::NOBODY, 3..6);
+    let held = pool.claim(1).unwrap();
+    assert!(pool.match_prefix(&names(3..4)).is_empty(), "the oldest that is kept for nobody");
+    pool.set_quota(owner, Tier::Primary, reserved(0)).unwrap();
+    let more = pool.claim(2).unwrap();
+    let left: Vec<u32> = (0..6).filter(|&at| pool.match_prefix(&[name(at)]).len() == 1).collect();
+    assert_eq!(left, [2, 4, 5]);
+    drop((held, more));
+    checked(&pool);
+    // Set aside, it is pinned, removed and loses its priority like any other.
+    pool.set_quota(owner, Tier::Primary, reserved(1)).unwrap();
+    drop(pool.claim(5).unwrap());
+    assert_eq!(pool.match_prefix(&names(2..3)).len(), 1);
+    drop(pool.claim(5).unwrap());
+    assert!(pool.remove(name(2)));
+    assert_eq!(pool.empty(), 6);
+    checked(&pool);
+}
+
+#[test]
+fn the_owner_takes_its_own_kept_blocks_and_a_move_down_takes_all() {
+    let pool = pool(4, 0);
+    let owner = pool.add_tenant().unwrap();
+    pool.set_quota(owner, Tier::Primary, reserved(2)).unwrap();
+    cache_for(&pool, owner, 0..2);
+    cache_for(&pool, TenantId::NOBODY, 2..4);
+    drop(pool.claim(1).unwrap());
+    let victims = pool.pin_victims(Tier::Primary, 3, &[]).unwrap();
+    let order: Vec<_> = victims.as_slice().iter().map(|at| at.block.index()).collect();
+    assert_eq!(order, [0, 1, 3]);
+    drop(victims);
+    let taken = pool.claim_for(owner, 4).unwrap();
+    assert_eq!(taken.len(), 4);
+    checked(&pool);
+}
