@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{checked, claim, name, named, pool, priority};
@@ -99,6 +101,58 @@ fn the_age_of_evicted_content_is_counted_from_its_release() {
     }
     let ages = pool.eviction_ages();
     assert_eq!(ages, EvictionAges { evicted: 2, total_ms: 12, max_ms: 7 });
+}
+
+/// A clock that goes back, which it must not.
+#[derive(Clone, Debug, Default)]
+struct Wild(Arc<AtomicU64>);
+
+impl Wild {
+    fn set(&self, nanos: u64) {
+        self.0.store(nanos, Ordering::Relaxed);
+    }
+}
+
+impl Clock for Wild {
+    fn now(&self) -> Duration {
+        match self.0.load(Ordering::Relaxed) {
+            u64::MAX => Duration::MAX,
+            nanos => Duration::from_nanos(nanos),
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_goes_back_makes_nothing_older_and_ends_nothing_early() {
+    const NANOS: u64 = 1_000_000;
+    let clock = Wild::default();
+    let config = PoolConfig::primary_only(1);
+    let pool = BlockPool::builder(&config).clock(clock.clone()).build().unwrap();
+    clock.set(50 * NANOS);
+    pool.tick();
+    drop(one(&pool, 1, keep(80, 5)));
+    clock.set(40 * NANOS);
+    assert_eq!(pool.tick(), 50 * MS, "it stands still");
+    drop(one(&pool, 2, keep(80, 5)));
+    assert_eq!(pool.eviction_ages(), EvictionAges { evicted: 1, total_ms: 0, max_ms: 0 });
+    assert_eq!(pool.next_expiry(), Some(55 * MS));
+    let loan = pool.lend(&[name(2)], Tier::Primary, 5 * MS).unwrap();
+    assert_eq!(loan.deadline, 55 * MS);
+    clock.set(54 * NANOS);
+    assert!(pool.end_overdue_loans().is_empty());
+    clock.set(55 * NANOS);
+    assert_eq!(pool.end_overdue_loans(), [loan.id]);
+
+    // To the end of time and back.
+    drop(one(&pool, 3, keep(80, 5)));
+    clock.set(u64::MAX);
+    let end = pool.tick();
+    assert_eq!(pool.refresh(), 1);
+    clock.set(0);
+    assert_eq!(pool.tick(), end);
+    drop(one(&pool, 4, Naming::default()));
+    assert_eq!(pool.eviction_ages().evicted, 3);
+    checked(&pool);
 }
 
 #[test]
