@@ -7,7 +7,7 @@ mod counting;
 
 use common::name;
 use counting::allocations;
-use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Registration};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Registration, TenantId, Tier};
 
 const BLOCKS: u32 = 512;
 
@@ -61,4 +61,14 @@ fn a_large_pool_takes_memory_as_its_blocks_come_into_use() {
     let each = (counting::bytes() - before) as f64 / f64::from(1 << 20);
     assert!(each <= 64.1, "{each} bytes a block");
     drop(pool);
+}
+
+#[test]
+fn a_question_about_tenants_makes_no_tables_for_them() {
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS.into())).unwrap();
+    let before = allocations();
+    let counts = pool.tenant_counts(TenantId::NOBODY, Tier::Primary).unwrap();
+    assert_eq!((counts.held, counts.cached), (0, 0));
+    pool.quota(TenantId::NOBODY, Tier::Primary).unwrap();
+    assert_eq!(allocations() - before, 0);
 }

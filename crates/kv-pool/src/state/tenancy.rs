@@ -338,3 +338,60 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BlockHash, BlockPool, Naming, PoolConfig, integrity};
+
+    const TIER: Tier = Tier::Primary;
+
+    fn cache(pool: &BlockPool, tenant: TenantId, contents: std::ops::Range<u32>) {
+        for content in contents {
+            let block = pool.claim_for(tenant, 1).unwrap().pop().unwrap();
+            assert!(block.cache(BlockHash::from_u128(content.into()), Naming::default()));
+        }
+    }
+
+    #[test]
+    fn a_claim_looks_at_a_kept_block_once() {
+        const KEPT: u32 = 100;
+        let pool = BlockPool::new(&PoolConfig::primary_only(u64::from(KEPT) + 8)).unwrap();
+        let owner = pool.add_tenant().unwrap();
+        let quota = TenantQuota { reserved: KEPT.into(), ..TenantQuota::NONE };
+        pool.set_quota(owner, TIER, quota).unwrap();
+        cache(&pool, owner, 0..KEPT);
+        cache(&pool, TenantId::NOBODY, KEPT..KEPT + 8);
+        let claimed: Vec<_> = (0..4)
+            .map(|_| {
+                let claimed = pool.claim_one().unwrap();
+                let state = pool.shared.state.lock();
+                // The next claim begins with a block that it may take.
+                let (_, next) = state.tier(TIER).queues.first().unwrap();
+                assert!(!state.is_kept(next, Tenant::NOBODY));
+                assert_eq!(state.passed_over(TIER).count(), KEPT as usize);
+                integrity::check(&state).unwrap();
+                drop(state);
+                claimed
+            })
+            .collect();
+        drop(claimed);
+    }
+
+    #[test]
+    fn questions_about_tenants_leave_a_pool_without_them_as_it_is() {
+        let pool = BlockPool::new(&PoolConfig::primary_only(8)).unwrap();
+        cache(&pool, TenantId::NOBODY, 0..4);
+        let held = pool.claim(3).unwrap();
+        let counts = TenantCounts { held: 3, cached: 4 };
+        assert_eq!(pool.tenant_counts(TenantId::NOBODY, TIER), Ok(counts));
+        assert_eq!(pool.quota(TenantId::NOBODY, TIER), Ok(TenantQuota::NONE));
+        let state = pool.shared.state.lock();
+        assert!(state.plain && state.watch.tenancy.is_none());
+        drop(state);
+        // A pool that has some counts the same.
+        pool.add_tenant().unwrap();
+        assert_eq!(pool.tenant_counts(TenantId::NOBODY, TIER), Ok(counts));
+        drop(held);
+    }
+}
