@@ -1,0 +1,554 @@
+//! Every size and number that a caller can give, at its ends: an answer or an error, no panic, no
+//! abort, no hang, and memory in bounds. An allocator that gives a gibibyte in all sees to the last.
+//!
+//! | what | where |
+//! | --- | --- |
+//! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `add_primary_slots` | [`configurations`] |
+//! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
+//! | `ShardedPool::new`, `claim`, `add_primary_slots` | [`shards`] |
+//! | `claim`, `claim_for`, `claim_in`, `pin_victims`, `Admit::blocks`, `blocks_to_claim` | [`counts_of_blocks`] |
+//! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
+//! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
+//! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
+//! | `TokenRange`, `RetentionPolicy::new`, `at`, `per_block`; `Priority::new` | [`tokens`] |
+//! | policies: `new`, `with_memory`, `PolicyKind::make`, `Prioritized::new` | [`policies`] |
+//! | what policies are told: `BlockId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
+//! | hashes: tokens, salts, `ExtraKey`, `prefix` | [`names_of_any_length`] |
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{checked, name};
+use kv_pool::policy::{
+    AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyKind,
+    PolicyTime, Prioritized, PriorityLru, S3Fifo, Slru,
+};
+use kv_pool::{
+    Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, ClaimError, ConfigError,
+    ExtraKey, LoanError, LoanId, ManualClock, Naming, PoolConfig, Priority, Retention,
+    RetentionPolicy, ShardedPool, TenantError, TenantId, TenantQuota, Tier, TokenRange,
+};
+
+/// Gives a gibibyte in all. Who asks for more is refused, and aborts if it cannot be.
+struct Bounded;
+
+const BYTES_MAX: usize = 1 << 30;
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static BOUNDED: Bounded = Bounded;
+
+impl Bounded {
+    fn take(bytes: usize) -> bool {
+        let taken = BYTES.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= BYTES_MAX;
+        if !taken {
+            BYTES.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        taken
+    }
+}
+
+// SAFETY: every method is the system allocator's, called with the same arguments, or returns null,
+// which says that there is no memory. The counter is a static atomic: it neither allocates nor fails.
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if !Self::take(layout.size()) {
+            return null_mut();
+        }
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !Self::take(layout.size()) {
+            return null_mut();
+        }
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc_zeroed`, which is the same.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`, which is the same, and
+        // `memory` came from the system allocator, as all memory that this one gives.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// Numbers of blocks that a pool can have here, and some that it cannot.
+const SIZES: [u64; 15] = [
+    0,
+    1,
+    2,
+    7,
+    1 << 12,
+    1 << 20,
+    1 << 28,
+    BLOCKS_MAX - 1,
+    BLOCKS_MAX,
+    BLOCKS_MAX + 1,
+    1 << 32,
+    1 << 40,
+    u64::MAX / 2 + 1,
+    u64::MAX - 1,
+    u64::MAX,
+];
+
+const COUNTS: [usize; 10] =
+    [0, 1, 7, 8, 9, 1 << 31, 1 << 40, usize::MAX / 2 + 1, usize::MAX - 1, usize::MAX];
+
+fn made(config: &PoolConfig) -> Option<BlockPool> {
+    match BlockPool::new(config) {
+        Ok(pool) => Some(pool),
+        Err(ConfigError::NoBlocks) => {
+            assert_eq!(config.primary_blocks, 0);
+            None
+        }
+        Err(ConfigError::ReadyOverCapacity { ready, capacity }) => {
+            assert!(ready > capacity);
+            None
+        }
+        Err(ConfigError::TooManyBlocks { primary, secondary, further }) => {
+            let all = [primary, secondary, further[0], further[1]];
+            assert!(all.map(u128::from).iter().sum::<u128>() > BLOCKS_MAX.into());
+            None
+        }
+        Err(ConfigError::OutOfMemory { blocks }) => {
+            assert!(blocks >= 1 << 23, "{blocks} blocks fit");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Uses a pool a little, in every tier.
+fn work(pool: &BlockPool) {
+    for tier in Tier::ALL {
+        let slots = {
+            let stats = pool.stats();
+            [stats.primary, stats.secondary, stats.further[0], stats.further[1]][tier.index()].slots
+        };
+        let claimed = pool.claim_in(tier, 1);
+        assert_eq!(claimed.is_ok(), slots > 0);
+        drop(claimed.map(|mut claimed| claimed.register(&[name(9)], Naming::default()).unwrap()));
+    }
+}
+
+fn small() -> BlockPool {
+    BlockPool::new(&PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(8) }).unwrap()
+}
+
+fn full() -> BlockPool {
+    let pool = small();
+    drop(pool.claim(8).unwrap().register(&names(8), Naming::default()).unwrap());
+    pool
+}
+
+fn names(count: u32) -> Vec<BlockHash> {
+    (0..count).map(name).collect()
+}
+
+#[test]
+fn configurations() {
+    let mut pools = 0;
+    for one in SIZES {
+        for other in SIZES {
+            let first = PoolConfig::primary_only(one);
+            let all = [
+                PoolConfig { primary_ready: other, ..first.clone() },
+                PoolConfig { secondary_blocks: other, ..first.clone() },
+                PoolConfig { further_blocks: [other, 0], ..first.clone() },
+                PoolConfig { further_blocks: [0, other], ..first.clone() },
+                PoolConfig { secondary_blocks: one, further_blocks: [other, one], ..first },
+            ];
+            for config in all {
+                let Some(pool) = made(&config) else { continue };
+                pools += 1;
+                work(&pool);
+                for upto in SIZES {
+                    let added = pool.add_primary_slots(upto);
+                    assert_eq!(added.is_ok(), upto <= config.primary_blocks);
+                }
+                assert_eq!(pool.stats().primary.slots, config.primary_blocks);
+                drop(pool.claim(1).unwrap());
+            }
+        }
+    }
+    assert!(pools > 100, "{pools}");
+}
+
+#[test]
+fn a_builder_s_numbers() {
+    let config = PoolConfig::primary_only(2);
+    for events in COUNTS {
+        match BlockPool::builder(&config).events(events).build() {
+            Ok(pool) => {
+                work(&pool);
+                let mut reader = pool.events_from_start().unwrap();
+                let mut read = Vec::new();
+                let count = COUNTS.map(|max| reader.read(max, &mut read)).iter().sum::<usize>();
+                assert_eq!(count, 1);
+                assert_eq!(reader.read(usize::MAX, &mut read), 0);
+            }
+            Err(error) => {
+                assert!(matches!(error, ConfigError::OutOfMemory { blocks: 2 }), "{error}");
+                assert!(events > 1 << 20);
+            }
+        }
+    }
+    for blocks in [0, 1, 2, 1 << 16] {
+        for tier in Tier::ALL {
+            let policy = Box::new(PriorityLru::new(blocks).unwrap());
+            let pool = BlockPool::builder(&config).policy(tier, policy).build().unwrap();
+            for _ in 0..4 {
+                work(&pool);
+            }
+            assert_eq!(pool.claim(2).unwrap().len(), 2);
+        }
+    }
+    // The notes for a policy are memory, too.
+    for blocks in SIZES {
+        let policy = Box::new(PriorityLru::new(2).unwrap());
+        let builder = BlockPool::builder(&PoolConfig::primary_only(blocks));
+        drop(builder.policy(Tier::Primary, policy).build().map(|pool| work(&pool)));
+    }
+}
+
+#[test]
+fn shards() {
+    let shards = COUNTS.into_iter().chain([2, 3, 64, 4096, 4097, 65_536]);
+    for shards in shards.filter_map(NonZeroUsize::new) {
+        for blocks in SIZES {
+            let config = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(blocks) };
+            let pool = match ShardedPool::new(&config, shards) {
+                Ok(pool) => {
+                    assert!(shards.get() <= 4096, "{shards} shards, each with queues of its own");
+                    pool
+                }
+                Err(ConfigError::FewerThanShards { primary_blocks, shards }) => {
+                    assert!(primary_blocks < shards as u64);
+                    continue;
+                }
+                Err(ConfigError::TooManyShards { shards, max }) => {
+                    assert!(shards > max);
+                    continue;
+                }
+                Err(ConfigError::NoBlocks | ConfigError::TooManyBlocks { .. }) => continue,
+                Err(ConfigError::OutOfMemory { .. }) => {
+                    assert!(blocks >= 1 << 23);
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            for count in COUNTS {
+                match pool.claim(name(1), count) {
+                    Ok(claim) => assert_eq!(claim.own.len() + claim.lent(), count),
+                    Err(ClaimError::Exhausted { requested, claimable, .. }) => {
+                        assert_eq!((requested, claimable as u64), (count, blocks));
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            for upto in SIZES {
+                assert_eq!(pool.add_primary_slots(upto).is_ok(), upto <= blocks);
+            }
+            assert_eq!(pool.stats().primary.slots, blocks);
+        }
+    }
+}
+
+#[test]
+fn counts_of_blocks() {
+    let pool = full();
+    let owner = pool.add_tenant().unwrap();
+    for count in COUNTS {
+        let fits = count <= 8;
+        for way in 0..3 {
+            let claimed = match way {
+                0 => pool.claim(count),
+                1 => pool.claim_for(owner, count),
+                _ => pool.claim_in(Tier::Primary, count),
+            };
+            match claimed {
+                Ok(claimed) => assert!(fits && claimed.len() == count),
+                Err(ClaimError::Exhausted { requested, .. }) => {
+                    assert!(!fits && requested == count);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for tier in Tier::ALL {
+            drop(pool.claim_in(tier, count));
+            let victims = pool.pin_victims(tier, count, &names(2));
+            assert!(victims.is_err() || count <= 8);
+        }
+        drop(pool.claim(8).unwrap().register(&names(8), Naming::default()).unwrap());
+        for tenant in [owner, TenantId::NOBODY] {
+            let prefix = names(4);
+            let request = Admit { prefix: &prefix, partial: &prefix, blocks: count, tenant };
+            for other in COUNTS {
+                let batch = [request, Admit { blocks: other, ..request }];
+                let needed = pool.blocks_to_claim(&batch);
+                assert!(needed <= count.saturating_add(other));
+                match pool.admit(&batch) {
+                    Ok(admitted) => assert_eq!(admitted.len(), 2),
+                    Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. }), "{error}"),
+                }
+            }
+        }
+        checked(&pool);
+    }
+    assert!(pool.admit(&[]).unwrap().is_empty());
+    assert_eq!(pool.blocks_to_claim(&[]), 0);
+}
+
+#[test]
+fn lists() {
+    let pool = full();
+    for at in COUNTS {
+        let mut pins = pool.match_prefix(&names(8));
+        assert_eq!(pins.pin(at).is_some(), at < 8);
+        pins.truncate(at);
+        assert_eq!(pins.len(), at.min(8));
+        drop(pins);
+        let mut claimed = pool.claim(3).unwrap();
+        assert!(!claimed.evicted(at) || at < 3);
+        assert_eq!(claimed.split_off(at).len(), 3_usize.saturating_sub(at));
+        assert!(claimed.register(&names(4), Naming::default()).is_err());
+        assert!(claimed.register(&[], Naming::default()).unwrap().is_empty());
+        drop(claimed);
+        drop(pool.claim(8).unwrap().register(&names(8), Naming::default()).unwrap());
+    }
+    assert!(pool.match_prefix(&[]).is_empty());
+    assert!(pool.lend(&[], Tier::Primary, Duration::MAX).is_none());
+    assert!(pool.pin_victims(Tier::Fourth, 0, &[]).unwrap().is_empty());
+    let mut none = pool.claim(0).unwrap();
+    assert!(none.pop().is_none() && none.take_first().is_none() && none.take_offload().is_none());
+    pool.release(Vec::new());
+    checked(&pool);
+}
+
+#[test]
+fn quotas() {
+    for tier in Tier::ALL {
+        let pool = full();
+        let tenants = [pool.add_tenant().unwrap(), pool.add_tenant().unwrap(), TenantId::NOBODY];
+        for tenant in tenants {
+            for held_max in SIZES {
+                for (cached_max, reserved) in SIZES.iter().flat_map(|c| SIZES.map(|r| (*c, r))) {
+                    let quota = TenantQuota { held_max, cached_max, reserved };
+                    match pool.set_quota(tenant, tier, quota) {
+                        Ok(()) => assert_eq!(pool.quota(tenant, tier), Ok(quota)),
+                        Err(TenantError::ReservedOverHeldMax { .. }) => {
+                            assert!(reserved > held_max)
+                        }
+                        Err(TenantError::OverReserved { reserved, capacity, .. }) => {
+                            assert!(reserved > capacity);
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                    for count in [1, 8, usize::MAX] {
+                        drop((pool.claim_for(tenant, count), pool.claim(count)));
+                    }
+                    drop(pool.match_prefix(&names(8)));
+                }
+            }
+            checked(&pool);
+            pool.set_quota(tenant, tier, TenantQuota::NONE).unwrap();
+        }
+        assert_eq!(pool.claim(8).unwrap().len(), 8);
+    }
+    // The tables of a large pool's tenants are memory, too.
+    for blocks in SIZES {
+        let Some(pool) = made(&PoolConfig::primary_only(blocks)) else { continue };
+        match pool.add_tenant() {
+            Ok(tenant) => assert_eq!(tenant.number(), 1),
+            Err(error) => assert!(matches!(error, TenantError::OutOfMemory { .. }), "{error}"),
+        }
+        work(&pool);
+    }
+    let pool = made(&PoolConfig::primary_only(13 << 20)).unwrap();
+    let refused = pool.add_tenant().unwrap_err();
+    assert_eq!(refused, TenantError::OutOfMemory { blocks: 13 << 20 });
+    work(&pool);
+}
+
+#[test]
+fn tenants_are_as_many_as_there_are_numbers() {
+    let pool = small();
+    for number in 1..=u16::MAX {
+        assert_eq!(pool.add_tenant().unwrap().number(), number);
+    }
+    assert_eq!(pool.add_tenant(), Err(TenantError::TooMany { count: 65_536 }));
+    work(&pool);
+}
+
+#[test]
+fn times() {
+    let durations =
+        [Duration::ZERO, Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::MAX];
+    for first in durations {
+        for second in durations {
+            let clock = ManualClock::new();
+            let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(8) };
+            let policy = PolicyKind::HitDensity.make(12).unwrap();
+            let builder = BlockPool::builder(&config).clock(clock.clone());
+            let pool = builder.policy(Tier::Primary, policy).build().unwrap();
+            let retention = Retention { priority: Priority::MAX, duration: Some(second) };
+            for round in 0..3 {
+                clock.advance(first);
+                pool.tick();
+                let block = pool.claim_one().unwrap();
+                drop(block.register(name(round), Naming::from(retention)));
+                let pins = pool.match_prefix(&[name(round)]);
+                pool.retain(&pins, retention);
+                let loan = pool.lend(&[name(round)], Tier::Primary, second).unwrap();
+                drop(pins);
+                pool.refresh();
+                assert!(pool.next_expiry().is_none_or(|expiry| expiry <= Duration::MAX));
+                if pool.end_overdue_loans().is_empty() {
+                    pool.end_loan(loan.id).unwrap();
+                }
+            }
+            drop(pool.claim(8).unwrap());
+            let ages = pool.eviction_ages();
+            assert!(ages.max_ms <= u32::MAX.into() && ages.evicted == 3);
+            checked(&pool);
+        }
+    }
+    let pool = full();
+    for number in SIZES {
+        let loan = LoanId::from_number(number);
+        assert_eq!(pool.end_loan(loan), Err(LoanError::Unknown { loan }));
+    }
+}
+
+#[test]
+fn tokens() {
+    let high = Retention::of(Priority::MAX);
+    for start in SIZES {
+        for end in SIZES {
+            let range = TokenRange::new(start, end, high);
+            let open = TokenRange::from(end, high);
+            assert_eq!(RetentionPolicy::new(vec![range], high).is_ok(), start < end);
+            let both = RetentionPolicy::new(vec![open, range], high);
+            assert_eq!(both.is_ok(), start < end);
+            let Ok(policy) = both else { continue };
+            for token in SIZES {
+                assert_eq!(policy.at(token).is_some(), token >= start);
+                for width in [1, 2, u32::MAX - 1, u32::MAX].map(|w| NonZeroU32::new(w).unwrap()) {
+                    let blocks = policy.per_block(width, token);
+                    assert!(blocks.size_hint().0 as u64 <= token);
+                    assert!(policy.per_block(width, token).take(3).count() <= 3);
+                }
+            }
+        }
+    }
+    assert!((0..=u8::MAX).all(|value| Priority::new(value).is_some() == (value <= 100)));
+}
+
+#[test]
+fn policies() {
+    for blocks in SIZES {
+        let mut made = 0;
+        for which in 0..POLICIES {
+            let policy = policy(which, blocks);
+            made += usize::from(policy.is_ok());
+            match policy {
+                Ok(mut policy) => {
+                    tell(policy.as_mut(), BlockId::from_index(0), PolicyTime::default())
+                }
+                Err(PolicyError::TooManyBlocks { blocks }) => assert!(blocks > BLOCKS_MAX),
+                Err(PolicyError::OutOfMemory { .. }) => assert!(blocks >= 1 << 20),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(made > 0 || blocks > 1 << 20, "{blocks}");
+    }
+}
+
+const POLICIES: usize = 8 + PolicyKind::ALL.len();
+
+fn policy(which: usize, blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+    Ok(match which {
+        0 => Box::new(PriorityLru::new(blocks)?),
+        1 => Box::new(Slru::new(blocks)?),
+        2 => Box::new(S3Fifo::new(blocks)?),
+        3 => Box::new(AdaptiveReplacement::new(blocks)?),
+        4 => Box::new(HitDensity::new(blocks)?),
+        5 => Box::new(HitDensity::with_memory(2, blocks)?),
+        6 => Box::new(HitDensity::with_memory(blocks, 0)?),
+        7 => Box::new(Prioritized::new(Slru::new(2)?, blocks)?),
+        kind => PolicyKind::ALL[kind - 8].make(blocks)?,
+    })
+}
+
+/// Tells a policy the whole life of a block.
+fn tell(policy: &mut dyn EvictionPolicy, block: BlockId, now: PolicyTime) {
+    for value in [0, 1, u32::MAX] {
+        let facts = BlockFacts {
+            depth: value,
+            tokens: value,
+            found: value,
+            tenant: value.into(),
+            parent: Some(BlockId::from_index(value)),
+            used: now,
+            full: value != 1,
+            ..BlockFacts::new(name(value))
+        };
+        policy.missed(name(value), now);
+        policy.stored(block, &facts);
+        policy.found(block, now);
+        policy.evictable(block, &facts);
+        policy.children(block, true);
+        policy.children(block, false);
+        policy.held(block);
+        policy.evictable(block, &facts);
+        let evictable = policy.len();
+        assert_eq!(policy.victim(now).is_some(), evictable > 0);
+        policy.removed(block);
+        assert!(policy.is_empty() && policy.overdue() == 0);
+    }
+}
+
+#[test]
+fn what_policies_are_told() {
+    let times = [0, 1, 1 << 32, u64::MAX - 1, u64::MAX];
+    for mut policy in (0..POLICIES).map(|which| policy(which, 4).unwrap()) {
+        for block in [0, 3, 4, u32::MAX - 1, u32::MAX].map(BlockId::from_index) {
+            for (lookups, ms) in times.into_iter().flat_map(|l| times.map(|ms| (l, ms))) {
+                tell(policy.as_mut(), block, PolicyTime { lookups, ms });
+            }
+        }
+    }
+}
+
+#[test]
+fn names_of_any_length() {
+    let hashers =
+        [BlockHasher::default(), BlockHasher::keyed([0; 16]), BlockHasher::keyed([255; 16])];
+    let parents = [0, 1, u128::MAX].map(BlockHash::from_u128);
+    for (hasher, parent) in hashers.into_iter().flat_map(|h| parents.map(|p| (h, p))) {
+        for length in [0, 1, 2, 16, 1 << 16] {
+            let (tokens, bytes) = (vec![u32::MAX; length], vec![255; length]);
+            let plain = hasher.chain(parent, &tokens);
+            assert_ne!(plain, hasher.chain(parent, &vec![u32::MAX; length + 1]));
+            assert_ne!(plain, hasher.salted(&bytes));
+            let key = ExtraKey::Modality { offset: u32::MAX, content: &bytes };
+            assert_ne!(plain, hasher.chain_with(parent, &tokens, &[key, ExtraKey::Other(&[])]));
+            for width in [1, 2, 1 << 16, u32::MAX] {
+                let width = NonZeroU32::new(width).unwrap();
+                let blocks = length / width.get() as usize;
+                assert_eq!(hasher.prefix(parent, &tokens, width).len(), blocks);
+                assert_eq!(hasher.prefix(parent, &tokens, width).count(), blocks);
+            }
+        }
+    }
+}
