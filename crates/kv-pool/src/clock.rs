@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A clock that never goes back.
+/// A clock that never goes back. For a pool whose clock does, time stands still meanwhile.
 ///
 /// Times are durations since an origin that the clock chooses; only their differences mean
 /// anything. A pool reads its clock under its lock, so [`now`](Clock::now) must neither block nor

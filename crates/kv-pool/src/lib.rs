@@ -67,11 +67,15 @@
 //!   is computed again is held once.
 //! - A slot that a copy reads or writes is handed out again only after the end of the copy.
 //! - Released is not free: a block is handed out again only after the epoch of its release.
+//! - Epochs, tenants, loans, pins and claimed blocks are of one pool. Another pool refuses them, or
+//!   leaves them alone.
+//! - A policy decides on an order alone. A victim that the pool has not given it is not taken, and the
+//!   policy is asked no more: [`PoolCounters::policy_faults`].
 //!
 //! # Locks, and when an operation takes effect
 //!
 //! A pool has one lock, and nothing else is locked under it: an injected clock and policies are
-//! called while it is held and must not call the pool. Any other lock of the caller's may be held
+//! called while it is held and must not call the pool. A clock that goes back stands still. Any other lock of the caller's may be held
 //! when the pool is called.
 //!
 //! Who finds the lock taken waits before it looks again, longer each time and up to 50 microseconds,
@@ -79,8 +83,8 @@
 //! while. The lock is not fair before that.
 //!
 //! Every operation takes effect at one moment of its one hold of the lock, and one that fails has
-//! none. Only [`ShardedPool`] has operations that take several locks, one after the other and never
-//! two at once, and says which. Two kinds of operations do not take the lock: cloning a pin or a list of pins takes effect
+//! none. Only [`ShardedPool`] has operations that take several locks, and says which: those that it
+//! holds together are taken in the order of the shards. Two kinds of operations do not take the lock: cloning a pin or a list of pins takes effect
 //! with the addition to the count of its owners, and dropping one that has other owners with the
 //! subtraction. The last owner's drop takes the lock; in that hold the count of each block falls
 //! and, where it becomes zero, the block is queued, so nobody sees a block that is neither held nor
@@ -91,8 +95,8 @@
 //! [`BlockPool::snapshot`], [`BlockPool::check_integrity`], [`BlockPool::remove_with_successors`],
 //! [`BlockPool::remove_tenant`] and the first [`BlockPool::add_tenant`], which look at all blocks,
 //! of [`BlockPool::complete_epoch`], which takes time for each block that was released in it, and of
-//! claims, which take time for each block that they pass over: one that others follow is passed over
-//! once a release, one that is kept for another tenant in every claim that comes to it.
+//! claims, which take time for each block that they pass over, once a release: one that others follow,
+//! or that is kept for another tenant. A claim beside those takes time for each tenant with such blocks.
 //!
 //! # Examples
 //!

@@ -103,7 +103,8 @@ impl BlockPool {
     /// Finds the longest prefix of `hashes` that is cached, and pins its blocks, in one step.
     ///
     /// `hashes` are the chained hashes of consecutive blocks from the first on. The pins may name
-    /// blocks of both tiers; those of the secondary tier must be [onboarded] before use.
+    /// blocks of both tiers; those of the secondary tier must be [onboarded] before use. The prefix
+    /// ends where a tenant [may not hold](crate::TenantQuota) what is cached.
     ///
     /// [onboarded]: BlockPool::begin_onboard
     #[must_use]

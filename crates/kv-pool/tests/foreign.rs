@@ -20,8 +20,8 @@ fn pools() -> Vec<(BlockPool, TenantId)> {
         for _ in 0..own {
             ours.add_tenant().unwrap();
         }
-        let foreign = (0..others).map(|_| other.add_tenant().unwrap()).last();
-        all.push((ours, foreign.unwrap()));
+        let foreign: Vec<_> = (0..others).map(|_| other.add_tenant().unwrap()).collect();
+        all.push((ours, foreign[others - 1]));
     }
     all
 }

@@ -131,6 +131,10 @@ impl BlockFacts {
 /// The caller keeps to the life of a block that the [module](self) describes. A policy is called
 /// under the pool's lock: no operation may block, allocate, or take time that grows with the number
 /// of blocks, other than amortised.
+///
+/// A pool checks what it is answered. A policy that chooses a block that is not evictable, or that has
+/// lost one, is asked no more: its level goes on with priority LRU, and the pool counts a
+/// [policy fault](crate::PoolCounters::policy_faults).
 pub trait EvictionPolicy: fmt::Debug + Send {
     /// The name that reports give the policy, such as `lru`.
     fn name(&self) -> &'static str;
