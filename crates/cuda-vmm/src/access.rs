@@ -30,6 +30,11 @@ impl AccessList {
         Ok(Self(list))
     }
 
+    /// Whether the device with this ordinal has access.
+    pub(crate) fn names(&self, device: i32) -> bool {
+        self.0.iter().any(|desc| desc.device == device)
+    }
+
     pub(crate) fn as_slice(&self) -> &[AccessDesc] {
         &self.0
     }

@@ -114,7 +114,7 @@ pub enum AdmissionError {
 /// Decides before memory is created whether the device can spare it.
 ///
 /// A cheap handle: clones are the same policy. Pools that share one never overdraw the device between
-/// them, however many threads ask at once: what was admitted counts until it exists.
+/// them, however many threads ask at once: what was admitted counts until it exists, each page by itself.
 ///
 /// # Cost
 /// One call of the probe for each batch of pages that is created, none for pages that are reused.
@@ -127,8 +127,9 @@ pub struct AdmissionPolicy {
 struct Inner {
     headroom: Headroom,
     probe: Arc<dyn MemoryProbe>,
-    /// Bytes admitted and not yet created, by the device's ordinal. Held while the probe is asked, so
-    /// that two askers don't count the same free bytes; only those who create memory wait for it.
+    /// Bytes admitted and not yet created, by the device's ordinal. Held while the probe is asked and
+    /// while a page is created, so that two askers don't count the same free bytes and nobody counts a page
+    /// twice; only those who create memory wait for it.
     pending: Mutex<BTreeMap<i32, u64>>,
 }
 
@@ -204,18 +205,68 @@ pub(crate) struct Admitted {
     bytes: u64,
 }
 
+impl Admitted {
+    /// Creates `bytes` of what was promised. Nobody asks between their creation and the end of their
+    /// promise, so that no asker sees them both gone from the device and promised.
+    pub(crate) fn create<T, E>(
+        &mut self,
+        bytes: u64,
+        create: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let policy = self.policy.clone();
+        // Held across one driver call; only those who create memory wait for it.
+        let mut pending = policy.inner.pending.lock();
+        let created = create()?;
+        self.keep(&mut pending, bytes);
+        Ok(created)
+    }
+
+    /// Ends the promise of `bytes`.
+    fn keep(&mut self, pending: &mut BTreeMap<i32, u64>, bytes: u64) {
+        let kept = bytes.min(self.bytes);
+        self.bytes -= kept;
+        if let Some(pending) = pending.get_mut(&self.ordinal) {
+            *pending = pending.saturating_sub(kept);
+        }
+    }
+}
+
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut pending = self.policy.inner.pending.lock();
-        if let Some(bytes) = pending.get_mut(&self.ordinal) {
-            *bytes = bytes.saturating_sub(self.bytes);
-        }
+        let policy = self.policy.clone();
+        let mut pending = policy.inner.pending.lock();
+        let left = self.bytes;
+        self.keep(&mut pending, left);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cuda_driver::PhysicalMemory;
+    use cuda_sim::{SimConfig, SimDriver};
+
     use super::*;
+
+    #[test]
+    fn memory_is_promised_or_created_and_never_both() {
+        const PAGE: u64 = 64 << 10;
+        let config =
+            SimConfig { device_bytes: 8 * PAGE, granularity: PAGE, ..SimConfig::default() };
+        let device = Device::open(Arc::new(SimDriver::new(config).unwrap()), 0).unwrap();
+        let policy = AdmissionPolicy::new(Headroom { keep_free_bytes: PAGE });
+        let mut admitted = policy.admit(&device, 4 * PAGE).unwrap();
+        for created in 0..4 {
+            // Seven pages but for the headroom: three are left to others, whatever exists by now.
+            let verdict = policy.judge(&device, 3 * PAGE).unwrap();
+            assert!(verdict.is_admitted(), "{verdict}");
+            assert_eq!(verdict.pending_bytes, (4 - created) * PAGE);
+            assert!(!policy.judge(&device, 3 * PAGE + 1).unwrap().is_admitted());
+            let page = admitted.create(PAGE, || PhysicalMemory::create(&device, PAGE)).unwrap();
+            let _ = page.leak();
+        }
+        drop(admitted);
+        assert_eq!(policy.judge(&device, 3 * PAGE).unwrap().pending_bytes, 0);
+    }
 
     #[test]
     fn a_verdict_says_what_it_rests_on() {

@@ -1,5 +1,7 @@
 //! Clean-up in its one right order, complete under errors, and reported once.
 
+use std::sync::Arc;
+
 use crate::page::quiet_if_lost;
 use crate::page_pool::release;
 use crate::rest::AtRest;
@@ -69,13 +71,14 @@ impl Closing {
     /// Waits on the host until everything is at rest, and finishes.
     ///
     /// # Ordering
-    /// Waits for the leases and for the events. Never call it while holding a lease of the same
-    /// gate: it would wait for itself.
+    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
+    /// Never call it while holding a lease of the same gate: it would wait for itself.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this request, when an event cannot be waited for.
+    /// [`NotAtRest`] with this request, when a fence cannot be waited for.
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
-        self.complete(|retirement| Ok(retirement.users.wait()?))
+        let inner = Arc::clone(&self.reservation.inner);
+        self.complete(|retirement| retirement.users.wait(|| inner.wait_for_all()))
     }
 
     fn complete(

@@ -10,15 +10,16 @@ use std::sync::atomic::Ordering;
 
 pub use ahead::{AheadError, AheadStats};
 pub use closing::PoolClosing;
-use cuda_driver::{Device, DeviceSpan, Event};
+use cuda_driver::{Device, DeviceSpan};
 pub use page_size::{PAGE_SIZES, PageSizeError, PageSizeReport, page_size_report};
 
 use self::ahead::{Place, WakesWorker};
 use self::core::Core;
 use crate::limit::Holder;
 use crate::{
-    BlockNotReady, EpochGate, GrowError, Health, MemoryRules, NotMapped, PageError, PagePool,
-    PagePoolOptions, PoolError, Reservation, ReservationOptions, UnmapFailure, Waker, Worker,
+    BlockNotReady, EpochGate, Fence, GrowError, Health, MemoryRules, PageError, PagePool,
+    PagePoolOptions, PoolError, Reservation, ReservationOptions, UnmapFailure, UsersUnknown, Waker,
+    Worker,
 };
 
 /// The shape of a pool.
@@ -98,9 +99,9 @@ pub struct Park {
 /// back when the limit is lowered.
 ///
 /// # Ordering
-/// As for [`Reservation`]: unmapping waits for the events given to
+/// As for [`Reservation`]: unmapping waits for the fences given to
 /// [`shrink_to`](ElasticPool::shrink_to) or [`park_to`](ElasticPool::park_to) and for the leases of
-/// [`gate`](ElasticPool::gate), and so does using parked blocks again. Dropping a pool that may be in
+/// [`gate`](ElasticPool::gate), and so does using blocks again that one of them took out of use. Dropping a pool that may be in
 /// use leaks it. [`close`](ElasticPool::close) leaks nothing.
 #[derive(Debug)]
 pub struct ElasticPool {
@@ -302,35 +303,38 @@ impl ElasticPool {
     }
 
     /// Takes the blocks from `blocks` on out of use, at once, and keeps their pages mapped. Growing
-    /// again takes them back with no driver call when the work before `events` has completed and the
+    /// again takes them back with no driver call when the work before `fences` has completed and the
     /// gate's leases taken so far are closed. They are unmapped only when a limit asks for memory, or
     /// by [`trim`](ElasticPool::trim). A pool that is small enough already stays as it is.
     ///
     /// # Ordering
     /// Waits for nothing and makes no driver call, unless it drops the last reference to an event.
-    pub fn park_to(&self, blocks: u64, events: &[Arc<Event>]) -> Park {
-        let parked_blocks = self.core.park_to(blocks, events);
+    ///
+    /// # Errors
+    /// [`UsersUnknown`]; nothing changed.
+    pub fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<Park, UsersUnknown> {
+        let parked_blocks = self.core.park_to(blocks, fences)?;
         if parked_blocks > 0
             && let Some(waker) = self.waker()
         {
             waker.wake();
         }
-        Park { ready_blocks: self.ready_blocks(), parked_blocks }
+        Ok(Park { ready_blocks: self.ready_blocks(), parked_blocks })
     }
 
     /// Takes the blocks from `blocks` on out of use, at once, and retires the pages that no other
     /// block lies on, parked ones included: they are unmapped by a later
-    /// [`poll_retired`](ElasticPool::poll_retired) or by the worker, when the work before `events` has
-    /// completed and the gate's leases taken so far are closed. A pool that is small enough already
-    /// stays as it is.
+    /// [`poll_retired`](ElasticPool::poll_retired) or by the worker, when the work before `fences` has
+    /// completed and the gate's leases taken so far are closed. Blocks that share a page with ready ones
+    /// are parked. A pool that is small enough already stays as it is.
     ///
     /// # Ordering
     /// Waits for a growth that is under way.
     ///
     /// # Errors
-    /// [`NotMapped`], when pages were unmapped behind the pool's back; nothing is retired then.
-    pub fn shrink_to(&self, blocks: u64, events: &[Arc<Event>]) -> Result<Shrink, NotMapped> {
-        let shrink = self.core.shrink_to(blocks, events)?;
+    /// [`UsersUnknown`]; nothing changed.
+    pub fn shrink_to(&self, blocks: u64, fences: &[Fence]) -> Result<Shrink, UsersUnknown> {
+        let shrink = self.core.shrink_to(blocks, fences)?;
         if shrink.retiring_pages > 0
             && let Some(waker) = self.waker()
         {
@@ -389,20 +393,17 @@ impl ElasticPool {
     }
 
     /// Takes every block out of use, as a first step of clean-up; the rest happens in
-    /// [`PoolClosing`] when the work before `events` has completed and the gate's leases are closed.
+    /// [`PoolClosing`] when the work before `fences` has completed and the gate's leases are closed.
     ///
     /// # Ordering
     /// Waits for a step of the worker; none begins afterwards.
-    pub fn close(self, events: &[Arc<Event>]) -> PoolClosing {
+    pub fn close(self, fences: &[Fence]) -> PoolClosing {
         let Self { place, core } = self;
         if let Some(place) = place {
             place.handle.detach();
         }
         core.shut();
-        // Who uses parked blocks still is no user of their leases alone.
-        let events = core.events_with_parked(events);
-        let reservation = Reservation { inner: Arc::clone(&core.reservation.inner) };
-        PoolClosing { closing: reservation.close(&events), pages: core.pages.clone() }
+        PoolClosing { closing: core.close(fences), pages: core.pages.clone() }
     }
 
     /// Takes the protection out: from now on [`shrink_to`](ElasticPool::shrink_to) unmaps at once,

@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cuda_driver::{DeviceError, Event};
+use cuda_driver::DeviceError;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
+
+use crate::Fence;
 
 /// Hands out leases and tells when all that are older than a point in time are closed.
 ///
@@ -30,30 +32,28 @@ struct Inner {
 struct State {
     /// The epoch that leases are taken in now; each retire point begins the next.
     epoch: u64,
-    /// Epochs with open leases or with submitted work that was not yet seen to complete.
-    open: BTreeMap<u64, Epoch>,
-    leased: bool,
-    submissions: u64,
-    /// Submissions held before completed ones are looked for again.
-    sweep_at: usize,
-}
-
-#[derive(Debug, Default)]
-struct Epoch {
-    leases: u64,
+    /// Open leases by epoch; no epoch has none.
+    leases: BTreeMap<u64, u64>,
+    /// Work that leases were closed with and that was not yet seen to be over, in no order.
     submitted: Vec<Submitted>,
+    /// Where in `submitted` the next fence is asked.
+    asked: usize,
+    leased: bool,
 }
 
-/// The event of a submitted batch. The serial number tells two submissions of one event apart:
-/// the earlier may be seen to complete while the event already stands for the later.
-#[derive(Clone, Debug)]
+/// A fence of a submitted batch.
+#[derive(Debug)]
 struct Submitted {
-    serial: u64,
-    event: Arc<Event>,
+    epoch: u64,
+    fence: Fence,
 }
 
-/// Submissions held before the first search for completed ones.
-const SWEEP_AT_LEAST: usize = 64;
+/// Submissions held before any of them is asked. Their owners ask most fences themselves.
+const UNASKED_MAX: usize = 16;
+
+/// Fences asked for each that is submitted, when there are more. More than one, so that fences that stay
+/// incomplete for long do not keep the others from being asked.
+const ASKED_EACH: usize = 2;
 
 impl EpochGate {
     /// A gate without leases.
@@ -63,12 +63,19 @@ impl EpochGate {
     }
 
     /// Opens a lease. Take it before reading any address or block table that the batch will use.
+    ///
+    /// Asks the driver nothing.
     pub fn lease(&self) -> Lease {
-        let mut state = self.inner.state.lock();
-        state.leased = true;
-        let epoch = state.epoch;
-        state.open.entry(epoch).or_default().leases += 1;
-        Lease { gate: self.clone(), epoch, open: true }
+        let (lease, over) = {
+            let mut state = self.inner.state.lock();
+            state.leased = true;
+            let epoch = state.epoch;
+            *state.leases.entry(epoch).or_default() += 1;
+            (Lease { gate: self.clone(), epoch, open: true }, state.take_over())
+        };
+        // Outside the lock: it may be the last handle of an event.
+        drop(over);
+        lease
     }
 
     /// How many leases are open.
@@ -91,70 +98,75 @@ impl EpochGate {
         self.inner.state.lock().leased
     }
 
-    fn close(&self, epoch: u64, events: impl IntoIterator<Item = Arc<Event>>) {
-        let mut state = self.inner.state.lock();
-        let mut serial = state.submissions;
-        let entry = state.open.entry(epoch).or_default();
-        for event in events {
-            entry.submitted.push(Submitted { serial, event });
-            serial += 1;
-        }
-        entry.leases -= 1;
-        state.submissions = serial;
-        state.forget_empty();
-        let held: usize = state.open.values().map(|epoch| epoch.submitted.len()).sum();
-        let sweep = held >= state.sweep_at.max(SWEEP_AT_LEAST);
-        if sweep {
-            state.sweep_at = held * 2;
-        }
-        drop(state);
+    fn close(&self, epoch: u64, fences: &[Fence]) {
+        let (doubtful, over) = {
+            let mut state = self.inner.state.lock();
+            let submitted = fences.iter().map(|fence| Submitted { epoch, fence: fence.clone() });
+            state.submitted.extend(submitted);
+            state.end_lease(epoch);
+            let over = state.take_over();
+            (state.doubtful(ASKED_EACH * fences.len()), over)
+        };
         self.inner.lease_closed.notify_all();
-        if sweep {
-            self.sweep();
+        drop(over);
+        for fence in doubtful {
+            // What is over is let go by the next call. A failing query keeps its entry: whoever needs
+            // the answer will meet the error.
+            let _ = fence.is_at_rest();
         }
     }
 
-    /// Forgets submissions that have completed, so that their number stays bounded by those in
-    /// flight when nothing is ever retired. Amortised: about two queries a submission.
-    fn sweep(&self) {
-        let held = self.inner.state.lock().submitted_through(u64::MAX);
-        // A failing query keeps its entry: whoever needs the answer will meet the error.
-        let done: Vec<u64> = held
-            .iter()
-            .filter(|entry| is_complete(&entry.event).unwrap_or(false))
-            .map(|entry| entry.serial)
-            .collect();
-        self.forget(&done);
-    }
-
-    /// Forgets submissions by their ascending serial numbers. Callers hold clones of the events
-    /// until this returns, so that no event is destroyed, by a driver call, under the lock.
-    fn forget(&self, serials: &[u64]) {
-        let mut state = self.inner.state.lock();
-        for epoch in state.open.values_mut() {
-            epoch.submitted.retain(|entry| serials.binary_search(&entry.serial).is_err());
-        }
-        state.forget_empty();
-        let held: usize = state.open.values().map(|epoch| epoch.submitted.len()).sum();
-        state.sweep_at = held * 2;
+    /// Lets go of submissions that are known to be over.
+    fn forget_over(&self) {
+        let over = self.inner.state.lock().take_over();
+        drop(over);
     }
 }
 
 impl State {
     fn leases_through(&self, last: u64) -> u64 {
-        self.open.range(..=last).map(|(_, epoch)| epoch.leases).sum()
+        self.leases.range(..=last).map(|(_, open)| open).sum()
     }
 
-    /// In ascending order of their serial numbers.
-    fn submitted_through(&self, last: u64) -> Vec<Submitted> {
-        let mut entries: Vec<_> =
-            self.open.range(..=last).flat_map(|(_, epoch)| &epoch.submitted).cloned().collect();
-        entries.sort_unstable_by_key(|entry| entry.serial);
-        entries
+    fn submitted_through(&self, last: u64) -> Vec<Fence> {
+        let through = self.submitted.iter().filter(|entry| entry.epoch <= last);
+        through.map(|entry| entry.fence.clone()).collect()
     }
 
-    fn forget_empty(&mut self) {
-        self.open.retain(|_, epoch| epoch.leases > 0 || !epoch.submitted.is_empty());
+    fn end_lease(&mut self, epoch: u64) {
+        let Some(open) = self.leases.get_mut(&epoch) else { return };
+        *open -= 1;
+        if *open == 0 {
+            self.leases.remove(&epoch);
+        }
+    }
+
+    /// Takes out what is known to be over, to be dropped outside the lock, with no driver call under it.
+    fn take_over(&mut self) -> SmallVec<[Submitted; 8]> {
+        let mut over = SmallVec::new();
+        let mut at = 0;
+        while let Some(entry) = self.submitted.get(at) {
+            if entry.fence.is_known_over() {
+                over.push(self.submitted.swap_remove(at));
+            } else {
+                at += 1;
+            }
+        }
+        over
+    }
+
+    /// Up to `most` of the fences, other ones each time, if there are many: so that their number and
+    /// that of the questions stay bounded by those in flight when nothing is ever retired.
+    fn doubtful(&mut self, most: usize) -> SmallVec<[Fence; 8]> {
+        let held = self.submitted.len();
+        if held <= UNASKED_MAX {
+            return SmallVec::new();
+        }
+        let most = most.min(held);
+        let first = self.asked % held;
+        self.asked = first + most;
+        let places = (first..first + most).map(|place| place % held);
+        places.map(|place| self.submitted[place].fence.clone()).collect()
     }
 }
 
@@ -171,22 +183,22 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Closes the lease of a batch whose work is enqueued: `events`, recorded after that work, one
-    /// for each stream it is on, take its place.
+    /// Closes the lease of a batch whose work is enqueued: `fences`, recorded after that work, one
+    /// for each stream it is on, take its place. With no fence this is a drop.
     ///
     /// # Ordering
-    /// An event that was never recorded counts as complete. Recording one again before it has
-    /// completed is safe: rest then waits for the later record.
-    pub fn submitted(mut self, events: impl IntoIterator<Item = Arc<Event>>) {
+    /// Waits for nothing. If many fences were submitted that nobody has seen to complete, asks the driver
+    /// for at most two of them for each of `fences`.
+    pub fn submitted(mut self, fences: &[Fence]) {
         self.open = false;
-        self.gate.close(self.epoch, events);
+        self.gate.close(self.epoch, fences);
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.open {
-            self.gate.close(self.epoch, []);
+            self.gate.close(self.epoch, &[]);
         }
     }
 }
@@ -209,13 +221,17 @@ pub enum Unrest {
         open: u64,
     },
     /// Work that may use the memory has not completed.
-    #[error("{pending} events that cover uses of the memory have not completed")]
+    #[error("{pending} fences that cover uses of the memory have not completed")]
     Events {
         /// How many.
         pending: u64,
     },
-    /// An event could not be asked, though its device is not lost.
-    #[error("an event that covers uses of the memory could not be queried")]
+    /// Nothing says when the uses of the memory end: its addresses were given out, no lease was ever
+    /// taken at its gate, and no fence was given of a device that can access it.
+    #[error("neither a fence nor a lease covers the uses of the memory")]
+    Unknown,
+    /// A fence could not be asked, though its device is not lost.
+    #[error("a fence that covers uses of the memory could not be queried")]
     Device(#[from] DeviceError),
 }
 
@@ -229,16 +245,11 @@ impl RetirePoint {
         if open > 0 {
             return Err(Unrest::Leases { open });
         }
-        let mut done: SmallVec<[u64; 8]> = SmallVec::new();
-        for entry in &submitted {
-            if is_complete(&entry.event)? {
-                done.push(entry.serial);
-            }
+        let mut pending = 0;
+        for fence in &submitted {
+            pending += u64::from(!fence.is_at_rest()?);
         }
-        let pending = (submitted.len() - done.len()) as u64;
-        if !done.is_empty() {
-            self.gate.forget(&done);
-        }
+        self.gate.forget_over();
         if pending > 0 { Err(Unrest::Events { pending }) } else { Ok(()) }
     }
 
@@ -251,29 +262,7 @@ impl RetirePoint {
             }
             state.submitted_through(self.last)
         };
-        submitted.iter().try_for_each(|entry| wait_for(&entry.event))
-    }
-}
-
-/// Whether the work before an event can touch memory no more. On a lost device no work goes on.
-pub(crate) fn is_complete(event: &Event) -> Result<bool, DeviceError> {
-    at_rest_if_lost(event, event.is_complete(), true)
-}
-
-/// Waits on the host until the work before an event can touch memory no more.
-pub(crate) fn wait_for(event: &Event) -> Result<(), DeviceError> {
-    at_rest_if_lost(event, event.synchronize(), ())
-}
-
-/// A sticky error ends all work of its context, so nothing is left to wait for.
-fn at_rest_if_lost<T>(
-    event: &Event,
-    answer: Result<T, DeviceError>,
-    at_rest: T,
-) -> Result<T, DeviceError> {
-    match answer {
-        Err(_) if event.device().poison().is_some() => Ok(at_rest),
-        answer => answer,
+        submitted.iter().try_for_each(Fence::wait_for_rest)
     }
 }
 
@@ -285,7 +274,7 @@ mod tests {
     use super::*;
 
     fn held(gate: &EpochGate) -> usize {
-        gate.inner.state.lock().open.values().map(|epoch| epoch.submitted.len()).sum()
+        gate.inner.state.lock().submitted.len()
     }
 
     #[test]
@@ -295,36 +284,54 @@ mod tests {
         let stream = Stream::new(&device).unwrap();
         let gate = EpochGate::new();
         for _ in 0..10_000 {
-            let event = Arc::new(Event::new(&device).unwrap());
-            event.record(&stream).unwrap();
+            let fence = Fence::record(&stream).unwrap();
             stream.synchronize().unwrap();
-            gate.lease().submitted([event]);
-            assert!(held(&gate) <= SWEEP_AT_LEAST);
+            gate.lease().submitted(&[fence]);
+            assert!(held(&gate) <= UNASKED_MAX + ASKED_EACH);
         }
     }
 
     #[test]
-    fn one_event_submitted_again_is_not_forgotten_with_its_first_submission() {
+    fn work_that_goes_on_for_long_does_not_keep_what_came_after_it() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        sim.set_pace(cuda_sim::Pace::Slowest);
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let (long, short) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let gate = EpochGate::new();
+        sim.hold(long.raw());
+        for _ in 0..40 {
+            gate.lease().submitted(&[Fence::record(&long).unwrap()]);
+        }
+        for _ in 0..10_000 {
+            let fence = Fence::record(&short).unwrap();
+            short.synchronize().unwrap();
+            gate.lease().submitted(&[fence]);
+            assert!(held(&gate) <= 40 + 2 * UNASKED_MAX + 40, "{}", held(&gate));
+        }
+        sim.release_hold(long.raw());
+        long.synchronize().unwrap();
+        assert_eq!(gate.retire_point().check(), Ok(()));
+        assert_eq!(held(&gate), 0);
+    }
+
+    #[test]
+    fn what_its_owner_has_seen_to_be_over_is_let_go_without_a_question() {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let gate = EpochGate::new();
-        let event = Arc::new(Event::new(&device).unwrap());
-        gate.lease().submitted([Arc::clone(&event)]);
-        let point = gate.retire_point();
-
-        sim.hold(stream.raw());
-        gate.lease().submitted([Arc::clone(&event)]);
-        // Never recorded: the first submission is over, and only it is forgotten.
-        assert_eq!(point.check(), Ok(()));
-        assert_eq!(held(&gate), 1);
-        event.record(&stream).unwrap();
-        let later = gate.retire_point();
-        assert_eq!(later.check(), Err(Unrest::Events { pending: 1 }));
-        sim.release_hold(stream.raw());
-        stream.synchronize().unwrap();
-        assert_eq!(later.check(), Ok(()));
-        assert_eq!(held(&gate), 0);
+        let fence = Fence::record(&stream).unwrap();
+        let event = fence.raw();
+        gate.lease().submitted(std::slice::from_ref(&fence));
+        fence.wait().unwrap();
+        let next = gate.lease();
+        // So its event can be used again.
+        let fence = fence.renew(&stream).unwrap();
+        assert_eq!((held(&gate), fence.raw()), (0, event));
+        next.submitted(std::slice::from_ref(&fence));
+        // A fence that somebody else holds is not recorded again.
+        assert_ne!(fence.renew(&stream).unwrap().raw(), event);
+        assert_eq!(sim.calls().get("cuEventQuery"), None);
     }
 
     #[test]

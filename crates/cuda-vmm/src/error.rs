@@ -201,6 +201,15 @@ pub struct NotMapped {
     pub index: u64,
 }
 
+/// Nothing says when the uses of the memory end, so it was not given up: its addresses were given out, no
+/// lease was ever taken at its gate, and none of the fences given is of a device that can access it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("none of {fences} fences and no lease covers the uses of the memory")]
+pub struct UsersUnknown {
+    /// Fences given.
+    pub fences: u64,
+}
+
 /// The memory is still in use, so nothing was unmapped; here is the request back, to try again.
 #[derive(Debug, thiserror::Error)]
 #[error("the memory is not at rest")]

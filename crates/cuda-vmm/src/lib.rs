@@ -48,12 +48,15 @@
 //!
 //! # Order
 //! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last
-//! step takes a proof that two kinds of users are done: work on the device, by the [`Event`]s
+//! step takes a proof that two kinds of users are done: work on the device, by the [`Fence`]s
 //! recorded after it, and batches that the CPU has not enqueued yet, by the [`Lease`]s of an
 //! [`EpochGate`]. Nothing else unmaps. Between retiring and free the page is reported as neither
 //! mapped nor free, so no new user finds it and nothing is mapped over it.
 //!
-//! On a lost device no work goes on, so its events count as complete: clean-up finishes there too.
+//! No fence and no lease is no proof, once an address was given out: then nothing is unmapped, or
+//! given to somebody else, without a wait for the device.
+//!
+//! On a lost device no work goes on, so its fences count as complete: clean-up finishes there too.
 //!
 //! # How much there may be
 //! Pools charge every page to a [`MemoryLimit`] that they share and that any thread may move while they
@@ -66,9 +69,7 @@
 //!
 //! # What it does not do
 //! It does not say which block belongs to whom, orders nothing between processes that share a page
-//! (module `share`), and cannot know of work on its addresses without an event or a lease.
-//!
-//! [`Event`]: cuda_driver::Event
+//! (module `share`), and cannot know of work on its addresses without a fence or a lease.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -79,6 +80,7 @@ mod close;
 mod elastic_pool;
 mod epoch;
 mod error;
+mod fence;
 mod limit;
 mod map;
 #[cfg(feature = "nvml")]
@@ -106,8 +108,9 @@ pub use elastic_pool::{
 pub use epoch::{EpochGate, Lease, Unrest};
 pub use error::{
     BlockNotReady, CloseError, CloseStep, ForeignPage, GrowError, MapError, MapRefusal, MapStep,
-    NotAtRest, NotMapped, PageError, PoolError, ReserveError,
+    NotAtRest, NotMapped, PageError, PoolError, ReserveError, UsersUnknown,
 };
+pub use fence::Fence;
 pub use limit::{LimitStats, MemoryLimit, OverLimit, Reclaimed};
 #[cfg(feature = "nvml")]
 #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]

@@ -97,9 +97,14 @@ impl Ledger {
         }
     }
 
-    /// Whether idle pages may be used: over the limit they are to be released instead.
-    fn check_limit(&self) -> Result<(), OverLimit> {
-        self.limit.as_ref().map_or(Ok(()), |limit| limit.check_not_over(self.page_bytes))
+    /// Whether idle pages may be used: over the limit they are to be released instead, and so are those
+    /// of everybody else. Called without a lock of any pool.
+    fn keep_to_limit(&self) -> Result<(), OverLimit> {
+        let Some(limit) = &self.limit else { return Ok(()) };
+        if limit.over_by() > 0 {
+            limit.reclaim();
+        }
+        limit.check_not_over(self.page_bytes)
     }
 
     fn look(&self) -> PagePoolStats {
@@ -205,14 +210,14 @@ impl PagePool {
 
     /// An idle page, or else a new one. A new page costs about 12 µs and its contents are undefined.
     ///
-    /// Over its limit a pool hands out no page, not even an idle one. At the limit, other pools are
-    /// made to release memory that nobody needs before this one is refused.
+    /// Over its limit a pool hands out no page, not even an idle one. At or over the limit, all pools
+    /// under it are made to release memory that nobody needs before this one is refused.
     ///
     /// # Errors
     /// [`PageError::Exhausted`] at the pool's capacity, [`PageError::OverLimit`] at a shared limit,
     /// [`PageError::NoHeadroom`] and [`PageError::OutOfMemory`] at the device's.
     pub fn take(&self) -> Result<PhysicalPage, PageError> {
-        self.inner.ledger.check_limit()?;
+        self.inner.ledger.keep_to_limit()?;
         let begun = {
             let mut idle = self.inner.idle.lock();
             if let Some(page) = self.pop(&mut idle) {
@@ -226,10 +231,8 @@ impl PagePool {
             Err(PageError::OverLimit(refused)) => self.begin_after_reclaim(refused)?,
             begun => begun?,
         }
-        let admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
-        let page = self.create();
-        drop(admitted);
-        page
+        let mut admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
+        self.create(&mut admitted)
     }
 
     /// `count` pages, or none: on failure idle pages are idle again and new ones are released.
@@ -238,7 +241,7 @@ impl PagePool {
     /// As [`take`](PagePool::take).
     pub fn take_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
         if count > 0 {
-            self.inner.ledger.check_limit()?;
+            self.inner.ledger.keep_to_limit()?;
         }
         let mut taken = Vec::new();
         {
@@ -271,7 +274,7 @@ impl PagePool {
     /// # Errors
     /// As [`take`](PagePool::take).
     pub fn take_exportable(&self) -> Result<PhysicalPage, PageError> {
-        self.inner.ledger.check_limit()?;
+        self.inner.ledger.keep_to_limit()?;
         let begun = match self.begin() {
             Err(PageError::Exhausted { .. }) => {
                 // Idle pages were not created for export: one is released.
@@ -281,10 +284,8 @@ impl PagePool {
             begun => begun,
         };
         begun?;
-        let admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
-        let page = self.create_as(PhysicalPage::create_exportable);
-        drop(admitted);
-        page
+        let mut admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
+        self.create_as(&mut admitted, PhysicalPage::create_exportable)
     }
 
     /// Keeps a page for reuse. A shared page that others still hold stays theirs: the last to be
@@ -308,21 +309,22 @@ impl PagePool {
         Ok(())
     }
 
-    /// Creates pages ahead of need until `count` are idle; returns how many are.
+    /// Creates as many pages ahead of need as are missing now for `count` to be idle; returns how many
+    /// are afterwards.
+    ///
+    /// Nobody needs them yet, so nobody is made to release memory for them: not this pool, whose idle
+    /// pages would be released for others like them, nor another.
     ///
     /// # Errors
     /// As [`take`](PagePool::take); pages created before the failure stay idle.
     pub fn prepare(&self, count: u64) -> Result<u64, PageError> {
-        loop {
-            let idle = self.stats().idle;
-            if idle >= count {
-                return Ok(idle);
-            }
-            let admitted = self.admit(count - idle)?;
-            self.begin()?;
-            self.put(self.create()?);
-            drop(admitted);
+        let missing = count.saturating_sub(self.stats().idle);
+        let mut admitted = self.admit(missing)?;
+        for _ in 0..missing {
+            self.inner.ledger.begin()?;
+            self.put(self.create(&mut admitted)?);
         }
+        Ok(self.stats().idle)
     }
 
     /// Releases idle pages until at most `keep` are left; returns how many were released and every
@@ -350,17 +352,16 @@ impl PagePool {
 
     /// Creates `count` pages, or none.
     fn create_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
-        let admitted = self.admit(count)?;
+        let mut admitted = self.admit(count)?;
         let mut created = Vec::new();
         for _ in 0..count {
             self.begin()?;
-            created.push(self.create()?);
+            created.push(self.create(&mut admitted)?);
         }
-        drop(admitted);
         Ok(created)
     }
 
-    /// Asks whether the device can spare `count` pages. The promise is held until they exist.
+    /// Asks whether the device can spare `count` pages. Each is promised until it exists.
     fn admit(&self, count: u64) -> Result<Option<Admitted>, PageError> {
         let Some(policy) = self.inner.admission.as_ref().filter(|_| count > 0) else {
             return Ok(None);
@@ -388,16 +389,22 @@ impl PagePool {
     }
 
     /// Creates the page that `begin` counted.
-    fn create(&self) -> Result<PhysicalPage, PageError> {
-        self.create_as(PhysicalPage::create)
+    fn create(&self, admitted: &mut Option<Admitted>) -> Result<PhysicalPage, PageError> {
+        self.create_as(admitted, PhysicalPage::create)
     }
 
     fn create_as(
         &self,
+        admitted: &mut Option<Admitted>,
         create: fn(&Device, u64, &Arc<Ledger>) -> Result<PhysicalPage, DeviceError>,
     ) -> Result<PhysicalPage, PageError> {
         let Inner { device, page_bytes, ledger, .. } = &*self.inner;
-        create(device, *page_bytes, ledger).map_err(|error| {
+        let create = || create(device, *page_bytes, ledger);
+        let created = match admitted {
+            Some(admitted) => admitted.create(*page_bytes, create),
+            None => create(),
+        };
+        created.map_err(|error| {
             ledger.cancel();
             if error.is_out_of_memory() {
                 PageError::OutOfMemory { page_bytes: *page_bytes, live: ledger.look().live }

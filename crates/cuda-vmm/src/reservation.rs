@@ -4,16 +4,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan, Event};
+use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan};
 use parking_lot::{Mutex, RwLock};
 
 use crate::access::AccessList;
 use crate::page::quiet_if_lost;
 use crate::page_pool::PageSize;
-use crate::rest::{AtRest, Quiescence};
+use crate::rest::{AtRest, Covered, Quiescence};
 use crate::retire::Retiring;
 use crate::table::{PageCounts, PageState, Table};
-use crate::{Closing, EpochGate, MapError, MapRefusal, NotMapped, Page, ReserveError, UnmapReport};
+use crate::{
+    Closing, EpochGate, Fence, MapError, MapRefusal, NotMapped, Page, ReserveError, UnmapReport,
+    Unrest, UsersUnknown,
+};
 
 /// What to reserve.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -56,8 +59,13 @@ pub struct ReservationStats {
 ///
 /// # Ordering
 /// `cuMemUnmap` is ordered after nothing. Hence nothing is unmapped but through
-/// [`retire`](Reservation::retire) or [`close`](Reservation::close), which wait for the events they
+/// [`retire`](Reservation::retire) or [`close`](Reservation::close), which wait for the fences they
 /// are given and for the leases of [`gate`](Reservation::gate).
+///
+/// One of the two has to speak for the users of addresses that were given out. Where no lease was ever
+/// taken at the gate and no fence is given of a device that can access the memory, nothing says when its
+/// users are done: then it is not at rest ([`Unrest::Unknown`]), and only a call that waits gets on, by
+/// waiting for all work of the device.
 ///
 /// # Drop
 /// Dropping waits for nothing and unmaps only what is provably at rest: retired pages whose users
@@ -175,10 +183,13 @@ impl Reservation {
     /// # Errors
     /// [`NotMapped`] with the first page that is not mapped, retiring ones included.
     pub fn mapped_span(&self, pages: Range<u64>) -> Result<DeviceSpan, NotMapped> {
-        self.inner.table.lock().check_mapped(pages.clone())?;
+        // An empty range may be written backwards.
+        let pages = pages.start..pages.end.max(pages.start);
+        // Before the look, so that whoever retires the pages afterwards knows that they are out there.
         self.inner.expose();
+        self.inner.table.lock().check_mapped(pages.clone())?;
         let offset = pages.start.min(self.inner.page_count) * self.inner.page_bytes;
-        let bytes = pages.end.saturating_sub(pages.start) * self.inner.page_bytes;
+        let bytes = (pages.end - pages.start) * self.inner.page_bytes;
         self.inner.span.slice(offset, bytes).map_err(|_| NotMapped { index: pages.start })
     }
 
@@ -217,12 +228,12 @@ impl Reservation {
     }
 
     /// Takes mapped pages out of use. From here on they count as neither mapped nor free, until the
-    /// work before `events` has completed and the gate's leases taken so far are closed.
+    /// work before `fences` has completed and the gate's leases taken so far are closed.
     ///
     /// # Errors
     /// [`NotMapped`]; then nothing was retired.
-    pub fn retire(&self, pages: Range<u64>, events: &[Arc<Event>]) -> Result<Retiring, NotMapped> {
-        let users = || Quiescence::new(&self.inner.gate, events);
+    pub fn retire(&self, pages: Range<u64>, fences: &[Fence]) -> Result<Retiring, NotMapped> {
+        let users = || self.inner.users(fences);
         let ticket = self.inner.table.lock().retire(pages.clone(), users)?;
         Ok(Retiring::new(Arc::clone(&self.inner), ticket, pages))
     }
@@ -258,10 +269,16 @@ impl Reservation {
 
     /// Retires everything that is mapped, as a first step of clean-up.
     ///
-    /// The second step, once the work before `events` has completed and the gate's leases are
+    /// The second step, once the work before `fences` has completed and the gate's leases are
     /// closed, is [`Closing::try_complete`] or [`Closing::wait`].
-    pub fn close(self, events: &[Arc<Event>]) -> Closing {
-        let users = || Quiescence::new(&self.inner.gate, events);
+    pub fn close(self, fences: &[Fence]) -> Closing {
+        let covered = self.inner.covers(fences);
+        self.close_after(fences, covered)
+    }
+
+    /// The same, by somebody who knows whether `fences` speak for all users.
+    pub(crate) fn close_after(self, fences: &[Fence], covered: Covered) -> Closing {
+        let users = || Quiescence::new(&self.inner.gate, fences, covered);
         self.inner.table.lock().retire_all(users);
         Closing::new(self)
     }
@@ -274,8 +291,49 @@ impl Reservation {
 
 impl Inner {
     pub(crate) fn expose(&self) {
-        // Relaxed: read only in `drop`, which the last handle's release orders after this.
-        self.exposed.store(true, Ordering::Relaxed);
+        // Release: partner of `covers`. A step path that asks for spans does not write each time.
+        if !self.exposed.load(Ordering::Relaxed) {
+            self.exposed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether `fences`, or the leases of the gate, speak for all users that there can be.
+    pub(crate) fn covers(&self, fences: &[Fence]) -> Covered {
+        let spoken_for = !self.exposed.load(Ordering::Acquire)
+            || self.gate.was_leased()
+            || fences.iter().any(|fence| self.is_reached_by(fence.device()));
+        if spoken_for { Covered::Yes } else { Covered::No }
+    }
+
+    /// As [`covers`](Inner::covers), for a caller that does nothing without.
+    pub(crate) fn check_covers(&self, fences: &[Fence]) -> Result<(), UsersUnknown> {
+        match self.covers(fences) {
+            Covered::Yes => Ok(()),
+            Covered::No => Err(UsersUnknown { fences: fences.len() as u64 }),
+        }
+    }
+
+    /// Whoever may use memory that can be found by no new user.
+    pub(crate) fn users(&self, fences: &[Fence]) -> Quiescence {
+        Quiescence::new(&self.gate, fences, self.covers(fences))
+    }
+
+    /// Whether work of a device can touch the memory.
+    fn is_reached_by(&self, device: &Device) -> bool {
+        let same_driver = Arc::ptr_eq(device.driver(), self.device.driver());
+        same_driver && self.access.names(device.ordinal())
+    }
+
+    /// Waits for all work of the owner, if no other device can access the memory.
+    pub(crate) fn wait_for_all(&self) -> Result<(), Unrest> {
+        if self.access.as_slice().len() > 1 {
+            return Err(Unrest::Unknown);
+        }
+        match self.device.synchronize() {
+            // On a lost device no work goes on.
+            Err(error) if self.device.poison().is_none() => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn check_range(&self, first: u64, count: u64) -> Result<(), MapRefusal> {
@@ -307,7 +365,8 @@ impl Inner {
         }
         let never_exposed = !*self.exposed.get_mut();
         if never_exposed || self.gate.was_leased() {
-            let users = || Quiescence::new(&self.gate, &[]);
+            let gate = &self.gate;
+            let users = || Quiescence::new(gate, &[], Covered::Yes);
             self.table.get_mut().retire_all(users);
         }
         let unmapped = self.unmap_retired(|retirement| match never_exposed {

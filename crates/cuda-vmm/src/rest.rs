@@ -1,19 +1,26 @@
 //! The proof that nothing uses a range any more, without which nothing is unmapped.
 
-use std::sync::Arc;
-
-use cuda_driver::{DeviceError, Event};
 use smallvec::SmallVec;
 
-use crate::EpochGate;
-use crate::epoch::{RetirePoint, Unrest, is_complete, wait_for};
+use crate::epoch::{RetirePoint, Unrest};
+use crate::{EpochGate, Fence};
 
-/// Everybody who may still use memory that was retired: enqueued work, by its events, and batches
+/// Everybody who may still use memory that was retired: enqueued work, by its fences, and batches
 /// on the CPU, by the gate's leases.
 #[derive(Debug)]
 pub(crate) struct Quiescence {
-    events: SmallVec<[Arc<Event>; 4]>,
+    fences: SmallVec<[Fence; 4]>,
     point: RetirePoint,
+    /// Whether fences and leases speak for all users.
+    covered: Covered,
+}
+
+/// Whether fences and leases speak for all users of some memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Covered {
+    Yes,
+    /// Addresses are out there, and nobody says who uses them.
+    No,
 }
 
 /// Proof that a [`Quiescence`] was reached. Made here and nowhere else; unmapping consumes it.
@@ -22,32 +29,42 @@ pub(crate) struct AtRest(());
 
 impl Quiescence {
     /// The users as of now. Call it once the memory can be found by no new user.
-    pub(crate) fn new(gate: &EpochGate, events: &[Arc<Event>]) -> Self {
-        Self { events: events.iter().cloned().collect(), point: gate.retire_point() }
+    pub(crate) fn new(gate: &EpochGate, fences: &[Fence], covered: Covered) -> Self {
+        Self { fences: fences.iter().cloned().collect(), point: gate.retire_point(), covered }
     }
 
     /// The proof, if all users are done. Does not wait.
     pub(crate) fn check(&self) -> Result<AtRest, Unrest> {
         let mut pending = 0;
-        for event in &self.events {
-            pending += u64::from(!is_complete(event)?);
+        for fence in &self.fences {
+            pending += u64::from(!fence.is_at_rest()?);
         }
         if pending > 0 {
             return Err(Unrest::Events { pending });
         }
         self.point.check()?;
-        Ok(AtRest(()))
+        match self.covered {
+            Covered::Yes => Ok(AtRest(())),
+            Covered::No => Err(Unrest::Unknown),
+        }
     }
 
-    /// The events among the users.
-    pub(crate) fn events(&self) -> &[Arc<Event>] {
-        &self.events
+    /// The fences among the users.
+    pub(crate) fn fences(&self) -> &[Fence] {
+        &self.fences
     }
 
-    /// Waits on the host until all users are done.
-    pub(crate) fn wait(&self) -> Result<AtRest, DeviceError> {
+    /// Waits on the host until all users are done. Where fences and leases do not speak for all of
+    /// them, `rest_of_all` must: it waits for everything that can access the memory.
+    pub(crate) fn wait(
+        &self,
+        rest_of_all: impl FnOnce() -> Result<(), Unrest>,
+    ) -> Result<AtRest, Unrest> {
         self.point.wait()?;
-        self.events.iter().try_for_each(|event| wait_for(event))?;
+        self.fences.iter().try_for_each(Fence::wait_for_rest)?;
+        if self.covered == Covered::No {
+            rest_of_all()?;
+        }
         Ok(AtRest(()))
     }
 }

@@ -74,13 +74,15 @@ impl Retiring {
     /// Waits on the host until the pages are at rest, and unmaps them.
     ///
     /// # Ordering
-    /// Waits for the leases and for the events. Never call it while holding a lease of the same
-    /// gate that is older than the retirement: it would wait for itself.
+    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
+    /// Never call it while holding a lease of the same gate that is older than the retirement: it would
+    /// wait for itself.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this handle, when an event cannot be waited for.
+    /// [`NotAtRest`] with this handle, when a fence cannot be waited for.
     pub fn wait(self) -> Result<UnmapReport, NotAtRest<Self>> {
-        self.complete(|retirement| Ok(retirement.users.wait()?))
+        let reservation = Arc::clone(&self.reservation);
+        self.complete(|retirement| retirement.users.wait(|| reservation.wait_for_all()))
     }
 
     fn complete(
@@ -143,7 +145,7 @@ impl Inner {
         self.unmap_retired(|retirement| match retirement.users.check() {
             Ok(proof) => Some(proof),
             Err(Unrest::Device(error)) => {
-                tracing::warn!(%error, "an event cannot be queried: its pages stay mapped");
+                tracing::warn!(%error, "a fence cannot be queried: its pages stay mapped");
                 None
             }
             Err(_) => None,

@@ -104,7 +104,7 @@ fn one_question_covers_a_batch_and_a_pool_that_reuses_asks_none() {
     assert_eq!((pool.stats().mapped_bytes, pool.pages().stats().live), (6 * PAGE, 6));
     told.free_pages.store(4, Ordering::Relaxed);
     assert_eq!(pool.grow_to(8), Ok(8));
-    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
     machine.assert_no_leak();
 }
 

@@ -107,9 +107,9 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
     let lease = pool.gate().lease();
 
     let before = machine.sim.calls();
-    let park = pool.park_to(6, &[]);
+    let park = pool.park_to(6, &[]).unwrap();
     assert_eq!(park, Park { ready_blocks: 6, parked_blocks: 14 });
-    assert_eq!(pool.park_to(9, &[]), Park { ready_blocks: 6, parked_blocks: 0 });
+    assert_eq!(pool.park_to(9, &[]).unwrap(), Park { ready_blocks: 6, parked_blocks: 0 });
     assert_eq!(machine.sim.calls(), before);
     assert!(pool.block_span(6).is_err());
     let stats = pool.stats();
@@ -147,7 +147,7 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
 
 /// A second batch, closed with an event: it was taken after the parking, so nothing waits for it.
 fn lease_to_event(pool: &ElasticPool, stream: &cuda_driver::Stream) {
-    pool.gate().lease().submitted([recorded(stream)]);
+    pool.gate().lease().submitted(&[recorded(stream)]);
 }
 
 #[test]
@@ -159,8 +159,9 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     pool.grow_to(20).unwrap();
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
-    pool.park_to(15, &[recorded(&stream)]);
-    pool.park_to(3, &[]);
+    pool.park_to(15, &[recorded(&stream)]).unwrap();
+    let idle = machine.stream();
+    pool.park_to(3, &[recorded(&idle)]).unwrap();
     poll(&worker);
     assert_eq!(pool.demand(20), Ok(3));
     // Given up for good, they wait for the same users.
@@ -174,15 +175,15 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     // Shrinking takes parked pages too, and those wait for their own users as well.
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
-    pool.park_to(15, &[recorded(&stream)]);
-    assert_eq!(pool.shrink_to(4, &[]).unwrap().retiring_pages, 12);
+    pool.park_to(15, &[recorded(&stream)]).unwrap();
+    assert_eq!(pool.shrink_to(4, &[recorded(&idle)]).unwrap().retiring_pages, 12);
     assert_eq!((pool.poll_retired().unmapped_pages, pool.stats().parked_bytes), (0, 0));
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 12);
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close(pool);
-    drop(stream);
+    drop((stream, idle));
     machine.assert_no_leak();
 }
 
@@ -197,7 +198,7 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
     assert_eq!(pool.stats().mapped_bytes, 15 * PAGE);
     pool.pages().prepare(3).unwrap();
     pool.set_ahead(0);
-    pool.park_to(4, &[]);
+    pool.park_to(4, &[]).unwrap();
     poll(&worker);
     limit.set(16 * PAGE);
     poll(&worker);
@@ -237,7 +238,7 @@ fn one_pool_grows_into_what_another_has_parked() {
     let first = pool_under(&machine.device, &worker, Some(&limit), 20);
     let second = pool_under(&machine.device, &worker, Some(&limit), 20);
     first.grow_to(20).unwrap();
-    first.park_to(4, &[]);
+    first.park_to(4, &[]).unwrap();
     assert_eq!(second.grow_to(16), Ok(16));
     assert_eq!((first.stats().mapped_bytes, second.stats().mapped_bytes), (4 * PAGE, 12 * PAGE));
     assert_eq!(limit.stats().used_bytes, 16 * PAGE);
@@ -294,10 +295,10 @@ fn live_through(pool: &ElasticPool, worker: &Worker, limit: &MemoryLimit) {
     pool.set_ahead(2);
     let _ = pool.demand(10);
     settle();
-    pool.park_to(4, &[]);
+    pool.park_to(4, &[]).unwrap();
     let _ = pool.demand(6);
     settle();
-    pool.park_to(2, &[]);
+    pool.park_to(2, &[]).unwrap();
     pool.set_ahead(0);
     let _ = pool.demand(2);
     settle();
@@ -308,7 +309,7 @@ fn live_through(pool: &ElasticPool, worker: &Worker, limit: &MemoryLimit) {
     limit.set(20 * PAGE);
     let _ = pool.demand(9);
     settle();
-    pool.park_to(5, &[]);
+    pool.park_to(5, &[]).unwrap();
     pool.trim(0);
     let _ = pool.demand(7);
     settle();
@@ -390,7 +391,7 @@ fn use_blocks(machine: &Machine, pool: &ElasticPool, thread: u64) {
     for round in 0..150 {
         let size = (thread * 13 + round * 7) % 30;
         match (thread + round) % 3 {
-            0 => drop(pool.park_to(size, &[])),
+            0 => drop(pool.park_to(size, &[]).unwrap()),
             1 => match pool.grow_to(size) {
                 Ok(ready) => assert!(ready >= size),
                 Err(error) => assert!(error.is_retryable(), "{error:?}"),
@@ -404,7 +405,7 @@ fn use_blocks(machine: &Machine, pool: &ElasticPool, thread: u64) {
         if let Ok(span) = pool.block_span(size) {
             stream.fill(span, thread as u8).unwrap();
         }
-        lease.submitted([recorded(&stream)]);
+        lease.submitted(&[recorded(&stream)]);
     }
     stream.synchronize().unwrap();
 }

@@ -41,7 +41,7 @@ fn closed_leases_prove_rest() {
     let stream = machine.stream();
     let lease = pool.gate().lease();
     stream.fill(pool.block_span(3).unwrap(), 1).unwrap();
-    lease.submitted([recorded(&stream)]);
+    lease.submitted(&[recorded(&stream)]);
     stream.synchronize().unwrap();
     drop((pool, stream));
     machine.assert_no_leak();
@@ -64,8 +64,10 @@ fn used_without_a_lease_is_leaked() {
     let (pages, space) = (machine.pages(4), machine.reservation(4));
     space.map_range(0, take(&pages, 3)).unwrap();
     assert_eq!(space.span().bytes(), 4 * PAGE);
-    drop(space.retire(0..2, &[]).unwrap());
-    drop(space);
+    let stream = machine.stream();
+    drop(space.retire(0..2, &[recorded(&stream)]).unwrap());
+    stream.synchronize().unwrap();
+    drop((space, stream));
     // Two pages were proved to be at rest, one was not.
     assert_eq!(machine.calls("cuMemUnmap"), 2);
     assert_eq!((pages.stats().live, pages.stats().in_use), (1, 1));
@@ -80,7 +82,7 @@ fn a_pending_batch_does_not_fault() {
     machine.sim.hold(stream.raw());
     let lease = pool.gate().lease();
     stream.fill(pool.block_span(1).unwrap(), 1).unwrap();
-    lease.submitted([recorded(&stream)]);
+    lease.submitted(&[recorded(&stream)]);
     drop(pool);
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();

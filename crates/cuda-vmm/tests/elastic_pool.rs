@@ -17,7 +17,7 @@ const STRADDLING: u64 = PAGE / 4 * 3;
 
 #[track_caller]
 fn close(pool: ElasticPool) {
-    let report = pool.close(&[]).try_complete().unwrap();
+    let report = pool.close(&[]).wait().unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
     assert_eq!(report.leaked_bytes, 0);
 }
@@ -117,7 +117,9 @@ fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
     assert_eq!(stats.waste_bytes, 5 * PAGE - 6 * STRADDLING);
 
     // Back on the pages that were kept, at no cost; not on those that still have a user.
-    assert_eq!(pool.shrink_to(5, &[]).unwrap().retiring_pages, 1);
+    let idle = machine.stream();
+    assert_eq!(pool.shrink_to(5, &[recorded(&idle)]).unwrap().retiring_pages, 1);
+    idle.synchronize().unwrap();
     assert_eq!(pool.grow_to(6), Ok(6));
     let refused = GrowError::Retiring { index: 5, ready_blocks: 6 };
     assert_eq!(pool.grow_to(8), Err(refused));
@@ -133,7 +135,7 @@ fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
     assert_eq!(machine.calls("cuMemCreate"), created);
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close(pool);
-    drop(stream);
+    drop((stream, idle));
     machine.assert_no_leak();
 }
 
@@ -234,7 +236,7 @@ fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
                         if let Ok(span) = pool.block_span(size.saturating_sub(1)) {
                             stream.fill(span, thread as u8).unwrap();
                         }
-                        lease.submitted([recorded(&stream)]);
+                        lease.submitted(&[recorded(&stream)]);
                     }
                     stream.synchronize().unwrap();
                 });

@@ -111,7 +111,7 @@ fn closing_takes_every_step_whichever_fails() {
         let machine = machine();
         let pool = machine.pool(PAGE, 3, 3);
         machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
-        let report = pool.close(&[]).try_complete().unwrap();
+        let report = pool.close(&[]).wait().unwrap();
         assert_eq!(report.errors.len(), 1);
         assert_eq!(report.errors[0].step, CloseStep::Unmap { index: nth - 1 });
         assert_eq!(report.errors[0].error, refused("cuMemUnmap", ErrorCode::INVALID_VALUE));
@@ -122,7 +122,7 @@ fn closing_takes_every_step_whichever_fails() {
         let machine = machine();
         let pool = machine.pool(PAGE, 3, 3);
         machine.sim.fail_nth("cuMemRelease", nth, ErrorCode::INVALID_VALUE);
-        let report = pool.close(&[]).try_complete().unwrap();
+        let report = pool.close(&[]).wait().unwrap();
         assert_eq!(report.errors.len(), 1);
         assert!(matches!(report.errors[0].step, CloseStep::Release { .. }));
         assert_eq!((report.unmapped, report.leaked_bytes), (3, 0));
@@ -132,7 +132,7 @@ fn closing_takes_every_step_whichever_fails() {
     let machine = machine();
     let pool = machine.pool(PAGE, 3, 3);
     machine.sim.fail_nth("cuMemAddressFree", 1, ErrorCode::INVALID_VALUE);
-    let report = pool.close(&[]).try_complete().unwrap();
+    let report = pool.close(&[]).wait().unwrap();
     assert_eq!(report.errors.len(), 1);
     assert_eq!(report.errors[0].step, CloseStep::FreeAddresses);
     assert_eq!((report.unmapped, report.released, report.leaked_bytes), (3, 3, 0));
@@ -149,7 +149,7 @@ fn closing_reports_all_errors_in_the_order_of_its_steps() {
         machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
     }
     machine.sim.fail_nth("cuMemRelease", 3, ErrorCode::INVALID_VALUE);
-    let report = pool.close(&[]).try_complete().unwrap();
+    let report = pool.close(&[]).wait().unwrap();
     let steps: Vec<_> = report.errors.iter().map(|error| error.step).collect();
     assert_eq!(steps.len(), 4, "{steps:?}");
     assert_eq!(
@@ -192,7 +192,7 @@ fn growth_that_fails_anywhere_changes_nothing() {
             let kept = if call == "cuMemCreate" { 0 } else { 4 };
             assert_eq!((pages.idle, pages.live), (kept, 2 + kept));
             assert_eq!(pool.grow_to(6).unwrap(), 6);
-            assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+            assert!(pool.close(&[]).wait().unwrap().is_clean());
             machine.assert_no_leak();
         }
     }
@@ -212,7 +212,7 @@ fn a_quarantined_page_does_not_stop_later_growth() {
     assert_eq!(error, GrowError::Quarantined { index: 2, ready_blocks: 2 });
     assert_eq!(pool.grow_to(4).unwrap(), 4);
     assert_eq!(pool.stats().quarantined_bytes, 0);
-    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
     machine.assert_no_leak();
 }
 

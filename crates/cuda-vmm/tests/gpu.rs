@@ -215,7 +215,7 @@ fn cudarc_works_on_mapped_pages(_: &Device) {
         their_stream.memcpy_htod(&vec![0x1234u16; count], &mut lent.view_mut()).unwrap();
         let kept = their_stream.clone_dtod(&lent.slice(count / 2 - 8..count / 2 + 8)).unwrap();
         drop(lent);
-        lease.submitted([recorded(&lane)]);
+        lease.submitted(&[recorded(&lane)]);
 
         let report = space.close(&[]).wait().unwrap();
         assert!(report.is_clean(), "{:?}", report.errors);

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Barrier;
 
-use common::{PAGE, close_into, machine, machine_with, pattern, take};
+use common::{PAGE, close_into, machine, machine_with, pattern, recorded, take};
 use cuda_driver::{Device, Stream};
 use cuda_vmm::{
     MapRefusal, Mapped, NotMapped, Page, PageState, Reservation, ReservationOptions, ReserveError,
@@ -205,7 +205,8 @@ fn owner_and_named_peers_get_access_and_nobody_else() {
         let read = Stream::new(&peer).unwrap().download(&mut seen, span);
         assert_eq!(read.is_ok(), expected, "{read:?}");
         assert_eq!(seen == bytes, expected);
-        close_into(space, &pages);
+        let report = space.close(&[recorded(&machine.stream())]).wait().unwrap();
+        assert!(report.is_clean(), "{:?}", report.errors);
     }
 }
 

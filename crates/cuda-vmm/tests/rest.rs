@@ -73,7 +73,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
     // The batch is enqueued after the pages were retired, with the old addresses.
     machine.sim.hold(stream.raw());
     stream.fill(space.span().slice(0, 2 * PAGE).unwrap(), 1).unwrap();
-    batch.submitted([recorded(&stream)]);
+    batch.submitted(&[recorded(&stream)]);
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Events { pending: 1 });
 
@@ -130,7 +130,7 @@ fn waiting_ends_when_the_last_lease_and_event_do() {
             start.wait();
             stream.fill(space.span().slice(0, PAGE).unwrap(), 1).unwrap();
             submitted.store(true, Ordering::Relaxed);
-            batch.submitted([recorded(&stream)]);
+            batch.submitted(&[recorded(&stream)]);
             waiter.join().unwrap();
         });
     }

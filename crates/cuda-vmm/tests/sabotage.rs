@@ -33,7 +33,7 @@ fn unmapping_at_once_faults() {
     let DeviceError::Driver(error) = error else { panic!("{error:?}") };
     assert_eq!(error.code, ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(machine.sim.findings()[0].kind, FindingKind::IllegalAccess);
-    let report = pool.close(&[]).try_complete().unwrap();
+    let report = pool.close(&[]).wait().unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
     drop(stream);
     machine.assert_no_leak();
@@ -48,7 +48,7 @@ fn waiting_for_rest_does_not_fault() {
     stream.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 3);
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
-    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
     drop(stream);
     machine.assert_no_leak();
 }

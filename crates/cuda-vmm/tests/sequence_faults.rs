@@ -8,10 +8,10 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{Machine, PAGE, machine};
-use cuda_driver::{DeviceError, DriverError, ErrorCode, Event};
+use cuda_driver::{DeviceError, DriverError, ErrorCode};
 use cuda_vmm::{
-    CloseStep, ExtendError, Fault, Health, Layout, PagePool, Sequence, SequenceSpace, SpaceOptions,
-    Worker,
+    CloseStep, ExtendError, Fault, Fence, Health, Layout, PagePool, Sequence, SequenceSpace,
+    SpaceOptions, Worker,
 };
 
 const TOKEN: u64 = PAGE / 2;
@@ -96,11 +96,14 @@ impl Life {
         self.check();
         let mut second = self.space.admit(1).unwrap();
         extend(&mut second, 2);
-        let done = again(|| Event::new(&self.machine.device));
+        // All work is waited for, so that a fence after it has completed.
         let stream = again(|| cuda_driver::Stream::new(&self.machine.device));
-        again(|| done.record(&stream));
-        again(|| stream.synchronize());
-        first.finish(&[done.into()]);
+        let done = || {
+            let done = again(|| Fence::record(&stream));
+            again(|| stream.synchronize());
+            [done]
+        };
+        first.finish(&done());
         self.worker.poll();
         self.check();
         // Takes rows from the first, which is parked.
@@ -113,14 +116,14 @@ impl Life {
             })
         };
         let third = admit(1);
-        third.finish(&[]);
+        third.finish(&done());
         self.worker.poll();
         self.check();
         again(|| self.space.trim(2 * PAGE));
         self.check();
-        second.finish(&[]);
+        second.finish(&done());
         let fourth = admit(5);
-        fourth.finish(&[]);
+        fourth.finish(&done());
         again(|| self.space.trim(u64::MAX));
         self.check();
         self.work();

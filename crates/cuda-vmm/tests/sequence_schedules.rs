@@ -241,7 +241,7 @@ fn step(engine: &Engine, running: &mut Vec<Running>, chance: &mut Chance) {
         if ready && chance.below(40) == 0 {
             let left = chance.below(one.tokens);
             let stream = &engine.streams[one.stream];
-            one.sequence.shrink_to(left, &[recorded(stream)]);
+            one.sequence.shrink_to(left, &[recorded(stream)]).unwrap();
             one.tokens = left.max(1);
             one.written = left / CHUNK * CHUNK;
             engine.shrunk.fetch_add(1, Ordering::Relaxed);
@@ -339,7 +339,7 @@ fn hand_over(sim: &SimDriver) -> Result<(), String> {
     let mut first = space.admit(4).unwrap();
     first.extend_blocking(4).unwrap();
     old.fill(first.plane(0).unwrap().span(0..4).unwrap(), 1).unwrap();
-    first.shrink_to(1, &[recorded(&old)]);
+    first.shrink_to(1, &[recorded(&old)]).unwrap();
     worker.poll();
     old.fill(first.plane(0).unwrap().span(0..1).unwrap(), 3).unwrap();
     first.finish(&[recorded(&old)]);

@@ -60,7 +60,7 @@ impl Setup {
     fn close(self) {
         self.check();
         let Self { machine, pages, worker, space } = self;
-        let report = space.close(&[]).unwrap().try_complete().unwrap();
+        let report = space.close(&[]).unwrap().wait().unwrap();
         assert!(report.is_clean(), "{:?}", report.errors);
         assert_eq!(pages.stats().in_use, 0);
         worker.close();
@@ -351,7 +351,7 @@ fn dropping_a_sequence_takes_the_safe_side() {
     t.work();
     assert_eq!((t.space.stats().parked, t.space.stats().abandoned), (0, 1));
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
-    assert_eq!(t.space.recover(&[recorded(&stream)]), 1);
+    assert_eq!(t.space.recover(&[recorded(&stream)]), Ok(1));
     assert_eq!(t.space.stats().abandoned, 0);
     stream.synchronize().unwrap();
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 2 * PAGE);
@@ -399,7 +399,10 @@ fn dropping_a_space_at_rest_leaks_nothing_and_its_sequences_outlive_it() {
     let mut late = t.space.admit(8).unwrap();
     late.extend_blocking(4).unwrap();
     let _ = early.plane(0).unwrap();
-    early.finish(&[]);
+    let stream = t.machine.stream();
+    early.finish(&[recorded(&stream)]);
+    stream.synchronize().unwrap();
+    drop(stream);
     drop(t.space);
     assert!(!t.worker.poll());
     late.extend_to(4).unwrap();
@@ -436,14 +439,15 @@ fn what_is_given_up_is_unmapped_at_rest_unless_it_is_wanted_again() {
     sequence.extend_blocking(16).unwrap();
     t.machine.sim.hold(stream.raw());
     stream.fill(sequence.plane(0).unwrap().span(0..16).unwrap(), 3).unwrap();
-    sequence.shrink_to(5, &[recorded(&stream)]);
+    sequence.shrink_to(5, &[recorded(&stream)]).unwrap();
     t.work();
     // Out of use at once, mapped as long as the work runs.
     assert_eq!((sequence.tokens(), sequence.ready_tokens()), (5, 8));
     assert_eq!(sequence.plane(0).unwrap().tokens(), 8);
     assert_eq!(t.space.stats().mapped_bytes, 8 * PAGE);
     // A second shrinking does not forget what the first waits for.
-    sequence.shrink_to(4, &[]);
+    let idle = t.machine.stream();
+    sequence.shrink_to(4, &[recorded(&idle)]).unwrap();
     t.work();
     assert_eq!(t.space.stats().mapped_bytes, 8 * PAGE);
     sequence.extend_to(9).unwrap();
@@ -457,23 +461,25 @@ fn what_is_given_up_is_unmapped_at_rest_unless_it_is_wanted_again() {
     assert!(sequence.extend_to(13).is_err());
     t.work();
     sequence.extend_to(13).unwrap();
-    sequence.shrink_to(14, &[]);
+    sequence.shrink_to(14, &[recorded(&idle)]).unwrap();
     assert_eq!(sequence.tokens(), 13);
-    sequence.shrink_to(0, &[]);
+    sequence.shrink_to(0, &[recorded(&idle)]).unwrap();
+    idle.synchronize().unwrap();
     t.work();
     assert_eq!(t.space.stats().mapped_bytes, 0);
     t.machine.sim.hold(stream.raw());
     sequence.extend_blocking(4).unwrap();
     stream.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 3).unwrap();
     // What the end waits for includes what the shrinking did.
-    sequence.shrink_to(0, &[recorded(&stream)]);
-    sequence.finish(&[]);
+    sequence.shrink_to(0, &[recorded(&stream)]).unwrap();
+    sequence.finish(&[recorded(&idle)]);
+    idle.synchronize().unwrap();
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
     t.machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 2 * PAGE);
     assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
-    drop(stream);
+    drop((stream, idle));
     t.close();
 }
 
@@ -572,7 +578,9 @@ fn adopted_too_much(parked_pages_max: u64) -> (Setup, Sequence) {
     t.work();
     long.extend_to(16).unwrap();
     let _ = long.plane(0).unwrap();
-    long.finish(&[]);
+    let stream = t.machine.stream();
+    long.finish(&[recorded(&stream)]);
+    stream.synchronize().unwrap();
     let mut short = t.space.admit(3).unwrap();
     short.extend_to(3).unwrap();
     (t, short)

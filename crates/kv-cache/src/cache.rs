@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use cuda_driver::{Event, Stream};
-use cuda_vmm::{EpochGate, Lease};
+use cuda_driver::Stream;
+use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::KvShape;
 use kv_pool::{BlockPool, Epoch, PoolConfig, Tier};
 use kv_stage::BlockTable;
@@ -64,8 +64,8 @@ pub struct KvCache {
     pub(crate) rows: RowPool,
     /// Steps that were not yet seen to complete, oldest first.
     pub(crate) in_flight: VecDeque<InFlight>,
-    /// Events of completed steps, one for each part, to be recorded again.
-    pub(crate) spare_events: Vec<Vec<Arc<Event>>>,
+    /// Fences of completed steps, one for each part, to be renewed.
+    pub(crate) spare_fences: Vec<Vec<Fence>>,
     /// Copies that are not enqueued yet, or not on all devices.
     pub(crate) runs: Runs,
     /// Held while copies are enqueued that not every compute stream waits for yet.
@@ -135,7 +135,7 @@ impl KvCache {
             table,
             rows: RowPool::new(rows),
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
-            spare_events: Vec::new(),
+            spare_fences: Vec::new(),
             runs: Runs::default(),
             copies: None,
             unrecorded: Vec::new(),

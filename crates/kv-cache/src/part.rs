@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Event, PinnedSpan, Stream};
-use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError};
+use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, PinnedSpan, Stream};
+use cuda_vmm::{
+    AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, Fence, GrowError,
+};
 use kv_kernels::{
     HostDirection, KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterPackets,
     ScatterWords,
@@ -31,7 +33,8 @@ pub struct Part {
     pub(crate) compute: Stream,
     /// Copies between device and host memory, in the order in which they were decided.
     pub(crate) transfer: Stream,
-    pub(crate) arrived: Arc<Event>,
+    /// After the latest copies.
+    arrived: Option<Fence>,
     pub(crate) memory: ElasticPool,
     paged: PagedKv,
     kernels: Arc<KvKernels>,
@@ -78,7 +81,7 @@ impl Part {
         let scatter = Arc::new(StepScatter(kernels.clone()));
         let stager = StepStagerOptions { device_bytes };
         let stager = StepStager::with_scatter(device, &staging, stager, scatter)?;
-        let (transfer, arrived) = (Stream::new(device)?, Arc::new(Event::new(device)?));
+        let transfer = Stream::new(device)?;
         // Last, so that nothing is mapped for a cache that cannot be built.
         if let Growth::Ahead { blocks, worker } = &options.growth {
             memory.set_ahead(u64::from(*blocks));
@@ -88,7 +91,7 @@ impl Part {
             share,
             compute: compute.clone(),
             transfer,
-            arrived,
+            arrived: None,
             memory,
             paged,
             kernels,
@@ -261,10 +264,14 @@ impl Part {
         Ok(())
     }
 
-    /// Makes the work that is enqueued on the compute stream from now on wait for the copies.
-    pub(crate) fn await_copies(&self) -> Result<(), DeviceError> {
-        self.arrived.record(&self.transfer)?;
-        self.compute.wait(&self.arrived)
+    /// A fence after the copies that were sent so far.
+    pub(crate) fn fence_copies(&mut self) -> Result<Fence, DeviceError> {
+        let fence = match self.arrived.take() {
+            Some(fence) => fence.renew(&self.transfer)?,
+            None => Fence::record(&self.transfer)?,
+        };
+        self.arrived = Some(fence.clone());
+        Ok(fence)
     }
 
     /// Waits until nothing uses the memory any more; whether that can be said.

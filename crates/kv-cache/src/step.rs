@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{DeviceSpan, Event};
-use cuda_vmm::Lease;
+use cuda_driver::DeviceSpan;
+use cuda_vmm::{Fence, Lease};
 use kv_pool::Epoch;
 use kv_stage::{PartId, Staged};
 
@@ -32,12 +32,12 @@ impl OpenStep {
     }
 }
 
-/// A step whose work is enqueued, with an event after it on every device.
+/// A step whose work is enqueued, with a fence after it on every device.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) number: u64,
     pub(crate) epoch: Epoch,
-    pub(crate) events: Vec<Arc<Event>>,
+    pub(crate) fences: Vec<Fence>,
 }
 
 /// What one device was sent for a step.

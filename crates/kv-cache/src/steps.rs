@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{DeviceError, Event};
+use cuda_driver::DeviceError;
+use cuda_vmm::Fence;
 use kv_pool::Epoch;
 use kv_stage::Step;
 
@@ -129,18 +130,18 @@ impl KvCache {
         if !std::ptr::eq(self.open.as_ptr(), Arc::as_ptr(&life)) {
             return Err(StepError::ForeignStep);
         }
-        let events = match self.record_events() {
-            Ok(events) => events,
+        let fences = match self.record_fences() {
+            Ok(fences) => fences,
             Err(error) => {
                 self.unrecorded.push(lease);
                 return Err(error.into());
             }
         };
         for lease in self.unrecorded.drain(..).chain([lease]) {
-            lease.submitted(events.iter().cloned());
+            lease.submitted(&fences);
         }
         self.stats.steps = number;
-        self.in_flight.push_back(InFlight { number, epoch, events });
+        self.in_flight.push_back(InFlight { number, epoch, fences });
         Ok(())
     }
 
@@ -149,45 +150,36 @@ impl KvCache {
     }
 
     /// Makes the compute streams wait for the copies enqueued so far, of which the gate keeps the
-    /// events: they are not covered by a step's until a step comes after them.
+    /// fences: they are not covered by a step's until a step comes after them.
     fn await_copies(&mut self) -> Result<(), DeviceError> {
         if self.copies.is_none() {
             return Ok(());
         }
-        for part in &self.parts {
+        let mut arrived = Vec::with_capacity(self.parts.len());
+        for part in &mut self.parts {
+            let fence = part.fence_copies()?;
             #[cfg(all(feature = "sabotage", debug_assertions))]
             if self.sabotage.ignores_copies {
-                part.arrived.record(&part.transfer)?;
+                arrived.push(fence);
                 continue;
             }
-            part.await_copies()?;
+            fence.hold_back(&part.compute)?;
+            arrived.push(fence);
         }
         if let Some(lease) = self.copies.take() {
-            lease.submitted(self.parts.iter().map(|part| part.arrived.clone()));
+            lease.submitted(&arrived);
         }
         Ok(())
     }
 
-    /// Records an event on every compute stream.
-    fn record_events(&mut self) -> Result<Vec<Arc<Event>>, DeviceError> {
-        let events = match self.spare_events.pop() {
-            Some(events) => events,
-            None => self
-                .parts
-                .iter()
-                .map(|part| Event::new(part.device()).map(Arc::new))
-                .collect::<Result<Vec<_>, _>>()?,
+    /// Records a fence on every compute stream, on those of a completed step where nobody has them.
+    fn record_fences(&mut self) -> Result<Vec<Fence>, DeviceError> {
+        let mut spare = self.spare_fences.pop().unwrap_or_default().into_iter();
+        let fence = |part: &Part| match spare.next() {
+            Some(fence) => fence.renew(&part.compute),
+            None => Fence::record(&part.compute),
         };
-        let recorded = self
-            .parts
-            .iter()
-            .zip(&events)
-            .try_for_each(|(part, event)| event.record(&part.compute));
-        if let Err(error) = recorded {
-            self.spare_events.push(events);
-            return Err(error);
-        }
-        Ok(events)
+        self.parts.iter().map(fence).collect()
     }
 
     /// Completes the epochs of dropped steps, of which no event tells, once no work of any step is
@@ -207,14 +199,14 @@ impl KvCache {
 
     fn complete_oldest(&mut self) -> Result<(), StepError> {
         let Some(oldest) = self.in_flight.front() else { return Ok(()) };
-        for event in &oldest.events {
-            event.synchronize()?;
+        for fence in &oldest.fences {
+            fence.wait()?;
         }
-        let Some(InFlight { epoch, events, .. }) = self.in_flight.pop_front() else {
+        let Some(InFlight { epoch, fences, .. }) = self.in_flight.pop_front() else {
             return Ok(());
         };
         self.complete(epoch);
-        self.spare_events.push(events);
+        self.spare_fences.push(fences);
         Ok(())
     }
 }

@@ -1,10 +1,9 @@
 //! What a finished sequence's memory costs the next one: adopted whole, or unmapped and mapped again.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cuda_driver::{Device, Event, Stream};
-use cuda_vmm::{Layout, PagePool, PagePoolOptions, SequenceSpace, SpaceOptions, Worker};
+use cuda_driver::{Device, Stream};
+use cuda_vmm::{Fence, Layout, PagePool, PagePoolOptions, SequenceSpace, SpaceOptions, Worker};
 
 use crate::raw::Raw;
 use crate::{TOKEN_BYTES, micros, percentile};
@@ -34,11 +33,10 @@ pub(crate) fn measure(device: &Device) {
     sequence.extend_blocking(tokens).unwrap();
     let (mut adopted, mut remapped): (Vec<Duration>, Vec<Duration>) = Default::default();
     for _ in 0..ROUNDS {
-        let event = Arc::new(Event::new(device).unwrap());
-        event.record(&stream).unwrap();
-        event.synchronize().unwrap();
+        let fence = Fence::record(&stream).unwrap();
+        fence.wait().unwrap();
         let begin = Instant::now();
-        sequence.finish(&[event]);
+        sequence.finish(&[fence]);
         sequence = space.admit(tokens).unwrap();
         sequence.extend_to(tokens).unwrap();
         adopted.push(begin.elapsed());

@@ -27,11 +27,11 @@ impl PoolClosing {
     /// Waits on the host until everything is at rest, and finishes.
     ///
     /// # Ordering
-    /// Waits for the leases and for the events. Never call it while holding a lease of the same
-    /// gate: it would wait for itself.
+    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
+    /// Never call it while holding a lease of the same gate: it would wait for itself.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this request, when an event cannot be waited for.
+    /// [`NotAtRest`] with this request, when a fence cannot be waited for.
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
         let Self { closing, pages } = self;
         Self::finish(closing.wait(), pages)

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cuda_driver::Event;
 use parking_lot::Mutex;
 
 use super::{PollReport, Shrink};
-use crate::rest::{AtRest, Quiescence};
+use crate::rest::{AtRest, Covered, Quiescence};
 use crate::{
-    GrowError, MapError, MapRefusal, NotMapped, PageError, PagePool, Reservation, UnmapReport,
-    Unrest,
+    Closing, Fence, GrowError, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport,
+    Unrest, UsersUnknown,
 };
 
 /// What the pool's handle and the thread that works ahead share.
@@ -194,36 +193,32 @@ impl Core {
     }
 
     /// See [`ElasticPool::shrink_to`](super::ElasticPool::shrink_to).
-    pub(super) fn shrink_to(
-        &self,
-        blocks: u64,
-        events: &[Arc<Event>],
-    ) -> Result<Shrink, NotMapped> {
+    pub(super) fn shrink_to(&self, blocks: u64, fences: &[Fence]) -> Result<Shrink, UsersUnknown> {
         let _growing = self.growing.lock();
         let mut size = self.size.lock();
         let ready_blocks = self.ready_blocks();
         if blocks >= ready_blocks {
             return Ok(Shrink { ready_blocks, retiring_pages: 0 });
         }
+        self.reservation.inner.check_covers(fences)?;
         // Before the pages are retired, so that nobody who takes a lease after that finds them.
         self.ready.store(blocks, Ordering::Release);
-        let events = union(events, size.parked.as_ref());
+        let users = self.users(fences, size.parked.as_ref());
         let keep = self.pages_for(blocks);
-        let retired = keep..size.mapped_pages;
-        let retiring_pages = retired.end - retired.start;
+        let retired: Vec<u64> = (keep..size.mapped_pages).collect();
+        let retiring_pages = retired.len() as u64;
         if retiring_pages > 0 {
             // The reservation keeps the retirement: `poll_retired` completes it.
-            drop(self.reservation.retire(retired, &events)?);
+            self.reservation.inner.retire_at(&retired, Arc::clone(&users));
             size.mapped_pages = keep;
         }
-        let parked = size.parked.take();
+        // Blocks that lie whole on the last page that stays have the same users as those that go.
         let end = self.blocks_in(keep);
-        if parked.is_some() && end > blocks {
-            size.parked = Some(self.parked(end, &events));
-        }
+        let parked = (end > blocks).then_some(Parked { end, rest: Rest::Waiting(users) });
+        let before = std::mem::replace(&mut size.parked, parked);
         drop(size);
         // Outside the lock: it may hold the last reference to an event.
-        drop(parked);
+        drop(before);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.unmap_at_once.load(Ordering::Relaxed) {
             self.take_back(self.reservation.sabotage_unmap_retired());
@@ -232,28 +227,30 @@ impl Core {
     }
 
     /// See [`ElasticPool::park_to`](super::ElasticPool::park_to).
-    pub(super) fn park_to(&self, blocks: u64, events: &[Arc<Event>]) -> u64 {
+    pub(super) fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<u64, UsersUnknown> {
         let (before, count) = {
             let mut size = self.size.lock();
             let ready_blocks = self.ready_blocks();
             if blocks >= ready_blocks {
-                return 0;
+                return Ok(0);
             }
+            self.reservation.inner.check_covers(fences)?;
             let end = size.parked.as_ref().map_or(ready_blocks, |parked| parked.end);
             // First, so that nobody who takes a lease after this finds the blocks.
             self.ready.store(blocks, Ordering::Release);
-            let events = union(events, size.parked.as_ref());
-            let parked = self.parked(end, &events);
+            let users = self.users(fences, size.parked.as_ref());
+            let parked = Parked { end, rest: Rest::Waiting(users) };
             (size.parked.replace(parked), ready_blocks - blocks)
         };
         // Outside the lock: it may hold the last reference to an event.
         drop(before);
-        count
+        Ok(count)
     }
 
-    fn parked(&self, end: u64, events: &[Arc<Event>]) -> Parked {
-        let users = Quiescence::new(self.reservation.gate(), events);
-        Parked { end, rest: Rest::Waiting(Arc::new(users)) }
+    /// Whoever may use blocks that are not ready any more: `fences` speak for them, or the gate's leases.
+    fn users(&self, fences: &[Fence], parked: Option<&Parked>) -> Arc<Quiescence> {
+        let fences = union(fences, parked);
+        Arc::new(Quiescence::new(self.reservation.gate(), &fences, Covered::Yes))
     }
 
     /// Takes parked blocks that are known to be at rest back into use, up to `blocks`; returns how
@@ -285,7 +282,7 @@ impl Core {
             Ok(proof) => proof,
             Err(reason) => {
                 if let Unrest::Device(error) = reason {
-                    tracing::warn!(%error, "an event cannot be queried: its blocks stay parked");
+                    tracing::warn!(%error, "a fence cannot be queried: its blocks stay parked");
                 }
                 return true;
             }
@@ -326,11 +323,13 @@ impl Core {
             let mut size = self.size.lock();
             let keep = self.pages_for(self.ready_blocks());
             let Some(parked) = &size.parked else { return };
-            if keep < size.mapped_pages {
-                let events = union(&[], Some(parked));
-                if self.reservation.retire(keep..size.mapped_pages, &events).is_err() {
-                    return;
-                }
+            let users = match &parked.rest {
+                Rest::Waiting(users) => Arc::clone(users),
+                Rest::Proven(_) => self.users(&[], None),
+            };
+            let pages: Vec<u64> = (keep..size.mapped_pages).collect();
+            if !pages.is_empty() {
+                self.reservation.inner.retire_at(&pages, users);
             }
             self.cut(&mut size, keep)
         };
@@ -350,9 +349,16 @@ impl Core {
         None
     }
 
-    /// `events` and those of whoever may use parked blocks.
-    pub(super) fn events_with_parked(&self, events: &[Arc<Event>]) -> Vec<Arc<Event>> {
-        union(events, self.size.lock().parked.as_ref())
+    /// Begins to close the reservation: whoever uses ready blocks is covered by `fences` or leases, and
+    /// whoever uses parked ones was when they were parked.
+    pub(super) fn close(&self, fences: &[Fence]) -> Closing {
+        let covered = match self.ready_blocks() {
+            0 => Covered::Yes,
+            _ => self.reservation.inner.covers(fences),
+        };
+        let fences = union(fences, self.size.lock().parked.as_ref());
+        let reservation = Reservation { inner: Arc::clone(&self.reservation.inner) };
+        reservation.close_after(&fences, covered)
     }
 
     /// Pages that are mapped behind those of ready blocks.
@@ -453,11 +459,11 @@ impl Rest {
     }
 }
 
-/// The events of those who may use blocks that are parked now or were before.
-fn union(events: &[Arc<Event>], parked: Option<&Parked>) -> Vec<Arc<Event>> {
+/// The fences of those who may use blocks that are parked now or were before.
+fn union(fences: &[Fence], parked: Option<&Parked>) -> Vec<Fence> {
     let before = match parked {
-        Some(Parked { rest: Rest::Waiting(users), .. }) => users.events(),
+        Some(Parked { rest: Rest::Waiting(users), .. }) => users.fences(),
         _ => &[],
     };
-    events.iter().chain(before).cloned().collect()
+    fences.iter().chain(before).cloned().collect()
 }

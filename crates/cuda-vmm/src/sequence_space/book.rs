@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::Event;
-
-use crate::Unrest;
 use crate::rest::{AtRest, Quiescence};
+use crate::{Fence, Unrest};
 
 /// What the step path and the worker share of one slot; each on a cache line of its own.
 #[derive(Debug, Default)]
@@ -251,8 +249,8 @@ impl Waiting {
         self.users.check()
     }
 
-    pub(super) fn events(&self) -> &[Arc<Event>] {
-        self.users.events()
+    pub(super) fn fences(&self) -> &[Fence] {
+        self.users.fences()
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use cuda_driver::Event;
-
 use super::core::Core;
 use super::{SequenceSpace, StillLive};
-use crate::{CloseReport, Closing, NotAtRest, Reservation};
+use crate::rest::Covered;
+use crate::{CloseReport, Closing, Fence, NotAtRest, Reservation};
 
 /// A space that is being closed: nothing can be admitted or mapped any more.
 ///
@@ -21,26 +20,31 @@ pub struct SpaceClosing {
 impl SequenceSpace {
     /// Takes the space away from its worker, after a piece of work that runs, and retires everything
     /// that is mapped, as a first step of clean-up. The rest happens in [`SpaceClosing`] when the work
-    /// before `events`, that before the events of finished sequences and the gate's leases are done.
-    /// `events` must cover what still uses the memory of abandoned sequences.
+    /// before `fences`, that before the fences of finished sequences and the gate's leases are done.
+    /// `fences` must cover what still uses the memory of abandoned sequences.
     ///
     /// # Errors
     /// [`StillLive`] with the space while sequences are live.
-    pub fn close(self, events: &[Arc<Event>]) -> Result<SpaceClosing, StillLive<Self>> {
-        let (live, parked) = {
+    pub fn close(self, fences: &[Fence]) -> Result<SpaceClosing, StillLive<Self>> {
+        let (census, parked) = {
             let book = self.core.book.lock();
-            (book.census().live, book.parked())
+            (book.census(), book.parked())
         };
+        let live = census.live;
         if live > 0 {
             return Err(StillLive { space: self, live });
         }
         let Self { core, handle, holder } = self;
         drop(holder);
         handle.detach();
-        let mut users: Vec<_> = events.to_vec();
-        users.extend(parked.iter().flat_map(|waiting| waiting.events().iter().cloned()));
+        let mut users: Vec<_> = fences.to_vec();
+        users.extend(parked.iter().flat_map(|waiting| waiting.fences().iter().cloned()));
+        let covered = match census.abandoned {
+            0 => Covered::Yes,
+            _ => core.reservation.inner.covers(fences),
+        };
         let reservation = Reservation { inner: Arc::clone(&core.reservation.inner) };
-        let closing = reservation.close(&users);
+        let closing = reservation.close_after(&users, covered);
         core.book.lock().seats.clear();
         Ok(SpaceClosing { closing, core })
     }
@@ -60,11 +64,11 @@ impl SpaceClosing {
     /// Waits on the host until everything is at rest, and finishes.
     ///
     /// # Ordering
-    /// Waits for the leases and for the events. Never call it while holding a lease of the same
-    /// gate: it would wait for itself.
+    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
+    /// Never call it while holding a lease of the same gate: it would wait for itself.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this request, when an event cannot be waited for.
+    /// [`NotAtRest`] with this request, when a fence cannot be waited for.
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
         let Self { closing, core } = self;
         Self::finish(closing.wait(), core)

@@ -62,7 +62,7 @@ impl Core {
                 Ok(proof) => self.book.lock().settle(slot, proof),
                 Err(unrest) => {
                     if let Unrest::Device(error) = unrest {
-                        tracing::warn!(%error, "an event cannot be queried: its slot stays parked");
+                        tracing::warn!(%error, "a fence cannot be queried: its slot stays parked");
                     }
                     waiting = true;
                 }

@@ -33,17 +33,16 @@ mod stats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cuda_driver::{Device, DeviceSpan, Event};
+use cuda_driver::{Device, DeviceSpan};
 use parking_lot::Mutex;
 
 use self::book::{Book, Slot};
 use self::core::Core;
 use self::holder::SpaceHolder;
 use self::shape::Shape;
-use crate::rest::Quiescence;
 use crate::{
-    CloseError, EpochGate, Fault, Health, PagePool, Reservation, ReservationOptions, UnmapFailure,
-    WorkHandle, Worker,
+    CloseError, EpochGate, Fault, Fence, Health, PagePool, Reservation, ReservationOptions,
+    UnmapFailure, UsersUnknown, WorkHandle, Worker,
 };
 
 pub use close::SpaceClosing;
@@ -195,16 +194,22 @@ impl SequenceSpace {
     }
 
     /// Says what covers the uses of the memory of sequences that were dropped with unknown users:
-    /// their slots are parked until the work before `events` has completed. Returns how many there
+    /// their slots are parked until the work before `fences` has completed. Returns how many there
     /// were.
-    pub fn recover(&self, events: &[Arc<Event>]) -> u64 {
+    ///
+    /// # Errors
+    /// [`UsersUnknown`], where there are any; they stay as they are.
+    pub fn recover(&self, fences: &[Fence]) -> Result<u64, UsersUnknown> {
         let abandoned = self.core.book.lock().abandoned();
+        if !abandoned.is_empty() {
+            self.core.reservation.inner.check_covers(fences)?;
+        }
         for &slot in &abandoned {
-            let users = Quiescence::new(self.gate(), events);
+            let users = self.core.users(fences, None);
             self.core.book.lock().park_abandoned(slot, users);
         }
         self.handle.waker().wake();
-        abandoned.len() as u64
+        Ok(abandoned.len() as u64)
     }
 
     /// Gives memory back to the device until `bytes` are released, or nothing is left that can be:

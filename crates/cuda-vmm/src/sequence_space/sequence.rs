@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cuda_driver::{DeviceSpan, Event};
+use cuda_driver::DeviceSpan;
 
 use super::core::Core;
 use super::{ExtendError, PlaneError, SequenceSpace};
-use crate::rest::AtRest;
+use crate::rest::{AtRest, Covered};
 use crate::worker::Waker;
-use crate::{Fault, Health};
+use crate::{Fault, Fence, Health};
 
 /// A slot of a [`SequenceSpace`] with a contiguous range of addresses for each plane, held by one
 /// sequence until it is finished or dropped. Any thread may have it.
@@ -26,7 +26,8 @@ use crate::{Fault, Health};
 /// [`SequenceSpace::span`]), nothing can use it, and the slot is free at once. If leases were ever taken at the space's gate,
 /// they cover every use, and the slot is parked until those taken so far are closed and their work is
 /// done. Else the users are unknown: the slot is abandoned, neither reused nor unmapped until
-/// [`SequenceSpace::recover`] or [`SequenceSpace::close`] is told of events that cover them.
+/// [`SequenceSpace::recover`] or [`SequenceSpace::close`] is told of fences that cover them. So is the
+/// slot of a sequence that is finished with no fence, or with those of a device that cannot access it.
 #[derive(Debug)]
 #[must_use = "dropping a sequence may abandon its slot: finish it"]
 pub struct Sequence {
@@ -172,9 +173,12 @@ impl Sequence {
     }
 
     /// Ends the sequence. Its memory stays mapped, and is adopted or taken away once the work before
-    /// `events` has completed and the gate's leases taken so far are closed. Calls no driver.
-    pub fn finish(mut self, events: &[Arc<Event>]) {
-        self.leave(Users::Are(events));
+    /// `fences` has completed and the gate's leases taken so far are closed. Calls no driver.
+    ///
+    /// Where neither a fence nor a lease covers the uses of the memory, this is a
+    /// [drop](Sequence#drop).
+    pub fn finish(mut self, fences: &[Fence]) {
+        self.leave(Some(fences));
     }
 
     /// The step path: two comparisons and a store when all is quiet.
@@ -260,37 +264,57 @@ impl Sequence {
         self.core.reservation.inner.expose();
     }
 
-    fn leave(&mut self, users: Users<'_>) {
-        let exposed = *self.exposed.get_mut() || self.core.exposed.load(Ordering::Relaxed);
+    fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Relaxed) || self.core.exposed.load(Ordering::Relaxed)
+    }
+
+    /// Whether `fences`, or the gate's leases, speak for all users of this sequence's memory.
+    pub(super) fn covers(&self, fences: &[Fence]) -> Covered {
+        match self.is_exposed() {
+            true => self.core.reservation.inner.covers(fences),
+            false => Covered::Yes,
+        }
+    }
+
+    /// Gives the slot up, to be used again when its users are done; `None` says nothing of them.
+    fn leave(&mut self, fences: Option<&[Fence]>) {
+        // Nothing can use what no address was given out of.
+        let unused = fences.is_none() && !self.is_exposed();
+        let fences = fences.unwrap_or_default();
+        let covered = self.covers(fences);
         let earlier = self.core.book.lock().seat(self.slot).given_up.clone();
-        let users_with = |events| Some(self.core.users(events, earlier.as_deref()));
         // The handle is consumed: no new user finds the addresses from here on.
-        let users = match users {
-            Users::Are(events) => users_with(events),
-            Users::Unknown if exposed && self.core.reservation.gate().was_leased() => {
-                users_with(&[])
-            }
-            Users::Unknown => None,
-        };
+        let users = self.core.users(fences, earlier.as_deref());
         let slot = &self.core.slots[self.slot as usize];
-        let forgotten;
+        let (forgotten, unneeded);
         {
             let mut book = self.core.book.lock();
             // All at once: the memory of a live slot that wants nothing is the worker's to take.
             slot.wanted.store(0, Ordering::Relaxed);
             slot.used.store(0, Ordering::Relaxed);
             forgotten = book.seat(self.slot).given_up.take();
-            match users {
+            unneeded = match covered {
                 #[cfg(all(feature = "sabotage", debug_assertions))]
                 _ if self.core.sabotage.rests_at_once() => {
                     book.rest(self.slot, AtRest::sabotage());
+                    Some(users)
                 }
-                Some(users) => book.park(self.slot, users),
-                None if exposed => book.abandon(self.slot),
-                None => book.rest(self.slot, AtRest::never_exposed()),
-            }
+                Covered::Yes if unused => {
+                    book.rest(self.slot, AtRest::never_exposed());
+                    Some(users)
+                }
+                Covered::Yes => {
+                    book.park(self.slot, users);
+                    None
+                }
+                Covered::No => {
+                    book.abandon(self.slot);
+                    Some(users)
+                }
+            };
         }
-        drop((earlier, forgotten));
+        // Outside the lock: they may hold the last reference to an event.
+        drop((earlier, forgotten, unneeded));
         self.waker.wake();
         self.slot = GONE;
     }
@@ -299,15 +323,10 @@ impl Sequence {
 /// In place of the slot of a sequence that has left it.
 const GONE: u64 = u64::MAX;
 
-enum Users<'a> {
-    Are(&'a [Arc<Event>]),
-    Unknown,
-}
-
 impl Drop for Sequence {
     fn drop(&mut self) {
         if self.slot != GONE {
-            self.leave(Users::Unknown);
+            self.leave(None);
         }
     }
 }

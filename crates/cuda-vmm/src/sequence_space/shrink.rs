@@ -4,30 +4,34 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use cuda_driver::Event;
-
 use super::book::{Seat, Slot, Tenancy};
 use super::core::{Core, Unmapped};
 use super::sequence::Sequence;
-use crate::rest::{AtRest, Quiescence};
-use crate::{Progress, Unrest};
+use crate::rest::{AtRest, Covered, Quiescence};
+use crate::{Fence, Progress, Unrest, UsersUnknown};
 
 impl Sequence {
     /// Gives up the memory beyond `tokens` tokens and the look-ahead. It is unmapped once the work
-    /// before `events` has completed and the gate's leases taken so far are closed, row by row from
+    /// before `fences` has completed and the gate's leases taken so far are closed, row by row from
     /// the end; what is [extended](Sequence::extend_to) over before that stays. Calls no driver.
     ///
     /// From here on the sequence has `tokens` tokens: work on later ones must come after an extension
     /// that was answered `Ok`. More tokens than it has is nothing to give up.
-    pub fn shrink_to(&mut self, tokens: u64, events: &[Arc<Event>]) {
+    ///
+    /// # Errors
+    /// [`UsersUnknown`]; the sequence has what it had.
+    pub fn shrink_to(&mut self, tokens: u64, fences: &[Fence]) -> Result<(), UsersUnknown> {
         if tokens >= self.tokens() {
-            return;
+            return Ok(());
+        }
+        if self.covers(fences) == Covered::No {
+            return Err(UsersUnknown { fences: fences.len() as u64 });
         }
         let wanted = self.want_less(tokens);
         let core = &self.core;
         let slot = &core.slots[self.slot() as usize];
         let earlier = core.book.lock().seat(self.slot()).given_up.clone();
-        let users = Arc::new(core.users(events, earlier.as_deref()));
+        let users = Arc::new(core.users(fences, earlier.as_deref()));
         let replaced = {
             let mut book = core.book.lock();
             // All at once: what is not wanted is given up, with these users, or was never used.
@@ -37,17 +41,21 @@ impl Sequence {
         };
         drop((earlier, replaced));
         self.waker().wake();
+        Ok(())
     }
 }
 
 impl Core {
-    /// Who may use memory as of now: with `events`, those of `earlier`.
-    pub(super) fn users(&self, events: &[Arc<Event>], earlier: Option<&Quiescence>) -> Quiescence {
+    /// Who may use memory as of now: with `fences`, or the gate's leases, that speak for them, those of
+    /// `earlier`.
+    pub(super) fn users(&self, fences: &[Fence], earlier: Option<&Quiescence>) -> Quiescence {
         let gate = self.reservation.gate();
         match earlier {
-            None => Quiescence::new(gate, events),
+            None => Quiescence::new(gate, fences, Covered::Yes),
             // The gate's point of now is later than theirs.
-            Some(earlier) => Quiescence::new(gate, &[events, earlier.events()].concat()),
+            Some(earlier) => {
+                Quiescence::new(gate, &[fences, earlier.fences()].concat(), Covered::Yes)
+            }
         }
     }
 
@@ -69,7 +77,7 @@ impl Core {
                 }
                 Err(unrest) => {
                     if let Unrest::Device(error) = unrest {
-                        tracing::warn!(%error, "an event cannot be queried: its memory stays");
+                        tracing::warn!(%error, "a fence cannot be queried: its memory stays");
                     }
                     left = Progress::Waiting;
                 }
@@ -203,7 +211,7 @@ mod tests {
         let space = SequenceSpace::new(&pages, &Worker::manual(), options).unwrap();
         let mut sequence = space.admit(2).unwrap();
         sequence.extend_blocking(2).unwrap();
-        sequence.shrink_to(1, &[]);
+        sequence.shrink_to(1, &[]).unwrap();
         assert!(space.core.has_surplus(0));
         let users = space.core.book.lock().given_up().remove(0).1;
         (space, sequence, users)
@@ -233,7 +241,7 @@ mod tests {
     fn a_row_given_up_anew_or_by_one_who_left_is_not_taken_on_the_old_proof() {
         let (space, mut sequence, users) = given_up();
         sequence.extend_to(2).unwrap();
-        sequence.shrink_to(0, &[]);
+        sequence.shrink_to(0, &[]).unwrap();
         assert_eq!(space.core.lower(0, &users), None);
         let users = space.core.book.lock().given_up().remove(0).1;
         sequence.finish(&[]);

@@ -11,10 +11,10 @@ pub(crate) mod two_processes;
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Event, Stream};
+use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, PagePool, PagePoolOptions, PhysicalPage,
+    ElasticPool, ElasticPoolOptions, EpochGate, Fence, PagePool, PagePoolOptions, PhysicalPage,
     Reservation, ReservationOptions,
 };
 
@@ -90,11 +90,9 @@ impl Machine {
     }
 }
 
-/// An event recorded after all work of `stream` so far.
-pub(crate) fn recorded(stream: &Stream) -> Arc<Event> {
-    let event = Event::new(stream.device()).unwrap();
-    event.record(stream).unwrap();
-    Arc::new(event)
+/// A fence after all work of `stream` so far.
+pub(crate) fn recorded(stream: &Stream) -> Fence {
+    Fence::record(stream).unwrap()
 }
 
 pub(crate) fn take(pages: &PagePool, count: u64) -> Vec<PhysicalPage> {
@@ -104,7 +102,7 @@ pub(crate) fn take(pages: &PagePool, count: u64) -> Vec<PhysicalPage> {
 /// Closes a reservation that nobody uses and gives its pages back.
 #[track_caller]
 pub(crate) fn close_into(reservation: Reservation, pages: &PagePool) {
-    let report = reservation.close(&[]).try_complete().unwrap();
+    let report = reservation.close(&[]).wait().unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
     for page in report.pages {
         pages.give_back(page).unwrap();

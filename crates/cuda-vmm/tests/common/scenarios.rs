@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{Device, Event, Stream};
+use cuda_driver::{Device, Stream};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, MapRefusal, Mapped, PagePool, PagePoolOptions, Reservation,
     ReservationOptions,
@@ -128,7 +127,7 @@ fn same_page_twice_and_another_page(device: &Device) {
     let error = space.map(1, stock.take().unwrap()).unwrap_err();
     assert_eq!(error.reason, MapRefusal::Occupied { index: 1, held: shared.id() });
     assert_eq!(error.pages.len(), 1);
-    let report = space.close(&[]).try_complete().unwrap();
+    let report = space.close(&[]).wait().unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
 }
 
@@ -161,13 +160,11 @@ fn retired_pages_wait_for_running_work(device: &Device) {
         for span in spans.iter().cycle().take(200) {
             stream.fill(*span, 5).unwrap();
         }
-        let done = Event::new(device).unwrap();
-        done.record(&stream).unwrap();
-        let done = Arc::new(done);
-        lease.submitted([Arc::clone(&done)]);
+        let done = recorded(&stream);
+        lease.submitted(std::slice::from_ref(&done));
         // Polling may come too early, and then unmaps nothing; it must never fault.
         let early = pool.poll_retired().unmapped_pages;
-        done.synchronize().unwrap();
+        done.wait().unwrap();
         assert_eq!(early + pool.poll_retired().unmapped_pages, 12);
     }
     close(pool);

@@ -7,12 +7,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
-
-use cuda_driver::{Device, Event, Stream};
+use cuda_driver::{Device, Stream};
 use cuda_vmm::{
-    AdmitError, ExtendError, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions,
-    SpaceStats, Worker,
+    AdmitError, ExtendError, Fence, PagePool, PagePoolOptions, Sequence, SequenceSpace,
+    SpaceOptions, SpaceStats, Worker,
 };
 
 use super::ranges::{Range, Ranges};
@@ -228,9 +226,7 @@ impl<'a> Decoder<'a> {
         }
         self.outcome.checked_bytes += checks.iter().map(|range| 8 * range.words).sum::<u64>();
         self.ranges.enqueue(&self.stream, &stamps, &checks, self.plan.parts);
-        let event = Event::new(self.stream.device()).unwrap();
-        event.record(&self.stream).unwrap();
-        lease.submitted([Arc::new(event)]);
+        lease.submitted(&[Fence::record(&self.stream).unwrap()]);
     }
 
     fn leave_some(&mut self) {
