@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{DEVICE_PAGES, Machine, PAGE, machine};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
+use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::{
     AdmissionPolicy, ElasticPool, ElasticPoolOptions, EpochGate, GrowError, Headroom,
     MemoryFigures, MemoryProbe, MemoryRules, PageError, PagePool, PagePoolOptions, Verdict,
@@ -163,5 +164,37 @@ fn askers_that_share_a_policy_do_not_count_the_same_bytes_twice() {
         });
         assert!(taken > 0 && taken <= DEVICE_PAGES - 20, "{taken} pages taken");
         assert_eq!(machine.sim.device_used_bytes(0), taken * PAGE);
+    }
+}
+
+#[test]
+fn what_is_being_created_is_refused_to_nobody_a_second_time() {
+    const PAGES: u64 = 1 << 12;
+    const BATCH: u64 = 32;
+    for round in 0..5 {
+        let config = SimConfig {
+            device_bytes: PAGES * PAGE,
+            granularity: PAGE,
+            seed: round,
+            ..SimConfig::default()
+        };
+        let device = Device::open(Arc::new(SimDriver::new(config).unwrap()), 0).unwrap();
+        let policy = AdmissionPolicy::new(headroom(0));
+        let options = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
+        let pool = PagePool::with_rules(&device, options, rules(&policy)).unwrap();
+        let take = || {
+            let mut taken = Vec::new();
+            while let Ok(pages) = pool.take_many(BATCH) {
+                taken.extend(pages);
+            }
+            taken
+        };
+        let taken: usize = std::thread::scope(|scope| {
+            let takers: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
+            let taken: Vec<_> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
+            taken.iter().map(Vec::len).sum()
+        });
+        // Each stopped when less than a batch was left that nobody had been promised.
+        assert_eq!(taken as u64, PAGES, "round {round}");
     }
 }

@@ -8,8 +8,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
+use cuda_driver::DeviceBuffer;
+use cuda_sim::Pace;
 use cuda_vmm::{
-    BlockNotReady, ElasticPool, ElasticPoolOptions, GrowError, PoolError, Shrink, Unrest,
+    BlockNotReady, ElasticPool, ElasticPoolOptions, GrowError, PoolError, Shrink, Unrest, Worker,
 };
 
 /// Four blocks on three pages: most blocks straddle two.
@@ -252,4 +254,102 @@ fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
         close(pool);
         machine.assert_no_leak();
     }
+}
+
+/// Eight blocks on two pages.
+const SMALL: u64 = PAGE / 4;
+
+#[test]
+fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
+    for by_lease in [false, true] {
+        let machine = machine();
+        machine.sim.set_pace(Pace::Slowest);
+        let pool = machine.pool(SMALL, 8, 8);
+        let (reads, writes) = (machine.stream(), machine.stream());
+        let bytes = pattern(1, SMALL);
+        reads.upload(pool.block_span(6).unwrap(), &bytes).unwrap();
+
+        // Request 1 reads block 6, whose page stays because block 5 lies on it.
+        let lease = by_lease.then(|| pool.gate().lease());
+        let copy = DeviceBuffer::alloc(&machine.device, SMALL).unwrap();
+        reads.copy_on_device(copy.span(), pool.block_span(6).unwrap()).unwrap();
+        let fence = recorded(&reads);
+        let fences = if by_lease { vec![] } else { vec![fence.clone()] };
+        let shrink = pool.shrink_to(6, &fences).unwrap();
+        assert_eq!(shrink, Shrink { ready_blocks: 6, retiring_pages: 0 });
+
+        // Request 2 gets it when that is done, and neither by growing nor by demand before.
+        let refused = GrowError::Retiring { index: 2, ready_blocks: 6 };
+        for users in ["a batch on the CPU", "work on the device"] {
+            assert_eq!(pool.grow_to(7), Err(refused), "{users}");
+            assert_eq!(pool.demand(7), Ok(6), "{users}");
+        }
+        if let Some(lease) = lease {
+            lease.submitted(&[fence.clone()]);
+            assert_eq!(pool.grow_to(7), Err(refused));
+        }
+        drop(fence);
+        reads.synchronize().unwrap();
+        assert_eq!(pool.grow_to(7), Ok(7));
+        writes.fill(pool.block_span(6).unwrap(), 9).unwrap();
+        writes.synchronize().unwrap();
+        let mut seen = vec![0; SMALL as usize];
+        reads.download(&mut seen, copy.span()).unwrap();
+        assert!(seen == bytes, "request 2 wrote what request 1 read");
+        assert_eq!((machine.calls("cuMemMap"), pool.demand(8)), (2, Ok(8)));
+        assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+        close(pool);
+        drop((reads, writes, copy, fences));
+        machine.device.free_retired().unwrap();
+        machine.assert_no_leak();
+    }
+}
+
+#[test]
+fn shrinking_twice_forgets_no_user() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let pool = machine.pool(SMALL, 8, 8);
+    let (first, second) = (machine.stream(), machine.stream());
+    first.fill(pool.block_span(7).unwrap(), 1).unwrap();
+    pool.shrink_to(7, &[recorded(&first)]).unwrap();
+    second.fill(pool.block_span(6).unwrap(), 1).unwrap();
+    pool.shrink_to(6, &[recorded(&second)]).unwrap();
+    second.synchronize().unwrap();
+    assert_eq!(pool.grow_to(7), Err(GrowError::Retiring { index: 2, ready_blocks: 6 }));
+    assert_eq!(pool.trim(0), 0);
+    first.synchronize().unwrap();
+    assert_eq!(pool.grow_to(8), Ok(8));
+    close(pool);
+    drop((first, second));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_pool_that_was_refused_memory_grows_when_there_is_some_again() {
+    let machine = machine();
+    let worker = Worker::manual();
+    let others = machine.pages(DEVICE_PAGES);
+    let theirs = others.take_many(DEVICE_PAGES - 4).unwrap();
+    let mut pool = machine.pool(PAGE, DEVICE_PAGES, 0);
+    pool.work_on(&worker);
+    assert_eq!(pool.grow_to(4), Ok(4));
+    for _ in 0..3 {
+        let short = GrowError::OutOfMemory { asked_blocks: 8, ready_blocks: 4 };
+        assert_eq!(pool.grow_to(8), Err(short));
+        assert!(short.is_retryable());
+        let _ = pool.demand(8);
+        while worker.poll() {}
+        assert!(pool.demand(8).unwrap_err().is_retryable());
+    }
+    // Nothing of the refusals is left: the same calls find the memory.
+    drop(theirs);
+    assert_eq!(pool.grow_to(8), Ok(8));
+    let _ = pool.demand(DEVICE_PAGES);
+    while worker.poll() {}
+    assert_eq!(pool.demand(DEVICE_PAGES), Ok(DEVICE_PAGES));
+    assert!(pool.ahead_stats().health.is_healthy());
+    close(pool);
+    drop(others);
+    machine.assert_no_leak();
 }

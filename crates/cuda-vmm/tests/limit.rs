@@ -11,7 +11,8 @@ use common::{Machine, PAGE, machine, recorded};
 use cuda_driver::ErrorCode;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, OverLimit,
-    PageError, PagePool, PagePoolOptions, PhysicalPage, Reclaimed,
+    PageError, PagePool, PagePoolOptions, PhysicalPage, Reclaimed, SequenceSpace, SpaceOptions,
+    Worker,
 };
 
 fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {
@@ -306,4 +307,106 @@ fn random_actions_agree_with_a_model_that_only_counts() {
         assert_eq!(limit.stats().used_bytes, 0);
         machine.assert_no_leak();
     }
+}
+
+#[test]
+fn a_lowered_limit_takes_a_pools_own_idle_pages_before_it_is_refused_any() {
+    type Take = fn(&PagePool) -> Result<usize, PageError>;
+    let ways: [Take; 3] = [
+        |pages| pages.take().map(|_| 1),
+        |pages| pages.take_many(3).map(|taken| taken.len()),
+        |pages| pages.take_exportable().map(|_| 1),
+    ];
+    for take in ways {
+        let machine = machine();
+        let limit = MemoryLimit::unlimited();
+        let pages = limited(&machine, &limit);
+        assert_eq!(pages.prepare(8), Ok(8));
+        limit.set(4 * PAGE);
+        assert!(take(&pages).is_ok());
+        assert!(limit.over_by() == 0 && pages.stats().live <= 4, "{:?}", pages.stats());
+        // Below what is in use nothing helps.
+        let held = pages.take_many(4).unwrap();
+        limit.set(3 * PAGE);
+        assert!(matches!(take(&pages), Err(PageError::OverLimit(_))));
+        drop((held, pages));
+        machine.assert_no_leak();
+    }
+    let machine = machine();
+    let limit = MemoryLimit::unlimited();
+    let pool = elastic(&machine, &limit, 16);
+    pool.grow_to(2).unwrap();
+    pool.pages().prepare(8).unwrap();
+    limit.set(5 * PAGE);
+    assert_eq!(pool.grow_to(5), Ok(5));
+    assert_adds_up(&machine, &limit, &[pool.pages()]);
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
+    machine.assert_no_leak();
+}
+
+#[test]
+fn preparing_at_a_limit_ends_and_takes_nothing_from_anybody() {
+    let machine = machine();
+    let limit = MemoryLimit::new(6 * PAGE);
+    let (pages, others) = (limited(&machine, &limit), limited(&machine, &limit));
+    let held = pages.take_many(2).unwrap();
+    assert_eq!((pages.prepare(2), others.prepare(2)), (Ok(2), Ok(2)));
+    // Should it go round in circles, this ends it.
+    machine.sim.fail_nth("cuMemCreate", 50, ErrorCode::INVALID_VALUE);
+    assert!(matches!(pages.prepare(3), Err(PageError::OverLimit(_))));
+    assert!(matches!(pages.prepare(u64::MAX), Err(PageError::OverLimit(_))));
+    assert_eq!((pages.stats().idle, others.stats().idle, machine.calls("cuMemCreate")), (2, 2, 6));
+    assert_eq!(machine.calls("cuMemRelease"), 0);
+    // What is needed is another matter.
+    assert_eq!(pages.take_many(4).unwrap().len(), 4);
+    drop((held, pages, others));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn spaces_that_stock_their_pools_come_to_an_end_at_a_limit() {
+    let machine = machine();
+    let limit = MemoryLimit::new(6 * PAGE);
+    let worker = Worker::manual();
+    let pools = [limited(&machine, &limit), limited(&machine, &limit)];
+    let options = SpaceOptions {
+        sequences: 2,
+        planes: 1,
+        token_bytes: PAGE,
+        tokens_max: 8,
+        prepared_pages: 4,
+        ..SpaceOptions::default()
+    };
+    let space = |pages| SequenceSpace::new(pages, &worker, options.clone()).unwrap();
+    let spaces = [space(&pools[0]), space(&pools[1])];
+    let polls = (0..100).take_while(|_| worker.poll()).count();
+    assert!(polls < 20, "{polls} rounds");
+    assert_eq!((limit.stats().used_bytes, machine.calls("cuMemCreate")), (6 * PAGE, 6));
+    assert_eq!(machine.calls("cuMemRelease"), 0);
+    assert!(worker.health().is_healthy());
+    drop((spaces, pools));
+    worker.close();
+    machine.assert_no_leak();
+}
+
+#[test]
+fn what_one_pool_gives_back_by_closing_another_that_was_refused_can_have() {
+    let machine = machine();
+    let limit = MemoryLimit::new(8 * PAGE);
+    let worker = Worker::manual();
+    let (first, mut second) = (elastic(&machine, &limit, 64), elastic(&machine, &limit, 64));
+    second.work_on(&worker);
+    first.grow_to(4).unwrap();
+    second.grow_to(4).unwrap();
+    let refused = second.grow_to(8).unwrap_err();
+    assert!(matches!(refused, GrowError::OverLimit { .. }) && refused.is_retryable());
+    let _ = second.demand(8);
+    while worker.poll() {}
+    assert!(second.demand(8).unwrap_err().is_retryable());
+    assert!(first.close(&[]).wait().unwrap().is_clean());
+    // No move of the limit, and nobody told the pool.
+    while worker.poll() {}
+    assert_eq!((second.demand(8), limit.revision()), (Ok(8), 0));
+    assert!(second.close(&[]).wait().unwrap().is_clean());
+    machine.assert_no_leak();
 }

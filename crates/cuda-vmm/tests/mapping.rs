@@ -246,3 +246,19 @@ fn a_span_over_a_hole_is_refused() {
     drop(pages);
     machine.assert_no_leak();
 }
+
+#[test]
+fn an_empty_range_has_an_empty_span_however_it_is_written() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    space.map_range(0, take(&pages, 8)).unwrap();
+    #[expect(clippy::reversed_empty_ranges, reason = "what is tested")]
+    for range in [5..3, 0..0, 8..8, u64::MAX..0, u64::MAX..u64::MAX] {
+        assert_eq!(space.mapped_span(range.clone()).map(|span| span.bytes()), Ok(0), "{range:?}");
+        let retired = space.retire(range, &[]).unwrap();
+        assert_eq!(retired.wait().unwrap().pages.len(), 0);
+    }
+    close_into(space, &pages);
+    drop(pages);
+    machine.assert_no_leak();
+}

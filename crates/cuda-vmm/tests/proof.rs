@@ -1,0 +1,174 @@
+//! What is taken for a proof that nobody uses memory any more, and what is not.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Machine, PAGE, machine, machine_with, recorded, take};
+use cuda_driver::{Device, Stream};
+use cuda_sim::Pace;
+use cuda_vmm::{
+    Fence, PageState, Reservation, ReservationOptions, SequenceSpace, SpaceOptions, Unrest,
+    UsersUnknown, Worker,
+};
+
+#[test]
+fn an_empty_list_is_no_proof_once_an_address_was_given_out() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 10, 10);
+    let stream = machine.stream();
+    machine.sim.hold(stream.raw());
+    stream.fill(pool.block_span(5).unwrap(), 5).unwrap();
+    assert_eq!(pool.shrink_to(1, &[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!(pool.park_to(1, &[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!((pool.ready_blocks(), pool.poll_retired().unmapped_pages), (10, 0));
+    // The work's own fence is one.
+    pool.shrink_to(1, &[recorded(&stream)]).unwrap();
+    assert_eq!(pool.poll_retired().unmapped_pages, 0);
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert_eq!(pool.poll_retired().unmapped_pages, 9);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    assert!(pool.close(&[recorded(&stream)]).wait().unwrap().is_clean());
+    drop(stream);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn an_empty_list_will_do_before_that_and_where_leases_are_taken() {
+    let machine = machine();
+    let unseen = machine.pool(PAGE, 4, 4);
+    assert_eq!(unseen.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
+    assert_eq!(unseen.poll_retired().unmapped_pages, 3);
+    let leased = machine.pool(PAGE, 4, 4);
+    let lease = leased.gate().lease();
+    assert!(leased.block_span(3).is_ok());
+    assert_eq!(leased.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
+    assert_eq!(leased.poll_retired().unmapped_pages, 0);
+    drop(lease);
+    assert_eq!(leased.poll_retired().unmapped_pages, 3);
+    for pool in [unseen, leased] {
+        assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    }
+    machine.assert_no_leak();
+}
+
+/// A fence after nothing, on a stream of its own.
+fn fence_of(machine: &Machine, device: i32) -> Fence {
+    let device = Device::open(machine.device.driver().clone(), device).unwrap();
+    recorded(&Stream::new(&device).unwrap())
+}
+
+#[test]
+fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
+    let machine = machine_with(3, 0);
+    let others = machine_with(1, 0);
+    let pool = machine.pool(PAGE, 4, 4);
+    assert!(pool.block_span(3).is_ok());
+    // Another device of this machine, and the device with the same number of another.
+    for fence in [fence_of(&machine, 1), fence_of(&others, 0)] {
+        assert_eq!(pool.shrink_to(1, &[fence]), Err(UsersUnknown { fences: 1 }));
+    }
+    let own = machine.stream();
+    pool.shrink_to(1, &[fence_of(&machine, 1), recorded(&own)]).unwrap();
+    assert!(pool.close(&[recorded(&own)]).wait().unwrap().is_clean());
+
+    // A named peer can access it.
+    let options = ReservationOptions { bytes: 2 * PAGE, page_bytes: None, peers: vec![1] };
+    let space = Reservation::new(&machine.device, options).unwrap();
+    let pages = machine.pages(2);
+    space.map_range(0, take(&pages, 2)).unwrap();
+    assert!(space.mapped_span(0..2).is_ok());
+    let stranger = space.retire(0..1, &[fence_of(&machine, 2)]).unwrap();
+    let error = stranger.try_complete().unwrap_err();
+    assert_eq!(error.reason, Unrest::Unknown);
+    // With peers, no single wait covers everybody: a fence must.
+    assert_eq!(error.request.wait().unwrap_err().reason, Unrest::Unknown);
+    let peer = fence_of(&machine, 1);
+    peer.wait().unwrap();
+    assert_eq!(space.retire(1..2, &[peer]).unwrap().try_complete().unwrap().pages.len(), 1);
+    assert_eq!(space.close(&[]).wait().unwrap_err().reason, Unrest::Unknown);
+}
+
+#[test]
+fn pages_retired_with_no_proof_stay_until_somebody_waits_for_the_device() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 8)).unwrap();
+    stream.fill(space.mapped_span(0..8).unwrap(), 5).unwrap();
+    let retiring = space.retire(0..2, &[]).unwrap();
+    assert_eq!(space.poll_retired().pages.len(), 0);
+    let error = retiring.try_complete().unwrap_err();
+    assert_eq!(error.reason, Unrest::Unknown);
+    assert!(matches!(space.page_state(0), PageState::Retiring(_)));
+    assert_eq!(error.request.wait().unwrap().pages.len(), 2);
+    stream.fill(space.mapped_span(2..8).unwrap(), 5).unwrap();
+    let error = space.close(&[]).try_complete().unwrap_err();
+    assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 2));
+    assert_eq!(error.request.wait().unwrap().unmapped, 6);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    drop((pages, stream));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_pool_that_closes_waits_for_the_users_of_its_ready_blocks_too() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let pool = machine.pool(PAGE, 8, 8);
+    let (stream, idle) = (machine.stream(), machine.stream());
+    stream.fill(pool.block_span(1).unwrap(), 5).unwrap();
+    pool.park_to(4, &[recorded(&idle)]).unwrap();
+    // The fence of the parked blocks says nothing of the others.
+    idle.synchronize().unwrap();
+    let error = pool.close(&[]).try_complete().unwrap_err();
+    assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 0));
+    assert_eq!(error.request.wait().unwrap().unmapped, 8);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    drop((stream, idle));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_sequence_with_unknown_users_gives_nothing_up_and_its_slot_is_abandoned() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let (pages, worker) = (machine.pages(16), Worker::manual());
+    let options = SpaceOptions {
+        sequences: 1,
+        planes: 1,
+        token_bytes: PAGE,
+        tokens_max: 8,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&pages, &worker, options).unwrap();
+    let stream = machine.stream();
+    let work = || (0..100).for_each(|_| _ = worker.poll());
+    let mut sequence = space.admit(8).unwrap();
+    sequence.extend_blocking(8).unwrap();
+    stream.fill(sequence.plane(0).unwrap().span(0..8).unwrap(), 3).unwrap();
+    assert_eq!(sequence.shrink_to(1, &[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!((sequence.tokens(), sequence.ready_tokens()), (8, 8));
+    sequence.finish(&[]);
+    work();
+    assert!(space.admit(1).is_err());
+    assert_eq!(space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+    assert_eq!(space.recover(&[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!((space.stats().abandoned, space.recover(&[recorded(&stream)])), (1, Ok(1)));
+    work();
+    assert!(space.admit(1).is_err(), "the fill has not run");
+    stream.synchronize().unwrap();
+    work();
+    let mut sequence = space.admit(8).unwrap();
+    sequence.extend_to(8).unwrap();
+    stream.fill(sequence.plane(0).unwrap().span(0..8).unwrap(), 3).unwrap();
+    drop(sequence);
+    let error = space.close(&[]).unwrap().try_complete().unwrap_err();
+    assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 0));
+    assert!(error.request.wait().unwrap().is_clean());
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    drop((pages, stream, worker));
+    machine.assert_no_leak();
+}
