@@ -64,8 +64,8 @@ pub struct KvCache {
     pub(crate) rows: RowPool,
     /// Steps that were not yet seen to complete, oldest first.
     pub(crate) in_flight: VecDeque<InFlight>,
-    /// Fences of completed steps, one for each part, to be renewed.
-    pub(crate) spare_fences: Vec<Vec<Fence>>,
+    /// Fences after copies that the compute streams wait for, of which no step in flight has charge yet.
+    pub(crate) arrived: Vec<Fence>,
     /// Copies that are not enqueued yet, or not on all devices.
     pub(crate) runs: Runs,
     /// Held while copies are enqueued that not every compute stream waits for yet.
@@ -135,7 +135,7 @@ impl KvCache {
             table,
             rows: RowPool::new(rows),
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
-            spare_fences: Vec::new(),
+            arrived: Vec::new(),
             runs: Runs::default(),
             copies: None,
             unrecorded: Vec::new(),

@@ -4,9 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, PinnedSpan, Stream};
-use cuda_vmm::{
-    AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, Fence, GrowError,
-};
+use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, Fence, GrowError};
 use kv_kernels::{
     HostDirection, KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterPackets,
     ScatterWords,
@@ -33,8 +31,8 @@ pub struct Part {
     pub(crate) compute: Stream,
     /// Copies between device and host memory, in the order in which they were decided.
     pub(crate) transfer: Stream,
-    /// After the latest copies.
-    arrived: Option<Fence>,
+    /// Of completed steps, to be recorded again.
+    spare: Vec<Fence>,
     pub(crate) memory: ElasticPool,
     paged: PagedKv,
     kernels: Arc<KvKernels>,
@@ -91,7 +89,7 @@ impl Part {
             share,
             compute: compute.clone(),
             transfer,
-            arrived: None,
+            spare: Vec::new(),
             memory,
             paged,
             kernels,
@@ -266,12 +264,17 @@ impl Part {
 
     /// A fence after the copies that were sent so far.
     pub(crate) fn fence_copies(&mut self) -> Result<Fence, DeviceError> {
-        let fence = match self.arrived.take() {
-            Some(fence) => fence.renew(&self.transfer)?,
-            None => Fence::record(&self.transfer)?,
-        };
-        self.arrived = Some(fence.clone());
-        Ok(fence)
+        fence_after(&self.transfer, &mut self.spare)
+    }
+
+    /// A fence after the work of the engine.
+    pub(crate) fn fence_compute(&mut self) -> Result<Fence, DeviceError> {
+        fence_after(&self.compute, &mut self.spare)
+    }
+
+    /// Takes a fence back that has completed.
+    pub(crate) fn keep_spare(&mut self, fence: Fence) {
+        self.spare.push(fence);
     }
 
     /// Waits until nothing uses the memory any more; whether that can be said.
@@ -310,6 +313,14 @@ impl Part {
     fn block_span(&self, block: usize) -> Result<DeviceSpan, CopyError> {
         let bytes = self.shape().block_bytes();
         Ok(self.paged.span().slice(block as u64 * bytes, bytes)?)
+    }
+}
+
+/// A fence on a spare one's event, where nobody else has that.
+fn fence_after(stream: &Stream, spare: &mut Vec<Fence>) -> Result<Fence, DeviceError> {
+    match spare.pop() {
+        Some(fence) => fence.renew(stream),
+        None => Fence::record(stream),
     }
 }
 

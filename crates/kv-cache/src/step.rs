@@ -32,7 +32,7 @@ impl OpenStep {
     }
 }
 
-/// A step whose work is enqueued, with a fence after it on every device.
+/// A step whose work is enqueued, with a fence after it on every device, and fences of copies before it.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) number: u64,

@@ -130,7 +130,7 @@ impl KvCache {
         if !std::ptr::eq(self.open.as_ptr(), Arc::as_ptr(&life)) {
             return Err(StepError::ForeignStep);
         }
-        let fences = match self.record_fences() {
+        let mut fences = match self.record_fences() {
             Ok(fences) => fences,
             Err(error) => {
                 self.unrecorded.push(lease);
@@ -140,6 +140,8 @@ impl KvCache {
         for lease in self.unrecorded.drain(..).chain([lease]) {
             lease.submitted(&fences);
         }
+        // They have completed when the step has, which waits for them.
+        fences.append(&mut self.arrived);
         self.stats.steps = number;
         self.in_flight.push_back(InFlight { number, epoch, fences });
         Ok(())
@@ -169,17 +171,17 @@ impl KvCache {
         if let Some(lease) = self.copies.take() {
             lease.submitted(&arrived);
         }
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.sabotage.ignores_copies {
+            return Ok(());
+        }
+        self.arrived.append(&mut arrived);
         Ok(())
     }
 
-    /// Records a fence on every compute stream, on those of a completed step where nobody has them.
+    /// Records a fence on every compute stream.
     fn record_fences(&mut self) -> Result<Vec<Fence>, DeviceError> {
-        let mut spare = self.spare_fences.pop().unwrap_or_default().into_iter();
-        let fence = |part: &Part| match spare.next() {
-            Some(fence) => fence.renew(&part.compute),
-            None => Fence::record(&part.compute),
-        };
-        self.parts.iter().map(fence).collect()
+        self.parts.iter_mut().map(Part::fence_compute).collect()
     }
 
     /// Completes the epochs of dropped steps, of which no event tells, once no work of any step is
@@ -206,7 +208,12 @@ impl KvCache {
             return Ok(());
         };
         self.complete(epoch);
-        self.spare_fences.push(fences);
+        for fence in fences {
+            let on_device = |part: &&mut Part| part.device() == fence.device();
+            if let Some(part) = self.parts.iter_mut().find(on_device) {
+                part.keep_spare(fence);
+            }
+        }
         Ok(())
     }
 }
