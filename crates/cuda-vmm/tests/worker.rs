@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use cuda_vmm::{Fault, Health, Progress, Waker, WorkSource, Worker, WorkerOptions};
+use cuda_vmm::{Fault, Health, Progress, Waker, WorkHandle, WorkSource, Worker, WorkerOptions};
 
 /// Steps that were agreed on beforehand, then nothing.
 #[derive(Default)]
@@ -59,6 +59,18 @@ impl WorkSource for Tells {
 fn tells() -> (Arc<Tells>, Receiver<thread_id::Id>) {
     let (sender, receiver) = channel();
     (Arc::new(Tells(Mutex::new(sender))), receiver)
+}
+
+/// What a source tells next. Fails, rather than waits, once its worker has ended.
+#[track_caller]
+fn next<T>(told: &Receiver<T>, place: &WorkHandle) -> T {
+    loop {
+        if let Ok(next) = told.try_recv() {
+            return next;
+        }
+        assert!(place.health().is_healthy(), "{:?}", place.health());
+        std::thread::yield_now();
+    }
 }
 
 const SHORT: Fault = Fault::OutOfMemory { bytes: 1 };
@@ -200,7 +212,7 @@ fn detaching_waits_for_a_step_and_dropping_does_not() {
     let worker = Worker::spawn(WorkerOptions::default()).unwrap();
     let (source, has_begun, end) = long();
     let place = worker.attach(source.clone());
-    has_begun.recv().unwrap();
+    next(&has_begun, &place);
     std::thread::scope(|scope| {
         scope.spawn(|| end.send(()).unwrap());
         place.detach();
@@ -210,7 +222,7 @@ fn detaching_waits_for_a_step_and_dropping_does_not() {
 
     let (source, has_begun, end) = long();
     let place = worker.attach(source.clone());
-    has_begun.recv().unwrap();
+    next(&has_begun, &place);
     drop(place);
     assert!(!source.ended.load(Ordering::SeqCst));
     end.send(()).unwrap();
@@ -227,7 +239,7 @@ fn the_thread_steps_what_is_woken_from_naps_and_from_sleep() {
         let worker = Worker::spawn(options).unwrap();
         let (source, steps) = tells();
         let place = worker.attach(source);
-        let thread = steps.recv().unwrap();
+        let thread = next(&steps, &place);
         assert_ne!(thread, std::thread::current().id());
         for round in 0..200 {
             if round % 2 == 0 {
@@ -235,7 +247,7 @@ fn the_thread_steps_what_is_woken_from_naps_and_from_sleep() {
             } else {
                 place.waker().wake_now()
             }
-            assert_eq!(steps.recv().unwrap(), thread);
+            assert_eq!(next(&steps, &place), thread);
         }
         drop(place);
         worker.close();
@@ -253,7 +265,7 @@ fn the_thread_tries_again_by_itself() {
     let other = worker.attach(source);
     while refused.taken() < 4 {
         other.waker().wake();
-        steps.recv().unwrap();
+        next(&steps, &other);
     }
     assert!(place.health().is_healthy());
     worker.close();
@@ -277,9 +289,9 @@ fn a_panic_on_the_thread_is_a_state() {
     let (source, steps) = tells();
     let other = worker.attach(source);
     // The second round of the other source comes after the step that panicked.
-    steps.recv().unwrap();
+    next(&steps, &other);
     other.waker().wake();
-    steps.recv().unwrap();
+    next(&steps, &other);
     let cause = Fault::Panicked { message: "the map is torn".into() };
     assert_eq!(broken.health(), Health::Failed { cause });
     assert!(other.health().is_healthy());

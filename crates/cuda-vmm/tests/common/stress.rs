@@ -114,6 +114,8 @@ struct Live {
     tokens: u64,
     /// Of which so many are written.
     written: u64,
+    /// Whether it gives a part of its memory up after this step, which reads all of it.
+    gives_up: bool,
 }
 
 impl<'a> Decoder<'a> {
@@ -138,6 +140,7 @@ impl<'a> Decoder<'a> {
             // What the last step read. Until here its kernel may have been running.
             self.collect(step);
             self.submit(step % self.plan.check_every == 0);
+            self.give_some_up();
             turn(self.random.next());
             self.leave_some();
             if self.random.below(97) == 0 {
@@ -165,7 +168,7 @@ impl<'a> Decoder<'a> {
             self.incarnation += 1;
             let key = self.incarnation.wrapping_mul(0xD6E8_FEB8_6659_FD93);
             // The first extension adds one.
-            self.live.push(Live { sequence, key, tokens: tokens - 1, written: 0 });
+            self.live.push(Live { sequence, key, tokens: tokens - 1, written: 0, gives_up: false });
         }
     }
 
@@ -187,6 +190,7 @@ impl<'a> Decoder<'a> {
                 Ok(()) => {
                     live.tokens = tokens;
                     live.written = live.written.min(tokens);
+                    live.gives_up = self.random.below(31) == 0;
                     index += 1;
                 }
                 Err(ExtendError::NotReady { .. }) => {
@@ -220,13 +224,27 @@ impl<'a> Decoder<'a> {
                 let new = Range { address: address + 8 * first, words: words - first, first, key };
                 stamps.extend((new.words > 0).then_some(new));
                 let ends = live.tokens == self.plan.tokens_max;
-                checks.extend((check || ends).then_some(Range { address, words, first: 0, key }));
+                checks.extend((check || ends || live.gives_up).then_some(Range {
+                    address,
+                    words,
+                    first: 0,
+                    key,
+                }));
             }
             live.written = live.tokens;
         }
         self.outcome.checked_bytes += checks.iter().map(|range| 8 * range.words).sum::<u64>();
         self.ranges.enqueue(&self.stream, &stamps, &checks, self.plan.parts);
         lease.submitted(&[Fence::record(&self.stream).unwrap()]);
+    }
+
+    /// While the work that was just submitted reads it; the lease of that speaks for it.
+    fn give_some_up(&mut self) {
+        for live in self.live.iter_mut().filter(|live| live.gives_up) {
+            live.tokens -= self.random.below(live.tokens + 1);
+            live.written = live.written.min(live.tokens);
+            live.sequence.shrink_to(live.tokens, &[]).unwrap();
+        }
     }
 
     fn leave_some(&mut self) {
