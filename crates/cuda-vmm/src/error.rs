@@ -291,7 +291,7 @@ pub enum PoolError {
     Grow(#[from] GrowError),
 }
 
-/// Why a pool did not grow. Nothing changed: `ready_blocks` are ready as before.
+/// Why a pool did not grow. `ready_blocks` are ready: those from before, and parked ones that were at rest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowError {

@@ -185,9 +185,12 @@ impl Reservation {
     pub fn mapped_span(&self, pages: Range<u64>) -> Result<DeviceSpan, NotMapped> {
         // An empty range may be written backwards.
         let pages = pages.start..pages.end.max(pages.start);
-        // Before the look, so that whoever retires the pages afterwards knows that they are out there.
-        self.inner.expose();
-        self.inner.table.lock().check_mapped(pages.clone())?;
+        {
+            let table = self.inner.table.lock();
+            table.check_mapped(pages.clone())?;
+            // In the same hold, so that whoever retires the pages knows that they are out there.
+            self.inner.expose();
+        }
         let offset = pages.start.min(self.inner.page_count) * self.inner.page_bytes;
         let bytes = (pages.end - pages.start) * self.inner.page_bytes;
         self.inner.span.slice(offset, bytes).map_err(|_| NotMapped { index: pages.start })

@@ -169,11 +169,12 @@ fn askers_that_share_a_policy_do_not_count_the_same_bytes_twice() {
 
 #[test]
 fn what_is_being_created_is_refused_to_nobody_a_second_time() {
-    const PAGES: u64 = 1 << 12;
-    const BATCH: u64 = 32;
-    for round in 0..5 {
+    const THREADS: u64 = 8;
+    const BATCHES: u64 = 4;
+    const BATCH: u64 = 16;
+    for round in 0..100 {
         let config = SimConfig {
-            device_bytes: PAGES * PAGE,
+            device_bytes: THREADS * BATCHES * BATCH * PAGE,
             granularity: PAGE,
             seed: round,
             ..SimConfig::default()
@@ -182,19 +183,14 @@ fn what_is_being_created_is_refused_to_nobody_a_second_time() {
         let policy = AdmissionPolicy::new(headroom(0));
         let options = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
         let pool = PagePool::with_rules(&device, options, rules(&policy)).unwrap();
-        let take = || {
-            let mut taken = Vec::new();
-            while let Ok(pages) = pool.take_many(BATCH) {
-                taken.extend(pages);
-            }
-            taken
-        };
-        let taken: usize = std::thread::scope(|scope| {
-            let takers: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
-            let taken: Vec<_> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
-            taken.iter().map(Vec::len).sum()
+        // All that there is, to its last page: nobody is to be refused.
+        let take = || (0..BATCHES).map(|_| pool.take_many(BATCH)).collect::<Result<Vec<_>, _>>();
+        let taken: Vec<_> = std::thread::scope(|scope| {
+            let takers: Vec<_> = (0..THREADS).map(|_| scope.spawn(take)).collect();
+            takers.into_iter().map(|taker| taker.join().unwrap()).collect()
         });
-        // Each stopped when less than a batch was left that nobody had been promised.
-        assert_eq!(taken as u64, PAGES, "round {round}");
+        for taken in taken {
+            assert_eq!(taken.map(|batches| batches.len() as u64), Ok(BATCHES), "round {round}");
+        }
     }
 }

@@ -225,6 +225,17 @@ impl Random {
     }
 }
 
+/// What a model releases of its idle pages when it is `over` a limit.
+fn release_idle(idle: &mut [u64; 2], over: u64) -> u64 {
+    let mut left = over;
+    for idle in idle {
+        let released = left.min(*idle);
+        *idle -= released;
+        left -= released;
+    }
+    over - left
+}
+
 #[test]
 fn random_actions_agree_with_a_model_that_only_counts() {
     for seed in 0..60 {
@@ -244,13 +255,7 @@ fn random_actions_agree_with_a_model_that_only_counts() {
                 0 | 1 => {
                     let count = 1 + random.below(4);
                     // Idle pages go first, its own too, as far as the limit asks.
-                    let mut over = used.saturating_sub(limit_pages);
-                    for idle in &mut idle {
-                        let released = over.min(*idle);
-                        *idle -= released;
-                        over -= released;
-                        used -= released;
-                    }
+                    used -= release_idle(&mut idle, used.saturating_sub(limit_pages));
                     let new = count.saturating_sub(idle[at]);
                     let others = used - idle[at];
                     let fits = used <= limit_pages
@@ -287,13 +292,9 @@ fn random_actions_agree_with_a_model_that_only_counts() {
                 }
                 _ => {
                     let done = limit.reclaim();
-                    let mut over = used.saturating_sub(limit_pages);
-                    for idle in &mut idle {
-                        let released = over.min(*idle);
-                        *idle -= released;
-                        over -= released;
-                    }
-                    assert_eq!(done.over_by, over * PAGE, "seed {seed}");
+                    let over = used.saturating_sub(limit_pages);
+                    let left = over - release_idle(&mut idle, over);
+                    assert_eq!(done.over_by, left * PAGE, "seed {seed}");
                 }
             }
             for at in 0..2 {

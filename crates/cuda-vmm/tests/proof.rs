@@ -104,10 +104,13 @@ fn pages_retired_with_no_proof_stay_until_somebody_waits_for_the_device() {
     assert_eq!(error.reason, Unrest::Unknown);
     assert!(matches!(space.page_state(0), PageState::Retiring(_)));
     assert_eq!(error.request.wait().unwrap().pages.len(), 2);
+    stream.synchronize().unwrap();
     stream.fill(space.mapped_span(2..8).unwrap(), 5).unwrap();
     let error = space.close(&[]).try_complete().unwrap_err();
     assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 2));
     assert_eq!(error.request.wait().unwrap().unmapped, 6);
+    // Nothing was left to run on what was unmapped.
+    stream.synchronize().unwrap();
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     drop((pages, stream));
     machine.assert_no_leak();
@@ -126,6 +129,7 @@ fn a_pool_that_closes_waits_for_the_users_of_its_ready_blocks_too() {
     let error = pool.close(&[]).try_complete().unwrap_err();
     assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 0));
     assert_eq!(error.request.wait().unwrap().unmapped, 8);
+    stream.synchronize().unwrap();
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     drop((stream, idle));
     machine.assert_no_leak();
@@ -168,6 +172,7 @@ fn a_sequence_with_unknown_users_gives_nothing_up_and_its_slot_is_abandoned() {
     let error = space.close(&[]).unwrap().try_complete().unwrap_err();
     assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 0));
     assert!(error.request.wait().unwrap().is_clean());
+    stream.synchronize().unwrap();
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     drop((pages, stream, worker));
     machine.assert_no_leak();

@@ -224,3 +224,25 @@ fn clean_up_finishes_quietly_on_a_lost_device() {
     drop((report, pages, stream));
     machine.assert_no_leak();
 }
+
+#[test]
+fn what_a_lost_device_refuses_of_a_clean_up_counts_as_done() {
+    let machine = machine();
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 3)).unwrap();
+    let code = cuda_driver::ErrorCode::ILLEGAL_ADDRESS;
+    machine.sim.fail_nth("cuStreamSynchronize", 1, code);
+    assert!(stream.synchronize().is_err());
+    // Its every answer may be the error that it was lost by.
+    for call in ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"] {
+        machine.sim.fail_nth(call, 1, code);
+    }
+    let report = space.close(&[]).try_complete().unwrap();
+    assert!(report.is_clean(), "{:?}", report.errors);
+    assert_eq!((report.unmapped, report.leaked_bytes), (3, 0));
+    for page in report.pages {
+        pages.give_back(page).unwrap();
+    }
+    assert_eq!(pages.trim(0), (3, vec![]));
+}

@@ -273,3 +273,26 @@ fn a_lost_device_fails_the_space_and_lets_it_close() {
         life.close();
     }
 }
+
+#[test]
+fn a_slot_with_a_quarantined_page_is_not_given_to_who_needs_that_page() {
+    let life = life(Layout::PlaneMajor);
+    let mut first = life.space.admit(2).unwrap();
+    life.machine.sim.fail_nth("cuMemSetAccess", 2, ErrorCode::INVALID_VALUE);
+    life.machine.sim.fail_nth("cuMemUnmap", 3, ErrorCode::INVALID_VALUE);
+    first.extend_blocking(2).unwrap_err();
+    assert_eq!((first.slot(), life.space.stats().quarantined_bytes), (0, PAGE));
+    first.finish(&[]);
+    // Both slots are free and empty. The worker has not come round to the page yet.
+    let mut second = life.space.admit(2).unwrap();
+    assert_eq!(second.slot(), 1);
+    second.extend_blocking(2).unwrap();
+    assert!(life.space.admit(2).is_err());
+    life.work();
+    let third = life.space.admit(2).unwrap();
+    life.work();
+    assert_eq!((third.slot(), third.ready_tokens() >= 2), (0, true));
+    second.finish(&[]);
+    third.finish(&[]);
+    life.close();
+}

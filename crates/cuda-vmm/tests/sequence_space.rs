@@ -634,3 +634,30 @@ fn what_is_to_spare_counts_as_parked() {
     short.finish(&[]);
     t.close();
 }
+
+#[test]
+fn what_is_given_up_is_not_to_spare() {
+    let t = setup(options(), 64);
+    let stream = t.machine.stream();
+    let mut first = t.space.admit(16).unwrap();
+    first.extend_blocking(16).unwrap();
+    first.finish(&[]);
+    t.work();
+    let mut second = t.space.admit(16).unwrap();
+    second.extend_to(16).unwrap();
+    t.machine.sim.hold(stream.raw());
+    stream.fill(second.plane(0).unwrap().span(0..16).unwrap(), 3).unwrap();
+    second.shrink_to(4, &[recorded(&stream)]).unwrap();
+    // It was at rest when the sequence came, but the sequence has used it since.
+    assert_eq!(t.space.stats().spare_bytes, 0);
+    assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+    t.machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    t.work();
+    assert_eq!(t.space.stats().mapped_bytes, 2 * PAGE);
+    assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
+    second.finish(&[recorded(&stream)]);
+    stream.synchronize().unwrap();
+    drop(stream);
+    t.close();
+}

@@ -223,12 +223,14 @@ fn detaching_waits_for_a_step_and_dropping_does_not() {
     let (source, has_begun, end) = long();
     let place = worker.attach(source.clone());
     next(&has_begun, &place);
+    let waker = place.waker().clone();
     drop(place);
     assert!(!source.ended.load(Ordering::SeqCst));
     end.send(()).unwrap();
     worker.close();
-    // The thread has let go of it after the step.
+    // The thread has let go of it after the step, whoever still has its waker.
     assert_eq!(Arc::strong_count(&source), 1);
+    assert_eq!(waker.run(|| Ok(())), Err(Fault::Stopped));
 }
 
 #[test]

@@ -217,7 +217,7 @@ impl Shared {
     /// The thread.
     fn serve(&self, options: WorkerOptions) {
         let _last_words = LastWords(self);
-        let (mut due, mut idle_naps) = (Next::Retry, 0);
+        let (mut due, mut idle_naps) = (Next::Retry, 0_u32);
         let mut retried = Instant::now();
         while !self.stop.load(Ordering::SeqCst) {
             let next = self.round(due);
@@ -226,7 +226,7 @@ impl Shared {
                 idle_naps = 0;
                 continue;
             }
-            idle_naps = if next == Next::Soon { 0 } else { idle_naps + 1 };
+            idle_naps = if next == Next::Soon { 0 } else { idle_naps.saturating_add(1) };
             if idle_naps > options.naps_before_sleep {
                 self.sleep((next == Next::Retry).then_some(options.retry));
             } else {

@@ -18,3 +18,4 @@ mod ptx;
 mod refusals;
 mod tenants;
 mod transports;
+mod unrecorded;

@@ -1,0 +1,335 @@
+//! A host one and two steps ahead of its device, which runs nothing that nobody waits for: pools, worker and
+//! sequences with every driver call refused once, and for a long time.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
+
+use common::{Machine, PAGE, machine};
+use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
+use cuda_sim::Pace;
+use cuda_vmm::{
+    CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, Lease, MemoryLimit,
+    MemoryRules, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker,
+};
+
+/// Four blocks on three pages, then a block that shares its page with the next.
+const BLOCK: u64 = PAGE / 8 * 3;
+const BLOCKS: u64 = 14;
+/// What is written and read of each block and each sequence, at both ends.
+const MARK: u64 = 32;
+/// Marks of a step.
+const MARKS: u64 = 2 * (BLOCKS + 4);
+
+/// Steps that one generation of requests takes. The next one is on another stream, which nothing orders
+/// after this one's but that memory comes back when its users are done.
+const GENERATION: u64 = 7;
+
+/// Work of a step, by the fence after it, and what it has read.
+struct Step {
+    fence: Fence,
+    place: u64,
+    tags: Vec<u8>,
+}
+
+struct Life {
+    machine: Machine,
+    depth: usize,
+    gate: EpochGate,
+    limit: MemoryLimit,
+    worker: Worker,
+    pool: ElasticPool,
+    pages: PagePool,
+    space: SequenceSpace,
+    streams: [Stream; 2],
+    reads: Stream,
+    results: DeviceBuffer,
+    in_flight: VecDeque<Step>,
+    spare: Vec<Fence>,
+    live: Vec<Sequence>,
+    verified: u64,
+    /// The most events that one step asked.
+    asked_most: u64,
+}
+
+/// What is refused once succeeds the second time.
+fn again<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
+    attempt().or_else(|_| attempt()).unwrap()
+}
+
+impl Life {
+    fn new(depth: usize) -> Self {
+        let machine = machine();
+        machine.sim.set_pace(Pace::Slowest);
+        let (gate, limit) = (EpochGate::new(), MemoryLimit::new(24 * PAGE));
+        let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+        let options = ElasticPoolOptions {
+            block_bytes: BLOCK,
+            capacity_blocks: BLOCKS,
+            page_bytes: None,
+            initial_blocks: 0,
+        };
+        let (worker, device) = (Worker::manual(), &machine.device);
+        let mut pool =
+            ElasticPool::with_rules(device, options, gate.clone(), rules.clone()).unwrap();
+        pool.work_on(&worker);
+        let stock = PagePoolOptions { page_bytes: None, capacity_pages: 20 };
+        let pages = PagePool::with_rules(device, stock, rules).unwrap();
+        let options = SpaceOptions {
+            sequences: 4,
+            planes: 1,
+            token_bytes: PAGE / 2,
+            tokens_max: 8,
+            parked_pages_max: 6,
+            prepared_pages: 1,
+            ..SpaceOptions::default()
+        };
+        let space = SequenceSpace::with_gate(&pages, &worker, options, gate.clone()).unwrap();
+        let bytes = MARKS * MARK * (depth as u64 + 2);
+        let results = DeviceBuffer::alloc(device, bytes).unwrap();
+        let streams = [machine.stream(), machine.stream()];
+        let reads = machine.stream();
+        Self {
+            machine,
+            depth,
+            gate,
+            limit,
+            worker,
+            pool,
+            pages,
+            space,
+            streams,
+            reads,
+            results,
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+            live: Vec::new(),
+            verified: 0,
+            asked_most: 0,
+        }
+    }
+
+    fn step(&mut self, number: u64) {
+        let asked = self.machine.calls("cuEventQuery");
+        while self.in_flight.len() > self.depth {
+            self.complete_oldest();
+        }
+        if number.is_multiple_of(GENERATION) {
+            self.end_generation(number);
+        }
+        let lease = self.gate.lease();
+        let spans = self.grow(number);
+        self.submit(number, lease, &spans);
+        let _ = self.worker.poll();
+        self.asked_most = self.asked_most.max(self.machine.calls("cuEventQuery") - asked);
+    }
+
+    /// Waits for the oldest step, and compares what it has read.
+    fn complete_oldest(&mut self) {
+        let Some(Step { fence, place, tags }) = self.in_flight.pop_front() else { return };
+        again(|| fence.wait());
+        let bytes = tags.len() as u64 * MARK;
+        let span = self.results.span().slice(place * MARKS * MARK, bytes).unwrap();
+        let mut seen = vec![0; bytes as usize];
+        again(|| self.reads.download(&mut seen, span));
+        for (mark, tag) in seen.chunks(MARK as usize).zip(tags) {
+            assert!(mark.iter().all(|&byte| byte == tag), "{mark:?} read in the place of {tag}");
+            self.verified += 1;
+        }
+        self.spare.push(fence);
+    }
+
+    /// The requests end with their last steps on the device. Their memory is given up in one of several
+    /// ways; the steps' leases and fences speak for who uses it.
+    fn end_generation(&mut self, number: u64) {
+        self.live.drain(..).for_each(|sequence| sequence.finish(&[]));
+        match number / GENERATION % 4 {
+            0 => _ = self.pool.park_to(1, &[]).unwrap(),
+            1 => _ = self.pool.shrink_to(3, &[]).unwrap(),
+            2 => {
+                let _ = self.pool.park_to(4, &[]).unwrap();
+                let _ = self.pool.shrink_to(2, &[]).unwrap();
+                self.limit.set(10 * PAGE);
+                let _ = self.limit.reclaim();
+            }
+            _ => {
+                let _ = self.pool.park_to(2, &[]).unwrap();
+                let _ = self.pool.trim(1);
+                let _ = again(|| self.space.trim(4 * PAGE));
+                self.limit.set(24 * PAGE);
+            }
+        }
+    }
+
+    /// The memory of a step: blocks, but for those that stayed from other generations, and sequences.
+    fn grow(&mut self, number: u64) -> Vec<DeviceSpan> {
+        let wanted = 5 + number * 3 % (BLOCKS - 4);
+        let _ = self.pool.demand(wanted);
+        match self.pool.grow_to(wanted) {
+            Ok(ready) => assert!(ready >= wanted),
+            Err(GrowError::Quarantined { .. } | GrowError::Device { .. }) => {}
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        let blocks = 4..wanted.min(self.pool.ready_blocks());
+        let mut spans: Vec<_> = blocks.map(|block| self.pool.block_span(block).unwrap()).collect();
+        if self.live.len() < 3
+            && let Ok(sequence) = self.space.admit(1)
+        {
+            self.live.push(sequence);
+        }
+        for (index, sequence) in self.live.iter_mut().enumerate() {
+            let tokens = 1 + (number + index as u64) % 7;
+            if tokens < sequence.tokens() {
+                sequence.shrink_to(tokens, &[]).unwrap();
+            }
+            if sequence.extend_to(tokens).is_ok() || sequence.extend_blocking(tokens).is_ok() {
+                spans.push(sequence.plane(0).unwrap().span(0..tokens).unwrap());
+            }
+        }
+        spans
+    }
+
+    /// Writes both ends of each span, and reads them. A generation keeps to its stream.
+    fn submit(&mut self, number: u64, lease: Lease, spans: &[DeviceSpan]) {
+        let stream = &self.streams[(number / GENERATION % 2) as usize];
+        let place = number % (self.depth as u64 + 2);
+        let mut tags = Vec::new();
+        for span in spans {
+            for offset in [0, span.bytes() - MARK] {
+                let tag = (number * 31 + tags.len() as u64 * 7) as u8;
+                let mark = span.slice(offset, MARK).unwrap();
+                let at = (place * MARKS + tags.len() as u64) * MARK;
+                let result = self.results.span().slice(at, MARK).unwrap();
+                stream.fill(mark, tag).unwrap();
+                stream.copy_on_device(result, mark).unwrap();
+                tags.push(tag);
+            }
+        }
+        let mut spare = self.spare.pop();
+        let fence = again(|| match spare.take() {
+            Some(fence) => fence.renew(stream),
+            None => Fence::record(stream),
+        });
+        lease.submitted(std::slice::from_ref(&fence));
+        self.in_flight.push_back(Step { fence, place, tags });
+    }
+
+    fn calls(&self) -> BTreeMap<&'static str, u64> {
+        self.machine.sim.calls()
+    }
+
+    fn live_events(&self) -> u64 {
+        self.machine.calls("cuEventCreate") - self.machine.calls("cuEventDestroy")
+    }
+
+    /// Ends everything: nothing was wrong, and nothing is left but addresses that would not be freed.
+    fn close(mut self) {
+        while !self.in_flight.is_empty() {
+            self.complete_oldest();
+        }
+        assert!(self.verified > 0);
+        for _ in 0..40 {
+            let _ = self.worker.poll();
+        }
+        assert!(self.worker.health().is_healthy(), "{:?}", self.worker.health());
+        assert!(self.machine.device.poison().is_none());
+        self.live.drain(..).for_each(|sequence| sequence.finish(&[]));
+        let Self { machine, worker, pool, pages, space, limit, .. } = self;
+        let reports =
+            [pool.close(&[]).wait(), space.close(&[]).unwrap().wait().map_err(drop_space)];
+        let check = |report: &CloseReport| {
+            assert_eq!(report.leaked_bytes, 0, "{:?}", report.errors);
+            report.errors.iter().all(|error| error.step != cuda_vmm::CloseStep::FreeAddresses)
+        };
+        let all_freed = reports.iter().all(|report| check(report.as_ref().unwrap()));
+        worker.close();
+        assert_eq!(pages.stats().in_use, 0);
+        drop((pages, self.results, self.streams, self.reads, self.spare, self.gate, reports));
+        assert_eq!(limit.stats().used_bytes, 0);
+        machine.device.free_retired().unwrap();
+        assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+        if all_freed {
+            machine.assert_no_leak();
+        }
+    }
+}
+
+fn drop_space(
+    error: cuda_vmm::NotAtRest<cuda_vmm::SpaceClosing>,
+) -> cuda_vmm::NotAtRest<cuda_vmm::PoolClosing> {
+    panic!("{error}")
+}
+
+/// Steps enough for each way of giving memory up, twice.
+const STEPS: u64 = 8 * GENERATION + 3;
+
+/// Calls that the crate makes; the others are of the work itself.
+const CALLS: [&str; 9] = [
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemRelease",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+];
+
+#[test]
+fn each_call_fails_at_each_position_with_the_device_behind() {
+    for depth in [1, 2] {
+        let life = |fault: Option<(&'static str, u64, ErrorCode)>| {
+            let mut life = Life::new(depth);
+            let before = life.calls();
+            if let Some((call, nth, code)) = fault {
+                life.machine.sim.fail_nth(call, nth, code);
+            }
+            (0..STEPS).for_each(|number| life.step(number));
+            let after = life.calls();
+            life.close();
+            after
+                .into_iter()
+                .map(move |(call, count)| (call, count - before.get(call).copied().unwrap_or(0)))
+        };
+        let healthy: BTreeMap<_, _> = life(None).collect();
+        let mut faults = 0;
+        for call in CALLS {
+            for nth in 1..=healthy.get(call).copied().unwrap_or(0) {
+                let codes: &[_] = match call {
+                    "cuMemCreate" | "cuMemMap" => {
+                        &[ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY]
+                    }
+                    _ => &[ErrorCode::INVALID_VALUE],
+                };
+                for &code in codes {
+                    drop(life(Some((call, nth, code))));
+                    faults += 1;
+                }
+            }
+        }
+        assert!(faults > 300, "{faults} faults: {healthy:?}");
+    }
+}
+
+#[test]
+fn nothing_grows_in_a_hundred_thousand_steps() {
+    let mut life = Life::new(2);
+    let (mut asked, mut events, mut calls) = (0, 0, 0);
+    let sum = |life: &Life| life.calls().values().sum::<u64>();
+    for number in 0..100_000 {
+        life.step(number);
+        if number == 1_000 {
+            (asked, events, calls) = (life.asked_most, life.live_events(), sum(&life));
+        }
+        assert!(number < 1_000 || life.live_events() <= events + 4, "step {number}");
+    }
+    assert_eq!(life.asked_most, asked, "events asked by one step");
+    let (per_step, first) = ((sum(&life) - calls) / 99_000, calls / 1_000);
+    assert!(per_step <= first + 1, "{per_step} calls a step, {first} at first");
+    assert!(life.pages.stats().live <= 20 && life.limit.stats().used_bytes <= 24 * PAGE);
+    life.close();
+}
