@@ -285,13 +285,15 @@ fn spaces() -> Vec<SpaceOptions> {
     ];
     let mut all = Vec::new();
     for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
+        // The most slots that there may be.
+        all.push(SpaceOptions { sequences: 1 << 19, layout, ..usual.clone() });
         for (index, first) in set.iter().enumerate() {
             for number in NUMBERS {
                 let mut options = SpaceOptions { layout, ..usual.clone() };
                 first(&mut options, number);
                 all.push(options.clone());
                 for second in &set[..index] {
-                    for other in [1, 1 << 19, 1 << 40, u64::MAX] {
+                    for other in [1, 1 << 40, u64::MAX] {
                         let mut options = options.clone();
                         second(&mut options, other);
                         all.push(options);
