@@ -3,7 +3,7 @@
 use crate::current::Bound;
 use crate::device::{Inner, Retired};
 use crate::opened;
-use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, HostRegion, LiveHandles};
+use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles};
 
 /// The error that lost a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -90,7 +90,7 @@ impl Inner {
                 }
             };
         }
-        opened::forget(&*self.driver, self.context);
+        drop(self.noted.take());
         if std::mem::take(&mut self.retained) {
             // SAFETY: `open` retained it once and this is its one release; every handle made from
             // this device holds a clone of it, so none is left.
@@ -114,9 +114,13 @@ impl Drop for Inner {
 
 /// Frees every entry, even after a refusal, and returns the first refusal.
 pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
-    let registered = retired.iter().any(|memory| matches!(memory, Retired::Registered(_)));
-    // The driver waits for all devices before it frees, and for one before it unregisters.
+    let has = |wanted: fn(&Retired) -> bool| retired.iter().any(wanted);
+    // The driver waits for all devices before it frees, and for one before it unregisters. What it
+    // never knew of, it does not wait for.
+    let registered = has(|memory| matches!(memory, Retired::Registered(_)));
     let settled = if registered { opened::settle(driver) } else { Ok(()) };
+    let lent = has(|memory| matches!(memory, Retired::Lent(_)));
+    let waited = if lent { driver.ctx_synchronize() } else { Ok(()) };
     let mut outcome = Ok(());
     for memory in retired {
         let freed = match memory {
@@ -125,7 +129,17 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
             Retired::Device(address) => unsafe { driver.mem_free(address) },
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
             Retired::Host(host) => unsafe { driver.mem_free_host(host) },
-            Retired::Registered(region) => unregister(driver, region, settled),
+            Retired::Registered(region) => {
+                let host = region.address();
+                let unregistered = settled.and_then(|()| {
+                    // SAFETY: a region enters the list once, when the one buffer that owned it is
+                    // dropped, which was the only way to reach it; since then all devices have done
+                    // what they had to do.
+                    unsafe { driver.mem_host_unregister(host) }
+                });
+                let_go(region, unregistered)
+            }
+            Retired::Lent(memory) => let_go(memory, waited),
         };
         if let Err(error) = freed {
             refused(error, "memory of a dropped buffer was not freed");
@@ -135,23 +149,15 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
     outcome
 }
 
-/// Unpins a region and lets go of it; one that a device may still use is never let go of.
-fn unregister(
-    driver: &dyn Driver,
-    region: Box<dyn HostRegion>,
-    settled: DriverResult<()>,
-) -> DriverResult<()> {
-    let unregistered = settled.and_then(|()| {
-        // SAFETY: a region enters the list once, when the one buffer that owned it is dropped, which
-        // was the only way to reach it; since then all devices have done what they had to do.
-        unsafe { driver.mem_host_unregister(region.address()) }
-    });
-    match unregistered {
+/// Lets go of host memory that the device is done with, as `answer` says; what it may still use is
+/// never let go of.
+fn let_go<T>(memory: T, answer: DriverResult<()>) -> DriverResult<()> {
+    match answer {
         // On a device that has stopped nothing uses it any more.
-        Err(error) if !error.code.is_sticky() => std::mem::forget(region),
-        _ => drop(region),
+        Err(error) if !error.code.is_sticky() => std::mem::forget(memory),
+        _ => drop(memory),
     }
-    unregistered
+    answer
 }
 
 /// Logs a refusal of clean-up: quietly where the device is lost or the driver is ending with the

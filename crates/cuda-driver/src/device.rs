@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::alive::Tally;
 use crate::close::{Loss, free_all};
 use crate::current::{Bound, Keeping};
-use crate::opened;
+use crate::opened::{self, Noted};
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostRegion,
     LiveHandles,
@@ -55,6 +55,8 @@ pub(crate) enum Retired {
     Host(u64),
     /// Registered at its first address.
     Registered(Box<dyn HostRegion>),
+    /// Memory of this crate's that a copy was given and that could not be waited for.
+    Lent(Box<[u8]>),
 }
 
 /// A GPU, on one context. A cheap handle: clones are the same device.
@@ -78,6 +80,8 @@ pub(crate) struct Inner {
     /// # Invariants
     /// Valid until `end`: retained by `open`, or kept by `adopt`'s caller.
     pub(crate) context: u64,
+    /// Until `end`: the context in the list of those that this process has opened.
+    pub(crate) noted: Option<Noted>,
     /// Whether the context is ours to release, and was not released yet.
     pub(crate) retained: bool,
     info: DeviceInfo,
@@ -196,12 +200,13 @@ impl Device {
             Context::Retained(context) => (context, true, Owner::ELSEWHERE),
             Context::Adopted(context, owner) => (context, false, owner),
         };
-        opened::note(&*driver, context);
+        let noted = Some(opened::note(&*driver, context));
         Self {
             inner: Arc::new(Inner {
                 driver,
                 ordinal,
                 context,
+                noted,
                 retained,
                 info,
                 loss: OnceLock::new(),

@@ -31,7 +31,7 @@ impl Library {
 struct Opened {
     library: Library,
     /// # Invariants
-    /// Alive until `forget`, since its device forgets it before it lets go of it.
+    /// Alive while it is listed, since its device drops its `Noted` before it lets go of it.
     context: u64,
 }
 
@@ -39,17 +39,24 @@ struct Opened {
 /// closes a device waits as long; the step path does neither.
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
+/// One device's entry in the list of contexts, which is taken out when this is dropped: once, and no
+/// other device's on the same context.
+#[derive(Debug)]
+pub(crate) struct Noted(Opened);
+
 /// Notes a context, once for each device that uses it.
-pub(crate) fn note(driver: &dyn Driver, context: u64) {
-    OPENED.lock().push(Opened { library: Library::of(driver), context });
+pub(crate) fn note(driver: &dyn Driver, context: u64) -> Noted {
+    let opened = Opened { library: Library::of(driver), context };
+    OPENED.lock().push(opened);
+    Noted(opened)
 }
 
-/// Forgets a context that is about to be let go of, for one of the devices that use it.
-pub(crate) fn forget(driver: &dyn Driver, context: u64) {
-    let ended = Opened { library: Library::of(driver), context };
-    let mut opened = OPENED.lock();
-    if let Some(place) = opened.iter().position(|other| *other == ended) {
-        opened.swap_remove(place);
+impl Drop for Noted {
+    fn drop(&mut self) {
+        let mut opened = OPENED.lock();
+        if let Some(place) = opened.iter().position(|other| *other == self.0) {
+            opened.swap_remove(place);
+        }
     }
 }
 

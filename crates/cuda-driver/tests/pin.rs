@@ -191,6 +191,28 @@ fn a_region_that_cannot_be_unregistered_is_never_let_go_of() {
 }
 
 #[test]
+fn closing_one_of_two_devices_on_a_context_keeps_the_others_copies_waited_for() {
+    let (sim, device) = machine();
+    let twin = Device::open(device.driver().clone(), 0).unwrap();
+    let far = Device::open(device.driver().clone(), 1).unwrap();
+    let alive = Arc::new(AtomicUsize::new(0));
+    let (stream, memory) = (Stream::new(&twin).unwrap(), DeviceBuffer::alloc(&twin, PAGE).unwrap());
+    let mut buffer =
+        PinnedBuffer::register(&far, Own::new(PAGE, &alive), HostRegisterFlags::SHARED).unwrap();
+    buffer.write_at(0, &[5; PAGE as usize]).unwrap();
+    stream.copy_to_device(memory.span(), &buffer, 0).unwrap();
+    device.close().unwrap();
+    drop(buffer);
+    // The copy has not run. It is of the twin's context, which was not closed.
+    assert_eq!(far.free_retired(), Ok(1));
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+    let mut arrived = [0; PAGE as usize];
+    stream.download(&mut arrived, memory.span()).unwrap();
+    assert_eq!(arrived, [5; PAGE as usize]);
+    assert_eq!(sim.findings(), []);
+}
+
+#[test]
 fn a_lost_device_lets_go_of_its_regions() {
     let (sim, device) = machine();
     let alive = Arc::new(AtomicUsize::new(0));
