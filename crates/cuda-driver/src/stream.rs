@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::alive::{Held, Kind};
-use crate::device::Owner;
+use crate::device::{Owner, Retired};
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, ErrorCode, PinnedBuffer,
 };
@@ -162,7 +162,8 @@ impl Stream {
     /// recorded after this call has completed. Device-side order is the caller's.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`] when the source has fewer than `offset + destination` bytes.
+    /// [`CopyError::OutOfBounds`] when the source has fewer than `offset + destination` bytes;
+    /// `INVALID_VALUE` for memory of another driver object.
     pub fn copy_to_device(
         &self,
         destination: DeviceSpan,
@@ -170,6 +171,7 @@ impl Stream {
         offset: u64,
     ) -> Result<(), CopyError> {
         let host = source.host_range(offset, destination.bytes())?;
+        self.check_pinned(source, "cuMemcpyHtoDAsync")?;
         self.enqueue(destination.bytes(), |driver, stream| {
             // SAFETY: the range lies inside the pinned buffer, whose memory is not freed before
             // the device has finished (a drop only retires it; `cuMemFreeHost` waits). The host
@@ -187,7 +189,8 @@ impl Stream {
     /// The bytes have arrived when an event recorded after this call has completed.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + source` bytes.
+    /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + source` bytes;
+    /// `INVALID_VALUE` for memory of another driver object.
     pub fn copy_to_host(
         &self,
         destination: &PinnedBuffer,
@@ -195,6 +198,7 @@ impl Stream {
         source: DeviceSpan,
     ) -> Result<(), CopyError> {
         let host = destination.host_range(offset, source.bytes())?;
+        self.check_pinned(destination, "cuMemcpyDtoHAsync")?;
         self.enqueue(source.bytes(), |driver, stream| {
             // SAFETY: the range lies inside the pinned buffer, which is not freed before the
             // device has finished and hands out no references to its bytes except through
@@ -247,11 +251,15 @@ impl Stream {
 
     /// Copies `data` to the device and waits until it has arrived. For set-up and tests.
     ///
+    /// The device is shown memory of this crate's, in pieces of 4 MiB, and never the borrowed bytes: a
+    /// wait that is refused would end the borrow with the copy pending.
+    ///
     /// # Ordering
     /// Waits on the host for all work enqueued here.
     ///
     /// # Errors
-    /// [`CopyError::Lengths`] when the lengths differ.
+    /// [`CopyError::Lengths`] when the lengths differ; [`CopyError::Device`], after which a part of the
+    /// bytes may have arrived or may yet arrive.
     pub fn upload(&self, destination: DeviceSpan, data: &[u8]) -> Result<(), CopyError> {
         if destination.bytes() != data.len() as u64 {
             return Err(CopyError::Lengths {
@@ -259,28 +267,29 @@ impl Stream {
                 source_bytes: data.len() as u64,
             });
         }
-        self.enqueue(destination.bytes(), |driver, stream| {
-            // SAFETY: `data` is borrowed until `settle` has ended every read of it; the
-            // destination is device memory (invariant of `DeviceSpan`).
-            unsafe {
-                driver.memcpy_htod_async(
-                    destination.address(),
-                    data.as_ptr() as u64,
-                    destination.bytes(),
-                    stream,
-                )
-            }
-        })?;
-        self.settle()
+        let mut own = OwnBytes::new(data.len());
+        for (place, data) in (0..).zip(data.chunks(OWN_BYTES_MAX)) {
+            let piece = destination.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
+            own.bytes[..data.len()].copy_from_slice(data);
+            self.carry(&mut own, |driver, host, stream| {
+                // SAFETY: `carry` keeps the memory until the copy is over; it is as long as the
+                // piece, which is device memory (invariant of `DeviceSpan`).
+                unsafe { driver.memcpy_htod_async(piece.address(), host, piece.bytes(), stream) }
+            })?;
+        }
+        Ok(())
     }
 
     /// Copies `source` from the device and waits until it has arrived. For set-up and tests.
+    ///
+    /// The device is shown no borrowed bytes, as in [`upload`](Stream::upload).
     ///
     /// # Ordering
     /// Waits on the host for all work enqueued here.
     ///
     /// # Errors
-    /// [`CopyError::Lengths`] when the lengths differ.
+    /// [`CopyError::Lengths`] when the lengths differ; [`CopyError::Device`], after which a part of the
+    /// bytes has been written.
     pub fn download(&self, destination: &mut [u8], source: DeviceSpan) -> Result<(), CopyError> {
         if source.bytes() != destination.len() as u64 {
             return Err(CopyError::Lengths {
@@ -288,24 +297,38 @@ impl Stream {
                 source_bytes: source.bytes(),
             });
         }
-        let host = destination.as_mut_ptr() as u64;
-        self.enqueue(source.bytes(), |driver, stream| {
-            // SAFETY: `destination` is borrowed exclusively until `settle` has ended every write
-            // to it.
-            unsafe { driver.memcpy_dtoh_async(host, source.address(), source.bytes(), stream) }
-        })?;
-        self.settle()
+        let mut own = OwnBytes::new(destination.len());
+        for (place, data) in (0..).zip(destination.chunks_mut(OWN_BYTES_MAX)) {
+            let piece = source.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
+            self.carry(&mut own, |driver, host, stream| {
+                // SAFETY: `carry` keeps the memory until the copy is over, and nobody reads it before;
+                // it is as long as the piece.
+                unsafe { driver.memcpy_dtoh_async(host, piece.address(), piece.bytes(), stream) }
+            })?;
+            data.copy_from_slice(&own.bytes[..data.len()]);
+        }
+        Ok(())
     }
 
-    /// Waits until no operation enqueued here uses borrowed host memory any more.
-    ///
-    /// Tried on a lost device too: another thread may lose it between the enqueueing of a copy and
-    /// this call, and the copy must be over before the borrow ends. An error here means that the
-    /// device has stopped, so that nothing of this stream runs any more either.
-    fn settle(&self) -> Result<(), CopyError> {
+    /// Enqueues a copy from or to memory of this crate's, and waits for it. Memory whose copy cannot be
+    /// waited for goes to the device's retired memory, which is let go of after a wait.
+    fn carry(
+        &self,
+        own: &mut OwnBytes,
+        call: impl FnOnce(&dyn Driver, u64, u64) -> DriverResult<()>,
+    ) -> Result<(), CopyError> {
+        let host = own.bytes.as_mut_ptr().expose_provenance() as u64;
         let device = &self.inner.device;
-        // SAFETY: the stream is live (invariant of `raw`).
-        Ok(device.clean_up(|driver| unsafe { driver.stream_synchronize(self.raw()) })?)
+        device.run(|driver| call(driver, host, self.raw()))?;
+        Ok(self.synchronize().inspect_err(|_| {
+            device.retire(Retired::Lent(std::mem::take(&mut own.bytes)));
+        })?)
+    }
+
+    /// Refuses memory of another driver object, which frees it without waiting for this stream.
+    fn check_pinned(&self, memory: &PinnedBuffer, call: &'static str) -> Result<(), DeviceError> {
+        let device = &self.inner.device;
+        Ok(device.check_driver(memory.device(), call, ErrorCode::INVALID_VALUE)?)
     }
 
     /// Enqueues one operation of `bytes` bytes; of no bytes, nothing.
@@ -318,6 +341,21 @@ impl Stream {
             return Ok(());
         }
         Ok(self.inner.device.run(|driver| call(driver, self.raw()))?)
+    }
+}
+
+/// Most bytes that [`Stream::upload`] and [`Stream::download`] copy at once.
+const OWN_BYTES_MAX: usize = 4 << 20;
+
+/// Memory of this crate's own, for copies to and from bytes that are only borrowed.
+struct OwnBytes {
+    bytes: Box<[u8]>,
+}
+
+impl OwnBytes {
+    /// Memory for copies of `bytes` bytes in all, one piece after the other.
+    fn new(bytes: usize) -> Self {
+        Self { bytes: vec![0; bytes.min(OWN_BYTES_MAX)].into_boxed_slice() }
     }
 }
 

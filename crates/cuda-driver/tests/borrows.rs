@@ -1,0 +1,175 @@
+//! Memory that a caller lends to a copy: the copy is over when the borrow ends, whatever is refused.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuda_driver::{
+    CopyError, Device, DeviceBuffer, ErrorCode, HostAllocFlags, PinnedBuffer, Stream,
+};
+use cuda_sim::{LeakReport, Pace, SimConfig, SimDriver};
+
+const BYTES: usize = 4096;
+/// A length that nothing else here has.
+const OWN_BYTES: usize = 12_345;
+
+/// Allocations of [`OWN_BYTES`] that are alive.
+static OWN: AtomicUsize = AtomicUsize::new(0);
+
+struct Watched;
+
+// SAFETY: the system's allocator, which each call is passed on to.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        OWN.fetch_add(usize::from(layout.size() == OWN_BYTES), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        OWN.fetch_sub(usize::from(layout.size() == OWN_BYTES), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watched = Watched;
+
+/// Calls that can refuse the wait after the copy was enqueued: the wait, and the bind before it.
+const REFUSALS: [(&str, u64); 2] = [("cuCtxSetCurrent", 3), ("cuStreamSynchronize", 1)];
+
+struct Machine {
+    sim: SimDriver,
+    device: Device,
+    stream: Stream,
+    memory: DeviceBuffer,
+    /// Pinned memory that has one owner after the other, as a staging buffer has.
+    shared: PinnedBuffer,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        sim.set_pace(Pace::Slowest);
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let memory = DeviceBuffer::alloc(&device, BYTES as u64).unwrap();
+        let shared = PinnedBuffer::alloc(&device, BYTES as u64, HostAllocFlags::CACHED).unwrap();
+        Self { sim, device, stream, memory, shared }
+    }
+
+    /// The pinned memory, lent to one owner.
+    fn lent(&mut self) -> &mut [u8] {
+        // SAFETY: nothing that was told of this memory is pending; that the calls below leave nothing
+        // pending when they return is what these tests are about.
+        unsafe { self.shared.slice_mut() }
+    }
+}
+
+#[test]
+fn a_download_that_cannot_be_waited_for_writes_no_later_owner() {
+    for (call, nth) in REFUSALS {
+        let mut machine = Machine::new();
+        let Machine { stream, memory, .. } = &machine;
+        let (stream, span) = (stream.clone(), memory.span());
+        stream.upload(span, &[0xAA; BYTES]).unwrap();
+        machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+        let refused = stream.download(machine.lent(), span);
+        assert!(refused.is_err(), "{call}");
+        assert_eq!(machine.device.poison(), None, "{call}: a refusal is no loss");
+        // The borrow has ended: the next owner writes.
+        machine.lent().fill(0xBB);
+        stream.synchronize().unwrap();
+        assert!(machine.lent().iter().all(|&byte| byte == 0xBB), "{call}: another's bytes");
+        assert_eq!(machine.sim.findings(), [], "{call}");
+    }
+}
+
+#[test]
+fn an_upload_that_cannot_be_waited_for_reads_no_later_owner() {
+    for (call, nth) in REFUSALS {
+        let mut machine = Machine::new();
+        let (stream, span) = (machine.stream.clone(), machine.memory.span());
+        stream.upload(span, &[0; BYTES]).unwrap();
+        machine.lent().fill(0xAA);
+        machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+        let refused = stream.upload(span, machine.lent());
+        assert!(refused.is_err(), "{call}");
+        machine.lent().fill(0xBB);
+        let mut arrived = [0; BYTES];
+        stream.download(&mut arrived, span).unwrap();
+        assert!(!arrived.contains(&0xBB), "{call}: the copy read what another wrote later");
+        assert_eq!(machine.sim.findings(), [], "{call}");
+    }
+}
+
+#[test]
+fn memory_of_a_copy_that_was_not_waited_for_is_freed_after_a_wait() {
+    let machine = Machine::new();
+    let Machine { sim, device, stream, .. } = &machine;
+    // Longer, because the simulated device's memory is an allocation as well.
+    let memory = DeviceBuffer::alloc(device, 1 << 20).unwrap();
+    let span = memory.span().slice(0, OWN_BYTES as u64).unwrap();
+    let refuse = || {
+        sim.fail_nth("cuStreamSynchronize", 1, ErrorCode::UNKNOWN);
+        assert!(stream.upload(span, &[1; OWN_BYTES]).is_err());
+        assert_eq!(device.alive().retired, 1, "kept as long as the device may read it");
+        // What the simulated copy itself holds goes with it.
+        stream.synchronize().unwrap();
+    };
+    let waits = || sim.calls().get("cuCtxSynchronize").copied().unwrap_or(0);
+    refuse();
+    assert_eq!((OWN.load(Ordering::Relaxed), waits()), (1, 0));
+    assert_eq!(device.free_retired(), Ok(1));
+    assert_eq!((OWN.load(Ordering::Relaxed), waits()), (0, 1), "after a wait");
+    // A wait that is refused proves nothing: the memory is never let go of.
+    refuse();
+    sim.fail_nth("cuCtxSynchronize", 1, ErrorCode::UNKNOWN);
+    assert!(device.free_retired().is_err());
+    assert_eq!((OWN.load(Ordering::Relaxed), device.alive().retired), (1, 0));
+    // A device that stopped uses nothing any more.
+    refuse();
+    sim.fail_nth("cuCtxSynchronize", 1, ErrorCode::ILLEGAL_ADDRESS);
+    assert!(device.free_retired().is_err());
+    assert_eq!((OWN.load(Ordering::Relaxed), device.alive().retired), (1, 0));
+}
+
+#[test]
+fn long_memory_travels_in_pieces_and_whole() {
+    let Machine { sim, device, stream, memory, shared } = Machine::new();
+    for bytes in [0, 1, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, (9 << 20) + 3] {
+        let data: Vec<u8> = (0..bytes).map(|i: usize| (i * 7 + (i >> 9)) as u8).collect();
+        let long = DeviceBuffer::alloc(&device, 10 << 20).unwrap();
+        let span = long.span().slice(5, bytes as u64).unwrap();
+        stream.fill(long.span(), 0xEE).unwrap();
+        stream.upload(span, &data).unwrap();
+        let mut back = vec![0; bytes];
+        stream.download(&mut back, span).unwrap();
+        assert!(back == data, "{bytes} bytes");
+        let mut around = [0; 5];
+        stream.download(&mut around, long.span().slice(0, 5).unwrap()).unwrap();
+        assert_eq!(around, [0xEE; 5]);
+    }
+    drop((memory, shared, stream));
+    assert_eq!(device.alive().handles(), 0);
+    drop(device);
+    assert_eq!((sim.findings(), sim.check_leaks()), (vec![], LeakReport::default()));
+}
+
+#[test]
+fn pinned_memory_of_another_driver_is_refused() {
+    let [ours, theirs] = [Machine::new(), Machine::new()];
+    let span = ours.memory.span();
+    for refused in [
+        ours.stream.copy_to_device(span, &theirs.shared, 0),
+        ours.stream.copy_to_host(&theirs.shared, 0, span),
+    ] {
+        // Nobody would wait for this copy before the memory is freed.
+        let Err(CopyError::Device(error)) = refused else { panic!("{refused:?}") };
+        assert_eq!(error.driver_error().code, ErrorCode::INVALID_VALUE);
+    }
+    assert!(ours.stream.is_idle().unwrap());
+}
