@@ -375,9 +375,14 @@ impl Device {
         call: &'static str,
         code: ErrorCode,
     ) -> DriverResult<()> {
+        if self.is_of_driver(other) { Ok(()) } else { Err(DriverError::new(call, code)) }
+    }
+
+    /// Whether both are of one driver object.
+    pub(crate) fn is_of_driver(&self, other: &Device) -> bool {
         let [ours, theirs] = [self, other].map(|device| Arc::as_ptr(&device.inner.driver));
         // By address: one driver's table of methods may exist twice.
-        if std::ptr::addr_eq(ours, theirs) { Ok(()) } else { Err(DriverError::new(call, code)) }
+        std::ptr::addr_eq(ours, theirs)
     }
 
     /// A device attribute.

@@ -122,7 +122,9 @@ pub use host_pages::{
     HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind, PagesGot,
 };
 pub use launch::{KernelArgs, LaunchConfig};
-pub use memory::{CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan};
+pub use memory::{
+    CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan, ReaderError,
+};
 pub use memory_flags::{
     AccessDesc, Granularity, HostAllocFlags, HostRegisterFlags, MemoryKind, PointerAttributes,
 };

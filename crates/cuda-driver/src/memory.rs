@@ -3,7 +3,7 @@
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
-use crate::{Device, DeviceError, HostAllocFlags, HostRegion, PagesGot};
+use crate::{Device, DeviceError, HostAllocFlags, HostRegion, PagesGot, Stream};
 
 /// A range that does not lie inside the memory it was asked of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -97,6 +97,17 @@ impl DeviceSpan {
         OutOfBounds::check(offset, bytes, self.bytes)?;
         Ok(Self { address: self.address + offset, bytes })
     }
+}
+
+/// Pinned memory that is for work on one stream was to be read by work on another, of which the owner of
+/// the memory does not know.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
+pub struct ReaderError {
+    /// Raw handle of the stream that the memory is for.
+    pub reader: u64,
+    /// Raw handle of the stream given.
+    pub stream: u64,
 }
 
 /// Device memory of its own (`cuMemAlloc`).
@@ -268,7 +279,21 @@ impl PinnedBuffer {
     /// [`OutOfBounds`].
     pub fn span(&self, offset: u64, bytes: u64) -> Result<PinnedSpan<'_>, OutOfBounds> {
         OutOfBounds::check(offset, bytes, self.bytes)?;
-        Ok(PinnedSpan { buffer: self, offset, bytes })
+        Ok(PinnedSpan { buffer: self, offset, bytes, reader: None })
+    }
+
+    /// As [`span`](PinnedBuffer::span), for work on `reader` only: for memory whose owner writes it again
+    /// when what is on that stream has completed.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn span_for<'a>(
+        &'a self,
+        reader: &'a Stream,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<PinnedSpan<'a>, OutOfBounds> {
+        Ok(PinnedSpan { reader: Some(reader), ..self.span(offset, bytes)? })
     }
 
     pub(crate) fn host_range(&self, offset: u64, bytes: u64) -> Result<u64, OutOfBounds> {
@@ -336,12 +361,31 @@ pub struct PinnedSpan<'a> {
     /// `offset..offset + bytes` lies inside the buffer.
     offset: u64,
     bytes: u64,
+    /// # Invariants
+    /// Where there is one, the owner of the buffer knows of work on this stream and of no other. Set by
+    /// the one constructor, and by nothing else.
+    reader: Option<&'a Stream>,
 }
 
 impl PinnedSpan<'_> {
-    /// Address by which kernels reach the first byte.
+    /// Address by which kernels on `stream` reach the first byte. What launches a kernel with a span
+    /// that a caller passed asks for it here.
+    ///
+    /// # Errors
+    /// [`ReaderError`] for a span that is for [another stream](PinnedBuffer::span_for).
+    pub fn device_address(self, stream: &Stream) -> Result<u64, ReaderError> {
+        match self.reader {
+            Some(reader) if !reader.is_same(stream) => {
+                Err(ReaderError { reader: reader.raw(), stream: stream.raw() })
+            }
+            _ => Ok(self.raw_address()),
+        }
+    }
+
+    /// The same as a number, for comparing places; whoever launches with it answers for the order, as
+    /// with [`PinnedBuffer::device_address`].
     #[must_use]
-    pub fn device_address(self) -> u64 {
+    pub fn raw_address(self) -> u64 {
         self.buffer.device_address + self.offset
     }
 

@@ -123,6 +123,13 @@ impl Stream {
         self.inner.raw
     }
 
+    /// Whether both are handles of one stream.
+    pub(crate) fn is_same(&self, other: &Stream) -> bool {
+        let (here, there) = (self.device(), other.device());
+        let numbers = |stream: &Stream| (stream.raw(), stream.device().context());
+        numbers(self) == numbers(other) && here.is_of_driver(there)
+    }
+
     /// Makes work enqueued here from now on wait for the last record of `event`.
     ///
     /// # Ordering

@@ -369,6 +369,7 @@ impl PreparedScatter for StepPackets {
 fn refused(error: KernelError) -> ScatterError {
     match error {
         KernelError::Device(error) => error.into(),
+        KernelError::Reader(error) => error.into(),
         error => {
             tracing::error!(%error, "a step's changes were refused by the kernel's checks");
             ScatterError::Refused

@@ -130,7 +130,7 @@ impl KvKernels {
         if append.tokens == 0 || append.layers == 0 {
             return Ok(());
         }
-        for raw in &self.appends(paged, &append)? {
+        for raw in &self.appends(stream, paged, &append)? {
             // SAFETY: `check_append` has found a slot for each token, and the rows of all tokens and
             // layers in their sources; slots of blocks below `num_blocks`, to which the kernel keeps,
             // lie in the paged memory (invariant of `PagedKv`), and so do the planes of the layers,
@@ -209,7 +209,12 @@ impl KvKernels {
     }
 
     /// One launch for each run of a row, or more where there are more vectors than one counts.
-    fn appends(&self, paged: &PagedKv, append: &Append<'_>) -> Result<Vec<RawAppend>, BlocksError> {
+    fn appends(
+        &self,
+        stream: &Stream,
+        paged: &PagedKv,
+        append: &Append<'_>,
+    ) -> Result<Vec<RawAppend>, BlocksError> {
         let (shape, blocks) = (paged.shape(), Blocks::Device(paged));
         let row_bytes = shape.row_bytes();
         let row = [RowPart {
@@ -221,7 +226,9 @@ impl KvKernels {
         }];
         let parts = blocks.parts();
         let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
-        let addresses = [append.keys.address(), append.values.map_or(0, KernelSource::address)];
+        let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
+        let values = append.values.map(address).transpose()?.unwrap_or(0);
+        let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
         let own_bits = addresses[0]
             | addresses[1]
             | if append.layers > 1 { append.layer_stride_bytes } else { 0 }
@@ -250,7 +257,7 @@ impl KvKernels {
                     pages: RawBlockSide::of(blocks, &to, append.num_blocks),
                     from: raw_rows(addresses.map(|address| address + skipped), append, &from),
                     units: RawBlockUnits { tokens, ..units },
-                    slot_mapping: append.slot_mapping.address() + first_token * 8,
+                    slot_mapping: slots + first_token * 8,
                     block_tokens: shape.block_tokens().into(),
                     first_token,
                     first_plane: append.first_layer * shape.kv_count(),

@@ -130,7 +130,7 @@ impl KvKernels {
             return Ok(());
         }
         // All launches first, so that nothing is enqueued where one of them cannot be.
-        let launches = self.block_copies(&copy, rows)?;
+        let launches = self.block_copies(stream, &copy, rows)?;
         for raw in &launches {
             // SAFETY: `check_copy` has found the pairs in their memory, and both sides to be of the
             // kernels' device; the units of blocks below `num_blocks`, to which the kernel keeps,
@@ -221,10 +221,12 @@ impl KvKernels {
     /// One launch for each run of the rows, or more where there are more vectors than one counts.
     fn block_copies(
         &self,
+        stream: &Stream,
         copy: &BlockCopy<'_>,
         rows: RowRange,
     ) -> Result<Vec<RawBlockCopy>, BlocksError> {
         let BlockCopy { from, to, .. } = *copy;
+        let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
         let shape = from.shape();
         let whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(blocks.shape());
         if whole(from) && whole(to) && shape == to.shape() && rows.bytes == shape.row_bytes() {
@@ -235,7 +237,7 @@ impl KvKernels {
             let (to, from) = (side(to, copy.to_blocks), side(from, copy.from_blocks));
             let bits = to.base | from.base | shape.block_bytes();
             let units = RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors: 0 };
-            return self.launches_of(copy, (to, from), units, (shape.block_bytes(), bits));
+            return self.launches_of((copy, pairs), (to, from), units, (shape.block_bytes(), bits));
         }
         let tokens = u64::from(shape.block_tokens());
         let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
@@ -257,16 +259,17 @@ impl KvKernels {
                 segments: run.segments,
                 unit_vectors: 0,
             };
-            self.launches_of(copy, sides, units, (run.unit, bits))
+            self.launches_of((copy, pairs), sides, units, (run.unit, bits))
         };
         let all = runs(source, target, (tokens, rows.bytes), u64::MAX);
         let all: Result<Vec<_>, _> = all.into_iter().map(of_run).collect();
         Ok(all?.concat())
     }
 
+    /// The launches of one run of the rows, whose pairs a kernel reads at the address `pairs`.
     fn launches_of(
         &self,
-        copy: &BlockCopy<'_>,
+        (copy, pairs): (&BlockCopy<'_>, u64),
         (to, from): (RawBlockSide, RawBlockSide),
         units: RawBlockUnits,
         (unit_bytes, bits): (u64, u64),
@@ -289,7 +292,7 @@ impl KvKernels {
                 to,
                 from,
                 units,
-                pairs: copy.pairs.address() + first_pair * size_of::<BlockPair>() as u64,
+                pairs: pairs + first_pair * size_of::<BlockPair>() as u64,
                 items,
                 first_pair,
                 vector_bytes,

@@ -107,17 +107,19 @@ impl KvKernels {
         if gather.pools == 0 || gather.rows == 0 || gather.width == 0 {
             return Ok(());
         }
-        let address = |source: Option<KernelSource<'_>>| source.map_or(0, KernelSource::address);
+        let address = |source: Option<KernelSource<'_>>| {
+            source.map_or(Ok(0), |source| source.address(stream))
+        };
         let raw = RawBlockOffsets {
             out: gather.out.address(),
             out_rows: gather.out_rows.into(),
-            source: gather.source.address(),
+            source: gather.source.address(stream)?,
             pool_stride: gather.pool_stride,
             row_stride: gather.row_stride,
-            row_index: address(gather.row_index),
-            live: address(gather.live),
-            scales: gather.scales.address(),
-            offsets: gather.offsets.address(),
+            row_index: address(gather.row_index)?,
+            live: address(gather.live)?,
+            scales: gather.scales.address(stream)?,
+            offsets: gather.offsets.address(stream)?,
             pools: gather.pools,
             rows: gather.rows,
             width: gather.width,
@@ -191,7 +193,7 @@ fn check(gather: &BlockOffsets<'_>) -> Result<(), KernelError> {
         let overflow = OperandError::Overflow { operand, rows: pools.into(), row_bytes: entries };
         entries.checked_mul(pools.into()).and_then(|n| n.checked_mul(ENTRY_BYTES)).ok_or(overflow)
     };
-    check_aligned(Operand::Table, source.address(), ENTRY_BYTES)?;
+    check_aligned(Operand::Table, source.place(), ENTRY_BYTES)?;
     check_length(Operand::Table, source.bytes(), all(Operand::Table, pool_stride)?)?;
     // 2^32 rows of 2^33 entries overflow; `checked_mul` sees the rest.
     let of_pool = u64::from(out_rows).checked_mul(2 * u64::from(width));

@@ -132,7 +132,7 @@ impl KvKernels {
         if sums.count == 0 {
             return Ok(());
         }
-        let launches = self.block_sums(&sums)?;
+        let launches = self.block_sums(stream, &sums)?;
         let written = sums.sums.slice(0, sums.count * 8).map_err(|_| too_many(sums.count))?;
         stream.fill(written, 0).map_err(KernelError::from_copy)?;
         for raw in &launches {
@@ -207,8 +207,13 @@ impl KvKernels {
     }
 
     /// One launch for each run of a row.
-    fn block_sums(&self, sums: &BlockSums<'_>) -> Result<Vec<RawBlockSums>, BlocksError> {
+    fn block_sums(
+        &self,
+        stream: &Stream,
+        sums: &BlockSums<'_>,
+    ) -> Result<Vec<RawBlockSums>, BlocksError> {
         let BlockSums { blocks, num_blocks, .. } = *sums;
+        let ids = sums.ids.address(stream).map_err(KernelError::from)?;
         let shape = blocks.shape();
         let (row_bytes, plane_bytes) = (shape.row_bytes(), shape.block_plane_bytes());
         let row = [RowPart {
@@ -255,7 +260,7 @@ impl KvKernels {
                 from: RawBlockSide::of(blocks, &run.from, num_blocks),
                 dense,
                 units,
-                ids: sums.ids.address(),
+                ids,
                 count: sums.count,
                 sums: sums.sums.address(),
                 first: first.into(),

@@ -132,7 +132,7 @@ impl KvKernels {
         let planes = planes_of(paged, &transfer.layers)?;
         let mut chunks = Vec::with_capacity(transfer.chunks.len());
         for chunk in transfer.chunks {
-            let raw = check_chunk(paged, transfer, chunk, planes)?;
+            let raw = check_chunk((stream, paged), transfer, chunk, planes)?;
             if raw.mapping.kind() != chunks.first().map_or(raw.mapping.kind(), kind_of) {
                 return Err(KernelError::MixedMappings);
             }
@@ -221,7 +221,7 @@ fn planes_of(paged: &PagedKv, layers: &Range<u32>) -> Result<u64, KernelError> {
 
 /// Checks one chunk and its mapping.
 fn check_chunk(
-    paged: &PagedKv,
+    (stream, paged): (&Stream, &PagedKv),
     transfer: &ChunkTransfer<'_>,
     chunk: &Chunk<'_>,
     planes: u64,
@@ -246,7 +246,7 @@ fn check_chunk(
             check_array(Operand::SlotMapping, slots, tokens, size_of::<i64>() as u64)?;
             let host = host.unwrap_or_default();
             check_slots((chunk.mapping, host), (tokens, skip), transfer.num_blocks * block_tokens)?;
-            RawMapping::Slots(slots.address())
+            RawMapping::Slots(slots.address(stream)?)
         }
         ChunkMapping::Blocks { ids, host } => {
             if !skip.is_multiple_of(block_tokens) && skip != tokens {
@@ -258,7 +258,7 @@ fn check_chunk(
             if let Some(host) = host {
                 check_ids(host, (blocks, skip.div_ceil(block_tokens)), transfer.num_blocks)?;
             }
-            RawMapping::Blocks(ids.address())
+            RawMapping::Blocks(ids.address(stream)?)
         }
     };
     // No overflow: tokens of no planes are no rows, and others fit in the chunk.

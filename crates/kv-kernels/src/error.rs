@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cuda_driver::{CopyError, DeviceError, ModuleError};
+use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
 
 use crate::LayoutError;
 
@@ -192,6 +192,9 @@ impl PagedKvError {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
+    /// Pinned memory that is for work on another stream.
+    #[error(transparent)]
+    Reader(#[from] ReaderError),
     /// More tokens are to be skipped than there are.
     #[error("{skip_prefix_n_tokens} tokens to skip, of {tokens}")]
     Skip {

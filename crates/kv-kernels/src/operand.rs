@@ -34,7 +34,7 @@ impl From<DeviceSpan> for Extent {
 
 impl From<KernelSource<'_>> for Extent {
     fn from(source: KernelSource<'_>) -> Self {
-        Self { address: source.address(), bytes: source.bytes() }
+        Self { address: source.place(), bytes: source.bytes() }
     }
 }
 

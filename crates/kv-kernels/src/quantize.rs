@@ -238,7 +238,7 @@ impl KvKernels {
         if conversion.count == 0 {
             return Ok(());
         }
-        for raw in &self.conversions(conversion, kind, scales)? {
+        for raw in &self.conversions(stream, conversion, (kind, scales))? {
             // SAFETY: `check_conversion` has found the pairs and a scale for each group in their
             // memory, and both sides to be of the kernels' device; the units of blocks below
             // `num_blocks`, to which the kernel keeps, lie in the memory of their side (invariants of
@@ -356,11 +356,12 @@ impl KvKernels {
     /// One launch for each run of a row, or more where there are more vectors than one counts.
     fn conversions(
         &self,
+        stream: &Stream,
         conversion: &Conversion<'_>,
-        kind: ConversionKind,
-        scales: RawScales,
+        (kind, scales): (ConversionKind, RawScales),
     ) -> Result<Vec<RawConversion>, BlocksError> {
         let Conversion { from, to, head_size, .. } = *conversion;
+        let pairs = conversion.pairs.address(stream).map_err(KernelError::from)?;
         let shape = from.shape();
         let (from_bytes, to_bytes) = kind.element_bytes();
         let (from_parts, to_parts) = (from.parts(), to.parts());
@@ -407,7 +408,7 @@ impl KvKernels {
                 to: RawBlockSide::of(to, &run.to, conversion.to_blocks),
                 from: RawBlockSide::of(from, &run.from, conversion.from_blocks),
                 units,
-                pairs: conversion.pairs.address() + first_pair * size_of::<BlockPair>() as u64,
+                pairs: pairs + first_pair * size_of::<BlockPair>() as u64,
                 count,
                 first_pair,
                 scales,

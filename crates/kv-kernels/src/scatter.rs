@@ -47,8 +47,9 @@ impl KvKernels {
         self.check_stream(stream)?;
         let ScatterWords { out, source, data_offset, index_offset, count } = scatter;
         check_aligned(Operand::Out, out.address(), WORD_BYTES)?;
-        let data = pinned(Operand::Words, source, data_offset, count, WORD_BYTES)?;
-        let index = pinned(Operand::WordIndex, source, index_offset, count, 4)?;
+        let from = source.device_address(stream)?;
+        let data = pinned(Operand::Words, (source, from), data_offset, count, WORD_BYTES)?;
+        let index = pinned(Operand::WordIndex, (source, from), index_offset, count, 4)?;
         if count == 0 {
             return Ok(());
         }
@@ -107,8 +108,8 @@ impl ScatterPackets {
             return Err(KernelError::OtherDevice { kernels, operand: "stream", other });
         }
         check_length(Operand::Words, packet.bytes(), Self::BYTES)?;
-        if packet.device_address() != self.packet {
-            let (address, prepared) = (packet.device_address(), self.packet);
+        let (address, prepared) = (packet.device_address(stream)?, self.packet);
+        if address != prepared {
             return Err(KernelError::OtherPacket { address, prepared });
         }
         // SAFETY: the kernel reads the packet, which is at the address that it was prepared for and
@@ -132,7 +133,7 @@ impl KvKernels {
     ) -> Result<ScatterPackets, KernelError> {
         check_aligned(Operand::Out, out.address(), WORD_BYTES)?;
         check_length(Operand::Words, packet.bytes(), ScatterPackets::BYTES)?;
-        let address = packet.device_address();
+        let address = packet.raw_address();
         check_aligned(Operand::Words, address, WORD_BYTES)?;
         if words_max > ScatterPackets::WORDS_MAX {
             return Err(KernelError::PacketWords { words_max, most: ScatterPackets::WORDS_MAX });
@@ -147,10 +148,11 @@ impl KvKernels {
     }
 }
 
-/// The address by which a kernel reads `count` values of `size` bytes at `offset` of `source`.
+/// The address by which a kernel reads `count` values of `size` bytes at `offset` of `source`, which
+/// begins at `from`.
 fn pinned(
     operand: Operand,
-    source: PinnedSpan<'_>,
+    (source, from): (PinnedSpan<'_>, u64),
     offset: u64,
     count: u32,
     size: u64,
@@ -160,7 +162,7 @@ fn pinned(
     let overflow = OperandError::Overflow { operand, rows: count.into(), row_bytes: size };
     let needed_bytes = offset.checked_add(bytes).ok_or(overflow)?;
     check_length(operand, source.bytes(), needed_bytes)?;
-    let address = source.device_address() + offset;
+    let address = from + offset;
     check_aligned(operand, address, size)?;
     Ok(address)
 }

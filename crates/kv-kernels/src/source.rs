@@ -1,6 +1,6 @@
 //! Memory that a kernel only reads, wherever it lies.
 
-use cuda_driver::{DeviceSpan, PinnedSpan};
+use cuda_driver::{DeviceSpan, PinnedSpan, ReaderError, Stream};
 
 /// Memory that a kernel reads: of a device, or pinned on the host.
 ///
@@ -16,12 +16,22 @@ pub enum KernelSource<'a> {
 }
 
 impl KernelSource<'_> {
-    /// The address by which a kernel reaches the first byte.
-    #[must_use]
-    pub fn address(self) -> u64 {
+    /// The address by which a kernel on `stream` reaches the first byte.
+    ///
+    /// # Errors
+    /// [`ReaderError`] for pinned memory that is for another stream.
+    pub fn address(self, stream: &Stream) -> Result<u64, ReaderError> {
+        match self {
+            Self::Device(span) => Ok(span.address()),
+            Self::Pinned(span) => span.device_address(stream),
+        }
+    }
+
+    /// The address as a number, for comparing places.
+    pub(crate) fn place(self) -> u64 {
         match self {
             Self::Device(span) => span.address(),
-            Self::Pinned(span) => span.device_address(),
+            Self::Pinned(span) => span.raw_address(),
         }
     }
 

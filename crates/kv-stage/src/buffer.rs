@@ -271,10 +271,25 @@ impl SubmittedView<'_> {
         self.readers.borrow_mut().add(stream)
     }
 
-    /// The buffer's memory, for launches that check what a kernel reads, within the closure.
+    /// The buffer's memory, for launches that check what a kernel reads, on the submission's stream and
+    /// within the closure. A launch on another stream refuses it.
     #[must_use]
     pub fn span(&self) -> PinnedSpan<'_> {
-        match self.memory.span() {
+        self.span_for(self.stream)
+    }
+
+    /// As [`span`](SubmittedView::span), for launches on `stream`, for which the buffer is
+    /// [kept](SubmittedView::also_read_by) then.
+    ///
+    /// # Errors
+    /// As `also_read_by`.
+    pub fn span_on<'s>(&'s self, stream: &'s Stream) -> Result<PinnedSpan<'s>, DeviceError> {
+        self.also_read_by(stream)?;
+        Ok(self.span_for(stream))
+    }
+
+    fn span_for<'s>(&'s self, reader: &'s Stream) -> PinnedSpan<'s> {
+        match self.memory.span_for(reader) {
             Some(span) => span,
             None => unreachable!("a buffer lies inside its slab, see `SlotMemory::offset`"),
         }

@@ -37,7 +37,7 @@ impl Packets {
     ) -> Result<(), ScatterError> {
         let source = view.span();
         let words_max = if count <= WORDS_FEW { WORDS_FEW } else { ScatterPacket::WORDS_MAX };
-        let key = (source.device_address(), words_max);
+        let key = (source.raw_address(), words_max);
         if !self.lacking && !self.ready.contains_key(&key) {
             match kernel.prepare(&ScatterPacket { out, source, words_max }) {
                 Ok(Some(ready)) => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cuda_driver::{DeviceError, DeviceSpan, PinnedSpan, Stream};
+use cuda_driver::{DeviceError, DeviceSpan, PinnedSpan, ReaderError, Stream};
 
 /// Bytes of a word.
 pub const SCATTER_WORD_BYTES: u64 = 16;
@@ -26,7 +26,7 @@ impl Scatter<'_> {
         self.out
     }
 
-    /// The pinned memory that holds words and indices.
+    /// The pinned memory that holds words and indices, for the stream that the scatter is enqueued on.
     #[must_use]
     pub fn source(&self) -> PinnedSpan<'_> {
         self.source
@@ -79,7 +79,7 @@ impl ScatterPacket<'_> {
         self.out
     }
 
-    /// The pinned memory at whose start the packet is.
+    /// The pinned memory at whose start the packet is, for the stream of the step.
     #[must_use]
     pub fn source(&self) -> PinnedSpan<'_> {
         self.source
@@ -136,6 +136,9 @@ pub enum ScatterError {
     /// The kernel's own checks found something wrong.
     #[error("the scatter kernel refused its arguments")]
     Refused,
+    /// The source is for another stream.
+    #[error(transparent)]
+    Reader(#[from] ReaderError),
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),

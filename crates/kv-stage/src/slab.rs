@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{
-    Device, Event, HostMemory, OutOfBounds, PageKind, PinError, PinnedBuffer, PinnedSpan,
+    Device, Event, HostMemory, OutOfBounds, PageKind, PinError, PinnedBuffer, PinnedSpan, Stream,
 };
 
 use crate::retire::Events;
@@ -91,9 +91,9 @@ impl SlotMemory {
         (&self.slab.pinned, self.offset)
     }
 
-    /// The memory, for kernels to read.
-    pub(crate) fn span(&self) -> Option<PinnedSpan<'_>> {
-        self.slab.pinned.span(self.offset, self.bytes).ok()
+    /// The memory, for kernels on `reader` to read.
+    pub(crate) fn span_for<'a>(&'a self, reader: &'a Stream) -> Option<PinnedSpan<'a>> {
+        self.slab.pinned.span_for(reader, self.offset, self.bytes).ok()
     }
 
     /// Address by which kernels reach the first byte.

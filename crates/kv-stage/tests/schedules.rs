@@ -323,7 +323,7 @@ impl ScatterWords {
 
 impl ScatterKernel for ScatterWords {
     fn scatter(&self, stream: &Stream, scatter: &Scatter<'_>) -> Result<(), ScatterError> {
-        let (out, source) = (scatter.out(), scatter.source().device_address());
+        let (out, source) = (scatter.out(), scatter.source().device_address(stream)?);
         let args = KernelArgs::new()
             .arg(out.address())
             .arg(out.bytes() / 16)

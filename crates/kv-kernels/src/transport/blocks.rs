@@ -9,10 +9,10 @@ use super::fragments::push;
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
-use crate::Blocks;
 use crate::block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
 use crate::block_units::{RawBlockSide, RawBlockUnits};
 use crate::layout::alignment_of;
+use crate::{Blocks, KernelError};
 
 /// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
 /// hand-overs.
@@ -174,12 +174,13 @@ impl HostLink {
         let vector_bytes = alignment_of(from | to | block_bytes);
         let unit_vectors = block_bytes / vector_bytes;
         let items = piece.len() as u64 * unit_vectors;
+        let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
         let blocks = items.div_ceil(WALK_THREADS).clamp(1, self.options.multiprocessors.into());
         let raw = RawBlockCopy {
             to: RawBlockSide::whole(to, block_bytes, copy.to_blocks),
             from: RawBlockSide::whole(from, block_bytes, copy.from_blocks),
             units: RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors },
-            pairs: copy.pairs.address() + (piece.start * size_of::<BlockPair>()) as u64,
+            pairs: pairs + (piece.start * size_of::<BlockPair>()) as u64,
             items,
             first_pair: 0,
             vector_bytes,

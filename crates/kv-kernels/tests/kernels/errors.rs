@@ -288,8 +288,8 @@ fn scatters() {
     let host = source.device_address();
     // A span of pinned memory ends where it says, also within a larger one.
     let part = source.span(16, 48).unwrap();
-    assert_eq!((part.device_address(), part.bytes()), (host + 16, 48));
-    assert_eq!(part.slice(8, 40).unwrap().device_address(), host + 24);
+    assert_eq!((part.raw_address(), part.bytes()), (host + 16, 48));
+    assert_eq!(part.slice(8, 40).unwrap().raw_address(), host + 24);
     for outside in [source.span(16, 61), part.slice(8, 41), part.slice(u64::MAX, 1)] {
         assert!(outside.is_err());
     }
@@ -322,7 +322,7 @@ fn packets() {
     let (packet, out) = (source.span(0, bytes).unwrap(), bench.span(0, 64));
     let prepare = |out, packet, words| machine.kernels.scatter_packets(out, packet, words);
     let refused = |out, packet, words| prepare(out, packet, words).map(drop).unwrap_err();
-    let host = packet.device_address();
+    let host = packet.raw_address();
     let apart = bench.span(8, 64);
     assert_eq!(refused(apart, packet, 32), misaligned(Operand::Out, apart.address(), 16));
     let short = source.span(0, bytes - 1).unwrap();

@@ -13,4 +13,5 @@ pub(crate) mod huge;
 pub(crate) mod lays;
 pub(crate) mod on;
 pub(crate) mod quantize;
+mod readers;
 pub(crate) mod skip;

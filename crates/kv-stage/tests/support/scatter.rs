@@ -57,6 +57,7 @@ impl PreparedScatter for Packets {
 fn refused(error: KernelError) -> ScatterError {
     match error {
         KernelError::Device(error) => error.into(),
+        KernelError::Reader(error) => error.into(),
         _ => ScatterError::Refused,
     }
 }

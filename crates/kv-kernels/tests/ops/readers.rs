@@ -1,0 +1,157 @@
+//! Pinned memory that is for one stream, and launches on another, which its owner does not know of.
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver::{PinnedSpan, ReaderError, Stream};
+    use kv_kernels::{
+        Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, BlocksError, Chunk, ChunkMapping,
+        ChunkTransfer, Conversion, Direction, KernelError, KernelSource, LaunchLimits,
+        NarrowFormat, ScalePer, ScatterWords, WideFormat, references,
+    };
+
+    use super::super::block_copy::Side;
+    use super::super::lays::{lays, shape};
+    use super::super::on::On;
+
+    fn kernel(error: BlocksError) -> KernelError {
+        match error {
+            BlocksError::Kernel(error) => error,
+            error => panic!("{error}"),
+        }
+    }
+
+    /// Every launch that reads pinned memory, with all of its sources in `source`.
+    fn launches<'a>(
+        on: &'a On,
+        sides: [&'a Side; 3],
+        (source, device): (PinnedSpan<'a>, KernelSource<'a>),
+    ) -> Vec<(&'static str, Result<(), KernelError>)> {
+        let [pages, others, narrow] = sides;
+        let Side::Device(paged, _) = pages else { unreachable!() };
+        let (kernels, stream) = (&on.kernels, &on.stream);
+        let out = on.memory(1 << 12);
+        let pinned = |bytes| KernelSource::from(source.slice(0, bytes).unwrap());
+        let append = Append {
+            keys: device,
+            values: Some(device),
+            layer_stride_bytes: 64,
+            token_stride_bytes: 64,
+            first_layer: 0,
+            layers: 1,
+            slot_mapping: device,
+            host_slots: None,
+            tokens: 1,
+            num_blocks: 2,
+            report: None,
+        };
+        let offsets = BlockOffsets {
+            source: device,
+            pool_stride: 8,
+            row_stride: 4,
+            row_index: Some(device),
+            host_index: None,
+            live: Some(device),
+            scales: device,
+            offsets: device,
+            out: out.span(),
+            out_rows: 1,
+            pools: 1,
+            rows: 1,
+            width: 4,
+            report: None,
+        };
+        let conversion = Conversion {
+            from: others.blocks(),
+            to: narrow.blocks(),
+            wide: WideFormat::Bf16,
+            narrow: NarrowFormat::E4m3,
+            head_size: 32,
+            scales: out.span(),
+            per: ScalePer::Block,
+            pairs: pinned(8),
+            count: 1,
+            host_pairs: Some(&[BlockPair { source: 0, destination: 0 }]),
+            from_blocks: 2,
+            to_blocks: 2,
+            report: None,
+        };
+        let copy = BlockCopy {
+            from: pages.blocks(),
+            to: others.blocks(),
+            pairs: pinned(8),
+            count: 1,
+            host_pairs: None,
+            from_blocks: 2,
+            to_blocks: 2,
+            report: None,
+            multiprocessors: None,
+        };
+        let sums = BlockSums {
+            blocks: pages.blocks(),
+            ids: pinned(4),
+            count: 1,
+            host_ids: None,
+            num_blocks: 2,
+            sums: out.span().slice(0, 8).unwrap(),
+            report: None,
+        };
+        let words =
+            ScatterWords { out: out.span(), source, data_offset: 0, index_offset: 16, count: 1 };
+        let chunks = |mapping| {
+            let memory = out.span().slice(0, 4 * 4 * 64).unwrap().into();
+            let chunk = Chunk { memory, mapping, tokens: 4, skip_prefix_n_tokens: 0 };
+            let transfer = ChunkTransfer {
+                chunks: &[chunk],
+                layers: 0..2,
+                direction: Direction::ChunkToPaged,
+                num_blocks: 2,
+                limits: LaunchLimits::default(),
+                report: None,
+            };
+            kernels.transfer_chunks(stream, paged, &transfer)
+        };
+        let appends = |append| kernels.append(stream, paged, append).map_err(kernel);
+        let gathers = |gather| kernels.gather_block_offsets(stream, gather);
+        let row = Some(pinned(4));
+        vec![
+            ("keys", appends(Append { keys: pinned(64), ..append })),
+            ("values", appends(Append { values: Some(pinned(64)), ..append })),
+            ("slots", appends(Append { slot_mapping: pinned(8), ..append })),
+            ("table", gathers(BlockOffsets { source: pinned(32), ..offsets })),
+            ("row index", gathers(BlockOffsets { row_index: row, ..offsets })),
+            ("lengths", gathers(BlockOffsets { live: row, ..offsets })),
+            ("scales", gathers(BlockOffsets { scales: pinned(4), ..offsets })),
+            ("offsets", gathers(BlockOffsets { offsets: pinned(4), ..offsets })),
+            ("pairs", kernels.copy_blocks(stream, copy).map_err(kernel)),
+            ("ids", kernels.sum_blocks(stream, sums).map_err(kernel)),
+            ("pairs", kernels.quantize_blocks(stream, conversion).map_err(kernel)),
+            ("pairs", kernels.measure_scales(stream, conversion).map_err(kernel)),
+            ("words", kernels.scatter_words(stream, words)),
+            ("chunk", chunks(ChunkMapping::Slots { slots: pinned(32), host: None })),
+            ("chunk", chunks(ChunkMapping::Blocks { ids: pinned(4), host: None })),
+        ]
+    }
+
+    #[test]
+    fn pinned_memory_for_another_stream_is_refused_by_every_launch() {
+        let on = On::sim(references());
+        let other = Stream::new(&on.device).unwrap();
+        let (wide, eight) = (shape(2, 2, 64, 4), shape(2, 2, 32, 4));
+        let side = |shape| Side::new(&on, shape, &lays(&shape, 2).swap_remove(0), 2, (false, 0));
+        let sides = [side(wide), side(wide), side(eight)];
+        let sides = [&sides[0], &sides[1], &sides[2]];
+        let (pinned, device) = (on.pin(&[0u8; 1024]), on.memory(1024));
+        on.stream.fill(device.span(), 0).unwrap();
+        let span = |stream| pinned.span_for(stream, 0, 1024).unwrap();
+        let before = on.launches();
+        let error = ReaderError { reader: other.raw(), stream: on.stream.raw() };
+        for (operand, answer) in launches(&on, sides, (span(&other), device.span().into())) {
+            assert_eq!(answer, Err(KernelError::Reader(error)), "{operand}");
+        }
+        assert_eq!(on.launches(), before, "a refused launch was enqueued");
+        let own = launches(&on, sides, (span(&on.stream), device.span().into()));
+        assert!(own.iter().all(|(_, answer)| answer.is_ok()), "{own:?}");
+        on.stream.synchronize().unwrap();
+        on.assert_clean();
+    }
+}
