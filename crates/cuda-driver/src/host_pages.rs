@@ -100,9 +100,17 @@ impl HostPages {
     /// Touches every page: about 0.1 s a GiB in huge pages, several times that in ordinary ones.
     ///
     /// # Errors
-    /// [`HostPagesError`]; nothing is mapped then.
+    /// [`HostPagesError`], also for more than [the host has](HostPages::host_bytes), whose touch would end
+    /// the process; nothing is mapped then.
     pub fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, HostPagesError> {
         system::map(bytes, huge, node)
+    }
+
+    /// The most memory that this process can have mapped, in bytes, where the system tells: that of the
+    /// machine, or less where its control group is given less.
+    #[must_use]
+    pub fn host_bytes() -> Option<u64> {
+        system::host_bytes()
     }
 
     /// The first address.

@@ -8,13 +8,24 @@ use crate::ScatterError;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
-    /// Buffers of no bytes, or no buffers, or more bytes than an address space holds.
+    /// Buffers of no bytes, or no buffers, or more than [`StagingPool::BUFFERS_MAX`] in all, or more bytes
+    /// than an address space holds.
+    ///
+    /// [`StagingPool::BUFFERS_MAX`]: crate::StagingPool::BUFFERS_MAX
     #[error("a pool of {buffers_max} buffers of {buffer_bytes} bytes is not possible")]
     Options {
         /// Bytes of one buffer asked for.
         buffer_bytes: u64,
         /// Number of buffers asked for.
         buffers_max: usize,
+    },
+    /// The buffers have more bytes than the host has.
+    #[error("a pool of {bytes} bytes, on a host of {host_bytes} bytes")]
+    Memory {
+        /// Bytes of all buffers.
+        bytes: u64,
+        /// Bytes that the host has.
+        host_bytes: u64,
     },
     /// The thread that pins memory could not be started.
     #[error("no thread to pin staging memory: {0}")]

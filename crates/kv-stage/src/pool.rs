@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{Device, DeviceError, HostAllocFlags, HostMemory, HostPagesOptions, PinError};
+use cuda_driver::{
+    Device, DeviceError, HostAllocFlags, HostMemory, HostPages, HostPagesOptions, PinError,
+};
 use parking_lot::Mutex;
 
 use crate::pinning::{self, Backlog};
@@ -70,14 +72,17 @@ impl PoolOptions {
         let mut sizes = self.classes.clone();
         sizes.sort_by_key(|class| class.buffer_bytes);
         let (mut classes, mut first, mut later) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        let mut all_bytes = 0u64;
+        let (mut all_bytes, mut all_buffers) = (0u64, 0usize);
         for (class, StagingOptions { buffer_bytes, buffers_max }) in sizes.into_iter().enumerate() {
             let impossible = StagingError::Options { buffer_bytes, buffers_max };
             let stride =
                 Chunk::stride(buffer_bytes).filter(|_| buffer_bytes > 0 && buffers_max > 0);
             let bytes = stride.and_then(|stride| stride.checked_mul(buffers_max as u64));
             all_bytes = bytes.and_then(|bytes| bytes.checked_add(all_bytes)).ok_or(impossible)?;
-            let Some(stride) = stride.filter(|_| all_bytes <= isize::MAX as u64) else {
+            all_buffers = all_buffers.saturating_add(buffers_max);
+            let possible =
+                all_bytes <= isize::MAX as u64 && all_buffers <= StagingPool::BUFFERS_MAX;
+            let Some(stride) = stride.filter(|_| possible) else {
                 return Err(impossible);
             };
             let per_slab = usize::try_from(self.slab_bytes / stride).unwrap_or(usize::MAX).max(1);
@@ -92,6 +97,10 @@ impl PoolOptions {
         }
         if classes.is_empty() {
             return Err(StagingError::Options { buffer_bytes: 0, buffers_max: 0 });
+        }
+        // Slab by slab, pinning would go on until the system ends the process.
+        if let Some(host_bytes) = HostPages::host_bytes().filter(|&most| all_bytes > most) {
+            return Err(StagingError::Memory { bytes: all_bytes, host_bytes });
         }
         first.append(&mut later);
         Ok((classes.into_boxed_slice(), first))
@@ -115,6 +124,9 @@ pub struct StagingPool {
 }
 
 impl StagingPool {
+    /// Most buffers of a pool, of all sizes together: each has an event and a place in the pool's lists.
+    pub const BUFFERS_MAX: usize = 1 << 20;
+
     /// Pins buffers of one size. Slow (about 0.4 s a GiB): at start-up, never on a step's path.
     ///
     /// # Ordering
@@ -132,7 +144,7 @@ impl StagingPool {
     /// May wait for the device, as every allocation.
     ///
     /// # Errors
-    /// [`StagingError::Options`]; [`StagingError::Device`] when memory cannot be pinned, with what
+    /// [`StagingError::Options`] and [`StagingError::Memory`]; [`StagingError::Device`] when memory cannot be pinned, with what
     /// had been pinned by then given back; [`StagingError::Thread`].
     pub fn with_classes(device: &Device, options: &PoolOptions) -> Result<Self, StagingError> {
         let (classes, chunks) = options.chunks()?;
@@ -147,11 +159,10 @@ impl StagingPool {
             }),
             pages => pages,
         };
-        let buffers = chunks.iter().map(|chunk| chunk.buffers).sum();
         let largest_bytes = classes.last().map_or(0, |class| class.buffer_bytes);
         let state = State {
             classes,
-            submitted: Vec::with_capacity(buffers),
+            submitted: Vec::new(),
             leaked: Vec::new(),
             held: 0,
             live_peak: 0,

@@ -249,6 +249,9 @@ impl State {
         let class = &mut self.classes[class];
         class.circulating += slots.len();
         class.free.extend(slots);
+        // Room for all that may be submitted at once, so that no submission allocates.
+        let buffers: usize = self.classes.iter().map(|class| class.circulating).sum();
+        self.submitted.reserve(buffers.saturating_sub(self.submitted.len()));
     }
 
     /// Puts a slot on the free list, or hands it back for dropping when the pool is closed.

@@ -23,6 +23,9 @@ pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages
     let length = length.and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
     let length = length.filter(|&bytes| bytes <= isize::MAX as usize - 2 * HUGE_BYTES);
     let length = length.ok_or_else(|| refused(libc::EINVAL))?;
+    if host_bytes().is_some_and(|most| bytes > most) {
+        return Err(refused(libc::ENOMEM));
+    }
     if huge
         && length >= HUGE_BYTES
         && let Some(pages) = map_set_aside(length, node)
@@ -41,6 +44,17 @@ pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages
     }
     pages.got.node = node_of(&pages);
     Ok(pages)
+}
+
+/// The machine's memory, or what the control group is given of it.
+pub(super) fn host_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    // Of the second version of control groups, where this process's own is the root that it sees.
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
+    Some(kib.saturating_mul(1024).min(group.unwrap_or(u64::MAX)))
 }
 
 /// Memory in huge pages that were set aside, if that wastes little and they can really be had.

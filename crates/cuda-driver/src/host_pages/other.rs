@@ -6,6 +6,10 @@ pub(super) fn map(_: u64, _: bool, _: Option<u32>) -> Result<HostPages, HostPage
     Err(HostPagesError::Unsupported)
 }
 
+pub(super) fn host_bytes() -> Option<u64> {
+    None
+}
+
 pub(super) fn unmap(_: &mut HostPages) {}
 
 pub(super) fn node_of_pci_device(_: &str) -> Option<i64> {

@@ -1,0 +1,290 @@
+//! Every size and count that this crate takes, at 0, 1, some ordinary number, the most there is and where
+//! products overflow: each is served or refused with a typed error, in bounded memory and time.
+//!
+//! Covered: `StagingOptions` (`buffer_bytes`, `buffers_max`, `overlapped`), `PoolOptions` (`classes`,
+//! `slab_bytes`, memory of both origins, each way of pinning), `StagingPool::new`, `with_classes`,
+//! `acquire_bytes`, `acquire_bytes_wait`, `StagingBuffer::write_at`, `SubmittedView::copy_to_device` and
+//! `copy_to_device_on`, `BlockTable::new`, `set`, `append`, `truncate`, `clear_row`, `row`, `len`,
+//! `StepStagerOptions` (`device_bytes`, `buffer_bytes`), `StepStager::new` and `with_scatter`,
+//! `Step::block_rows` and `array`, `Staged::span` of a part that is not there.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuda_driver::{
+    Device, DeviceBuffer, HostAllocFlags, HostMemory, HostPagesOptions, MemoryNode, Stream,
+};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_stage::{
+    BlockTable, Pinning, PoolOptions, Scatter, ScatterError, ScatterKernel, StagingError,
+    StagingOptions, StagingPool, StepStager, StepStagerOptions,
+};
+
+/// All that the tests of this program may have allocated at once.
+const BYTES_MAX: usize = 1 << 30;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+/// Refuses what goes beyond [`BYTES_MAX`], so that an allocation without a bound ends the test and not
+/// the machine.
+struct Bounded;
+
+// SAFETY: the system's allocator, which each call that is not refused is passed on to; a refusal is null.
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let before = ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        if before.saturating_add(layout.size()) > BYTES_MAX {
+            ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Bounded = Bounded;
+
+const BYTES: [u64; 12] = [
+    0,
+    1,
+    255,
+    4096,
+    1 << 40,
+    1 << 47,
+    1 << 62,
+    i64::MAX as u64,
+    1 << 63,
+    u64::MAX - 255,
+    u64::MAX - 1,
+    u64::MAX,
+];
+const COUNTS: [usize; 9] =
+    [0, 1, 3, 1 << 21, 1 << 40, 1 << 56, 1 << 60, isize::MAX as usize, usize::MAX];
+
+struct Machine {
+    sim: SimDriver,
+    device: Device,
+    stream: Stream,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        Self { sim, device, stream }
+    }
+
+    /// Everything is given back, and nothing went wrong on the device.
+    fn assert_clean(self) {
+        let Self { sim, device, stream } = self;
+        drop(stream);
+        device.close().unwrap();
+        assert_eq!(sim.findings(), []);
+        assert!(sim.check_leaks().is_clean(), "{}", sim.check_leaks());
+    }
+}
+
+/// Whether so much may be made here: a size that is ordinary, not one that the machine may or may not have.
+fn is_small(bytes: u64, count: usize) -> bool {
+    bytes.checked_mul(count as u64).is_some_and(|all| all <= 1 << 20)
+}
+
+#[test]
+fn pools_of_any_size_are_made_or_refused() {
+    let machine = Machine::new();
+    for buffer_bytes in BYTES {
+        for buffers_max in COUNTS {
+            let options = StagingOptions { buffer_bytes, buffers_max };
+            let made = StagingPool::new(&machine.device, options);
+            match made {
+                Ok(pool) => {
+                    assert!(is_small(buffer_bytes, buffers_max), "{options:?}");
+                    pool.close().unwrap();
+                }
+                Err(error) => assert!(
+                    matches!(error, StagingError::Options { .. } | StagingError::Memory { .. }),
+                    "{options:?}: {error}"
+                ),
+            }
+        }
+    }
+    for depth in COUNTS {
+        let options = StagingOptions::overlapped(1, depth);
+        assert_eq!(options.buffers_max, depth.saturating_add(1));
+    }
+    machine.assert_clean();
+}
+
+#[test]
+fn slabs_classes_and_ways_of_pinning_of_any_size_are_served_or_refused() {
+    let machine = Machine::new();
+    let few = [(1, 1), (4096, 2), (1, 1 << 40), (1 << 40, 1), (u64::MAX, 1), (1, usize::MAX)];
+    let ordinary = HostMemory::Pages(HostPagesOptions { huge: false, node: MemoryNode::Any });
+    let node = HostPagesOptions { huge: true, node: MemoryNode::Number(u32::MAX) };
+    let origins = [HostMemory::Driver(HostAllocFlags::CACHED), HostMemory::Pages(node), ordinary];
+    for slab_bytes in BYTES {
+        for memory in origins {
+            for pinning in [Pinning::AtOnce, Pinning::Background, Pinning::OnCall] {
+                for (buffer_bytes, buffers_max) in few {
+                    let small = StagingOptions { buffer_bytes: 100, buffers_max: 2 };
+                    let classes = vec![small, StagingOptions { buffer_bytes, buffers_max }, small];
+                    let options = PoolOptions { classes, slab_bytes, memory, pinning };
+                    let made = StagingPool::with_classes(&machine.device, &options);
+                    assert_eq!(made.is_ok(), is_small(buffer_bytes, buffers_max), "{options:?}");
+                    if let Ok(pool) = made {
+                        pool.finish_pinning().unwrap();
+                        pool.close().unwrap();
+                    }
+                }
+            }
+        }
+    }
+    let none = StagingPool::with_classes(&machine.device, &PoolOptions::new(Vec::new()));
+    assert!(matches!(none, Err(StagingError::Options { .. })));
+    // Each class fits, and all of them together do not.
+    let large = StagingOptions { buffer_bytes: 1 << 61, buffers_max: 1 };
+    for classes in [3, 4, 5, 8, 9, 100] {
+        let options = PoolOptions::new(vec![large; classes]);
+        let made = StagingPool::with_classes(&machine.device, &options).map(drop);
+        assert!(made.is_err(), "{classes} classes");
+    }
+    let many = StagingOptions { buffer_bytes: 1, buffers_max: StagingPool::BUFFERS_MAX };
+    let made = StagingPool::with_classes(&machine.device, &PoolOptions::new(vec![many; 2]));
+    assert!(matches!(made, Err(StagingError::Options { .. })), "{made:?}");
+    machine.assert_clean();
+}
+
+#[test]
+fn buffers_are_asked_for_written_and_copied_at_any_size() {
+    let machine = Machine::new();
+    let options = StagingOptions { buffer_bytes: 4096, buffers_max: 2 };
+    let pool = StagingPool::new(&machine.device, options).unwrap();
+    let far = Device::open(machine.device.driver().clone(), 1).unwrap();
+    let far_stream = Stream::new(&far).unwrap();
+    let target = DeviceBuffer::alloc(&machine.device, 8192).unwrap();
+    for bytes in BYTES {
+        let fits = bytes <= 4096;
+        pool.drain().unwrap();
+        assert_eq!(pool.acquire_bytes(bytes).is_ok(), fits, "{bytes}");
+        assert_eq!(pool.acquire_bytes_wait(bytes).is_ok(), fits, "{bytes}");
+        for length in [0, 1, 4096, 4097] {
+            let inside = bytes.checked_add(length as u64).is_some_and(|end| end <= 4096);
+            let mut buffer = pool.acquire_wait().unwrap();
+            let written = buffer.write_at(bytes, &vec![1; length]);
+            assert_eq!(written.is_ok(), inside, "{length} at {bytes}");
+            let span = target.span().slice(0, length as u64).unwrap();
+            let copied = buffer.submit(&machine.stream, |view| {
+                let on = view.copy_to_device_on(&machine.stream, span, bytes).is_ok();
+                view.copy_to_device(span, bytes).map(|()| on)
+            });
+            assert_eq!(copied.is_ok_and(|on| on), inside, "{length} at {bytes}");
+        }
+    }
+    drop((target, far_stream));
+    far.close().unwrap();
+    pool.close().unwrap();
+    machine.assert_clean();
+}
+
+#[test]
+fn tables_of_any_shape_are_made_or_refused() {
+    for slots in COUNTS {
+        for max_blocks in COUNTS {
+            let made = BlockTable::new(slots, max_blocks);
+            let small = slots.saturating_mul(max_blocks).saturating_mul(4) <= 1 << 28;
+            assert_eq!(made.is_ok(), small && slots > 0 && max_blocks > 0, "{slots}, {max_blocks}");
+        }
+    }
+    let mut table = BlockTable::new(3, 5).unwrap();
+    for slot in COUNTS {
+        let known = slot < 3;
+        assert_eq!(table.row(slot).is_ok(), known);
+        assert_eq!(table.len(slot).is_ok(), known);
+        for column in COUNTS {
+            assert_eq!(table.set(slot, column, 1).is_ok(), known && column < 5);
+            assert_eq!(table.truncate(slot, column).is_ok(), known);
+        }
+        for block in [i32::MIN, -2, -1, 0, 1, i32::MAX] {
+            assert_eq!(table.clear_row(slot).is_ok(), known);
+            assert_eq!(table.append(slot, block).is_ok(), known && block >= -1);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct NoKernel;
+
+impl ScatterKernel for NoKernel {
+    fn scatter(&self, _: &Stream, _: &Scatter<'_>) -> Result<(), ScatterError> {
+        Err(ScatterError::Refused)
+    }
+}
+
+#[test]
+fn stagers_and_steps_of_any_size_are_served_or_refused() {
+    let machine = Machine::new();
+    let pool =
+        StagingPool::new(&machine.device, StagingOptions { buffer_bytes: 4096, buffers_max: 2 })
+            .unwrap();
+    for device_bytes in BYTES {
+        let buffer_bytes = StepStagerOptions::buffer_bytes(device_bytes);
+        assert!(buffer_bytes >= device_bytes);
+        let options = StepStagerOptions { device_bytes };
+        let ordinary = (1..=4096).contains(&device_bytes);
+        let copying = StepStager::new(&machine.device, &pool, options);
+        let kernel = Arc::new(NoKernel);
+        let scattering = StepStager::with_scatter(&machine.device, &pool, options, kernel);
+        assert_eq!((copying.is_ok(), scattering.is_ok()), (ordinary, ordinary), "{device_bytes}");
+        for stager in [copying, scattering].iter_mut().flatten() {
+            steps(stager, &machine.stream);
+        }
+    }
+    pool.close().unwrap();
+    machine.assert_clean();
+}
+
+/// Parts of any size, in steps of one stager.
+fn steps(stager: &mut StepStager, stream: &Stream) {
+    let table = BlockTable::new(2, 1 << 16).unwrap();
+    let capacity = stager.capacity_bytes();
+    for width in COUNTS {
+        for rows in [0, 1, 2, 1000] {
+            let slots = vec![1; rows];
+            let mut step = stager.begin_wait().unwrap();
+            let fits = width <= 1 << 16 && (rows * width * 4) as u64 <= capacity;
+            let part = step.block_rows(&table, &slots, width);
+            assert_eq!(part.is_ok(), fits, "{rows} rows of {width} in {capacity}");
+            let staged = step.submit(stream).unwrap();
+            if let Ok(part) = part {
+                assert!(staged.span(part).unwrap().bytes() >= (rows * width * 4) as u64);
+            }
+        }
+    }
+    for bytes in [0, 1, 255, 256, 4096, 4097, 1 << 20] {
+        let mut step = stager.begin_wait().unwrap();
+        let part = step.array(&vec![7u8; bytes]);
+        assert_eq!(part.is_ok(), bytes as u64 <= capacity, "{bytes} of {capacity}");
+        // One more does not fit behind it, or it does.
+        let _ = step.array(&[1u64; 32]);
+        let _ = step.array::<u8>(&[]);
+        assert!(step.bytes() <= capacity);
+        let staged = step.submit(stream).unwrap();
+        let other = stager.begin_wait().unwrap().array(&[0u8; 0]).unwrap();
+        assert!(staged.span(other).is_err() && staged.row_entries(other).is_err());
+    }
+    let mut step = stager.begin_wait().unwrap();
+    for slot in [2, 1 << 40, usize::MAX] {
+        assert!(step.block_rows(&table, &[0, slot], 1).is_err());
+    }
+}
