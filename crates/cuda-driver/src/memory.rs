@@ -211,7 +211,9 @@ impl PinnedBuffer {
                 Ok(address) => Ok((host, address)),
                 Err(error) => {
                     // SAFETY: nothing else knows of the memory allocated just now.
-                    let _ = unsafe { driver.mem_free_host(host) };
+                    if unsafe { driver.mem_free_host(host) }.is_err() {
+                        device.retire(Retired::Host(host));
+                    }
                     Err(error)
                 }
             }

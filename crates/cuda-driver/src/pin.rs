@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::device::Retired;
 use crate::{
     Device, DeviceError, ErrorCode, HostAllocFlags, HostPages, HostPagesError, HostPagesOptions,
     HostRegion, HostRegisterFlags, MemoryNode, PagesGot, PinnedBuffer,
@@ -46,8 +47,10 @@ impl PinError {
 #[derive(Debug, thiserror::Error)]
 #[error("host memory was not registered")]
 pub struct RegisterError {
-    /// The region, as it was handed over.
-    pub region: Box<dyn HostRegion>,
+    /// The region, as it was handed over. None where the driver registered it, refused it an address, and
+    /// refused to take the registration back as well: the device then keeps it as memory of a dropped
+    /// buffer, because memory that is registered may not be unmapped.
+    pub region: Option<Box<dyn HostRegion>>,
     /// Why.
     #[source]
     pub source: DeviceError,
@@ -131,6 +134,7 @@ impl PinnedBuffer {
         flags: HostRegisterFlags,
     ) -> Result<Self, RegisterError> {
         let (host, bytes) = (region.address(), region.bytes());
+        let mut stays = false;
         let registered = device.run(|driver| {
             // SAFETY: the region is initialised memory that stays mapped until it is dropped (contract
             // of `HostRegion`), which is after it was unregistered.
@@ -138,14 +142,16 @@ impl PinnedBuffer {
             driver.mem_host_get_device_pointer(host).inspect_err(|_| {
                 // SAFETY: registered just now; the device knows nothing of it.
                 let undone = unsafe { driver.mem_host_unregister(host) };
-                if let Err(error) = undone {
-                    tracing::warn!(%error, "host memory was not unregistered");
-                }
+                stays = undone.is_err();
             })
         });
         match registered {
             Ok(address) => Ok(Self::of_region(device, region, address)),
-            Err(source) => Err(RegisterError { region, source }),
+            Err(source) if stays => {
+                device.retire(Retired::Registered(region));
+                Err(RegisterError { region: None, source })
+            }
+            Err(source) => Err(RegisterError { region: Some(region), source }),
         }
     }
 

@@ -147,11 +147,36 @@ fn a_region_is_handed_back_when_it_is_refused() {
         let flags = HostRegisterFlags::SHARED;
         let refused = PinnedBuffer::register(&device, region, flags).map(drop).unwrap_err();
         assert_eq!(refused.source.driver_error().code, ErrorCode::OUT_OF_MEMORY);
-        assert_eq!((refused.region.address(), alive.load(Ordering::Relaxed)), (address, 1));
+        assert_eq!(
+            (refused.region.as_ref().unwrap().address(), alive.load(Ordering::Relaxed)),
+            (address, 1)
+        );
         assert_eq!(sim.pinned_bytes(), 0, "{call}");
         drop(refused);
         assert_eq!(alive.load(Ordering::Relaxed), 0);
     }
+    assert_eq!(sim.check_leaks(), LeakReport::default());
+}
+
+#[test]
+fn a_region_that_stays_registered_is_not_handed_back() {
+    let (sim, device) = machine();
+    let alive = Arc::new(AtomicUsize::new(0));
+    let flags = HostRegisterFlags::SHARED;
+    sim.fail_nth("cuMemHostGetDevicePointer", 1, ErrorCode::UNKNOWN);
+    sim.fail_nth("cuMemHostUnregister", 1, ErrorCode::UNKNOWN);
+    let refused = PinnedBuffer::register(&device, Own::new(PAGE, &alive), flags).map(drop);
+    let refused = refused.unwrap_err();
+    // Unmapped while it is registered, its pages would stay pinned under what is mapped there next.
+    assert!(refused.region.is_none(), "{refused:?}");
+    assert_eq!((alive.load(Ordering::Relaxed), device.alive().retired), (1, 1));
+    assert_eq!(device.free_retired(), Ok(1));
+    assert_eq!((alive.load(Ordering::Relaxed), sim.pinned_bytes()), (0, 0));
+    // The same for pages of our own.
+    sim.fail_nth("cuMemHostGetDevicePointer", 1, ErrorCode::UNKNOWN);
+    sim.fail_nth("cuMemHostUnregister", 1, ErrorCode::UNKNOWN);
+    assert!(PinnedBuffer::pin(&device, PAGE, PAGES).is_err());
+    assert_eq!(device.free_retired(), Ok(1));
     assert_eq!(sim.check_leaks(), LeakReport::default());
 }
 

@@ -73,6 +73,10 @@ fn a_fault_poisons_the_handle_and_clean_up_still_finishes() {
     };
     assert_eq!(error.code, ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(device.poison(), Some(error));
+    // Later operations fail at once: the driver, which would repeat the error, is not asked.
+    let calls = sim.calls();
+    assert_eq!(stream.synchronize(), Err(DeviceError::Poisoned { first: error }));
+    assert_eq!(sim.calls(), calls);
     drop((memory, range, stream, device));
     let kinds: Vec<_> = sim.findings().iter().map(|finding| finding.kind).collect();
     assert_eq!(kinds, [FindingKind::IllegalAccess]);

@@ -368,7 +368,10 @@ fn a_lost_device_answers_its_cause_at_once() {
         panic!("the first error comes from the driver");
     };
     // The thread still stands still: nobody has to wait for it to learn this.
+    let calls = sim.calls();
     assert_eq!(thread.submit(|_| ()).unwrap_err().refusal, Refusal::Lost { first });
+    assert_eq!(stream.synchronize(), Err(DeviceError::Poisoned { first }));
+    assert_eq!(sim.calls(), calls, "the driver is not asked again");
     drop(go);
     busy.wait().unwrap();
     assert_eq!(waiting.wait(), Err(TaskError::Lost { first }));

@@ -129,6 +129,7 @@ fn a_lost_device_releases_what_it_held() {
     let held = pool.acquire().unwrap();
     machine.sim.release_hold(machine.stream.raw());
     assert!(machine.stream.synchronize().is_err());
+    let calls = machine.sim.calls();
     let refused = pool.acquire().map(drop);
     let Err(AcquireError::Device(DeviceError::Poisoned { first })) = refused else {
         panic!("{refused:?}")
@@ -141,6 +142,7 @@ fn a_lost_device_releases_what_it_held() {
     assert!(matches!(pool.acquire_wait().map(drop), Err(AcquireError::Device(_))));
     assert!(matches!(pool.drain(), Err(StagingError::Device(_))));
     assert_eq!((pool.live(), pool.leaked()), (0, 0));
+    assert_eq!(machine.sim.calls(), calls, "a lost device is asked nothing, not even about events");
     // Clean-up ends quietly.
     pool.close().unwrap();
     assert_eq!(machine.sim.pinned_bytes(), 0);

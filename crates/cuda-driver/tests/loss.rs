@@ -1,0 +1,196 @@
+//! What is refused, and what a refusal or a lost device leaves: no call of a lost device but clean-up, no
+//! handle of another driver, and nothing that was dropped forgotten.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/kernel.rs"]
+#[allow(dead_code, reason = "what the kernel writes is another test's")]
+mod kernel;
+
+use std::sync::Arc;
+
+use cuda_driver::{
+    AccessDesc, AddressRange, CopyError, Device, DeviceAttribute, DeviceBuffer, DeviceError,
+    DriverError, ErrorCode, Event, HostAllocFlags, KernelArgs, LaunchConfig, Module, PeerAttribute,
+    PhysicalMemory, PinnedBuffer, ShareableKind, Stream, StreamPriority,
+};
+use cuda_sim::{LeakReport, SimConfig, SimDriver};
+
+const BYTES: u64 = 4096;
+
+fn machine() -> (SimDriver, Device) {
+    let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
+    sim.register_kernels(&[kernel::REFERENCE]);
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    (sim, device)
+}
+
+fn calls(sim: &SimDriver) -> u64 {
+    sim.calls().values().sum()
+}
+
+fn device_error(error: CopyError) -> DeviceError {
+    match error {
+        CopyError::Device(error) => error,
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_lost_device_is_asked_nothing_more_and_every_operation_names_the_cause() {
+    let (sim, device) = machine();
+    let healthy = Device::open(device.driver().clone(), 1).unwrap();
+    let other = Stream::new(&healthy).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let (event, timed) = (Event::new(&device).unwrap(), Event::with_timing(&device).unwrap());
+    let memory = DeviceBuffer::alloc(&device, BYTES).unwrap();
+    let span = memory.span();
+    let pinned = PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).unwrap();
+    let page = PhysicalMemory::granularity(&device).unwrap();
+    let range = AddressRange::reserve(&device, page).unwrap();
+    let physical = PhysicalMemory::create(&device, page).unwrap();
+    let module = Module::load(&device, kernel::PTX).unwrap();
+    let kernel = module.kernel(kernel::NAME).unwrap();
+    let args = KernelArgs::new().arg(span.address()).arg(1u32).arg(4u32);
+    let config = LaunchConfig::linear(1, 4);
+    // SAFETY: the kernel's three parameters.
+    let prepared = unsafe { kernel.prepare(&config, &args) }.unwrap();
+    stream.synchronize().unwrap();
+    sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
+    let DeviceError::Driver(first) = stream.synchronize().unwrap_err() else {
+        panic!("the first error comes from the driver");
+    };
+    let poisoned = |what: &str, answer: Result<(), DeviceError>| {
+        assert_eq!(answer, Err(DeviceError::Poisoned { first }), "{what}");
+    };
+    let copied = |what: &str, answer: Result<(), CopyError>| {
+        poisoned(what, answer.map_err(device_error));
+    };
+    let before = calls(&sim);
+    let access = [AccessDesc { device: 0 }];
+    let mut bytes = [0; BYTES as usize];
+    poisoned("run", device.run(|_| unreachable!("a lost device is asked nothing")));
+    poisoned("attribute", device.attribute(DeviceAttribute::PCI_BUS_ID).map(drop));
+    poisoned("memory_info", device.memory_info().map(drop));
+    poisoned("synchronize", device.synchronize());
+    poisoned("can_access", device.can_access(&healthy).map(drop));
+    let rank = PeerAttribute::PERFORMANCE_RANK;
+    poisoned("peer_attribute", device.peer_attribute(&healthy, rank).map(drop));
+    poisoned("enable_access_to", device.enable_access_to(&healthy));
+    poisoned("Stream::new", Stream::new(&device).map(drop));
+    let priority = StreamPriority::Greatest;
+    poisoned("with_priority", Stream::with_priority(&device, priority).map(drop));
+    poisoned("priority", stream.priority().map(drop));
+    poisoned("wait", stream.wait(&event));
+    poisoned("Stream::synchronize", stream.synchronize());
+    poisoned("is_idle", stream.is_idle().map(drop));
+    copied("copy_to_device", stream.copy_to_device(span, &pinned, 0));
+    copied("copy_to_host", stream.copy_to_host(&pinned, 0, span));
+    copied("copy_on_device", stream.copy_on_device(span, span));
+    copied("fill", stream.fill(span, 1));
+    copied("upload", stream.upload(span, &bytes));
+    copied("download", stream.download(&mut bytes, span));
+    // Of two devices, either may be lost.
+    poisoned("wait_for, here", stream.wait_for(&other, &Event::new(&healthy).unwrap()));
+    poisoned("wait_for, there", other.wait_for(&stream, &event));
+    copied("copy_between, from", other.copy_between((&healthy, span), (&device, span)));
+    copied("copy_between, to", other.copy_between((&device, span), (&healthy, span)));
+    poisoned("Event::new", Event::new(&device).map(drop));
+    poisoned("with_timing", Event::with_timing(&device).map(drop));
+    poisoned("record", event.record(&stream));
+    poisoned("is_complete", event.is_complete().map(drop));
+    poisoned("Event::synchronize", event.synchronize());
+    poisoned("elapsed_ms_since", timed.elapsed_ms_since(&timed).map(drop));
+    poisoned("alloc", DeviceBuffer::alloc(&device, BYTES).map(drop));
+    let flags = HostAllocFlags::CACHED;
+    poisoned("PinnedBuffer::alloc", PinnedBuffer::alloc(&device, BYTES, flags).map(drop));
+    poisoned("granularity", PhysicalMemory::granularity(&device).map(drop));
+    poisoned("reserve", AddressRange::reserve(&device, page).map(drop));
+    poisoned("create", PhysicalMemory::create(&device, page).map(drop));
+    poisoned("export", physical.export(ShareableKind::PosixFd).map(drop));
+    poisoned("map", range.map(0, &physical));
+    poisoned("set_access", range.set_access(0, page, &access));
+    assert!(Module::load(&device, kernel::PTX).is_err() && module.kernel(kernel::NAME).is_err());
+    // SAFETY: the kernel's three parameters; it writes device memory only.
+    poisoned("launch", unsafe { kernel.launch(&stream, &config, &args) });
+    // SAFETY: as above.
+    poisoned("prepare", unsafe { kernel.prepare(&config, &args) }.map(drop));
+    // SAFETY: as above.
+    poisoned("PreparedLaunch::launch", unsafe { prepared.launch(&stream) });
+    // An event for the healthy device was made and dropped.
+    let made = ["cuEventCreate", "cuEventDestroy"].len() as u64;
+    let binds = 3 * made;
+    assert_eq!(calls(&sim) - before, made + binds, "{:?}", sim.calls());
+    // Clean-up is tried all the same.
+    let before = calls(&sim);
+    drop((prepared, kernel, module, physical, range, pinned, memory, event, timed, stream));
+    assert!(calls(&sim) > before);
+    drop((other, healthy, device));
+    assert_eq!(sim.check_leaks(), LeakReport::default());
+}
+
+#[test]
+fn a_launch_goes_to_no_stream_of_another_driver() {
+    // Two machines of one seed give out the same numbers, so that a handle of the other would fit.
+    let ((sim, ours), (_, theirs)) = (machine(), machine());
+    let kernel = Module::load(&ours, kernel::PTX).unwrap().kernel(kernel::NAME).unwrap();
+    let _own = Stream::new(&ours).unwrap();
+    let stream = Stream::new(&theirs).unwrap();
+    let memory = DeviceBuffer::alloc(&ours, 64).unwrap();
+    let args = KernelArgs::new().arg(memory.address()).arg(1u32).arg(4u32);
+    let config = LaunchConfig::linear(1, 4);
+    // SAFETY: the kernel's three parameters; it writes device memory only.
+    let launched = unsafe { kernel.launch(&stream, &config, &args) };
+    // SAFETY: as above.
+    let prepared = unsafe { kernel.prepare(&config, &args).unwrap().launch(&stream) };
+    let refused = |call| Err(DriverError::new(call, ErrorCode::INVALID_HANDLE).into());
+    assert_eq!((launched, prepared), (refused("cuLaunchKernel"), refused("cuGraphLaunch")));
+    let launches = ["cuLaunchKernel", "cuGraphLaunch"].map(|call| sim.calls().get(call).copied());
+    assert_eq!(launches, [None; 2], "the driver was not asked to follow the handle");
+}
+
+#[test]
+fn a_wait_for_goes_to_no_stream_or_event_of_another_driver() {
+    let ((_, ours), (_, theirs)) = (machine(), machine());
+    let streams = [&ours, &theirs].map(|device| Stream::new(device).unwrap());
+    let events = [&ours, &theirs].map(|device| Event::new(device).unwrap());
+    let refused = Err(DriverError::new("cuEventRecord", ErrorCode::INVALID_HANDLE).into());
+    assert_eq!(streams[0].wait_for(&streams[1], &events[0]), refused);
+    assert_eq!(streams[0].wait_for(&streams[0], &events[1]), refused);
+    let (ours, theirs) = ((&ours, 0), (&theirs, 0));
+    let memory = [ours, theirs].map(|(device, _)| DeviceBuffer::alloc(device, 64).unwrap());
+    let [mine, foreign] = [(ours.0, memory[0].span()), (theirs.0, memory[1].span())];
+    for (to, from) in [(mine, foreign), (foreign, mine)] {
+        let error = device_error(streams[0].copy_between(to, from).unwrap_err());
+        assert_eq!(error.driver_error().code, ErrorCode::INVALID_CONTEXT);
+    }
+}
+
+#[test]
+fn dropped_memory_is_kept_for_the_next_attempt_where_the_context_cannot_be_bound() {
+    let (sim, device) = machine();
+    let used = sim.device_used_bytes(0);
+    let pinned = PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).unwrap();
+    drop((DeviceBuffer::alloc(&device, BYTES).unwrap(), pinned));
+    assert_eq!(device.alive().retired, 2);
+    sim.fail_nth("cuCtxSetCurrent", 1, ErrorCode::UNKNOWN);
+    assert!(device.free_retired().is_err());
+    assert_eq!(device.alive().retired, 2, "nothing was tried, so nothing is forgotten");
+    assert_eq!(device.free_retired(), Ok(2));
+    assert_eq!((device.alive().retired, sim.device_used_bytes(0)), (0, used));
+    assert_eq!(sim.pinned_bytes(), 0);
+}
+
+#[test]
+fn pinned_memory_that_has_no_device_address_is_given_back_whatever_is_refused() {
+    let (sim, device) = machine();
+    let alloc = || PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).map(drop);
+    sim.fail_nth("cuMemHostGetDevicePointer", 1, ErrorCode::UNKNOWN);
+    assert!(alloc().is_err());
+    assert_eq!(sim.pinned_bytes(), 0);
+    sim.fail_nth("cuMemHostGetDevicePointer", 1, ErrorCode::UNKNOWN);
+    sim.fail_nth("cuMemFreeHost", 1, ErrorCode::UNKNOWN);
+    assert!(alloc().is_err());
+    device.free_retired().unwrap();
+    assert_eq!(sim.pinned_bytes(), 0, "a refusal of the moment is no leak");
+}
