@@ -138,8 +138,8 @@ pub struct LiveHandles {
     pub modules: usize,
     /// Handles of the device itself, beside the one that was asked.
     pub devices: usize,
-    /// Buffers that were dropped and whose memory waits to be freed
-    /// ([`Device::free_retired`]). They keep nobody from closing the device, which frees them.
+    /// Buffers that were dropped and whose memory waits to be freed, and objects that the driver refused to
+    /// destroy when they were dropped ([`Device::free_retired`]). They keep nobody from closing the device, which frees them.
     pub retired: usize,
 }
 

@@ -1,7 +1,7 @@
 //! The end of a device in this process: who may end it, in which order, and what was answered.
 
 use crate::current::Bound;
-use crate::device::{Inner, Retired};
+use crate::device::{Inner, Object, Retired};
 use crate::opened;
 use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles};
 
@@ -140,6 +140,9 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
                 let_go(region, unregistered)
             }
             Retired::Lent(memory) => let_go(memory, waited),
+            // SAFETY: an object enters the list when its last handle is dropped and the driver refused
+            // to destroy it, so it is live; it leaves the list before this call.
+            Retired::Object(object) => unsafe { destroy(driver, object) },
         };
         if let Err(error) = freed {
             refused(error, "memory of a dropped buffer was not freed");
@@ -147,6 +150,21 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
         }
     }
     outcome
+}
+
+/// # Safety
+/// - The object is live, and nothing uses its handle after this call, unless it is refused.
+pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResult<()> {
+    match object {
+        // SAFETY: the caller's promise; work that is enqueued still runs.
+        Object::Stream(raw) => unsafe { driver.stream_destroy(raw) },
+        // SAFETY: the caller's promise.
+        Object::Event(raw) => unsafe { driver.event_destroy(raw) },
+        // SAFETY: the caller's promise; kernels hold a handle, so none of them is left either.
+        Object::Module(raw) => unsafe { driver.module_unload(raw) },
+        // SAFETY: the caller's promise; launches that are enqueued still run.
+        Object::GraphExec(raw) => unsafe { driver.graph_exec_destroy(raw) },
+    }
 }
 
 /// Lets go of host memory that the device is done with, as `answer` says; what it may still use is

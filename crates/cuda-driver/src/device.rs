@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::alive::Tally;
-use crate::close::{Loss, free_all};
+use crate::close::{Loss, destroy, free_all};
 use crate::current::{Bound, Keeping};
 use crate::opened::{self, Noted};
 use crate::{
@@ -57,6 +57,17 @@ pub(crate) enum Retired {
     Registered(Box<dyn HostRegion>),
     /// Memory of this crate's that a copy was given and that could not be waited for.
     Lent(Box<[u8]>),
+    /// An object that the driver refused to destroy when its last handle was dropped.
+    Object(Object),
+}
+
+/// A driver object whose last handle is dropped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Object {
+    Stream(u64),
+    Event(u64),
+    Module(u64),
+    GraphExec(u64),
 }
 
 /// A GPU, on one context. A cheap handle: clones are the same device.
@@ -414,7 +425,24 @@ impl Device {
         self.inner.retired.lock().push(memory);
     }
 
-    /// Frees the memory of dropped buffers; returns how many there were.
+    /// Destroys an object; one that is refused is tried again with the memory of dropped buffers.
+    ///
+    /// # Safety
+    /// - The object is live, of this device, and its last handle is being dropped.
+    pub(crate) unsafe fn destroy(&self, object: Object) {
+        // SAFETY: the caller's promise.
+        let destroyed = self.clean_up(|driver| unsafe { destroy(driver, object) });
+        match destroyed {
+            Err(error) if !error.driver_error().code.is_sticky() => {
+                self.retire(Retired::Object(object));
+            }
+            Err(error) => tracing::debug!(%error, ?object, "an object went with its lost device"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Frees the memory of dropped buffers; returns how many there were. Objects that the driver refused to
+    /// destroy when they were dropped are tried once more, and count too.
     ///
     /// Dropping a buffer frees nothing, because `cuMemFree` and `cuMemFreeHost` wait for the
     /// device. Allocating calls this first, and so does dropping the last handle of the device.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::alive::{Held, Kind};
+use crate::device::Object;
 use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
 
 /// Why a module or a kernel could not be had.
@@ -86,14 +87,8 @@ impl Module {
 
 impl Drop for ModuleInner {
     fn drop(&mut self) {
-        let raw = self.raw;
-        let unloaded = self.device.clean_up(|driver| {
-            // SAFETY: this is the last handle; kernels hold one, so none of them is left either.
-            unsafe { driver.module_unload(raw) }
-        });
-        if let Err(error) = unloaded {
-            tracing::debug!(%error, "a module was not unloaded");
-        }
+        // SAFETY: this is the last handle; kernels hold one, so none of them is left either.
+        unsafe { self.device.destroy(Object::Module(self.raw)) };
     }
 }
 

@@ -1,5 +1,6 @@
 //! Launches made ready beforehand, for kernels that are launched often with the same arguments.
 
+use crate::device::Object;
 use crate::{
     DeviceError, Driver, DriverResult, ErrorCode, Kernel, KernelArgs, LaunchConfig, Stream,
 };
@@ -94,12 +95,7 @@ impl PreparedLaunch {
 
 impl Drop for PreparedLaunch {
     fn drop(&mut self) {
-        let exec = self.exec;
         // SAFETY: this is its only handle; launches already enqueued still run.
-        let destroyed =
-            self.kernel.device().clean_up(|driver| unsafe { driver.graph_exec_destroy(exec) });
-        if let Err(error) = destroyed {
-            tracing::debug!(%error, "an instantiated graph was not destroyed");
-        }
+        unsafe { self.kernel.device().destroy(Object::GraphExec(self.exec)) };
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::alive::{Held, Kind};
-use crate::device::{Owner, Retired};
+use crate::device::{Object, Owner, Retired};
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, ErrorCode, PinnedBuffer,
 };
@@ -369,12 +369,8 @@ impl OwnBytes {
 impl Drop for StreamInner {
     fn drop(&mut self) {
         if self.owned {
-            let raw = self.raw;
             // SAFETY: this is the last handle of a stream that `new` created.
-            let destroyed = self.device.clean_up(|driver| unsafe { driver.stream_destroy(raw) });
-            if let Err(error) = destroyed {
-                tracing::debug!(%error, "a stream was not destroyed");
-            }
+            unsafe { self.device.destroy(Object::Stream(self.raw)) };
         }
         self.owner.let_go(&**self.device.driver());
     }
@@ -463,13 +459,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let raw = self.raw;
-        let destroyed = self.device.clean_up(|driver| {
-            // SAFETY: this is the only handle of the event.
-            unsafe { driver.event_destroy(raw) }
-        });
-        if let Err(error) = destroyed {
-            tracing::debug!(%error, "an event was not destroyed");
-        }
+        // SAFETY: this is the only handle of the event.
+        unsafe { self.device.destroy(Object::Event(self.raw)) };
     }
 }

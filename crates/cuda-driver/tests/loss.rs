@@ -182,6 +182,37 @@ fn dropped_memory_is_kept_for_the_next_attempt_where_the_context_cannot_be_bound
 }
 
 #[test]
+fn objects_that_the_driver_refuses_to_destroy_are_tried_again() {
+    let (sim, device) = machine();
+    let destroys = ["cuStreamDestroy", "cuEventDestroy", "cuModuleUnload", "cuGraphExecDestroy"];
+    let make = || {
+        let kernel = Module::load(&device, kernel::PTX).unwrap().kernel(kernel::NAME).unwrap();
+        let args = KernelArgs::new().arg(0u64).arg(1u32).arg(4u32);
+        // SAFETY: the kernel's three parameters.
+        let prepared = unsafe { kernel.prepare(&LaunchConfig::linear(1, 4), &args) }.unwrap();
+        (Stream::new(&device).unwrap(), Event::new(&device).unwrap(), prepared, kernel)
+    };
+    let clean = sim.check_leaks();
+    for call in destroys {
+        let made = make();
+        sim.fail_nth(call, 1, ErrorCode::UNKNOWN);
+        drop(made);
+        assert_eq!(device.alive().retired, 1, "{call}");
+        assert_eq!(device.free_retired(), Ok(1), "{call}");
+        assert_eq!(sim.check_leaks(), clean, "{call}");
+    }
+    // A context that cannot be bound is a refusal as well; the last handle of the device tries for all.
+    let made = make();
+    for nth in 1..=3 {
+        sim.fail_nth("cuCtxSetCurrent", nth, ErrorCode::UNKNOWN);
+    }
+    drop(made);
+    assert_eq!(device.alive().retired, 3);
+    drop(device);
+    assert_eq!(sim.check_leaks(), LeakReport::default());
+}
+
+#[test]
 fn pinned_memory_that_has_no_device_address_is_given_back_whatever_is_refused() {
     let (sim, device) = machine();
     let alloc = || PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).map(drop);
