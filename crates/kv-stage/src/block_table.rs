@@ -189,9 +189,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_keep_layout_address_and_minus_one_beyond_their_length() {
+    fn rows_keep_layout_and_minus_one_beyond_their_length() {
         let mut table = BlockTable::new(3, 4).unwrap();
-        let address = table.as_slice().as_ptr();
         table.append(1, 7).unwrap();
         table.append(1, 8).unwrap();
         table.set(2, 2, 9).unwrap();
@@ -205,7 +204,6 @@ mod tests {
         table.clear_row(2).unwrap();
         assert_eq!(table.row(2), Ok(&[-1; 4][..]));
         assert_eq!(table.len(2), Ok(0));
-        assert_eq!(table.as_slice().as_ptr(), address);
     }
 
     #[test]

@@ -40,11 +40,20 @@ struct BacklogState {
     under_way: usize,
     /// What stopped the pinning.
     refused: Option<PinError>,
+    /// Threads in [`wait`](Backlog::wait).
+    #[cfg(test)]
+    waiting: usize,
 }
 
 impl Backlog {
     pub(crate) fn new(chunks: VecDeque<Chunk>) -> Self {
-        let state = BacklogState { chunks, under_way: 0, refused: None };
+        let state = BacklogState {
+            chunks,
+            under_way: 0,
+            refused: None,
+            #[cfg(test)]
+            waiting: 0,
+        };
         Self { state: Mutex::new(state), settled: Condvar::new() }
     }
 
@@ -80,6 +89,10 @@ impl Backlog {
     pub(crate) fn wait(&self) {
         let mut state = self.state.lock();
         while state.under_way > 0 {
+            #[cfg(test)]
+            {
+                state.waiting += 1;
+            }
             self.settled.wait(&mut state);
         }
     }
@@ -110,5 +123,54 @@ fn pin_one(pool: &Weak<Shared>) -> bool {
             tracing::warn!(%error, "pinning of staging buffers stopped");
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver::Device;
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use crate::{PoolOptions, StagingOptions, StagingPool};
+
+    /// A pool of which one slab is being pinned, by a thread that the test stands for, while another
+    /// thread runs `work`; both go on when that thread waits for the slab, or is done without it.
+    fn while_pinning(work: impl FnOnce(StagingPool) + Send + 'static) -> (SimDriver, StagingPool) {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(std::sync::Arc::new(sim.clone()), 0).unwrap();
+        let class = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
+        let options = PoolOptions {
+            slab_bytes: 4096,
+            pinning: super::Pinning::OnCall,
+            ..PoolOptions::new(vec![class])
+        };
+        let pool = StagingPool::with_classes(&device, &options).unwrap();
+        let shared = &pool.shared;
+        let chunk = shared.backlog.take().unwrap();
+        let clone = pool.clone();
+        let other = std::thread::spawn(move || work(clone));
+        while shared.backlog.state.lock().waiting == 0 && !other.is_finished() {
+            std::thread::yield_now();
+        }
+        let (slots, got) = chunk.pin(&device, shared.memory, &shared.pinned_bytes).unwrap();
+        shared.state.lock().admit(chunk.class, slots, got);
+        shared.backlog.settle(chunk, None);
+        other.join().unwrap();
+        (sim, pool)
+    }
+
+    #[test]
+    fn close_waits_for_a_slab_that_is_being_pinned() {
+        let (sim, pool) = while_pinning(|pool| pool.close().unwrap());
+        assert_eq!((pool.unpinned(), pool.pinned_bytes(), sim.pinned_bytes()), (0, 0, 0));
+    }
+
+    #[test]
+    fn finished_pinning_waits_for_a_slab_that_another_thread_pins() {
+        let (_, pool) = while_pinning(|pool| {
+            pool.finish_pinning().unwrap();
+            assert_eq!((pool.unpinned(), pool.pinned_bytes()), (0, 3 * 4096));
+        });
+        assert_eq!(pool.pinned_bytes(), 3 * 4096);
     }
 }

@@ -244,7 +244,7 @@ impl State {
     }
 
     /// Adds newly pinned buffers. `close` waits for slabs under way before it takes all buffers out.
-    fn admit(&mut self, class: usize, slots: Vec<Slot>, got: SlabMemory) {
+    pub(crate) fn admit(&mut self, class: usize, slots: Vec<Slot>, got: SlabMemory) {
         self.memory.add(got);
         let class = &mut self.classes[class];
         class.circulating += slots.len();
