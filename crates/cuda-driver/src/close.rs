@@ -79,9 +79,14 @@ impl Inner {
         let retired = std::mem::take(self.retired.get_mut());
         let mut outcome = Ok(());
         if !retired.is_empty() {
-            // SAFETY: the context is alive until the release below (invariant of `context`).
-            outcome = match unsafe { Bound::enter(&*self.driver, self.context) } {
-                Ok(_bound) => free_all(&*self.driver, retired),
+            let mut bound = None;
+            let entered = twice(|| {
+                // SAFETY: the context is alive until the release below (invariant of `context`).
+                bound = Some(unsafe { Bound::enter(&*self.driver, self.context) }?);
+                Ok(())
+            });
+            outcome = match entered {
+                Ok(()) => free_all(&*self.driver, retired),
                 Err(error) => {
                     refused(error, "memory of dropped buffers was not freed");
                     // A device that cannot be asked may still use what was registered.
@@ -92,9 +97,10 @@ impl Inner {
         }
         drop(self.noted.take());
         if std::mem::take(&mut self.retained) {
-            // SAFETY: `open` retained it once and this is its one release; every handle made from
-            // this device holds a clone of it, so none is left.
-            let released = unsafe { self.driver.device_primary_ctx_release(self.ordinal) };
+            // SAFETY: `open` retained it once and this is its one release, for one that is refused
+            // releases nothing; every handle made from this device holds a clone of it, so none is left.
+            let released =
+                twice(|| unsafe { self.driver.device_primary_ctx_release(self.ordinal) });
             if let Err(error) = released {
                 refused(error, "a primary context was not released");
                 outcome = outcome.and(Err(error));
@@ -118,31 +124,31 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
     // The driver waits for all devices before it frees, and for one before it unregisters. What it
     // never knew of, it does not wait for.
     let registered = has(|memory| matches!(memory, Retired::Registered(_)));
-    let settled = if registered { opened::settle(driver) } else { Ok(()) };
+    let settled = if registered { twice(|| opened::settle(driver)) } else { Ok(()) };
     let lent = has(|memory| matches!(memory, Retired::Lent(_)));
-    let waited = if lent { driver.ctx_synchronize() } else { Ok(()) };
+    let waited = if lent { twice(|| driver.ctx_synchronize()) } else { Ok(()) };
     let mut outcome = Ok(());
     for memory in retired {
         let freed = match memory {
             // SAFETY: an address enters the list once, when the one buffer that owned it is
-            // dropped, and leaves it before this call.
-            Retired::Device(address) => unsafe { driver.mem_free(address) },
+            // dropped, and leaves it before this call. A call that is refused frees nothing.
+            Retired::Device(address) => twice(|| unsafe { driver.mem_free(address) }),
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
-            Retired::Host(host) => unsafe { driver.mem_free_host(host) },
+            Retired::Host(host) => twice(|| unsafe { driver.mem_free_host(host) }),
             Retired::Registered(region) => {
                 let host = region.address();
                 let unregistered = settled.and_then(|()| {
                     // SAFETY: a region enters the list once, when the one buffer that owned it is
                     // dropped, which was the only way to reach it; since then all devices have done
                     // what they had to do.
-                    unsafe { driver.mem_host_unregister(host) }
+                    twice(|| unsafe { driver.mem_host_unregister(host) })
                 });
                 let_go(region, unregistered)
             }
             Retired::Lent(memory) => let_go(memory, waited),
             // SAFETY: an object enters the list when its last handle is dropped and the driver refused
             // to destroy it, so it is live; it leaves the list before this call.
-            Retired::Object(object) => unsafe { destroy(driver, object) },
+            Retired::Object(object) => twice(|| unsafe { destroy(driver, object) }),
         };
         if let Err(error) = freed {
             refused(error, "memory of a dropped buffer was not freed");
@@ -165,6 +171,12 @@ pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResul
         // SAFETY: the caller's promise; launches that are enqueued still run.
         Object::GraphExec(raw) => unsafe { driver.graph_exec_destroy(raw) },
     }
+}
+
+/// Makes a call of clean-up a second time where it was refused: what stays would stay until the context
+/// ends, or for ever. A lost device repeats its error.
+fn twice(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
+    call().or_else(|error| if error.code.is_sticky() { Err(error) } else { call() })
 }
 
 /// Lets go of host memory that the device is done with, as `answer` says; what it may still use is

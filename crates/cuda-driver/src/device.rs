@@ -451,7 +451,7 @@ impl Device {
     /// May wait for all work of the device.
     ///
     /// # Errors
-    /// The first refusal; every other buffer is freed all the same.
+    /// The first refusal of what was refused twice; every other buffer is freed all the same.
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
         let retired = std::mem::take(&mut *self.inner.retired.lock());
         if retired.is_empty() {
