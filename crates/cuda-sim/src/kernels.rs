@@ -150,7 +150,7 @@ fn check_geometry(config: &LaunchConfig) -> Answer<()> {
     let fits = |size: [u32; 3], most: [u32; 3]| {
         size.iter().zip(most).all(|(&size, most)| (1..=most).contains(&size))
     };
-    let threads: u64 = config.block.iter().map(|&size| u64::from(size)).product();
+    let threads: u64 = config.block.iter().fold(1, |all, &size| all.saturating_mul(size.into()));
     if fits(config.grid, GRID_MAX)
         && fits(config.block, BLOCK_MAX)
         && threads <= BLOCK_THREADS_MAX

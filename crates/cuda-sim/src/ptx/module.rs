@@ -63,7 +63,8 @@ impl Program {
 
     /// Why the kernel cannot be launched like this, if it cannot.
     pub(crate) fn check(&self, config: &LaunchConfig, args: &KernelArgs) -> Result<(), String> {
-        let threads: u64 = config.block.iter().map(|&size| u64::from(size)).product();
+        let threads: u64 =
+            config.block.iter().fold(1, |all, &size| all.saturating_mul(size.into()));
         if let Some(most) = self.threads_max.filter(|&most| threads > most) {
             return Err(format!("{threads} threads of a block, where .maxntid allows {most}"));
         }

@@ -184,7 +184,8 @@ impl<'a> Parser<'a> {
             match self.word()? {
                 ".maxntid" => {
                     let size = self.size()?;
-                    entry.threads_max = Some(size.iter().map(|&n| u64::from(n)).product());
+                    entry.threads_max =
+                        Some(size.iter().fold(1, |all, &n| u64::saturating_mul(all, n.into())));
                 }
                 ".reqntid" => entry.threads_required = Some(self.size()?),
                 ".minnctapersm" | ".maxnctapersm" | ".maxnreg" => {
