@@ -238,6 +238,14 @@ mod tests {
     }
 
     #[test]
+    fn no_more_than_the_host_has_is_mapped() {
+        let most = HostPages::host_bytes().unwrap();
+        // Nothing of it is touched: the system, which may promise more than it has, is not asked.
+        let refused = HostPages::map(most + 1, false, None).map(drop);
+        assert_eq!(refused, Err(HostPagesError::Refused { bytes: most + 1, errno: libc::ENOMEM }));
+    }
+
+    #[test]
     fn dropped_memory_is_unmapped_to_the_last_page() {
         let lines = || std::fs::read_to_string("/proc/self/maps").unwrap();
         let pages = HostPages::map(3 * MIB + 1, true, Some(0)).unwrap();

@@ -22,7 +22,7 @@ use cuda_driver::{
     AccessDesc, AddressRange, CopyError, Device, DeviceAttribute, DeviceBuffer, DeviceError,
     DeviceSpan, ErrorCode, HostAllocFlags, HostMemory, HostPages, HostPagesOptions, HostRegion,
     HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module, PeerAttribute, PhysicalMemory,
-    PinnedBuffer, ShareableKind, Stream,
+    PinnedBuffer, ReaderError, ShareableKind, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 
@@ -228,6 +228,36 @@ fn spans_and_copies_at_any_offset_stay_inside_or_are_refused() {
     assert!(sim.findings().is_empty(), "{:?}", sim.findings());
     drop((pinned, memory, far_memory));
     far.close().unwrap();
+    assert_clean(machine);
+}
+
+#[test]
+fn a_span_is_for_its_stream_whatever_handle_names_it() {
+    let machine = machine();
+    let (_, device, stream) = &machine;
+    let (other, twin) = (Stream::new(device).unwrap(), stream.clone());
+    // SAFETY: `stream` outlives it.
+    let adopted = unsafe { Stream::adopt(device, stream.raw()) }.unwrap();
+    let flags = HostAllocFlags::CACHED;
+    let pinned = PinnedBuffer::alloc(device, MEMORY_BYTES, flags).unwrap();
+    let span = pinned.span_for(stream, 64, 128).unwrap();
+    let address = pinned.device_address() + 64;
+    for same in [stream, &twin, &adopted] {
+        assert_eq!(span.device_address(same), Ok(address));
+        assert_eq!(span.slice(8, 8).unwrap().device_address(same), Ok(address + 8));
+    }
+    // Two machines of one seed give out the same numbers.
+    let theirs = crate::machine();
+    assert_eq!(theirs.2.raw(), stream.raw());
+    for foreign in [&other, &theirs.2] {
+        let refused = ReaderError { reader: stream.raw(), stream: foreign.raw() };
+        assert_eq!(span.device_address(foreign), Err(refused));
+        assert_eq!(span.slice(8, 8).unwrap().device_address(foreign), Err(refused));
+        assert_eq!(pinned.span(64, 128).unwrap().device_address(foreign), Ok(address));
+    }
+    assert_eq!(span.raw_address(), address);
+    drop((pinned, other, twin, adopted));
+    assert_clean(theirs);
     assert_clean(machine);
 }
 

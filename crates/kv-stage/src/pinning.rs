@@ -128,14 +128,18 @@ fn pin_one(pool: &Weak<Shared>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use cuda_driver::Device;
+    use cuda_driver::{Device, HostPagesError, PinError};
     use cuda_sim::{SimConfig, SimDriver};
 
     use crate::{PoolOptions, StagingOptions, StagingPool};
 
     /// A pool of which one slab is being pinned, by a thread that the test stands for, while another
-    /// thread runs `work`; both go on when that thread waits for the slab, or is done without it.
-    fn while_pinning(work: impl FnOnce(StagingPool) + Send + 'static) -> (SimDriver, StagingPool) {
+    /// thread runs `work`; both go on when that thread waits for the slab, or is done without it. Then the
+    /// slab is pinned, or it is `refused`.
+    fn while_pinning(
+        refused: Option<PinError>,
+        work: impl FnOnce(StagingPool) + Send + 'static,
+    ) -> (SimDriver, StagingPool) {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
         let device = Device::open(std::sync::Arc::new(sim.clone()), 0).unwrap();
         let class = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
@@ -152,22 +156,32 @@ mod tests {
         while shared.backlog.state.lock().waiting == 0 && !other.is_finished() {
             std::thread::yield_now();
         }
-        let (slots, got) = chunk.pin(&device, shared.memory, &shared.pinned_bytes).unwrap();
-        shared.state.lock().admit(chunk.class, slots, got);
-        shared.backlog.settle(chunk, None);
+        if refused.is_none() {
+            let (slots, got) = chunk.pin(&device, shared.memory, &shared.pinned_bytes).unwrap();
+            shared.state.lock().admit(chunk.class, slots, got);
+        }
+        shared.backlog.settle(chunk, refused);
         other.join().unwrap();
         (sim, pool)
     }
 
     #[test]
     fn close_waits_for_a_slab_that_is_being_pinned() {
-        let (sim, pool) = while_pinning(|pool| pool.close().unwrap());
+        let (sim, pool) = while_pinning(None, |pool| pool.close().unwrap());
         assert_eq!((pool.unpinned(), pool.pinned_bytes(), sim.pinned_bytes()), (0, 0, 0));
     }
 
     #[test]
+    fn a_slab_that_is_refused_while_its_pool_is_closed_is_given_up() {
+        let refused = PinError::Pages(HostPagesError::Unsupported);
+        let (_, pool) = while_pinning(Some(refused), |pool| pool.close().unwrap());
+        assert_eq!(pool.unpinned(), 0);
+        assert_eq!(pool.pin_next(), Ok(false), "a closed pool pins nothing");
+    }
+
+    #[test]
     fn finished_pinning_waits_for_a_slab_that_another_thread_pins() {
-        let (_, pool) = while_pinning(|pool| {
+        let (_, pool) = while_pinning(None, |pool| {
             pool.finish_pinning().unwrap();
             assert_eq!((pool.unpinned(), pool.pinned_bytes()), (0, 3 * 4096));
         });

@@ -278,3 +278,26 @@ fn a_long_run_asks_keeps_and_allocates_no_more_at_its_end() {
         assert!(sim.check_leaks().is_clean());
     }
 }
+
+#[test]
+fn a_query_that_is_refused_frees_no_buffer() {
+    let sim = machine(Pace::Slowest);
+    let run = Run::new(&sim, 1);
+    let far = DeviceBuffer::alloc(&run.device, NOTE_BYTES as u64).unwrap();
+    for byte in [1, 2] {
+        let mut buffer = run.notes.acquire().unwrap();
+        buffer.bytes_mut().fill(byte);
+        buffer.submit(&run.side, |view| view.copy_to_device(far.span(), 0)).unwrap();
+    }
+    // Both are still read, and one of them cannot be asked about.
+    sim.fail_nth("cuEventQuery", 1, ErrorCode::UNKNOWN);
+    let Err(AcquireError::Device(error)) = run.notes.acquire().map(drop) else {
+        panic!("a buffer was recycled under its reader")
+    };
+    assert_eq!(error.driver_error().code, ErrorCode::UNKNOWN);
+    assert_eq!(run.notes.live(), 2);
+    drop(run.notes.acquire_wait().unwrap());
+    drop(far);
+    assert!(run.end());
+    assert_eq!(sim.findings(), []);
+}
