@@ -98,8 +98,8 @@ pub mod topology;
 #[cfg(loom)]
 pub use device_thread::model;
 pub use device_thread::{
-    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room, SubmitError,
-    TaskError,
+    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room,
+    SpawnThreadError, SubmitError, TaskError,
 };
 pub use health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
 pub use identity::{DeviceDirectory, DeviceKind, DeviceUuid, Place, UuidError};

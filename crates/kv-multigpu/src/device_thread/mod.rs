@@ -24,9 +24,9 @@ pub use room::Room;
 /// How a device's thread is made.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DeviceThreadOptions {
-    /// Most tasks that wait to be run, at least one; more are refused ([`Refusal::Full`]).
+    /// Most tasks that wait to be run, one at least; more are refused ([`Refusal::Full`]).
     pub tasks_max: usize,
-    /// Name of the thread; none for `gpu` and the ordinal.
+    /// Name of the thread, without a NUL; none for `gpu` and the ordinal.
     pub name: Option<String>,
 }
 
@@ -34,6 +34,33 @@ impl Default for DeviceThreadOptions {
     fn default() -> Self {
         Self { tasks_max: 1024, name: None }
     }
+}
+
+/// Why a thread was not started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpawnThreadError {
+    /// A queue of no tasks would take none.
+    #[error("a device's thread for which at most {tasks_max} tasks may wait")]
+    NoTasks {
+        /// Most that should wait.
+        tasks_max: usize,
+    },
+    /// The operating system's names end at a NUL.
+    #[error("a device's thread cannot be named {name:?}")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The operating system refused.
+    #[error("no thread could be started for device {ordinal}")]
+    System {
+        /// Ordinal of the device.
+        ordinal: i32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// Why a task was not taken.
@@ -112,14 +139,23 @@ impl DeviceThread {
     /// Starts a thread for `device`.
     ///
     /// # Errors
-    /// What the operating system answers.
-    pub fn spawn(device: &Device, options: DeviceThreadOptions) -> io::Result<Self> {
-        let queue = Arc::new(Queue::new(options.tasks_max));
-        let name = options.name.unwrap_or_else(|| format!("gpu{}", device.ordinal()));
-        let handle = thread::Builder::new().name(name).spawn({
+    /// [`SpawnThreadError`], with what of the options cannot be, or what the operating system answers.
+    pub fn spawn(device: &Device, options: DeviceThreadOptions) -> Result<Self, SpawnThreadError> {
+        let DeviceThreadOptions { tasks_max, name } = options;
+        let ordinal = device.ordinal();
+        if tasks_max == 0 {
+            return Err(SpawnThreadError::NoTasks { tasks_max });
+        }
+        let name = name.unwrap_or_else(|| format!("gpu{ordinal}"));
+        if name.contains('\0') {
+            return Err(SpawnThreadError::Name { name });
+        }
+        let queue = Arc::new(Queue::new(tasks_max));
+        let spawned = thread::Builder::new().name(name).spawn({
             let (queue, device) = (Arc::clone(&queue), device.clone());
             move || queue.work_off(&device, |work, device| quietly(|| work(device)))
-        })?;
+        });
+        let handle = spawned.map_err(|source| SpawnThreadError::System { ordinal, source })?;
         let worker = Arc::new(OnceLock::new());
         let _ = worker.set(handle.thread().id());
         Ok(Self { device: device.clone(), queue, worker, handle: Mutex::new(Some(handle)) })

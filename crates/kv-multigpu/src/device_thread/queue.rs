@@ -52,7 +52,7 @@ fn wake_all(waiting: Vec<(u64, Waker)>) {
 }
 
 impl<C> Queue<C> {
-    /// An empty queue with room for `tasks_max` tasks, and for one at least.
+    /// An empty queue with room for `tasks_max` tasks.
     pub(crate) fn new(tasks_max: usize) -> Self {
         let state = State {
             tasks: VecDeque::new(),
@@ -65,7 +65,7 @@ impl<C> Queue<C> {
             state: Mutex::new(state),
             changed: Condvar::new(),
             finished: Condvar::new(),
-            tasks_max: tasks_max.max(1),
+            tasks_max,
         }
     }
 
