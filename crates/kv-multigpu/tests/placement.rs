@@ -60,7 +60,8 @@ impl Case {
         let links = LinkMatrix::from_fn(gpus.len(), |_, _| Link {
             latency_ns: 10 * random.below(3),
             bytes_per_second: 500_000_000 * (1 + random.below(2)),
-        });
+        })
+        .unwrap();
         Self { model, gpus, links }
     }
 
@@ -311,12 +312,13 @@ fn llama(gpus: u8, free_bytes: u64) -> Case {
     let capacity =
         |i| GpuCapacity { uuid: [i; 16], free_bytes, memory_bytes_per_second: 4_000_000_000_000 };
     Case {
-        model: ModelShape { step_tokens: 64, ..ModelShape::uniform(80, layer, 4096) },
+        model: ModelShape { step_tokens: 64, ..ModelShape::uniform(80, layer, 4096).unwrap() },
         gpus: (0..gpus).map(capacity).collect(),
         links: LinkMatrix::uniform(
             usize::from(gpus),
             Link { latency_ns: 5_000, bytes_per_second: 397_000_000_000 },
-        ),
+        )
+        .unwrap(),
     }
 }
 
@@ -356,7 +358,8 @@ fn the_least_cost_leaves_out_what_costs_and_balances_what_does_not() {
     pairs.links = LinkMatrix::from_fn(4, |from, to| Link {
         latency_ns: 5_000,
         bytes_per_second: if from % 2 == to % 2 { 397_000_000_000 } else { 25_000_000_000 },
-    });
+    })
+    .unwrap();
     let placement = pairs.place(Strategy::LeastCost).unwrap();
     let slow = placement.crossings().filter(|c| c.from % 2 != c.to % 2).count();
     assert_eq!((placement.crossings().count(), slow), (3, 1));
@@ -398,12 +401,17 @@ fn what_makes_no_sense_is_told() {
     let place = |model: &ModelShape, gpus: &[GpuCapacity], links: &LinkMatrix| {
         Placement::layers(model, gpus, links, Strategy::LeastCost).unwrap_err()
     };
-    let none = ModelShape::uniform(0, LayerShape::default(), 0);
+    assert!(ModelShape::uniform(0, LayerShape::default(), 0).is_err());
+    let of = |layers| {
+        let layers = vec![LayerShape::default(); layers];
+        ModelShape { layers, ..case.model.clone() }
+    };
+    let none = of(0);
     assert!(matches!(
         place(&none, &case.gpus, &case.links),
         PlacementError::Layers { layers: 0, .. }
     ));
-    let many = ModelShape::uniform(LAYERS_MAX + 1, LayerShape::default(), 0);
+    let many = of(LAYERS_MAX + 1);
     assert!(matches!(place(&many, &case.gpus, &case.links), PlacementError::Layers { .. }));
     assert!(matches!(place(&case.model, &[], &case.links), PlacementError::Gpus { gpus: 0, .. }));
     assert_eq!(
@@ -412,11 +420,11 @@ fn what_makes_no_sense_is_told() {
     );
     let twice = [case.gpus[0], case.gpus[0]];
     assert_eq!(place(&case.model, &twice, &case.links), PlacementError::GpuTwice { gpu: 1 });
-    let silent = LinkMatrix::uniform(2, Link { latency_ns: 0, bytes_per_second: 0 });
+    let silent = LinkMatrix::uniform(2, Link { latency_ns: 0, bytes_per_second: 0 }).unwrap();
     assert_eq!(place(&case.model, &case.gpus, &silent), PlacementError::NoSpeed { from: 0, to: 1 });
     let huge =
         LayerShape { weight_bytes: u64::MAX, kv_block_bytes: u64::MAX, output_token_bytes: 0 };
-    let huge = ModelShape::uniform(2, huge, u64::MAX);
+    let huge = ModelShape::uniform(2, huge, u64::MAX).unwrap();
     assert!(matches!(place(&huge, &case.gpus, &case.links), PlacementError::TooLarge { .. }));
     let crowd = llama(SEARCH_GPUS_MAX as u8 + 1, 80 << 30);
     assert_eq!(

@@ -8,7 +8,8 @@ use common::machine;
 use common::moving::{buffer, contents, pattern};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::moves::{
-    BlockMemory, BlockOfHeads, BlockPair, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardPlan,
+    BlockMemory, BlockOfHeads, BlockPair, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardError,
+    ReshardPlan,
 };
 use kv_multigpu::placement::{HeadShards, KvReplication};
 
@@ -67,14 +68,15 @@ fn reshard(devices: &[Device], old: usize, new: usize, order: HeadOrder) {
         .collect();
     let pairs: Vec<_> = (0..BLOCKS).map(|id| BlockPair { from: id, to: id }).collect();
     for transfer in plan.transfers() {
-        let (near, far) = (&devices[transfer.from], &devices[transfer.to]);
+        let (near, far) = (&devices[transfer.from()], &devices[transfer.to()]);
         let config = MoverConfig { chunk_bytes: 4096, kernel_blocks: 1, ..MoverConfig::default() };
         let mut mover = Mover::new(near, far, config).unwrap();
         let grids = [plan.old_grid(BLOCKS), plan.new_grid(BLOCKS)];
-        let source = BlockMemory::new(near, spans(&sources[transfer.from]), grids[0], ()).unwrap();
-        let target = BlockMemory::new(far, spans(&targets[transfer.to]), grids[1], ()).unwrap();
-        let order = MoveOrder { after: &streams[transfer.from], on: &streams[transfer.to] };
-        let what = plan.block_move(transfer, &pairs);
+        let source =
+            BlockMemory::new(near, spans(&sources[transfer.from()]), grids[0], ()).unwrap();
+        let target = BlockMemory::new(far, spans(&targets[transfer.to()]), grids[1], ()).unwrap();
+        let order = MoveOrder { after: &streams[transfer.from()], on: &streams[transfer.to()] };
+        let what = transfer.block_move(&pairs);
         let moved = mover.move_blocks(source, target, &what, order).map_err(|failed| failed.error);
         moved.unwrap().finish().map_err(|(error, _)| error).unwrap();
     }
@@ -116,14 +118,18 @@ fn every_new_head_comes_once_from_a_holder_and_near_if_it_can() {
             let plan = ReshardPlan::new(&from, &to, block, |old, new| old == new).unwrap();
             let mut came = vec![Vec::new(); new];
             for transfer in plan.transfers() {
-                for head in transfer.heads.clone() {
-                    assert!(from.kv_heads_of(transfer.from).contains(&head));
-                    let near = transfer.to < old && from.kv_heads_of(transfer.to).contains(&head);
-                    assert!(!near || transfer.from == transfer.to, "{old} to {new}: {transfer:?}");
-                    came[transfer.to].push(head);
+                for head in transfer.heads() {
+                    assert!(from.kv_heads_of(transfer.from()).contains(&head));
+                    let near =
+                        transfer.to() < old && from.kv_heads_of(transfer.to()).contains(&head);
+                    assert!(
+                        !near || transfer.from() == transfer.to(),
+                        "{old} to {new}: {transfer:?}"
+                    );
+                    came[transfer.to()].push(head);
                 }
-                let heads = transfer.heads.end - transfer.heads.start;
-                assert_eq!(plan.block_bytes(transfer), heads * 16 * 256);
+                let heads = transfer.heads().end - transfer.heads().start;
+                assert_eq!(transfer.block_bytes(), heads * 16 * 256);
             }
             for (gpu, came) in came.into_iter().enumerate() {
                 assert_eq!(came, to.kv_heads_of(gpu).collect::<Vec<_>>());
@@ -131,7 +137,8 @@ fn every_new_head_comes_once_from_a_holder_and_near_if_it_can() {
         }
     }
     let other = HeadShards::new(16, 8, 2, KvReplication::Refuse).unwrap();
-    assert!(ReshardPlan::new(&shards(2), &other, block, |_, _| false).is_none());
+    let refused = |to, block| ReshardPlan::new(&shards(2), to, block, |_, _| false).unwrap_err();
+    assert_eq!(refused(&other, block), ReshardError::KvHeads { from: 4, to: 8 });
     let huge = BlockOfHeads { head_bytes: u64::MAX, ..block };
-    assert!(ReshardPlan::new(&shards(2), &shards(2), huge, |_, _| false).is_none());
+    assert!(matches!(refused(&shards(2), huge), ReshardError::Block { kv_heads: 4, .. }));
 }

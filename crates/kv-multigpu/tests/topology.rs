@@ -127,7 +127,7 @@ fn links_are_measured_once_in_virtual_time() {
     // What was measured places a model: the slow way is taken once.
     let layer =
         LayerShape { weight_bytes: 100 << 20, kv_block_bytes: 0, output_token_bytes: 1 << 20 };
-    let model = ModelShape::uniform(40, layer, 0);
+    let model = ModelShape::uniform(40, layer, 0).unwrap();
     let topology = Topology::discover(&devices, &Sources::default()).unwrap();
     let gpus = topology.capacities(|_| 1 << 30);
     let placement = Placement::layers(&model, &gpus, &links, Strategy::LeastCost).unwrap();

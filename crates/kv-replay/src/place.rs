@@ -134,14 +134,15 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
     };
     let layers = config.shape.layers as usize;
     let token_bytes = row_bytes.saturating_mul(KV_COUNT * layers as u64);
+    let refused = |source| PlaceError::Placement { place: config.place, source };
     let model = ModelShape {
         step_tokens: config.max_batch.into(),
         // What an iteration writes lies beside the pool before it is stored there.
         workspace_bytes: token_bytes.saturating_mul(config.step_tokens.into()),
-        ..ModelShape::uniform(layers, layer, config.device_blocks)
+        ..ModelShape::uniform(layers, layer, config.device_blocks).map_err(refused)?
     };
     let gpus = devices.iter().map(capacity).collect::<Result<Vec<_>, _>>()?;
-    let links = links(devices)?;
+    let links = links(devices, config.place)?;
     let heads = u64::from(config.shape.kv_heads);
     let placed = match config.place {
         Place::Layers(strategy) => Placement::layers(&model, &gpus, &links, strategy),
@@ -149,7 +150,7 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
             Placement::sharded(&model, &gpus, &links, heads, heads, KvReplication::Refuse)
         }
     };
-    placed.map_err(|source| PlaceError::Placement { place: config.place, source })
+    placed.map_err(refused)
 }
 
 /// What there is to say of a placement.
@@ -169,7 +170,7 @@ fn capacity(device: &Device) -> Result<GpuCapacity, PlaceError> {
     Ok(GpuCapacity { uuid, free_bytes, memory_bytes_per_second: MEMORY_BYTES_PER_SECOND })
 }
 
-fn links(devices: &[Device]) -> Result<LinkMatrix, PlaceError> {
+fn links(devices: &[Device], place: Place) -> Result<LinkMatrix, PlaceError> {
     let mut refused = None;
     let links = LinkMatrix::from_fn(devices.len(), |from, to| {
         match devices[from].can_access(&devices[to]) {
@@ -181,7 +182,10 @@ fn links(devices: &[Device]) -> Result<LinkMatrix, PlaceError> {
             }
         }
     });
-    refused.map_or(Ok(links), Err)
+    match refused {
+        Some(refused) => Err(refused),
+        None => links.map_err(|source| PlaceError::Placement { place, source }),
+    }
 }
 
 #[cfg(test)]

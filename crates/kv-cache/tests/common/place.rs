@@ -26,7 +26,7 @@ impl Place {
             output_token_bytes: 8192,
         };
         let kv_blocks = u64::from(options.device_blocks);
-        let model = ModelShape::uniform(shape.layers() as usize, layer, kv_blocks);
+        let model = ModelShape::uniform(shape.layers() as usize, layer, kv_blocks).unwrap();
         let gpu = |device: &Device| GpuCapacity {
             uuid: device.info().uuid,
             free_bytes: 1 << 40,
@@ -34,7 +34,7 @@ impl Place {
         };
         let gpus: Vec<_> = devices.iter().map(gpu).collect();
         let link = Link { latency_ns: 5000, bytes_per_second: 300_000_000_000 };
-        let links = LinkMatrix::uniform(gpus.len(), link);
+        let links = LinkMatrix::uniform(gpus.len(), link).unwrap();
         match self {
             Self::Even => None,
             Self::Layers(strategy) => {

@@ -25,15 +25,107 @@ pub struct BlockOfHeads {
     pub order: HeadOrder,
 }
 
-/// Some neighbouring heads of every block, from one GPU's shard to another's.
+/// Most heads, and most GPUs of the old or the new shards, that a plan is made for.
+const COUNT_MAX: u64 = 4096;
+
+/// Why there is no plan.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReshardError {
+    /// The shards are of different models.
+    #[error("shards of {from} KV heads into shards of {to}")]
+    KvHeads {
+        /// KV heads of the old shards.
+        from: u64,
+        /// KV heads of the new shards.
+        to: u64,
+    },
+    /// More heads or GPUs than any machine has.
+    #[error("{count} {what}, where there can be at most {most}")]
+    TooMany {
+        /// What they are.
+        what: &'static str,
+        /// How many there are.
+        count: u64,
+        /// The most.
+        most: u64,
+    },
+    /// A block holds nothing, or more than 63 bits count.
+    #[error("a block of {tokens} tokens of {head_bytes} bytes a head, with {kv_heads} KV heads")]
+    Block {
+        /// Tokens of a block.
+        tokens: u32,
+        /// One head of one token, in bytes.
+        head_bytes: u64,
+        /// KV heads of the model.
+        kv_heads: u64,
+    },
+}
+
+/// Some neighbouring heads of every block, from one GPU's shard to another's. Made by a [`ReshardPlan`],
+/// and good for blocks that lie as that plan says.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct HeadTransfer {
+    from: usize,
+    to: usize,
+    heads: Range<u64>,
+    rows: u32,
+    row_bytes: u64,
+    source_offset: u64,
+    destination_offset: u64,
+}
+
+impl HeadTransfer {
+    fn new(ends: [(usize, &HeadShards); 2], heads: Range<u64>, block: BlockOfHeads) -> Self {
+        let BlockOfHeads { tokens, head_bytes, order } = block;
+        let (rows, each) = match order {
+            HeadOrder::TokensFirst => (tokens, head_bytes),
+            HeadOrder::HeadsFirst => (1, head_bytes * u64::from(tokens)),
+        };
+        let offset = |(gpu, shards): (usize, &HeadShards)| {
+            (heads.start - shards.kv_heads_of(gpu).start) * each
+        };
+        Self {
+            from: ends[0].0,
+            to: ends[1].0,
+            rows,
+            row_bytes: (heads.end - heads.start) * each,
+            source_offset: offset(ends[0]),
+            destination_offset: offset(ends[1]),
+            heads,
+        }
+    }
+
     /// Position of the GPU among those of the old shards.
-    pub from: usize,
+    #[must_use]
+    pub fn from(&self) -> usize {
+        self.from
+    }
+
     /// Position of the GPU among those of the new shards.
-    pub to: usize,
+    #[must_use]
+    pub fn to(&self) -> usize {
+        self.to
+    }
+
     /// The heads, as the model counts them.
-    pub heads: Range<u64>,
+    #[must_use]
+    pub fn heads(&self) -> Range<u64> {
+        self.heads.clone()
+    }
+
+    /// What moves of each block, in every plane of keys and of values.
+    #[must_use]
+    pub fn block_move<'a>(&self, pairs: &'a [BlockPair]) -> BlockMove<'a> {
+        let Self { rows, row_bytes, source_offset, destination_offset, .. } = *self;
+        BlockMove { pairs, rows, row_bytes, source_offset, destination_offset }
+    }
+
+    /// Bytes that move of one block in one plane.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.row_bytes * u64::from(self.rows)
+    }
 }
 
 /// Which heads go where when KV that lies in shards is to lie in others.
@@ -50,10 +142,10 @@ pub struct HeadTransfer {
 /// let block = BlockOfHeads { tokens: 16, head_bytes: 256, order: HeadOrder::TokensFirst };
 /// // Two GPUs take over from four, of which they are the first two.
 /// let plan = ReshardPlan::new(&shards(4)?, &shards(2)?, block, |old, new| old == new)
-///     .ok_or("both are of one model")?;
+/// ?;
 /// assert_eq!(plan.transfers().len(), 4);
 /// let first = &plan.transfers()[0];
-/// assert_eq!((first.from, first.to, first.heads.clone()), (0, 0, 0..2));
+/// assert_eq!((first.from(), first.to(), first.heads()), (0, 0, 0..2));
 /// # Ok(())
 /// # }
 /// ```
@@ -68,38 +160,40 @@ pub struct ReshardPlan {
 impl ReshardPlan {
     /// The plan from `from` to `to`; `is_same_gpu` says whether an old and a new position are one GPU.
     ///
-    /// None when they are of different numbers of KV heads, or a block's bytes exceed 64 bits.
-    #[must_use]
+    /// # Errors
+    /// [`ReshardError`], for shards of different models and for numbers that cannot be.
     pub fn new(
         from: &HeadShards,
         to: &HeadShards,
         block: BlockOfHeads,
         is_same_gpu: impl Fn(usize, usize) -> bool,
-    ) -> Option<Self> {
-        if from.kv_heads() != to.kv_heads() {
-            return None;
-        }
-        from.kv_heads().checked_mul(u64::from(block.tokens))?.checked_mul(block.head_bytes)?;
+    ) -> Result<Self, ReshardError> {
+        check(from, to, block)?;
         let mut sent = vec![0_u64; from.gpus()];
-        let mut transfers: Vec<HeadTransfer> = Vec::new();
+        let mut runs: Vec<(usize, usize, Range<u64>)> = Vec::new();
         for new in 0..to.gpus() {
             for head in to.kv_heads_of(new) {
                 let holders = (0..from.gpus()).filter(|&old| from.kv_heads_of(old).contains(&head));
-                let old = holders.min_by_key(|&old| (!is_same_gpu(old, new), sent[old], old))?;
+                // Every head has a holder.
+                let old = holders.min_by_key(|&old| (!is_same_gpu(old, new), sent[old], old));
+                let old = old.unwrap_or_default();
                 sent[old] += u64::from(!is_same_gpu(old, new));
-                match transfers.last_mut() {
-                    Some(last) if (last.from, last.to, last.heads.end) == (old, new, head) => {
-                        last.heads.end += 1;
+                match runs.last_mut() {
+                    Some((before, to, heads)) if (*before, *to, heads.end) == (old, new, head) => {
+                        heads.end += 1;
                     }
-                    _ => transfers.push(HeadTransfer { from: old, to: new, heads: head..head + 1 }),
+                    _ => runs.push((old, new, head..head + 1)),
                 }
             }
         }
-        Some(Self { from: *from, to: *to, block, transfers })
+        let transfer =
+            |(old, new, heads)| HeadTransfer::new([(old, from), (new, to)], heads, block);
+        let transfers = runs.into_iter().map(transfer).collect();
+        Ok(Self { from: *from, to: *to, block, transfers })
     }
 
     /// What goes where. Each is one [`Mover::move_blocks`](super::Mover::move_blocks) from its old GPU
-    /// to its new one, with [`block_move`](ReshardPlan::block_move).
+    /// to its new one, with [`block_move`](HeadTransfer::block_move).
     #[must_use]
     pub fn transfers(&self) -> &[HeadTransfer] {
         &self.transfers
@@ -122,30 +216,27 @@ impl ReshardPlan {
         let row_stride = shards.kv_heads_each() * head_bytes;
         BlockGrid { blocks, block_stride: row_stride * u64::from(tokens), row_stride }
     }
+}
 
-    /// What a transfer moves of each block, in every plane of keys and of values.
-    #[must_use]
-    pub fn block_move<'a>(&self, transfer: &HeadTransfer, pairs: &'a [BlockPair]) -> BlockMove<'a> {
-        let BlockOfHeads { tokens, head_bytes, order } = self.block;
-        let (rows, each) = match order {
-            HeadOrder::TokensFirst => (tokens, head_bytes),
-            HeadOrder::HeadsFirst => (1, head_bytes * u64::from(tokens)),
-        };
-        let HeadTransfer { from, to, heads } = transfer;
-        let offset = |shard: Range<u64>| heads.start.saturating_sub(shard.start) * each;
-        BlockMove {
-            pairs,
-            rows,
-            row_bytes: (heads.end - heads.start) * each,
-            source_offset: offset(self.from.kv_heads_of(*from)),
-            destination_offset: offset(self.to.kv_heads_of(*to)),
+fn check(from: &HeadShards, to: &HeadShards, block: BlockOfHeads) -> Result<(), ReshardError> {
+    let kv_heads = from.kv_heads();
+    if kv_heads != to.kv_heads() {
+        return Err(ReshardError::KvHeads { from: kv_heads, to: to.kv_heads() });
+    }
+    for (what, count) in [
+        ("KV heads", kv_heads),
+        ("GPUs of the old shards", from.gpus() as u64),
+        ("GPUs of the new shards", to.gpus() as u64),
+    ] {
+        if count > COUNT_MAX {
+            return Err(ReshardError::TooMany { what, count, most: COUNT_MAX });
         }
     }
-
-    /// Bytes that a transfer moves of one block in one plane.
-    #[must_use]
-    pub fn block_bytes(&self, transfer: &HeadTransfer) -> u64 {
-        let what = self.block_move(transfer, &[]);
-        what.row_bytes * u64::from(what.rows)
+    let BlockOfHeads { tokens, head_bytes, .. } = block;
+    // At most 12 + 32 + 64 bits.
+    let bytes = u128::from(kv_heads) * u128::from(tokens) * u128::from(head_bytes);
+    if bytes == 0 || bytes > i64::MAX as u128 {
+        return Err(ReshardError::Block { tokens, head_bytes, kv_heads });
     }
+    Ok(())
 }

@@ -11,13 +11,13 @@
 //!     kv_block_bytes: 64 << 10,
 //!     output_token_bytes: 8 << 10,
 //! };
-//! let model = ModelShape::uniform(48, layer, 4096);
+//! let model = ModelShape::uniform(48, layer, 4096)?;
 //! let gpu = |i| GpuCapacity {
 //!     uuid: [i; 16],
 //!     free_bytes: 20 << 30,
 //!     memory_bytes_per_second: 3_000_000_000_000,
 //! };
-//! let links = LinkMatrix::uniform(2, Link { latency_ns: 5_000, bytes_per_second: 397_000_000_000 });
+//! let links = LinkMatrix::uniform(2, Link { latency_ns: 5_000, bytes_per_second: 397_000_000_000 })?;
 //!
 //! let placement = Placement::layers(&model, &[gpu(1), gpu(2)], &links, Strategy::LeastCost)?;
 //! assert_eq!(placement.crossings().count(), 1, "one GPU does not hold 31 GiB; two need one crossing");

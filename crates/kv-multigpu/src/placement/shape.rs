@@ -36,21 +36,28 @@ pub struct ModelShape {
 
 impl ModelShape {
     /// A model of `layers` equal layers.
-    #[must_use]
-    pub fn uniform(layers: usize, layer: LayerShape, kv_blocks: u64) -> Self {
-        Self { layers: vec![layer; layers], kv_blocks, workspace_bytes: 0, step_tokens: 1 }
+    ///
+    /// # Errors
+    /// [`PlacementError::Layers`] for none, or more than [`LAYERS_MAX`].
+    pub fn uniform(
+        layers: usize,
+        layer: LayerShape,
+        kv_blocks: u64,
+    ) -> Result<Self, PlacementError> {
+        check_layers(layers)?;
+        let layers = vec![layer; layers];
+        Ok(Self { layers, kv_blocks, workspace_bytes: 0, step_tokens: 1 })
     }
 
     pub(super) fn check(&self) -> Result<(), PlacementError> {
-        let layers = self.layers.len();
-        if layers == 0 || layers > LAYERS_MAX {
-            return Err(PlacementError::Layers { layers, most: LAYERS_MAX });
-        }
+        check_layers(self.layers.len())?;
         // One token's crossing in nanoseconds, times all layers, must stay far below `u128::MAX`.
         let most = u128::from(self.workspace_bytes) * GPUS_MAX as u128;
+        // Also what there is for one block and one token is summed over layers.
+        let (kv_blocks, step_tokens) = (self.kv_blocks.max(1), self.step_tokens.max(1));
         let total = self.layers.iter().fold(most, |sum, layer| {
-            let kv = u128::from(layer.kv_block_bytes) * u128::from(self.kv_blocks);
-            let handed = u128::from(layer.output_token_bytes) * u128::from(self.step_tokens);
+            let kv = u128::from(layer.kv_block_bytes) * u128::from(kv_blocks);
+            let handed = u128::from(layer.output_token_bytes) * u128::from(step_tokens);
             sum.saturating_add(u128::from(layer.weight_bytes))
                 .saturating_add(kv)
                 .saturating_add(handed)
@@ -119,8 +126,19 @@ pub struct LinkMatrix {
 
 impl LinkMatrix {
     /// The links of `gpus` GPUs, as `link` tells them for a sender and a receiver.
-    #[must_use]
-    pub fn from_fn(gpus: usize, mut link: impl FnMut(usize, usize) -> Link) -> Self {
+    ///
+    /// # Errors
+    /// [`PlacementError::Gpus`] for none, or more than [`GPUS_MAX`].
+    pub fn from_fn(
+        gpus: usize,
+        link: impl FnMut(usize, usize) -> Link,
+    ) -> Result<Self, PlacementError> {
+        check_gpus(gpus)?;
+        Ok(Self::between(gpus, link))
+    }
+
+    /// As [`from_fn`](LinkMatrix::from_fn), of as many GPUs as are there. A placement checks the number.
+    pub(crate) fn between(gpus: usize, mut link: impl FnMut(usize, usize) -> Link) -> Self {
         let itself = Link { latency_ns: 0, bytes_per_second: u64::MAX };
         let links = (0..gpus * gpus).map(|i| {
             let (from, to) = (i / gpus, i % gpus);
@@ -130,8 +148,10 @@ impl LinkMatrix {
     }
 
     /// The same link between every two of `gpus` GPUs.
-    #[must_use]
-    pub fn uniform(gpus: usize, link: Link) -> Self {
+    ///
+    /// # Errors
+    /// As [`from_fn`](LinkMatrix::from_fn).
+    pub fn uniform(gpus: usize, link: Link) -> Result<Self, PlacementError> {
         Self::from_fn(gpus, |_, _| link)
     }
 
@@ -156,14 +176,26 @@ impl LinkMatrix {
     }
 }
 
+fn check_layers(layers: usize) -> Result<(), PlacementError> {
+    if layers == 0 || layers > LAYERS_MAX {
+        return Err(PlacementError::Layers { layers, most: LAYERS_MAX });
+    }
+    Ok(())
+}
+
+fn check_gpus(gpus: usize) -> Result<(), PlacementError> {
+    if gpus == 0 || gpus > GPUS_MAX {
+        return Err(PlacementError::Gpus { gpus, most: GPUS_MAX });
+    }
+    Ok(())
+}
+
 /// Refuses GPUs and links that a placement cannot be computed from.
 pub(super) fn check_machine(
     gpus: &[GpuCapacity],
     links: &LinkMatrix,
 ) -> Result<(), PlacementError> {
-    if gpus.is_empty() || gpus.len() > GPUS_MAX {
-        return Err(PlacementError::Gpus { gpus: gpus.len(), most: GPUS_MAX });
-    }
+    check_gpus(gpus.len())?;
     if links.gpus() != gpus.len() {
         return Err(PlacementError::LinkMatrix { gpus: gpus.len(), matrix: links.gpus() });
     }

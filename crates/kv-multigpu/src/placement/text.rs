@@ -210,7 +210,7 @@ fn parse_links(lines: &mut Lines<'_>, gpus: usize) -> Result<LinkMatrix, ParsePl
     let mut links = links.into_iter();
     let silent = Link { latency_ns: 0, bytes_per_second: 0 };
     // One for each pair, in the order in which the matrix asks.
-    Ok(LinkMatrix::from_fn(gpus, |_, _| links.next().unwrap_or(silent)))
+    Ok(LinkMatrix::between(gpus, |_, _| links.next().unwrap_or(silent)))
 }
 
 fn parse_layer(lines: &Lines<'_>, words: &[&str]) -> Result<LayerShape, ParsePlacementError> {

@@ -66,7 +66,7 @@ impl LinkMeter {
             }
         }
         let none = Link { latency_ns: 0, bytes_per_second: 1 };
-        Ok(LinkMatrix::from_fn(devices.len(), |i, j| {
+        Ok(LinkMatrix::between(devices.len(), |i, j| {
             measured.get(&(i, j)).copied().unwrap_or(none)
         }))
     }

@@ -238,7 +238,7 @@ impl Topology {
     /// [`LinkMeter::matrix`] measures instead.
     #[must_use]
     pub fn estimated_links(&self) -> LinkMatrix {
-        LinkMatrix::from_fn(self.gpus.len(), |from, to| {
+        LinkMatrix::between(self.gpus.len(), |from, to| {
             let pair = self.pair(from, to);
             let nominal = pair.and_then(|pair| pair.kind.nominal_bytes_per_second());
             match pair {
@@ -264,7 +264,7 @@ fn place(device: &Device, sources: &Sources<'_>) -> Result<GpuPlace, DeviceError
     let clock_khz = attribute(DeviceAttribute::MEMORY_CLOCK_RATE)?;
     let width_bits = attribute(DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH)?;
     // Two transfers a clock.
-    let speed = |khz: u32, bits: u32| u64::from(khz) * 1000 * 2 * u64::from(bits) / 8;
+    let speed = |khz: u32, bits: u32| (u64::from(khz) * 250).saturating_mul(u64::from(bits));
     Ok(GpuPlace {
         ordinal: device.ordinal(),
         uuid: info.uuid,
