@@ -350,8 +350,8 @@ fn a_boundary_whose_buffers_are_all_held_says_so() {
     assert!(contents(&consumer, incoming.span()) == [1; 64]);
     boundary.done(incoming, &consumer).map_err(|(error, _)| error).unwrap();
     let again = boundary.room(&producer).unwrap();
-    boundary.give_back(again);
-    boundary.give_back(second);
+    boundary.give_back(again).unwrap();
+    boundary.give_back(second).unwrap();
     drop((boundary, producer, consumer));
     sound(&sim, devices);
 }

@@ -53,17 +53,23 @@ fn go(
             pair.mover.move_blocks(source, target, &BlockMove::whole(&all, 256), order)
         }
     };
-    let (outcome, held) = match result {
-        Ok(held) => (Ok(()), held),
-        Err(failed) => (Err(failed.error), failed.held),
-    };
-    let mut held = held;
-    loop {
-        // A call of this wait may be the one that fails.
-        held = match held.finish() {
-            Ok((near, far)) => return (outcome, near.unwrap(), far.unwrap()),
-            Err((_, held)) => held,
-        };
+    // A call of these waits may be the one that fails.
+    match result {
+        Ok(mut held) => loop {
+            held = match held.finish() {
+                Ok((near, far)) => return (Ok(()), near.unwrap(), far.unwrap()),
+                Err((_, held)) => held,
+            };
+        },
+        Err(failed) => {
+            let mut held = failed.held;
+            loop {
+                held = match held.finish() {
+                    Ok((near, far)) => return (Err(failed.error), near, far),
+                    Err((_, held)) => held,
+                };
+            }
+        }
     }
 }
 
@@ -257,16 +263,15 @@ fn lose(prefer: Route, kind: Kind, lost: u32, operations: u64) {
             doomed.mover.move_blocks(source, target, &BlockMove::whole(&pairs, 256), order)
         }
     };
-    let held = match moved {
-        Ok(held) => held,
+    // Whatever became of it, waiting for it ends; and the other devices serve.
+    match moved {
+        Ok(held) => drop(held.finish()),
         Err(failed) => {
             let of_the_lost = matches!(failed.error, MoveError::Device(_));
             assert!(of_the_lost, "{:?}", failed.error);
-            failed.held
+            drop(failed.held.finish());
         }
-    };
-    // Whatever became of it, waiting for it ends; and the other devices serve.
-    drop(held.finish());
+    }
     let (outcome, other_near, other_far) = go(&mut other, Kind::Tensor, other_near, other_far);
     assert_eq!(outcome, Ok(()));
     assert!(contents(&other.on, other_far.span()) == data);

@@ -507,7 +507,7 @@ impl Bench {
             outgoing = ways[far].room(streams[far]).unwrap();
             ways[near].done(incoming, streams[far]).unwrap();
         }
-        ways[0].give_back(outgoing);
+        ways[0].give_back(outgoing).unwrap();
         start.elapsed().as_secs_f64()
     }
 }

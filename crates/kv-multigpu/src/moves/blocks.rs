@@ -4,7 +4,7 @@ use cuda_driver::{Device, DeviceSpan, Stream};
 
 use super::held::Pendings;
 use super::kernel::{ELEMENTS_MAX, Job, Side, WORD_BYTES};
-use super::mover::{Interrupted, Lane, check_apart, check_device};
+use super::mover::{Interrupted, Lane, check_apart, check_device, is_same_device};
 use super::table::{PLANES_MAX, Written};
 use super::{Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
 
@@ -44,7 +44,8 @@ impl<K> BlockMemory<K> {
     /// Blocks in `cuMemAlloc` memory of `device`.
     ///
     /// # Errors
-    /// [`MoveError::PlaneTooShort`], or [`MoveError::Planes`] for none or more than 1,024.
+    /// [`MoveError::PlaneTooShort`], [`MoveError::Planes`] for none or more than 1,024, or
+    /// [`MoveError::Zero`] for blocks of no bytes.
     pub fn new(
         device: &Device,
         planes: Vec<DeviceSpan>,
@@ -56,6 +57,10 @@ impl<K> BlockMemory<K> {
             return Err(MoveError::Planes { source_planes: planes, destination_planes: planes });
         }
         let BlockGrid { blocks, block_stride, .. } = grid;
+        // Blocks of no bytes would all be one, and as many as an id counts.
+        if block_stride == 0 {
+            return Err(MoveError::Zero { what: "bytes from block to block" });
+        }
         let needed = u64::from(blocks).checked_mul(block_stride);
         for (plane, span) in planes.iter().enumerate() {
             if needed.is_none_or(|needed| span.bytes() < needed) {
@@ -190,7 +195,7 @@ impl Mover {
         if source_planes != destination_planes {
             return Err(MoveError::Planes { source_planes, destination_planes });
         }
-        if self.from.context() == self.to.context() {
+        if is_same_device(&self.from, &self.to) {
             for &from in &source.planes {
                 destination.planes.iter().try_for_each(|&to| check_apart(from, to))?;
             }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use cuda_driver::{CopyError, DeviceError, ModuleError, OutOfBounds};
 
-use super::Move;
+use super::Withheld;
 
 /// Why a move, or what moves need, could not be had.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -35,10 +35,20 @@ pub enum MoveError {
         destination_bytes: u64,
     },
     /// A configuration of no chunks, chunks of no bytes, or the like.
-    #[error("a mover with {what} of zero")]
+    #[error("{what}: zero, where there has to be at least one")]
     Zero {
         /// Which number.
         what: &'static str,
+    },
+    /// A configuration of more than any machine has use or room for.
+    #[error("{count} {what}, where there can be at most {most}")]
+    TooMany {
+        /// Which number.
+        what: &'static str,
+        /// How many were asked for.
+        count: u64,
+        /// The most.
+        most: u64,
     },
     /// Source and destination differ in planes, or have none or too many.
     #[error("blocks of {source_planes} planes into {destination_planes}")]
@@ -127,13 +137,23 @@ pub enum MoveError {
         /// All tables.
         tables: usize,
     },
-    /// A buffer of a hand-over that is not there, or was given back before.
+    /// The next buffer of a hand-over is still held. Worth trying again when a buffer was given back.
     #[error("no buffer is free: {in_use} of {buffers} are held by their users")]
     NoBuffer {
-        /// Buffers that somebody holds.
+        /// Buffers that are held.
         in_use: usize,
         /// All buffers.
         buffers: usize,
+    },
+    /// A buffer that another hand-over gave out.
+    #[error("buffer {buffer} is of hand-over {found}, not of hand-over {expected}")]
+    OtherHandOver {
+        /// Position of the buffer in its own hand-over.
+        buffer: usize,
+        /// Number of the hand-over that was asked.
+        expected: u64,
+        /// Number of the hand-over that the buffer is of.
+        found: u64,
     },
     /// A range that does not lie in its memory.
     #[error(transparent)]
@@ -162,14 +182,14 @@ impl From<CopyError> for MoveError {
 
 /// A move that failed, with what was handed to it.
 ///
-/// The source is as it was. Part of the move may be under way all the same, so its memory is still
-/// held: [`Move::try_finish`] gives it back as soon as nothing uses it, which is at once when nothing
-/// was enqueued.
+/// The source is as it was. Part of the move may be under way all the same, so both ends are still held:
+/// [`Withheld::try_finish`] gives them back as soon as nothing uses them, which is at once when nothing
+/// was enqueued, and [`Withheld::reclaim_on`] at once for work that waits on the device.
 pub struct MoveFailed<S: Send + 'static, D: Send + 'static> {
     /// Why.
     pub error: MoveError,
     /// What was handed over.
-    pub held: Move<S, D>,
+    pub held: Withheld<S, D>,
 }
 
 impl<S: Send, D: Send> fmt::Debug for MoveFailed<S, D> {

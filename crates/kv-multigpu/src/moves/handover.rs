@@ -1,9 +1,11 @@
 //! The boundary between two stages of a pipeline: activations go from one device to the next.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 
 use super::held::{Pendings, wait_on};
-use super::mover::{Mover, check_device};
+use super::mover::{COUNT_MAX, Mover, check_count, check_device, is_same_device};
 use super::{MoveError, MoveOrder};
 
 /// `CU_STREAM_PER_THREAD`, which is another stream on every thread.
@@ -24,9 +26,14 @@ const STREAM_PER_THREAD: u64 = 2;
 /// Cheapest with one consumer's stream, whose own order keeps a copy behind the buffer's last reader.
 /// From the first change of that stream on, readers are marked by events. The last stream that read a
 /// buffer is held until the buffer is sent again.
+///
+/// What a boundary gives out is its own: another one, of values beside keys, refuses it
+/// ([`MoveError::OtherHandOver`]).
 #[derive(Debug)]
 pub struct HandOver {
     mover: Mover,
+    /// No other boundary of the process has it. What is given out carries it.
+    id: u64,
     buffers: Vec<Buffers>,
     next: usize,
     /// Whether there was more than one stream of a consumer.
@@ -43,25 +50,27 @@ struct Buffers {
     read: Event,
     /// The stream of a reader after which `read` was not recorded.
     reader: Option<Stream>,
-    /// A copy that failed half-way, after which `copied` was not recorded.
+    /// Copies that failed half-way, after which `copied` was not recorded. Kept until a copy that comes
+    /// after them was sent.
     interrupted: Pendings,
-    holder: Holder,
+    /// The stream of a producer that gave the outgoing buffer back unsent, and may still write it.
+    written_on: Option<Stream>,
+    /// Whether an [`Outgoing`] or an [`Incoming`] of these buffers is out.
+    is_held: bool,
 }
 
-/// Who may use a pair of buffers.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Holder {
-    Nobody,
-    Producer,
-    Consumer,
-}
+/// The number of the next boundary.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A buffer that the producer fills. Handed to [`HandOver::send`], or given back.
 #[derive(Debug)]
 #[must_use = "a buffer that is not sent or given back stays in use"]
 pub struct Outgoing {
+    hand_over: u64,
     index: usize,
     span: DeviceSpan,
+    /// Whose work fills it.
+    producer: Stream,
 }
 
 impl Outgoing {
@@ -76,6 +85,7 @@ impl Outgoing {
 #[derive(Debug)]
 #[must_use = "a buffer that is not given back stays in use"]
 pub struct Incoming {
+    hand_over: u64,
     index: usize,
     span: DeviceSpan,
 }
@@ -100,14 +110,15 @@ pub struct SendFailed {
 }
 
 impl HandOver {
-    /// `count` buffers of `bytes` bytes on either side of `mover`'s way.
+    /// `count` buffers of `bytes` bytes on either side of `mover`'s way, at most 4,096.
     ///
     /// # Errors
-    /// [`MoveError::Zero`]; what the driver answers.
+    /// [`MoveError::Zero`], [`MoveError::TooMany`]; what the driver answers.
     pub fn new(mover: Mover, bytes: u64, count: usize) -> Result<Self, MoveError> {
         if count == 0 || bytes == 0 {
             return Err(MoveError::Zero { what: "buffers" });
         }
+        check_count("buffers", count as u64, COUNT_MAX)?;
         let buffers = (0..count).map(|_| {
             Ok::<_, MoveError>(Buffers {
                 outgoing: DeviceBuffer::alloc(mover.from(), bytes)?,
@@ -116,11 +127,13 @@ impl HandOver {
                 read: Event::new(mover.to())?,
                 reader: None,
                 interrupted: Pendings::new(),
-                holder: Holder::Nobody,
+                written_on: None,
+                is_held: false,
             })
         });
         let buffers = buffers.collect::<Result<_, _>>()?;
-        Ok(Self { mover, buffers, next: 0, several: false })
+        let id = NEXT_ID.fetch_add(1, Relaxed);
+        Ok(Self { mover, id, buffers, next: 0, several: false })
     }
 
     /// The device that hands over.
@@ -138,7 +151,8 @@ impl HandOver {
     /// A buffer for the producer to fill, by work enqueued on `producer` from now on.
     ///
     /// # Ordering
-    /// Makes `producer` wait on the device until the buffer's last copy has completed.
+    /// Makes `producer` wait on the device until the buffer's last copy has completed, and whatever was
+    /// written to it and not sent.
     ///
     /// # Errors
     /// [`MoveError::NoBuffer`] when the next buffer is still held; [`MoveError::WrongDevice`]; what the
@@ -146,17 +160,24 @@ impl HandOver {
     pub fn room(&mut self, producer: &Stream) -> Result<Outgoing, MoveError> {
         check_device("producer's stream", self.mover.from(), producer.device())?;
         let (index, count) = (self.next, self.buffers.len());
-        if self.buffers[index].holder != Holder::Nobody {
-            let in_use = self.buffers.iter().filter(|b| b.holder != Holder::Nobody).count();
+        if self.buffers[index].is_held {
+            let in_use = self.buffers.iter().filter(|buffers| buffers.is_held).count();
             return Err(MoveError::NoBuffer { in_use, buffers: count });
         }
         let buffers = &mut self.buffers[index];
+        // They stay noted: a copy to the other side has to come after them too.
         wait_on(&buffers.interrupted, producer)?;
-        buffers.interrupted.clear();
+        match &buffers.written_on {
+            Some(writer) if !is_same(writer, producer) => {
+                producer.wait_for(writer, &Event::new(writer.device())?)?;
+            }
+            _ => {}
+        }
         producer.wait(&buffers.copied)?;
-        buffers.holder = Holder::Producer;
+        buffers.is_held = true;
         self.next = (index + 1) % count;
-        Ok(Outgoing { index, span: buffers.outgoing.span() })
+        let (hand_over, span) = (self.id, buffers.outgoing.span());
+        Ok(Outgoing { hand_over, index, span, producer: producer.clone() })
     }
 
     /// Hands the first `bytes` bytes of a buffer over, after the work that is on `producer` now, for
@@ -174,10 +195,24 @@ impl HandOver {
         producer: &Stream,
         consumer: &Stream,
     ) -> Result<Incoming, SendFailed> {
-        match self.try_send(outgoing.index, bytes, producer, consumer) {
-            Ok(span) => Ok(Incoming { index: outgoing.index, span }),
+        let (hand_over, index) = (outgoing.hand_over, outgoing.index);
+        let sent = self
+            .check_own(hand_over, index)
+            .and_then(|()| self.try_send(index, bytes, producer, consumer));
+        match sent {
+            Ok(span) => Ok(Incoming { hand_over, index, span }),
             Err(error) => Err(SendFailed { error, outgoing }),
         }
+    }
+
+    /// Refuses what another boundary gave out. What this one gave out is of a buffer that is there, and
+    /// out once: tokens are neither made nor copied elsewhere.
+    fn check_own(&self, found: u64, buffer: usize) -> Result<(), MoveError> {
+        let expected = self.id;
+        if found == expected {
+            return Ok(());
+        }
+        Err(MoveError::OtherHandOver { buffer, expected, found })
     }
 
     fn try_send(
@@ -190,9 +225,7 @@ impl HandOver {
         let order = MoveOrder { after: producer, on: consumer };
         self.mover.check_order(order)?;
         let lane = self.mover.copy_lane();
-        let Some(buffers) = self.buffers.get_mut(index) else {
-            return Err(MoveError::NoBuffer { in_use: index, buffers: self.buffers.len() });
-        };
+        let buffers = &mut self.buffers[index];
         let source = buffers.outgoing.span().slice(0, bytes)?;
         let span = buffers.incoming.span().slice(0, bytes)?;
         // Bound once for all calls.
@@ -215,23 +248,25 @@ impl HandOver {
         });
         bound??;
         buffers.interrupted.clear();
-        buffers.holder = Holder::Consumer;
+        buffers.written_on = None;
         Ok(span)
     }
 
     /// Gives a buffer back whose reader is enqueued on `consumer`.
     ///
     /// # Errors
-    /// What the driver answers, with the buffer, which is then still in use.
+    /// [`MoveError::OtherHandOver`], or what the driver answers, with the buffer, which is then still in
+    /// use.
     pub fn done(
         &mut self,
         incoming: Incoming,
         consumer: &Stream,
     ) -> Result<(), (MoveError, Incoming)> {
-        let Some(buffers) = self.buffers.get_mut(incoming.index) else {
-            let (in_use, buffers) = (incoming.index, self.buffers.len());
-            return Err((MoveError::NoBuffer { in_use, buffers }, incoming));
-        };
+        if let Err(error) = self.check_own(incoming.hand_over, incoming.index) {
+            return Err((error, incoming));
+        }
+        let buffers = &mut self.buffers[incoming.index];
+        // The reader, and not what comes after it on its stream.
         if self.several {
             if let Err(error) = buffers.read.record(consumer) {
                 return Err((error.into(), incoming));
@@ -240,15 +275,24 @@ impl HandOver {
         } else {
             buffers.reader = Some(consumer.clone());
         }
-        buffers.holder = Holder::Nobody;
+        buffers.is_held = false;
         Ok(())
     }
 
-    /// Gives a buffer back that was not sent.
-    pub fn give_back(&mut self, outgoing: Outgoing) {
-        if let Some(buffers) = self.buffers.get_mut(outgoing.index) {
-            buffers.holder = Holder::Nobody;
+    /// Gives a buffer back that was not sent. What is being written to it on the producer's stream is waited
+    /// for by the next producer that gets it.
+    ///
+    /// # Errors
+    /// [`MoveError::OtherHandOver`], with the buffer.
+    pub fn give_back(&mut self, outgoing: Outgoing) -> Result<(), (MoveError, Outgoing)> {
+        if let Err(error) = self.check_own(outgoing.hand_over, outgoing.index) {
+            return Err((error, outgoing));
         }
+        let buffers = &mut self.buffers[outgoing.index];
+        // It comes after the one that was noted before.
+        buffers.written_on = Some(outgoing.producer);
+        buffers.is_held = false;
+        Ok(())
     }
 
     /// Takes the boundary apart.
@@ -280,5 +324,5 @@ impl Buffers {
 fn is_same(one: &Stream, other: &Stream) -> bool {
     one.raw() == other.raw()
         && one.raw() != STREAM_PER_THREAD
-        && one.device().context() == other.device().context()
+        && is_same_device(one.device(), other.device())
 }

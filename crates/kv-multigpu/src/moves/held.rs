@@ -129,6 +129,13 @@ struct Parked {
     _keepers: Box<dyn Any + Send>,
 }
 
+impl Parked {
+    /// Whether nothing uses the memory any more. Without an answer it may be in use.
+    fn is_over(&self) -> bool {
+        matches!(all_over(&self.pendings), Ok(true))
+    }
+}
+
 impl fmt::Debug for Parked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parked").field("pendings", &self.pendings).finish_non_exhaustive()
@@ -142,40 +149,48 @@ impl Parking {
 
     /// Lets go of owners whose moves have completed; returns how many are left.
     pub(super) fn sweep(&self) -> usize {
-        // Driver calls are made and owners dropped with the lock given back.
-        let mut parked = std::mem::take(&mut *self.parked.lock());
-        if parked.is_empty() {
-            return 0;
-        }
-        parked.retain(|parked| !matches!(all_over(&parked.pendings), Ok(true)));
-        let left = parked.len();
-        self.parked.lock().append(&mut parked);
-        left
+        self.let_go_of(|parked| parked.into_iter().partition(Parked::is_over))
     }
 
     /// As [`sweep`](Parking::sweep), up to the first that has not completed: those after it seldom have,
     /// and to ask takes a call each.
     pub(super) fn sweep_oldest(&self) {
-        let mut parked = std::mem::take(&mut *self.parked.lock());
-        let not_over = |parked: &Parked| !matches!(all_over(&parked.pendings), Ok(true));
-        let over = parked.iter().position(not_over).unwrap_or(parked.len());
-        let left = parked.split_off(over);
-        // Before those that were dropped meanwhile.
-        self.parked.lock().splice(0..0, left);
+        self.let_go_of(|mut parked| {
+            let over = parked.iter().position(|parked| !parked.is_over()).unwrap_or(parked.len());
+            let left = parked.split_off(over);
+            (parked, left)
+        });
     }
 
     /// Waits for all of them, and lets go of their owners.
     pub(super) fn settle(&self) -> Result<(), DeviceError> {
-        let parked = std::mem::take(&mut *self.parked.lock());
         let mut outcome = Ok(());
-        for parked in parked {
-            let waited = parked.pendings.iter().try_for_each(Pending::wait);
-            if waited.is_err() {
-                outcome = outcome.and(waited);
-                self.parked.lock().push(parked);
-            }
-        }
+        self.let_go_of(|parked| {
+            parked.into_iter().partition(|parked| {
+                let waited = parked.pendings.iter().try_for_each(Pending::wait);
+                let is_over = waited.is_ok();
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(waited);
+                is_over
+            })
+        });
         outcome
+    }
+
+    /// Divides the parked by `over` into those that are let go of and those that stay; returns how many are
+    /// left.
+    fn let_go_of(&self, over: impl FnOnce(Vec<Parked>) -> (Vec<Parked>, Vec<Parked>)) -> usize {
+        let parked = std::mem::take(&mut *self.parked.lock());
+        if parked.is_empty() {
+            return 0;
+        }
+        // Driver calls are made and owners dropped with the lock given back. Those that stay are in their
+        // place again before the first owner is dropped: destructors are others' code and may panic.
+        let (over, left) = over(parked);
+        let count = left.len();
+        // Before those that were parked meanwhile.
+        self.parked.lock().splice(0..0, left);
+        drop(over);
+        count
     }
 }
 
@@ -270,6 +285,105 @@ impl<S: Send, D: Send> Move<S, D> {
             Ok(()) => Ok(self.keepers.take().unwrap_or((None, None))),
             Err(error) => Err((error, self)),
         }
+    }
+}
+
+/// Both ends of a move that failed, until nothing of the move is under way any more.
+///
+/// A part of the move may have been enqueued before the call that failed: it still reads the source and
+/// writes the destination, in the order of no stream of the caller's. So neither end can be had before:
+///
+/// ```compile_fail
+/// # use kv_multigpu::moves::MoveFailed;
+/// fn reuse(failed: MoveFailed<(), ()>) {
+///     let mut held = failed.held;
+///     let _destination = held.take_destination();
+/// }
+/// ```
+///
+/// Dropping it waits for nothing, as dropping a [`Move`] does.
+pub struct Withheld<S: Send + 'static, D: Send + 'static> {
+    parking: Arc<Parking>,
+    /// # Invariants
+    /// Stands for all enqueued work that reads the source or writes the destination.
+    pendings: Pendings,
+    /// # Invariants
+    /// Taken only by methods that consume the value.
+    ends: Option<(S, D)>,
+}
+
+impl<S: Send, D: Send> Withheld<S, D> {
+    pub(super) fn new(parking: &Arc<Parking>, pendings: Pendings, source: S, to: D) -> Self {
+        Self { parking: Arc::clone(parking), pendings, ends: Some((source, to)) }
+    }
+
+    /// Whether nothing of the move is under way any more. On a lost device nothing is.
+    ///
+    /// # Errors
+    /// What the driver answers, of a device that is not lost.
+    pub fn is_complete(&self) -> Result<bool, DeviceError> {
+        all_over(&self.pendings)
+    }
+
+    /// Source and destination, for work of `stream`, which waits for what is under way.
+    ///
+    /// # Ordering
+    /// Waits on the device, not on the host.
+    ///
+    /// # Errors
+    /// What the driver answers, with both ends still held.
+    pub fn reclaim_on(self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
+        match wait_on(&self.pendings, stream) {
+            Ok(()) => Ok(self.into_ends()),
+            Err(error) => Err((error, self)),
+        }
+    }
+
+    /// Source and destination, if nothing of the move is under way any more: at once when nothing was
+    /// enqueued.
+    ///
+    /// # Errors
+    /// The value itself, when something is under way or the driver does not tell.
+    pub fn try_finish(self) -> Result<(S, D), Self> {
+        match all_over(&self.pendings) {
+            Ok(true) => Ok(self.into_ends()),
+            _ => Err(self),
+        }
+    }
+
+    /// Waits on the host until nothing of the move is under way any more, and gives both ends back. For
+    /// tests and tear-down.
+    ///
+    /// # Errors
+    /// What the driver answers, with both ends still held.
+    pub fn finish(self) -> Result<(S, D), (DeviceError, Self)> {
+        match self.pendings.iter().try_for_each(Pending::wait) {
+            Ok(()) => Ok(self.into_ends()),
+            Err(error) => Err((error, self)),
+        }
+    }
+
+    fn into_ends(mut self) -> (S, D) {
+        match self.ends.take() {
+            Some(ends) => ends,
+            None => unreachable!("the ends are taken by methods that consume the value"),
+        }
+    }
+}
+
+impl<S: Send, D: Send> Drop for Withheld<S, D> {
+    fn drop(&mut self) {
+        if let Some(ends) = self.ends.take()
+            && !self.pendings.is_empty()
+        {
+            self.parking.park(std::mem::take(&mut self.pendings), Box::new(ends));
+        }
+    }
+}
+
+impl<S: Send, D: Send> fmt::Debug for Withheld<S, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Withheld").field("pendings", &self.pendings).finish_non_exhaustive()
     }
 }
 

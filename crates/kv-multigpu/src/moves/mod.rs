@@ -41,7 +41,8 @@
 //! in the order of the destination's. The host waits for nothing. A move owns both ends until it has
 //! completed, so a source cannot be freed or reused under it: it is given back by
 //! [`Move::try_finish`], or for work that waits on the device by [`Move::reclaim_on`]. A move that is
-//! dropped leaves its ends with the mover until it has completed.
+//! dropped leaves its ends with the mover until it has completed. A move that failed withholds both ends
+//! until nothing of it is under way ([`Withheld`]).
 //!
 //! # Resharding
 //! A [`ReshardPlan`] says which heads go from which GPU to which when KV in tensor-parallel shards is to lie
@@ -66,6 +67,6 @@ mod table;
 pub use blocks::{BlockGrid, BlockMemory, BlockMove, BlockPair};
 pub use error::{MoveError, MoveFailed};
 pub use handover::{HandOver, Incoming, Outgoing, SendFailed};
-pub use held::{Held, Move};
+pub use held::{Held, Move, Withheld};
 pub use mover::{MoveOrder, Mover, MoverConfig, Route};
-pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardPlan};
+pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardError, ReshardPlan};

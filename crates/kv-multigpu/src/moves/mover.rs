@@ -11,9 +11,18 @@ use super::ring::Ring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use super::sabotage;
 use super::table::Tables;
-use super::{Held, Move, MoveError, MoveFailed};
+use super::{Held, Move, MoveError, MoveFailed, Withheld};
 
-/// What a [`Mover`] is made of.
+/// Most chunks, tables or buffers of a boundary: each is an allocation of its own.
+pub(super) const COUNT_MAX: u64 = 4096;
+/// More than a host's memory.
+const CHUNK_BYTES_MAX: u64 = 1 << 40;
+const TABLE_PAIRS_MAX: u64 = 1 << 24;
+/// More than any GPU runs at a time.
+const KERNEL_BLOCKS_MAX: u64 = 1 << 16;
+
+/// What a [`Mover`] is made of. More than memory has room for is refused by the driver, when the mover is
+/// made.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct MoverConfig {
     /// The way to go. Where the device whose kernels it takes cannot access the other, moves go
@@ -21,14 +30,15 @@ pub struct MoverConfig {
     pub prefer: Route,
     /// Length of a pinned chunk of the way through the host, in bytes.
     pub chunk_bytes: u64,
-    /// Number of chunks; three keep both directions busy.
+    /// Number of chunks, at most 4,096; three keep both directions busy.
     pub chunks: usize,
-    /// Pairs of blocks that a table holds. One launch takes one table.
+    /// Pairs of blocks that a table holds, at most 2^24. One launch takes one table.
     pub table_pairs: usize,
-    /// Tables, and so launches that may be under way. With none the mover loads no kernels and moves no
-    /// blocks.
+    /// Tables, and so launches that may be under way, at most 4,096. With none the mover loads no kernels
+    /// and moves no blocks.
     pub tables: usize,
-    /// Thread blocks of a kernel that moves scattered blocks: how much of a GPU it may take.
+    /// Thread blocks of a kernel that moves scattered blocks, at most 65,536: how much of a GPU it may
+    /// take.
     pub kernel_blocks: u32,
 }
 
@@ -105,7 +115,7 @@ impl Mover {
     /// A mover from `from` to `to`, which may be the same device: then kernels and copies stay on it.
     ///
     /// # Errors
-    /// [`MoveError::Zero`]; what the driver answers.
+    /// [`MoveError::Zero`], [`MoveError::TooMany`]; what the driver answers.
     pub fn new(from: &Device, to: &Device, config: MoverConfig) -> Result<Self, MoveError> {
         config.check()?;
         let route = route(from, to, &config)?;
@@ -179,7 +189,7 @@ impl Mover {
     }
 
     /// Lets go of what dropped moves held and that have completed since; returns how many have not.
-    pub fn sweep(&self) -> usize {
+    pub fn sweep(&mut self) -> usize {
         self.parking.sweep()
     }
 
@@ -187,7 +197,7 @@ impl Mover {
     ///
     /// # Errors
     /// What the driver answers; what could not be waited for stays held.
-    pub fn settle(&self) -> Result<(), DeviceError> {
+    pub fn settle(&mut self) -> Result<(), DeviceError> {
         self.parking.settle()
     }
 
@@ -343,7 +353,7 @@ impl Mover {
                 Ok(Move::new(&self.parking, pendings, source, destination))
             }
             Err(Interrupted { error, pendings }) => {
-                let held = Move::new(&self.parking, pendings, source, destination);
+                let held = Withheld::new(&self.parking, pendings, source, destination);
                 Err(MoveFailed { error, held })
             }
         }
@@ -352,20 +362,31 @@ impl Mover {
 
 impl MoverConfig {
     fn check(&self) -> Result<(), MoveError> {
+        let Self { prefer: _, chunk_bytes, chunks, table_pairs, tables, kernel_blocks } = *self;
         let zero = |what| Err(MoveError::Zero { what });
         match self {
-            Self { chunk_bytes: 0, .. } => zero("bytes of a chunk"),
-            Self { chunks: 0, .. } => zero("chunks"),
-            Self { table_pairs: 0, .. } => zero("pairs of a table"),
-            Self { kernel_blocks: 0, .. } => zero("thread blocks"),
-            _ => Ok(()),
+            Self { chunk_bytes: 0, .. } => return zero("bytes of a chunk"),
+            Self { chunks: 0, .. } => return zero("chunks"),
+            Self { table_pairs: 0, .. } => return zero("pairs of a table"),
+            Self { kernel_blocks: 0, .. } => return zero("thread blocks"),
+            _ => {}
         }
+        check_count("chunks", chunks as u64, COUNT_MAX)?;
+        check_count("bytes of a chunk", chunk_bytes, CHUNK_BYTES_MAX)?;
+        check_count("tables", tables as u64, COUNT_MAX)?;
+        check_count("pairs of a table", table_pairs as u64, TABLE_PAIRS_MAX)?;
+        check_count("thread blocks", u64::from(kernel_blocks), KERNEL_BLOCKS_MAX)
     }
+}
+
+/// Refuses counts beyond what any machine has use for.
+pub(super) fn check_count(what: &'static str, count: u64, most: u64) -> Result<(), MoveError> {
+    if count > most { Err(MoveError::TooMany { what, count, most }) } else { Ok(()) }
 }
 
 /// Finds the way between two devices, and enables their access to each other.
 fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, MoveError> {
-    if from.context() == to.context() {
+    if is_same_device(from, to) {
         return Ok(config.prefer);
     }
     let (push, pull) = (from.can_access(to)?, to.can_access(from)?);
@@ -384,12 +405,18 @@ fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, Move
     Ok(route)
 }
 
+/// Whether both are of one context. The contexts of two driver objects may have one number.
+pub(super) fn is_same_device(one: &Device, other: &Device) -> bool {
+    let [ours, theirs] = [one, other].map(|device| Arc::as_ptr(device.driver()));
+    std::ptr::addr_eq(ours, theirs) && one.context() == other.context()
+}
+
 pub(super) fn check_device(
     what: &'static str,
     expected: &Device,
     found: &Device,
 ) -> Result<(), MoveError> {
-    if expected.context() == found.context() {
+    if is_same_device(expected, found) {
         return Ok(());
     }
     let (expected, found) = (expected.ordinal(), found.ordinal());
@@ -398,7 +425,7 @@ pub(super) fn check_device(
 
 /// Refuses memory that is both read and written.
 pub(super) fn check_apart(source: DeviceSpan, destination: DeviceSpan) -> Result<(), MoveError> {
-    let end = |span: DeviceSpan| span.address() + span.bytes();
+    let end = |span: DeviceSpan| span.address().saturating_add(span.bytes());
     let start = source.address().max(destination.address());
     match end(source).min(end(destination)).saturating_sub(start) {
         0 => Ok(()),

@@ -39,7 +39,9 @@ pub(super) struct Written {
 
 impl Tables {
     pub(super) fn new(device: &Device, config: &MoverConfig) -> Result<Self, MoveError> {
-        let bytes = (2 * PLANES_MAX + config.table_pairs) as u64 * WORD;
+        // Pairs are bounded by the check of the configuration.
+        let words = 2 * PLANES_MAX + config.table_pairs;
+        let bytes = words as u64 * WORD;
         let table = || {
             let memory = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
             Ok::<_, MoveError>(Some(Table { memory, readers: Pendings::new() }))
@@ -48,7 +50,7 @@ impl Tables {
             tables: (0..config.tables).map(|_| table()).collect::<Result<_, _>>()?,
             next: 0,
             pairs: config.table_pairs,
-            words: Vec::with_capacity((bytes / WORD) as usize),
+            words: if config.tables == 0 { Vec::new() } else { Vec::with_capacity(words) },
         })
     }
 

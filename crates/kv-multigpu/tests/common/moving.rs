@@ -247,7 +247,7 @@ fn activations_go_to_and_fro(from: &Device, to: &Device, config: MoverConfig) {
         let kept = sent(47) as usize;
         let last = outgoing.span().slice(0, kept as u64).unwrap();
         assert!(contents(&streams[0], last) == result[..kept], "pass {pass}");
-        ways[0].give_back(outgoing);
+        ways[0].give_back(outgoing).unwrap();
     }
 }
 
