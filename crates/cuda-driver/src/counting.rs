@@ -19,7 +19,11 @@ pub struct CountingDriver {
     upstream: Arc<dyn Driver>,
     counts: [AtomicU64; CALLS.len()],
     pinned_bytes: AtomicU64,
+    watcher: Option<Watcher>,
 }
+
+/// Told the name of each call.
+type Watcher = Box<dyn Fn(&'static str) + Send + Sync>;
 
 /// Forwards each method, counting it under the position of its name in `CALLS`.
 macro_rules! counted {
@@ -171,11 +175,25 @@ impl CountingDriver {
             upstream,
             counts: [const { AtomicU64::new(0) }; CALLS.len()],
             pinned_bytes: AtomicU64::new(0),
+            watcher: None,
         }
+    }
+
+    /// The same, and tells `watcher` the name of each call before it is made, on the thread that makes it: for
+    /// tests of what holds inside a call.
+    #[must_use]
+    pub fn watched(
+        upstream: Arc<dyn Driver>,
+        watcher: impl Fn(&'static str) + Send + Sync + 'static,
+    ) -> Self {
+        Self { watcher: Some(Box::new(watcher)), ..Self::new(upstream) }
     }
 
     fn count(&self, call: Call) {
         self.counts[call as usize].fetch_add(1, Ordering::Relaxed);
+        if let Some(watcher) = &self.watcher {
+            watcher(CALLS[call as usize]);
+        }
     }
 
     /// How often each call was made, by its name; calls never made are left out.

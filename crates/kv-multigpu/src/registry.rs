@@ -497,3 +497,42 @@ fn register(known: &mut Vec<Known>, device: &Device) {
     known.retain(|known| known.uuid != uuid);
     known.push(Known { uuid, ordinal: device.ordinal(), slot: Slot::Open(device.clone()) });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{OnceLock, Weak};
+
+    use cuda_driver::CountingDriver;
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    /// H17. While the driver opens a GPU for one thread, no other thread gets as far as looking whether
+    /// the GPU is there: the call itself looks whether the list is locked.
+    #[test]
+    fn all_threads_get_the_same_instance() {
+        let registry = Arc::new(OnceLock::<Weak<DeviceRegistry>>::new());
+        let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
+        let driver = Arc::new(CountingDriver::watched(Arc::new(sim), {
+            let registry = Arc::clone(&registry);
+            move |call| {
+                if call == "cuDevicePrimaryCtxRetain" {
+                    let registry = registry.get().and_then(Weak::upgrade).unwrap();
+                    assert!(registry.known.try_lock().is_none(), "others may open it too");
+                }
+            }
+        }));
+        let made = Arc::new(DeviceRegistry::new(Arc::clone(&driver) as Arc<dyn Driver>).unwrap());
+        registry.set(Arc::downgrade(&made)).unwrap();
+        let seen: Vec<_> = std::thread::scope(|scope| {
+            let open = |i| made.device(i % 2).unwrap();
+            let threads: Vec<_> = (0..8).map(|i| scope.spawn(move || open(i))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for (i, device) in seen.iter().enumerate() {
+            assert!(*device == seen[i % 2], "thread {i} got another instance");
+        }
+        assert!(seen[0] != seen[1]);
+        assert_eq!(driver.calls()["cuDevicePrimaryCtxRetain"], 2);
+    }
+}

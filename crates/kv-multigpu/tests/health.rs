@@ -212,9 +212,19 @@ fn many_threads_close_and_open_without_a_second_instance() {
             let registry = &registry;
             scope.spawn(move || {
                 for _ in 0..50 {
-                    match registry.device(i % 2) {
-                        Ok(device) => device.synchronize().unwrap(),
-                        Err(error) => assert_eq!(error, RegistryError::Draining { ordinal: i % 2 }),
+                    let ordinal = i % 2;
+                    match registry.device(ordinal) {
+                        Ok(device) => {
+                            device.synchronize().unwrap();
+                            // As long as this handle lives, no other instance is made.
+                            match registry.device(ordinal) {
+                                Ok(again) => assert!(again == device, "a second instance"),
+                                Err(error) => {
+                                    assert_eq!(error, RegistryError::Draining { ordinal });
+                                }
+                            }
+                        }
+                        Err(error) => assert_eq!(error, RegistryError::Draining { ordinal }),
                     }
                     if i < 2 {
                         match registry.close(i) {

@@ -96,8 +96,8 @@ pub(super) fn wait_on(pendings: &[Pending], stream: &Stream) -> Result<(), Devic
     Ok(())
 }
 
-/// Events that stand for the ends of moves, used again when nobody asks for the last end any more: as
-/// many as moves are alive at once.
+/// Events that stand for the ends of moves, used again when nobody asks for the last end any more: never
+/// more than moves that were alive at once.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     events: VecDeque<Arc<Event>>,
@@ -106,14 +106,14 @@ pub(super) struct Events {
 impl Events {
     /// An event of `device` that nobody else has.
     pub(super) fn take(&mut self, device: &Device) -> Result<Arc<Event>, DeviceError> {
-        // Moves end in order for the most part, so the oldest is let go of first.
-        let is_free = self.events.front_mut().is_some_and(|oldest| Arc::get_mut(oldest).is_some());
-        if is_free {
-            self.events.rotate_left(1);
-        } else {
-            self.events.push_back(Arc::new(Event::new(device)?));
-        }
-        Ok(Arc::clone(&self.events[self.events.len() - 1]))
+        // Moves end in order for the most part, so that the first is free, unless a move is kept for long.
+        let free = self.events.iter_mut().position(|event| Arc::get_mut(event).is_some());
+        let event = match free.and_then(|free| self.events.remove(free)) {
+            Some(event) => event,
+            None => Arc::new(Event::new(device)?),
+        };
+        self.events.push_back(Arc::clone(&event));
+        Ok(event)
     }
 }
 

@@ -1,0 +1,194 @@
+//! What is still under way: it is neither written again, nor taken for over, nor let go of.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use common::machine;
+use common::moving::{Pair, buffer, contents, pattern, scattered};
+use cuda_driver::{Device, DeviceBuffer, ErrorCode};
+use cuda_sim::SimDriver;
+use kv_multigpu::moves::{
+    BlockGrid, BlockMemory, BlockMove, BlockPair, Held, Move, MoveError, MoveOrder, MoverConfig,
+    Route,
+};
+
+fn config(prefer: Route) -> MoverConfig {
+    let (chunk_bytes, chunks, kernel_blocks) = (256, 2, 1);
+    MoverConfig { prefer, chunk_bytes, chunks, kernel_blocks, ..MoverConfig::default() }
+}
+
+fn devices() -> (SimDriver, [Device; 2]) {
+    let (sim, registry) = machine(2, true);
+    sim.prefer_ptx(true);
+    (sim, [0, 1].map(|ordinal| registry.device(ordinal).unwrap()))
+}
+
+/// Moves 64 bytes of the two buffers whose keepers nobody needs.
+fn move_ends(pair: &mut Pair, ends: &[DeviceBuffer; 2]) -> Move<(), ()> {
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let [source, target] = ends.each_ref().map(|end| Held::new(end.device(), end.span(), ()));
+    pair.mover.move_tensor(source, target, order).unwrap()
+}
+
+fn ends(pair: &Pair, bytes: usize) -> [DeviceBuffer; 2] {
+    [buffer(&pair.after, &pattern(1, bytes)), buffer(&pair.on, &vec![0; bytes])]
+}
+
+/// The second launch of a move is refused. The first one has still to read its table.
+#[test]
+fn tables_of_an_interrupted_move_are_not_written_before_it_is_over() {
+    for (prefer, stands) in [(Route::Push, 0), (Route::Pull, 1), (Route::Host, 0)] {
+        let (sim, all) = devices();
+        let config = MoverConfig { tables: 2, table_pairs: 4, ..config(prefer) };
+        let mut pair = Pair::new(&all[0], &all[1], config);
+        let grid = BlockGrid { blocks: 8, block_stride: 16, row_stride: 0 };
+        let data = pattern(3, 128);
+        let buffers = [buffer(&pair.after, &data), buffer(&pair.on, &[0; 128])];
+        sim.hold([pair.after.raw(), pair.on.raw()][stands]);
+        let order = MoveOrder { after: &pair.after, on: &pair.on };
+        let mut go = |pairs: &[BlockPair]| {
+            let [near, far] = [0, 1]
+                .map(|i| BlockMemory::new(&all[i], vec![buffers[i].span()], grid, ()).unwrap());
+            let what = BlockMove::whole(pairs, 16);
+            pair.mover.move_blocks(near, far, &what, order)
+        };
+        let refused = if prefer == Route::Host { 3 } else { 2 };
+        sim.fail_nth("cuLaunchKernel", refused, ErrorCode::UNKNOWN);
+        let interrupted = go(&scattered(8, 8)).unwrap_err();
+        let busy = go(&scattered(4, 8)).unwrap_err().error;
+        assert_eq!(busy, MoveError::Busy { needed: 1, in_use: 2, tables: 2 }, "{prefer:?}");
+        sim.release_hold([pair.after.raw(), pair.on.raw()][stands]);
+        interrupted.held.finish().map_err(|(error, _)| error).unwrap();
+        go(&scattered(8, 8)).unwrap().finish().map_err(|(error, _)| error).unwrap();
+        let seen = contents(&pair.on, buffers[1].span());
+        for BlockPair { from, to } in scattered(8, 8) {
+            let [from, to] = [from, to].map(|id| id as usize * 16..(id as usize + 1) * 16);
+            assert!(seen[to] == data[from], "{prefer:?}");
+        }
+    }
+}
+
+/// Chunks and tables belong to one device and are used by both. What frees them there need not wait for the
+/// other device.
+#[test]
+fn pinned_memory_that_is_still_used_is_not_freed_with_its_mover() {
+    for (prefer, blocks) in [(Route::Host, false), (Route::Pull, true), (Route::Push, true)] {
+        for busy in [true, false] {
+            let (sim, all) = devices();
+            let config = MoverConfig { tables: usize::from(blocks), ..config(prefer) };
+            let mut pair = Pair::new(&all[0], &all[1], config);
+            let ends = ends(&pair, 64);
+            if busy {
+                sim.hold(pair.on.raw());
+            }
+            if blocks {
+                let order = MoveOrder { after: &pair.after, on: &pair.on };
+                let grid = BlockGrid { blocks: 4, block_stride: 16, row_stride: 0 };
+                let memory =
+                    |i: usize| BlockMemory::new(&all[i], vec![ends[i].span()], grid, ()).unwrap();
+                let pairs = scattered(4, 4);
+                let what = BlockMove::whole(&pairs, 16);
+                drop(pair.mover.move_blocks(memory(0), memory(1), &what, order).unwrap());
+            } else {
+                drop(move_ends(&mut pair, &ends));
+            }
+            if !busy {
+                pair.mover.settle().unwrap();
+            }
+            let Pair { mover, on, after } = pair;
+            drop(mover);
+            let _ = all[0].free_retired();
+            let freed = sim.calls().get("cuMemFreeHost").copied().unwrap_or(0);
+            // A table, or two chunks.
+            let all_of_it = if blocks { 1 } else { 2 };
+            assert_eq!(freed, if busy { 0 } else { all_of_it }, "{prefer:?} {blocks} {busy}");
+            sim.release_hold(on.raw());
+            on.synchronize().unwrap();
+            after.synchronize().unwrap();
+            assert_eq!(sim.findings(), []);
+        }
+    }
+}
+
+/// Each end has an event that is not recorded again while somebody asks about it.
+#[test]
+fn a_move_that_is_over_stays_over_while_others_are_under_way() {
+    let (sim, all) = devices();
+    let mut pair = Pair::new(&all[0], &all[1], config(Route::Push));
+    let ends = ends(&pair, 64);
+    let first = move_ends(&mut pair, &ends);
+    pair.on.synchronize().unwrap();
+    assert_eq!(first.is_complete(), Ok(true));
+    sim.hold(pair.on.raw());
+    let second = move_ends(&mut pair, &ends);
+    sim.run_all();
+    assert_eq!((first.is_complete(), second.is_complete()), (Ok(true), Ok(false)));
+    sim.release_hold(pair.on.raw());
+    second.finish().map_err(|(error, _)| error).unwrap();
+}
+
+/// A move that is kept does not keep the events of those after it from being used again.
+#[test]
+fn there_are_no_more_events_than_moves_alive() {
+    let (sim, all) = devices();
+    let mut pair = Pair::new(&all[0], &all[1], config(Route::Push));
+    let ends = ends(&pair, 64);
+    let kept = move_ends(&mut pair, &ends);
+    drop(move_ends(&mut pair, &ends).finish());
+    let before = sim.check_leaks().events;
+    for _ in 0..100 {
+        drop(move_ends(&mut pair, &ends).finish());
+    }
+    assert_eq!(sim.check_leaks().events, before);
+    drop(kept);
+}
+
+/// Counts its drops, and panics at them.
+struct Unsteady(Arc<AtomicUsize>);
+
+impl Drop for Unsteady {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+        if !std::thread::panicking() {
+            panic!("an owner's destructor");
+        }
+    }
+}
+
+/// An owner of a move that is over panics as it is let go of. Owners of others are still held.
+#[test]
+fn an_owner_that_panics_takes_no_other_one_with_it() {
+    for settle in [false, true] {
+        let (sim, all) = devices();
+        let mut pair = Pair::new(&all[0], &all[1], config(Route::Push));
+        let others = [all[1].clone()].map(|device| cuda_driver::Stream::new(&device).unwrap());
+        let ends = ends(&pair, 64);
+        let drops = Arc::new(AtomicUsize::new(0));
+        sim.hold(others[0].raw());
+        for on in [&pair.on, &others[0]] {
+            let order = MoveOrder { after: &pair.after, on };
+            let source = Held::new(&all[0], ends[0].span(), Unsteady(Arc::clone(&drops)));
+            let target = Held::new(&all[1], ends[1].span(), ());
+            drop(pair.mover.move_tensor(source, target, order).unwrap());
+        }
+        pair.on.synchronize().unwrap();
+        // A wait that is refused says nothing of the work.
+        sim.fail_nth("cuEventSynchronize", 2, ErrorCode::UNKNOWN);
+        let swept = catch_unwind(AssertUnwindSafe(|| match settle {
+            true => pair.mover.settle().is_err().into(),
+            false => pair.mover.sweep(),
+        }));
+        assert!(swept.is_err());
+        assert_eq!(drops.load(SeqCst), 1, "the other move is under way");
+        sim.release_hold(others[0].raw());
+        others[0].synchronize().unwrap();
+        let swept = catch_unwind(AssertUnwindSafe(|| pair.mover.sweep()));
+        assert!(swept.is_err());
+        assert_eq!(drops.load(SeqCst), 2);
+    }
+}
