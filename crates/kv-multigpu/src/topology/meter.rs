@@ -105,7 +105,11 @@ fn time_copies(from: &Device, to: &Device) -> Result<Link, MoveError> {
         }
         Ok(best)
     };
-    let (short, long) = (quickest(SHORT_BYTES)?, quickest(bytes)?);
+    let times = quickest(SHORT_BYTES).and_then(|short| Ok((short, quickest(bytes)?)));
+    // A copy that failed half-way is over before the buffers go, and with it what the mover keeps for it.
+    let settled = mover.settle();
+    let (short, long) = times?;
+    settled?;
     near.free()?;
     far.free()?;
     let speed = u128::from(bytes - SHORT_BYTES) * 1_000_000_000
