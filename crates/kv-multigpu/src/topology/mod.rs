@@ -111,7 +111,7 @@ impl LinkKind {
                     5.. => 50_000_000_000,
                     _ => 25_000_000_000,
                 };
-                Some(each * u64::from(links))
+                Some(each.saturating_mul(u64::from(links)))
             }
             Self::Pcie(_) | Self::Unknown => None,
         }
