@@ -61,6 +61,17 @@ pub(super) enum Space {
     Const,
 }
 
+/// What the record of conflicts makes of an access.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Order {
+    /// It conflicts with any unordered one, if either writes.
+    Plain,
+    /// It takes part in synchronisation, and conflicts with plain ones only.
+    Strong,
+    /// Barriers in memory order it, in ways that are not looked at.
+    Unrecorded,
+}
+
 /// One access to memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
@@ -73,8 +84,7 @@ pub(super) struct Access {
     pub(super) signed: bool,
     /// Width of the destination registers, in bits.
     pub(super) register_bits: u8,
-    /// Whether it takes part in synchronisation, and so does not conflict.
-    pub(super) strong: bool,
+    pub(super) order: Order,
     pub(super) base: Register,
     pub(super) offset: i64,
 }
@@ -111,6 +121,8 @@ pub(super) enum Exchange {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WarpOp {
     pub(super) exchange: Exchange,
+    /// Number of its opcode with all qualifiers: lanes meet at instructions of one kind.
+    pub(super) kind: u32,
     pub(super) d: Register,
     pub(super) valid: Register,
     pub(super) a: Register,

@@ -1,7 +1,7 @@
 //! Asynchronous copies into shared memory.
 
 use super::super::error::Loaded;
-use super::super::op::{Access, AsyncOp, Op, Space};
+use super::super::op::{Access, AsyncOp, Op, Order, Space};
 use super::super::syntax::Operand;
 use super::super::types::Type;
 use super::Site;
@@ -71,7 +71,7 @@ impl Site<'_> {
             count: 1,
             signed: false,
             register_bits: 64,
-            strong: false,
+            order: Order::Plain,
             base,
             offset,
         };

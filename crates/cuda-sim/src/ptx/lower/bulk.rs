@@ -1,7 +1,7 @@
 //! Bulk copies, and the barriers in shared memory that count their bytes.
 
 use super::super::error::Loaded;
-use super::super::op::{Access, AsyncOp, MemoryBarrierOp, Op, Register, Space, special};
+use super::super::op::{Access, AsyncOp, MemoryBarrierOp, Op, Order, Register, Space, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;
 use super::Site;
@@ -83,7 +83,7 @@ impl Site<'_> {
 
     fn barrier_at(&mut self, index: usize, space: Space) -> Loaded<Access> {
         let place = self.address(index)?;
-        Ok(strong_access(space, 8, place))
+        Ok(unrecorded_access(space, 8, place))
     }
 
     /// `cp.async.bulk`
@@ -121,8 +121,8 @@ impl Site<'_> {
             }
             _ => return Err(modifiers.unsupported()),
         };
-        let to = strong_access(to_space, 16, self.address(0)?);
-        let from = strong_access(from_space, 16, self.address(1)?);
+        let to = unrecorded_access(to_space, 16, self.address(0)?);
+        let from = unrecorded_access(from_space, 16, self.address(1)?);
         let bytes = self.word(2)?;
         let barrier = if counted { Some(self.barrier_at(3, Space::Shared)?) } else { None };
         self.async_op(AsyncOp::Bulk { to, from, bytes, barrier })
@@ -130,7 +130,7 @@ impl Site<'_> {
 }
 
 /// An access that is ordered by a barrier in memory rather than by one of the block.
-fn strong_access(space: Space, bytes: u8, (base, offset): (Register, i64)) -> Access {
-    let register_bits = 64;
-    Access { space, bytes, count: 1, signed: false, register_bits, strong: true, base, offset }
+fn unrecorded_access(space: Space, bytes: u8, (base, offset): (Register, i64)) -> Access {
+    let (register_bits, order) = (64, Order::Unrecorded);
+    Access { space, bytes, count: 1, signed: false, register_bits, order, base, offset }
 }

@@ -117,7 +117,7 @@ impl Site<'_> {
         let (d, valid) = self.targets(0, Type::B32, Type::Pred)?;
         let (a, b) = (self.source(1, Type::B32)?, self.source(2, Type::B32)?);
         let (c, mask) = (self.source(3, Type::B32)?, self.source(4, Type::B32)?);
-        self.warp_op(WarpOp { exchange, d, valid, a, b, c, mask })
+        self.warp_op(WarpOp { exchange, d, valid, a, b, c, mask, ..NO_OPERANDS })
     }
 
     fn vote(&mut self, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
@@ -158,8 +158,15 @@ impl Site<'_> {
     }
 
     fn warp_op(&mut self, op: WarpOp) -> Loaded<bool> {
+        let opcode = &self.instruction.opcode;
+        let kinds = &mut self.lowering.exchanges;
+        let known = kinds.iter().position(|kind| kind == opcode);
+        let kind = known.unwrap_or_else(|| {
+            kinds.push(opcode.clone());
+            kinds.len() - 1
+        });
         let warp_ops = &mut self.lowering.program.warp_ops;
-        warp_ops.push(op);
+        warp_ops.push(WarpOp { kind: kind as u32, ..op });
         let index = (warp_ops.len() - 1) as u32;
         self.emit(Op::Warp { index })
     }
@@ -167,6 +174,7 @@ impl Site<'_> {
 
 const NO_OPERANDS: WarpOp = WarpOp {
     exchange: Exchange::Barrier,
+    kind: 0,
     d: special::SINK,
     valid: special::SINK,
     a: special::SINK,

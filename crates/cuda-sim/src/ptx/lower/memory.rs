@@ -2,7 +2,7 @@
 
 use super::super::alu;
 use super::super::error::Loaded;
-use super::super::op::{Access, AtomicRule, Op, Register, Space, special};
+use super::super::op::{Access, AtomicRule, Op, Order, Register, Space, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;
 use super::Site;
@@ -57,11 +57,12 @@ impl Site<'_> {
     }
 
     /// Takes the modifiers that say where and how, and returns the space and whether the access
-    /// synchronises.
-    pub(super) fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, bool) {
-        let strong =
-            modifiers.take_any(&["relaxed", "acquire", "release", "acq_rel", "mmio"]).is_some();
-        modifiers.skip(&["weak", "volatile"]);
+    /// synchronises. A volatile access does: it is a relaxed one.
+    pub(super) fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, Order) {
+        let strong = ["relaxed", "acquire", "release", "acq_rel", "mmio", "volatile"];
+        let is_strong = modifiers.take_any(&strong).is_some();
+        let order = if is_strong { Order::Strong } else { Order::Plain };
+        modifiers.skip(&["weak"]);
         modifiers.skip(SCOPES);
         modifiers.skip_prefixed("L1::");
         let space = match modifiers.take_any(SPACES) {
@@ -72,7 +73,7 @@ impl Site<'_> {
             Some("param" | "param::entry") => Space::Param,
             Some(_) => Space::Shared,
         };
-        (space, strong)
+        (space, order)
     }
 
     /// The base register and the offset of address operand `index`.
@@ -94,7 +95,7 @@ impl Site<'_> {
     }
 
     fn load_or_store(&mut self, stores: bool, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
-        let (space, strong) = self.place(modifiers);
+        let (space, order) = self.place(modifiers);
         modifiers.skip(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
         if !stores {
             modifiers.skip(&["nc"]);
@@ -141,7 +142,7 @@ impl Site<'_> {
             count: count as u8,
             signed: ty.is_signed(),
             register_bits: register_bits as u8,
-            strong,
+            order,
             base,
             offset,
         };
@@ -180,7 +181,7 @@ impl Site<'_> {
             count: 1,
             signed: false,
             register_bits: ty.bits() as u8,
-            strong: true,
+            order: Order::Strong,
             base,
             offset,
         };

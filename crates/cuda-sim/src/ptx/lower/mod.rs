@@ -33,6 +33,8 @@ struct Lowering {
     program: Program,
     /// Steps that branch to a label.
     branches: Vec<(usize, usize)>,
+    /// Opcodes of the instructions that lanes of a warp execute together.
+    exchanges: Vec<String>,
     /// Where shared arrays begin whose size the launch gives: where the declared ones end.
     dynamic_start: u64,
 }
@@ -50,6 +52,7 @@ pub(super) fn lower(
         names: Names::new(&entry.body),
         program: empty_program(entry),
         branches: Vec::new(),
+        exchanges: Vec::new(),
         dynamic_start: 0,
     };
     for (name, &address) in addresses {

@@ -1,6 +1,6 @@
 //! Atomic operations on memory.
 
-use super::super::op::{Access, AtomicRule};
+use super::super::op::{Access, AtomicRule, Order};
 use super::super::types::mask;
 use super::observation::Ran;
 use super::spaces::{Accessor, Spaces};
@@ -17,7 +17,9 @@ impl Spaces<'_> {
     ) -> Ran<u64> {
         let size = usize::from(access.bytes);
         let mut data = [0; 16];
-        self.load(access, address, size as u32, by, &mut data)?;
+        // One access to those who look for conflicts.
+        let load = Access { order: Order::Unrecorded, ..*access };
+        self.load(&load, address, size as u32, by, &mut data)?;
         let mut word = [0; 8];
         word[..size].copy_from_slice(&data[..size]);
         let old = u64::from_le_bytes(word);

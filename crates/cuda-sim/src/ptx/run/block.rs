@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use super::super::op::{Op, Program, Register, special};
 use super::WARP;
-use super::barrier::BARRIERS;
+use super::barrier::{BARRIERS, Phase};
+use super::conflicts::Known;
 use super::copies::PendingCopy;
 use super::launch::{LaunchShape, Limits, Notes};
-use super::memory_barrier::PendingBulk;
+use super::memory_barrier::{Arrivals, PendingBulk};
 use super::observation::{ObservationKind, Ran, Site, Trouble};
 use super::spaces::{Accessor, Spaces};
 use super::thread::{Lane, Stop};
@@ -20,7 +21,7 @@ const TURN: u64 = 1 << 14;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum State {
     Ready,
-    AtBarrier { id: u8, expected: usize, aligned: bool },
+    AtBarrier { id: u8 },
     AtWarp { index: u32, mask: u32 },
     Done,
 }
@@ -30,8 +31,6 @@ pub(super) enum State {
 pub(super) struct Thread {
     pub(super) state: State,
     pub(super) next: usize,
-    pub(super) block_epoch: u32,
-    pub(super) warp_epoch: u32,
     /// Its stretch, or 0 while it has not begun.
     pub(super) stretch: u32,
     /// Groups of copies that it has committed.
@@ -47,11 +46,15 @@ pub(super) struct Block<'a, 'm> {
     pub(super) spaces: &'a mut Spaces<'m>,
     pub(super) threads: Vec<Thread>,
     registers: Vec<u64>,
-    pub(super) arrived: [usize; BARRIERS],
+    pub(super) barriers: [Phase; BARRIERS],
+    /// How often all threads have met.
+    pub(super) meetings: u32,
+    /// What each thread knows of the others since then.
+    pub(super) known: Vec<Option<Known>>,
     pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
     pub(super) bulks: Vec<PendingBulk>,
-    /// Latest epoch of the threads that arrived at barriers in memory.
-    pub(super) arrived_epoch: u32,
+    /// Those who arrived at each barrier in memory, by its offset.
+    pub(super) arrivals: HashMap<u64, Arrivals>,
     shape: &'a LaunchShape,
     index: [u32; 3],
     /// Number in the launch of its first thread.
@@ -69,10 +72,12 @@ impl<'a, 'm> Block<'a, 'm> {
             spaces,
             threads: Vec::new(),
             registers: vec![0; program.registers as usize * shape.block_threads()],
-            arrived: [0; BARRIERS],
+            barriers: Default::default(),
+            meetings: 0,
+            known: Vec::new(),
             copies: HashMap::new(),
             bulks: Vec::new(),
-            arrived_epoch: 0,
+            arrivals: HashMap::new(),
             shape,
             index: [0; 3],
             first_thread: 0,
@@ -86,21 +91,16 @@ impl<'a, 'm> Block<'a, 'm> {
         let count = self.shape.block_threads();
         self.first_thread = number * count as u64;
         self.threads.clear();
-        let thread = Thread {
-            state: State::Ready,
-            next: 0,
-            block_epoch: 0,
-            warp_epoch: 0,
-            stretch: 0,
-            groups: 0,
-            bulk_groups: 0,
-            ran: 0,
-        };
+        let thread =
+            Thread { state: State::Ready, next: 0, stretch: 0, groups: 0, bulk_groups: 0, ran: 0 };
         self.threads.resize(count, thread);
-        self.arrived = [0; BARRIERS];
+        self.barriers = Default::default();
+        self.meetings = 0;
+        self.known.clear();
+        self.known.resize(count, None);
         self.copies.clear();
         self.bulks.clear();
-        self.arrived_epoch = 0;
+        self.arrivals.clear();
         self.spaces.renew();
         self.fill_registers();
     }
@@ -179,7 +179,6 @@ impl<'a, 'm> Block<'a, 'm> {
             for warp in 0..warps {
                 moved |= self.run_warp(warp, limits, notes)?;
             }
-            moved |= self.release_barriers()?;
             if self.threads.iter().all(|thread| thread.state == State::Done) {
                 let by = Accessor { thread: 0, stretch: 0 };
                 let landed = self.land(by, |_| true).map_err(|trouble| (0, trouble));
@@ -208,7 +207,7 @@ impl<'a, 'm> Block<'a, 'm> {
                     moved = true;
                 }
             }
-            if !self.resolve_warp(warp)? {
+            if !self.resolve_warp(warp, notes)? {
                 return Ok(moved);
             }
         }
@@ -217,12 +216,15 @@ impl<'a, 'm> Block<'a, 'm> {
     /// Runs a thread until it waits or ends, or has had its turn.
     fn run_thread(&mut self, thread: usize, limits: &Limits, notes: &mut Notes) -> Ran<()> {
         if self.threads[thread].stretch == 0 {
-            let Thread { block_epoch, warp_epoch, .. } = self.threads[thread];
             // A launch of more threads than can be numbered is not looked at for conflicts.
             let number = u32::try_from(self.first_thread + thread as u64);
-            self.threads[thread].stretch = number
-                .map_or(0, |number| self.spaces.stretches.begin(number, block_epoch, warp_epoch));
+            let stretches = &mut self.spaces.stretches;
+            let meetings = self.meetings;
+            let stretch = number.map_or(0, |number| stretches.begin(number, meetings));
+            self.threads[thread].stretch = stretch;
         }
+        let known = self.known[thread].clone();
+        self.spaces.stretches.enter(self.threads[thread].stretch, known);
         let by = Accessor { thread, stretch: self.threads[thread].stretch };
         let mut left = TURN;
         while self.threads[thread].state == State::Ready && left > 0 {
@@ -287,7 +289,7 @@ impl<'a, 'm> Block<'a, 'm> {
         }
     }
 
-    fn note_remarks(&mut self, thread: usize, notes: &mut Notes) {
+    pub(super) fn note_remarks(&mut self, thread: usize, notes: &mut Notes) {
         if self.spaces.remarks.is_empty() {
             return;
         }

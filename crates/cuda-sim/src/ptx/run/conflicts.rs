@@ -1,10 +1,13 @@
-//! Who accessed what last, so that two unordered accesses to one address are seen.
+//! Who accessed what, so that two unordered accesses to one byte are seen.
 //!
-//! The record is kept for words of four bytes: who wrote last, and two of those who read since, each
-//! with the bytes of the word that were meant. Two readers are enough, because whoever writes is not
-//! both of them.
+//! The record is kept for words of four bytes, and for single bytes of the words in which something
+//! smaller was meant. Most words have a last writer and two readers, which is enough where all threads
+//! of a block meet at each barrier: a later writer is not both of the readers. A word that is accessed
+//! atomically, or that many read where some threads of a block meet without the others, has a
+//! [`Crowd`] instead, which knows all accesses that are not yet ordered before every later one.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// Bytes that one page of records covers, as a power of two.
 const PAGE_SHIFT: u32 = 10;
@@ -21,38 +24,53 @@ const CACHE: usize = 256;
 /// Most stretches of one launch.
 const STRETCHES_MAX: usize = 1 << 28;
 
-/// A part of a thread's run between two barriers.
+/// A part of a thread's run between two of its barriers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretch {
     thread: u32,
-    /// Barriers of the block that the thread has passed.
-    block_epoch: u32,
-    /// Barriers of its warp since then.
-    warp_epoch: u32,
+    /// Meetings of the whole block before it.
+    meetings: u32,
 }
 
-/// Number of a stretch, from 1 on; 0 where accesses are not recorded.
+/// Number of a stretch, from 1 on; 0 where accesses are not recorded. Those of one thread ascend.
 pub(super) type StretchId = u32;
 
-/// All stretches of a launch.
+/// For each thread of a block its last stretch that comes before, or 0.
+pub(super) type Known = Rc<[StretchId]>;
+
+/// All stretches of a launch, and the one that runs.
 #[derive(Debug, Default)]
 pub(super) struct Stretches {
     all: Vec<Stretch>,
     block_threads: u32,
+    /// Whether some threads of a block may meet without the others.
+    parts_meet: bool,
+    /// Number in the launch of the running block's first thread.
+    first: u32,
+    now: Stretch,
+    known: Option<Known>,
 }
 
 impl Stretches {
-    pub(super) fn new(block_threads: u32) -> Self {
-        Self { all: vec![Stretch::default()], block_threads }
+    pub(super) fn new(block_threads: u32, parts_meet: bool) -> Self {
+        let all = vec![Stretch::default()];
+        Self { all, block_threads, parts_meet, ..Self::default() }
     }
 
-    /// A new stretch of the thread with this number in the launch.
-    pub(super) fn begin(&mut self, thread: u32, block_epoch: u32, warp_epoch: u32) -> StretchId {
+    /// A new stretch of the thread with this number in the launch, after `meetings` of its block.
+    pub(super) fn begin(&mut self, thread: u32, meetings: u32) -> StretchId {
         if self.all.len() >= STRETCHES_MAX {
             return 0;
         }
-        self.all.push(Stretch { thread, block_epoch, warp_epoch });
+        self.all.push(Stretch { thread, meetings });
         (self.all.len() - 1) as StretchId
+    }
+
+    /// Goes on with stretch `id` of a thread that knows of others what `known` says.
+    pub(super) fn enter(&mut self, id: StretchId, known: Option<Known>) {
+        self.now = self.all[id as usize];
+        self.first = self.now.thread - self.now.thread % self.block_threads.max(1);
+        self.known = known;
     }
 
     /// Number in the launch of the thread whose stretch it is.
@@ -60,39 +78,73 @@ impl Stretches {
         self.all[id as usize].thread
     }
 
-    /// Whether all of `earlier` comes before `now`.
-    fn is_ordered(&self, earlier: StretchId, now: StretchId) -> bool {
-        let (earlier, now) = (&self.all[earlier as usize], &self.all[now as usize]);
-        if earlier.thread == now.thread {
+    /// Whether all of stretch `earlier` comes before the one that runs, or is of the same thread.
+    #[inline]
+    fn is_before(&self, earlier: StretchId) -> bool {
+        let Stretch { thread, meetings } = self.all[earlier as usize];
+        if thread == self.now.thread {
             return true;
         }
-        let (block, other) = (now.thread / self.block_threads, earlier.thread / self.block_threads);
-        if block != other {
-            return false;
-        }
-        let first = block * self.block_threads;
-        let is_same_warp = (now.thread - first) / 32 == (earlier.thread - first) / 32;
-        earlier.block_epoch < now.block_epoch
-            || (is_same_warp
-                && earlier.block_epoch == now.block_epoch
-                && earlier.warp_epoch < now.warp_epoch)
+        let place = thread.wrapping_sub(self.first);
+        place < self.block_threads
+            && (meetings < self.now.meetings
+                || self.known.as_ref().is_some_and(|known| earlier <= known[place as usize]))
+    }
+
+    fn is_of_other_block(&self, id: StretchId) -> bool {
+        self.thread(id).wrapping_sub(self.first) >= self.block_threads
     }
 }
 
-/// A stretch and the bytes of a word: `id << 4 | mask`, or 0.
-type Mark = u32;
+/// How an access is meant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// A read that takes part in synchronisation: it may meet writes of the same kind.
+    StrongRead,
+    /// Such a write, or an atomic operation.
+    StrongWrite,
+}
 
+/// The accesses to a word: its writer and two readers, unless `writer` says that they lie elsewhere.
 #[derive(Clone, Copy, Debug, Default)]
 struct Word {
-    writer: Mark,
-    reader: Mark,
-    other_reader: Mark,
+    writer: StretchId,
+    reader: StretchId,
+    other_reader: StretchId,
+}
+
+/// In the place of a word's writer: `reader` is a place in the records of bytes.
+const SPLIT: StretchId = StretchId::MAX;
+/// In the place of a word's writer: `reader` is a place in the crowds.
+const CROWD: StretchId = StretchId::MAX - 1;
+
+/// Accesses of one kind, of which none comes before all that may follow.
+#[derive(Clone, Debug, Default)]
+struct Group(Vec<StretchId>);
+
+/// All accesses to a word or a byte that may still conflict with a later one.
+#[derive(Clone, Debug, Default)]
+struct Crowd {
+    writer: StretchId,
+    readers: Group,
+    strong_readers: Group,
+    strong_writers: Group,
+}
+
+/// What is known of words that are not plain.
+#[derive(Debug, Default)]
+struct Others {
+    splits: Vec<[Word; 4]>,
+    crowds: Vec<Crowd>,
 }
 
 /// The last accesses to every word.
 #[derive(Debug)]
 pub(super) struct Conflicts {
     pages: Vec<[Word; PAGE_WORDS]>,
+    others: Others,
     table: HashMap<u64, u32>,
     cache: Box<[(u64, u32); CACHE]>,
 }
@@ -108,50 +160,55 @@ pub(super) struct Conflict {
 impl Conflicts {
     pub(super) fn new() -> Self {
         let cache = Box::new([(u64::MAX, 0); CACHE]);
-        Self { pages: Vec::new(), table: HashMap::new(), cache }
+        Self { pages: Vec::new(), others: Others::default(), table: HashMap::new(), cache }
     }
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         if !self.pages.is_empty() {
             self.pages.clear();
+            self.others.splits.clear();
+            self.others.crowds.clear();
             self.table.clear();
             self.cache.fill((u64::MAX, 0));
         }
     }
 
-    /// Records an access that lies within one page, and returns what it conflicts with.
+    /// Records an access of stretch `id`, the one that runs, which lies within one page, and returns
+    /// what it conflicts with.
     #[inline]
     pub(super) fn access(
         &mut self,
         stretches: &Stretches,
         id: StretchId,
         (address, bytes): (u64, u32),
-        writes: bool,
+        how: Use,
     ) -> Option<Conflict> {
         if id == 0 {
             return None;
         }
         let page = self.page(address >> PAGE_SHIFT);
+        let (page, others) = (&mut self.pages[page], &mut self.others);
         let first = (address as usize >> 2) & (PAGE_WORDS - 1);
         if bytes < 4 {
-            let mask = ((1 << bytes) - 1) << (address & 3);
-            return page[first].access(stretches, id << 4 | mask, writes);
+            let start = address as usize & 3;
+            let range = start..(start + bytes as usize).min(4);
+            return page[first].access_bytes(others, stretches, id, range, how);
         }
         let last = (first + (bytes as usize >> 2)).min(PAGE_WORDS);
         let mut found = None;
         for word in &mut page[first..last] {
-            found = word.access(stretches, id << 4 | 0xF, writes).or(found);
+            found = word.access(others, stretches, id, how).or(found);
         }
         found
     }
 
     #[inline]
-    fn page(&mut self, key: u64) -> &mut [Word; PAGE_WORDS] {
+    fn page(&mut self, key: u64) -> usize {
         let place = key as usize % CACHE;
         let (cached, index) = self.cache[place];
         let index = if cached == key { index } else { self.find_page(key, place) };
-        &mut self.pages[index as usize]
+        index as usize
     }
 
     #[cold]
@@ -175,39 +232,160 @@ impl Conflicts {
 
 impl Word {
     #[inline]
-    fn access(&mut self, stretches: &Stretches, mark: Mark, writes: bool) -> Option<Conflict> {
-        let conflicts = |earlier: Mark| {
-            earlier & mark & 0xF != 0
-                && earlier >> 4 != mark >> 4
-                && !stretches.is_ordered(earlier >> 4, mark >> 4)
-        };
+    fn access(
+        &mut self,
+        others: &mut Others,
+        stretches: &Stretches,
+        id: StretchId,
+        how: Use,
+    ) -> Option<Conflict> {
+        let conflicts =
+            |earlier: StretchId| earlier != 0 && earlier != id && !stretches.is_before(earlier);
+        if self.writer >= CROWD || matches!(how, Use::StrongRead | Use::StrongWrite) {
+            return self.access_special(others, stretches, id, how);
+        }
         let mut found = None;
         if conflicts(self.writer) {
-            found = Some(Conflict { with: self.writer >> 4, wrote: true });
+            found = Some(Conflict { with: self.writer, wrote: true });
         }
-        if writes {
+        if how == Use::Write {
             for reader in [self.reader, self.other_reader] {
                 if conflicts(reader) {
-                    found = found.or(Some(Conflict { with: reader >> 4, wrote: false }));
+                    found = found.or(Some(Conflict { with: reader, wrote: false }));
                 }
             }
-            join(&mut self.writer, mark);
-        } else if self.reader == 0
-            || self.reader >> 4 == mark >> 4
-            || stretches.is_ordered(self.reader >> 4, mark >> 4)
-        {
-            join(&mut self.reader, mark);
+            self.writer = id;
+        } else if !conflicts(self.reader) {
+            self.reader = id;
+        } else if !stretches.parts_meet || !conflicts(self.other_reader) {
+            self.other_reader = id;
         } else {
-            join(&mut self.other_reader, mark);
+            return self.access_special(others, stretches, id, how);
         }
         found
     }
+
+    /// An access to some bytes of a word.
+    fn access_bytes(
+        &mut self,
+        others: &mut Others,
+        stretches: &Stretches,
+        id: StretchId,
+        bytes: std::ops::Range<usize>,
+        how: Use,
+    ) -> Option<Conflict> {
+        if self.writer != SPLIT {
+            let mut parts = [*self; 4];
+            if self.writer == CROWD {
+                let crowd = others.crowds[self.reader as usize].clone();
+                for part in &mut parts[1..] {
+                    *part = others.add(crowd.clone());
+                }
+            }
+            others.splits.push(parts);
+            let reader = (others.splits.len() - 1) as StretchId;
+            *self = Self { writer: SPLIT, reader, other_reader: 0 };
+        }
+        let mut found = None;
+        for byte in bytes {
+            let mut part = others.splits[self.reader as usize][byte];
+            found = part.access(others, stretches, id, how).or(found);
+            others.splits[self.reader as usize][byte] = part;
+        }
+        found
+    }
+
+    /// An access to a word of which more is known, or of which more must be known from now on.
+    #[cold]
+    fn access_special(
+        &mut self,
+        others: &mut Others,
+        stretches: &Stretches,
+        id: StretchId,
+        how: Use,
+    ) -> Option<Conflict> {
+        if self.writer == SPLIT {
+            return self.access_bytes(others, stretches, id, 0..4, how);
+        }
+        if self.writer != CROWD {
+            let readers = [self.reader, self.other_reader].into_iter().filter(|&id| id != 0);
+            let readers = Group(readers.collect());
+            *self = others.add(Crowd { writer: self.writer, readers, ..Crowd::default() });
+        }
+        others.crowds[self.reader as usize].access(stretches, id, how)
+    }
 }
 
-/// Replaces a mark, or adds bytes to one of the same stretch.
-#[inline]
-fn join(old: &mut Mark, new: Mark) {
-    *old = if *old >> 4 == new >> 4 { *old | new } else { new };
+impl Others {
+    /// Keeps a crowd, and gives the word that names it.
+    fn add(&mut self, crowd: Crowd) -> Word {
+        self.crowds.push(crowd);
+        let reader = (self.crowds.len() - 1) as StretchId;
+        Word { writer: CROWD, reader, other_reader: 0 }
+    }
+}
+
+impl Crowd {
+    fn access(&mut self, stretches: &Stretches, id: StretchId, how: Use) -> Option<Conflict> {
+        let Self { writer, readers, strong_readers, strong_writers } = self;
+        let wrote = |with| Conflict { with, wrote: true };
+        let read = |with| Conflict { with, wrote: false };
+        let unordered = Some(*writer).filter(|&by| by != 0 && !stretches.is_before(by));
+        let by_writer = unordered.map(wrote);
+        match how {
+            Use::Read => {
+                readers.add(stretches, id);
+                by_writer.or_else(|| strong_writers.unordered(stretches).map(wrote))
+            }
+            Use::StrongRead => {
+                strong_readers.add(stretches, id);
+                by_writer
+            }
+            Use::StrongWrite => {
+                strong_writers.add(stretches, id);
+                by_writer.or_else(|| readers.unordered(stretches).map(read))
+            }
+            Use::Write => {
+                *writer = id;
+                let found = by_writer.or_else(|| strong_writers.unordered(stretches).map(wrote));
+                let found = found.or_else(|| readers.unordered(stretches).map(read));
+                let found = found.or_else(|| strong_readers.unordered(stretches).map(read));
+                // What comes before this write needs no more notice than the write.
+                for group in [readers, strong_readers, strong_writers] {
+                    group.0.retain(|&earlier| !stretches.is_before(earlier));
+                }
+                found
+            }
+        }
+    }
+}
+
+impl Group {
+    /// One access that does not come before the running stretch.
+    fn unordered(&self, stretches: &Stretches) -> Option<StretchId> {
+        self.0.iter().copied().find(|&earlier| !stretches.is_before(earlier))
+    }
+
+    /// Adds the running stretch, for those that come before it. Of other blocks one stands for all:
+    /// nothing orders this block after them.
+    fn add(&mut self, stretches: &Stretches, id: StretchId) {
+        if self.0.last() == Some(&id) {
+            return;
+        }
+        let mut has_other_block = false;
+        self.0.retain(|&earlier| {
+            let is_other = stretches.is_of_other_block(earlier);
+            let keep = if is_other { !has_other_block } else { !stretches.is_before(earlier) };
+            has_other_block |= is_other;
+            keep
+        });
+        // Where only whole blocks meet, any two threads of a block stand for all of it.
+        let most = 2 + usize::from(has_other_block);
+        if !stretches.parts_meet && self.0.len() >= most {
+            self.0.pop();
+        }
+        self.0.push(id);
+    }
 }
 
 #[cfg(test)]
@@ -216,32 +394,38 @@ mod tests {
 
     #[test]
     fn only_unordered_accesses_of_the_same_bytes_conflict() {
-        let mut stretches = Stretches::new(64);
-        let first = stretches.begin(0, 0, 0);
-        let beside = stretches.begin(1, 0, 0);
-        let later = stretches.begin(1, 1, 0);
-        let after_warp = stretches.begin(2, 0, 1);
-        let other_warp = stretches.begin(40, 0, 1);
-        let other_block = stretches.begin(64, 5, 0);
-        let race = |reader: StretchId, bytes: u32| {
+        let mut stretches = Stretches::new(64, true);
+        let first = stretches.begin(0, 0);
+        let beside = stretches.begin(1, 0);
+        let later = stretches.begin(1, 1);
+        let after = stretches.begin(2, 0);
+        let other_block = stretches.begin(64, 5);
+        let known: Known = vec![first; 64].into();
+        let mut race = |reader: StretchId, known: Option<&Known>, bytes: u32| {
             let mut conflicts = Conflicts::new();
-            assert!(conflicts.access(&stretches, first, (4096, 2), true).is_none());
-            conflicts.access(&stretches, reader, (4096, bytes), false).is_some()
+            stretches.enter(first, None);
+            assert!(conflicts.access(&stretches, first, (4096, 2), Use::Write).is_none());
+            stretches.enter(reader, known.cloned());
+            conflicts.access(&stretches, reader, (4096, bytes), Use::Read).is_some()
         };
-        assert!(race(beside, 2));
-        assert!(race(beside, 8));
-        assert!(!race(first, 2));
-        assert!(!race(later, 2));
-        assert!(!race(after_warp, 2));
-        assert!(race(other_warp, 2));
-        assert!(race(other_block, 2));
+        assert!(race(beside, None, 2));
+        assert!(race(beside, None, 8));
+        assert!(!race(first, None, 2));
+        assert!(!race(later, None, 2));
+        assert!(race(after, None, 2));
+        assert!(!race(after, Some(&known), 2));
+        assert!(race(other_block, Some(&known), 2));
 
         let mut conflicts = Conflicts::new();
-        assert!(conflicts.access(&stretches, first, (4096, 2), true).is_none());
-        assert!(conflicts.access(&stretches, beside, (4098, 2), true).is_none());
-        assert!(conflicts.access(&stretches, first, (8192, 16), false).is_none());
-        assert!(conflicts.access(&stretches, beside, (8192, 16), false).is_none());
-        let found = conflicts.access(&stretches, first, (8192, 4), true).unwrap();
-        assert_eq!((stretches.thread(found.with), found.wrote), (1, false));
+        let mut access = |id, range, how| {
+            stretches.enter(id, None);
+            let found = conflicts.access(&stretches, id, range, how);
+            found.map(|found| (stretches.thread(found.with), found.wrote))
+        };
+        assert_eq!(access(first, (4096, 2), Use::Write), None);
+        assert_eq!(access(beside, (4098, 2), Use::Write), None);
+        assert_eq!(access(first, (8192, 16), Use::Read), None);
+        assert_eq!(access(beside, (8192, 16), Use::Read), None);
+        assert_eq!(access(first, (8192, 4), Use::Write), Some((1, false)));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use cuda_driver::{KernelArgs, LaunchConfig};
 
-use super::super::op::Program;
+use super::super::op::{AsyncOp, Exchange, Op, Program, Step, WarpOp};
 use super::block::Block;
 use super::conflicts::{Conflicts, Stretches};
 use super::observation::{Observation, ObservationKind};
@@ -101,6 +101,18 @@ pub(crate) struct Outcome {
     pub(crate) end: Option<Observation>,
 }
 
+impl Program {
+    /// Whether some threads of a block may meet without the others.
+    fn parts_meet(&self) -> bool {
+        let is_of_lanes = |op: &WarpOp| matches!(op.exchange, Exchange::Barrier);
+        let is_of_part = |step: &Step| matches!(step.op, Op::Barrier(barrier) if barrier.threads.is_some() || barrier.arrive);
+        let is_in_memory = |op: &AsyncOp| matches!(op, AsyncOp::Barrier(_));
+        self.warp_ops.iter().any(is_of_lanes)
+            || self.steps.iter().any(is_of_part)
+            || self.async_ops.iter().any(is_in_memory)
+    }
+}
+
 /// Runs all blocks of a launch whose geometry and arguments [`Program::check`] passed.
 pub(crate) fn run(
     program: &Program,
@@ -120,7 +132,7 @@ pub(crate) fn run(
         local_bytes,
         parameters: program.parameter_block(args),
         variables,
-        stretches: Stretches::new(threads as u32),
+        stretches: Stretches::new(threads as u32, program.parts_meet()),
         device_conflicts: Conflicts::new(),
         shared_conflicts: Conflicts::new(),
         remarks: Vec::new(),

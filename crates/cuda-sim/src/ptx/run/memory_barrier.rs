@@ -6,6 +6,8 @@
 use super::super::op::{Access, MemoryBarrierOp};
 use super::SHARED_WINDOW;
 use super::block::Block;
+use super::conflicts::StretchId;
+use super::meeting::{Came, gather};
 use super::observation::{ObservationKind, Ran, Trouble};
 use super::spaces::{Accessor, Spaces};
 
@@ -74,6 +76,33 @@ impl Counts {
     }
 }
 
+/// Who arrived at a barrier in memory.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    /// The phase that `came` are of.
+    phase: bool,
+    came: Vec<Came>,
+    /// What came before the phases that are complete; empty while there are none.
+    known: Vec<StretchId>,
+}
+
+impl Arrivals {
+    /// Notes that the barrier is in this phase now.
+    fn turn(&mut self, phase: bool, threads: usize) {
+        if self.phase != phase {
+            self.phase = phase;
+            self.known.resize(threads, 0);
+            gather(&mut self.known, &self.came);
+            self.came.clear();
+        }
+    }
+}
+
+/// The offset in shared memory of a barrier, whose address may be a generic one.
+fn offset(address: u64) -> u64 {
+    address.checked_sub(SHARED_WINDOW).unwrap_or(address)
+}
+
 impl Spaces<'_> {
     fn barrier(&mut self, at: &Access, address: u64, by: Accessor) -> Ran<Counts> {
         let mut data = [0; 16];
@@ -119,7 +148,9 @@ impl Block<'_, '_> {
                     return Err(Trouble::new(ObservationKind::Barrier, detail));
                 }
                 let counts = Counts { phase: false, expected: count, pending: count, bytes: 0 };
-                self.spaces.set_barrier(&at, self.place_of(thread, at), by, counts)?;
+                let address = self.place_of(thread, at);
+                self.arrivals.remove(&offset(address));
+                self.spaces.set_barrier(&at, address, by, counts)?;
             }
             MemoryBarrierOp::Invalidate { at } => {
                 let counts = Counts { phase: false, expected: 0, pending: 0, bytes: 0 };
@@ -148,7 +179,7 @@ impl Block<'_, '_> {
                 let complete = counts.phase != awaited;
                 self.set_register(thread, d, complete.into());
                 if complete {
-                    self.follow(thread);
+                    self.follow(thread, address, counts.phase);
                 }
                 return Ok(complete);
             }
@@ -176,21 +207,27 @@ impl Block<'_, '_> {
             );
             return Err(Trouble::new(ObservationKind::Barrier, detail));
         }
+        let (came, threads) = (self.come(thread), self.threads.len());
+        let arrivals = self.arrivals.entry(offset(address)).or_default();
+        arrivals.turn(counts.phase, threads);
+        arrivals.came.push(came);
         counts.pending -= count;
         counts.advance();
-        self.arrived_epoch = self.arrived_epoch.max(self.threads[thread].block_epoch);
+        arrivals.turn(counts.phase, threads);
         self.spaces.set_barrier(&at, address, by, counts)?;
         Ok(token)
     }
 
-    /// Orders a thread after all that arrived at barriers in memory.
-    fn follow(&mut self, thread: usize) {
-        let epoch = self.arrived_epoch + 1;
-        let thread = &mut self.threads[thread];
-        if thread.block_epoch < epoch {
-            thread.block_epoch = epoch;
-            thread.warp_epoch = 0;
-            thread.stretch = 0;
+    /// Orders a thread after all that arrived at the barrier before its present phase.
+    fn follow(&mut self, thread: usize, address: u64, phase: bool) {
+        let threads = self.threads.len();
+        let Some(arrivals) = self.arrivals.get_mut(&offset(address)) else { return };
+        arrivals.turn(phase, threads);
+        let mut known = arrivals.known.clone();
+        if !known.is_empty() {
+            let came = self.come(thread);
+            gather(&mut known, [&came]);
+            self.known[thread] = Some(known.into());
         }
     }
 
@@ -226,8 +263,6 @@ impl Block<'_, '_> {
 
     /// Makes the copies happen whose bytes the barrier at `address` counts.
     fn land_for(&mut self, address: u64, by: Accessor) -> Ran<()> {
-        // A generic address of shared memory, or an offset in it.
-        let offset = |address: u64| address.checked_sub(SHARED_WINDOW).unwrap_or(address);
         let wanted = offset(address);
         self.land(by, |bulk| matches!(bulk.until, Until::Barrier(_, at) if offset(at) == wanted))
     }

@@ -10,6 +10,7 @@ mod block;
 mod conflicts;
 mod copies;
 mod launch;
+mod meeting;
 mod memory_barrier;
 mod observation;
 mod shared;

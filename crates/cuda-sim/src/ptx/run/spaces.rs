@@ -2,8 +2,8 @@
 
 use cuda_driver::DeviceMemory;
 
-use super::super::op::{Access, Space};
-use super::conflicts::{Conflict, Conflicts, StretchId, Stretches};
+use super::super::op::{Access, Order, Space};
+use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, Use};
 use super::observation::{ObservationKind, Ran, Trouble};
 use super::shared::Shared;
 use super::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
@@ -149,10 +149,8 @@ impl Spaces<'_> {
 
     #[inline]
     fn record(&mut self, access: &Access, range: (u64, u32), by: Accessor, writes: bool) {
-        if access.strong {
-            return;
-        }
-        let found = self.device_conflicts.access(&self.stretches, by.stretch, range, writes);
+        let Some(how) = meant(access, writes) else { return };
+        let found = self.device_conflicts.access(&self.stretches, by.stretch, range, how);
         if let Some(conflict) = found {
             let address = (range.0 < MODULE_WINDOW).then_some(range.0);
             self.remark_conflict(conflict, range, address, writes);
@@ -161,10 +159,8 @@ impl Spaces<'_> {
 
     #[inline]
     fn record_shared(&mut self, access: &Access, range: (u64, u32), by: Accessor, writes: bool) {
-        if access.strong {
-            return;
-        }
-        let found = self.shared_conflicts.access(&self.stretches, by.stretch, range, writes);
+        let Some(how) = meant(access, writes) else { return };
+        let found = self.shared_conflicts.access(&self.stretches, by.stretch, range, how);
         if let Some(conflict) = found {
             self.remark_conflict(conflict, range, None, writes);
         }
@@ -193,6 +189,18 @@ impl Spaces<'_> {
         let kind = ObservationKind::Conflict;
         self.remarks.push(Trouble { kind, address, bytes: bytes.into(), detail });
     }
+}
+
+/// How the record of conflicts takes an access, if it does.
+#[inline]
+fn meant(access: &Access, writes: bool) -> Option<Use> {
+    Some(match (access.order, writes) {
+        (Order::Plain, false) => Use::Read,
+        (Order::Plain, true) => Use::Write,
+        (Order::Strong, false) => Use::StrongRead,
+        (Order::Strong, true) => Use::StrongWrite,
+        (Order::Unrecorded, _) => return None,
+    })
 }
 
 #[inline]

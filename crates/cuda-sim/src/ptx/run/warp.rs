@@ -1,20 +1,31 @@
 //! Instructions that the lanes of a warp execute together.
 
-use super::super::op::{Exchange, WarpOp};
+use super::super::op::Exchange;
 use super::WARP;
-use super::block::{Block, State};
+use super::block::{Block, State, Thread};
+use super::launch::Notes;
+use super::meeting::Came;
 use super::observation::{ObservationKind, Trouble};
+
+/// What a lane gets from one that gives nothing.
+const NOTHING: u64 = 0xA7A7_A7A7;
 
 impl Block<'_, '_> {
     /// Executes what all lanes that it names have reached; whether there was any.
-    pub(super) fn resolve_warp(&mut self, warp: usize) -> Result<bool, (usize, Box<Trouble>)> {
+    pub(super) fn resolve_warp(
+        &mut self,
+        warp: usize,
+        notes: &mut Notes,
+    ) -> Result<bool, (usize, Box<Trouble>)> {
         let first = warp * WARP;
         let count = (self.threads.len() - first).min(WARP);
-        let existing = if count == WARP { u32::MAX } else { (1 << count) - 1 };
+        let living = (0..count).filter(|lane| self.threads[first + lane].state != State::Done);
+        let living = living.fold(0u32, |living, lane| living | 1 << lane);
         let mut done = 0u32;
         let mut resolved = false;
         for lane in 0..count {
-            let State::AtWarp { index, mask } = self.threads[first + lane].state else { continue };
+            let here = self.threads[first + lane];
+            let State::AtWarp { mask, .. } = here.state else { continue };
             if done >> lane & 1 == 1 {
                 continue;
             }
@@ -22,22 +33,11 @@ impl Block<'_, '_> {
                 let detail = format!("lane {lane} is not in the mask {mask:#x} that it gives");
                 return Err((first + lane, Trouble::new(ObservationKind::Barrier, detail)));
             }
-            let named = mask & existing;
-            let next = self.threads[first + lane].next;
-            let is_here = |other: usize| {
-                let thread = &self.threads[first + other];
-                thread.next == next && thread.state == State::AtWarp { index, mask }
-            };
-            let lanes = || (0..count).filter(|other| named >> other & 1 == 1);
-            if let Some(gone) =
-                lanes().find(|other| self.threads[first + other].state == State::Done)
-            {
-                let detail =
-                    format!("waits for lane {gone}, which its mask {mask:#x} names and has ended");
-                return Err((first + lane, Trouble::new(ObservationKind::Barrier, detail)));
-            }
-            if lanes().all(is_here) {
-                self.exchange(first, named, self.program.warp_ops[index as usize]);
+            // Lanes that have ended are not waited for.
+            let named = mask & living;
+            let mut lanes = (0..count).filter(|other| named >> other & 1 == 1);
+            if lanes.all(|other| self.meets(here, self.threads[first + other])) {
+                self.exchange(first, (named, mask), notes);
                 done |= named;
                 resolved = true;
             }
@@ -45,48 +45,87 @@ impl Block<'_, '_> {
         Ok(resolved)
     }
 
-    /// Executes one instruction for the lanes of `named`, and lets them go on.
-    fn exchange(&mut self, first: usize, named: u32, op: WarpOp) {
-        let lanes = (0..WARP).filter(|lane| named >> lane & 1 == 1);
-        let mut values = [0; WARP];
-        for lane in lanes.clone() {
-            values[lane] = self.register(first + lane, op.a);
+    /// Whether two threads of a warp are at instructions of one kind with one mask, be they the same
+    /// instruction or not.
+    pub(super) fn meets(&self, one: Thread, other: Thread) -> bool {
+        let kind = |index: u32| self.program.warp_ops[index as usize].kind;
+        match (one.state, other.state) {
+            (State::AtWarp { index: a, mask }, State::AtWarp { index: b, mask: same }) => {
+                kind(a) == kind(b) && mask == same
+            }
+            _ => false,
         }
-        let holds = lanes.clone().filter(|&lane| values[lane] & 1 == 1);
+    }
+
+    /// Executes the instructions of one kind at which the lanes of `named` are, and lets them go on.
+    fn exchange(&mut self, first: usize, (named, mask): (u32, u32), notes: &mut Notes) {
+        let lanes = || (0..WARP).filter(move |lane| named >> lane & 1 == 1);
+        let mut values = [0; WARP];
+        let mut ops = [None; WARP];
+        for lane in lanes() {
+            if let State::AtWarp { index, .. } = self.threads[first + lane].state {
+                let op = self.program.warp_ops[index as usize];
+                values[lane] = self.register(first + lane, op.a);
+                ops[lane] = Some(op);
+            }
+            self.threads[first + lane].state = State::Ready;
+        }
+        let holds = lanes().filter(|&lane| values[lane] & 1 == 1);
         let ballot = holds.fold(0u32, |ballot, lane| ballot | 1 << lane);
-        let newest = lanes.clone().map(|lane| self.threads[first + lane].warp_epoch).max();
-        for lane in lanes {
+        for lane in lanes() {
+            let Some(op) = ops[lane] else { continue };
             let (result, valid) = match op.exchange {
                 Exchange::All => ((ballot == named).into(), false),
                 Exchange::Any => ((ballot != 0).into(), false),
                 Exchange::Uniform => ((ballot == named || ballot == 0).into(), false),
                 Exchange::Ballot => (ballot.into(), false),
                 Exchange::MatchAny => {
-                    let same = (0..WARP)
-                        .filter(|&other| named >> other & 1 == 1 && values[other] == values[lane])
-                        .fold(0u64, |same, other| same | 1 << other);
-                    (same, false)
+                    let same = lanes().filter(|&other| values[other] == values[lane]);
+                    (same.fold(0u64, |same, other| same | 1 << other), false)
                 }
                 Exchange::Reduce(f) => {
-                    let all = (0..WARP).filter(|&other| named >> other & 1 == 1);
-                    (all.map(|other| values[other]).reduce(f).unwrap_or(0), false)
+                    (lanes().map(|other| values[other]).reduce(f).unwrap_or(0), false)
                 }
-                Exchange::Barrier => {
-                    self.threads[first + lane].warp_epoch = newest.unwrap_or(0) + 1;
-                    self.threads[first + lane].stretch = 0;
-                    (0, false)
-                }
+                Exchange::Barrier => return self.meet_lanes(first, named),
                 shuffle => {
                     let b = self.register(first + lane, op.b);
                     let c = self.register(first + lane, op.c);
                     let (from, valid) = source_lane(shuffle, lane as u32, b as u32, c as u32);
-                    (values[from as usize], valid)
+                    if named >> from & 1 == 1 {
+                        (values[from as usize], valid)
+                    } else {
+                        self.remark_nothing(first, from, mask);
+                        (NOTHING, valid)
+                    }
                 }
             };
             self.set_register(first + lane, op.d, result);
             self.set_register(first + lane, op.valid, valid.into());
-            self.threads[first + lane].state = State::Ready;
+            self.note_remarks(first + lane, notes);
         }
+    }
+
+    /// Orders lanes of a warp after each other.
+    fn meet_lanes(&mut self, first: usize, named: u32) {
+        let lanes = || (0..WARP).filter(|lane| named >> lane & 1 == 1).map(|lane| first + lane);
+        let came: Vec<Came> = lanes().map(|thread| self.come(thread)).collect();
+        if came.len() == self.threads.len() {
+            self.meet_all();
+        } else {
+            self.meet(&came, lanes());
+        }
+    }
+
+    /// Notes that a lane reads another that takes no part.
+    #[cold]
+    fn remark_nothing(&mut self, first: usize, from: u32, mask: u32) {
+        let why = match self.threads.get(first + from as usize) {
+            None => "of which there is no thread".to_owned(),
+            Some(_) if mask >> from & 1 == 0 => format!("which is not in its mask {mask:#x}"),
+            Some(_) => "which has ended".to_owned(),
+        };
+        let detail = format!("reads lane {from}, {why}");
+        self.spaces.remarks.push(*Trouble::new(ObservationKind::Uninitialised, detail));
     }
 }
 

@@ -1,0 +1,65 @@
+//! What threads know of each other after they met: which of their accesses came before.
+
+use std::rc::Rc;
+
+use super::block::Block;
+use super::conflicts::{Known, StretchId};
+
+/// A thread that came to a barrier, as it was then.
+#[derive(Clone, Debug)]
+pub(super) struct Came {
+    pub(super) thread: usize,
+    stretch: StretchId,
+    known: Option<Known>,
+}
+
+/// Adds what those who came did and knew to what is `known`.
+pub(super) fn gather<'c>(known: &mut [StretchId], came: impl IntoIterator<Item = &'c Came>) {
+    let mut last: Option<&Known> = None;
+    for came in came {
+        if let Some(theirs) = &came.known
+            && !last.is_some_and(|last| Rc::ptr_eq(last, theirs))
+        {
+            known
+                .iter_mut()
+                .zip(theirs.iter())
+                .for_each(|(mine, &theirs)| *mine = theirs.max(*mine));
+            last = Some(theirs);
+        }
+        let own = &mut known[came.thread];
+        *own = came.stretch.max(*own);
+    }
+}
+
+impl Block<'_, '_> {
+    /// Ends a thread's stretch, for others to come after it.
+    pub(super) fn come(&mut self, thread: usize) -> Came {
+        let came = Came {
+            thread,
+            stretch: self.threads[thread].stretch,
+            known: self.known[thread].clone(),
+        };
+        self.threads[thread].stretch = 0;
+        came
+    }
+
+    /// All threads of the block have met: what each did comes before what any does now.
+    pub(super) fn meet_all(&mut self) {
+        self.meetings += 1;
+        self.known.fill(None);
+        for thread in &mut self.threads {
+            thread.stretch = 0;
+        }
+    }
+
+    /// The threads `after` go on after all that `came`.
+    pub(super) fn meet(&mut self, came: &[Came], after: impl Iterator<Item = usize>) {
+        let mut known = vec![0; self.threads.len()];
+        gather(&mut known, came);
+        let known: Known = known.into();
+        for thread in after {
+            self.known[thread] = Some(known.clone());
+            self.threads[thread].stretch = 0;
+        }
+    }
+}
