@@ -194,10 +194,15 @@ impl<'s> Bound<'s> {
     }
 
     pub(crate) fn module(&self) -> Owned<'_> {
+        self.module_of(kernel::PTX)
+    }
+
+    /// A module of this text.
+    pub(crate) fn module_of(&self, ptx: &str) -> Owned<'_> {
         let mut log = String::new();
-        self.own(self.module_load_data(kernel::PTX, &mut log), |bound, module| {
-            bound.module_unload(module)
-        })
+        let made = self.module_load_data(ptx, &mut log);
+        assert!(made.is_ok(), "{log}\n{ptx}");
+        self.own(made, |bound, module| bound.module_unload(module))
     }
 
     pub(crate) fn graph(&self) -> Owned<'_> {

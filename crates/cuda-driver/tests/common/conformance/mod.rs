@@ -13,6 +13,7 @@ pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod faults;
 pub(crate) mod graphs;
+pub(crate) mod instructions;
 pub(crate) mod launches;
 pub(crate) mod memory;
 pub(crate) mod modules;
@@ -116,6 +117,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         modules::CASES,
         modules::PROCESS,
         modules::SIMULATED,
+        instructions::CASES,
         launches::CASES,
         launches::PROCESS,
         launches::SIMULATED,

@@ -1,6 +1,7 @@
 //! `cvt`: conversions between types.
 
 use super::super::types::{Type, extend, mask};
+use super::float::{SINGLE_NAN, quiet};
 
 /// How a float becomes an integer, or a float with less precision.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -31,28 +32,48 @@ impl Conversion {
                 Type::F32 => f64::from(f32::from_bits(value as u32)),
                 _ => f64::from_bits(value),
             };
+            if value.is_nan() {
+                return self.of_nan(value);
+            }
             let value = self.to_integral.map_or(value, |rounding| round(value, rounding));
             return match self.to {
                 Type::F32 => u64::from((self.saturated(value) as f32).to_bits()),
                 Type::F64 => self.saturated(value).to_bits(),
-                _ => self.integer(if value.is_nan() { 0 } else { value as i128 }),
+                _ => self.integer(value as i128),
             };
         }
         let integer = extend(value, self.from.bits(), self.from.is_signed());
         let wide =
             if self.from.is_signed() { i128::from(integer as i64) } else { i128::from(integer) };
         match self.to {
+            Type::F32 if self.saturate => u64::from((wide.clamp(0, 1) as f32).to_bits()),
             Type::F32 => u64::from((wide as f32).to_bits()),
+            Type::F64 if self.saturate => (wide.clamp(0, 1) as f64).to_bits(),
             Type::F64 => (wide as f64).to_bits(),
             _ if self.saturate => self.integer(wide),
             to => extend(integer, to.bits(), to.is_signed()) & mask(self.register_bits),
         }
     }
 
+    /// What becomes of a NaN: 0 of single precision and to no more than 32 bits, and the integer with
+    /// the highest bit of its type alone otherwise.
+    fn of_nan(&self, value: f64) -> u64 {
+        match self.to {
+            Type::F32 | Type::F64 if self.saturate => 0,
+            Type::F32 => SINGLE_NAN.into(),
+            Type::F64 => quiet(value).to_bits(),
+            to if self.from == Type::F64 || to.bits() == 64 => {
+                extend(1 << (to.bits() - 1), to.bits(), to.is_signed()) & mask(self.register_bits)
+            }
+            _ => 0,
+        }
+    }
+
+    /// A number clamped to 0 to 1, if that was asked for; -0 becomes +0.
     fn saturated(&self, value: f64) -> f64 {
         match self.saturate {
-            true if value.is_nan() => 0.0,
-            true => value.clamp(0.0, 1.0),
+            true if value > 0.0 => value.min(1.0),
+            true => 0.0,
             false => value,
         }
     }

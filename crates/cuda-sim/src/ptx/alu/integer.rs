@@ -15,9 +15,9 @@ pub(in crate::ptx) fn integer_binary(name: &str, ty: Type) -> Option<Binary> {
         "sub" => each!(|a, b| a.wrapping_sub(b)),
         "mul.lo" => each!(|a, b| a.wrapping_mul(b)),
         "mul.hi" => high(ty),
-        // The hardware gives all ones for a quotient by zero, and the dividend as the rest.
+        // PTX leaves both open for a divisor of zero; the cards give all ones.
         "div" => each!(|a, b| if b == 0 { !0 } else { a.wrapping_div(b) }),
-        "rem" => each!(|a, b| if b == 0 { a } else { a.wrapping_rem(b) }),
+        "rem" => each!(|a, b| if b == 0 { !0 } else { a.wrapping_rem(b) }),
         "min" => each!(|a, b| a.min(b)),
         "max" => each!(|a, b| a.max(b)),
         _ => None,

@@ -2,6 +2,7 @@
 //!
 //! Numbers go through double precision, which holds all of them, and single precision, exactly.
 
+use super::float::SINGLE_NAN;
 use super::{Binary, Unary};
 
 /// A format of less than 32 bits.
@@ -76,8 +77,12 @@ impl Small {
 /// `cvt` between the formats of these names, of one operand.
 pub(in crate::ptx) fn small_unary(to: &str, from: &str) -> Option<Unary> {
     Some(match (to, from) {
-        ("f32", "f16") => |a| u64::from((F16.decode(a) as f32).to_bits()),
-        ("f32", "bf16") => |a| u64::from((BF16.decode(a) as f32).to_bits()),
+        ("f32", "f16") => |a| {
+            let value = F16.decode(a);
+            u64::from(if value.is_nan() { SINGLE_NAN } else { (value as f32).to_bits() })
+        },
+        // The upper half of a single: even a NaN stays as it is.
+        ("f32", "bf16") => |a| (a & 0xFFFF) << 16,
         ("f16", "f32") => |a| F16.encode(single(a), false),
         ("bf16", "f32") => |a| BF16.encode(single(a), false),
         ("f16x2", "e4m3x2") => |a| halves(E4M3, a),

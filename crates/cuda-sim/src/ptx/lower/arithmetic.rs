@@ -110,14 +110,24 @@ impl Site<'_> {
             return self.carry_with(modifiers, name == "sub", false, true);
         }
         let half = modifiers.take_any(&["lo", "hi", "wide"]);
-        modifiers.skip(&["rn"]);
+        let rounds = modifiers.take("rn");
         if let Some(format) = modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]) {
             modifiers.finish()?;
             let f = alu::packed_binary(name, format).filter(|_| half.is_none());
+            let f = f.filter(|_| !rounds || name == "mul");
             let f = f.ok_or_else(|| modifiers.unsupported())?;
             return self.binary(f, Type::B32, Type::B32, Type::B32);
         }
         let ty = modifiers.take_type()?;
+        // Of floats the quotient must say how it is rounded, and the choices are not rounded.
+        let is_right = match name {
+            "div" if ty.is_float() => rounds,
+            "add" | "sub" | "mul" if ty.is_float() => true,
+            _ => !rounds,
+        };
+        if !is_right {
+            return Err(modifiers.unsupported());
+        }
         let f = match (name, half) {
             (_, None) if ty.is_float() => alu::float_binary(name, ty),
             ("mul", Some("wide")) => {
@@ -182,12 +192,15 @@ impl Site<'_> {
             return self.multiply_with_carry(modifiers, false);
         }
         let half = modifiers.take_any(&["lo", "hi", "wide"]);
-        modifiers.skip(&["rn"]);
+        let rounds = modifiers.take("rn");
         if modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]).is_some() {
             return Err(modifiers.unsupported());
         }
         let ty = modifiers.take_type()?;
         modifiers.finish()?;
+        if rounds != ty.is_float() {
+            return Err(modifiers.unsupported());
+        }
         let mut sum = ty;
         let f = match (name, half) {
             ("fma" | "mad", None) if ty.is_float() => alu::float_ternary("fma", ty),
@@ -204,11 +217,14 @@ impl Site<'_> {
     }
 
     fn one_operand(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
-        modifiers.skip(&["rn"]);
+        let rounds = modifiers.take("rn");
         if modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]).is_some() {
             return Err(modifiers.unsupported());
         }
         let ty = modifiers.take_type()?;
+        if rounds != matches!(name, "sqrt" | "rcp") {
+            return Err(modifiers.unsupported());
+        }
         let f =
             if ty.is_float() { alu::float_unary(name, ty) } else { alu::integer_unary(name, ty) };
         modifiers.finish()?;

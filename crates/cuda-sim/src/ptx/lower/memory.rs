@@ -191,7 +191,6 @@ impl Site<'_> {
 
 fn atomic_rule(name: &str, ty: Type) -> Option<AtomicRule> {
     let rule = match name {
-        "add" if ty.is_float() => alu::float_binary("add", ty)?,
         "add" | "min" | "max" => alu::integer_binary(name, ty)?,
         "and" | "or" | "xor" => alu::logic(name)?,
         "exch" => |_, b| b,

@@ -102,7 +102,7 @@ impl Site<'_> {
         let names = &mut self.lowering.names;
         let (d, register_bits) = names.wide_target(self.line, &self.instruction.operands[0], to)?;
         let a = names.wide_source(self.line, &self.instruction.operands[1], from)?;
-        if !to.is_float() && !from.is_float() && !saturate {
+        if !to.is_float() && !from.is_float() && !saturate && rounding.is_none() {
             return self.emit(Op::Resize {
                 from: (from.bits() as u8, from.is_signed()),
                 to: (to.bits() as u8, to.is_signed()),
@@ -120,7 +120,16 @@ impl Site<'_> {
             // A float rounded another way than to the nearest.
             Some(_) => return Err(modifiers.unsupported()),
         };
-        if from.is_float() && !to.is_float() && to_integral.is_none() {
+        // To an integer a float is rounded to one, to a float of its type it may be, and to one of less
+        // precision numbers are rounded to the nearest.
+        let loses = to.is_float() && (!from.is_float() || to.bits() < from.bits());
+        let is_right = match (from.is_float(), to_integral) {
+            (true, None) => to.is_float() && (rounding.is_some() == loses),
+            (true, Some(_)) => !to.is_float() || to == from,
+            (false, None) => rounding.is_some() == loses,
+            (false, Some(_)) => false,
+        };
+        if !is_right {
             return Err(modifiers.unsupported());
         }
         let conversion = Conversion { from, to, to_integral, saturate, register_bits };
