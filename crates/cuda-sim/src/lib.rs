@@ -32,9 +32,10 @@
 //! Streams are queues and nothing runs when it is enqueued. Whenever the host waits, a seeded
 //! scheduler picks one ready stream after another and runs its next operation, until what the host
 //! waits for has happened, and no further. Copies and kernels read pinned host memory when they run.
-//! A query first runs up to three operations; [`SimDriver::set_pace`] makes the devices as slow as is
-//! legal, so that a query moves nothing, or as fast. So an order that the program did not ask for does not
+//! A query first runs up to three operations. So an order that the program did not ask for does not
 //! hold for every seed, and each run replays from its seed as long as one thread makes the calls.
+//! [`SimDriver::set_pace`] makes the devices as slow as is legal, so that a query moves nothing, or as
+//! fast.
 //!
 //! For a small program, [`explore`] runs it under every order there is, from a host that runs far ahead
 //! to a device that runs each operation at once; [`explore_random`] takes many at random. A failure

@@ -18,13 +18,17 @@ pub enum Pace {
     /// operations of any stream until it can end. The default.
     #[default]
     Random,
-    /// As late as is legal: a query moves nothing, and a wait runs only what it has to wait for. A
-    /// program that polls must also wait, or drive the device by [`SimDriver::step`](crate::SimDriver::step)
-    /// or [`SimDriver::run_all`](crate::SimDriver::run_all).
+    /// As late as is legal: a query moves nothing, and a wait runs only what it has to wait for, in an
+    /// order that the seed says. A device does not stand still for ever, so the 65,536th query in a row
+    /// lets one operation run, and a program that polls in a loop ends, slowly.
     Slowest,
-    /// As early as is legal: all that can run has run when the call that enqueued it returns.
+    /// As early as is legal: all that can run has run when the call that enqueued it returns, and
+    /// when a hold is released.
     Fastest,
 }
+
+/// At the slowest pace, queries in a row of which the last lets an operation run.
+const QUERIES_MAX: u64 = 1 << 16;
 
 /// What a host waits for.
 #[derive(Clone, Copy, Debug)]
@@ -108,17 +112,34 @@ impl State {
         true
     }
 
+    /// At the fastest pace, runs all that can run.
+    pub(crate) fn keep_pace(&mut self) {
+        while self.pace == Pace::Fastest && self.choices.is_none() && self.step() {}
+    }
+
+    /// At the slowest pace, lets the device move after very many queries.
+    pub(crate) fn query_slowly(&mut self) {
+        let (ticks, queries) = self.polled;
+        let queries = if ticks == self.ticks { queries + 1 } else { 1 };
+        self.polled = (self.ticks, queries);
+        if queries >= QUERIES_MAX {
+            self.step();
+            self.polled = (self.ticks, 0);
+        }
+    }
+
     /// Runs one operation that `goal` has to wait for; false when none of them is ready.
     fn step_towards(&mut self, goal: Goal) -> bool {
         let mut needed = self.streams_of(goal);
+        let mut ready = Vec::new();
         let mut at = 0;
         while let Some(&handle) = needed.get(at) {
             at += 1;
             let Some(stream) = self.streams.get(&handle) else { continue };
             let Some(next) = stream.queue.front() else { continue };
             if self.is_ready(stream) {
-                self.run_next(handle);
-                return true;
+                ready.push(handle);
+                continue;
             }
             for earlier in self.waited_for_by(stream, next) {
                 if !needed.contains(&earlier) {
@@ -126,7 +147,12 @@ impl State {
                 }
             }
         }
-        false
+        if ready.is_empty() {
+            return false;
+        }
+        let choice = self.random.below(ready.len());
+        self.run_next(ready[choice]);
+        true
     }
 
     /// The streams that have work which `goal` is about.

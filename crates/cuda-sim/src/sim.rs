@@ -17,9 +17,9 @@ use crate::{LeakReport, SimConfig, SimConfigError};
 
 /// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
 ///
-/// The machine does nothing by itself: operations run inside driver calls that wait or query, as the
-/// [`Pace`] says, on the thread that makes the call, one call at a time. It ends, and its pinned memory with it, when
-/// the last clone is dropped.
+/// The machine does nothing by itself: operations run inside calls, as the [`Pace`] says, on the thread
+/// that makes the call, one call at a time. It ends, and its pinned memory with it, when the last clone
+/// is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
     /// The only lock of the crate. Nothing outside the crate is called while it is held, except
@@ -90,17 +90,21 @@ impl SimDriver {
     }
 
     fn set_hold(&self, handle: u64, held: bool) {
-        for (&other, stream) in &mut self.state().streams {
+        let mut state = self.state();
+        for (&other, stream) in &mut state.streams {
             let is_default = handle == 0 && stream.order == DefaultOrder::Legacy;
             if is_default || other == handle {
                 stream.held = held;
             }
         }
+        state.keep_pace();
     }
 
     /// How far the devices go on by themselves from now on.
     pub fn set_pace(&self, pace: Pace) {
-        self.state().pace = pace;
+        let mut state = self.state();
+        state.pace = pace;
+        state.keep_pace();
     }
 
     /// Runs the next operation of one ready stream; false when there is none.

@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(crate) fetched: Option<Box<[u8]>>,
     /// How far the devices go on while the host looks or waits.
     pub(crate) pace: Pace,
+    /// `ticks` at the last query at the slowest pace, and how many queries in a row found it so.
+    pub(crate) polled: (u64, u64),
     /// Decides in place of `random`, in an exploration.
     pub(crate) choices: Option<Box<Choices>>,
     /// `enqueued` and `ticks` when the device was last let advance.
@@ -89,6 +91,7 @@ impl State {
             instructions: 0,
             fetched: None,
             pace: Pace::default(),
+            polled: (0, 0),
             choices: None,
             interleaved_at: (0, 0),
             enqueued: 0,

@@ -274,7 +274,7 @@ impl State {
             return self.interleave_query(handle);
         }
         if self.pace == Pace::Slowest {
-            return;
+            return self.query_slowly();
         }
         for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
             self.step();

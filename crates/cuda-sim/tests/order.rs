@@ -440,3 +440,87 @@ fn at_the_fastest_pace_all_has_run_when_the_call_returns() {
     assert!(query(&sim, event).unwrap());
     assert_eq!(sim.run_all(), 0);
 }
+
+#[test]
+fn at_the_slowest_pace_the_seed_orders_what_a_wait_runs() {
+    let last = |seed| {
+        let sim = seeded(seed);
+        sim.set_pace(Pace::Slowest);
+        let [first, second] = [(); 2].map(|()| sim.stream_create(false).unwrap());
+        let device = sim.mem_alloc(4).unwrap();
+        fill(&sim, device, 1, 4, first).unwrap();
+        fill(&sim, device, 2, 4, second).unwrap();
+        sim.ctx_synchronize().unwrap();
+        download(&sim, device, 1, 0).unwrap()[0]
+    };
+    let seen: BTreeSet<u8> = (0..20).map(last).collect();
+    assert_eq!(seen, BTreeSet::from([1, 2]));
+}
+
+#[test]
+fn at_the_slowest_pace_a_program_that_polls_ends() {
+    let sim = seeded(1);
+    sim.set_pace(Pace::Slowest);
+    let [stream, other] = [(); 2].map(|()| sim.stream_create(false).unwrap());
+    let event = sim.event_create(false).unwrap();
+    let device = sim.mem_alloc(4).unwrap();
+    fill(&sim, device, 7, 4, stream).unwrap();
+    fill(&sim, device, 8, 4, other).unwrap();
+    record(&sim, event, stream).unwrap();
+    let polls = (0..1u32 << 20).take_while(|_| !query(&sim, event).unwrap()).count();
+    assert!((2 << 16..=3 << 16).contains(&(polls + 1)), "{polls} queries");
+}
+
+#[test]
+fn at_the_slowest_pace_destroyed_streams_and_host_functions_are_waited_for() {
+    let sim = machine(SimConfig { devices: 2, ..SimConfig::default() });
+    sim.set_pace(Pace::Slowest);
+    let [gone, stream] = [(); 2].map(|()| sim.stream_create(false).unwrap());
+    let event = sim.event_create(false).unwrap();
+    let device = sim.mem_alloc(4).unwrap();
+    fill(&sim, device, 1, 4, gone).unwrap();
+    record(&sim, event, gone).unwrap();
+    // SAFETY: the stream is alive, and nothing uses it afterwards.
+    unsafe { sim.stream_destroy(gone) }.unwrap();
+    wait(&sim, stream, event).unwrap();
+    let list = Notes::default();
+    call_note(&sim, stream, b'a', &list);
+    // Another device's work is not waited for, nor is another stream's.
+    bind(&sim, 1);
+    let far = sim.mem_alloc(4).unwrap();
+    let elsewhere = sim.stream_create(false).unwrap();
+    fill(&sim, far, 1, 4, elsewhere).unwrap();
+    sync(&sim, stream).unwrap();
+    assert_eq!(*list.lock().unwrap(), b"a");
+    assert_eq!(sim.run_all(), 1, "the fill on the other device");
+}
+
+#[test]
+fn at_the_slowest_pace_a_device_waits_for_the_other() {
+    let sim = machine(SimConfig { devices: 2, ..SimConfig::default() });
+    sim.set_pace(Pace::Slowest);
+    let near = sim.mem_alloc(4).unwrap();
+    let (first, event) = (sim.stream_create(false).unwrap(), sim.event_create(false).unwrap());
+    fill(&sim, near, 1, 4, first).unwrap();
+    record(&sim, event, first).unwrap();
+    fill(&sim, near, 2, 4, first).unwrap();
+    bind(&sim, 1);
+    let second = sim.stream_create(false).unwrap();
+    wait(&sim, second, event).unwrap();
+    sim.ctx_synchronize().unwrap();
+    assert_eq!(sim.run_all(), 1, "the second fill of the first device");
+}
+
+#[test]
+fn at_the_fastest_pace_work_runs_when_its_hold_is_released() {
+    let sim = seeded(1);
+    let stream = sim.stream_create(false).unwrap();
+    let device = sim.mem_alloc(4).unwrap();
+    fill(&sim, device, 7, 4, stream).unwrap();
+    sim.set_pace(Pace::Fastest);
+    assert_eq!(sim.run_all(), 0, "what was pending has run");
+    sim.hold(stream);
+    fill(&sim, device, 8, 4, stream).unwrap();
+    sim.release_hold(stream);
+    assert_eq!(sim.run_all(), 0);
+}

@@ -249,9 +249,11 @@ fn conversions_of_pairs_of_small_floats() {
           cvt.f32.f16 %w, %g;",
             |a, _, _| {
                 let code = (a >> 8) as u8;
-                let value = if code & 0x7f == 0x7f { f32::NAN } else { e4m3(code & 0x7f) as f32 };
-                let signed = if code >> 7 == 1 && !value.is_nan() { -value } else { value };
-                low(signed.to_bits())
+                if code & 0x7f == 0x7f {
+                    return 0x7fff_ffff;
+                }
+                let value = e4m3(code & 0x7f) as f32;
+                low(if code >> 7 == 1 { -value } else { value }.to_bits())
             },
         ),
         ("cvt.pack.sat.s8.s32.b32 %w, %x, %y, %z;", |a, b, c| {
@@ -351,5 +353,31 @@ fn threads_of_a_warp_part_and_meet_again() {
                 std::cmp::Ordering::Greater => 2,
             },
         ),
+    ]);
+}
+
+/// Every row of what a card gives is in `cuda-driver/tests/fixtures/instructions.txt`; these are its kinds.
+#[test]
+fn nans_and_signed_zeros_are_those_of_the_cards() {
+    const NAN: u64 = 0x7fff_ffff;
+    let single = |text| (text, (|_, _, _| NAN) as fn(u64, u64, u64) -> u64);
+    check(&[
+        single("mov.b32 %x, 0x7fc01234;\nadd.f32 %w, %x, 0f3f800000;"),
+        single("mov.b32 %x, 0x7fc01234;\nmin.f32 %w, %x, 0fffc05678;"),
+        single("mov.b32 %x, 0xffc01234;\nfma.rn.f32 %w, 0f3f800000, 0f3f800000, %x;"),
+        single("mov.b32 %x, 0x7f800000;\nsub.f32 %w, %x, %x;"),
+        single("mov.b64 %a, 0x7ff8000000001234;\ncvt.rn.f32.f64 %w, %a;"),
+        ("mov.b32 %x, 0x7fc01234;\nmin.f32 %w, %x, 0f3f800000;", |_, _, _| 0x3f80_0000),
+        ("min.f32 %w, 0f00000000, 0f80000000;", |_, _, _| 0x8000_0000),
+        ("min.f32 %w, 0f80000000, 0f00000000;", |_, _, _| 0x8000_0000),
+        ("max.f32 %w, 0f80000000, 0f00000000;", |_, _, _| 0),
+        ("max.f32 %w, 0f00000000, 0f80000000;", |_, _, _| 0),
+        ("mov.b32 %x, 0x7fc01234;\ncvt.rzi.s32.f32 %w, %x;", |_, _, _| 0),
+        ("mov.b32 %x, 0x7fc01234;\ncvt.rzi.u64.f32 %d, %x;", |_, _, _| 1 << 63),
+        ("mov.b64 %a, 0x7ff8000000001234;\ncvt.rzi.s32.f64 %w, %a;", |_, _, _| 1 << 31),
+        ("mov.b64 %a, 0x7ff8000000001234;\ncvt.rzi.s64.f64 %d, %a;", |_, _, _| 1 << 63),
+        ("cvt.rn.sat.f32.s32 %w, 7;", |_, _, _| 0x3f80_0000),
+        ("mov.b64 %a, 0x7ff0000000001234;\nadd.f64 %d, %a, %a;", |_, _, _| 0x7ff8_0000_0000_1234),
+        ("mov.b64 %a, 0x7ff0000000000000;\nsub.f64 %d, %a, %a;", |_, _, _| 0xfff8_0000_0000_0000),
     ]);
 }

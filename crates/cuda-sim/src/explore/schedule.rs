@@ -3,7 +3,6 @@
 use crate::SimDriver;
 
 use crate::explore::choices::Record;
-use crate::scheduler::Pace;
 use crate::state::State;
 use crate::streams::DefaultOrder;
 use crate::work::{Operation, Work};
@@ -46,8 +45,7 @@ impl State {
     /// the fastest pace as far as it can.
     pub(crate) fn after_call(&mut self, call: &'static str) {
         if self.choices.is_none() {
-            while self.pace == Pace::Fastest && self.step() {}
-            return;
+            return self.keep_pace();
         }
         let moment = (self.enqueued, self.ticks);
         let looked = call.ends_with("Query") || call.ends_with("Synchronize");
