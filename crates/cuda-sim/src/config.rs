@@ -5,6 +5,15 @@ use crate::Profile;
 /// Most devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
 
+/// Most memory of a device, in bytes.
+const DEVICE_BYTES_MAX: u64 = 1 << 43;
+
+/// Most copy engines of a device.
+const COPY_ENGINES_MAX: u32 = 1024;
+
+/// Most percent of a profile.
+const PERCENT_MAX: u32 = 1_000_000;
+
 /// Newest architecture whose instructions the simulated device knows, as in `sm_90`.
 pub(crate) const COMPUTE_CAPABILITY_MAX: (u32, u32) = (9, 0);
 
@@ -13,11 +22,12 @@ pub(crate) const COMPUTE_CAPABILITY_MAX: (u32, u32) = (9, 0);
 pub struct SimConfig {
     /// Number of devices, 1 to 32.
     pub devices: u32,
-    /// Memory of each device, in bytes. Only what is touched takes memory of this process.
+    /// Memory of each device, in bytes: 1 to 8 TiB. Only what is touched takes memory of this process.
     pub device_bytes: u64,
     /// Most pinned host memory there may be at once, in bytes.
     pub pinned_bytes: u64,
-    /// Granularity of virtual memory, in bytes: a power of two from 4 KiB to 1 GiB.
+    /// Granularity of virtual memory, in bytes: a power of two from 4 KiB to 1 GiB. All reservations
+    /// together have at most 2^25 pages of it, and one physical handle at most 2^22.
     pub granularity: u64,
     /// Seed of the scheduler and of the pattern in fresh memory.
     pub seed: u64,
@@ -81,8 +91,20 @@ impl SimConfig {
         if !self.granularity.is_power_of_two() || !sensible.contains(&self.granularity) {
             return Err(SimConfigError::Granularity { granularity: self.granularity });
         }
-        if self.device_bytes == 0 || self.device_bytes > 1 << 46 {
+        if self.device_bytes == 0 || self.device_bytes > DEVICE_BYTES_MAX {
             return Err(SimConfigError::DeviceBytes { device_bytes: self.device_bytes });
+        }
+        let Profile { copy_engines, duplex_percent, .. } = self.profile;
+        let Profile { set_access_many_percent, unmap_many_percent, .. } = self.profile;
+        for (key, found, most) in [
+            ("copy_engines", copy_engines, COPY_ENGINES_MAX),
+            ("duplex_percent", duplex_percent, PERCENT_MAX),
+            ("set_access_many_percent", set_access_many_percent, PERCENT_MAX),
+            ("unmap_many_percent", unmap_many_percent, PERCENT_MAX),
+        ] {
+            if !(1..=most).contains(&found) {
+                return Err(SimConfigError::Profile { key, found, most });
+            }
         }
         Ok(())
     }
@@ -119,10 +141,20 @@ pub enum SimConfigError {
         /// Granularity asked for, in bytes.
         granularity: u64,
     },
-    /// A device without memory, or with more than its addresses can name.
-    #[error("a device of {device_bytes} bytes, where 1 byte to 64 TiB can be simulated")]
+    /// A device without memory, or with too much.
+    #[error("a device of {device_bytes} bytes, where 1 byte to 8 TiB can be simulated")]
     DeviceBytes {
         /// Memory asked for, in bytes.
         device_bytes: u64,
+    },
+    /// A count or a percentage of the profile that the cost model does not take.
+    #[error("{key} = {found} in the profile, where 1 to {most} can be simulated")]
+    Profile {
+        /// Name of the field of [`Profile`].
+        key: &'static str,
+        /// Its value.
+        found: u32,
+        /// The greatest that can be simulated.
+        most: u32,
     },
 }

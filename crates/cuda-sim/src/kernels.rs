@@ -22,6 +22,9 @@ pub(crate) const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 /// Most shared memory of a block. More is for kernels that opted in, and no call here does that.
 const SHARED_BYTES_MAX: u32 = 48 << 10;
 
+/// Most memory for the registers and the local memory of a block, in bytes.
+const STATE_BYTES_MAX: u64 = 256 << 20;
+
 /// A loaded module.
 #[derive(Debug)]
 pub(crate) struct Module {
@@ -133,6 +136,9 @@ impl State {
         config: &LaunchConfig,
         args: &KernelArgs,
     ) -> Answer<()> {
+        if program.state_bytes(config) > STATE_BYTES_MAX {
+            return Err(ErrorCode::LAUNCH_OUT_OF_RESOURCES);
+        }
         let shared = u64::from(program.shared_bytes()) + u64::from(config.shared_bytes);
         let refusal = if shared > SHARED_BYTES_MAX.into() {
             Some(format!("{shared} bytes of shared memory, where {SHARED_BYTES_MAX} are most"))

@@ -20,6 +20,12 @@ use crate::RangeKind;
 /// Longest reservation, in bytes: what the addresses of a process can hold on hardware.
 const RESERVATION_BYTES_MAX: u64 = 1 << 47;
 
+/// Most pages of all reservations.
+const RESERVED_PAGES_MAX: u64 = 1 << 25;
+
+/// Most pages of one physical handle.
+const HANDLE_PAGES_MAX: u64 = 1 << 22;
+
 /// End of the addresses that reservations may have.
 const VIRTUAL_END: u64 = 1 << 60;
 
@@ -215,6 +221,11 @@ impl VirtualMemory {
         if bytes > RESERVATION_BYTES_MAX || alignment > RESERVATION_BYTES_MAX {
             return Err(ErrorCode::OUT_OF_MEMORY);
         }
+        let pages = bytes >> self.shift;
+        let reserved: u64 = self.reservations.iter().map(|other| other.slots.len() as u64).sum();
+        if reserved + pages > RESERVED_PAGES_MAX {
+            return Err(ErrorCode::OUT_OF_MEMORY);
+        }
         let base = if self.is_free(hint, bytes, alignment) {
             hint
         } else {
@@ -227,7 +238,7 @@ impl VirtualMemory {
         // One page of gap, so that a run past the end meets nothing.
         self.next = self.next.max(base + bytes + self.granularity);
         let place = self.reservations.partition_point(|other| other.base < base);
-        let slots = vec![[0; 2]; (bytes >> self.shift) as usize];
+        let slots = vec![[0; 2]; pages as usize];
         let reservation = Reservation { base, bytes, slots, mappings: BTreeMap::new() };
         self.reservations.insert(place, reservation);
         Ok(base)
@@ -388,6 +399,9 @@ impl Memory {
     ) -> Result<(), ErrorCode> {
         if !self.virtual_memory.is_aligned(0, bytes) {
             return Err(ErrorCode::INVALID_VALUE);
+        }
+        if bytes >> self.virtual_memory.shift > HANDLE_PAGES_MAX {
+            return Err(ErrorCode::OUT_OF_MEMORY);
         }
         let charge = self.take(device, bytes)?;
         let pages = Pages::new(bytes, self.virtual_memory.shift, self.fresh());

@@ -55,6 +55,10 @@ fn place(variables: &[Variable]) -> Loaded<(ModuleVariables, Vec<u8>)> {
     Ok((addresses, bytes))
 }
 
+fn threads_of(config: &LaunchConfig) -> u64 {
+    config.block.iter().fold(1u64, |threads, &size| threads.saturating_mul(size.into()))
+}
+
 impl Program {
     /// The kernel's name.
     pub(crate) fn name(&self) -> &str {
@@ -63,8 +67,7 @@ impl Program {
 
     /// Why the kernel cannot be launched like this, if it cannot.
     pub(crate) fn check(&self, config: &LaunchConfig, args: &KernelArgs) -> Result<(), String> {
-        let threads: u64 =
-            config.block.iter().fold(1, |all, &size| all.saturating_mul(size.into()));
+        let threads = threads_of(config);
         if let Some(most) = self.threads_max.filter(|&most| threads > most) {
             return Err(format!("{threads} threads of a block, where .maxntid allows {most}"));
         }
@@ -85,6 +88,12 @@ impl Program {
             }
         }
         Ok(())
+    }
+
+    /// Registers and local memory of a block, in bytes.
+    pub(crate) fn state_bytes(&self, config: &LaunchConfig) -> u64 {
+        let thread = 8 * u64::from(self.registers) + u64::from(self.local_bytes);
+        thread.saturating_mul(threads_of(config))
     }
 
     /// Statically declared shared memory, in bytes.

@@ -184,8 +184,8 @@ impl<'a> Parser<'a> {
             match self.word()? {
                 ".maxntid" => {
                     let size = self.size()?;
-                    entry.threads_max =
-                        Some(size.iter().fold(1, |all, &n| u64::saturating_mul(all, n.into())));
+                    let threads = size.iter().fold(1u64, |all, &n| all.saturating_mul(n.into()));
+                    entry.threads_max = Some(threads);
                 }
                 ".reqntid" => entry.threads_required = Some(self.size()?),
                 ".minnctapersm" | ".maxnctapersm" | ".maxnreg" => {
