@@ -328,13 +328,10 @@ fn check_slots_apart(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<()
 /// Checks that nothing that is written is also read, or written twice.
 fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
     let to_paged = transfer.direction == Direction::ChunkToPaged;
-    let mut written = Vec::new();
+    let mut written: Vec<Extent> = Vec::new();
     for chunk in transfer.chunks {
         let memory = chunk.memory.extent()?;
-        let mapping: (Operand, Extent) = match chunk.mapping {
-            ChunkMapping::Slots { slots, .. } => (Operand::SlotMapping, slots.into()),
-            ChunkMapping::Blocks { ids, .. } => (Operand::BlockIds, ids.into()),
-        };
+        let mapping = mapping_of(chunk);
         if let Some(tensor) = paged.tensor_meeting(memory) {
             let (pages, chunk) = ((Operand::Pages, tensor), (Operand::Chunk, memory));
             let (written, read) = if to_paged { (pages, chunk) } else { (chunk, pages) };
@@ -343,8 +340,8 @@ fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), K
         if to_paged && let Some(tensor) = paged.tensor_meeting(mapping.1) {
             check_disjoint((Operand::Pages, tensor), mapping)?;
         }
-        if !to_paged {
-            check_disjoint((Operand::Chunk, memory), mapping)?;
+        // An empty one shares nothing, and would stand between two that do.
+        if !to_paged && memory.bytes > 0 {
             written.push(memory);
         }
     }
@@ -352,5 +349,20 @@ fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), K
     for pair in written.windows(2) {
         check_disjoint((Operand::Chunk, pair[0]), (Operand::Chunk, pair[1]))?;
     }
+    // They are apart now, so the last that begins before a mapping's end is the one that reaches furthest.
+    for mapping in transfer.chunks.iter().map(mapping_of) {
+        let before = written.partition_point(|memory| memory.address < mapping.1.end());
+        if let Some(last) = before.checked_sub(1) {
+            check_disjoint((Operand::Chunk, written[last]), mapping)?;
+        }
+    }
     Ok(())
+}
+
+/// The mapping of a chunk, by its role.
+fn mapping_of(chunk: &Chunk<'_>) -> (Operand, Extent) {
+    match chunk.mapping {
+        ChunkMapping::Slots { slots, .. } => (Operand::SlotMapping, slots.into()),
+        ChunkMapping::Blocks { ids, .. } => (Operand::BlockIds, ids.into()),
+    }
 }

@@ -294,6 +294,54 @@ mod on_sim {
         on.kernels.transfer_chunks(&on.stream, paged, &bench.transfer(&chunks)).unwrap();
     }
 
+    /// Chunks that are written and share bytes, whatever lies between them in the order of addresses.
+    #[test]
+    fn no_chunk_hides_the_overlap_of_two_others() {
+        let bench = Bench::new();
+        let long = bench.by_slots(&[0, 5, 9]);
+        let empty = |offset| Chunk { memory: bench.span(offset, 0).into(), ..bench.by_slots(&[]) };
+        let beside = Chunk { memory: bench.span(64, 192).into(), ..long };
+        for at in [0, 1, 32, 64, 65, 191, 192, 255, 256] {
+            for chunks in [[long, empty(at), beside], [empty(at), beside, long]] {
+                let direction = Direction::PagedToChunk;
+                let call = ChunkTransfer { direction, ..bench.transfer(&chunks) };
+                let error = bench.refused_call(&call);
+                let KernelError::Operand(OperandError::Overlap { written, read, bytes, .. }) =
+                    error
+                else {
+                    panic!("an empty chunk at {at}: {error}")
+                };
+                assert_eq!((written, read, bytes), (Operand::Chunk, Operand::Chunk, 128));
+            }
+        }
+        // Empty ones themselves share nothing.
+        let Bench { on, paged, .. } = &bench;
+        let chunks = [long, empty(0), empty(64), empty(64)];
+        let call = ChunkTransfer { direction: Direction::PagedToChunk, ..bench.transfer(&chunks) };
+        on.kernels.transfer_chunks(&on.stream, paged, &call).unwrap();
+    }
+
+    /// A chunk that is written where another chunk's mapping is read.
+    #[test]
+    fn no_chunk_is_written_over_the_mapping_of_another() {
+        let bench = Bench::new();
+        let good = bench.by_slots(&[0, 5, 9]);
+        let other = bench.by_slots(&[1, 2, 3]);
+        let mapping = bench.span(100, 0).address().next_multiple_of(8) - bench.span(0, 0).address();
+        let slots = ChunkMapping::Slots { slots: bench.span(mapping, 24).into(), host: None };
+        let other = Chunk { memory: bench.span(8192, 192).into(), mapping: slots, ..other };
+        for chunks in [[good, other], [other, good]] {
+            let direction = Direction::PagedToChunk;
+            let call = ChunkTransfer { direction, ..bench.transfer(&chunks) };
+            let error = bench.refused_call(&call);
+            let KernelError::Operand(OperandError::Overlap { written, read, bytes, .. }) = error
+            else {
+                panic!("{error}")
+            };
+            assert_eq!((written, read, bytes), (Operand::Chunk, Operand::SlotMapping, 24));
+        }
+    }
+
     #[test]
     fn windows() {
         let bench = Bench::new();
