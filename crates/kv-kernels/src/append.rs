@@ -5,8 +5,9 @@ use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
-    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, Strides, launches, runs,
+    RawBlockSide, RawBlockUnits, RowSide, Run, Strides, counted, launches, runs,
 };
+use crate::kernels::planes_of;
 use crate::launch::Divider64;
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint, check_length};
@@ -144,15 +145,17 @@ impl KvKernels {
     /// Launches the kernel with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`KernelError::Module`] and [`KernelError::Device`].
+    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::Device`].
     ///
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/append.cu` names as read or
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
-    /// - `units` are as their fields say, `kv_count` is 1 or 2;
+    /// - `kv_count` is 1 or 2;
     /// - no host memory is written.
-    pub unsafe fn append_raw(&self, stream: &Stream, raw: &RawAppend) -> Result<(), KernelError> {
+    pub unsafe fn append_raw(&self, stream: &Stream, raw: &RawAppend) -> Result<(), BlocksError> {
+        let items = counted("vectors", Some(raw.units.vectors()?))?;
         let slots = AppendSlots {
             slots: raw.slot_mapping,
             block_tokens: Divider64::new(raw.block_tokens.max(1)),
@@ -167,8 +170,8 @@ impl KvKernels {
             .arg(slots)
             .arg(raw.report);
         let kernel = self.by_vector(&self.append, raw.vector_bytes)?;
-        let blocks = raw.units.vectors().unwrap_or(0).div_ceil(FLAT_THREADS.into());
-        let config = LaunchConfig::linear(blocks.max(1) as u32, FLAT_THREADS);
+        let blocks = items.div_ceil(FLAT_THREADS);
+        let config = LaunchConfig::linear(blocks.max(1), FLAT_THREADS);
         // SAFETY: the 5 arguments are the parameters of `append_*` in `kernels/append.cu`, in order
         // and size (asserted here and in `block_units.rs`); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
@@ -180,6 +183,7 @@ impl KvKernels {
             self.check_report(report)?;
         }
         let shape = paged.shape();
+        planes_of(shape)?;
         let Append { first_layer, layers, tokens, token_stride_bytes, .. } = *append;
         if first_layer.checked_add(layers).is_none_or(|end| end > shape.layers()) {
             let of = shape.layers();
@@ -250,7 +254,7 @@ impl KvKernels {
                 segments,
                 unit_vectors: unit / vector_bytes,
             };
-            let cut = launches(("vectors of a token", append.tokens), units.vectors()?, ITEMS_MAX)?;
+            let cut = launches(("vectors of a token", append.tokens), units.vectors()?)?;
             let raw = move |(first_token, tokens)| {
                 let skipped = first_token * append.token_stride_bytes;
                 RawAppend {
@@ -260,6 +264,7 @@ impl KvKernels {
                     slot_mapping: slots + first_token * 8,
                     block_tokens: shape.block_tokens().into(),
                     first_token,
+                    // No overflow: it is one of the planes, which `check_append` has counted.
                     first_plane: append.first_layer * shape.kv_count(),
                     kv_count: shape.kv_count(),
                     report: append.report.map_or(0, DeviceReport::address),

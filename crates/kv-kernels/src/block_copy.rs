@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
-use crate::block_units::{ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, launches, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, counted, launches, runs};
 use crate::layout::alignment_of;
 use crate::operand::{check_array, check_disjoint};
 use crate::places::{Places, first_repeat};
@@ -71,6 +71,9 @@ pub struct RawBlockCopy {
     pub pairs: u64,
     /// Vectors of all pairs, below 2^31.
     pub items: u64,
+    /// The side whose blocks lie in the order of the pairs, if one does: its block of the pair at place
+    /// `n` of this launch is block `n`, whatever the pair says.
+    pub by_place: Option<Side>,
     /// Pairs before these, which count where places are reported.
     pub first_pair: u64,
     /// Bytes of a vector: 16, 8, 4, 2 or 1.
@@ -146,31 +149,35 @@ impl KvKernels {
     /// Launches the kernel with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`KernelError::Module`] and [`KernelError::Device`].
+    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::Device`].
     ///
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/block_copy.cu` names as read or
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
-    /// - `units`, `items` and `grid` are as their fields say;
+    /// - `units` and `grid` are as their fields say;
     /// - host memory that is written is not accessed by the host until then.
     pub unsafe fn copy_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawBlockCopy,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), BlocksError> {
+        raw.units.vectors()?;
+        let items = counted("vectors", Some(raw.items))?;
         let args = KernelArgs::new()
             .arg(raw.to)
             .arg(raw.from)
             .arg(raw.units.dividers())
             .arg(raw.pairs)
-            .arg(raw.items as u32)
+            .arg(items)
+            .arg(named_by_ids(raw.by_place))
             .arg(raw.first_pair)
             .arg(raw.report);
         let kernel = self.by_vector(&self.copy_blocks, raw.vector_bytes)?;
         let threads = raw.threads.clamp(1, COPY_THREADS_MAX);
         let config = LaunchConfig::linear(raw.grid.max(1), threads);
-        // SAFETY: the 7 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
+        // SAFETY: the 8 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
         // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
@@ -294,6 +301,7 @@ impl KvKernels {
                 units,
                 pairs: pairs + first_pair * size_of::<BlockPair>() as u64,
                 items,
+                by_place: None,
                 first_pair,
                 vector_bytes,
                 report: copy.report.map_or(0, DeviceReport::address),
@@ -301,9 +309,14 @@ impl KvKernels {
                 threads,
             }
         };
-        let cut = launches(("vectors of a block", copy.count), vectors, ITEMS_MAX)?;
+        let cut = launches(("vectors of a block", copy.count), vectors)?;
         Ok(cut.map(launch).collect())
     }
+}
+
+/// `NamedByIds` of `kernels/block_copy.cu`: all ones for a side whose blocks are named by ids.
+fn named_by_ids(by_place: Option<Side>) -> [u32; 2] {
+    [Side::Source, Side::Destination].map(|side| if by_place == Some(side) { 0 } else { u32::MAX })
 }
 
 /// Vectors that a thread moves at once: `KV_COPY_UNROLL` of `kernels/kv.cuh`.

@@ -1,5 +1,7 @@
 //! Why blocks were not copied, written, converted or summed.
 
+use cuda_driver::{DeviceError, ModuleError};
+
 use crate::{KernelError, OperandError, ScalePer};
 
 /// A side of a copy of blocks.
@@ -124,12 +126,12 @@ pub enum BlocksError {
         /// The slot.
         slot: i64,
     },
-    /// Rows, or pieces of them, are not whole elements.
+    /// Rows, pieces of them, or the steps from one to another, are not whole elements.
     #[error("{bytes} bytes of the {side} are no whole elements of {element_bytes}")]
     Elements {
         /// Which side.
         side: Side,
-        /// Bytes of a row or of a piece of it.
+        /// Bytes of a row or of a piece of it, or from one to another.
         bytes: u64,
         /// Bytes of an element.
         element_bytes: u64,
@@ -155,6 +157,18 @@ pub enum BlocksError {
 
 impl From<OperandError> for BlocksError {
     fn from(error: OperandError) -> Self {
+        Self::Kernel(error.into())
+    }
+}
+
+impl From<ModuleError> for BlocksError {
+    fn from(error: ModuleError) -> Self {
+        Self::Kernel(error.into())
+    }
+}
+
+impl From<DeviceError> for BlocksError {
+    fn from(error: DeviceError) -> Self {
         Self::Kernel(error.into())
     }
 }

@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
-use crate::block_units::{ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, counted, runs};
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
@@ -148,19 +148,20 @@ impl KvKernels {
     /// Launches the kernel with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`KernelError::Module`] and [`KernelError::Device`].
+    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::Device`].
     ///
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/block_sum.cu` names as read or
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
-    /// - `units` are as their fields say;
     /// - no host memory is written.
     pub unsafe fn sum_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawBlockSums,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), BlocksError> {
+        counted("vectors of a block", Some(raw.units.vectors()?))?;
         let args = KernelArgs::new()
             .arg(raw.from)
             .arg(raw.dense)
@@ -241,10 +242,7 @@ impl KvKernels {
                 segments: run.segments,
                 unit_vectors: run.unit / vector_bytes,
             };
-            let items = units.vectors()?;
-            if items > ITEMS_MAX {
-                return Err(BlocksError::TooMany { what: "vectors of a block", count: items });
-            }
+            let items = u64::from(counted("vectors of a block", Some(units.vectors()?))?);
             let dense = RawBlockSide {
                 base: run.to.offset,
                 plane_stride: plane_bytes,

@@ -66,7 +66,7 @@ impl RawBlockUnits {
         ];
         let mut vectors = 1u64;
         for (what, axis) in axes {
-            if axis > i32::MAX as u64 {
+            if axis > ITEMS_MAX {
                 return Err(BlocksError::TooMany { what, count: axis });
             }
             let too_many = BlocksError::TooMany { what, count: u64::MAX };
@@ -87,11 +87,27 @@ pub(crate) fn dividers<const N: usize, const M: usize>(counts: [u64; N]) -> [u32
     dividers
 }
 
-/// Items of one launch, at most: kernels count them, and their grid strides, in 32 bits.
-pub(crate) const ITEMS_MAX: u64 = 1 << 31;
+/// Items of one launch, and places of one axis, at most: kernels count both in 31 bits.
+const ITEMS_MAX: u64 = i32::MAX as u64;
+
+/// The number of a launch's items, `None` where 64 bits do not count them, as kernels count them.
+pub(crate) fn counted(what: &'static str, items: Option<u64>) -> Result<u32, BlocksError> {
+    let count = items.unwrap_or(u64::MAX);
+    if count > ITEMS_MAX {
+        return Err(BlocksError::TooMany { what, count });
+    }
+    Ok(count as u32)
+}
 
 /// Cuts `count` things of `items` items each into launches: where each begins, and how many it has.
 pub(crate) fn launches(
+    what: (&'static str, u64),
+    items: u64,
+) -> Result<impl Iterator<Item = (u64, u64)>, BlocksError> {
+    cut(what, items, ITEMS_MAX)
+}
+
+fn cut(
     (what, count): (&'static str, u64),
     items: u64,
     items_max: u64,
@@ -281,7 +297,7 @@ mod tests {
     use super::*;
 
     fn cut(count: u64, items: u64) -> Result<Vec<(u64, u64)>, BlocksError> {
-        launches(("vectors of a block", count), items, 100).map(Iterator::collect)
+        super::cut(("vectors of a block", count), items, 100).map(Iterator::collect)
     }
 
     #[test]
@@ -294,6 +310,32 @@ mod tests {
         assert_eq!(cut(5, 0), Ok(vec![(0, 5)]));
         let too_many = BlocksError::TooMany { what: "vectors of a block", count: 101 };
         assert_eq!(cut(1, 101), Err(too_many));
+    }
+
+    /// What a launch is cut to, its axes and its items in all, is what kernels count.
+    #[test]
+    fn no_launch_has_more_than_kernels_count() {
+        for items in [1, 2, 3, 100, ITEMS_MAX - 1, ITEMS_MAX] {
+            for count in [ITEMS_MAX / items, ITEMS_MAX / items + 1, 1 << 33] {
+                let cut = launches(("vectors of a block", count), items).unwrap();
+                for (_, count) in cut.take(3) {
+                    let units = RawBlockUnits {
+                        planes: 1,
+                        tokens: count,
+                        segments: 1,
+                        unit_vectors: items,
+                    };
+                    assert_eq!(
+                        counted("vectors", units.vectors().ok()),
+                        Ok((count * items) as u32)
+                    );
+                }
+            }
+        }
+        for items in [ITEMS_MAX + 1, u64::MAX] {
+            let too_many = BlocksError::TooMany { what: "vectors", count: items };
+            assert_eq!(counted("vectors", Some(items)), Err(too_many));
+        }
     }
 
     #[test]

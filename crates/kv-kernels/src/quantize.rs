@@ -5,13 +5,13 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::{FLAT_THREADS, check_apart, check_pairs, check_same_planes};
 use crate::block_units::{
-    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, dividers, launches, runs,
+    RawBlockSide, RawBlockUnits, RowSide, Run, Strides, counted, dividers, launches, runs,
 };
 use crate::layout::alignment_of;
-use crate::operand::{check_array, check_disjoint};
+use crate::operand::{Extent, check_aligned, check_array, check_disjoint};
 use crate::{
-    BlockPair, Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels,
-    NarrowFormat, Operand, Side, WideFormat,
+    BlockPair, Blocks, BlocksError, DeviceReport, KernelSource, KvKernels, NarrowFormat, Operand,
+    Side, WideFormat,
 };
 
 /// Which elements share a scale.
@@ -50,7 +50,8 @@ impl ScalePer {
 /// What the conversions of [`KvKernels`] convert.
 ///
 /// A row is heads one after another, each `head_size` elements. Blocks, where scales count them, are
-/// those of the 8-bit side.
+/// those of the 8-bit side. Every element of the 16-bit side lies at an even address: memory, offsets and
+/// strides of its layout that make it another are refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion<'a> {
     /// The memory that is read.
@@ -254,20 +255,22 @@ impl KvKernels {
     /// Launches a conversion with these parameters, unchecked.
     ///
     /// # Errors
-    /// [`KernelError::Module`] and [`KernelError::Device`].
+    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::Device`].
     ///
     /// # Safety
     /// - every address is of memory that the kernels' device can access, and stays allocated until
     ///   the kernel has completed; all of what the head of `kernels/quantize.cu` names as read or
     ///   written lies there, and is aligned to `vector` elements, which is 8 or 1;
-    /// - `units` and `count` are as their fields say;
     /// - `head_units` is not 0, and divides the segments for [`ConversionKind::Measure`];
     /// - host memory that is written is not accessed by the host until then.
     pub unsafe fn convert_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawConversion,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), BlocksError> {
+        // Groups have no more threads than vectors, so that these count for them too.
+        let vectors = counted("vectors", raw.units.vectors()?.checked_mul(raw.count))?;
         let sides = KernelArgs::new().arg(raw.to).arg(raw.from);
         let (described, items, threads) = match raw.kind {
             ConversionKind::Measure => {
@@ -276,7 +279,7 @@ impl KvKernels {
                 (sides.arg(groups.args()), items, items * u64::from(groups.lanes))
             }
             _ => {
-                let items = raw.count * raw.units.vectors().unwrap_or(0);
+                let items = u64::from(vectors);
                 (sides.arg(raw.units.dividers()), items, items.div_ceil(UNROLL))
             }
         };
@@ -371,6 +374,16 @@ impl KvKernels {
         let (source, target) = (side(from_parts, from_bytes), side(to_parts, to_bytes));
         let head_size = u64::from(head_size);
         let all = runs(source, target, row, head_size);
+        let wide =
+            if kind == ConversionKind::Dequantize { Side::Destination } else { Side::Source };
+        for run in &all {
+            // Kernels number the units of a row in 31 bits.
+            counted("units of a row", Some(elements / run.unit))?;
+            match wide {
+                Side::Source => check_whole(from, wide, (run, &run.from), conversion.from_blocks)?,
+                Side::Destination => check_whole(to, wide, (run, &run.to), conversion.to_blocks)?,
+            }
+        }
         // A head is whole units, of every run.
         let whole =
             |run: &Run| head_size.is_multiple_of(run.unit) && run.first.is_multiple_of(run.unit);
@@ -401,7 +414,6 @@ impl KvKernels {
                 segments: run.segments,
                 unit_vectors: run.unit / vector,
             };
-            // Groups have no more threads than vectors, so that these count for them too.
             let all = ("vectors of a block", conversion.count);
             let raw = move |(first_pair, count)| RawConversion {
                 kind,
@@ -421,7 +433,7 @@ impl KvKernels {
                 report: conversion.report.map_or(0, DeviceReport::address),
                 vector: vector as u32,
             };
-            Ok(launches(all, units.vectors()?, ITEMS_MAX)?.map(raw).collect())
+            Ok(launches(all, units.vectors()?)?.map(raw).collect())
         };
         let all: Result<Vec<Vec<_>>, BlocksError> = all.into_iter().map(launch).collect();
         Ok(all?.concat())
@@ -432,8 +444,8 @@ impl ConversionKind {
     /// Bytes of an element of the source and of the destination.
     fn element_bytes(self) -> (u64, u64) {
         match self {
-            Self::Quantize | Self::Measure => (2, 1),
-            Self::Dequantize => (1, 2),
+            Self::Quantize | Self::Measure => (WIDE_BYTES, 1),
+            Self::Dequantize => (1, WIDE_BYTES),
         }
     }
 }
@@ -507,6 +519,36 @@ fn elements_of(blocks: Blocks<'_>, element_bytes: u64, side: Side) -> Result<u64
     }
     Ok(row_bytes / element_bytes)
 }
+
+/// Checks that the elements of a run of the 16-bit side lie at even addresses.
+fn check_whole(
+    blocks: Blocks<'_>,
+    side: Side,
+    (run, strides): (&Run, &Strides),
+    num_blocks: u64,
+) -> Result<(), BlocksError> {
+    let (shape, layout) = (blocks.shape(), blocks.layout());
+    for Extent { address, .. } in blocks.extents() {
+        check_aligned(blocks.operand(), address, WIDE_BYTES)?;
+    }
+    // A stride counts where there is a second place along its axis.
+    for (bytes, places) in [
+        (layout.layer_stride_bytes(), u64::from(shape.layers())),
+        (layout.kv_stride_bytes(), u64::from(shape.kv_count())),
+        (layout.block_stride_bytes(), num_blocks),
+        (strides.token, run.tokens),
+        (strides.segment, run.segments),
+        (strides.offset, u64::MAX),
+    ] {
+        if places > 1 && !bytes.is_multiple_of(WIDE_BYTES) {
+            return Err(BlocksError::Elements { side, bytes, element_bytes: WIDE_BYTES });
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of an element of the 16-bit side.
+const WIDE_BYTES: u64 = 2;
 
 /// Where scales lie, and how many there are.
 fn places(

@@ -16,6 +16,7 @@ pub(super) fn run(
     let units = RawBlockUnits::of_dividers(args.take()?);
     let pairs: u64 = args.take()?;
     let items: u32 = args.take()?;
+    let [source_ids, destination_ids]: [u32; 2] = args.take()?;
     let first_pair: u64 = args.take()?;
     let report: u64 = args.take()?;
 
@@ -27,9 +28,11 @@ pub(super) fn run(
     let bytes = units.unit_vectors * vector_bytes;
     let mut unit = Vec::new();
     for (place, pair) in (0..).zip(pairs) {
-        let (Some(source), Some(destination)) =
-            (known(pair.source, &from), known(pair.destination, &to))
-        else {
+        let number = |id: i32, ids: u32| if ids == 0 { place as i32 } else { id };
+        let (Some(source), Some(destination)) = (
+            known(number(pair.source, source_ids), &from),
+            known(number(pair.destination, destination_ids), &to),
+        ) else {
             report_bad(memory, report, 1, first_pair + place)?;
             continue;
         };

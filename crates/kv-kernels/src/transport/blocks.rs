@@ -12,7 +12,7 @@ use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
 use crate::block_units::{RawBlockSide, RawBlockUnits};
 use crate::layout::alignment_of;
-use crate::{Blocks, KernelError};
+use crate::{Blocks, KernelError, Side};
 
 /// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
 /// hand-overs.
@@ -164,35 +164,38 @@ impl HostLink {
         slot: u64,
     ) -> Result<(), TransportError> {
         let Whole { copy, block_bytes, direction, .. } = *whole;
-        // The pairs name blocks of the host: the first of the run is to lie where the slot begins.
-        let before = whole.host_id(piece.start) * block_bytes;
-        let base = slot.wrapping_sub(before);
-        let (from, to) = match direction {
-            HostDirection::ToHost => (whole.from, base),
-            HostDirection::ToPages => (base, whole.to),
+        // The ring has the blocks of the piece in the order of their pairs, whatever ids the device reads.
+        let pieces = piece.len() as u64;
+        let (ring, pages) = (RawBlockSide::whole(slot, block_bytes, pieces), |address, blocks| {
+            RawBlockSide::whole(address, block_bytes, blocks)
+        });
+        let (from, to, by_place) = match direction {
+            HostDirection::ToHost => (pages(whole.from, copy.from_blocks), ring, Side::Destination),
+            HostDirection::ToPages => (ring, pages(whole.to, copy.to_blocks), Side::Source),
         };
-        let vector_bytes = alignment_of(from | to | block_bytes);
+        let vector_bytes = alignment_of(from.base | to.base | block_bytes);
         let unit_vectors = block_bytes / vector_bytes;
-        let items = piece.len() as u64 * unit_vectors;
+        let items = pieces * unit_vectors;
         let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
         let blocks = items.div_ceil(WALK_THREADS).clamp(1, self.options.multiprocessors.into());
         let raw = RawBlockCopy {
-            to: RawBlockSide::whole(to, block_bytes, copy.to_blocks),
-            from: RawBlockSide::whole(from, block_bytes, copy.from_blocks),
+            to,
+            from,
             units: RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors },
             pairs: pairs + (piece.start * size_of::<BlockPair>()) as u64,
             items,
+            by_place: Some(by_place),
             first_pair: 0,
             vector_bytes,
             report: 0,
             grid: blocks as u32,
             threads: WALK_THREADS as u32,
         };
-        // SAFETY: `check_copy` has found the pairs in their memory and the ids below the blocks of their
-        // side, and pages hold those (invariant of `PagedKv`). On the other side ids of the run lie in
-        // the slot, one after the other, which is long enough (`Runs::take`). Should the device's
-        // pairs be others than the host's, blocks would be read or written elsewhere in device memory,
-        // which is an error of bytes, and the caller's (`BlockCopy::host_pairs`).
+        // SAFETY: `check_copy` has found the pairs in their memory. Of the pages, the kernel touches blocks
+        // below `from_blocks` or `to_blocks` only, which they hold (invariant of `PagedKv`, and
+        // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
+        // piece, for which the slot is long enough (`Runs::take`): whatever ids the device's pairs have,
+        // nothing else is touched.
         Ok(unsafe { self.kernels.copy_blocks_raw(stream, &raw) }?)
     }
 }

@@ -169,7 +169,16 @@ fn unknown_slots(on: &On) -> Vec<u8> {
 
 #[cfg(test)]
 mod on_sim {
-    use kv_kernels::{BlocksError, KernelError, Operand, OperandError, references};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use cuda_driver::{
+        AddressRange, DeviceMemory, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
+    };
+    use kv_kernels::{
+        BlocksError, ConversionKind, KernelError, Operand, OperandError, PagedKv, PagedLayout,
+        RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawConversion,
+        RawFormats, references,
+    };
 
     use super::super::on::compare;
     use super::*;
@@ -177,6 +186,148 @@ mod on_sim {
     #[test]
     fn the_ptx_gives_what_the_reference_gives() {
         compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    /// Threads of the launches of `count_threads`.
+    static THREADS: AtomicU64 = AtomicU64::new(0);
+
+    /// Counts the threads of a launch, and touches nothing.
+    fn count_threads(
+        _: &mut dyn DeviceMemory,
+        config: &LaunchConfig,
+        _: &KernelArgs,
+    ) -> Result<(), ReferenceError> {
+        let threads = u64::from(config.grid[0]) * u64::from(config.block[0]);
+        THREADS.fetch_add(threads, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Rows of one byte, each a vector by itself, in numbers around what one launch counts.
+    #[test]
+    fn every_token_of_very_many_has_a_thread() {
+        let run = count_threads;
+        let on = On::sim(&[KernelReference { name: "append_1", run }]);
+        let shape = shape(1, 1, 1, 1);
+        let pages = on.memory(4);
+        let layout = PagedLayout::block_major(&shape);
+        let paged = PagedKv::new(&on.stream, shape, layout, pages.span(), 4).unwrap();
+        let most = (1u64 << 32) + 1;
+        // Addresses without memory: nothing reads them here.
+        let range =
+            AddressRange::reserve(&on.device, (16 * most).next_multiple_of(2 << 20)).unwrap();
+        let half = 1 << 31;
+        for tokens in [1, 128, half - 1, half, half + 1, half + 129, most] {
+            THREADS.store(0, Ordering::Relaxed);
+            let append = Append {
+                keys: range.span(8 * most, tokens).unwrap().into(),
+                values: None,
+                layer_stride_bytes: 0,
+                token_stride_bytes: 1,
+                first_layer: 0,
+                layers: 1,
+                slot_mapping: range.span(0, 8 * tokens).unwrap().into(),
+                host_slots: None,
+                tokens,
+                num_blocks: 4,
+                report: None,
+            };
+            on.kernels.append(&on.stream, &paged, append).unwrap();
+            on.stream.synchronize().unwrap();
+            let threads = THREADS.load(Ordering::Relaxed);
+            assert!((tokens..tokens + 3 * 128).contains(&threads), "{threads} for {tokens} tokens");
+        }
+    }
+
+    /// What no launch can count is an error of the raw launch, and not a smaller launch.
+    #[test]
+    fn a_raw_launch_of_more_than_can_be_counted_is_refused() {
+        let on = On::sim(&[]);
+        let most = i32::MAX as u64;
+        let units = |planes, tokens, segments, unit_vectors| RawBlockUnits {
+            planes,
+            tokens,
+            segments,
+            unit_vectors,
+        };
+        for units in [
+            units(1, most + 1, 1, 1),
+            units(2, most / 2 + 1, 1, 1),
+            units(1, 1, 1 << 40, 1),
+            units(1 << 16, 1 << 16, 1 << 16, 1 << 16),
+            units(u64::MAX, 2, 1, 1),
+        ] {
+            let raw = RawAppend {
+                pages: RawBlockSide::default(),
+                from: bytemuck::Zeroable::zeroed(),
+                units,
+                slot_mapping: 0,
+                block_tokens: 1,
+                first_token: 0,
+                first_plane: 0,
+                kv_count: 1,
+                report: 0,
+                vector_bytes: 1,
+            };
+            // SAFETY: the simulated device checks every access, and none is launched.
+            let refused = unsafe { on.kernels.append_raw(&on.stream, &raw) };
+            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{units:?}: {refused:?}");
+            let side = RawBlockSide::default();
+            let raw = RawConversion {
+                kind: ConversionKind::Quantize,
+                to: side,
+                from: side,
+                units,
+                pairs: 0,
+                count: 1,
+                first_pair: 0,
+                scales: bytemuck::Zeroable::zeroed(),
+                formats: RawFormats { wide: 0, narrow: 0, head_units: 1, first_unit: 0 },
+                report: 0,
+                vector: 1,
+            };
+            for kind in
+                [ConversionKind::Quantize, ConversionKind::Dequantize, ConversionKind::Measure]
+            {
+                for count in [1, u64::MAX] {
+                    let raw = RawConversion { kind, count, ..raw };
+                    // SAFETY: as above.
+                    let refused = unsafe { on.kernels.convert_blocks_raw(&on.stream, &raw) };
+                    assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
+                }
+            }
+            let raw = RawBlockSums {
+                from: side,
+                dense: side,
+                units,
+                ids: 0,
+                count: 1,
+                sums: 0,
+                first: 1,
+                report: 0,
+                vector_bytes: 1,
+                slices: 1,
+            };
+            // SAFETY: as above.
+            let refused = unsafe { on.kernels.sum_blocks_raw(&on.stream, &raw) };
+            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
+            let raw = RawBlockCopy {
+                to: side,
+                from: side,
+                units,
+                pairs: 0,
+                items: most + 1,
+                by_place: None,
+                first_pair: 0,
+                vector_bytes: 1,
+                report: 0,
+                grid: 1,
+                threads: 32,
+            };
+            // SAFETY: as above.
+            let refused = unsafe { on.kernels.copy_blocks_raw(&on.stream, &raw) };
+            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
+        }
+        assert_eq!(on.launches(), 0);
     }
 
     #[test]

@@ -276,7 +276,10 @@ fn unknown_pairs(on: &On) -> Vec<u8> {
 #[cfg(test)]
 mod on_sim {
     use cuda_driver::Device;
-    use kv_kernels::{BlocksError, KvKernels, Operand, OperandError, Side as Named, references};
+    use kv_kernels::{
+        BlocksError, KernelError, KvKernels, KvShapeOptions, LayoutOptions, Operand, OperandError,
+        PagedKv, PagedLayout, RowPart, Side as Named, references,
+    };
 
     use super::super::lays::{Place, places};
     use super::super::on::compare;
@@ -389,6 +392,134 @@ mod on_sim {
             assert!(back == wide, "{}", case.name);
         }
         on.assert_clean();
+    }
+
+    /// Where the 16-bit side lies: `[segment, token, kv, layer, block]` strides and an offset.
+    #[derive(Clone, Copy, Debug)]
+    struct Steps {
+        strides: [u64; 5],
+        offset: u64,
+        address: u64,
+    }
+
+    const EVEN: Steps = Steps { strides: [10, 24, 64, 128, 300], offset: 0, address: 0 };
+
+    /// Calls all three conversions with a 16-bit side that lies so, of a shape and blocks.
+    fn convert_all(
+        on: &On,
+        (shape, blocks): (KvShape, u64),
+        steps: Steps,
+    ) -> [Result<(), BlocksError>; 3] {
+        let [segment, token, kv, layer, block] = steps.strides;
+        let part = RowPart {
+            segment_bytes: 8,
+            segments: 2,
+            segment_stride_bytes: segment,
+            token_stride_bytes: token,
+            offset_bytes: steps.offset,
+        };
+        let options = LayoutOptions {
+            tensors: Tensors::One,
+            layer_stride_bytes: layer,
+            kv_stride_bytes: kv,
+            block_stride_bytes: block,
+            parts: &[part],
+        };
+        let layout = PagedLayout::new(&shape, options).unwrap();
+        let memory = on.upload(&vec![0_u8; 4096]);
+        let span = memory.span().slice(steps.address, 4096 - steps.address).unwrap();
+        let wide = PagedKv::new(&on.stream, shape, layout, span, blocks).unwrap();
+        let options = KvShapeOptions {
+            layers: shape.layers(),
+            kv_count: shape.kv_count(),
+            row_bytes: 8,
+            block_tokens: shape.block_tokens(),
+        };
+        let narrow_shape = KvShape::new(options).unwrap();
+        let layout = PagedLayout::block_major(&narrow_shape);
+        let codes = on.upload(&vec![0_u8; 4097]);
+        // The 8-bit side may lie anywhere.
+        let span = codes.span().slice(1, 4096).unwrap();
+        let narrow = PagedKv::new(&on.stream, narrow_shape, layout, span, blocks).unwrap();
+        let scales = on.upload(&vec![1_f32; 256]);
+        let pairs: Vec<_> = (0..blocks as i32)
+            .map(|id| kv_kernels::BlockPair { source: id, destination: id })
+            .collect();
+        let device_pairs = on.upload(&pairs);
+        let down = Conversion {
+            from: (&wide).into(),
+            to: (&narrow).into(),
+            wide: WideFormat::Bf16,
+            narrow: NarrowFormat::E4m3,
+            head_size: 4,
+            scales: scales.span(),
+            per: ScalePer::BlockHead,
+            pairs: device_pairs.span().into(),
+            count: blocks,
+            host_pairs: Some(&pairs),
+            from_blocks: blocks,
+            to_blocks: blocks,
+            report: None,
+        };
+        let up = Conversion { from: (&narrow).into(), to: (&wide).into(), ..down };
+        let results = [
+            on.kernels.quantize_blocks(&on.stream, down),
+            on.kernels.measure_scales(&on.stream, down),
+            on.kernels.dequantize_blocks(&on.stream, up),
+        ];
+        assert_eq!(on.stream.synchronize(), Ok(()), "the device is lost: {steps:?}");
+        on.assert_clean();
+        results
+    }
+
+    /// A 16-bit element at an odd address loses the device: whatever makes one is refused.
+    #[test]
+    fn a_16_bit_side_with_elements_at_odd_addresses_is_refused() {
+        let on = On::sim(&[]);
+        let (shape, blocks) = (shape(2, 2, 16, 2), 2);
+        assert_eq!(convert_all(&on, (shape, blocks), EVEN), [Ok(()), Ok(()), Ok(())]);
+        let launches = on.launches();
+        for axis in 0..5 {
+            let mut steps = EVEN;
+            steps.strides[axis] += 1;
+            let bytes = steps.strides[axis];
+            let refused = |side| Err(BlocksError::Elements { side, bytes, element_bytes: 2 });
+            let [source, destination] = [Named::Source, Named::Destination].map(refused);
+            let expected = [source.clone(), source, destination];
+            assert_eq!(convert_all(&on, (shape, blocks), steps), expected);
+        }
+        let results = convert_all(&on, (shape, blocks), Steps { offset: 3, ..EVEN });
+        assert!(results.iter().all(|result| matches!(
+            result,
+            Err(BlocksError::Elements { bytes: 3, element_bytes: 2, .. })
+        )));
+        for result in convert_all(&on, (shape, blocks), Steps { address: 5, ..EVEN }) {
+            let Err(BlocksError::Kernel(KernelError::Operand(OperandError::Misaligned {
+                operand: Operand::Pages,
+                address,
+                alignment: 2,
+            }))) = result
+            else {
+                panic!("{result:?}")
+            };
+            assert_eq!(address % 2, 1);
+        }
+        assert_eq!(on.launches(), launches);
+    }
+
+    /// A stride along an axis of one place moves nothing, so it may be odd.
+    #[test]
+    fn an_odd_stride_of_an_axis_with_one_place_is_no_reason_to_refuse() {
+        let on = On::sim(&[]);
+        for axis in 1..5 {
+            let mut steps = EVEN;
+            steps.strides[axis] += 1;
+            let (layers, kv_count) = (if axis == 3 { 1 } else { 2 }, if axis == 2 { 1 } else { 2 });
+            let tokens = if axis == 1 { 1 } else { 2 };
+            let blocks = if axis == 4 { 1 } else { 2 };
+            let of = (shape(layers, kv_count, 16, tokens), blocks);
+            assert_eq!(convert_all(&on, of, steps), [Ok(()), Ok(()), Ok(())], "axis {axis}");
+        }
     }
 
     #[test]

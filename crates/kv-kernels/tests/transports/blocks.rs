@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, Blocks, HostBlocks, HostLinkOptions, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, Transport,
+    PagedLayout, Transport, references,
 };
 
 use crate::machine::{Machine, noise};
@@ -140,4 +140,65 @@ fn a_driver_without_batches_makes_each_copy_by_a_call() {
     let calls = machine.sim.calls();
     assert_eq!(calls.get("cuMemcpyBatchAsync"), Some(&1), "asked once, and remembered");
     assert!(calls["cuMemcpyDtoHAsync"] > 20);
+}
+
+/// A table on the device that has other blocks than the host's copy of it, in memory between guards: with
+/// whatever blocks, nothing leaves the ring, the pages and the blocks that the host named.
+#[test]
+fn pairs_that_only_the_device_has_leave_neither_ring_nor_pages() {
+    let list: Vec<_> = (0..9).map(|i| (i * 5 % 24, i + 12)).collect();
+    let options = HostLinkOptions { ring_slots: 2, slot_bytes: 1300, ..HostLinkOptions::default() };
+    for references in [references(), &[]] {
+        for to_host in [true, false] {
+            let named = pairs(&list);
+            let turned =
+                |pair: &BlockPair| BlockPair { source: pair.destination, destination: pair.source };
+            let named = if to_host { named } else { named.iter().map(turned).collect() };
+            for other in [0, 11, 12, 20, 21, 23] {
+                let machine = Machine::with(1, references);
+                let before = machine.upload(&noise(1 << 15, 8));
+                let scene = Scene::new(&machine, PagedLayout::block_major);
+                let mut link = machine.link_with(Transport::TwoHop, options);
+                let after = machine.upload(&noise(1 << 15, 9));
+                // Both sides name blocks that are there, and others than the host was told.
+                let on_device: Vec<_> = (named.iter().zip(0..))
+                    .map(|(pair, i)| BlockPair {
+                        source: if to_host { pair.source } else { (other + i) % 24 },
+                        destination: if to_host { (other + i) % 24 } else { pair.destination },
+                    })
+                    .collect();
+                let table = machine.upload(&on_device);
+                let (pages, host) = scene.bytes(&machine);
+                let copy = copy_of(&scene, to_host, &table, &named);
+                assert_eq!(link.copy_blocks(&machine.stream, copy), Ok(Transport::TwoHop));
+                let (pages_after, host_after) = scene.bytes(&machine);
+                let what = format!("to host {to_host}, blocks from {other} on");
+                for (guard, seed) in [(&before, 8), (&after, 9)] {
+                    let mut seen = vec![0; 1 << 15];
+                    machine.stream.download(&mut seen, guard.span()).unwrap();
+                    assert!(seen == noise(1 << 15, seed), "{what}: other memory was written");
+                }
+                let block_bytes = scene.shape.block_bytes() as usize;
+                let block =
+                    |bytes: &[u8], id: usize| bytes[id * block_bytes..][..block_bytes].to_vec();
+                for id in 0..BLOCKS as usize {
+                    let (was, is) = match to_host {
+                        true => (block(&host[16..], id), block(&host_after[16..], id)),
+                        false => (block(&pages, id), block(&pages_after, id)),
+                    };
+                    // What the host named lies in the ring by its place there.
+                    let pair = named.iter().find(|pair| pair.destination as usize == id);
+                    let right = match pair {
+                        Some(pair) if to_host => block(&pages, pair.source as usize),
+                        Some(pair) => block(&host[16..], pair.source as usize),
+                        None => was,
+                    };
+                    assert!(is == right, "{what}: block {id}");
+                }
+                let same = if to_host { pages == pages_after } else { host == host_after };
+                assert!(same, "{what}: the source was written");
+                machine.assert_clean();
+            }
+        }
+    }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cuda_driver::{
-    CountingDriver, Device, DeviceBuffer, Driver, HostAllocFlags, PinnedBuffer, Stream,
+    CountingDriver, Device, DeviceBuffer, Driver, HostAllocFlags, KernelReference, PinnedBuffer,
+    Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
@@ -23,8 +24,13 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(seed: u64) -> Self {
+        Self::with(seed, references())
+    }
+
+    /// One that runs these references, and the PTX of all other kernels.
+    pub(crate) fn with(seed: u64, references: &[KernelReference]) -> Self {
         let sim = SimDriver::new(SimConfig { seed, ..SimConfig::default() }).unwrap();
-        sim.register_kernels(references());
+        sim.register_kernels(references);
         let counts = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
         let device = Device::open(Arc::clone(&counts) as Arc<dyn Driver>, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
