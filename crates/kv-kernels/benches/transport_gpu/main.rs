@@ -122,7 +122,7 @@ const SHAPES: [Shape; 4] = [
 
 /// The plain kernel of the comparison: a block of threads for each token, words of 16 bytes, one at a
 /// time in each thread. Pages `[plane][block][token][row]`, rows whole.
-const PLAIN_PTX: &str = include_str!("plain.ptx");
+const PLAIN_PTX: &str = include_str!("plain.compute_80.ptx");
 
 struct Bench {
     device: Device,
@@ -295,7 +295,7 @@ impl Bench {
             .arg(shape.row_bytes())
             .arg(u64::from(direction == Direction::ChunkToPaged));
         let config = cuda_driver::LaunchConfig::linear(scene.tokens as u32, 256);
-        // SAFETY: the arguments are those of `plain.ptx`; slots lie in the pages, and the chunk has all
+        // SAFETY: the arguments are those of `plain.cu`; slots lie in the pages, and the chunk has all
         // tokens of all planes. Nobody accesses host memory meanwhile.
         unsafe { self.plain.launch(&self.stream, &config, &args) }.unwrap();
     }

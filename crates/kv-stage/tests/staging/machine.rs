@@ -10,7 +10,7 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{StagingOptions, StagingPool};
 
 /// Copies `bytes` bytes, one thread a byte.
-pub(crate) const COPY_PTX: &str = include_str!("../copy_bytes.ptx");
+pub(crate) const COPY_PTX: &str = include_str!("../fixtures/copy_bytes.compute_80.ptx");
 
 pub(crate) struct Machine {
     pub(crate) sim: SimDriver,
