@@ -102,8 +102,9 @@ impl HostLink {
         match (decision, &whole) {
             (Some(Decision { transport: Transport::TwoHop, pace }), Some(whole)) => {
                 let mut runs = Runs::new(whole);
+                self.wait_for_unordered()?;
                 self.carry_in_two_hops(stream, &mut runs, pace, order)
-                    .inspect_err(|_| self.rejoin(stream, whole.direction))?;
+                    .map_err(|error| self.rejoin(stream, whole.direction, error))?;
             }
             (Some(Decision { transport: Transport::CopyEngine, .. }), Some(whole)) => {
                 self.in_stream(stream, order, |link| link.blocks_by_engine(stream, whole))?;

@@ -146,8 +146,9 @@ impl HostLink {
             let mut chunks = Chunks::new(&checked, &live);
             let (load, direction) = (self.load(&chunks), chunks.direction());
             let decision = self.decide(self.question(direction, load, order));
+            self.wait_for_unordered()?;
             self.carry(stream, &mut chunks, decision, order)
-                .inspect_err(|_| self.rejoin(stream, direction))
+                .map_err(|error| self.rejoin(stream, direction, error))
                 .map(|()| (decision.transport, load.bytes))
         });
         self.scratch.live = live;

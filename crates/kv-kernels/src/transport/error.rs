@@ -8,7 +8,8 @@ use crate::{BlocksError, KernelError, PagedKvError};
 ///
 /// What is refused for its numbers is refused before anything is enqueued. What the driver refuses may
 /// come halfway: then the stream given still waits for all that was enqueued, so that memory may be
-/// released or used again in stream order, and the bytes of the destination are undefined.
+/// released or used again in stream order, and the bytes of the destination are undefined. Only after
+/// [`Unordered`](TransportError::Unordered) it does not.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
@@ -58,6 +59,16 @@ pub enum TransportError {
     /// What measuring needs could not be copied to the device.
     #[error("the mapping to measure with was not copied")]
     Copy(#[from] CopyError),
+    /// A transfer was refused halfway, and the driver refused all that would have made the stream, or the
+    /// host, wait for what was enqueued before. That may still run: its memory may be released or used
+    /// again when [`Device::synchronize`](cuda_driver::Device::synchronize) has succeeded. The next
+    /// transfer of the link begins with that.
+    #[error("nothing waits for what a refused transfer has enqueued")]
+    Unordered {
+        /// Why the transfer was refused.
+        #[source]
+        error: Box<TransportError>,
+    },
     /// The driver refused a call.
     #[error("the driver refused a step of the transfer")]
     Device(#[from] DeviceError),

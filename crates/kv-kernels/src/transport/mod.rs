@@ -138,6 +138,8 @@ pub struct HostLink {
     join: Event,
     /// None where there is to be none.
     ring: Option<Ring>,
+    /// Whether a refused transfer may still run, and nothing orders it: the next one waits for it first.
+    is_unordered: bool,
     /// Whether the driver has refused a batch for lack of the call.
     no_batches: bool,
     scratch: Scratch,
@@ -180,6 +182,7 @@ impl HostLink {
             profile,
             decisions: Decisions::default(),
             ring,
+            is_unordered: false,
             no_batches: false,
             scratch: Scratch::default(),
             #[cfg(all(feature = "sabotage", debug_assertions))]

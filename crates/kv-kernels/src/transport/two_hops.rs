@@ -160,24 +160,54 @@ impl HostLink {
     }
 
     /// After a refusal halfway: makes `stream` wait for everything that was enqueued, and the next
-    /// users of slots for `stream`; or, where that is refused as well, waits on the host.
-    pub(super) fn rejoin(&self, stream: &Stream, direction: HostDirection) {
+    /// users of slots for `stream`; or, where that is refused as well, waits on the host. The error to
+    /// answer.
+    pub(super) fn rejoin(
+        &mut self,
+        stream: &Stream,
+        direction: HostDirection,
+        error: TransportError,
+    ) -> TransportError {
         let copies = self.copies(direction);
         let joined = self.join.record(copies).and_then(|()| stream.wait(&self.join));
         let settled = joined.and_then(|()| match &self.ring {
             Some(ring) if !self.leaves_out(LinkEdge::Settle) => ring.settle(stream),
             _ => Ok(()),
         });
-        if settled.is_err() {
-            // An error means a lost device, on which nothing runs any more.
-            for raw in [copies.raw(), stream.raw()] {
-                let waited = self.device().clean_up(|driver| {
-                    // SAFETY: the stream is live: this struct owns it, or the caller's handle does.
-                    unsafe { driver.stream_synchronize(raw) }
-                });
-                // Nothing more can be done here, and the caller has the first error.
-                let _ = waited;
-            }
+        if settled.is_ok() || self.comes_to_rest([copies, stream]) {
+            return error;
         }
+        self.is_unordered = true;
+        TransportError::Unordered { error: Box::new(error) }
+    }
+
+    /// Waits on the host for streams; false where that is refused. On a lost device nothing runs any more.
+    fn comes_to_rest(&self, streams: [&Stream; 2]) -> bool {
+        let device = self.device();
+        let rests = |stream: &Stream| {
+            // A refused wait says nothing about the work: only a lost device has stopped.
+            (0..WAITS).any(|_| {
+                let raw = stream.raw();
+                // SAFETY: the stream is live: this struct owns it, or the caller's handle does.
+                let waited = device.clean_up(|driver| unsafe { driver.stream_synchronize(raw) });
+                waited.is_ok() || device.poison().is_some()
+            })
+        };
+        streams.into_iter().all(rests)
+    }
+
+    /// Waits for what a refused transfer has left without an order, if one has.
+    ///
+    /// # Errors
+    /// What the driver answers; nothing may be enqueued then.
+    pub(super) fn wait_for_unordered(&mut self) -> Result<(), DeviceError> {
+        if self.is_unordered {
+            self.device().synchronize()?;
+            self.is_unordered = false;
+        }
+        Ok(())
     }
 }
+
+/// Waits that are tried before a refused one is believed.
+const WAITS: usize = 4;

@@ -12,15 +12,15 @@ use crate::machine::{Machine, noise};
 
 const BLOCKS: u64 = 24;
 
-struct Scene {
-    paged: PagedKv,
-    pages: DeviceBuffer,
-    host: HostBlocks,
+pub(crate) struct Scene {
+    pub(crate) paged: PagedKv,
+    pub(crate) pages: DeviceBuffer,
+    pub(crate) host: HostBlocks,
     shape: KvShape,
 }
 
 impl Scene {
-    fn new(machine: &Machine, layout: impl Fn(&KvShape) -> PagedLayout) -> Self {
+    pub(crate) fn new(machine: &Machine, layout: impl Fn(&KvShape) -> PagedLayout) -> Self {
         let options = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 24, block_tokens: 4 };
         let shape = KvShape::new(options).unwrap();
         let layout = layout(&shape);
@@ -32,7 +32,7 @@ impl Scene {
         Self { paged, pages, host, shape }
     }
 
-    fn bytes(&self, machine: &Machine) -> (Vec<u8>, Vec<u8>) {
+    pub(crate) fn bytes(&self, machine: &Machine) -> (Vec<u8>, Vec<u8>) {
         let mut pages = vec![0; self.pages.bytes() as usize];
         machine.stream.download(&mut pages, self.pages.span()).unwrap();
         let mut host = vec![0; self.host.buffer().bytes() as usize];
@@ -41,7 +41,7 @@ impl Scene {
     }
 }
 
-fn pairs(of: &[(i32, i32)]) -> Vec<BlockPair> {
+pub(crate) fn pairs(of: &[(i32, i32)]) -> Vec<BlockPair> {
     of.iter().map(|&(source, destination)| BlockPair { source, destination }).collect()
 }
 
@@ -52,7 +52,7 @@ fn lists() -> Vec<Vec<BlockPair>> {
     vec![pairs(&scattered), pairs(&run), pairs(&run_of_sources), pairs(&[(3, 3)]), pairs(&[])]
 }
 
-fn copy_of<'a>(
+pub(crate) fn copy_of<'a>(
     scene: &'a Scene,
     to_host: bool,
     table: &DeviceBuffer,

@@ -12,3 +12,4 @@ mod machine;
 mod order;
 mod profiles;
 mod started;
+mod sweep;
