@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p kv-kernels --bench kernels_gpu`, on a machine with a GPU of 12 GiB or more. The
 //! shape is that of an 8-billion-parameter model: 32 layers, keys and values, 8 heads of 128 16-bit
-//! elements, blocks of 16 tokens. Each figure is the median of 7 timings by events.
+//! elements, blocks of 16 tokens. Each figure is the median of 7 timings by events. After its timings, every
+//! byte that a way writes is compared with what the host foretells; `ways/mod.rs` says how to see that.
 //!
 //! "Traffic" counts what crosses the memory bus: a copy and a transfer read and write each byte, the
 //! reader only reads it. "Of copy" is the traffic's rate relative to that of `cuMemcpyDtoDAsync` of
@@ -11,28 +12,29 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
-use std::process::ExitCode;
-use std::sync::Arc;
+#[path = "ways/mod.rs"]
+mod ways;
 
-use bytemuck::NoUninit;
-use cuda_driver::{CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, Stream};
+use std::process::ExitCode;
+
+use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
 use kv_kernels::{
     ChecksumArgs, Direction, FillPattern, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
-    Transfer, weight,
+    Transfer, token_word, weight,
 };
+pub(crate) use ways::Ways;
+use ways::{all, noise, shuffled};
 
 const SHAPE: KvShapeOptions =
     KvShapeOptions { layers: 32, kv_count: 2, row_bytes: 2048, block_tokens: 16 };
-const PAGES_BYTES: u64 = 8 << 30;
-const TIMINGS: usize = 7;
+/// Bytes after which the bytes of the pages repeat.
+const PERIOD: u64 = 64 << 20;
 
+#[allow(dead_code, reason = "tests run it another way")]
 fn main() -> ExitCode {
-    match open() {
-        Ok(device) => {
-            println!("{}\n", device.info().name);
-            let bench = Bench::new(&device);
-            bench.transfers();
-            bench.reader();
+    match Ways::of_environment() {
+        Ok(ways) => {
+            measure(&ways);
             ExitCode::SUCCESS
         }
         Err(reason) => {
@@ -42,66 +44,71 @@ fn main() -> ExitCode {
     }
 }
 
-fn open() -> Result<Device, String> {
-    let driver = CudaDriver::load().map_err(|error| error.to_string())?;
-    Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
+/// Measures everything.
+pub(crate) fn measure(ways: &Ways) {
+    println!("{}\n", ways.device.info().name);
+    let bench = Bench::new(ways);
+    bench.transfers();
+    bench.reader();
 }
 
-struct Bench {
-    device: Device,
+struct Bench<'w> {
+    ways: &'w Ways,
     stream: Stream,
     kernels: KvKernels,
     shape: KvShape,
     pages: DeviceBuffer,
     paged: PagedKv,
     blocks: u64,
+    /// What the pages hold, repeated.
+    noise: Vec<u64>,
 }
 
-impl Bench {
-    fn new(device: &Device) -> Self {
+impl<'w> Bench<'w> {
+    fn new(ways: &'w Ways) -> Self {
+        let device = &ways.device;
         let stream = Stream::new(device).unwrap();
         let kernels = KvKernels::load(device).unwrap();
-        let shape = KvShape::new(SHAPE).unwrap();
-        let pages = DeviceBuffer::alloc(device, PAGES_BYTES).unwrap();
-        stream.fill(pages.span(), 1).unwrap();
-        let blocks = PAGES_BYTES / shape.block_bytes();
+        let shape =
+            KvShape::new(KvShapeOptions { layers: ways.either(SHAPE.layers, 2), ..SHAPE }).unwrap();
+        let pages = DeviceBuffer::alloc(device, ways.either(8 << 30, 4 << 20)).unwrap();
+        let blocks = pages.bytes() / shape.block_bytes();
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&stream, shape, layout, pages.span(), blocks).unwrap();
-        Self { device: device.clone(), stream, kernels, shape, pages, paged, blocks }
+        let noise = noise(PERIOD.min(pages.bytes()) / 8, 1);
+        Self { ways, stream, kernels, shape, pages, paged, blocks, noise }
     }
 
-    fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let buffer = DeviceBuffer::alloc(&self.device, bytes.len() as u64).unwrap();
-        self.stream.upload(buffer.span(), bytes).unwrap();
-        buffer
+    /// Puts the noise into the pages.
+    fn fill_pages(&self) {
+        let noise = bytemuck::cast_slice::<u64, u8>(&self.noise);
+        for at in (0..self.pages.bytes()).step_by(noise.len()) {
+            let span = self.pages.span().slice(at, noise.len() as u64).unwrap();
+            self.stream.upload(span, noise).unwrap();
+        }
     }
 
-    /// Seconds of one `enqueue`: the median of the timings, each of as many as take a while.
-    fn seconds(&self, bytes: u64, enqueue: impl Fn()) -> f64 {
-        let repeats = ((4 << 30) / bytes).clamp(1, 100);
-        let mut timings: Vec<f64> = (0..=TIMINGS)
-            .map(|_| {
-                let (start, end) = (
-                    Event::with_timing(&self.device).unwrap(),
-                    Event::with_timing(&self.device).unwrap(),
-                );
-                start.record(&self.stream).unwrap();
-                for _ in 0..repeats {
-                    enqueue();
-                }
-                end.record(&self.stream).unwrap();
-                end.synchronize().unwrap();
-                f64::from(end.elapsed_ms_since(&start).unwrap()) / 1e3 / repeats as f64
-            })
-            .skip(1) // the first warms up
-            .collect();
-        timings.sort_by(f64::total_cmp);
-        timings[TIMINGS / 2]
+    fn seconds(&self, bytes: u64, enqueue: &mut dyn FnMut()) -> f64 {
+        self.ways.seconds(&self.stream, ((4 << 30) / bytes).clamp(1, 100), enqueue)
+    }
+
+    fn wipe(&self, span: DeviceSpan) {
+        self.stream.fill(span, 0).unwrap();
+        self.stream.synchronize().unwrap();
+    }
+
+    fn read(&self, span: DeviceSpan) -> Vec<u8> {
+        self.ways.download(&self.stream, span)
     }
 
     fn copy_seconds(&self, destination: DeviceSpan, source: DeviceSpan) -> f64 {
-        self.seconds(source.bytes(), || self.stream.copy_on_device(destination, source).unwrap())
+        self.wipe(destination);
+        self.ways.timed(
+            "copy",
+            || self.stream.copy_on_device(destination, source).unwrap(),
+            |run| self.seconds(source.bytes(), run),
+            || self.read(destination) == self.read(source),
+        )
     }
 
     fn transfers(&self) {
@@ -111,7 +118,8 @@ impl Bench {
              | copy, GB/s | fill, GB/s |"
         );
         println!("|---|---|---|---|---|---|---|---|---|");
-        for tokens in [512, 1024, 2048, 4096, 8192] {
+        let lengths = self.ways.either(&[512, 1024, 2048, 4096, 8192][..], &[48]);
+        for &tokens in lengths {
             for scattered in [false, true] {
                 self.transfer(tokens, scattered);
             }
@@ -119,36 +127,79 @@ impl Bench {
         println!();
     }
 
+    /// Whether a chunk has the rows of the slots as the noise in the pages says.
+    fn is_of_pages(&self, chunk: &[u8], slots: &[i64]) -> bool {
+        let (shape, layout) = (&self.shape, self.paged.layout());
+        let (tokens, row) = (slots.len(), shape.row_bytes() as usize);
+        let noise = bytemuck::cast_slice::<u64, u8>(&self.noise);
+        let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
+        let rows: Vec<&[u8]> = chunk.chunks(row).collect();
+        all(&rows, |n, found| {
+            let (plane, slot) = ((n / tokens) as u64, slots[n % tokens] as u64);
+            // A chunk has all layers of keys before those of values.
+            let at = plane % layers * layout.layer_stride_bytes()
+                + plane / layers * layout.kv_stride_bytes()
+                + slot / block_tokens * layout.block_stride_bytes()
+                + slot % block_tokens * layout.token_stride_bytes();
+            *found == &noise[at as usize % noise.len()..][..row]
+        })
+    }
+
     fn transfer(&self, tokens: u64, scattered: bool) {
         let bytes = tokens * self.shape.token_bytes();
-        let chunk = DeviceBuffer::alloc(&self.device, bytes).unwrap();
+        let chunk = DeviceBuffer::alloc(&self.ways.device, bytes).unwrap();
         let host_slots = self.slots(tokens, scattered);
-        let slot_mapping = self.upload(&host_slots);
-        let transfer = |direction| Transfer {
-            chunk: chunk.span(),
-            slot_mapping: slot_mapping.span(),
-            host_slots: &host_slots,
-            tokens,
-            skip_prefix_n_tokens: 0,
-            direction,
-            num_blocks: self.blocks,
+        let slot_mapping = self.ways.upload(&self.stream, &host_slots);
+        let enqueue = |direction| {
+            let transfer = Transfer {
+                chunk: chunk.span(),
+                slot_mapping: slot_mapping.span(),
+                host_slots: &host_slots,
+                tokens,
+                skip_prefix_n_tokens: 0,
+                direction,
+                num_blocks: self.blocks,
+            };
+            self.kernels.multi_layer_transfer(&self.stream, &self.paged, transfer).unwrap();
         };
-        let timed = |direction| {
-            self.seconds(bytes, || {
-                let transfer = transfer(direction);
-                self.kernels.multi_layer_transfer(&self.stream, &self.paged, transfer).unwrap();
-            })
-        };
-        let to_chunk = timed(Direction::PagedToChunk);
-        let to_paged = timed(Direction::ChunkToPaged);
+        self.fill_pages();
+        self.wipe(chunk.span());
+        let to_chunk = self.ways.timed(
+            "to the chunk",
+            || enqueue(Direction::PagedToChunk),
+            |run| self.seconds(bytes, run),
+            || self.is_of_pages(&self.read(chunk.span()), &host_slots),
+        );
+        let other = noise(bytes / 8, 2);
+        let other = bytemuck::cast_slice::<u64, u8>(&other);
+        self.stream.upload(chunk.span(), other).unwrap();
+        let to_paged = self.ways.timed(
+            "to the pages",
+            || enqueue(Direction::ChunkToPaged),
+            |run| self.seconds(bytes, run),
+            || {
+                // By the way back, which has just been held to its bytes.
+                self.wipe(chunk.span());
+                enqueue(Direction::PagedToChunk);
+                let is_right = self.read(chunk.span()) == other;
+                self.stream.upload(chunk.span(), other).unwrap();
+                is_right
+            },
+        );
         let copy = self.copy_seconds(self.pages.span().slice(0, bytes).unwrap(), chunk.span());
-        let token_keys = self.upload(&(0..tokens).collect::<Vec<u64>>());
-        let fill = self.seconds(bytes, || {
-            let fill = FillPattern { chunk: chunk.span(), token_keys: token_keys.span(), tokens };
-            self.kernels.fill_pattern(&self.stream, &self.shape, fill).unwrap();
-        });
-        // What the pages held is of no matter to the reader's speed, but its check needs it.
-        self.stream.fill(self.pages.span(), 1).unwrap();
+        let keys: Vec<u64> = (0..tokens).collect();
+        let token_keys = self.ways.upload(&self.stream, &keys);
+        self.wipe(chunk.span());
+        let fill = self.ways.timed(
+            "fill",
+            || {
+                let token_keys = token_keys.span();
+                let fill = FillPattern { chunk: chunk.span(), token_keys, tokens };
+                self.kernels.fill_pattern(&self.stream, &self.shape, fill).unwrap();
+            },
+            |run| self.seconds(bytes, run),
+            || self.is_pattern(&self.read(chunk.span()), &keys),
+        );
         let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
         println!(
             "| {tokens} | {} | {} | {:.0} | {:.2} | {:.0} | {:.2} | {:.0} | {:.0} |",
@@ -163,83 +214,90 @@ impl Bench {
         );
     }
 
+    /// Whether every word of a chunk is that of its token's key.
+    fn is_pattern(&self, chunk: &[u8], keys: &[u64]) -> bool {
+        let (kv_count, layers) = (u64::from(self.shape.kv_count()), u64::from(self.shape.layers()));
+        let rows: Vec<&[u8]> = chunk.chunks(self.shape.row_bytes() as usize).collect();
+        all(&rows, |n, row| {
+            let (plane, key) = ((n / keys.len()) as u64, keys[n % keys.len()]);
+            let plane = plane % layers * kv_count + plane / layers;
+            let words = (plane * self.shape.row_words()..).zip(row.chunks(8));
+            words.into_iter().all(|(index, word)| *word == token_word(key, index).to_le_bytes())
+        })
+    }
+
     /// Slots all over the pages: whole blocks in random order, or each token anywhere.
     fn slots(&self, tokens: u64, scattered: bool) -> Vec<i64> {
-        let block_tokens = i64::from(self.shape.block_tokens());
-        let slots: Vec<i64> = if scattered {
-            shuffled(self.blocks as i64 * block_tokens)
+        let block_tokens = u64::from(self.shape.block_tokens());
+        let slots: Vec<u64> = if scattered {
+            shuffled(self.blocks * block_tokens)
         } else {
-            let ids = shuffled(self.blocks as i64);
+            let ids = shuffled(self.blocks);
             ids.iter()
                 .flat_map(|id| (0..block_tokens).map(move |t| id * block_tokens + t))
                 .collect()
         };
-        slots[..tokens as usize].to_vec()
+        slots[..tokens as usize].iter().map(|slot| *slot as i64).collect()
     }
 
     fn reader(&self) {
-        let half = PAGES_BYTES / 2;
+        let half = self.pages.bytes() / 2;
         let [to, from] = [0, half].map(|offset| self.pages.span().slice(offset, half).unwrap());
+        self.fill_pages();
         // Reads and writes half the bytes each: the reader's traffic, and as many bytes in all.
         let copy = self.copy_seconds(to, from);
+        // The reader's sums are then those of one block.
+        self.stream.fill(self.pages.span(), 1).unwrap();
         println!(
             "paged_checksum, {} GiB through the block tables of S sequences\n",
-            PAGES_BYTES >> 30
+            self.pages.bytes() >> 30
         );
         println!("| sequences | tokens each | GB/s | traffic, of copy | copy, GB/s of traffic |");
         println!("|---|---|---|---|---|");
-        for sequences in [1, 8, 64, 256] {
+        for &sequences in self.ways.either(&[1, 8, 64, 256][..], &[1, 8]) {
             let seconds = self.read_seconds(sequences);
             println!(
                 "| {sequences} | {} | {:.0} | {:.2} | {:.0} |",
                 self.paged.slots() / u64::from(sequences),
-                PAGES_BYTES as f64 / seconds / 1e9,
+                self.pages.bytes() as f64 / seconds / 1e9,
                 copy / seconds,
-                PAGES_BYTES as f64 / copy / 1e9,
+                self.pages.bytes() as f64 / copy / 1e9,
             );
         }
     }
 
     fn read_seconds(&self, sequences: u32) -> f64 {
-        let ids: Vec<i32> = shuffled(self.blocks as i64).iter().map(|id| *id as i32).collect();
+        let ids: Vec<i32> = shuffled(self.blocks).iter().map(|id| *id as i32).collect();
         let table_stride = self.blocks / u64::from(sequences);
         let tokens = table_stride as u32 * self.shape.block_tokens();
-        let block_table = self.upload(&ids);
-        let seq_lens = self.upload(&vec![tokens; sequences as usize]);
-        let sums = DeviceBuffer::alloc(&self.device, self.blocks * 8).unwrap();
-        let seconds = self.seconds(PAGES_BYTES, || {
-            let args = ChecksumArgs {
-                block_table: block_table.span(),
-                table_stride,
-                seq_lens: seq_lens.span(),
-                sequences,
-                checksums: sums.span(),
-                num_blocks: self.blocks,
-            };
-            self.kernels.paged_checksum(&self.stream, &self.paged, args).unwrap();
-        });
-        self.check_sums(sums.span());
-        seconds
+        let block_table = self.ways.upload(&self.stream, &ids);
+        let seq_lens = self.ways.upload(&self.stream, &vec![tokens; sequences as usize]);
+        let sums = DeviceBuffer::alloc(&self.ways.device, self.blocks * 8).unwrap();
+        self.wipe(sums.span());
+        self.ways.timed(
+            "the reader",
+            || {
+                let args = ChecksumArgs {
+                    block_table: block_table.span(),
+                    table_stride,
+                    seq_lens: seq_lens.span(),
+                    sequences,
+                    checksums: sums.span(),
+                    num_blocks: self.blocks,
+                };
+                self.kernels.paged_checksum(&self.stream, &self.paged, args).unwrap();
+            },
+            |run| self.seconds(self.pages.bytes(), run),
+            || self.are_sums(&self.read(sums.span())),
+        )
     }
 
-    /// A kernel that is fast and wrong is not fast: every block holds the same byte everywhere.
-    fn check_sums(&self, sums: DeviceSpan) {
+    /// Whether all sums are that of a block that holds the same byte everywhere.
+    fn are_sums(&self, bytes: &[u8]) -> bool {
         let word = u64::from_ne_bytes([1; 8]);
         let expected = (0..self.shape.block_bytes() / 8)
             .fold(0u64, |sum, index| sum.wrapping_add(word.wrapping_mul(weight(index))));
-        let mut bytes = vec![0; sums.bytes() as usize];
-        self.stream.download(&mut bytes, sums).unwrap();
-        let sums: Vec<u64> = bytemuck::pod_collect_to_vec(&bytes);
-        assert!(sums.iter().all(|sum| *sum == expected), "the reader's sums are wrong");
+        let sums: Vec<u64> = bytemuck::pod_collect_to_vec(bytes);
+        sums.iter().all(|sum| *sum == expected)
     }
-}
-
-fn shuffled(count: i64) -> Vec<i64> {
-    let mut values: Vec<i64> = (0..count).collect();
-    let mut random = 1u64;
-    for i in (1..values.len()).rev() {
-        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        values.swap(i, (random >> 33) as usize % (i + 1));
-    }
-    values
 }

@@ -3,7 +3,8 @@
 //! `cargo bench -p kv-kernels --bench operations_gpu`, on a machine with a GPU of 12 GiB or more; names
 //! of parts (`copies`, `host_copies`, `conversions`, `sums_and_appends`, `offsets`) after `--` choose. The
 //! shape is that of an 8-billion-parameter model: 32 layers, keys and values, 8 heads of 128 16-bit
-//! elements, blocks of 16 tokens. Each figure is the median of 7 timings by events.
+//! elements, blocks of 16 tokens. Each figure is the median of 7 timings by events. After its timings, every
+//! byte that a way writes is compared with what the host foretells; `ways/mod.rs` says how to see that.
 //!
 //! "Of copy" is the rate of bytes that cross the memory bus, read and written, relative to that of a
 //! copy within the device. Beside host memory it is relative to a copy of as many bytes by the copy
@@ -12,49 +13,33 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
+#[path = "ways/mod.rs"]
+mod ways;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
-use cuda_driver::{CudaDriver, Device, DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
     Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, Blocks, Conversion, HostBlocks,
     HostOffsets, KvKernels, KvShape, KvShapeOptions, NarrowFormat, PackedOffsets, PagedKv,
-    PagedLayout, RowRange, ScalePer, WideFormat,
+    PagedLayout, RowRange, ScalePer, WideFormat, block_offsets_on_host, block_sum,
 };
+pub(crate) use ways::Ways;
+use ways::{all, noise, shuffled};
 
 const SHAPE: KvShapeOptions =
     KvShapeOptions { layers: 32, kv_count: 2, row_bytes: 2048, block_tokens: 16 };
-const POOL_BYTES: u64 = 2 << 30;
-const MOVED_BYTES: u64 = 1 << 30;
-const HOST_BYTES: u64 = 256 << 20;
-const TIMINGS: usize = 7;
 
-type Part = fn(&Bench);
-
+#[allow(dead_code, reason = "tests run it another way")]
 fn main() -> ExitCode {
-    let device = CudaDriver::load()
-        .map_err(|error| error.to_string())
-        .and_then(|driver| Device::open(Arc::new(driver), 0).map_err(|error| format!("{error:?}")));
-    match device {
-        Ok(device) => {
-            println!("{}\n", device.info().name);
-            let bench = Bench::new(&device);
-            let parts: [(&str, Part); 5] = [
-                ("copies", Bench::copies),
-                ("host_copies", Bench::host_copies),
-                ("conversions", Bench::conversions),
-                ("sums_and_appends", Bench::sums_and_appends),
-                ("offsets", Bench::offsets),
-            ];
-            // Cargo's own arguments begin with a dash.
-            let wanted: Vec<String> =
-                std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
-            for (name, part) in parts {
-                if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
-                    part(&bench);
-                }
-            }
+    // Cargo's own arguments begin with a dash.
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    match Ways::of_environment() {
+        Ok(ways) => {
+            measure(&ways, &wanted);
             ExitCode::SUCCESS
         }
         Err(reason) => {
@@ -64,13 +49,37 @@ fn main() -> ExitCode {
     }
 }
 
-struct Bench {
+/// Measures the parts that are wanted, or all.
+pub(crate) fn measure(ways: &Ways, wanted: &[String]) {
+    println!("{}\n", ways.device.info().name);
+    let bench = Bench::new(ways);
+    let parts: [(&str, fn(&Bench<'_>)); 5] = [
+        ("copies", |bench| bench.copies()),
+        ("host_copies", |bench| bench.host_copies()),
+        ("conversions", |bench| bench.conversions()),
+        ("sums_and_appends", |bench| bench.sums_and_appends()),
+        ("offsets", |bench| bench.offsets()),
+    ];
+    for (name, part) in parts {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            part(&bench);
+        }
+    }
+}
+
+struct Bench<'w> {
+    ways: &'w Ways,
     device: Device,
     stream: Stream,
     kernels: KvKernels,
     /// What a device without the newer instructions would run.
     baseline: KvKernels,
-    pools: [DeviceBuffer; 2],
+    /// What is read, what is written, and what is written back to.
+    pools: [DeviceBuffer; 3],
+    /// The bytes of the first pool.
+    image: Vec<u8>,
+    moved_bytes: u64,
+    host_bytes: u64,
     /// Bytes that a copy within the device reads and writes in a second.
     copied: f64,
 }
@@ -82,29 +91,86 @@ enum Order {
     LayerFirst,
 }
 
-impl Bench {
-    fn new(device: &Device) -> Self {
-        let stream = Stream::new(device).unwrap();
-        let kernels = KvKernels::load(device).unwrap();
-        let baseline = KvKernels::load_baseline(device).unwrap();
-        let pools = [0, 1].map(|_| DeviceBuffer::alloc(device, POOL_BYTES).unwrap());
-        for pool in &pools {
-            stream.fill(pool.span(), 1).unwrap();
-        }
-        let mut bench =
-            Self { device: device.clone(), stream, kernels, baseline, pools, copied: 0.0 };
-        let [to, from] = [0, 1].map(|n| bench.pools[n].span().slice(0, MOVED_BYTES).unwrap());
-        let seconds = bench.seconds(MOVED_BYTES, || bench.stream.copy_on_device(to, from).unwrap());
-        bench.copied = 2.0 * MOVED_BYTES as f64 / seconds;
+/// Where a row lies in a pool.
+fn row_at(paged: &PagedKv, plane: u64, block: u64, token: u64) -> usize {
+    let (layout, kv_count) = (paged.layout(), u64::from(paged.shape().kv_count()));
+    (plane / kv_count * layout.layer_stride_bytes()
+        + plane % kv_count * layout.kv_stride_bytes()
+        + block * layout.block_stride_bytes()
+        + token * layout.token_stride_bytes()) as usize
+}
+
+/// Whether `is_right` holds of every plane and token of every pair.
+fn all_rows(
+    shape: &KvShape,
+    pairs: &[BlockPair],
+    is_right: impl Fn(BlockPair, u64, u64) -> bool + Sync,
+) -> bool {
+    let tokens = u64::from(shape.block_tokens());
+    all(pairs, |_, pair| {
+        (0..shape.planes()).all(|plane| (0..tokens).all(|token| is_right(*pair, plane, token)))
+    })
+}
+
+impl<'w> Bench<'w> {
+    fn new(ways: &'w Ways) -> Self {
+        let device = ways.device.clone();
+        let stream = Stream::new(&device).unwrap();
+        let kernels = KvKernels::load(&device).unwrap();
+        let baseline = KvKernels::load_baseline(&device).unwrap();
+        let pool_bytes = ways.either(2 << 30, 4 << 20);
+        let pools = [0, 1, 2].map(|_| DeviceBuffer::alloc(&device, pool_bytes).unwrap());
+        let image = bytemuck::pod_collect_to_vec(&noise(pool_bytes / 8, 1));
+        stream.upload(pools[0].span(), &image).unwrap();
+        let (moved_bytes, host_bytes) =
+            (ways.either(1 << 30, 2 << 20), ways.either(256 << 20, 1 << 20));
+        let mut bench = Self {
+            ways,
+            device,
+            stream,
+            kernels,
+            baseline,
+            pools,
+            image,
+            moved_bytes,
+            host_bytes,
+            copied: 0.0,
+        };
+        let [from, to] = [0, 1].map(|n| bench.pools[n].span().slice(0, moved_bytes).unwrap());
+        bench.wipe(to);
+        let seconds = bench.timed(
+            ("copy within the device", moved_bytes),
+            || bench.stream.copy_on_device(to, from).unwrap(),
+            || bench.read(to) == bench.image[..moved_bytes as usize],
+        );
+        bench.copied = 2.0 * moved_bytes as f64 / seconds;
         println!("copy within the device: {:.0} GB/s\n", bench.copied / 2e9);
         bench
     }
 
     fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let buffer = DeviceBuffer::alloc(&self.device, bytes.len() as u64).unwrap();
-        self.stream.upload(buffer.span(), bytes).unwrap();
-        buffer
+        self.ways.upload(&self.stream, values)
+    }
+
+    fn read(&self, span: DeviceSpan) -> Vec<u8> {
+        self.ways.download(&self.stream, span)
+    }
+
+    fn wipe(&self, span: DeviceSpan) {
+        self.stream.fill(span, 0).unwrap();
+        self.stream.synchronize().unwrap();
+    }
+
+    /// Seconds of one `run` over `bytes` bytes, of the timings, after which the bytes are looked at.
+    fn timed(
+        &self,
+        (name, bytes): (&str, u64),
+        run: impl FnMut(),
+        is_right: impl Fn() -> bool,
+    ) -> f64 {
+        let repeats = ((2 << 30) / bytes).clamp(1, 100);
+        let time = |run: &mut dyn FnMut()| self.ways.seconds(&self.stream, repeats, run);
+        self.ways.timed(name, run, time, is_right)
     }
 
     fn pin<T: NoUninit>(&self, values: &[T]) -> PinnedBuffer {
@@ -115,34 +181,16 @@ impl Bench {
         buffer
     }
 
-    /// Seconds of one `enqueue`: the median of the timings, each of as many as take a while.
-    fn seconds(&self, bytes: u64, enqueue: impl Fn()) -> f64 {
-        let repeats = ((2 << 30) / bytes).clamp(1, 100);
-        let mut timings: Vec<f64> = (0..=TIMINGS)
-            .map(|_| {
-                let [start, end] = [0, 1].map(|_| Event::with_timing(&self.device).unwrap());
-                start.record(&self.stream).unwrap();
-                for _ in 0..repeats {
-                    enqueue();
-                }
-                end.record(&self.stream).unwrap();
-                end.synchronize().unwrap();
-                f64::from(end.elapsed_ms_since(&start).unwrap()) / 1e3 / repeats as f64
-            })
-            .skip(1) // the first warms up
-            .collect();
-        timings.sort_by(f64::total_cmp);
-        timings[TIMINGS / 2]
-    }
-
     fn pool(&self, number: usize, options: KvShapeOptions, order: Order) -> PagedKv {
-        let shape = KvShape::new(options).unwrap();
-        let blocks = POOL_BYTES / shape.block_bytes();
+        let layers = options.layers.min(self.ways.either(32, 2));
+        let shape = KvShape::new(KvShapeOptions { layers, ..options }).unwrap();
+        let pool = &self.pools[number];
+        let blocks = pool.bytes() / shape.block_bytes();
         let layout = match order {
             Order::PageFirst => PagedLayout::block_major(&shape),
             Order::LayerFirst => PagedLayout::layer_major(&shape, blocks).unwrap(),
         };
-        PagedKv::new(&self.stream, shape, layout, self.pools[number].span(), blocks).unwrap()
+        PagedKv::new(&self.stream, shape, layout, pool.span(), blocks).unwrap()
     }
 
     fn copies(&self) {
@@ -186,7 +234,7 @@ impl Bench {
     ) {
         let [from, to] = [0, 1].map(|n| self.pool(n, shapes[n], orders[n]));
         let block_bytes = from.shape().block_bytes() / from.shape().row_bytes() * rows.bytes;
-        let count = (MOVED_BYTES / block_bytes).min(from.blocks());
+        let count = (self.moved_bytes / block_bytes).min(from.blocks());
         let pairs = pairs(from.blocks(), to.blocks(), count);
         let device_pairs = self.upload(&pairs);
         let copy = BlockCopy {
@@ -204,8 +252,16 @@ impl Bench {
         let bytes = count * block_bytes;
         let checked = BlockCopy { host_pairs: Some(&pairs), ..copy };
         self.kernels.copy_block_rows(&self.stream, checked, rows).unwrap();
-        let seconds = self.seconds(bytes, || {
-            self.kernels.copy_block_rows(&self.stream, copy, rows).unwrap();
+        self.wipe(self.pools[1].span());
+        let enqueue = || self.kernels.copy_block_rows(&self.stream, copy, rows).unwrap();
+        let seconds = self.timed((name, bytes), enqueue, || {
+            let found = self.read(self.pools[1].span());
+            all_rows(from.shape(), &pairs, |pair, plane, token| {
+                let there = row_at(&to, plane, pair.destination as u64, token);
+                let here = row_at(&from, plane, pair.source as u64, token);
+                found[there + rows.to_byte as usize..][..rows.bytes as usize]
+                    == self.image[here + rows.from_byte as usize..][..rows.bytes as usize]
+            })
         });
         let piece = rows.bytes * if rows.bytes == from.shape().row_bytes() { 16 } else { 1 };
         println!(
@@ -219,21 +275,43 @@ impl Bench {
     fn host_copies(&self) {
         println!("| host memory by kernel | multiprocessors | GB/s | of the copy engine |");
         println!("|---|---|---|---|");
-        let device = self.pool(0, SHAPE, Order::LayerFirst);
-        let shape = *device.shape();
-        let blocks = HOST_BYTES / shape.block_bytes();
         let flags = HostAllocFlags::CACHED;
-        let buffer = Arc::new(PinnedBuffer::alloc(&self.device, HOST_BYTES, flags).unwrap());
+        let bytes = self.host_bytes;
+        let buffer = Arc::new(PinnedBuffer::alloc(&self.device, bytes, flags).unwrap());
+        let shape = *self.pool(0, SHAPE, Order::LayerFirst).shape();
+        let blocks = bytes / shape.block_bytes();
         let layout = PagedLayout::block_major(&shape);
         let of = (Arc::clone(&buffer), 0);
         let host = HostBlocks::new(&self.stream, shape, layout, of, blocks).unwrap();
-        let span = self.pools[1].span().slice(0, HOST_BYTES).unwrap();
-        let engine = [
-            self.seconds(HOST_BYTES, || self.stream.copy_to_host(&buffer, 0, span).unwrap()),
-            self.seconds(HOST_BYTES, || self.stream.copy_to_device(span, &buffer, 0).unwrap()),
-        ];
-        for multiprocessors in [4, 8, 16, 32] {
-            for (to_host, engine) in [true, false].into_iter().zip(engine) {
+        // Of the pages' end: what is read goes to the host, and what comes back is written elsewhere.
+        let [read, written] = [0, 1].map(|n| self.pools[n].span().slice(0, bytes).unwrap());
+        let zeros = self.pools[2].span().slice(0, bytes).unwrap();
+        self.wipe(zeros);
+        let wipe_host = || {
+            self.stream.copy_to_host(&buffer, 0, zeros).unwrap();
+            self.stream.synchronize().unwrap();
+        };
+        let on_host = || {
+            let mut found = vec![0; bytes as usize];
+            buffer.read_at(0, &mut found).unwrap();
+            found
+        };
+        let image = &self.image[..bytes as usize];
+        wipe_host();
+        let down = self.timed(
+            ("copy to the host", bytes),
+            || self.stream.copy_to_host(&buffer, 0, read).unwrap(),
+            || on_host() == image,
+        );
+        self.wipe(written);
+        let up = self.timed(
+            ("copy from the host", bytes),
+            || self.stream.copy_to_device(written, &buffer, 0).unwrap(),
+            || self.read(written) == image,
+        );
+        for multiprocessors in self.ways.either(&[4, 8, 16, 32][..], &[4]) {
+            for (to_host, engine) in [true, false].into_iter().zip([down, up]) {
+                let device = self.pool(if to_host { 0 } else { 1 }, SHAPE, Order::LayerFirst);
                 let [from, to]: [Blocks<'_>; 2] = match to_host {
                     true => [(&device).into(), (&host).into()],
                     false => [(&host).into(), (&device).into()],
@@ -249,15 +327,45 @@ impl Bench {
                     from_blocks: from.count(),
                     to_blocks: to.count(),
                     report: None,
-                    multiprocessors: Some(multiprocessors),
+                    multiprocessors: Some(*multiprocessors),
                 };
-                let seconds = self.seconds(HOST_BYTES, || {
-                    self.kernels.copy_blocks(&self.stream, copy).unwrap();
-                });
+                if to_host {
+                    wipe_host();
+                } else {
+                    self.stream.copy_to_host(&buffer, 0, read).unwrap();
+                    self.wipe(self.pools[1].span());
+                }
+                let row = shape.row_bytes() as usize;
+                let dense = |block: i32, plane: u64, token: u64| {
+                    (block as u64 * shape.block_bytes()
+                        + plane * shape.block_plane_bytes()
+                        + token * shape.row_bytes()) as usize
+                };
+                let name = if to_host { "to the host" } else { "from the host" };
+                let seconds = self.timed(
+                    (name, bytes),
+                    || self.kernels.copy_blocks(&self.stream, copy).unwrap(),
+                    || {
+                        let found =
+                            if to_host { on_host() } else { self.read(self.pools[1].span()) };
+                        all_rows(&shape, &pairs, |pair, plane, token| {
+                            let (there, here) = match to_host {
+                                true => (
+                                    dense(pair.destination, plane, token),
+                                    row_at(&device, plane, pair.source as u64, token),
+                                ),
+                                false => (
+                                    row_at(&device, plane, pair.destination as u64, token),
+                                    dense(pair.source, plane, token),
+                                ),
+                            };
+                            found[there..][..row] == self.image[here..][..row]
+                        })
+                    },
+                );
                 println!(
-                    "| {} | {multiprocessors} | {:.1} | {:.2} |",
-                    if to_host { "to the host" } else { "from the host" },
-                    HOST_BYTES as f64 / seconds / 1e9,
+                    "| {name} | {multiprocessors} | {:.1} | {:.2} |",
+                    bytes as f64 / seconds / 1e9,
                     engine / seconds
                 );
             }
@@ -269,13 +377,20 @@ impl Bench {
         println!("| conversion | scales per | GB/s of 16-bit elements | of copy | baseline |");
         println!("|---|---|---|---|---|");
         let narrow_shape = KvShapeOptions { row_bytes: 1024, ..SHAPE };
-        let [wide, narrow] =
-            [(0, SHAPE), (1, narrow_shape)].map(|(n, s)| self.pool(n, s, Order::LayerFirst));
-        let count = MOVED_BYTES / wide.shape().block_bytes();
-        let device_pairs = self.upload(&pairs(wide.blocks(), wide.blocks(), count));
+        let [wide, narrow, back_to] = [(0, SHAPE), (1, narrow_shape), (2, SHAPE)]
+            .map(|(n, s)| self.pool(n, s, Order::LayerFirst));
+        let count = self.moved_bytes / wide.shape().block_bytes();
+        // The narrow pool has as much memory and twice the blocks.
+        let forth = pairs(wide.blocks(), wide.blocks(), count);
+        let turned =
+            |pair: &BlockPair| BlockPair { source: pair.destination, destination: pair.source };
+        let back: Vec<_> = forth.iter().map(turned).collect();
+        let (device_forth, device_back) = (self.upload(&forth), self.upload(&back));
         let planes_of_scales = narrow.shape().planes() * narrow.slots() * 8;
-        let scales = self.upload(&vec![0.5f32; planes_of_scales as usize]);
-        for per in [ScalePer::Head, ScalePer::Block, ScalePer::TokenHead] {
+        let half = vec![SCALE; planes_of_scales as usize];
+        let scales = self.upload(&half);
+        let all = [ScalePer::Head, ScalePer::Block, ScalePer::TokenHead];
+        for per in *self.ways.either(&all, &[ScalePer::Block; 3]) {
             for format in [NarrowFormat::E4m3, NarrowFormat::E5m2, NarrowFormat::Int8] {
                 let conversion = Conversion {
                     from: (&wide).into(),
@@ -285,21 +400,34 @@ impl Bench {
                     head_size: 128,
                     scales: scales.span(),
                     per,
-                    pairs: device_pairs.span().into(),
+                    pairs: device_forth.span().into(),
                     count,
                     host_pairs: None,
                     from_blocks: wide.blocks(),
                     to_blocks: narrow.blocks(),
                     report: None,
                 };
-                let back = Conversion { from: (&narrow).into(), to: (&wide).into(), ..conversion };
-                let back =
-                    Conversion { from_blocks: narrow.blocks(), to_blocks: wide.blocks(), ..back };
+                let returned = Conversion {
+                    from: (&narrow).into(),
+                    to: (&back_to).into(),
+                    pairs: device_back.span().into(),
+                    from_blocks: narrow.blocks(),
+                    to_blocks: back_to.blocks(),
+                    ..conversion
+                };
+                let codes = Codes::of(format);
+                let row = |bytes: &[u8], at: usize, length: usize| bytes[at..][..length].to_vec();
                 // Bytes that cross the bus for each of the 16-bit elements.
-                let line = |name: &str, ways: f64, run: &dyn Fn(&KvKernels)| {
+                let line = |name: &str, ways: f64, span: DeviceSpan, one: Line<'_>| {
                     let kernels = [&self.kernels, &self.baseline];
-                    let seconds = kernels.map(|kernels| self.seconds(MOVED_BYTES, || run(kernels)));
-                    let bytes = MOVED_BYTES as f64;
+                    let seconds = kernels.map(|kernels| {
+                        self.stream.fill(span, 0).unwrap();
+                        self.stream.synchronize().unwrap();
+                        let enqueue = || (one.enqueue)(kernels);
+                        let look = || (one.is_right)(&self.read(span));
+                        self.timed((name, self.moved_bytes), enqueue, look)
+                    });
+                    let bytes = self.moved_bytes as f64;
                     let [of_copy, baseline] =
                         seconds.map(|seconds| ways * bytes / seconds / self.copied);
                     println!(
@@ -307,36 +435,109 @@ impl Bench {
                         bytes / seconds[0] / 1e9
                     );
                 };
-                line("bf16 to", 1.5, &|kernels| {
-                    kernels.quantize_blocks(&self.stream, conversion).unwrap();
-                });
-                line("bf16 from", 1.5, &|kernels| {
-                    kernels.dequantize_blocks(&self.stream, back).unwrap();
-                });
+                let to_narrow = Line {
+                    enqueue: &|kernels| {
+                        kernels.quantize_blocks(&self.stream, conversion).unwrap();
+                    },
+                    is_right: &|found| {
+                        all_rows(wide.shape(), &forth, |pair, plane, token| {
+                            let here = row_at(&wide, plane, pair.source as u64, token);
+                            let there = row_at(&narrow, plane, pair.destination as u64, token);
+                            let source = row(&self.image, here, 2048);
+                            codes.are_narrow(&source, &found[there..][..1024])
+                        })
+                    },
+                };
+                line("bf16 to", 1.5, self.pools[1].span(), to_narrow);
+                let kept = self.read(self.pools[1].span());
+                let from_narrow = Line {
+                    enqueue: &|kernels| {
+                        kernels.dequantize_blocks(&self.stream, returned).unwrap();
+                    },
+                    is_right: &|found| {
+                        all_rows(wide.shape(), &back, |pair, plane, token| {
+                            let here = row_at(&narrow, plane, pair.source as u64, token);
+                            let there = row_at(&back_to, plane, pair.destination as u64, token);
+                            codes.are_wide(&kept[here..][..1024], &found[there..][..2048])
+                        })
+                    },
+                };
+                line("bf16 from", 1.5, self.pools[2].span(), from_narrow);
                 if per.is_of_block() {
-                    line("measure for", 1.0, &|kernels| {
-                        kernels.measure_scales(&self.stream, conversion).unwrap();
-                    });
+                    let measured = Line {
+                        enqueue: &|kernels| {
+                            kernels.measure_scales(&self.stream, conversion).unwrap();
+                        },
+                        is_right: &|found| {
+                            let scales: Vec<f32> = bytemuck::pod_collect_to_vec(found);
+                            self.are_measured(&conversion, (&wide, &narrow), &forth, &scales)
+                        },
+                    };
+                    line("measure for", 1.0, scales.span(), measured);
+                    self.stream.upload(scales.span(), bytemuck::cast_slice(&half)).unwrap();
                 }
             }
         }
         println!();
     }
 
+    /// Whether the scales are those of the first pool's elements, for each block or head of a token.
+    fn are_measured(
+        &self,
+        conversion: &Conversion<'_>,
+        (wide, narrow): (&PagedKv, &PagedKv),
+        pairs: &[BlockPair],
+        scales: &[f32],
+    ) -> bool {
+        let (blocks, tokens, heads) = (narrow.blocks(), 16, 8);
+        let largest = |codes: &[u8]| {
+            let codes = codes.chunks(2).map(|code| u16::from_le_bytes([code[0], code[1]]) & 0x7FFF);
+            // Magnitudes are in the order of their codes, and an infinity counts as the number below.
+            codes.filter(|code| *code <= 0x7F80).max().unwrap_or(0).min(0x7F7F)
+        };
+        let scale = |code: u16| match code {
+            0 => 1.0,
+            code => {
+                let most = f32::from_bits(u32::from(code) << 16);
+                (most / conversion.narrow.largest()).max(f32::MIN_POSITIVE)
+            }
+        };
+        all(pairs, |_, pair| {
+            (0..wide.shape().planes()).all(|plane| {
+                let row =
+                    |token| &self.image[row_at(wide, plane, pair.source as u64, token)..][..2048];
+                let block = plane * blocks + pair.destination as u64;
+                match conversion.per {
+                    ScalePer::Block => {
+                        let most = (0..tokens).map(|token| largest(row(token))).max();
+                        scales[block as usize] == scale(most.unwrap_or(0))
+                    }
+                    _ => (0..tokens).all(|token| {
+                        let first = ((block * tokens + token) * heads) as usize;
+                        row(token)
+                            .chunks(256)
+                            .zip(&scales[first..])
+                            .all(|(head, found)| *found == scale(largest(head)))
+                    }),
+                }
+            })
+        })
+    }
+
     fn sums_and_appends(&self) {
         println!("| operation | GB/s | of copy |");
         println!("|---|---|---|");
         let line = |name: &str, seconds: f64, ways: f64| {
-            let bytes = MOVED_BYTES as f64;
+            let bytes = self.moved_bytes as f64;
             let of_copy = ways * bytes / seconds / self.copied;
             println!("| {name} | {:.0} | {of_copy:.2} |", bytes / seconds / 1e9);
         };
         for order in [Order::PageFirst, Order::LayerFirst] {
             let pool = self.pool(0, SHAPE, order);
-            let count = MOVED_BYTES / pool.shape().block_bytes();
-            let ids: Vec<i32> =
+            let count = self.moved_bytes / pool.shape().block_bytes();
+            let host_ids: Vec<i32> =
                 pairs(pool.blocks(), count, count).iter().map(|p| p.source).collect();
-            let ids = self.upload(&ids);
+            let ids = self.upload(&host_ids);
             let sums = DeviceBuffer::alloc(&self.device, count * 8).unwrap();
             let args = BlockSums {
                 blocks: (&pool).into(),
@@ -347,40 +548,72 @@ impl Bench {
                 sums: sums.span(),
                 report: None,
             };
-            let seconds =
-                self.seconds(MOVED_BYTES, || self.kernels.sum_blocks(&self.stream, args).unwrap());
+            self.wipe(sums.span());
+            let seconds = self.timed(
+                ("sum_blocks", self.moved_bytes),
+                || self.kernels.sum_blocks(&self.stream, args).unwrap(),
+                || {
+                    let found: Vec<u64> = bytemuck::pod_collect_to_vec(&self.read(sums.span()));
+                    all(&host_ids, |n, id| {
+                        let planes = 0..pool.shape().planes();
+                        let plane = |plane| {
+                            let at = row_at(&pool, plane, *id as u64, 0);
+                            &self.image[at..][..pool.shape().block_plane_bytes() as usize]
+                        };
+                        let block: Vec<u8> = planes.flat_map(plane).copied().collect();
+                        found[n] == block_sum(&block)
+                    })
+                },
+            );
             line(&format!("sum_blocks, {order:?}"), seconds, 1.0);
 
-            let tokens = MOVED_BYTES / pool.shape().token_bytes();
-            let slots: Vec<i64> = (0..tokens as i64).rev().collect();
-            let slots = self.upload(&slots);
-            let half = MOVED_BYTES / 2;
+            let tokens = self.moved_bytes / pool.shape().token_bytes();
+            let host_slots: Vec<i64> = (0..tokens as i64).rev().collect();
+            let slots = self.upload(&host_slots);
+            let half = self.moved_bytes / 2;
             let [keys, values] =
-                [0, half].map(|at| self.pools[1].span().slice(at, half).unwrap().into());
+                [0, half].map(|at| self.pools[0].span().slice(at, half).unwrap().into());
+            let pages = self.pool(1, SHAPE, order);
+            let layers = pages.shape().layers();
             let append = Append {
                 keys,
                 values: Some(values),
                 layer_stride_bytes: tokens * 2048,
                 token_stride_bytes: 2048,
                 first_layer: 0,
-                layers: 32,
+                layers,
                 slot_mapping: slots.span().into(),
                 host_slots: None,
                 tokens,
-                num_blocks: pool.blocks(),
+                num_blocks: pages.blocks(),
                 report: None,
             };
-            let seconds = self
-                .seconds(MOVED_BYTES, || self.kernels.append(&self.stream, &pool, append).unwrap());
+            self.wipe(self.pools[1].span());
+            let seconds = self.timed(
+                ("append", self.moved_bytes),
+                || self.kernels.append(&self.stream, &pages, append).unwrap(),
+                || {
+                    let found = self.read(self.pools[1].span());
+                    all(&host_slots, |token, slot| {
+                        let (block, inside) = (*slot as u64 / 16, *slot as u64 % 16);
+                        (0..pages.shape().planes()).all(|plane| {
+                            let (layer, kv) = (plane / 2, plane % 2);
+                            let here = kv * half + (layer * tokens + token as u64) * 2048;
+                            let there = row_at(&pages, plane, block, inside);
+                            found[there..][..2048] == self.image[here as usize..][..2048]
+                        })
+                    })
+                },
+            );
             line(&format!("append, {order:?}"), seconds, 2.0);
         }
         println!();
     }
 
     fn offsets(&self) {
-        println!("| offsets of 256 rows of 2048 columns | live | microseconds |");
+        let (rows, width, pools) = (self.ways.either(256u32, 16), 2048u32, 1u32);
+        println!("| offsets of {rows} rows of {width} columns | live | microseconds |");
         println!("|---|---|---|");
-        let (rows, width, pools) = (256u32, 2048u32, 1u32);
         let table: Vec<i32> = (0..(rows * 2 * width) as i32).collect();
         let index: Vec<u32> = (0..rows).rev().collect();
         let out = DeviceBuffer::alloc(&self.device, u64::from(rows * 2 * width) * 4).unwrap();
@@ -405,9 +638,6 @@ impl Bench {
                 width,
                 report: None,
             };
-            let by_kernel = self.seconds(1 << 25, || {
-                self.kernels.gather_block_offsets(&self.stream, gather).unwrap();
-            });
             let on_host = HostOffsets {
                 source: &table,
                 pool_stride: (rows * 2 * width) as usize,
@@ -418,34 +648,80 @@ impl Bench {
                 offsets: &[32],
                 width: width as usize,
             };
+            // Columns that are not alive keep what was there.
+            let mut right = vec![0; (rows * 2 * width) as usize];
+            block_offsets_on_host(&on_host, &mut right).unwrap();
+            let are_right = || self.read(out.span()) == bytemuck::cast_slice::<i32, u8>(&right);
+            self.wipe(out.span());
+            let by_kernel = self.timed(
+                ("offsets by the kernel", 1 << 25),
+                || self.kernels.gather_block_offsets(&self.stream, gather).unwrap(),
+                are_right,
+            );
             let packed = PackedOffsets::new(&on_host).unwrap();
             let mut staged = vec![0; packed.entries()];
             packed.pack(&on_host, &mut staged).unwrap();
-            let (staged, arrived) = (self.pin(&staged), self.upload(&staged));
+            let arrived = self.upload(&vec![-1; staged.len()]);
+            let staged = self.pin(&staged);
             let unpack = packed.on_device(arrived.span(), out.span(), (rows, width)).unwrap();
-            let by_copy = self.seconds(1 << 25, || {
-                self.stream.copy_to_device(arrived.span(), &staged, 0).unwrap();
-                self.kernels.gather_block_offsets(&self.stream, unpack).unwrap();
-            });
+            self.wipe(out.span());
+            let by_copy = self.timed(
+                ("offsets by a copy", 1 << 25),
+                || {
+                    self.stream.copy_to_device(arrived.span(), &staged, 0).unwrap();
+                    self.kernels.gather_block_offsets(&self.stream, unpack).unwrap();
+                },
+                are_right,
+            );
             println!("| kernel reads pinned rows | {columns} | {:.1} |", by_kernel * 1e6);
             println!("| packed on the host, copied, unpacked | {columns} | {:.1} |", by_copy * 1e6);
         }
     }
 }
 
-/// Sources and destinations in random order, each once.
-fn pairs(from: u64, to: u64, count: u64) -> Vec<BlockPair> {
-    let (from, to) = (shuffled(from as i32), shuffled(to as i32));
-    let pair = |(source, destination)| BlockPair { source, destination };
-    from.into_iter().zip(to).map(pair).take(count as usize).collect()
+/// What every scale of the conversions is.
+const SCALE: f32 = 0.5;
+
+/// One kind of conversion: what enqueues it, and what its bytes must be.
+struct Line<'a> {
+    enqueue: &'a dyn Fn(&KvKernels),
+    is_right: &'a dyn Fn(&[u8]) -> bool,
 }
 
-fn shuffled(count: i32) -> Vec<i32> {
-    let mut values: Vec<i32> = (0..count).collect();
-    let mut random = 1u64;
-    for i in (1..values.len()).rev() {
-        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        values.swap(i, (random >> 33) as usize % (i + 1));
+/// What each code of bf16 becomes, and each narrow one.
+struct Codes {
+    narrow: Vec<u8>,
+    wide: Vec<u16>,
+}
+
+impl Codes {
+    fn of(format: NarrowFormat) -> Self {
+        let wide = WideFormat::Bf16;
+        Self {
+            narrow: (0..=u16::MAX)
+                .map(|code| format.encode(wide.decode(code) * (1.0 / SCALE)))
+                .collect(),
+            wide: (0..=u8::MAX).map(|code| wide.encode(format.decode(code) * SCALE)).collect(),
+        }
     }
-    values
+
+    fn are_narrow(&self, wide: &[u8], narrow: &[u8]) -> bool {
+        let codes = wide.chunks(2).map(|code| usize::from(u16::from_le_bytes([code[0], code[1]])));
+        codes.zip(narrow).all(|(code, narrow)| self.narrow[code] == *narrow)
+    }
+
+    fn are_wide(&self, narrow: &[u8], wide: &[u8]) -> bool {
+        let right = |code: &u8| self.wide[usize::from(*code)].to_le_bytes();
+        narrow.iter().zip(wide.chunks(2)).all(|(code, wide)| right(code) == wide)
+    }
+}
+
+/// Sources and destinations in random order, each once.
+fn pairs(from: u64, to: u64, count: u64) -> Vec<BlockPair> {
+    let (from, to) = (shuffled(from), shuffled(to));
+    let pair = |(source, destination)| BlockPair {
+        source: source as i32,
+        destination: destination as i32,
+    };
+    from.into_iter().zip(to).map(pair).take(count as usize).collect()
 }

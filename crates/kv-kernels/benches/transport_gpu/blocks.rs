@@ -8,9 +8,9 @@ use kv_kernels::{
     KvShapeOptions, PagedKv, PagedLayout, Transfer, Transport,
 };
 
-use super::{BOTH, Bench, MIB, shuffled};
+use super::{BOTH, Bench, KIB, MIB, shuffled};
 
-impl Bench {
+impl Bench<'_> {
     pub(super) fn blocks(&self) {
         println!("whole blocks, scattered in the pages: GB/s down / up, back to back [alone]\n");
         println!(
@@ -20,9 +20,12 @@ impl Bench {
         println!("|---|---|---|---|---|---|---|---|---|");
         for kib in [4_u64, 16, 32, 64, 128, 512, 2048] {
             let lengths: &[u64] = if kib == 4 { &[8, 64, 256] } else { &[64] };
-            for &mib in lengths {
+            // A simulated device has little memory, and time for few blocks.
+            let (lengths, unit) = self.ways.either((lengths, MIB), (&[2][..], 16 * kib * KIB));
+            for &length in lengths {
                 for in_order in [true, false] {
-                    let tier = Tier::new(self, kib << 10, mib * MIB, in_order);
+                    let bytes = self.ways.either(length * unit, (length * unit).min(4 * MIB));
+                    let tier = Tier::new(self, kib << 10, bytes, in_order);
                     self.block_row(&tier);
                 }
             }
@@ -38,10 +41,7 @@ impl Bench {
             let [(a, c), (b, d)] = seconds;
             format!("{:.1} / {:.1} [{:.1} / {:.1}]", rate(a), rate(b), rate(c), rate(d))
         };
-        let mut cells = vec![rates(BOTH.map(|d| {
-            let mut once = || self.memcpy(bytes, Some(d), &self.chunk);
-            (self.back_to_back(repeats, &mut once), self.alone(&mut once))
-        }))];
+        let mut cells = vec![rates(BOTH.map(|d| self.memcpy(bytes, repeats, d)))];
         let all = [None].into_iter().chain(Transport::ALL.map(Some));
         for transport in all {
             let is_slow = match transport {
@@ -56,12 +56,11 @@ impl Bench {
             }
             let mut link = self.link(transport, HostLinkOptions::default());
             let mut used = [Transport::DirectKernel; 2];
-            let mut run = |up: usize| {
-                used[up] = link.copy_blocks(&self.stream, tier.copy(up)).unwrap();
-            };
-            tier.check(self, &mut run);
-            let seconds =
-                [0, 1].map(|up| (self.back_to_back(repeats, || run(up)), self.alone(|| run(up))));
+            let seconds = [0, 1].map(|up| {
+                tier.way(self, &format!("blocks, {transport:?}"), up, repeats, || {
+                    used[up] = link.copy_blocks(&self.stream, tier.copy(up)).unwrap();
+                })
+            });
             let cell = rates(seconds);
             cells.push(match transport {
                 None => format!("{cell} ({} / {})", used[0], used[1]),
@@ -72,12 +71,11 @@ impl Bench {
         if tier.in_order {
             let mut link = self.link(None, HostLinkOptions::default());
             let mut used = [Transport::DirectKernel; 2];
-            let mut run = |up: usize| {
-                used[up] = link.transfer_chunk(&self.stream, tier.chunk(up)).unwrap();
-            };
-            tier.check(self, &mut run);
-            let seconds =
-                [0, 1].map(|up| (self.back_to_back(repeats, || run(up)), self.alone(|| run(up))));
+            let seconds = [0, 1].map(|up| {
+                tier.way(self, "blocks, as a chunk", up, repeats, || {
+                    used[up] = link.transfer_chunk(&self.stream, tier.chunk(up)).unwrap();
+                })
+            });
             cells.push(format!("{} ({} / {})", rates(seconds), used[0], used[1]));
         } else {
             cells.push("-".into());
@@ -109,7 +107,7 @@ struct Tier {
 }
 
 impl Tier {
-    fn new(bench: &Bench, block_bytes: u64, bytes: u64, in_order: bool) -> Self {
+    fn new(bench: &Bench<'_>, block_bytes: u64, bytes: u64, in_order: bool) -> Self {
         let count = bytes / block_bytes;
         let options =
             KvShapeOptions { layers: 1, kv_count: 1, row_bytes: block_bytes, block_tokens: 1 };
@@ -180,7 +178,7 @@ impl Tier {
         }
     }
 
-    fn on_device(&self, bench: &Bench, direction: Direction) {
+    fn on_device(&self, bench: &Bench<'_>, direction: Direction) {
         let transfer = Transfer {
             chunk: bench.chunk.span().slice(0, self.bytes).unwrap(),
             slot_mapping: self.slots.span(),
@@ -193,31 +191,54 @@ impl Tier {
         bench.kernels.multi_layer_transfer(&bench.stream, &self.paged, transfer).unwrap();
     }
 
-    /// Holds `run`, down and then up, to the bytes that must come out; of the longest, only timing is
-    /// asked.
-    fn check(&self, bench: &Bench, mut run: impl FnMut(usize)) {
-        if self.bytes > 64 * MIB {
-            return;
+    /// Times a way, down (0) or up (1), and holds it to its bytes.
+    fn way(
+        &self,
+        bench: &Bench<'_>,
+        name: &str,
+        up: usize,
+        repeats: u32,
+        run: impl FnMut(),
+    ) -> (f64, f64) {
+        self.prepare(bench, up);
+        let time = |run: &mut dyn FnMut()| bench.both_times(repeats, run);
+        bench.ways.timed(&format!("{name}, up {up}"), run, time, || self.is_right(bench, up))
+    }
+
+    /// The host's memory with what is right for the blocks of the pages, each in its place.
+    fn on_host(&self, bench: &Bench<'_>) -> Vec<u8> {
+        let (size, mut host) = (self.block_bytes as usize, vec![0; self.bytes as usize]);
+        for (block, &place) in bench.right(self.bytes).chunks(size).zip(&self.places) {
+            host[place as usize * size..][..size].copy_from_slice(block);
         }
+        host
+    }
+
+    /// Puts the blocks where the way reads them, and wipes where it writes.
+    fn prepare(&self, bench: &Bench<'_>, up: usize) {
         let (stream, chunk) = (&bench.stream, bench.chunk.span().slice(0, self.bytes).unwrap());
-        let words = &bench.noise[..(self.bytes / 8) as usize];
-        let noise = bytemuck::cast_slice::<u64, u8>(words);
-        stream.upload(chunk, noise).unwrap();
-        self.on_device(bench, Direction::ChunkToPaged);
-        stream.fill(chunk, 0).unwrap();
-        stream.copy_to_host(self.host.buffer(), 0, chunk).unwrap();
-        run(0);
-        stream.synchronize().unwrap();
-        let mut seen = vec![0; self.bytes as usize];
-        self.host.buffer().read_at(0, &mut seen).unwrap();
-        let size = self.block_bytes as usize;
-        for (block, &place) in noise.chunks(size).zip(&self.places) {
-            assert!(seen[place as usize * size..][..size] == *block, "down: wrong bytes");
+        if up == 0 {
+            stream.upload(chunk, bench.right(self.bytes)).unwrap();
+            self.on_device(bench, Direction::ChunkToPaged);
+            stream.fill(chunk, 0).unwrap();
+        } else {
+            stream.upload(chunk, &self.on_host(bench)).unwrap();
+            stream.fill(self.pages.span(), 0).unwrap();
         }
-        stream.fill(self.pages.span(), 0).unwrap();
-        run(1);
+        stream.copy_to_host(self.host.buffer(), 0, chunk).unwrap();
+        stream.synchronize().unwrap();
+    }
+
+    fn is_right(&self, bench: &Bench<'_>, up: usize) -> bool {
+        let (stream, chunk) = (&bench.stream, bench.chunk.span().slice(0, self.bytes).unwrap());
+        if up == 0 {
+            stream.synchronize().unwrap();
+            let mut seen = vec![0; self.bytes as usize];
+            self.host.buffer().read_at(0, &mut seen).unwrap();
+            return seen == self.on_host(bench);
+        }
+        stream.fill(chunk, 0).unwrap();
         self.on_device(bench, Direction::PagedToChunk);
-        stream.download(&mut seen, chunk).unwrap();
-        assert!(seen == noise, "up: wrong bytes");
+        bench.read(chunk) == bench.right(self.bytes)
     }
 }

@@ -5,7 +5,8 @@
 //! 12 GiB or more. Measurements: `device`, `host`, `sequences`, `blocks`, `layers` and `product`; all without
 //! one.
 //! `product` needs cuBLAS: `KV_CUBLAS=/path/to/libcublas.so` names it, and without it that is left out.
-//! Every way is checked, byte by byte, before it is timed (of blocks up to 64 MiB of them). Each figure is the median of 7.
+//! After its timings, every byte that a way writes is compared with what it must be; `ways/mod.rs` says how
+//! to see that. Each figure is the median of 7.
 //!
 //! "Back to back" is the time of one of several transfers enqueued one after the other, by events;
 //! "alone" is the host's time from before the call until the stream is idle.
@@ -16,33 +17,45 @@
 mod blocks;
 mod product;
 mod sequences;
+#[path = "../ways/mod.rs"]
+mod ways;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytemuck::NoUninit;
-use cuda_driver::{CudaDriver, Device, DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
     Direction, FormatOptions, HostLink, HostLinkOptions, HostTransfer, KvFormat, KvKernels,
     LayerEvents, MeasureOptions, PagedKv, Transfer, Transport, TransportProfile,
 };
+pub(crate) use ways::Ways;
+use ways::{TIMINGS, mix, noise, shuffled};
 
-const TIMINGS: usize = 7;
 const MIB: u64 = 1 << 20;
+const KIB: u64 = 1 << 10;
 
+#[allow(dead_code, reason = "tests run it another way")]
 fn main() -> ExitCode {
     let asked: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let wants = |name: &str| asked.is_empty() || asked.iter().any(|arg| arg == name);
-    let device = match open() {
-        Ok(device) => device,
+    match Ways::of_environment() {
+        Ok(ways) => {
+            measure(&ways, &asked);
+            ExitCode::SUCCESS
+        }
         Err(reason) => {
             eprintln!("nothing was measured: {reason}");
-            return ExitCode::FAILURE;
+            ExitCode::FAILURE
         }
-    };
-    println!("{}\n", device.info().name);
-    let bench = Bench::new(&device);
+    }
+}
+
+/// Measures what is asked for, or everything.
+pub(crate) fn measure(ways: &Ways, asked: &[String]) {
+    let wants = |name: &str| asked.is_empty() || asked.iter().any(|arg| arg == name);
+    println!("{}\n", ways.device.info().name);
+    let bench = Bench::new(ways);
     println!("profile, measured:\n```\n{}```\n", bench.profile);
     if wants("device") {
         bench.device_chunks();
@@ -62,15 +75,10 @@ fn main() -> ExitCode {
     if wants("product") {
         bench.products();
     }
-    ExitCode::SUCCESS
-}
-
-fn open() -> Result<Device, String> {
-    let driver = CudaDriver::load().map_err(|error| error.to_string())?;
-    Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
 }
 
 /// A shape that other programs' figures are compared on.
+#[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
     format: KvFormat,
@@ -124,7 +132,8 @@ const SHAPES: [Shape; 4] = [
 /// time in each thread. Pages `[plane][block][token][row]`, rows whole.
 const PLAIN_PTX: &str = include_str!("plain.compute_80.ptx");
 
-struct Bench {
+struct Bench<'w> {
+    ways: &'w Ways,
     device: Device,
     stream: Stream,
     kernels: Arc<KvKernels>,
@@ -132,7 +141,7 @@ struct Bench {
     host: PinnedBuffer,
     chunk: DeviceBuffer,
     plain: cuda_driver::Kernel,
-    /// As many words as the longest chunk has, and some.
+    /// As many words as the longest chunk has.
     noise: Vec<u64>,
 }
 
@@ -147,24 +156,51 @@ struct Scene {
     bytes: u64,
 }
 
-impl Bench {
-    fn new(device: &Device) -> Self {
+/// Where a chunk lies.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum End {
+    Device,
+    Host,
+}
+
+impl<'w> Bench<'w> {
+    fn new(ways: &'w Ways) -> Self {
+        let device = &ways.device;
         let stream = Stream::new(device).unwrap();
         let kernels = Arc::new(KvKernels::load(device).unwrap());
-        let profile = TransportProfile::measure(&kernels, &MeasureOptions::default()).unwrap();
-        let host = PinnedBuffer::alloc(device, 272 * MIB, HostAllocFlags::CACHED).unwrap();
-        let chunk = DeviceBuffer::alloc(device, 272 * MIB).unwrap();
+        let mut options = MeasureOptions::default();
+        options.bytes = ways.either(options.bytes, MIB);
+        let profile = TransportProfile::measure(&kernels, &options).unwrap();
+        let bytes = ways.either(272 * MIB, 4 * MIB);
+        let host = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap();
+        let chunk = DeviceBuffer::alloc(device, bytes).unwrap();
         let plain = cuda_driver::Module::load(device, PLAIN_PTX).unwrap();
         let plain = plain.kernel("plain_transfer").unwrap();
-        let noise = (0..(256 * MIB) / 8 + 64).map(mix).collect();
-        Self { device: device.clone(), stream, kernels, profile, host, chunk, plain, noise }
+        let noise = noise(bytes / 8, 1);
+        Self { ways, device: device.clone(), stream, kernels, profile, host, chunk, plain, noise }
+    }
+
+    /// The shapes; on the simulated device with fewer layers and blocks.
+    fn shapes(&self) -> [Shape; 4] {
+        SHAPES.map(|shape| match self.ways.is_sim {
+            false => shape,
+            true => Shape { layers: 2, blocks: 256 / u64::from(shape.block_tokens), ..shape },
+        })
     }
 
     fn upload<T: NoUninit>(&self, values: &[T]) -> DeviceBuffer {
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
-        let buffer = DeviceBuffer::alloc(&self.device, bytes.len() as u64).unwrap();
-        self.stream.upload(buffer.span(), bytes).unwrap();
-        buffer
+        self.ways.upload(&self.stream, values)
+    }
+
+    fn read(&self, span: DeviceSpan) -> Vec<u8> {
+        self.ways.download(&self.stream, span)
+    }
+
+    fn read_host(&self, bytes: u64) -> Vec<u8> {
+        self.stream.synchronize().unwrap();
+        let mut seen = vec![0; bytes as usize];
+        self.host.read_at(0, &mut seen).unwrap();
+        seen
     }
 
     fn link(&self, transport: Option<Transport>, options: HostLinkOptions) -> HostLink {
@@ -215,40 +251,95 @@ impl Bench {
         }
     }
 
-    /// Seconds of one of `repeats` enqueued back to back, by events.
-    fn back_to_back(&self, repeats: u32, mut enqueue: impl FnMut()) -> f64 {
-        let timer = || Event::with_timing(&self.device).unwrap();
-        median(|| {
-            let (start, end) = (timer(), timer());
-            start.record(&self.stream).unwrap();
-            for _ in 0..repeats {
-                enqueue();
-            }
-            end.record(&self.stream).unwrap();
-            end.synchronize().unwrap();
-            f64::from(end.elapsed_ms_since(&start).unwrap()) / 1e3 / f64::from(repeats)
-        })
-    }
-
-    /// Seconds from before the call until the stream is idle.
-    fn alone(&self, mut enqueue: impl FnMut()) -> f64 {
-        median(|| {
+    /// Seconds of one of `repeats` enqueued back to back, by events, and of one alone.
+    fn both_times(&self, repeats: u32, enqueue: &mut dyn FnMut()) -> (f64, f64) {
+        let back_to_back = self.ways.seconds(&self.stream, repeats.into(), enqueue);
+        let alone = self.ways.median(|| {
             self.stream.synchronize().unwrap();
             let begun = Instant::now();
             enqueue();
             self.stream.synchronize().unwrap();
             begun.elapsed().as_secs_f64()
+        });
+        (back_to_back, alone)
+    }
+
+    /// What a chunk must hold, or what the pages must.
+    fn right(&self, bytes: u64) -> &[u8] {
+        &bytemuck::cast_slice(&self.noise)[..bytes as usize]
+    }
+
+    /// Puts what is right where a way reads it, and wipes where the way writes.
+    fn prepare(&self, scene: &Scene, end: End, direction: Direction) {
+        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
+        self.stream.upload(chunk, self.right(scene.bytes)).unwrap();
+        match direction {
+            Direction::PagedToChunk => {
+                self.on_device(scene, Direction::ChunkToPaged);
+                self.stream.fill(chunk, 0).unwrap();
+            }
+            Direction::ChunkToPaged => {
+                for tensor in &scene.tensors {
+                    self.stream.fill(tensor.span(), 0).unwrap();
+                }
+            }
+        }
+        if end == End::Host {
+            self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
+        }
+        self.stream.synchronize().unwrap();
+    }
+
+    /// Whether a way that was prepared for has given all bytes.
+    fn is_right(&self, scene: &Scene, end: End, direction: Direction) -> bool {
+        let right = self.right(scene.bytes);
+        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
+        match (direction, end) {
+            (Direction::PagedToChunk, End::Device) => self.read(chunk) == right,
+            (Direction::PagedToChunk, End::Host) => self.read_host(scene.bytes) == right,
+            (Direction::ChunkToPaged, End::Device) => self.are_pages(scene, right),
+            (Direction::ChunkToPaged, End::Host) => {
+                // By the way back, which `device_chunks` holds to what the host foretells.
+                self.stream.fill(chunk, 0).unwrap();
+                self.on_device(scene, Direction::PagedToChunk);
+                self.read(chunk) == right
+            }
+        }
+    }
+
+    /// Whether the tensors, one a layer, have the rows of a chunk in their slots.
+    fn are_pages(&self, scene: &Scene, chunk: &[u8]) -> bool {
+        let (shape, layout) = (scene.paged.shape(), scene.paged.layout());
+        let (part, block_tokens) = (layout.parts()[0], u64::from(shape.block_tokens()));
+        let (row, tokens) = (shape.row_bytes() as usize, scene.tokens as usize);
+        let layers = shape.layers() as usize;
+        let tensors: Vec<Vec<u8>> = scene.tensors.iter().map(|t| self.read(t.span())).collect();
+        let rows: Vec<&[u8]> = chunk.chunks(row).collect();
+        ways::all(&rows, |n, row| {
+            let (plane, slot) = (n / tokens, scene.host_slots[n % tokens] as u64);
+            let at = (plane / layers) as u64 * layout.kv_stride_bytes()
+                + slot / block_tokens * layout.block_stride_bytes()
+                + slot % block_tokens * part.token_stride_bytes;
+            let segments = row.chunks(part.segment_bytes as usize).zip(0..);
+            segments.into_iter().all(|(segment, number)| {
+                let at = (at + number * part.segment_stride_bytes) as usize;
+                tensors[plane % layers][at..][..segment.len()] == *segment
+            })
         })
     }
 
-    /// Writes noise to the pages, or what the chunk will be compared with.
-    fn fill(&self, scene: &Scene, seed: u64) {
-        // The chunk on the device takes the noise into the pages.
-        let words = &self.noise[seed as usize..][..(scene.bytes / 8) as usize];
-        let bytes = bytemuck::cast_slice::<u64, u8>(words);
-        self.stream.upload(self.chunk.span().slice(0, scene.bytes).unwrap(), bytes).unwrap();
-        self.on_device(scene, Direction::ChunkToPaged);
-        self.stream.synchronize().unwrap();
+    /// Times a way of a scene, and holds it to its bytes.
+    fn way(
+        &self,
+        name: &str,
+        (scene, end, direction): (&Scene, End, Direction),
+        repeats: u32,
+        run: impl FnMut(),
+    ) -> (f64, f64) {
+        self.prepare(scene, end, direction);
+        let name = format!("{name}, {end:?}, {direction:?}");
+        let time = |run: &mut dyn FnMut()| self.both_times(repeats, run);
+        self.ways.timed(&name, run, time, || self.is_right(scene, end, direction))
     }
 
     fn on_device(&self, scene: &Scene, direction: Direction) {
@@ -300,21 +391,40 @@ impl Bench {
         unsafe { self.plain.launch(&self.stream, &config, &args) }.unwrap();
     }
 
-    /// A plain copy of as many bytes: within the device, or over the link in a direction.
-    fn memcpy(&self, bytes: u64, direction: Option<Direction>, other: &DeviceBuffer) {
+    /// A plain copy of as many bytes over the link, timed and held to its bytes.
+    fn memcpy(&self, bytes: u64, repeats: u32, direction: Direction) -> (f64, f64) {
         let chunk = self.chunk.span().slice(0, bytes).unwrap();
+        let right = self.right(bytes);
+        let to_host = direction == Direction::PagedToChunk;
+        // Both ends have it, and the one that is written is wiped.
+        self.stream.upload(chunk, right).unwrap();
+        if !to_host {
+            self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
+            self.stream.fill(chunk, 0).unwrap();
+        } else {
+            self.stream.fill(chunk, 0).unwrap();
+            self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
+            self.stream.synchronize().unwrap();
+            self.stream.upload(chunk, right).unwrap();
+        }
+        self.stream.synchronize().unwrap();
+        self.ways.timed(
+            "memcpy",
+            || self.copy(0, bytes, direction),
+            |run| self.both_times(repeats, run),
+            || if to_host { self.read_host(bytes) == right } else { self.read(chunk) == right },
+        )
+    }
+
+    /// Enqueues a plain copy between the chunk and the host.
+    fn copy(&self, offset: u64, bytes: u64, direction: Direction) {
+        let chunk = self.chunk.span().slice(offset, bytes).unwrap();
         match direction {
-            None => {
-                let source = other.span().slice(0, bytes.min(other.bytes())).unwrap();
-                let parts = bytes.div_ceil(source.bytes());
-                assert_eq!(parts, 1, "one copy");
-                self.stream.copy_on_device(chunk, source).unwrap();
+            Direction::PagedToChunk => {
+                self.stream.copy_to_host(&self.host, offset, chunk).unwrap();
             }
-            Some(Direction::PagedToChunk) => {
-                self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
-            }
-            Some(Direction::ChunkToPaged) => {
-                self.stream.copy_to_device(chunk, &self.host, 0).unwrap();
+            Direction::ChunkToPaged => {
+                self.stream.copy_to_device(chunk, &self.host, offset).unwrap();
             }
         }
     }
@@ -325,78 +435,44 @@ impl Bench {
             "| shape | tokens | MiB | memcpy | to chunk | to pages | plain kernel, to chunk | to pages |"
         );
         println!("|---|---|---|---|---|---|---|---|");
-        let other = DeviceBuffer::alloc(&self.device, 272 * MIB).unwrap();
-        for shape in &SHAPES {
-            for tokens in [256, 2048] {
+        let other = self.upload(&self.noise);
+        for shape in &self.shapes() {
+            for tokens in self.ways.either([256, 2048], [32, 128]) {
                 let scene = self.scene(shape, tokens);
-                self.check(&scene, "device", Direction::PagedToChunk, || {
-                    self.on_device(&scene, Direction::PagedToChunk);
-                });
                 let repeats = if tokens == 256 { 20 } else { 5 };
-                let copy = self.back_to_back(repeats, || self.memcpy(scene.bytes, None, &other));
-                let cells: Vec<String> = [Direction::PagedToChunk, Direction::ChunkToPaged]
-                    .into_iter()
-                    .map(|d| {
-                        cell(
-                            2 * scene.bytes,
-                            copy,
-                            self.back_to_back(repeats, || self.on_device(&scene, d)),
-                        )
-                    })
-                    .chain([Direction::PagedToChunk, Direction::ChunkToPaged].map(|d| {
-                        if shape.format == KvFormat::FlashAttentionHnd {
-                            return "-".into();
-                        }
-                        let chunk = self.chunk.address();
-                        let seconds = self.back_to_back(repeats, || self.plain(&scene, chunk, d));
-                        cell(2 * scene.bytes, copy, seconds)
-                    }))
-                    .collect();
+                let [to, from] =
+                    [&self.chunk, &other].map(|b| b.span().slice(0, scene.bytes).unwrap());
+                self.stream.fill(to, 0).unwrap();
+                self.stream.synchronize().unwrap();
+                let copy = self.ways.timed(
+                    "memcpy",
+                    || self.stream.copy_on_device(to, from).unwrap(),
+                    |run| self.ways.seconds(&self.stream, repeats.into(), run),
+                    || self.read(to) == self.right(scene.bytes),
+                );
+                let of = |direction| (&scene, End::Device, direction);
+                let ours = BOTH.map(|d| {
+                    let run = || self.on_device(&scene, d);
+                    cell(2 * scene.bytes, copy, self.way("transfer", of(d), repeats, run).0)
+                });
+                let plain = BOTH.map(|d| {
+                    if shape.format == KvFormat::FlashAttentionHnd {
+                        return "-".into();
+                    }
+                    let run = || self.plain(&scene, self.chunk.address(), d);
+                    cell(2 * scene.bytes, copy, self.way("plain kernel", of(d), repeats, run).0)
+                });
                 println!(
-                    "| {} | {tokens} | {} | {:.0} | {} |",
+                    "| {} | {tokens} | {} | {:.0} | {} | {} |",
                     shape.name,
                     scene.bytes / MIB,
                     2.0 * scene.bytes as f64 / copy / 1e9,
-                    cells.join(" | ")
+                    ours.join(" | "),
+                    plain.join(" | ")
                 );
             }
         }
         println!();
-    }
-
-    /// Holds a way from or to the pages to the bytes that must come out.
-    fn check(&self, scene: &Scene, name: &str, direction: Direction, run: impl FnOnce()) {
-        self.fill(scene, 1);
-        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
-        let mut right = vec![0; scene.bytes as usize];
-        self.stream.download(&mut right, chunk).unwrap();
-        let mut seen = vec![0; scene.bytes as usize];
-        match (name, direction) {
-            ("device", _) => {
-                self.stream.fill(chunk, 0).unwrap();
-                run();
-                self.stream.download(&mut seen, chunk).unwrap();
-            }
-            (_, Direction::PagedToChunk) => {
-                self.stream.fill(chunk, 0).unwrap();
-                self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
-                run();
-                self.stream.synchronize().unwrap();
-                self.host.read_at(0, &mut seen).unwrap();
-            }
-            (_, Direction::ChunkToPaged) => {
-                // The host has the bytes, the pages are wiped.
-                self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
-                for tensor in &scene.tensors {
-                    self.stream.fill(tensor.span(), 0).unwrap();
-                }
-                run();
-                self.stream.fill(chunk, 0).unwrap();
-                self.on_device(scene, Direction::PagedToChunk);
-                self.stream.download(&mut seen, chunk).unwrap();
-            }
-        }
-        assert!(seen == right, "{name} {direction:?}: wrong bytes");
     }
 
     fn host_chunks(&self) {
@@ -405,18 +481,11 @@ impl Bench {
         );
         println!("| shape | tokens | MiB | way | down | up | down, alone | up, alone |");
         println!("|---|---|---|---|---|---|---|---|");
-        let other = DeviceBuffer::alloc(&self.device, MIB).unwrap();
-        for shape in &SHAPES {
-            for tokens in [256, 2048] {
+        for shape in &self.shapes() {
+            for tokens in self.ways.either([256, 2048], [32, 128]) {
                 let scene = self.scene(shape, tokens);
                 let repeats = if tokens == 256 { 6 } else { 3 };
-                let both = [Direction::PagedToChunk, Direction::ChunkToPaged];
-                let copies = both.map(|d| {
-                    (
-                        self.back_to_back(repeats, || self.memcpy(scene.bytes, Some(d), &other)),
-                        self.alone(|| self.memcpy(scene.bytes, Some(d), &other)),
-                    )
-                });
+                let copies = BOTH.map(|d| self.memcpy(scene.bytes, repeats, d));
                 let row = |name: &str, seconds: [(f64, f64); 2]| {
                     let mut cells = Vec::new();
                     for (s, c) in seconds.iter().zip(&copies) {
@@ -435,22 +504,19 @@ impl Bench {
                 row("memcpy", copies);
                 if shape.format != KvFormat::FlashAttentionHnd {
                     let chunk = self.host.device_address();
-                    row(
-                        "plain kernel, all multiprocessors",
-                        both.map(|d| {
-                            let plain = || self.plain(&scene, chunk, d);
-                            (self.back_to_back(repeats, plain), self.alone(plain))
-                        }),
-                    );
+                    let plain = BOTH.map(|d| {
+                        let run = || self.plain(&scene, chunk, d);
+                        self.way("plain kernel", (&scene, End::Host, d), repeats, run)
+                    });
+                    row("plain kernel, all multiprocessors", plain);
                 }
-                self.ways(&scene, repeats, row);
+                self.link_ways(&scene, repeats, row);
             }
         }
         println!();
     }
 
-    fn ways(&self, scene: &Scene, repeats: u32, row: impl Fn(&str, [(f64, f64); 2])) {
-        let both = [Direction::PagedToChunk, Direction::ChunkToPaged];
+    fn link_ways(&self, scene: &Scene, repeats: u32, row: impl Fn(&str, [(f64, f64); 2])) {
         let options = HostLinkOptions::default();
         let long = HostLinkOptions { slot_bytes: 24 << 20, ..options };
         let ways = [
@@ -462,16 +528,11 @@ impl Bench {
         for (name, transport, options) in ways {
             let mut link = self.link(transport, options);
             let mut used = Transport::DirectKernel;
-            let seconds = both.map(|d| {
-                self.check(scene, name, d, || {
-                    used = link
-                        .transfer_chunk(&self.stream, self.host_transfer(scene, d, None))
-                        .unwrap();
-                });
-                let mut once = || {
-                    link.transfer_chunk(&self.stream, self.host_transfer(scene, d, None)).unwrap();
-                };
-                (self.back_to_back(repeats, &mut once), self.alone(&mut once))
+            let seconds = BOTH.map(|d| {
+                self.way(name, (scene, End::Host, d), repeats, || {
+                    let transfer = self.host_transfer(scene, d, None);
+                    used = link.transfer_chunk(&self.stream, transfer).unwrap();
+                })
             });
             let name =
                 if transport.is_none() { format!("{name} ({used} up)") } else { name.into() };
@@ -483,29 +544,38 @@ impl Bench {
         println!("8B, 2,048 tokens to the pages, layer by layer: ms after the start\n");
         println!("| way | first layer | middle | last | memcpy of all |");
         println!("|---|---|---|---|---|");
-        let scene = self.scene(&SHAPES[0], 2048);
-        let other = DeviceBuffer::alloc(&self.device, MIB).unwrap();
+        let scene = self.scene(&self.shapes()[0], self.ways.either(2048, 128));
         let direction = Direction::ChunkToPaged;
-        let copy = self.back_to_back(1, || self.memcpy(scene.bytes, Some(direction), &other));
+        let copy = self.memcpy(scene.bytes, 1, direction).0;
         let layers = scene.paged.shape().layers();
         let events = LayerEvents::new(&self.device, layers).unwrap();
         let waiter = Stream::new(&self.device).unwrap();
         for transport in [Transport::DirectKernel, Transport::TwoHop] {
             let mut link = self.link(Some(transport), HostLinkOptions::default());
-            let at = [0, layers / 2, layers - 1].map(|layer| {
-                median(|| {
-                    self.stream.synchronize().unwrap();
-                    let start = Event::with_timing(&self.device).unwrap();
-                    let end = Event::with_timing(&self.device).unwrap();
-                    start.record(&self.stream).unwrap();
+            self.prepare(&scene, End::Host, direction);
+            let at = self.ways.timed(
+                &format!("layers, {transport}"),
+                || {
                     let transfer = self.host_transfer(&scene, direction, Some(&events));
                     link.transfer_chunk(&self.stream, transfer).unwrap();
-                    events.wait(&waiter, layer).unwrap();
-                    end.record(&waiter).unwrap();
-                    end.synchronize().unwrap();
-                    f64::from(end.elapsed_ms_since(&start).unwrap())
-                })
-            });
+                },
+                |run| {
+                    [0, layers / 2, layers - 1].map(|layer| {
+                        self.ways.median(|| {
+                            self.stream.synchronize().unwrap();
+                            let start = Event::with_timing(&self.device).unwrap();
+                            let end = Event::with_timing(&self.device).unwrap();
+                            start.record(&self.stream).unwrap();
+                            run();
+                            events.wait(&waiter, layer).unwrap();
+                            end.record(&waiter).unwrap();
+                            end.synchronize().unwrap();
+                            f64::from(end.elapsed_ms_since(&start).unwrap())
+                        })
+                    })
+                },
+                || self.is_right(&scene, End::Host, direction),
+            );
             println!(
                 "| {transport} | {:.2} | {:.2} | {:.2} | {:.2} |",
                 at[0],
@@ -522,26 +592,4 @@ const BOTH: [Direction; 2] = [Direction::PagedToChunk, Direction::ChunkToPaged];
 
 fn cell(bytes: u64, copy: f64, seconds: f64) -> String {
     format!("{:.1} ({:.3})", bytes as f64 / seconds / 1e9, copy / seconds)
-}
-
-fn median(mut timing: impl FnMut() -> f64) -> f64 {
-    timing(); // warms up
-    let mut timings: Vec<f64> = (0..TIMINGS).map(|_| timing()).collect();
-    timings.sort_by(f64::total_cmp);
-    timings[TIMINGS / 2]
-}
-
-fn mix(value: u64) -> u64 {
-    let mixed = (value ^ (value >> 31)).wrapping_mul(0x7FB5_D329_728E_A185);
-    (mixed ^ (mixed >> 27)).wrapping_mul(0x81DA_DEF4_BC2D_D44D)
-}
-
-fn shuffled(count: u64) -> Vec<u64> {
-    let mut values: Vec<u64> = (0..count).collect();
-    let mut random = 1u64;
-    for i in (1..values.len()).rev() {
-        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        values.swap(i, (random >> 33) as usize % (i + 1));
-    }
-    values
 }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use cuda_driver::{DeviceBuffer, Event, Stream, StreamPriority};
 use kv_kernels::{Direction, HostArrival, HostLinkOptions, HostReady, Transport};
 
-use super::{BOTH, Bench, SHAPES, TIMINGS, median, mix};
+use super::{BOTH, Bench, End, TIMINGS, mix};
 
 /// The part of cuBLAS that multiplies bf16 matrices.
 struct Cublas {
@@ -104,7 +104,7 @@ impl Cublas {
     }
 }
 
-impl Bench {
+impl Bench<'_> {
     pub(super) fn products(&self) {
         const SIDE: u64 = 8192;
         let stream = Stream::new(&self.device).unwrap();
@@ -129,7 +129,7 @@ impl Bench {
             "| beside | 8,192 x 8,192 x 8,192 | 4,096 x 4,096 x 4,096 | 8,192 x 256 x 8,192 |"
         );
         println!("|---|---|---|---|");
-        let scene = self.scene(&SHAPES[0], 512);
+        let scene = self.scene(&self.shapes()[0], self.ways.either(512, 128));
         let [least, greatest] = [StreamPriority::Least, StreamPriority::Greatest]
             .map(|priority| Stream::with_priority(&self.device, priority).unwrap());
         let usual = HostLinkOptions::default();
@@ -161,7 +161,30 @@ impl Bench {
                             }
                         };
                         let sides = (&cublas, &stream, transfers, &memory);
-                        self.loss(sides, product, scene.bytes, &mut transfer)
+                        self.prepare(&scene, End::Host, direction);
+                        if transport.is_none() {
+                            // A plain copy goes between the host and the chunk.
+                            let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
+                            match direction {
+                                Direction::PagedToChunk => {
+                                    self.stream.upload(chunk, self.right(scene.bytes)).unwrap();
+                                }
+                                Direction::ChunkToPaged => self.stream.fill(chunk, 0).unwrap(),
+                            }
+                            self.stream.synchronize().unwrap();
+                        }
+                        self.ways.timed(
+                            &format!("beside a product, {name}, {direction:?}"),
+                            &mut transfer,
+                            |run| self.loss(sides, product, scene.bytes, &mut || run()),
+                            || match (transport, direction) {
+                                (None, Direction::ChunkToPaged) => {
+                                    let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
+                                    self.read(chunk) == self.right(scene.bytes)
+                                }
+                                _ => self.is_right(&scene, End::Host, direction),
+                            },
+                        )
                     });
                     let [(down, x), (up, y)] = loss;
                     let rate = |rate: Option<f64>| rate.map_or("-".into(), |r| format!("{r:.0}"));
@@ -215,7 +238,7 @@ impl Bench {
         let count = (first * 2.0 * 55e9 / bytes as f64) as usize + 3;
         let ends: Vec<Event> = (0..count).map(|_| timer()).collect();
         let mut rates = Vec::new();
-        let loss = median(|| {
+        let loss = self.ways.median(|| {
             timed(&of_product);
             let before = seconds(&of_product);
             transfer();

@@ -4,7 +4,7 @@
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{Direction, HostLink, HostLinkOptions, HostReady, HostTransfer, Transport};
 
-use super::{BOTH, Bench, MIB, SHAPES, Scene, cell};
+use super::{BOTH, Bench, End, MIB, Scene, cell};
 
 /// Chunks in a sequence.
 const CHUNKS: usize = 8;
@@ -31,7 +31,7 @@ const WAYS: [(&str, Way, u32); 6] = [
     ("`start_chunks`, each, on 2 multiprocessors", Way::Started, 2),
 ];
 
-impl Bench {
+impl Bench<'_> {
     pub(super) fn sequences(&self) {
         println!(
             "{CHUNKS} chunks of 256 tokens in a sequence, 8 multiprocessors at most: GB/s, and the share \
@@ -40,17 +40,10 @@ impl Bench {
         );
         println!("| shape | MiB each | way | down | up | down, host's clock | up, host's clock |");
         println!("|---|---|---|---|---|---|---|");
-        for shape in &SHAPES {
-            let scene = self.scene(shape, 256 * CHUNKS as u64);
+        for shape in &self.shapes() {
+            let scene = self.scene(shape, self.ways.either(256, 16) * CHUNKS as u64);
             let each = scene.bytes / CHUNKS as u64;
-            let by_copies = BOTH.map(|direction| {
-                let mut run = || {
-                    for index in 0..CHUNKS as u64 {
-                        self.copy_at(index * each, each, direction);
-                    }
-                };
-                (self.back_to_back(1, &mut run), self.alone(&mut run))
-            });
+            let by_copies = BOTH.map(|direction| self.copies_of_all(&scene, each, direction));
             let row = |name: &str, seconds: [(f64, f64); 2]| {
                 let [(a, c), (b, d)] = seconds;
                 let [(x, z), (y, w)] = by_copies;
@@ -64,13 +57,13 @@ impl Bench {
                 let mut link = self.link(None, options);
                 let mut used = Transport::DirectKernel;
                 let seconds = BOTH.map(|direction| {
-                    self.check_split(&scene, &split, direction, || {
-                        used = self.run(&mut link, &scene, &split, (way, direction));
-                    });
-                    let mut once = || {
-                        self.run(&mut link, &scene, &split, (way, direction));
-                    };
-                    (self.back_to_back(1, &mut once), self.alone(&mut once))
+                    self.prepare_split(&scene, &split, direction);
+                    self.ways.timed(
+                        &format!("{name}, {direction:?}"),
+                        || used = self.run(&mut link, &scene, &split, (way, direction)),
+                        |run| self.both_times(1, run),
+                        || self.is_split(&scene, &split, direction),
+                    )
                 });
                 row(&format!("{name} ({used})"), seconds);
             }
@@ -109,54 +102,64 @@ impl Bench {
         }
     }
 
-    fn copy_at(&self, offset: u64, bytes: u64, direction: Direction) {
-        let chunk = self.chunk.span().slice(offset, bytes).unwrap();
+    /// As many plain copies of as many bytes, timed and held to their bytes.
+    fn copies_of_all(&self, scene: &Scene, each: u64, direction: Direction) -> (f64, f64) {
+        let right = self.right(scene.bytes);
+        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
+        let to_host = direction == Direction::PagedToChunk;
+        let fill = |zero: bool| {
+            if zero {
+                self.stream.fill(chunk, 0).unwrap();
+            } else {
+                self.stream.upload(chunk, right).unwrap();
+            }
+        };
+        fill(to_host);
+        self.copy(0, scene.bytes, Direction::PagedToChunk);
+        self.stream.synchronize().unwrap();
+        fill(!to_host);
+        self.stream.synchronize().unwrap();
+        self.ways.timed(
+            "memcpy, each",
+            || (0..CHUNKS as u64).for_each(|index| self.copy(index * each, each, direction)),
+            |run| self.both_times(1, run),
+            || match direction {
+                Direction::PagedToChunk => self.read_host(scene.bytes) == right,
+                Direction::ChunkToPaged => self.read(chunk) == right,
+            },
+        )
+    }
+
+    /// Moves each chunk of its own tokens between the pages and the device's chunk.
+    fn on_device_split(&self, scene: &Scene, split: &Split, to: Direction) {
+        (0..CHUNKS).for_each(|index| split.on_device(self, scene, index, to));
+    }
+
+    /// Puts the bytes of a sequence, chunk by chunk, where it reads them, and wipes where it writes.
+    fn prepare_split(&self, scene: &Scene, split: &Split, direction: Direction) {
+        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
         match direction {
             Direction::PagedToChunk => {
-                self.stream.copy_to_host(&self.host, offset, chunk).unwrap();
+                self.stream.upload(chunk, self.right(scene.bytes)).unwrap();
+                self.on_device_split(scene, split, Direction::ChunkToPaged);
+                self.stream.fill(chunk, 0).unwrap();
+                self.copy(0, scene.bytes, Direction::PagedToChunk);
+                self.stream.synchronize().unwrap();
             }
-            Direction::ChunkToPaged => {
-                self.stream.copy_to_device(chunk, &self.host, offset).unwrap();
-            }
+            Direction::ChunkToPaged => self.prepare(scene, End::Host, direction),
         }
     }
 
-    /// Holds a sequence to the bytes that must come out: each chunk is that of its own tokens.
-    fn check_split(&self, scene: &Scene, split: &Split, direction: Direction, run: impl FnOnce()) {
-        self.fill(scene, 3);
-        let each = scene.bytes / CHUNKS as u64;
-        let device = |to: Direction| {
-            for index in 0..CHUNKS {
-                split.on_device(self, scene, index, to);
-            }
-        };
-        device(Direction::PagedToChunk);
-        let mut right = vec![0; scene.bytes as usize];
-        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
-        self.stream.download(&mut right, chunk).unwrap();
-        let mut seen = vec![0; scene.bytes as usize];
-        match direction {
-            Direction::PagedToChunk => {
-                self.stream.fill(chunk, 0).unwrap();
-                self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
-                self.stream.synchronize().unwrap();
-                run();
-                self.stream.synchronize().unwrap();
-                self.host.read_at(0, &mut seen).unwrap();
-            }
-            Direction::ChunkToPaged => {
-                self.stream.copy_to_host(&self.host, 0, chunk).unwrap();
-                for tensor in &scene.tensors {
-                    self.stream.fill(tensor.span(), 0).unwrap();
-                }
-                self.stream.synchronize().unwrap();
-                run();
-                self.stream.fill(chunk, 0).unwrap();
-                device(Direction::PagedToChunk);
-                self.stream.download(&mut seen, chunk).unwrap();
-            }
+    /// Whether each chunk is that of its own tokens.
+    fn is_split(&self, scene: &Scene, split: &Split, direction: Direction) -> bool {
+        let right = self.right(scene.bytes);
+        if direction == Direction::PagedToChunk {
+            return self.read_host(scene.bytes) == right;
         }
-        assert!(seen == right, "a sequence {direction:?}, of {each} bytes each: wrong bytes");
+        let chunk = self.chunk.span().slice(0, scene.bytes).unwrap();
+        self.stream.fill(chunk, 0).unwrap();
+        self.on_device_split(scene, split, Direction::PagedToChunk);
+        self.read(chunk) == right
     }
 }
 
@@ -167,7 +170,7 @@ struct Split {
 }
 
 impl Split {
-    fn of(bench: &Bench, scene: &Scene) -> Self {
+    fn of(bench: &Bench<'_>, scene: &Scene) -> Self {
         let tokens = scene.host_slots.len() / CHUNKS;
         let mappings = scene.host_slots.chunks(tokens).map(|slots| bench.upload(slots)).collect();
         Self { mappings, tokens }
@@ -179,7 +182,7 @@ impl Split {
 
     fn transfer<'a>(
         &'a self,
-        bench: &'a Bench,
+        bench: &'a Bench<'_>,
         scene: &'a Scene,
         index: usize,
         direction: Direction,
@@ -193,7 +196,7 @@ impl Split {
         }
     }
 
-    fn on_device(&self, bench: &Bench, scene: &Scene, index: usize, direction: Direction) {
+    fn on_device(&self, bench: &Bench<'_>, scene: &Scene, index: usize, direction: Direction) {
         let each = scene.bytes / CHUNKS as u64;
         let transfer = kv_kernels::Transfer {
             chunk: bench.chunk.span().slice(index as u64 * each, each).unwrap(),
