@@ -1,7 +1,7 @@
 //! Admission: the cached prefixes of requests are found and pinned, the rest allocated.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -247,8 +247,9 @@ impl KvCache {
     /// Makes full blocks of a sequence findable for others, under the names `hashes`, which begin
     /// with its first block. Blocks that have been sealed before are passed over.
     ///
-    /// Where somebody else has sealed equal content meanwhile, the sequence changes over to that
-    /// block and gives its own back, so that equal content is held once.
+    /// Where another sequence has sealed equal content meanwhile, this sequence changes over to that
+    /// block and gives its own back, so that equal content is held once. It keeps its own where the
+    /// other is still on its way from host memory: what is enqueued after this call may read the block.
     ///
     /// # Ordering
     /// Call it when the work that writes the blocks is enqueued on every compute stream: whoever
@@ -270,7 +271,7 @@ impl KvCache {
             let parent = index.checked_sub(1).map(|before| hashes[before]);
             let naming = Naming { parent, retention: sequence.retention_of(index, block_tokens) };
             sequence.replace(index, |held| match held {
-                Held::Own(block) => sealed(block, hash, naming),
+                Held::Own(block) => sealed(block, hash, naming, &self.arriving),
                 shared => shared,
             });
             sequence.sealed = index + 1;
@@ -357,14 +358,18 @@ impl KvCache {
     }
 }
 
-/// Gives a block's content its name, or changes over to the block that has it.
-fn sealed(block: ClaimedBlock, hash: BlockHash, naming: Naming) -> Held {
+/// Gives a block's content its name, or changes over to the block that has it, if work that is enqueued
+/// now can read it there. Otherwise there are two copies, of which this one has no name.
+fn sealed(block: ClaimedBlock, hash: BlockHash, naming: Naming, arriving: &HashSet<usize>) -> Held {
     match block.register(hash, naming) {
         Registration::New(pin) => Held::Shared(pin),
-        Registration::Duplicate { existing, own } => match existing.location().tier {
-            Tier::Primary => Held::Shared(existing),
-            // A remote reader holds it in host memory. Two copies, of which this one has no name.
-            _ => Held::Own(own),
-        },
+        Registration::Duplicate { existing, own } => {
+            // Host memory has what a remote reader holds there.
+            let on_device = existing.location().tier == Tier::Primary;
+            match on_device && !arriving.contains(&existing.slot().index()) {
+                true => Held::Shared(existing),
+                false => Held::Own(own),
+            }
+        }
     }
 }

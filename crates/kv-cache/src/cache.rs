@@ -1,19 +1,20 @@
 //! The cache: blocks on one or several devices, and a tier in host memory.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 
 use cuda_driver::Stream;
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::KvShape;
 use kv_pool::{BlockPool, Epoch, PoolConfig, Tier};
 use kv_stage::BlockTable;
+use parking_lot::Mutex;
 
 use crate::part::Part;
 use crate::rows::RowPool;
 use crate::runs::Runs;
 use crate::shares::shares;
-use crate::step::InFlight;
+use crate::step::{InFlight, Latest};
 use crate::{BuildError, KvCacheOptions, OptionsError, PoolRules, TransportStats};
 
 /// Bytes and blocks that a cache has moved and mapped.
@@ -70,10 +71,11 @@ pub struct KvCache {
     pub(crate) runs: Runs,
     /// Held while copies are enqueued that not every compute stream waits for yet.
     pub(crate) copies: Option<Lease>,
-    /// Leases of steps whose work is enqueued with no event after it.
-    pub(crate) unrecorded: Vec<Lease>,
-    /// Alive as long as the latest step is open.
-    pub(crate) open: Weak<()>,
+    /// Device blocks whose content comes from host memory by copies that no compute stream waits for
+    /// yet.
+    pub(crate) arriving: HashSet<usize>,
+    /// The latest step, which its [`OpenStep`](crate::OpenStep) has a share in.
+    pub(crate) latest: Arc<Mutex<Latest>>,
     /// The epoch of the latest step.
     pub(crate) begun: Option<Epoch>,
     /// The devices have no memory left, so the pool stays as large as it is.
@@ -138,8 +140,8 @@ impl KvCache {
             arrived: Vec::new(),
             runs: Runs::default(),
             copies: None,
-            unrecorded: Vec::new(),
-            open: Weak::new(),
+            arriving: HashSet::new(),
+            latest: Arc::default(),
             begun: None,
             memory_exhausted: false,
             limit_revision: 0,

@@ -1,5 +1,6 @@
 //! Clean-up: wait, unmap, free, and say what was refused.
 
+use crate::step::Latest;
 use crate::{CloseError, KvCache};
 
 impl KvCache {
@@ -31,7 +32,8 @@ impl KvCache {
             return Err(restless);
         }
         self.copies = None;
-        self.unrecorded.clear();
+        // A dropped step's work has completed with the rest.
+        *self.latest.lock() = Latest::Over;
         let errors: Vec<_> = self.parts.into_iter().flat_map(|part| part.close()).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }

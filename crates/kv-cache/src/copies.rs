@@ -48,6 +48,7 @@ impl KvCache {
             .begin_onboard(pin, target)
             .map_err(|refused| AdmitError::Onboard(refused.reason))?;
         self.note_copy(HostDirection::ToPages, onboard.from().as_i32(), onboard.to().as_i32());
+        self.arriving.insert(onboard.to().index());
         self.stats.onboarded_blocks += 1;
         Ok(match onboard.commit() {
             Onboarded::Moved(pin) => Arrival::Moved(pin),

@@ -7,7 +7,7 @@ use kv_pool::policy::PolicyError;
 use kv_pool::{ClaimError, ConfigError, OnboardError, TenantError};
 use kv_stage::{AcquireError, PartError, StagingError, StepError as StageStepError, TableError};
 
-use crate::OptionsError;
+use crate::{OpenStep, OptionsError};
 
 /// Why a cache was not built.
 #[derive(Debug, thiserror::Error)]
@@ -231,12 +231,15 @@ pub enum StepError {
     /// A staged sequence belongs to another cache.
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
-    /// The step before was neither finished nor dropped.
+    /// The step before was not finished, cancelled or dropped.
     #[error("the step before is still open")]
     StillOpen,
-    /// The step was begun by another cache; it stays unfinished there.
+    /// The step was begun by another cache, where it is still open.
     #[error("the step belongs to another cache")]
-    ForeignStep,
+    ForeignStep {
+        /// The step.
+        step: OpenStep,
+    },
     /// A staged sequence has more tokens than a kernel can count.
     #[error("a sequence of {tokens} tokens is too long to be staged")]
     TooLong {

@@ -15,6 +15,9 @@
 //! memory once that keeps up or the pool has grown, and none waits for a copy on the host.
 //! The README has a whole loop, on the simulated device.
 //!
+//! A step that fails between [`KvCache::begin_step`] and [`KvCache::finish_step`] needs no care: dropping
+//! its [`OpenStep`] says that its work may be enqueued, and [`OpenStep::cancel`] that none is.
+//!
 //! # Who may use memory, and until when
 //! Blocks are numbered alike on all devices. What a step may use is its own until an event after its
 //! work has completed on every device: blocks by the pool's epochs, mappings by the leases of one

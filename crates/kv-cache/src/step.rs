@@ -6,29 +6,89 @@ use cuda_driver::DeviceSpan;
 use cuda_vmm::{Fence, Lease};
 use kv_pool::Epoch;
 use kv_stage::{PartId, Staged};
+use parking_lot::Mutex;
 
 use crate::StepError;
 
 /// A step whose work is being put together: from [`begin_step`](crate::KvCache::begin_step) to
 /// [`finish_step`](crate::KvCache::finish_step).
 ///
-/// While it lives, memory that its work may use stays mapped, and no other step begins. Dropping it
-/// instead of finishing it says that nothing was enqueued; the next step has the same number.
+/// While it lives, memory that its work may use stays mapped, and no other step begins.
+///
+/// Dropping it, as an early return does, is safe whatever was enqueued: the cache takes the work for
+/// enqueued, and waits for it before it hands out, unmaps or frees what the work may use.
+/// [`cancel`](OpenStep::cancel) says that nothing was enqueued, so that there is nothing to wait for.
+/// Either way the next step has the same number.
 #[derive(Debug)]
 #[must_use = "finish the step when its work is enqueued"]
 pub struct OpenStep {
-    pub(crate) number: u64,
-    pub(crate) epoch: Epoch,
-    pub(crate) lease: Lease,
-    /// Lets the cache see whether this step is still open, and whether it is its own.
-    pub(crate) life: Arc<()>,
+    number: u64,
+    epoch: Epoch,
+    /// None only while the step ends.
+    lease: Option<Lease>,
+    /// The cache's latest step, which is this one. No other cache has this place.
+    latest: Arc<Mutex<Latest>>,
+}
+
+/// What became of a cache's latest step, as the cache and the holder of the step see it.
+#[derive(Debug, Default)]
+pub(crate) enum Latest {
+    /// Finished or cancelled, or there was none yet.
+    #[default]
+    Over,
+    /// There is an [`OpenStep`] of it.
+    Open,
+    /// Dropped. Its work may be enqueued, with no event after it, so the lease is kept.
+    Left { lease: Lease, epoch: Epoch },
 }
 
 impl OpenStep {
+    /// Opens the step whose place is `latest`.
+    pub(crate) fn open(
+        latest: &Arc<Mutex<Latest>>,
+        number: u64,
+        (epoch, lease): (Epoch, Lease),
+    ) -> Self {
+        *latest.lock() = Latest::Open;
+        Self { number, epoch, lease: Some(lease), latest: Arc::clone(latest) }
+    }
+
+    /// Says that the caller has enqueued no work of the step.
+    ///
+    /// # Ordering
+    /// What [`stage`](crate::KvCache::stage) enqueued for the step is no matter: the cache sees to that
+    /// itself. Work that was enqueued all the same may find its memory unmapped, or another's content
+    /// in it.
+    pub fn cancel(mut self) {
+        drop(self.end());
+    }
+
+    pub(crate) fn is_of(&self, latest: &Arc<Mutex<Latest>>) -> bool {
+        Arc::ptr_eq(&self.latest, latest)
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Ends the step; its lease is the caller's now.
+    pub(crate) fn end(&mut self) -> Option<Lease> {
+        *self.latest.lock() = Latest::Over;
+        self.lease.take()
+    }
+
     /// The step's number; the first is 1.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
+    }
+}
+
+impl Drop for OpenStep {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            *self.latest.lock() = Latest::Left { lease, epoch: self.epoch };
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use kv_stage::Step;
 
 use crate::part::Part;
 use crate::sequence::Sequence;
-use crate::step::{InFlight, OpenStep, StagedPart};
+use crate::step::{InFlight, Latest, OpenStep, StagedPart};
 use crate::{KvCache, StepError};
 
 impl KvCache {
@@ -26,6 +26,7 @@ impl KvCache {
         if self.has_open_step() {
             return Err(StepError::StillOpen);
         }
+        self.cover_left()?;
         while self.in_flight.len() > self.options.overlap_depth as usize {
             self.complete_oldest()?;
         }
@@ -34,10 +35,9 @@ impl KvCache {
         self.pool.tick();
         self.pool.refresh();
         let epoch = self.pool.begin_epoch();
-        let life = Arc::new(());
         self.begun = Some(epoch);
-        self.open = Arc::downgrade(&life);
-        Ok(OpenStep { number: self.stats.steps + 1, epoch, lease: self.gate.lease(), life })
+        let held = (epoch, self.gate.lease());
+        Ok(OpenStep::open(&self.latest, self.stats.steps + 1, held))
     }
 
     /// The number of the latest step that was seen to complete; 0 for none.
@@ -46,8 +46,8 @@ impl KvCache {
         self.in_flight.front().map_or(self.stats.steps, |oldest| oldest.number - 1)
     }
 
-    /// Waits until every step that was finished has completed. What was released by then, during
-    /// dropped steps too, can be claimed, unless a step is open.
+    /// Waits until every step that was finished or dropped has completed. What was released by then can
+    /// be claimed, unless a step is open.
     ///
     /// # Ordering
     /// Waits on the host.
@@ -55,6 +55,7 @@ impl KvCache {
     /// # Errors
     /// As [`begin_step`](KvCache::begin_step).
     pub fn drain(&mut self) -> Result<(), StepError> {
+        self.cover_left()?;
         while !self.in_flight.is_empty() {
             self.complete_oldest()?;
         }
@@ -122,22 +123,16 @@ impl KvCache {
     /// Ends a step: its work is enqueued on the compute streams.
     ///
     /// # Errors
-    /// [`StepError::Device`] when no event could be recorded after the work. It counts as in flight
-    /// with the next step that is finished, which has the same number; until then what it may use
-    /// stays mapped and is not handed out. [`StepError::ForeignStep`].
-    pub fn finish_step(&mut self, step: OpenStep) -> Result<(), StepError> {
-        let OpenStep { number, epoch, lease, life } = step;
-        if !std::ptr::eq(self.open.as_ptr(), Arc::as_ptr(&life)) {
-            return Err(StepError::ForeignStep);
+    /// [`StepError::Device`] when no event could be recorded after the work: the step is dropped then,
+    /// and the next one has the same number. [`StepError::ForeignStep`], with the step, which stays open
+    /// where it was begun.
+    pub fn finish_step(&mut self, mut step: OpenStep) -> Result<(), StepError> {
+        if !step.is_of(&self.latest) {
+            return Err(StepError::ForeignStep { step });
         }
-        let mut fences = match self.record_fences() {
-            Ok(fences) => fences,
-            Err(error) => {
-                self.unrecorded.push(lease);
-                return Err(error.into());
-            }
-        };
-        for lease in self.unrecorded.drain(..).chain([lease]) {
+        let mut fences = self.record_fences()?;
+        let (number, epoch) = (step.number(), step.epoch());
+        if let Some(lease) = step.end() {
             lease.submitted(&fences);
         }
         // They have completed when the step has, which waits for them.
@@ -147,8 +142,24 @@ impl KvCache {
         Ok(())
     }
 
+    /// Records fences after the work of a step that was dropped, so that it is in flight.
+    fn cover_left(&mut self) -> Result<(), DeviceError> {
+        if !matches!(*self.latest.lock(), Latest::Left { .. }) {
+            return Ok(());
+        }
+        let mut fences = self.record_fences()?;
+        let latest = std::mem::take(&mut *self.latest.lock());
+        if let Latest::Left { lease, epoch } = latest {
+            lease.submitted(&fences);
+            fences.append(&mut self.arrived);
+            // The number of the step that takes its place.
+            self.in_flight.push_back(InFlight { number: self.stats.steps + 1, epoch, fences });
+        }
+        Ok(())
+    }
+
     pub(crate) fn has_open_step(&self) -> bool {
-        self.open.strong_count() > 0
+        matches!(*self.latest.lock(), Latest::Open)
     }
 
     /// Makes the compute streams wait for the copies enqueued so far, of which the gate keeps the
@@ -171,6 +182,7 @@ impl KvCache {
         if let Some(lease) = self.copies.take() {
             lease.submitted(&arrived);
         }
+        self.arriving.clear();
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.sabotage.ignores_copies {
             return Ok(());
@@ -184,10 +196,10 @@ impl KvCache {
         self.parts.iter_mut().map(Part::fence_compute).collect()
     }
 
-    /// Completes the epochs of dropped steps, of which no event tells, once no work of any step is
+    /// Completes the epochs of cancelled steps, of which no event tells, once no work of any step is
     /// left. Without this, what was released during them would wait for a step that may never come.
     fn complete_if_idle(&mut self) {
-        let idle = self.in_flight.is_empty() && self.unrecorded.is_empty() && !self.has_open_step();
+        let idle = self.in_flight.is_empty() && matches!(*self.latest.lock(), Latest::Over);
         if let Some(epoch) = self.begun.filter(|_| idle) {
             self.complete(epoch);
         }

@@ -165,7 +165,8 @@ fn a_cache_that_is_dropped_under_its_copies_leaves_their_memory() {
             let live = machine.engine.admit(&Prompt::new(2, 55)).unwrap();
             machine.engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
             // No step covers the copies, which write and read for long yet.
-            drop((live, step));
+            drop(live);
+            step.cancel();
             let held: Vec<u64> =
                 machine.engine.cache.parts().iter().map(|p| p.sabotage_transfer().raw()).collect();
             let Machine { sim, engine } = machine;

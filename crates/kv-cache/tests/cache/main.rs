@@ -9,6 +9,7 @@ mod ahead;
 mod contents;
 mod faults;
 mod growth;
+mod handles;
 mod machine;
 mod order;
 mod overlap;

@@ -32,8 +32,8 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
                 panic!("{refused}")
             };
             assert_eq!((requested, claimable, retiring), (6, 2, 6));
-            // Neither an open step nor a dropped one makes it otherwise.
-            drop(engine.begin().unwrap());
+            // Neither an open step nor a cancelled one makes it otherwise.
+            engine.begin().unwrap().cancel();
         }
         // The content is still there to be found, though.
         let mut again = engine.admit(&Prompt::new(1, 23)).unwrap();
@@ -51,7 +51,7 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
 }
 
 #[test]
-fn what_was_released_in_a_dropped_step_comes_back_with_the_steps_before_it() {
+fn what_was_released_in_a_cancelled_step_comes_back_with_the_steps_before_it() {
     let machine = Machine::new(1, 1, small());
     let mut engine = machine.rig.engine(8, 0);
     let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
@@ -59,17 +59,18 @@ fn what_was_released_in_a_dropped_step_comes_back_with_the_steps_before_it() {
     let step = engine.begin().unwrap();
     drop(live);
     assert!(engine.admit(&Prompt::new(2, 32)).unwrap_err().is_retryable());
-    drop(step);
-    drop(engine.begin().unwrap());
+    step.cancel();
+    engine.begin().unwrap().cancel();
     engine.drain().unwrap();
     let mut live = engine.admit(&Prompt::new(2, 32)).unwrap();
-    // Nothing is in flight, so that a dropped step leaves nothing to wait for.
+    // Nothing is in flight, so that a cancelled step leaves nothing to wait for.
     let step = engine.begin().unwrap();
     engine.enqueue(step, &mut [&mut live]).unwrap();
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
-    drop((live, step));
-    drop(engine.begin().unwrap());
+    drop(live);
+    step.cancel();
+    engine.begin().unwrap().cancel();
     let mut live = engine.admit(&Prompt::new(3, 32)).map_err(|error| error.to_string());
     if live.is_err() {
         engine.drain().unwrap();
@@ -134,7 +135,8 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
     let parts = engine.cache.parts().len() as u64;
     assert_eq!(if enqueued { offloaded * parts } else { 0 }, sent);
     // No step covers the copies.
-    drop((live, step));
+    drop(live);
+    step.cancel();
 }
 
 #[test]
@@ -257,4 +259,39 @@ fn a_closed_cache_has_given_everything_back_at_once() {
     assert_eq!([0, 1].map(|device| machine.sim.device_used_bytes(device)), before);
     drop((sequence, streams));
     machine.assert_clean();
+}
+
+#[test]
+fn a_seal_keeps_its_block_where_the_other_is_still_on_its_way() {
+    for (choice, devices) in [(TransportChoice::EachBlock, 1), (TransportChoice::Quickest, 2)] {
+        let machine = Machine::new(1, devices, small());
+        let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 32)));
+        let prompt = Prompt::new(1, 20);
+        // Computed once, and pushed out to the host.
+        for prompt in [&prompt, &Prompt::new(2, 60)] {
+            let mut live = engine.admit(prompt).unwrap();
+            engine.run(&mut [&mut live]).unwrap();
+            drop(live);
+            engine.drain().unwrap();
+        }
+        // Computed again unseen, while another request brings it back: decided, and not sent.
+        let mut again = engine.admit_named(&prompt, &[]).unwrap();
+        let step = engine.begin().unwrap();
+        engine.enqueue_unsealed(&step, &mut [&mut again]).unwrap();
+        let mut other = engine.admit(&prompt.then(3, 1)).unwrap();
+        assert_eq!(other.sequence.onboarded_blocks(), 5);
+        let own: Vec<_> = (0..5).map(|index| again.sequence.block(index)).collect();
+        engine.cache.seal(&mut again.sequence, &prompt.hashes(4)).unwrap();
+        let sealed: Vec<_> = (0..5).map(|index| again.sequence.block(index)).collect();
+        assert_eq!(sealed, own, "work of the same step reads these");
+        engine.cache.finish_step(step).unwrap();
+        engine.run(&mut [&mut again, &mut other]).unwrap();
+        // What has arrived is changed over to.
+        let mut late = engine.admit_named(&Prompt::new(1, 4), &[]).unwrap();
+        engine.run(&mut [&mut late]).unwrap();
+        assert_eq!(late.sequence.block(0), other.sequence.block(0));
+        drop((again, other, late));
+        engine.close();
+        machine.assert_clean();
+    }
 }

@@ -230,13 +230,44 @@ impl Engine {
         lives: &mut [&mut Live],
     ) -> Result<(), Failure> {
         let number = step.number();
-        let enqueued = self.enqueue_work(number, lives);
+        let enqueued = self.enqueue_work(number, lives).and_then(|width| {
+            self.seal(lives)?;
+            Ok(width)
+        });
         // Also if only some of the work could be enqueued: that much runs.
         let finished = self.cache.finish_step(step);
         let width = enqueued?;
         finished?;
         let keys = lives.iter().map(|live| live.prompt.keys()).collect();
         self.checks.push_back(Check { number, width, keys });
+        Ok(())
+    }
+
+    /// Enqueues the work of a step that never ends.
+    pub(crate) fn enqueue_without_end(
+        &mut self,
+        step: &OpenStep,
+        lives: &mut [&mut Live],
+    ) -> Result<(), Failure> {
+        self.enqueue_unsealed(step, lives)?;
+        self.seal(lives)
+    }
+
+    /// The same with nothing made findable.
+    pub(crate) fn enqueue_unsealed(
+        &mut self,
+        step: &OpenStep,
+        lives: &mut [&mut Live],
+    ) -> Result<(), Failure> {
+        self.enqueue_work(step.number(), lives).map(|_| ())
+    }
+
+    fn seal(&mut self, lives: &mut [&mut Live]) -> Result<(), Failure> {
+        let block_tokens = self.block_tokens();
+        for live in lives.iter_mut() {
+            let hashes = live.prompt.hashes(block_tokens);
+            self.cache.seal(&mut live.sequence, &hashes)?;
+        }
         Ok(())
     }
 
@@ -256,14 +287,10 @@ impl Engine {
             compute(part, workspace, staged, &fills)?;
             attend(part, workspace, staged, lives.len(), ring)?;
         }
-        let width = staged[0].width();
-        let block_tokens = self.block_tokens();
         for live in lives.iter_mut() {
             (live.computed, live.started) = (live.prompt.len(), true);
-            let hashes = live.prompt.hashes(block_tokens);
-            self.cache.seal(&mut live.sequence, &hashes)?;
         }
-        Ok(width)
+        Ok(staged[0].width())
     }
 
     /// Waits for all steps, and checks what they have read.
