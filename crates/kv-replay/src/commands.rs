@@ -1,5 +1,6 @@
 //! What each subcommand does, and with which exit status it ends.
 
+use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Instant;
@@ -114,13 +115,16 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
 
 fn demo() -> Result<Outcome, Failure> {
     let trace = generate::generate(&GenerateOptions { requests: DEMO_REQUESTS, seed: DEMO_SEED })?;
-    say(&format!(
+    let opened = say(&format!(
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
-    ))?;
+    ));
     let machine = Machine { spec: &DeviceSpec::default(), profile: Profile::default() };
     let outcome = replay(&demo_config(), machine, &trace, None, |_| ())?;
-    say("\nTry your own: kv-replay run --help\n")?;
-    Ok(outcome)
+    let closed = say("\nTry your own: kv-replay run --help\n");
+    match outcome {
+        Outcome::Clean => opened.and(closed).map(|()| outcome),
+        Outcome::Corrupt => Ok(outcome),
+    }
 }
 
 fn run(args: &RunArgs) -> Result<Outcome, Failure> {
@@ -198,14 +202,22 @@ fn replay(
         Ok(RunReport { setup_s, ..report })
     });
     bar.clear();
-    let report = report?;
-    say(&report.summary())?;
-    let written = json.map_or(Ok(()), |path| write_json(path, &report));
+    let (report, ended) = match report {
+        Ok(report) => (report, Ok(())),
+        Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(*source))),
+        Err(error) => return Err(error.into()),
+    };
+    // The file before the talk, which may have no listener.
+    let written = json.map_or(Ok(()), |path| write_json(path, &report)).map_err(Failure::from);
+    let told = say(&report.summary());
     let outcome = judge(&report)?;
-    // Corrupt bytes outweigh a report that could not be written: the summary has named them.
-    if outcome == Outcome::Clean {
-        written?;
+    let rest = [ended, written, told];
+    if outcome == Outcome::Corrupt {
+        // Corrupt bytes outweigh all else that went wrong, which is told and decides nothing.
+        rest.into_iter().filter_map(Result::err).for_each(|failure| complain(&failure));
+        return Ok(outcome);
     }
+    rest.into_iter().collect::<Result<(), _>>()?;
     Ok(outcome)
 }
 
@@ -218,6 +230,18 @@ fn judge(report: &RunReport) -> Result<Outcome, Failure> {
         return Err(Failure::Unfinished { finished, requests });
     }
     Ok(Outcome::Clean)
+}
+
+/// Names a failure and what caused it on standard error, a line each.
+pub(crate) fn complain(failure: &Failure) {
+    let mut text = format!("error: {failure}\n");
+    let mut cause = failure.source();
+    while let Some(error) = cause {
+        text.push_str(&format!("  caused by: {error}\n"));
+        cause = error.source();
+    }
+    // Nobody is left to be told if standard error is closed.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Writes `text` to standard output. A reader that has seen enough and closed the pipe is no failure.

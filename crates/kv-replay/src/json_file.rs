@@ -14,6 +14,9 @@ use serde::Serialize;
 /// How often a temporary name that already exists is replaced by another before the write is given up.
 const NAME_ATTEMPTS_MAX: u32 = 64;
 
+/// The most links that are followed to a file that is not there yet: more than Linux follows.
+const LINKS_MAX: u32 = 64;
+
 /// Distinguishes the temporary files of one process.
 static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
@@ -82,7 +85,12 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
         }
     };
     let (mut file, temporary) = create_temporary(&target).map_err(io)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    // Who may read the file that is replaced may read what replaces it, and nobody else.
+    let permitted = match fs::metadata(&target) {
+        Ok(found) => file.set_permissions(found.permissions()),
+        Err(_) => Ok(()),
+    };
+    let written = permitted.and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
     drop(file);
     written.and_then(|()| fs::rename(&temporary, &target)).map_err(|source| {
         // The first error is the one worth reporting; a temporary file that cannot be removed changes nothing in it.
@@ -126,7 +134,7 @@ impl Target {
             }
             Ok(found) if found.is_file() => fs::canonicalize(path).map_err(io)?,
             Ok(_) => return Ok(Self::Stream),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => linked(path).map_err(io)?,
             Err(error) => return Err(io(error)),
         };
         match target.file_name() {
@@ -134,6 +142,20 @@ impl Target {
             None => Err(WriteError::NoFileName { path: path.to_owned() }),
         }
     }
+}
+
+/// Where a path leads at whose end nothing is: a link stays a link, and what it names is made.
+fn linked(path: &Path) -> io::Result<PathBuf> {
+    let mut end = path.to_owned();
+    // The system has followed the links before, and found no circle.
+    for _ in 0..LINKS_MAX {
+        match fs::read_link(&end) {
+            Ok(next) => end = end.parent().unwrap_or(Path::new("")).join(next),
+            // No link: nothing is there.
+            Err(_) => return Ok(end),
+        }
+    }
+    Err(io::Error::other(format!("more than {LINKS_MAX} links follow each other")))
 }
 
 /// Creates a file beside `target` under a name that nothing else has.
@@ -224,5 +246,42 @@ mod tests {
         write_atomically(&link, b"new").unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nothing_stays_a_link_and_what_it_names_is_made() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("deep")).unwrap();
+        symlink("deep/second", path("first")).unwrap();
+        symlink("../file", path("deep/second")).unwrap();
+        check_writable(&path("first")).unwrap();
+        write_atomically(&path("first"), b"new").unwrap();
+        for link in ["first", "deep/second"] {
+            assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
+        }
+        assert_eq!(fs::read_to_string(path("file")).unwrap(), "new");
+        // One that leads nowhere is no file, and stays what it is.
+        symlink("absent/file", path("nowhere")).unwrap();
+        symlink("circle", path("circle")).unwrap();
+        for link in ["nowhere", "circle"] {
+            assert!(matches!(check_writable(&path(link)), Err(WriteError::Io { .. })), "{link}");
+            assert!(matches!(write_atomically(&path(link), b"x"), Err(WriteError::Io { .. })));
+            assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_keeps_who_may_read_it() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.json");
+        write_atomically(&path, b"old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        write_atomically(&path, b"new").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

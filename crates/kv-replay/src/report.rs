@@ -64,8 +64,9 @@ pub struct RunReport {
     pub corrupt_blocks: u64,
     /// The first [`CORRUPTIONS_KEPT_MAX`] corrupt blocks.
     pub corruptions: Vec<CorruptBlock>,
-    /// Pinned host memory allocated after the first iterations; 0 in a steady state.
-    pub pinned_bytes_allocated_after_warmup: u64,
+    /// Pinned host memory allocated after the first four iterations, in bytes; 0 in a steady state. `None`
+    /// in a run of fewer, which says nothing of a steady state.
+    pub pinned_bytes_allocated_after_warmup: Option<u64>,
     /// Pages of device memory mapped ahead of need.
     pub pages_mapped_ahead: u64,
     /// Pages of device memory mapped by the call that needed them.
@@ -178,7 +179,7 @@ impl RunReport {
             verified_blocks: 0,
             corrupt_blocks: 0,
             corruptions: Vec::new(),
-            pinned_bytes_allocated_after_warmup: 0,
+            pinned_bytes_allocated_after_warmup: None,
             pages_mapped_ahead: 0,
             pages_mapped_inline: 0,
             growth_stalls: 0,
@@ -288,12 +289,15 @@ impl RunReport {
     }
 
     fn memory_line(&self) -> String {
+        let pinned = match self.pinned_bytes_allocated_after_warmup {
+            Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),
+            None => "too short to warm up".to_owned(),
+        };
         format!(
-            "{} device blocks, {} in use at most; {} host blocks; {} pinned after warm-up",
+            "{} device blocks, {} in use at most; {} host blocks; {pinned}",
             grouped(self.device_blocks),
             grouped(self.peak_device_blocks),
             grouped(self.host_blocks),
-            bytes(self.pinned_bytes_allocated_after_warmup),
         )
     }
 
@@ -421,6 +425,7 @@ mod tests {
         report.verified_blocks = 1_234_567;
         report.bytes_transferred = 3 << 29;
         report.wall_s = 3.25;
+        report.pinned_bytes_allocated_after_warmup = Some(0);
         let calls =
             [("cuLaunchKernel", 70), ("cuEventQuery", 70), ("cuMemMap", 9), ("a", 2), ("b", 1)];
         report.driver_calls = calls.map(|(name, count)| (name.to_owned(), count)).into();
@@ -461,6 +466,8 @@ mod tests {
         let unverified =
             RunReport { verify: Verify::None, driver_calls: BTreeMap::new(), ..report() };
         assert!(unverified.summary().ends_with("no calls\n  verified  nothing, as asked for\n"));
+        let short = RunReport { pinned_bytes_allocated_after_warmup: None, ..report() };
+        assert!(short.summary().contains("; 32,768 host blocks; too short to warm up\n"));
         let unread = RunReport { verified_blocks: 0, ..report() };
         assert!(unread.summary().ends_with("  verified  no block was read back\n"));
     }

@@ -248,6 +248,37 @@ fn policies_prints_a_table_and_writes_the_record() {
     assert_says(&message, "error: capacity \"-2\" is not a whole number of blocks");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_standard_output_that_takes_nothing_costs_no_result() {
+    let case = Case::new();
+    let report = case.report.to_str().unwrap();
+    let trace = case.trace(&[GOOD]);
+    let trace = trace.to_str().unwrap();
+    let workload = case.folder.path().join("workload.jsonl");
+    let small = ["--requests", "1", "--device-blocks", "64", "--host-blocks", "0"];
+    let run = [&["run", "--trace", trace, "--json", report], &small[..]].concat();
+    let policies = ["policies", "--trace", trace, "--json", report];
+    let generate = ["generate", "--requests", "2", "--output", workload.to_str().unwrap()];
+    for (args, made) in
+        [(&run[..], &case.report), (&policies, &case.report), (&generate, &workload)]
+    {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_kv-replay")).args(args).stdout(full).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert_says(&message, "error: cannot write to standard output\n  caused by: No space left");
+        assert!(!std::fs::read(made).unwrap().is_empty(), "{args:?}");
+        std::fs::remove_file(made).unwrap();
+    }
+    // Nor does a standard error change the status.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let status = command.args(["generate", "--requests", "0"]).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
+
 fn read_json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

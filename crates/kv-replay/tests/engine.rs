@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use cuda_sim::Profile;
 use kv_cache::TransportChoice;
 use kv_multigpu::placement::Placement;
@@ -167,7 +168,7 @@ fn nothing_is_pinned_or_mapped_after_the_pool_has_grown() {
     let trace = generate(&GenerateOptions { requests: 40, seed: 2 }).unwrap();
     let config = RunConfig { host_blocks: 4096, ..small(2600) };
     let report = replay(&config, &trace);
-    assert_eq!(report.pinned_bytes_allocated_after_warmup, 0);
+    assert_eq!(report.pinned_bytes_allocated_after_warmup, Some(0));
     // A block is 1 KiB, so two pages of 2 MiB hold all of the pool.
     assert_eq!(report.driver_calls["cuMemMap"], 2);
     assert!(report.iterations > 500);
@@ -290,6 +291,40 @@ fn progress_is_told_in_every_iteration() {
     assert_eq!(last.verified_blocks, report.verified_blocks);
     assert!(watch.0.len() as u64 >= report.iterations);
     assert!(watch.0.iter().any(|state| state.running == 2 && state.device_blocks_in_use > 0));
+}
+
+/// Pins memory in the iteration that ends the warm-up, and sees how many updates tell of that iteration.
+struct Pins<'a> {
+    device: &'a Device,
+    pinned: Vec<PinnedBuffer>,
+    updates_then: u32,
+}
+
+impl Progress for Pins<'_> {
+    fn update(&mut self, state: &ProgressState) {
+        if state.iterations == 4 {
+            self.updates_then += 1;
+            if self.pinned.is_empty() {
+                let flags = HostAllocFlags::CACHED;
+                self.pinned.push(PinnedBuffer::alloc(self.device, 4096, flags).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
+    // One request at a time, four iterations each, and an idle one until its last token was compared.
+    let requests = vec![request(100, 3, 0), request(100, 3, 5)];
+    let config = RunConfig { max_batch: 1, ..small(8) };
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let mut pins = Pins { device: &devices.devices[0], pinned: Vec::new(), updates_then: 0 };
+    let report = engine::run(&config, &Trace { requests }, &devices, &mut pins).unwrap();
+    assert_eq!(report.iterations, 8);
+    assert!(pins.updates_then > 1, "no idle iteration followed");
+    assert_eq!(report.pinned_bytes_allocated_after_warmup, Some(4096));
+    let report = replay(&config, &Trace { requests: vec![request(100, 2, 0)] });
+    assert_eq!((report.iterations, report.pinned_bytes_allocated_after_warmup), (3, None));
 }
 
 #[test]

@@ -5,8 +5,19 @@
 
 use std::process::{Command, Output};
 
+use cuda_driver::ErrorCode;
+use cuda_sim::SimDriver;
+use kv_replay::config::{Progress, ProgressState, RunConfig};
+use kv_replay::device::{SimSizes, open};
+use kv_replay::engine::{self, RunError};
+use kv_replay::generate::{GenerateOptions, generate};
+
 /// A workload of chats with pools so small that blocks are evicted and come back.
 fn replay(more: &[&str], report: &std::path::Path) -> Output {
+    command(more, report).output().unwrap()
+}
+
+fn command(more: &[&str], report: &std::path::Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
     command
         .args(["run", "--requests", "24", "--seed", "3", "--block-tokens", "64"])
@@ -14,7 +25,7 @@ fn replay(more: &[&str], report: &std::path::Path) -> Output {
         .arg("--json")
         .arg(report)
         .args(more);
-    command.output().unwrap()
+    command
 }
 
 /// The report of a run that found corrupt blocks, having said so in every way it has.
@@ -85,4 +96,59 @@ fn an_unknown_sabotage_is_refused() {
     assert_eq!(output.status.code(), Some(2));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("unknown sabotage \"luck\""), "{message}");
+}
+
+/// A file that takes nothing, as a disk that is full.
+fn full() -> std::fs::File {
+    std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn corrupt_bytes_are_the_verdict_though_nobody_can_be_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let args = ["--sabotage", "claim-unseen", "--host-blocks", "0"];
+    let output = command(&args, &path).stdout(full()).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("cannot write to standard output"), "{stderr}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
+    // Nor does a report that cannot be written outweigh it, which is told.
+    let output = command(&args, std::path::Path::new("/dev/full")).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("cannot write /dev/full"), "{stderr}");
+}
+
+/// Has a driver call fail once a corrupt block was found.
+struct FailsThen(std::sync::Arc<SimDriver>);
+
+impl Progress for FailsThen {
+    fn update(&mut self, state: &ProgressState) {
+        if state.corrupt_blocks > 0 {
+            self.0.fail_nth("cuEventRecord", 1, ErrorCode::UNKNOWN);
+        }
+    }
+}
+
+#[test]
+fn a_run_that_fails_after_a_corrupt_byte_tells_of_both() {
+    let trace = generate(&GenerateOptions { requests: 24, seed: 3 }).unwrap();
+    let config = RunConfig {
+        block_tokens: 64,
+        device_blocks: 2304,
+        host_blocks: 0,
+        max_batch: 16,
+        ..RunConfig::default()
+    };
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let cache = engine::build_cache(&config, &trace, &devices).unwrap();
+    cache.pool().sabotage_peek_then_claim();
+    cache.parts()[0].kernels().sabotage_allow_stored_twice(true);
+    let mut progress = FailsThen(devices.sim.clone().unwrap());
+    let failed = engine::run_on(cache, &config, &trace, &devices, &mut progress).unwrap_err();
+    let RunError::Corrupted { report, source } = failed else { panic!("{failed:?}") };
+    assert!(report.corrupt_blocks > 0 && report.finished < 24, "{report:?}");
+    assert!(matches!(*source, RunError::Step(_) | RunError::Device(_)), "{source:?}");
 }

@@ -146,6 +146,14 @@ pub enum RunError {
         /// The first.
         source: Box<CloseError>,
     },
+    /// Bytes were found that do not belong to their request, and then the run failed.
+    #[error("{} corrupt blocks were found before the run failed", report.corrupt_blocks)]
+    Corrupted {
+        /// What was found until then.
+        report: Box<RunReport>,
+        /// Why the run failed.
+        source: Box<RunError>,
+    },
     /// The simulated device saw work that a real one might not survive.
     #[error("the simulated device has {count} findings, the first: {first}")]
     Findings {
@@ -285,23 +293,58 @@ fn play(
     let placement = cache.options().placement.as_ref();
     report.placement = placement.map(|placement| place::report(config.place, placement));
     let mut scheduler = Scheduler::new(cache, config, trace, devices.clock.clone())?;
-    let mut warm_pinned_bytes = None;
     let worker = scheduler.cache().options().growth.worker().cloned();
+    let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress);
+    let cache = scheduler.into_cache();
+    note_moves(&mut report, &cache);
+    // Also after a failure: closing waits for what was enqueued, and gives the memory back.
+    let ended = played.and(close(cache));
+    if let Some(worker) = worker {
+        worker.close();
+    }
+    if let Err(error) = ended.and_then(|()| check_findings(devices)) {
+        return Err(match report.corrupt_blocks {
+            0 => error,
+            _ => RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
+        });
+    }
+    report.driver_calls =
+        devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+    let ended_virtual = devices.driver.virtual_now();
+    report.predicted_s = begun_virtual
+        .zip(ended_virtual)
+        .map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
+    report.wall_s = begun.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// Plays iterations until no request is left.
+fn iterate(
+    scheduler: &mut Scheduler<'_>,
+    worker: Option<&Worker>,
+    devices: &OpenDevices,
+    report: &mut RunReport,
+    progress: &mut dyn Progress,
+) -> Result<(), RunError> {
+    let mut warm_pinned_bytes = None;
     while scheduler.has_work() {
         // A worker without a thread works between iterations, so that every run is the same.
-        if let Some(worker) = worker.as_ref().filter(|_| devices.sim.is_some()) {
+        if let Some(worker) = worker.filter(|_| devices.sim.is_some()) {
             while worker.poll() {}
         }
-        scheduler.iterate(&mut report)?;
-        if report.iterations == WARMUP_ITERATIONS {
-            warm_pinned_bytes = Some(devices.driver.pinned_bytes_allocated());
+        scheduler.iterate(report)?;
+        let pinned_bytes = devices.driver.pinned_bytes_allocated();
+        if report.iterations >= WARMUP_ITERATIONS {
+            let warm_pinned_bytes = *warm_pinned_bytes.get_or_insert(pinned_bytes);
+            report.pinned_bytes_allocated_after_warmup = Some(pinned_bytes - warm_pinned_bytes);
         }
-        progress.update(&state_of(&report, &scheduler));
+        progress.update(&state_of(report, scheduler));
     }
-    let cache = scheduler.into_cache();
-    let pinned_bytes = devices.driver.pinned_bytes_allocated();
-    report.pinned_bytes_allocated_after_warmup =
-        pinned_bytes - warm_pinned_bytes.unwrap_or(pinned_bytes);
+    Ok(())
+}
+
+/// Takes down what the cache has moved and mapped.
+fn note_moves(report: &mut RunReport, cache: &KvCache) {
     let counters = cache.pool().counters();
     let moved = cache.stats();
     report.blocks_evicted = counters.evicted;
@@ -312,19 +355,6 @@ fn play(
     report.pages_mapped_ahead = moved.pages_ahead;
     report.pages_mapped_inline = moved.pages_inline;
     report.growth_stalls = moved.growth_stalls;
-    close(cache)?;
-    if let Some(worker) = worker {
-        worker.close();
-    }
-    check_findings(devices)?;
-    report.driver_calls =
-        devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-    let ended_virtual = devices.driver.virtual_now();
-    report.predicted_s = begun_virtual
-        .zip(ended_virtual)
-        .map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
-    report.wall_s = begun.elapsed().as_secs_f64();
-    Ok(report)
 }
 
 /// How blocks travel. What is the quickest way GPUs are asked; simulated ones are assumed to be as their
