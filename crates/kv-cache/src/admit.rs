@@ -320,10 +320,8 @@ impl KvCache {
         if blocks > max {
             return Err(AdmitError::TooLong { blocks, max });
         }
-        let capacity = match self.is_exhausted() {
-            true => self.stats.ready_blocks,
-            false => u64::from(self.options.device_blocks),
-        };
+        // Memory that has run out may come back: that is no matter of what can be at all.
+        let capacity = u64::from(self.options.device_blocks);
         if blocks > capacity {
             return Err(AdmitError::NeverFits { blocks, capacity });
         }

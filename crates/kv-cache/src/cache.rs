@@ -10,6 +10,7 @@ use kv_pool::{BlockPool, Epoch, PoolConfig, Tier};
 use kv_stage::BlockTable;
 use parking_lot::Mutex;
 
+use crate::growth::Shortage;
 use crate::part::Part;
 use crate::rows::RowPool;
 use crate::runs::Runs;
@@ -78,10 +79,8 @@ pub struct KvCache {
     pub(crate) latest: Arc<Mutex<Latest>>,
     /// The epoch of the latest step.
     pub(crate) begun: Option<Epoch>,
-    /// The devices have no memory left, so the pool stays as large as it is.
-    pub(crate) memory_exhausted: bool,
-    /// How often the memory limit had been moved when memory ran out.
-    pub(crate) limit_revision: u64,
+    /// Memory ran out, and may have come back since.
+    pub(crate) shortage: Option<Shortage>,
     pub(crate) stats: CacheStats,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) sabotage: Sabotage,
@@ -143,8 +142,7 @@ impl KvCache {
             arriving: HashSet::new(),
             latest: Arc::default(),
             begun: None,
-            memory_exhausted: false,
-            limit_revision: 0,
+            shortage: None,
             stats: CacheStats::default(),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: Sabotage::default(),

@@ -87,7 +87,8 @@ pub enum AdmitError {
         rows: u32,
     },
     /// Not enough blocks are free, or the tenant may not hold so many: an expected outcome. Try again
-    /// when sequences were released and steps completed.
+    /// when sequences were released and steps completed. There may be fewer blocks than the cache was built
+    /// for because memory has run out; the cache asks for it again by itself.
     #[error("not enough free blocks")]
     NoSpace(#[source] ClaimError),
     /// The sequence belongs to another cache.
@@ -108,7 +109,8 @@ pub enum AdmitError {
 }
 
 impl AdmitError {
-    /// Whether the same call may succeed when other sequences were released and steps completed.
+    /// Whether the same call may succeed when other sequences were released and steps completed, or when
+    /// memory that others hold has come back.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -1,13 +1,50 @@
 //! Memory under device blocks: mapped ahead of need, or by the call that needs it.
 
-use cuda_vmm::MemoryLimit;
+use cuda_vmm::{GrowError, LimitStats, MemoryLimit};
 use kv_pool::{BlockPool, ClaimError, TenantError};
 
 use crate::{AdmitError, DemandError, KvCache};
 
+/// Calls that go without memory, at most, between two that ask for it again.
+const PAUSE_CALLS_MAX: u32 = 1024;
+
+/// Memory has run out. It may come back without a word: other users of the device free theirs, or a limit
+/// has room again.
+///
+/// A limit is looked at by every call that misses memory. The device is asked by the first such call, and
+/// then, as long as it refuses, by one in twice as many each time: a refusal is a driver call on the
+/// step's path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    /// The limit when memory was asked for last.
+    limit: Option<LimitStats>,
+    /// Calls that miss memory until one asks for it whatever the limit says.
+    calls_left: u32,
+    /// As many calls, when they began.
+    pause_calls: u32,
+}
+
+impl Shortage {
+    /// A refusal under `limit`, `before` which there was another with nothing got since, if any.
+    fn after(before: Option<Self>, limit: Option<LimitStats>) -> Self {
+        let pause_calls =
+            before.map_or(1, |before| before.pause_calls.saturating_mul(2).min(PAUSE_CALLS_MAX));
+        Self { limit, calls_left: pause_calls, pause_calls }
+    }
+
+    /// Counts a call that misses memory; whether it is to ask for it.
+    fn is_over(&mut self, now: Option<LimitStats>) -> bool {
+        self.calls_left = self.calls_left.saturating_sub(1);
+        let has_room = self.limit.zip(now).is_some_and(|(then, now)| {
+            now.revision != then.revision || now.used_bytes < then.used_bytes
+        });
+        has_room || self.calls_left == 0
+    }
+}
+
 impl KvCache {
-    /// Sees to it that `count` blocks are empty, as far as there is memory. Makes a driver call only
-    /// if too few are ready.
+    /// Sees to it that `count` blocks are empty, as far as there is memory. Makes a driver call for memory
+    /// only if too few are ready.
     pub(crate) fn grow_for(&mut self, count: usize) -> Result<(), AdmitError> {
         self.take_mapped();
         let used = self.stats.ready_blocks.saturating_sub(self.pool.empty() as u64);
@@ -41,10 +78,12 @@ impl KvCache {
     /// Sees to it that the pool has `blocks` blocks with memory, or as many as there can be.
     pub(crate) fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
         self.take_mapped();
-        self.heed_limit();
         let ready = self.stats.ready_blocks;
-        let most = if self.memory_exhausted { ready } else { self.options.device_blocks.into() };
-        let wanted = blocks.min(most);
+        let mut wanted = blocks.min(self.options.device_blocks.into());
+        let limit = self.limit_now();
+        if wanted > ready && self.shortage.as_mut().is_some_and(|short| !short.is_over(limit)) {
+            wanted = ready;
+        }
         for part in &self.parts {
             part.demand(wanted)?;
         }
@@ -52,43 +91,37 @@ impl KvCache {
             return Ok(());
         }
         self.stats.growth_stalls += 1;
-        // Before the attempt: a move that comes during it is heeded next time.
-        self.limit_revision = self.limit_revision();
-        let mut reachable = wanted;
-        for part in &self.parts {
-            let ready = part.grow_towards(reachable)?;
-            if ready < reachable {
-                self.memory_exhausted = true;
-                reachable = ready;
-            }
+        let mut reached = wanted;
+        if self.shortage.is_some() {
+            // One block tells whether memory is back, where a search would be refused many times.
+            reached = self.grow_parts(ready + 1)?;
+        }
+        if reached > ready {
+            reached = self.grow_parts(wanted)?;
         }
         self.take_mapped();
-        if self.memory_exhausted {
+        if reached < wanted {
+            let before = self.shortage.filter(|_| reached <= ready);
+            self.shortage = Some(Shortage::after(before, limit));
             for part in &self.parts {
                 part.stop_growing();
                 part.demand(self.stats.ready_blocks)?;
+            }
+        } else if self.shortage.take().is_some() {
+            for part in &self.parts {
+                part.resume_growing(&self.options.growth);
             }
         }
         Ok(())
     }
 
-    /// Lets a cache that had run out of memory grow again when the limit was moved since.
-    fn heed_limit(&mut self) {
-        if self.memory_exhausted && !self.is_exhausted() {
-            self.memory_exhausted = false;
-            for part in &self.parts {
-                part.resume_growing(&self.options.growth);
-            }
-        }
+    /// Makes `blocks` blocks ready on every device, or as many as all have memory for.
+    fn grow_parts(&self, blocks: u64) -> Result<u64, GrowError> {
+        self.parts.iter().try_fold(blocks, |most, part| Ok(part.grow_towards(most)?.min(most)))
     }
 
-    /// Whether memory ran out, under the limit that there still is.
-    pub(crate) fn is_exhausted(&self) -> bool {
-        self.memory_exhausted && self.limit_revision() == self.limit_revision
-    }
-
-    fn limit_revision(&self) -> u64 {
-        self.options.memory.limit.as_ref().map_or(0, MemoryLimit::revision)
+    fn limit_now(&self) -> Option<LimitStats> {
+        self.options.memory.limit.as_ref().map(MemoryLimit::stats)
     }
 
     /// Tells the pool of blocks that have memory by now. Pages hold whole numbers of blocks on no two

@@ -39,8 +39,9 @@ pub struct KvCacheOptions {
     /// 255 more, of which six arrays' are provided for.
     pub step_array_bytes: u64,
     /// A limit on the memory under device blocks, summed over the devices, and what each device has
-    /// to keep free. What they leave without memory the cache does without, until the limit is moved:
-    /// raised, it lets the cache grow on; lowered, it takes nothing that is mapped.
+    /// to keep free. What they leave without memory the cache does without, until the limit has room
+    /// again or the device has: a raised limit lets the cache grow on, and so does memory that another
+    /// user gave back. A lowered limit takes nothing that is mapped.
     pub memory: MemoryRules,
     /// What the pool does beside handing out blocks: the order of eviction, a log of events, a clock.
     pub pool: PoolRules,
