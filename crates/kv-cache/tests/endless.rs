@@ -1,0 +1,141 @@
+//! What a cache keeps and asks does not grow with its steps, where the device is always a step behind.
+//!
+//! The device is as late as is legal: it does nothing that the host does not wait for, and a query moves
+//! nothing. So the work of the latest step is never done when the step is finished.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+#[allow(dead_code, reason = "this test uses its share")]
+#[path = "common/engine.rs"]
+mod engine;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use cuda_driver::Device;
+use cuda_sim::{Pace, SimConfig, SimDriver};
+use engine::{options, shape, streams};
+use kv_cache::{KvCache, KvCacheOptions, Sequence};
+use kv_pool::BlockHash;
+
+/// Counts the bytes that are allocated and not freed.
+struct Counting;
+
+static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
+
+// SAFETY: every method passes its arguments on to the system's allocator, and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size() as i64, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A cache whose devices are late, and the requests that come and go in it.
+struct Machine {
+    sim: SimDriver,
+    cache: KvCache,
+    lives: Vec<Sequence>,
+}
+
+impl Machine {
+    fn new(devices: u32, overlap_depth: u32) -> Self {
+        let config = SimConfig { devices, granularity: 4 << 10, ..SimConfig::default() };
+        let sim = SimDriver::new(config).unwrap();
+        sim.register_kernels(kv_kernels::references());
+        sim.set_pace(Pace::Slowest);
+        let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
+        let devices: Vec<Device> = (0..devices as i32).map(open).collect();
+        let options = KvCacheOptions { overlap_depth, ..options(shape(2, 8, 4), 24, 24) };
+        Self { sim, cache: KvCache::new(&streams(&devices), options).unwrap(), lives: Vec::new() }
+    }
+
+    fn queries(&self) -> u64 {
+        self.sim.calls().get("cuEventQuery").copied().unwrap_or(0)
+    }
+
+    /// One step, in some of which requests come, grow and go; the queries inside its `finish_step`.
+    fn step(&mut self, number: u64) -> u64 {
+        let step = self.cache.begin_step().unwrap();
+        if number.is_multiple_of(16) {
+            if self.lives.len() > 1 {
+                drop(self.lives.remove(0));
+            }
+            let name = BlockHash::chain(BlockHash::ROOT, &[(number / 16 % 7) as u32]);
+            let hashes = [name, BlockHash::chain(name, &[1]), BlockHash::chain(name, &[2])];
+            match self.cache.admit(15, &hashes) {
+                Ok(mut sequence) => {
+                    self.cache.seal(&mut sequence, &hashes).unwrap();
+                    self.lives.push(sequence);
+                }
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+        }
+        if let Some(last) = self.lives.last_mut() {
+            let longer = last.tokens() + 1;
+            assert!(self.cache.extend(last, longer).is_ok());
+        }
+        let lives: Vec<&Sequence> = self.lives.iter().collect();
+        self.cache.stage(&lives, |_, _| Ok(())).unwrap();
+        let before = self.queries();
+        self.cache.finish_step(step).unwrap();
+        self.queries() - before
+    }
+
+    fn close(self) {
+        let Self { sim, cache, lives } = self;
+        drop(lives);
+        let stats = cache.stats();
+        assert!(stats.onboarded_blocks > 0 && stats.offloaded_blocks > 0, "{stats:?}");
+        cache.close().unwrap();
+        assert_eq!(sim.findings(), []);
+    }
+}
+
+#[test]
+fn the_queries_of_a_step_do_not_grow_with_the_steps_before() {
+    for (devices, depth) in [(1, 1), (2, 1), (1, 2)] {
+        let mut machine = Machine::new(devices, depth);
+        let most = |machine: &mut Machine, steps: std::ops::Range<u64>| {
+            steps.map(|number| machine.step(number)).max().unwrap()
+        };
+        let early = most(&mut machine, 0..1000);
+        let late = most(&mut machine, 1000..8000);
+        assert!(late <= early, "{early} queries in a step at first, {late} later");
+        machine.close();
+    }
+}
+
+#[test]
+fn a_hundred_thousand_steps_keep_no_more_than_a_thousand() {
+    let mut machine = Machine::new(1, 1);
+    let mut most = Vec::new();
+    let mut queries = Vec::new();
+    for thousand in 0..100 {
+        let before = machine.queries();
+        let mut bytes = 0;
+        for number in 0..1000 {
+            machine.step(thousand * 1000 + number);
+            bytes = bytes.max(LIVE_BYTES.load(Ordering::Relaxed));
+        }
+        queries.push(machine.queries() - before);
+        most.push(bytes);
+    }
+    // A list that doubles when it is full has done so by then.
+    let (early, late) = (most[10..20].iter().max(), most[90..].iter().max());
+    assert!(late.unwrap() - early.unwrap() < 4096, "bytes: {most:?}");
+    let (early, late) = (queries[10..20].iter().max(), queries[90..].iter().max());
+    assert!(late <= early, "queries: {queries:?}");
+    machine.close();
+}
