@@ -10,6 +10,7 @@ mod contents;
 mod faults;
 mod growth;
 mod handles;
+mod late;
 mod machine;
 mod order;
 mod overlap;

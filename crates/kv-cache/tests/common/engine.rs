@@ -243,6 +243,18 @@ impl Engine {
         Ok(())
     }
 
+    /// As [`run`](Self::run), with the step dropped where something is refused, as an early return does.
+    pub(crate) fn run_or_drop(&mut self, lives: &mut [&mut Live]) -> Result<(), Failure> {
+        let step = self.begin()?;
+        let number = step.number();
+        let width = self.enqueue_work(number, lives)?;
+        self.seal(lives)?;
+        self.cache.finish_step(step)?;
+        let keys = lives.iter().map(|live| live.prompt.keys()).collect();
+        self.checks.push_back(Check { number, width, keys });
+        Ok(())
+    }
+
     /// Enqueues the work of a step that never ends.
     pub(crate) fn enqueue_without_end(
         &mut self,
