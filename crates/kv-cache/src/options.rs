@@ -13,6 +13,13 @@ use crate::{TransportRules, shares};
 /// Most steps that the host may be ahead of the device.
 const OVERLAP_DEPTH_MAX: u32 = 1024;
 
+/// Most layers: far beyond any model, and few enough to name each one.
+const LAYERS_MAX: u32 = 1 << 16;
+
+/// Most bytes of a step's staged arrays: far beyond any engine's, and few enough to be pinned for each step
+/// in flight.
+const STEP_BYTES_MAX: u64 = 1 << 30;
+
 /// Shape and size of a [`KvCache`](crate::KvCache).
 #[derive(Clone, Debug)]
 pub struct KvCacheOptions {
@@ -135,6 +142,12 @@ pub enum OptionsError {
         /// Depth asked for.
         overlap_depth: u32,
     },
+    /// More layers than any model has.
+    #[error("{layers} layers are more than {LAYERS_MAX}")]
+    TooManyLayers {
+        /// Number of layers.
+        layers: u32,
+    },
     /// More devices than layers to give them.
     #[error("{devices} devices for {layers} layers")]
     DevicesOverLayers {
@@ -199,6 +212,12 @@ pub enum OptionsError {
         /// Size of one.
         block_bytes: u64,
     },
+    /// The arrays of a step, every row at full width, would take too much pinned memory.
+    #[error("the arrays of a step take {bytes} bytes, more than {STEP_BYTES_MAX}")]
+    StepBytes {
+        /// Bytes of all arrays.
+        bytes: u64,
+    },
     /// A block id must fit the block table's entries.
     #[error("{blocks} device and host blocks are more than {}", kv_pool::BLOCKS_MAX)]
     TooManyBlocks {
@@ -224,8 +243,12 @@ impl KvCacheOptions {
         if self.overlap_depth > OVERLAP_DEPTH_MAX {
             return Err(OptionsError::OverlapDepth { overlap_depth: self.overlap_depth });
         }
-        if self.placement.is_none() && devices as u64 > u64::from(self.shape.layers()) {
-            return Err(OptionsError::DevicesOverLayers { devices, layers: self.shape.layers() });
+        let layers = self.shape.layers();
+        if layers > LAYERS_MAX {
+            return Err(OptionsError::TooManyLayers { layers });
+        }
+        if self.placement.is_none() && devices as u64 > u64::from(layers) {
+            return Err(OptionsError::DevicesOverLayers { devices, layers });
         }
         let block_bytes = self.shape.block_bytes();
         let all = u64::from(self.device_blocks) + u64::from(self.host_blocks);
@@ -238,6 +261,10 @@ impl KvCacheOptions {
                 return Err(OptionsError::Overflow { blocks, block_bytes });
             }
         }
+        let bytes = self.step_bytes();
+        if bytes > STEP_BYTES_MAX {
+            return Err(OptionsError::StepBytes { bytes });
+        }
         if let Some(placement) = &self.placement {
             shares::check(placement, self, devices)?;
         }
@@ -248,8 +275,7 @@ impl KvCacheOptions {
     pub(crate) fn step_bytes(&self) -> u64 {
         let entries = u64::from(self.sequences_max) * u64::from(self.blocks_per_sequence_max);
         let lengths = u64::from(self.sequences_max) * 4;
-        // Each part starts at a multiple of 256. More bytes than can be counted are refused when they
-        // are to be pinned.
+        // Each part starts at a multiple of 256. More bytes than can be counted are too many.
         entries
             .saturating_mul(4)
             .saturating_add(lengths + 8 * 256)

@@ -1,0 +1,362 @@
+//! Every size and count that a cache takes, at 0, 1, a usual value, the largest, and values whose products
+//! overflow: each is taken or refused by a typed error. No panic, no abort, no hang, and no more memory than
+//! a bound, which the allocator of this program keeps: beyond it an allocation is refused, which ends a
+//! program that did not ask whether it may have so much.
+//!
+//! Covered: every field of [`KvCacheOptions`] with all that is nested in it ([`KvShapeOptions`],
+//! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
+//! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens and
+//! hashes of `admit`, `admit_batch` and `extend`, ranges of `slot_mapping`, hashes of `seal`, arrays of
+//! `stage`, quotas of `set_quota`; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+#[allow(dead_code, reason = "this test uses its share")]
+#[path = "common/engine.rs"]
+mod engine;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use cuda_driver::Device;
+use cuda_sim::{SimConfig, SimDriver};
+use cuda_vmm::{AdmissionPolicy, Headroom};
+use engine::{options, shape, streams};
+use kv_cache::{
+    AdmitError, BuildError, Growth, KvCache, KvCacheOptions, MemoryLimit, MemoryRules, PoolRules,
+    SealError, SlotError, TransportChoice, TransportRules, Worker, WorkerOptions,
+};
+use kv_kernels::{HostLinkOptions, KvShape, KvShapeOptions, TransportProfile};
+use kv_pool::{BlockHash, TenantId, TenantQuota, Tier};
+
+/// Refuses what goes beyond the bound.
+struct Bounded;
+
+const LIVE_BYTES_MAX: usize = 1 << 30;
+
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every method passes its arguments on to the system's allocator or answers null, as `alloc` may.
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let size = layout.size();
+        let before = LIVE_BYTES.fetch_add(size, Ordering::Relaxed);
+        if before.saturating_add(size) > LIVE_BYTES_MAX {
+            LIVE_BYTES.fetch_sub(size, Ordering::Relaxed);
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Bounded = Bounded;
+
+const U32: [u32; 8] = [0, 1, 2, 7, 1 << 16, 1 << 31, u32::MAX - 1, u32::MAX];
+const U64: [u64; 9] = [0, 1, 2, 4096, 1 << 32, 1 << 40, i64::MAX as u64, u64::MAX - 1, u64::MAX];
+
+fn device() -> Device {
+    // A machine that gives more pinned memory than its tables take, and less than the bound.
+    let config = SimConfig { pinned_bytes: 256 << 20, ..SimConfig::default() };
+    let sim = SimDriver::new(config).unwrap();
+    sim.register_kernels(kv_kernels::references());
+    Device::open(Arc::new(sim), 0).unwrap()
+}
+
+fn small() -> KvCacheOptions {
+    options(shape(4, 32, 4), 8, 4)
+}
+
+/// Builds a cache, and serves a request with it if that can be.
+fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
+    let what = format!("{options:?}");
+    let began = std::time::Instant::now();
+    struct D(std::time::Instant, String);
+    impl Drop for D {
+        fn drop(&mut self) {
+            if self.0.elapsed().as_millis() > 300 {
+                eprintln!("SLOW {:?} {}", self.0.elapsed(), self.1)
+            }
+        }
+    }
+    let _d = D(began, what.clone());
+    if std::env::var("SHOW").is_ok() {
+        eprintln!("TRY {what}");
+    }
+    let device = device();
+    let worker = options.growth.worker().cloned();
+    let mut cache = KvCache::new(&streams(&[device]), options)?;
+    while worker.as_ref().is_some_and(|worker| worker.poll()) {}
+    for tokens in [1, 5] {
+        let step = cache.begin_step().unwrap();
+        match cache.admit(tokens, &[]) {
+            Ok(mut sequence) => {
+                let _ = cache.extend(&mut sequence, tokens + 3);
+                let staged = cache.stage(&[&sequence], |_, _| Ok(()));
+                assert!(staged.is_ok(), "{what}: {staged:?}");
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        cache.finish_step(step).unwrap();
+    }
+    assert!(cache.close().is_ok(), "{what}");
+    Ok(())
+}
+
+/// Builds caches from all of `options`; how many can be.
+fn try_all(all: impl IntoIterator<Item = KvCacheOptions>) -> (usize, usize) {
+    let (mut built, mut refused) = (0, 0);
+    for options in all {
+        match try_options(options) {
+            Ok(()) => built += 1,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                refused += 1;
+            }
+        }
+    }
+    (built, refused)
+}
+
+/// The options with one count set.
+type Setter = fn(&mut KvCacheOptions, u32);
+
+const COUNTS: [Setter; 5] = [
+    |options, value| options.device_blocks = value,
+    |options, value| options.host_blocks = value,
+    |options, value| options.sequences_max = value,
+    |options, value| options.blocks_per_sequence_max = value,
+    |options, value| options.overlap_depth = value,
+];
+
+#[test]
+fn counts_of_options_alone_and_in_pairs() {
+    let mut all = Vec::new();
+    for (index, set) in COUNTS.into_iter().enumerate() {
+        for value in U32 {
+            let mut options = small();
+            set(&mut options, value);
+            all.push(options.clone());
+            for set_other in &COUNTS[index + 1..] {
+                for other in [1, 1 << 20, u32::MAX] {
+                    let mut options = options.clone();
+                    set_other(&mut options, other);
+                    all.push(options);
+                }
+            }
+        }
+    }
+    let (built, refused) = try_all(all);
+    assert!(built > 20 && refused > 100, "{built} built, {refused} refused");
+}
+
+#[test]
+fn shapes() {
+    let base = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 32, block_tokens: 4 };
+    let mut shapes = Vec::new();
+    for value in U32 {
+        shapes.push(KvShapeOptions { layers: value, ..base });
+        shapes.push(KvShapeOptions { kv_count: value, ..base });
+        shapes.push(KvShapeOptions { block_tokens: value, ..base });
+        shapes.push(KvShapeOptions { layers: value, block_tokens: value, ..base });
+        shapes.push(KvShapeOptions { layers: value, kv_count: value, block_tokens: value, ..base });
+    }
+    for value in U64 {
+        shapes.push(KvShapeOptions { row_bytes: value, ..base });
+        shapes.push(KvShapeOptions { row_bytes: value & !7, ..base });
+        shapes.push(KvShapeOptions { row_bytes: value & !7, layers: 1 << 20, ..base });
+    }
+    // The simulated device keeps 16 bytes a page of what is reserved, which is more than the bound here.
+    let is_kept = |shape: &KvShape| !(1 << 42..1 << 48).contains(&shape.block_bytes());
+    let shapes = shapes.into_iter().filter_map(|shape| KvShape::new(shape).ok());
+    let made: Vec<KvShape> = shapes.filter(is_kept).collect();
+    assert!(made.len() > 10);
+    try_all(made.into_iter().map(|shape| KvCacheOptions { shape, ..small() }));
+}
+
+#[test]
+fn bytes_of_steps_and_rules_of_memory() {
+    try_all(U64.map(|step_array_bytes| KvCacheOptions { step_array_bytes, ..small() }));
+    let with = |memory| KvCacheOptions { memory, ..small() };
+    let limits = U64.map(|bytes| {
+        with(MemoryRules { limit: Some(MemoryLimit::new(bytes)), ..MemoryRules::default() })
+    });
+    assert_eq!(try_all(limits), (U64.len(), 0));
+    let headrooms = U64.map(|keep_free_bytes| {
+        let admission = Some(AdmissionPolicy::new(Headroom { keep_free_bytes }));
+        with(MemoryRules { admission, ..MemoryRules::default() })
+    });
+    assert_eq!(try_all(headrooms), (U64.len(), 0));
+}
+
+#[test]
+fn growth_ahead_and_workers() {
+    let ahead = |blocks| Growth::Ahead { blocks, worker: Worker::manual() };
+    let all = U32.map(|blocks| KvCacheOptions { growth: ahead(blocks), ..small() });
+    assert_eq!(try_all(all), (U32.len(), 0));
+    for time in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        for naps_before_sleep in [0, 1, u32::MAX] {
+            let options = WorkerOptions { nap: time, naps_before_sleep, retry: time };
+            let Ok(worker) = Worker::spawn(options) else { continue };
+            let growth = Growth::Ahead { blocks: u32::MAX, worker: worker.clone() };
+            try_all([KvCacheOptions { growth, ..small() }]);
+            worker.close();
+        }
+    }
+}
+
+#[test]
+fn transports() {
+    let link = |link| {
+        let transport = TransportRules { link, ..TransportRules::default() };
+        KvCacheOptions { transport, ..small() }
+    };
+    let base = HostLinkOptions { slot_bytes: 4096, ..HostLinkOptions::default() };
+    let mut all = Vec::new();
+    for value in U32 {
+        all.push(link(HostLinkOptions { multiprocessors: value, ..base }));
+        all.push(link(HostLinkOptions { ring_slots: value, ..base }));
+        for slot_bytes in [0, 1, u64::MAX] {
+            all.push(link(HostLinkOptions { ring_slots: value, slot_bytes, ..base }));
+        }
+    }
+    for value in U64 {
+        all.push(link(HostLinkOptions { launch_bytes: value, ..base }));
+        all.push(link(HostLinkOptions { slot_bytes: value, ..base }));
+    }
+    let device = device();
+    for multiprocessors in [1, u32::MAX] {
+        for bytes_per_s in [0, 1, u64::MAX] {
+            let mut profile = TransportProfile::assumed(&device, multiprocessors).unwrap();
+            profile.to_host.copy_bytes_per_s = bytes_per_s;
+            profile.to_pages.copy_bytes_per_s = bytes_per_s;
+            for choice in TransportChoice::ALL {
+                let profiles = vec![profile.clone()];
+                let transport = TransportRules { choice, profiles, link: base };
+                all.push(KvCacheOptions { transport, ..small() });
+            }
+        }
+    }
+    let (built, _) = try_all(all);
+    assert!(built > 40, "{built}");
+    for text in ["", "auto", "AUTO", &"auto".repeat(1 << 16)] {
+        assert_eq!(text.parse::<TransportChoice>().is_ok(), text == "auto");
+    }
+}
+
+#[test]
+fn logs_of_events() {
+    let with = |events| KvCacheOptions {
+        pool: PoolRules { events: Some(events), ..PoolRules::default() },
+        ..small()
+    };
+    try_all([0, 1, 2, 4096, 1 << 40, usize::MAX - 1, usize::MAX].map(with));
+}
+
+#[test]
+fn streams_of_devices() {
+    let device = device();
+    for count in [0, 1, 2, 4, 5, 64] {
+        let streams = streams(&vec![device.clone(); count]);
+        let built = KvCache::new(&streams, small());
+        assert_eq!(built.is_ok(), (1..=4).contains(&count), "{count} streams");
+        if let Ok(cache) = built {
+            cache.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn requests() {
+    let device = device();
+    let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
+    let hashes: Vec<_> = (0..64).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
+    for tokens in U64 {
+        for named in [0, 1, 64] {
+            match cache.admit(tokens, &hashes[..named]) {
+                Ok(sequence) => assert!(sequence.block_count() as u64 == tokens.div_ceil(4)),
+                Err(error) => assert!(!error.is_retryable(), "{tokens}: {error}"),
+            }
+        }
+    }
+    assert_eq!(cache.admit_batch(&[]).unwrap().len(), 0);
+    let request = kv_cache::Request::new(1, &[]);
+    let refused = cache.admit_batch(&vec![request; 10_000]).unwrap_err();
+    assert!(matches!(refused, AdmitError::NoRow { rows: 8 }), "{refused}");
+
+    let mut sequence = cache.admit(5, &[]).unwrap();
+    for tokens in U64 {
+        let before = sequence.tokens();
+        let extended = cache.extend(&mut sequence, tokens);
+        assert_eq!(sequence.tokens(), if extended.is_ok() { before.max(tokens) } else { before });
+    }
+    let mut slots = Vec::new();
+    for start in U64 {
+        for end in U64 {
+            let mapped = cache.slot_mapping(&sequence, start..end, &mut slots);
+            let inside = start <= end && end <= sequence.tokens();
+            assert_eq!(mapped.is_ok(), inside, "{start}..{end}");
+            assert!(inside || matches!(mapped, Err(SlotError::OutOfRange { .. })));
+        }
+    }
+    for index in [0, 1, 1 << 32, usize::MAX] {
+        assert_eq!(sequence.block(index).is_some(), index < sequence.block_count());
+    }
+    let refused = cache.seal(&mut sequence, &hashes).unwrap_err();
+    assert!(matches!(refused, SealError::TooManyHashes { hashes: 64, .. }));
+    cache.seal(&mut sequence, &[]).unwrap();
+
+    let step = cache.begin_step().unwrap();
+    for words in [0, 1, 1 << 10, 1 << 20] {
+        let array = vec![0_u64; words];
+        let staged = cache.stage(&[&sequence], |_, step| step.array(&array));
+        assert!(staged.is_ok() || words > 128, "{words}");
+    }
+    assert!(cache.stage(&[], |_, _| Ok(())).is_ok());
+    let many = cache.stage(&vec![&sequence; 1000], |_, _| Ok(()));
+    assert!(many.is_err(), "more rows than the table has");
+    cache.finish_step(step).unwrap();
+    drop(sequence);
+    cache.close().unwrap();
+}
+
+#[test]
+fn quotas() {
+    let device = device();
+    let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
+    let tenant = cache.add_tenant().unwrap();
+    for held_max in U64 {
+        for cached_max in U64 {
+            for reserved in U64 {
+                for tier in [Tier::Primary, Tier::Secondary] {
+                    let quota = TenantQuota { held_max, cached_max, reserved };
+                    for tenant in [tenant, TenantId::NOBODY] {
+                        if let Err(error) = cache.set_quota(tenant, tier, quota) {
+                            assert!(!error.to_string().is_empty());
+                        }
+                    }
+                    let request = kv_cache::Request { tenant, ..kv_cache::Request::new(9, &[]) };
+                    drop(cache.admit_batch(&[request]));
+                }
+            }
+        }
+    }
+    let none = TenantQuota::NONE;
+    cache.set_quota(tenant, Tier::Primary, none).unwrap();
+    cache.set_quota(tenant, Tier::Secondary, none).unwrap();
+    let mut tenants = 1_u64;
+    while tenants < 1 << 20 && cache.add_tenant().is_ok() {
+        tenants += 1;
+    }
+    assert!(tenants < 1 << 20, "no bound on tenants");
+    cache.close().unwrap();
+}
