@@ -10,8 +10,8 @@ use kv_multigpu::placement::{
 };
 use serde::Serialize;
 
-use crate::config::RunConfig;
-use crate::shape::{KV_COUNT, ShapeError};
+use crate::config::{ConfigError, RunConfig};
+use crate::shape::KV_COUNT;
 
 /// How the model is divided over several devices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -75,9 +75,9 @@ pub enum PlaceError {
         /// Why it cannot be.
         source: PlacementError,
     },
-    /// The shape cannot be laid out.
+    /// The run cannot be as it was asked for.
     #[error(transparent)]
-    Shape(#[from] ShapeError),
+    Config(#[from] ConfigError),
     /// A device does not say what it has or reaches.
     #[error("cannot ask device {ordinal} what it has")]
     Device {
@@ -126,7 +126,9 @@ pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, HeadsError> {
 ///
 /// [`PlaceError`], with how much is missing on each device where it does not fit.
 pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceError> {
-    let row_bytes = config.shape.row_bytes()?;
+    config.check()?;
+    config.check_devices(devices.len())?;
+    let row_bytes = config.shape.row_bytes().map_err(ConfigError::from)?;
     let layer = LayerShape {
         weight_bytes: 0,
         kv_block_bytes: u64::from(config.block_tokens) * KV_COUNT * row_bytes,

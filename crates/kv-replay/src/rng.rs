@@ -61,10 +61,15 @@ impl SplitMix64 {
 
     /// A number from `low` to `low * 2^octaves - 1`, small ones as often as large ones: one of the octaves (`low` to
     /// twice `low`, and so on) is chosen evenly, then a number in it. This is the log-uniform distribution with
-    /// straight lines in place of its curve; its mean is `1.5 * low * (2^octaves - 1) / octaves`.
+    /// straight lines in place of its curve; its mean is `1.5 * low * (2^octaves - 1) / octaves`. What is beyond 64 bits
+    /// is `u64::MAX`.
     pub fn octaves(&mut self, low: u64, octaves: u32) -> u64 {
-        let start = low << self.below(u64::from(octaves));
-        start + self.below(start)
+        let octave = self.below(u64::from(octaves));
+        let start = match octave <= u64::from(low.leading_zeros()) {
+            true => low.checked_shl(octave as u32).unwrap_or(0),
+            false => u64::MAX,
+        };
+        start.saturating_add(self.below(start))
     }
 
     /// A number of the exponential distribution with mean 1.

@@ -1,0 +1,326 @@
+//! Every size and count that the library and the program take, at 0, 1, a usual value, the largest, and
+//! values whose products overflow: each is taken or refused by a typed error. No panic, no abort, no hang,
+//! and no more memory than a bound, which the allocator of this program keeps.
+//!
+//! Covered: every number of [`RunConfig`] and [`ModelShape`] alone and in pairs, through `check`,
+//! `check_devices`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
+//! [`place::place`] and a run; [`SimSizes`] and [`DeviceSpec`]; lengths of requests; [`GenerateOptions`];
+//! [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuda_sim::Profile;
+use kv_replay::config::RunConfig;
+use kv_replay::device::{DeviceSpec, SimSizes, open};
+use kv_replay::engine;
+use kv_replay::generate::{self, GenerateOptions, REQUESTS_MAX, generate};
+use kv_replay::place;
+use kv_replay::policies::{Capacity, Half, hit_rates, parse_capacities};
+use kv_replay::report::RunReport;
+use kv_replay::rng::SplitMix64;
+use kv_replay::shape::{Dtype, ModelShape};
+use kv_replay::trace::{LENGTH_MAX_TOKENS, Request, Trace};
+
+/// Refuses what goes beyond the bound.
+struct Bounded;
+
+const LIVE_BYTES_MAX: usize = 1 << 30;
+
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every method passes its arguments on to the system's allocator or answers null, as `alloc` may.
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let size = layout.size();
+        let before = LIVE_BYTES.fetch_add(size, Ordering::Relaxed);
+        if before.saturating_add(size) > LIVE_BYTES_MAX {
+            LIVE_BYTES.fetch_sub(size, Ordering::Relaxed);
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Bounded = Bounded;
+
+const U32: [u32; 7] = [0, 1, 2, 7, 1 << 16, 1 << 31, u32::MAX];
+const U64: [u64; 9] = [0, 1, 2, 4096, 1 << 31, 1 << 40, i64::MAX as u64, u64::MAX - 1, u64::MAX];
+
+fn small() -> RunConfig {
+    RunConfig {
+        block_tokens: 64,
+        device_blocks: 32,
+        host_blocks: 8,
+        max_batch: 2,
+        step_tokens: 512,
+        ..RunConfig::default()
+    }
+}
+
+fn trace() -> Trace {
+    let request =
+        |id| Request { timestamp_ms: 0, input_length: 200, output_length: 2, hash_ids: vec![id] };
+    Trace { requests: vec![request(0), request(1)] }
+}
+
+/// Does with a configuration all that can be done; whether it could be played.
+fn try_config(config: &RunConfig) -> bool {
+    let trace = trace();
+    let checked = config.check().is_ok() && config.check_trace(&trace).is_ok();
+    let divides =
+        [0, 1, 2, 3, 1 << 20, usize::MAX].map(|devices| config.check_devices(devices).is_ok());
+    assert_eq!(
+        RunReport::new(config, "sim").is_ok(),
+        config.shape.block_bytes(config.block_tokens).is_ok()
+    );
+    assert_eq!(config.block_bytes().is_ok(), config.shape.block_bytes(config.block_tokens).is_ok());
+    for (devices, divides) in [(1, divides[1]), (2, divides[2])] {
+        let spec = DeviceSpec::Sim { devices };
+        let Ok(opened) = open(&spec, SimSizes::for_config(config)) else { continue };
+        let _ = place::place(config, &opened.devices);
+        let fits = opened.check_fits(config).is_ok();
+        if checked && !fits {
+            // The simulated device keeps some bytes for each page of a reservation: beyond the bound.
+            continue;
+        }
+        // What is written takes memory here.
+        let is_small = config.block_bytes().is_ok_and(|bytes| bytes <= 1 << 20);
+        let outcome = engine::build_cache(config, &trace, &opened).and_then(|cache| {
+            assert!(checked && divides && fits, "{config:?} on {devices}");
+            match is_small {
+                true => engine::run_on(cache, config, &trace, &opened, &mut ()).map(Some),
+                false => Ok(None),
+            }
+        });
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(report)) => assert_eq!((report.finished, report.corrupt_blocks), (2, 0)),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    checked && divides[1]
+}
+
+#[test]
+fn configurations_alone_and_in_pairs() {
+    type Setter = fn(&mut RunConfig, u64);
+    let setters: [Setter; 8] = [
+        |config, value| config.device_blocks = value,
+        |config, value| config.host_blocks = value,
+        |config, value| config.max_batch = value.min(u32::MAX.into()) as u32,
+        |config, value| config.step_tokens = value.min(u32::MAX.into()) as u32,
+        |config, value| config.block_tokens = value.min(u32::MAX.into()) as u32,
+        |config, value| config.shape.layers = value.min(u32::MAX.into()) as u32,
+        |config, value| config.shape.kv_heads = value.min(u32::MAX.into()) as u32,
+        |config, value| config.shape.head_size = value.min(u32::MAX.into()) as u32,
+    ];
+    let (mut played, mut refused) = (0, 0);
+    let mut count = |config: RunConfig| match try_config(&config) {
+        true => played += 1,
+        false => refused += 1,
+    };
+    for (index, set) in setters.iter().enumerate() {
+        for value in U64 {
+            let mut config = small();
+            set(&mut config, value);
+            count(config.clone());
+            for set_other in &setters[index + 1..] {
+                for other in [0, u64::MAX] {
+                    let mut config = config.clone();
+                    set_other(&mut config, other);
+                    count(config);
+                }
+            }
+        }
+    }
+    for seed in U64 {
+        count(RunConfig { seed, ..small() });
+    }
+    for place in ["heads", "layers:round-robin", "layers:free-memory", "layers:least-cost"] {
+        for (layers, kv_heads) in [(1, 1), (2, 2), (1 << 16, 1), (1, 1 << 16), (u32::MAX, u32::MAX)]
+        {
+            let shape = ModelShape { layers, kv_heads, ..small().shape };
+            count(RunConfig { place: place.parse().unwrap(), shape, ..small() });
+        }
+    }
+    assert!(played > 30 && refused > 200, "{played} played, {refused} refused");
+}
+
+#[test]
+fn shapes() {
+    for layers in U32 {
+        for kv_heads in U32 {
+            for head_size in U32 {
+                for dtype in Dtype::ALL {
+                    let shape = ModelShape { layers, kv_heads, head_size, dtype };
+                    for block_tokens in U32 {
+                        let _ = (shape.row_bytes(), shape.block_bytes(block_tokens));
+                    }
+                }
+            }
+        }
+    }
+    for kv_heads in U32 {
+        for devices in [0, 1, 2, 1 << 20, usize::MAX] {
+            let _ = place::shards(kv_heads, devices);
+        }
+    }
+}
+
+#[test]
+fn machines() {
+    for text in [
+        "sim:0",
+        "sim:1",
+        "sim:32",
+        "sim:33",
+        "sim:4294967295",
+        "sim:4294967296",
+        "cuda:2147483647",
+        "cuda:2147483648",
+    ] {
+        let Ok(spec) = text.parse::<DeviceSpec>() else { continue };
+        if matches!(spec, DeviceSpec::Sim { .. }) {
+            let _ = open(&spec, SimSizes::for_config(&small()));
+        }
+    }
+    for device_bytes in U64 {
+        for pinned_bytes in U64 {
+            let sizes =
+                SimSizes { device_bytes, pinned_bytes, seed: u64::MAX, profile: Profile::h100() };
+            let Ok(opened) = open(&DeviceSpec::default(), sizes) else { continue };
+            if let Err(error) = engine::run(&small(), &trace(), &opened, &mut ()) {
+                assert!(!error.to_string().is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_of_requests() {
+    let opened = open(&DeviceSpec::default(), SimSizes::for_config(&small())).unwrap();
+    for input_length in U64.into_iter().chain([LENGTH_MAX_TOKENS, LENGTH_MAX_TOKENS + 1]) {
+        for output_length in U64.into_iter().chain([LENGTH_MAX_TOKENS]) {
+            for timestamp_ms in [0, u64::MAX] {
+                let hash_ids = vec![u64::MAX; input_length.div_ceil(512).min(1 << 10) as usize];
+                let request = Request { timestamp_ms, input_length, output_length, hash_ids };
+                let trace = Trace { requests: vec![request] };
+                let checked = trace.requests[0].check().is_ok();
+                let played = engine::run(&small(), &trace, &opened, &mut ());
+                assert!(checked || played.is_err());
+            }
+        }
+    }
+    for requests_max in [0, 1, 2, usize::MAX] {
+        assert_eq!(trace().limit(requests_max).requests.len(), requests_max.min(2));
+    }
+}
+
+#[test]
+fn workloads() {
+    for requests in [0, 1, 1000, REQUESTS_MAX + 1, u64::MAX] {
+        for seed in [0, 1, u64::MAX] {
+            let made = generate(&GenerateOptions { requests, seed });
+            assert_eq!(made.is_ok(), (1..=REQUESTS_MAX).contains(&requests), "{requests}");
+        }
+        assert_eq!(generate::run(requests, 0, None).is_ok(), (1..=1000).contains(&requests));
+    }
+}
+
+#[test]
+fn capacities_and_halves() {
+    let trace = generate(&GenerateOptions { requests: 20, seed: 0 }).unwrap();
+    for blocks in [0, 1, 2, 1 << 16, 1 << 30, (1 << 30) + 1, 1 << 40, usize::MAX] {
+        if let Ok(capacity) = Capacity::new(blocks) {
+            assert_eq!(hit_rates(&trace, &[capacity]).capacities.len(), 1);
+        }
+    }
+    for list in
+        ["", "0", "1", "1073741824", "1073741825", "18446744073709551616", "-1", ",", "1,,2"]
+    {
+        let _ = parse_capacities(list);
+    }
+    assert!(parse_capacities(&"1,".repeat(1 << 20)).is_err());
+    for half in [Half::Both, Half::First, Half::Second] {
+        for of in [0, 1, 2, usize::MAX] {
+            let requests = half.requests(of);
+            assert!(requests.start <= requests.end && requests.end <= of);
+        }
+    }
+}
+
+#[test]
+fn random_numbers() {
+    for seed in U64 {
+        let mut random = SplitMix64::new(seed);
+        for low in U64 {
+            assert!(low == 0 || random.below(low) < low);
+            for high in U64 {
+                let number = random.between(low, high);
+                assert!(number >= low && (number <= high || high < low), "{low} {high}: {number}");
+            }
+            for octaves in U32 {
+                let number = random.octaves(low, octaves);
+                assert!(number >= low, "{low} {octaves}: {number}");
+            }
+            let _ = random.percent(low);
+        }
+    }
+}
+
+/// The exit status of the program, which may use no more memory than a machine has to spare.
+fn status_of(args: &[&str]) -> Option<i32> {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 8388608; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kv-replay")]);
+    command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
+    command.env("CUDA_VISIBLE_DEVICES", "-1").status().unwrap().code()
+}
+
+#[test]
+fn numbers_of_the_command_line() {
+    let run = ["--requests", "1", "--seed", "1"];
+    for option in [
+        "--layers",
+        "--kv-heads",
+        "--head-size",
+        "--block-tokens",
+        "--device-blocks",
+        "--host-blocks",
+        "--max-batch",
+        "--step-tokens",
+        "--requests",
+        "--seed",
+    ] {
+        for value in
+            ["0", "1", "4294967295", "4294967296", "18446744073709551615", "18446744073709551616"]
+        {
+            // A later option of the same name would be refused.
+            let rest = run.chunks(2).filter(|pair| pair[0] != option).flatten().copied();
+            let args: Vec<&str> = ["run"].into_iter().chain(rest).chain([option, value]).collect();
+            let status = status_of(&args);
+            assert!(matches!(status, Some(0 | 2)), "{args:?} ended with {status:?}");
+        }
+    }
+    for value in ["sim:0", "sim:1", "sim:33", "sim:4294967296", "cuda:2147483648"] {
+        let status = status_of(&[&["run"], &run[..], &["--device", value]].concat());
+        assert!(matches!(status, Some(0 | 2)), "{value} ended with {status:?}");
+    }
+    for value in ["0", "1", "18446744073709551615", "18446744073709551616"] {
+        for args in [["generate", "--requests", value], ["generate", "--seed", value]] {
+            let status = status_of(&args);
+            assert!(matches!(status, Some(0 | 2)), "{args:?} ended with {status:?}");
+        }
+    }
+}
