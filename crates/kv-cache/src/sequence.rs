@@ -114,14 +114,11 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
-        let mut pins = Vec::with_capacity(self.blocks.len());
-        for held in self.blocks.drain(..).rev() {
-            match held {
-                Held::Shared(pin) => pins.push(pin),
-                Held::Own(block) => drop(block),
-            }
-        }
-        pins.reverse();
-        self.pool.release(pins);
+        // A block of its own has no content that could be found, so no place in the order.
+        let shared = |held| match held {
+            Held::Shared(pin) => Some(pin),
+            Held::Own(_) => None,
+        };
+        self.pool.release(self.blocks.drain(..).filter_map(shared).collect());
     }
 }

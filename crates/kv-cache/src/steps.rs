@@ -199,7 +199,8 @@ impl KvCache {
     /// Completes the epochs of cancelled steps, of which no event tells, once no work of any step is
     /// left. Without this, what was released during them would wait for a step that may never come.
     fn complete_if_idle(&mut self) {
-        let idle = self.in_flight.is_empty() && matches!(*self.latest.lock(), Latest::Over);
+        // A dropped step is in flight by now.
+        let idle = self.in_flight.is_empty() && !self.has_open_step();
         if let Some(epoch) = self.begun.filter(|_| idle) {
             self.complete(epoch);
         }

@@ -1,6 +1,7 @@
 //! Released is not free, enqueued is not done, and what may be in use is left alone.
 
 use cuda_driver::ErrorCode;
+use cuda_sim::Pace;
 use kv_cache::{AdmitError, CloseError, KvCache, TransportChoice};
 use kv_pool::ClaimError;
 
@@ -294,4 +295,56 @@ fn a_seal_keeps_its_block_where_the_other_is_still_on_its_way() {
         engine.close();
         machine.assert_clean();
     }
+}
+
+#[test]
+fn copies_decided_after_a_device_was_sent_the_others_are_sent_to_it_too() {
+    let machine = Machine::new(1, 2, small());
+    let each = by(TransportChoice::EachBlock, options(small(), 16, 32));
+    let mut engine = machine.rig.engine_with(each);
+    let prompts = [1, 2, 3, 4].map(|seed| Prompt::new(seed, 29));
+    let serve = |engine: &mut Engine, prompt: &Prompt| {
+        let mut live = engine.admit(prompt).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        let found = live.sequence.cached_tokens();
+        drop(live);
+        engine.drain().unwrap();
+        found
+    };
+    prompts[..2].iter().for_each(|prompt| assert_eq!(serve(&mut engine, prompt), 0));
+    // The first device is sent what the third prompt evicts, and the second refuses it.
+    let mut third = engine.admit(&prompts[2]).unwrap();
+    let evicted = engine.cache.stats().offloaded_blocks;
+    assert!(evicted > 0);
+    machine.sim.fail_nth("cuMemcpyDtoHAsync", evicted + 1, ErrorCode::UNKNOWN);
+    assert!(engine.run_or_drop(&mut [&mut third]).is_err());
+    // More of the same direction is decided, and sent with the rest.
+    let mut fourth = engine.admit(&prompts[3]).unwrap();
+    assert!(engine.cache.stats().offloaded_blocks > evicted);
+    engine.run(&mut [&mut third, &mut fourth]).unwrap();
+    drop((third, fourth));
+    engine.drain().unwrap();
+    prompts[..2].iter().for_each(|prompt| assert_eq!(serve(&mut engine, prompt), 28));
+    engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_cache_is_not_closed_under_copies_that_no_step_waits_for() {
+    let machine = Machine::new(1, 1, small());
+    machine.sim.set_pace(Pace::Slowest);
+    let each = by(TransportChoice::EachBlock, options(small(), 8, 8));
+    let mut engine = machine.rig.engine_with(each);
+    let mut live = engine.admit(&Prompt::new(1, 30)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    let live = engine.admit(&Prompt::new(2, 30)).unwrap();
+    machine.sim.fail_nth("cuStreamWaitEvent", 1, ErrorCode::UNKNOWN);
+    let step = engine.begin().unwrap();
+    assert!(engine.cache.stage(&[&live.sequence], |_, _| Ok(())).is_err());
+    drop((live, step));
+    engine.try_close().unwrap();
+    machine.sim.run_all();
+    machine.assert_clean();
 }
