@@ -7,45 +7,21 @@ use parking_lot::Mutex;
 /// The rows that no sequence has.
 #[derive(Clone, Debug)]
 pub(crate) struct RowPool {
-    free: Arc<Mutex<Free>>,
-}
-
-#[derive(Debug)]
-struct Free {
-    /// Rows that came back, with room for every row that was ever leased.
-    returned: Vec<usize>,
-    /// The first row that was never leased; all after it were not, either.
-    fresh: usize,
-    rows: usize,
+    free: Arc<Mutex<Vec<usize>>>,
 }
 
 impl RowPool {
     pub(crate) fn new(rows: usize) -> Self {
-        Self { free: Arc::new(Mutex::new(Free { returned: Vec::new(), fresh: 0, rows })) }
+        Self { free: Arc::new(Mutex::new((0..rows).rev().collect())) }
     }
 
     pub(crate) fn lease(&self) -> Option<RowLease> {
-        let row = self.free.lock().take()?;
+        let row = self.free.lock().pop()?;
         Some(RowLease { rows: self.clone(), row })
     }
 
     pub(crate) fn owns(&self, lease: &RowLease) -> bool {
         Arc::ptr_eq(&self.free, &lease.rows.free)
-    }
-}
-
-impl Free {
-    fn take(&mut self) -> Option<usize> {
-        if let Some(row) = self.returned.pop() {
-            return Some(row);
-        }
-        let row = self.fresh;
-        if row >= self.rows {
-            return None;
-        }
-        self.fresh += 1;
-        self.returned.reserve(self.fresh);
-        Some(row)
     }
 }
 
@@ -64,7 +40,7 @@ impl RowLease {
 
 impl Drop for RowLease {
     fn drop(&mut self) {
-        // There is room, which was made when a row was first leased.
-        self.rows.free.lock().returned.push(self.row);
+        // There is room: the vector once held every row.
+        self.rows.free.lock().push(self.row);
     }
 }

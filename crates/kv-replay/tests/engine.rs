@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
+use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::Profile;
 use kv_cache::TransportChoice;
 use kv_multigpu::placement::Placement;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
-use kv_replay::engine;
+use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
 use kv_replay::shape::{Dtype, ModelShape};
@@ -325,6 +325,29 @@ fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
     assert_eq!(report.pinned_bytes_allocated_after_warmup, Some(4096));
     let report = replay(&config, &Trace { requests: vec![request(100, 2, 0)] });
     assert_eq!((report.iterations, report.pinned_bytes_allocated_after_warmup), (3, None));
+}
+
+/// Fills memory that is free by then, which a device may or may not survive.
+struct FillsFreed<'a>(&'a Device);
+
+impl Progress for FillsFreed<'_> {
+    fn update(&mut self, state: &ProgressState) {
+        if state.iterations == 1 {
+            let buffer = DeviceBuffer::alloc(self.0, 4096).unwrap();
+            let span = buffer.span();
+            buffer.free().unwrap();
+            assert!(Stream::new(self.0).unwrap().fill(span, 0).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_finding_of_the_simulated_device_fails_the_run() {
+    let trace = Trace { requests: vec![request(100, 3, 0)] };
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
+    let mut fills = FillsFreed(&devices.devices[0]);
+    let failed = engine::run(&small(8), &trace, &devices, &mut fills).unwrap_err();
+    assert!(matches!(failed, RunError::Findings { count: 1, .. }), "{failed:?}");
 }
 
 #[test]

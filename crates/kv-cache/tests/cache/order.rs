@@ -348,3 +348,19 @@ fn a_cache_is_not_closed_under_copies_that_no_step_waits_for() {
     machine.sim.run_all();
     machine.assert_clean();
 }
+
+#[test]
+fn a_sequence_that_ends_when_all_is_at_rest_loses_its_tail_first() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(8, 0);
+    for (seed, found) in [(1, 0), (2, 0), (1, 8)] {
+        // Five blocks that are named, and one that is not: of the first prompt's the second takes three.
+        let mut live = engine.admit(&Prompt::new(seed, 21)).unwrap();
+        assert_eq!(live.sequence.cached_tokens(), found);
+        engine.run(&mut [&mut live]).unwrap();
+        engine.drain().unwrap();
+        drop(live);
+    }
+    engine.close();
+    machine.assert_clean();
+}
