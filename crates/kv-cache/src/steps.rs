@@ -1,7 +1,5 @@
 //! Beginning, staging and finishing steps.
 
-use std::sync::Arc;
-
 use cuda_driver::DeviceError;
 use cuda_vmm::Fence;
 use kv_pool::Epoch;
