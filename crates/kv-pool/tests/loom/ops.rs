@@ -50,6 +50,9 @@ pub enum Op {
     Lend,
     /// Pins a victim, and moves it to the secondary tier.
     MoveDown,
+    /// Claims a block, and computes content there again that is cached, or on its way, before the
+    /// content that it evicts has arrived.
+    Overtake,
 }
 
 impl Op {
@@ -68,6 +71,7 @@ impl Op {
         Self::Admit,
         Self::Lend,
         Self::MoveDown,
+        Self::Overtake,
     ];
 }
 
@@ -214,6 +218,7 @@ impl World {
                 }
             }
             Op::MoveDown => self.move_down(owner),
+            Op::Overtake => self.overtake(owner),
         }
     }
 
@@ -270,6 +275,23 @@ impl World {
         }
         self.write(&block, WRITTEN + owner);
         self.give(&block, owner);
+    }
+
+    fn overtake(&self, owner: u32) {
+        let Some(mut block) = self.own(owner) else { return };
+        let offload = block.take_offload();
+        offload.iter().for_each(|offload| self.memory.offload(offload));
+        self.write(&block, NEAR);
+        self.give(&block, owner);
+        let pin = match block.register(name(NEAR), Priority::DEFAULT) {
+            Registration::New(pin) | Registration::Duplicate { existing: pin, .. } => pin,
+        };
+        self.read(&pin, NEAR);
+        drop(pin);
+        if let Some(offload) = offload {
+            self.others_turn();
+            offload.commit();
+        }
     }
 
     fn late_offload(&self, owner: u32) {
