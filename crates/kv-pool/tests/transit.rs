@@ -536,3 +536,45 @@ fn names_and_slots_keep_together_under_every_policy() {
         }
     }
 }
+
+/// Only a nearer copy takes a name over: what is cached nearer, or as near, stays the one that lookups find.
+#[test]
+fn a_copy_that_is_no_nearer_is_a_duplicate() {
+    for tier in [Tier::Secondary, Tier::Third] {
+        let config = PoolConfig {
+            secondary_blocks: 2,
+            further_blocks: [1, 0],
+            ..PoolConfig::primary_only(1)
+        };
+        let pool = BlockPool::new(&config).unwrap();
+        cache_secondary(&pool, 1);
+        let known = find(&pool, 1).unwrap().location();
+        let mut blocks = pool.claim_in(tier, 1).unwrap();
+        let own = blocks.slots().next();
+        let pins = blocks.register(&[name(1)], Priority::DEFAULT).unwrap();
+        assert_eq!(find(&pool, 1).unwrap().location(), known);
+        // The list gives its block back where the other is as near, and keeps it without a name if not.
+        let slot = if tier == Tier::Secondary { Some(known.slot) } else { own };
+        assert_eq!((pins.slots().next(), pins.as_slice()[0].location.tier), (slot, tier));
+        drop(pins);
+        checked(&pool);
+    }
+}
+
+#[test]
+fn content_on_its_way_is_no_duplicate() {
+    let pool = pool(1, 2);
+    cache(&pool, 1, Priority::DEFAULT);
+    let (block, offload) = displace(&pool);
+    // As near as the copy will be, and there already.
+    let own = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
+    let slot = own.slot();
+    let pin = named(own, 1, Priority::DEFAULT);
+    assert_eq!(pin.slot(), slot);
+    checked(&pool);
+    offload.commit();
+    assert_eq!(find(&pool, 1).unwrap().slot(), slot);
+    drop((pin, block));
+    checked(&pool);
+    assert_eq!(pool.stats().secondary.claimable(), 2);
+}

@@ -5,7 +5,7 @@ use crate::claim::Naming;
 use crate::hold::BlockAt;
 use crate::index::TOGETHER;
 use crate::state::State;
-use crate::{BlockHash, BlockId, Tier};
+use crate::{BlockHash, BlockId};
 
 /// How many names of a prefix are looked up before the next one is guessed from their blocks.
 const TOGETHER_AT_FIRST: usize = 4;
@@ -148,16 +148,17 @@ impl State {
                 return Named::New(own);
             }
             Ok(known) => {
-                let near = self.blocks.tier(known) == Tier::Primary;
-                let near = near || self.blocks.place(known) == Place::Pinned;
-                if near && self.may_use(known) {
+                let as_near = self.blocks.tier(known) <= self.blocks.tier(own);
+                let found = as_near && self.blocks.is(known, Flag::NAMED);
+                let found = found || self.blocks.place(known) == Place::Pinned;
+                if found && self.may_use(known) {
                     self.counters.duplicates += 1;
                     self.pin(known);
                     self.adopt(known, parent);
                     return Named::Duplicate(known);
                 }
-                // An unused copy in host memory, or on its way there, gives way to the one that is nearer,
-                // and one that its owner may not hold to the one that is held.
+                // An unused copy that is farther, or on its way, gives way, and one that its owner may not
+                // hold to the one that is held.
                 self.come_near(known, own);
                 known
             }

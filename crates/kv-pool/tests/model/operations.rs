@@ -81,8 +81,9 @@ impl Model {
         let bearer = self.bearer(content);
         if let Some(known) = bearer {
             let found = &self.blocks[known];
-            let near = found.tier == PRIMARY || matches!(found.now, Now::Pinned(_));
-            if near && self.may_use(known) {
+            let as_near = found.content.is_some() && found.tier <= self.blocks[own].tier;
+            let found = as_near || matches!(found.now, Now::Pinned(_));
+            if found && self.may_use(known) {
                 self.counters.duplicates += 1;
                 self.pin(known);
                 self.adopt(known, parent);
@@ -121,7 +122,7 @@ impl Model {
         self.blocks[known].tenant = self.blocks[own].tenant;
         match was {
             Now::Moving { from, .. } => self.blocks[own].now = Now::Moving { content: None, from },
-            Now::Unused(_) | Now::Shadowed(_) => self.unused(own),
+            Now::Unused(_) | Now::PassedOver(_) | Now::Shadowed(_) => self.unused(own),
             _ => self.rest(own),
         }
     }
