@@ -50,6 +50,8 @@ struct Life {
     in_flight: VecDeque<Step>,
     spare: Vec<Fence>,
     live: Vec<Sequence>,
+    /// What this generation has written to its blocks.
+    written: BTreeMap<u64, u8>,
     verified: u64,
     /// The most events that one step asked.
     asked_most: u64,
@@ -107,6 +109,7 @@ impl Life {
             in_flight: VecDeque::new(),
             spare: Vec::new(),
             live: Vec::new(),
+            written: BTreeMap::new(),
             verified: 0,
             asked_most: 0,
         }
@@ -123,6 +126,10 @@ impl Life {
         let lease = self.gate.lease();
         let spans = self.grow(number);
         self.submit(number, lease, &spans);
+        if number.is_multiple_of(GENERATION) {
+            // Its first step is over before the last one of those before it.
+            again(|| self.stream(number).synchronize());
+        }
         let _ = self.worker.poll();
         self.asked_most = self.asked_most.max(self.machine.calls("cuEventQuery") - asked);
     }
@@ -146,6 +153,7 @@ impl Life {
     /// ways; the steps' leases and fences speak for who uses it.
     fn end_generation(&mut self, number: u64) {
         self.live.drain(..).for_each(|sequence| sequence.finish(&[]));
+        self.written.clear();
         match number / GENERATION % 4 {
             0 => _ = self.pool.park_to(1, &[]).unwrap(),
             1 => _ = self.pool.shrink_to(3, &[]).unwrap(),
@@ -165,7 +173,7 @@ impl Life {
     }
 
     /// The memory of a step: blocks, but for those that stayed from other generations, and sequences.
-    fn grow(&mut self, number: u64) -> Vec<DeviceSpan> {
+    fn grow(&mut self, number: u64) -> Vec<(Option<u64>, DeviceSpan)> {
         let wanted = 5 + number * 3 % (BLOCKS - 4);
         let _ = self.pool.demand(wanted);
         match self.pool.grow_to(wanted) {
@@ -174,7 +182,8 @@ impl Life {
             Err(error) => assert!(error.is_retryable(), "{error}"),
         }
         let blocks = 4..wanted.min(self.pool.ready_blocks());
-        let mut spans: Vec<_> = blocks.map(|block| self.pool.block_span(block).unwrap()).collect();
+        let mut spans: Vec<_> =
+            blocks.map(|block| (Some(block), self.pool.block_span(block).unwrap())).collect();
         if self.live.len() < 3
             && let Ok(sequence) = self.space.admit(1)
         {
@@ -186,26 +195,35 @@ impl Life {
                 sequence.shrink_to(tokens, &[]).unwrap();
             }
             if sequence.extend_to(tokens).is_ok() || sequence.extend_blocking(tokens).is_ok() {
-                spans.push(sequence.plane(0).unwrap().span(0..tokens).unwrap());
+                spans.push((None, sequence.plane(0).unwrap().span(0..tokens).unwrap()));
             }
         }
         spans
     }
 
-    /// Writes both ends of each span, and reads them. A generation keeps to its stream.
-    fn submit(&mut self, number: u64, lease: Lease, spans: &[DeviceSpan]) {
+    fn stream(&self, number: u64) -> &Stream {
+        &self.streams[(number / GENERATION % 2) as usize]
+    }
+
+    /// Reads both ends of each span as the step before has written them, and writes them anew. A
+    /// generation keeps to its stream.
+    fn submit(&mut self, number: u64, lease: Lease, spans: &[(Option<u64>, DeviceSpan)]) {
         let stream = &self.streams[(number / GENERATION % 2) as usize];
         let place = number % (self.depth as u64 + 2);
         let mut tags = Vec::new();
-        for span in spans {
+        for (block, span) in spans {
+            let tag = (number * 31 + tags.len() as u64 * 7) as u8;
+            let before = block.and_then(|block| self.written.insert(block, tag));
             for offset in [0, span.bytes() - MARK] {
-                let tag = (number * 31 + tags.len() as u64 * 7) as u8;
                 let mark = span.slice(offset, MARK).unwrap();
                 let at = (place * MARKS + tags.len() as u64) * MARK;
                 let result = self.results.span().slice(at, MARK).unwrap();
-                stream.fill(mark, tag).unwrap();
+                if before.is_none() {
+                    stream.fill(mark, tag).unwrap();
+                }
                 stream.copy_on_device(result, mark).unwrap();
-                tags.push(tag);
+                stream.fill(mark, tag).unwrap();
+                tags.push(before.unwrap_or(tag));
             }
         }
         let mut spare = self.spare.pop();
