@@ -285,7 +285,7 @@ fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
             assert_eq!(pool.demand(7), Ok(6), "{users}");
         }
         if let Some(lease) = lease {
-            lease.submitted(&[fence.clone()]);
+            lease.submitted(std::slice::from_ref(&fence));
             assert_eq!(pool.grow_to(7), Err(refused));
         }
         drop(fence);
