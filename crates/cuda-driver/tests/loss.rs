@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use cuda_driver::{
     AccessDesc, AddressRange, CopyError, Device, DeviceAttribute, DeviceBuffer, DeviceError,
-    DriverError, ErrorCode, Event, HostAllocFlags, KernelArgs, LaunchConfig, Module, PeerAttribute,
-    PhysicalMemory, PinnedBuffer, ShareableKind, Stream, StreamPriority,
+    DriverError, ErrorCode, Event, HostAllocFlags, Kernel, KernelArgs, LaunchConfig, Module,
+    PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch, ShareableKind, Stream,
+    StreamPriority,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 
@@ -25,10 +26,6 @@ fn machine() -> (SimDriver, Device) {
     (sim, device)
 }
 
-fn calls(sim: &SimDriver) -> u64 {
-    sim.calls().values().sum()
-}
-
 fn device_error(error: CopyError) -> DeviceError {
     match error {
         CopyError::Device(error) => error,
@@ -36,96 +33,149 @@ fn device_error(error: CopyError) -> DeviceError {
     }
 }
 
+/// A handle of each kind, of one device.
+struct Handles {
+    stream: Stream,
+    events: [Event; 2],
+    memory: DeviceBuffer,
+    pinned: PinnedBuffer,
+    page: u64,
+    range: AddressRange,
+    physical: PhysicalMemory,
+    module: Module,
+    kernel: Kernel,
+    prepared: PreparedLaunch,
+}
+
+type Answers = Vec<(&'static str, Result<(), DeviceError>)>;
+
+const CONFIG: LaunchConfig = LaunchConfig::linear(1, 4);
+
+fn args(memory: &DeviceBuffer) -> KernelArgs {
+    KernelArgs::new().arg(memory.address()).arg(1u32).arg(4u32)
+}
+
+impl Handles {
+    fn new(device: &Device) -> Self {
+        let page = PhysicalMemory::granularity(device).unwrap();
+        let module = Module::load(device, kernel::PTX).unwrap();
+        let kernel = module.kernel(kernel::NAME).unwrap();
+        let memory = DeviceBuffer::alloc(device, BYTES).unwrap();
+        // SAFETY: the kernel's three parameters.
+        let prepared = unsafe { kernel.prepare(&CONFIG, &args(&memory)) }.unwrap();
+        Self {
+            stream: Stream::new(device).unwrap(),
+            events: [Event::new(device).unwrap(), Event::with_timing(device).unwrap()],
+            memory,
+            pinned: PinnedBuffer::alloc(device, BYTES, HostAllocFlags::CACHED).unwrap(),
+            page,
+            range: AddressRange::reserve(device, page).unwrap(),
+            physical: PhysicalMemory::create_exportable(device, page, ShareableKind::PosixFd)
+                .unwrap(),
+            module,
+            kernel,
+            prepared,
+        }
+    }
+
+    /// What streams and events answer.
+    fn order(&self) -> Answers {
+        let Self { stream, events: [event, timed], memory, pinned, kernel, .. } = self;
+        let (span, mut bytes) = (memory.span(), [0; BYTES as usize]);
+        let copied = |answer: Result<(), CopyError>| answer.map_err(device_error);
+        // SAFETY: the kernel's three parameters; it writes device memory only.
+        let launched = unsafe { kernel.launch(stream, &CONFIG, &args(memory)) };
+        // SAFETY: as above.
+        let prepared = unsafe { kernel.prepare(&CONFIG, &args(memory)) }.map(drop);
+        // SAFETY: as above.
+        let again = unsafe { self.prepared.launch(stream) };
+        vec![
+            ("priority", stream.priority().map(drop)),
+            ("wait", stream.wait(event)),
+            ("Stream::synchronize", stream.synchronize()),
+            ("is_idle", stream.is_idle().map(drop)),
+            ("copy_to_device", copied(stream.copy_to_device(span, pinned, 0))),
+            ("copy_to_host", copied(stream.copy_to_host(pinned, 0, span))),
+            ("copy_on_device", copied(stream.copy_on_device(span, span))),
+            ("fill", copied(stream.fill(span, 1))),
+            ("upload", copied(stream.upload(span, &bytes))),
+            ("download", copied(stream.download(&mut bytes, span))),
+            ("record", event.record(stream)),
+            ("is_complete", event.is_complete().map(drop)),
+            ("Event::synchronize", event.synchronize()),
+            ("elapsed_ms_since", timed.elapsed_ms_since(timed).map(drop)),
+            ("launch", launched),
+            ("prepare", prepared),
+            ("PreparedLaunch::launch", again),
+        ]
+    }
+
+    /// What the device, its memory and its mappings answer.
+    fn made(&self, device: &Device) -> Answers {
+        let Self { page, range, physical, .. } = self;
+        let flags = HostAllocFlags::CACHED;
+        let priority = StreamPriority::Greatest;
+        let kind = ShareableKind::PosixFd;
+        vec![
+            ("run", device.run(|_| unreachable!("a lost device is asked nothing"))),
+            ("attribute", device.attribute(DeviceAttribute::PCI_BUS_ID).map(drop)),
+            ("memory_info", device.memory_info().map(drop)),
+            ("synchronize", device.synchronize()),
+            ("Stream::new", Stream::new(device).map(drop)),
+            ("with_priority", Stream::with_priority(device, priority).map(drop)),
+            ("Event::new", Event::new(device).map(drop)),
+            ("with_timing", Event::with_timing(device).map(drop)),
+            ("alloc", DeviceBuffer::alloc(device, BYTES).map(drop)),
+            ("PinnedBuffer::alloc", PinnedBuffer::alloc(device, BYTES, flags).map(drop)),
+            ("granularity", PhysicalMemory::granularity(device).map(drop)),
+            ("reserve", AddressRange::reserve(device, *page).map(drop)),
+            ("create", PhysicalMemory::create(device, *page).map(drop)),
+            ("export", physical.export(kind).map(drop)),
+            ("map", range.map(0, physical)),
+            ("set_access", range.set_access(0, *page, &[AccessDesc { device: 0 }])),
+        ]
+    }
+
+    /// What is answered of two devices, one of which is lost.
+    fn pairs(&self, device: &Device, (healthy, other): (&Device, &Handles)) -> Answers {
+        let (here, there) = (&self.stream, &other.stream);
+        let (lost, well) = ((device, self.memory.span()), (healthy, other.memory.span()));
+        let copied = |answer: Result<(), CopyError>| answer.map_err(device_error);
+        let rank = PeerAttribute::PERFORMANCE_RANK;
+        vec![
+            ("can_access", device.can_access(healthy).map(drop)),
+            ("peer_attribute", device.peer_attribute(healthy, rank).map(drop)),
+            ("enable_access_to", device.enable_access_to(healthy)),
+            ("wait_for, here", here.wait_for(there, &other.events[0])),
+            ("wait_for, there", there.wait_for(here, &self.events[0])),
+            ("copy_between, from", copied(there.copy_between(well, lost))),
+            ("copy_between, to", copied(there.copy_between(lost, well))),
+        ]
+    }
+}
+
 #[test]
 fn a_lost_device_is_asked_nothing_more_and_every_operation_names_the_cause() {
     let (sim, device) = machine();
     let healthy = Device::open(device.driver().clone(), 1).unwrap();
-    let other = Stream::new(&healthy).unwrap();
-    let stream = Stream::new(&device).unwrap();
-    let (event, timed) = (Event::new(&device).unwrap(), Event::with_timing(&device).unwrap());
-    let memory = DeviceBuffer::alloc(&device, BYTES).unwrap();
-    let span = memory.span();
-    let pinned = PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).unwrap();
-    let page = PhysicalMemory::granularity(&device).unwrap();
-    let range = AddressRange::reserve(&device, page).unwrap();
-    let physical = PhysicalMemory::create(&device, page).unwrap();
-    let module = Module::load(&device, kernel::PTX).unwrap();
-    let kernel = module.kernel(kernel::NAME).unwrap();
-    let args = KernelArgs::new().arg(span.address()).arg(1u32).arg(4u32);
-    let config = LaunchConfig::linear(1, 4);
-    // SAFETY: the kernel's three parameters.
-    let prepared = unsafe { kernel.prepare(&config, &args) }.unwrap();
-    stream.synchronize().unwrap();
+    let (handles, others) = (Handles::new(&device), Handles::new(&healthy));
     sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
-    let DeviceError::Driver(first) = stream.synchronize().unwrap_err() else {
+    let DeviceError::Driver(first) = handles.stream.synchronize().unwrap_err() else {
         panic!("the first error comes from the driver");
     };
-    let poisoned = |what: &str, answer: Result<(), DeviceError>| {
-        assert_eq!(answer, Err(DeviceError::Poisoned { first }), "{what}");
-    };
-    let copied = |what: &str, answer: Result<(), CopyError>| {
-        poisoned(what, answer.map_err(device_error));
-    };
-    let before = calls(&sim);
-    let access = [AccessDesc { device: 0 }];
-    let mut bytes = [0; BYTES as usize];
-    poisoned("run", device.run(|_| unreachable!("a lost device is asked nothing")));
-    poisoned("attribute", device.attribute(DeviceAttribute::PCI_BUS_ID).map(drop));
-    poisoned("memory_info", device.memory_info().map(drop));
-    poisoned("synchronize", device.synchronize());
-    poisoned("can_access", device.can_access(&healthy).map(drop));
-    let rank = PeerAttribute::PERFORMANCE_RANK;
-    poisoned("peer_attribute", device.peer_attribute(&healthy, rank).map(drop));
-    poisoned("enable_access_to", device.enable_access_to(&healthy));
-    poisoned("Stream::new", Stream::new(&device).map(drop));
-    let priority = StreamPriority::Greatest;
-    poisoned("with_priority", Stream::with_priority(&device, priority).map(drop));
-    poisoned("priority", stream.priority().map(drop));
-    poisoned("wait", stream.wait(&event));
-    poisoned("Stream::synchronize", stream.synchronize());
-    poisoned("is_idle", stream.is_idle().map(drop));
-    copied("copy_to_device", stream.copy_to_device(span, &pinned, 0));
-    copied("copy_to_host", stream.copy_to_host(&pinned, 0, span));
-    copied("copy_on_device", stream.copy_on_device(span, span));
-    copied("fill", stream.fill(span, 1));
-    copied("upload", stream.upload(span, &bytes));
-    copied("download", stream.download(&mut bytes, span));
-    // Of two devices, either may be lost.
-    poisoned("wait_for, here", stream.wait_for(&other, &Event::new(&healthy).unwrap()));
-    poisoned("wait_for, there", other.wait_for(&stream, &event));
-    copied("copy_between, from", other.copy_between((&healthy, span), (&device, span)));
-    copied("copy_between, to", other.copy_between((&device, span), (&healthy, span)));
-    poisoned("Event::new", Event::new(&device).map(drop));
-    poisoned("with_timing", Event::with_timing(&device).map(drop));
-    poisoned("record", event.record(&stream));
-    poisoned("is_complete", event.is_complete().map(drop));
-    poisoned("Event::synchronize", event.synchronize());
-    poisoned("elapsed_ms_since", timed.elapsed_ms_since(&timed).map(drop));
-    poisoned("alloc", DeviceBuffer::alloc(&device, BYTES).map(drop));
-    let flags = HostAllocFlags::CACHED;
-    poisoned("PinnedBuffer::alloc", PinnedBuffer::alloc(&device, BYTES, flags).map(drop));
-    poisoned("granularity", PhysicalMemory::granularity(&device).map(drop));
-    poisoned("reserve", AddressRange::reserve(&device, page).map(drop));
-    poisoned("create", PhysicalMemory::create(&device, page).map(drop));
-    poisoned("export", physical.export(ShareableKind::PosixFd).map(drop));
-    poisoned("map", range.map(0, &physical));
-    poisoned("set_access", range.set_access(0, page, &access));
-    assert!(Module::load(&device, kernel::PTX).is_err() && module.kernel(kernel::NAME).is_err());
-    // SAFETY: the kernel's three parameters; it writes device memory only.
-    poisoned("launch", unsafe { kernel.launch(&stream, &config, &args) });
-    // SAFETY: as above.
-    poisoned("prepare", unsafe { kernel.prepare(&config, &args) }.map(drop));
-    // SAFETY: as above.
-    poisoned("PreparedLaunch::launch", unsafe { prepared.launch(&stream) });
-    // An event for the healthy device was made and dropped.
-    let made = ["cuEventCreate", "cuEventDestroy"].len() as u64;
-    let binds = 3 * made;
-    assert_eq!(calls(&sim) - before, made + binds, "{:?}", sim.calls());
+    let before = sim.calls();
+    let [order, made] = [handles.order(), handles.made(&device)];
+    let pairs = handles.pairs(&device, (&healthy, &others));
+    for (operation, answer) in order.into_iter().chain(made).chain(pairs) {
+        assert_eq!(answer, Err(DeviceError::Poisoned { first }), "{operation}");
+    }
+    let again = Module::load(&device, kernel::PTX);
+    assert!(again.is_err() && handles.module.kernel(kernel::NAME).is_err());
+    assert_eq!(sim.calls(), before, "the driver would repeat the error to each of them");
     // Clean-up is tried all the same.
-    let before = calls(&sim);
-    drop((prepared, kernel, module, physical, range, pinned, memory, event, timed, stream));
-    assert!(calls(&sim) > before);
-    drop((other, healthy, device));
+    drop(handles);
+    assert_ne!(sim.calls(), before);
+    drop((others, healthy, device));
     assert_eq!(sim.check_leaks(), LeakReport::default());
 }
 
@@ -142,7 +192,9 @@ fn a_launch_goes_to_no_stream_of_another_driver() {
     // SAFETY: the kernel's three parameters; it writes device memory only.
     let launched = unsafe { kernel.launch(&stream, &config, &args) };
     // SAFETY: as above.
-    let prepared = unsafe { kernel.prepare(&config, &args).unwrap().launch(&stream) };
+    let prepared = unsafe { kernel.prepare(&config, &args) }.unwrap();
+    // SAFETY: as above.
+    let prepared = unsafe { prepared.launch(&stream) };
     let refused = |call| Err(DriverError::new(call, ErrorCode::INVALID_HANDLE).into());
     assert_eq!((launched, prepared), (refused("cuLaunchKernel"), refused("cuGraphLaunch")));
     let launches = ["cuLaunchKernel", "cuGraphLaunch"].map(|call| sim.calls().get(call).copied());

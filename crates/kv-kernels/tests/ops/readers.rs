@@ -20,13 +20,15 @@ mod tests {
         }
     }
 
-    /// Every launch that reads pinned memory, with all of its sources in `source`.
-    fn launches<'a>(
-        on: &'a On,
-        sides: [&'a Side; 3],
-        (source, device): (PinnedSpan<'a>, KernelSource<'a>),
-    ) -> Vec<(&'static str, Result<(), KernelError>)> {
-        let [pages, others, narrow] = sides;
+    type Answers = Vec<(&'static str, Result<(), KernelError>)>;
+
+    /// Launches that read rows or tables, each with one of its sources in `source` and the others in
+    /// `device`.
+    fn row_launches(
+        on: &On,
+        pages: &Side,
+        (source, device): (PinnedSpan<'_>, KernelSource<'_>),
+    ) -> Answers {
         let Side::Device(paged, _) = pages else { unreachable!() };
         let (kernels, stream) = (&on.kernels, &on.stream);
         let out = on.memory(1 << 12);
@@ -60,6 +62,31 @@ mod tests {
             width: 4,
             report: None,
         };
+        let words =
+            ScatterWords { out: out.span(), source, data_offset: 0, index_offset: 16, count: 1 };
+        let appends = |append| kernels.append(stream, paged, append).map_err(kernel);
+        let gathers = |gather| kernels.gather_block_offsets(stream, gather);
+        let row = Some(pinned(4));
+        vec![
+            ("keys", appends(Append { keys: pinned(64), ..append })),
+            ("values", appends(Append { values: Some(pinned(64)), ..append })),
+            ("slots", appends(Append { slot_mapping: pinned(8), ..append })),
+            ("table", gathers(BlockOffsets { source: pinned(32), ..offsets })),
+            ("row index", gathers(BlockOffsets { row_index: row, ..offsets })),
+            ("lengths", gathers(BlockOffsets { live: row, ..offsets })),
+            ("scales", gathers(BlockOffsets { scales: pinned(4), ..offsets })),
+            ("offsets", gathers(BlockOffsets { offsets: pinned(4), ..offsets })),
+            ("words", kernels.scatter_words(stream, words)),
+        ]
+    }
+
+    /// Launches on blocks, whose pairs or ids are in `source`.
+    fn block_launches(on: &On, sides: [&Side; 3], source: PinnedSpan<'_>) -> Answers {
+        let [pages, others, narrow] = sides;
+        let Side::Device(paged, _) = pages else { unreachable!() };
+        let (kernels, stream) = (&on.kernels, &on.stream);
+        let out = on.memory(1 << 12);
+        let pinned = |bytes| KernelSource::from(source.slice(0, bytes).unwrap());
         let conversion = Conversion {
             from: others.blocks(),
             to: narrow.blocks(),
@@ -95,8 +122,6 @@ mod tests {
             sums: out.span().slice(0, 8).unwrap(),
             report: None,
         };
-        let words =
-            ScatterWords { out: out.span(), source, data_offset: 0, index_offset: 16, count: 1 };
         let chunks = |mapping| {
             let memory = out.span().slice(0, 4 * 4 * 64).unwrap().into();
             let chunk = Chunk { memory, mapping, tokens: 4, skip_prefix_n_tokens: 0 };
@@ -110,26 +135,25 @@ mod tests {
             };
             kernels.transfer_chunks(stream, paged, &transfer)
         };
-        let appends = |append| kernels.append(stream, paged, append).map_err(kernel);
-        let gathers = |gather| kernels.gather_block_offsets(stream, gather);
-        let row = Some(pinned(4));
         vec![
-            ("keys", appends(Append { keys: pinned(64), ..append })),
-            ("values", appends(Append { values: Some(pinned(64)), ..append })),
-            ("slots", appends(Append { slot_mapping: pinned(8), ..append })),
-            ("table", gathers(BlockOffsets { source: pinned(32), ..offsets })),
-            ("row index", gathers(BlockOffsets { row_index: row, ..offsets })),
-            ("lengths", gathers(BlockOffsets { live: row, ..offsets })),
-            ("scales", gathers(BlockOffsets { scales: pinned(4), ..offsets })),
-            ("offsets", gathers(BlockOffsets { offsets: pinned(4), ..offsets })),
             ("pairs", kernels.copy_blocks(stream, copy).map_err(kernel)),
             ("ids", kernels.sum_blocks(stream, sums).map_err(kernel)),
             ("pairs", kernels.quantize_blocks(stream, conversion).map_err(kernel)),
             ("pairs", kernels.measure_scales(stream, conversion).map_err(kernel)),
-            ("words", kernels.scatter_words(stream, words)),
             ("chunk", chunks(ChunkMapping::Slots { slots: pinned(32), host: None })),
             ("chunk", chunks(ChunkMapping::Blocks { ids: pinned(4), host: None })),
         ]
+    }
+
+    /// Every launch that reads pinned memory.
+    fn launches(
+        on: &On,
+        sides: [&Side; 3],
+        (source, device): (PinnedSpan<'_>, KernelSource<'_>),
+    ) -> Answers {
+        let mut answers = row_launches(on, sides[0], (source, device));
+        answers.extend(block_launches(on, sides, source));
+        answers
     }
 
     #[test]
