@@ -3,7 +3,7 @@
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::kernels::{GRID_Y_MAX, SUM_THREADS, check_words, planes_of};
-use crate::operand::{TableExtent, check_array, check_table};
+use crate::operand::{TableExtent, check_array, check_disjoint, check_table};
 use crate::shape::WORD_BYTES;
 use crate::{KernelError, KvKernels, Operand, PagedKv};
 
@@ -64,6 +64,12 @@ impl KvKernels {
         check_table(Operand::BlockTable, block_table, table(size_of::<i32>() as u64))?;
         check_table(Operand::Checksums, checksums, table(size_of::<u64>() as u64))?;
         check_array(Operand::SeqLens, seq_lens, u64::from(sequences), size_of::<u32>() as u64)?;
+        for read in [(Operand::BlockTable, block_table), (Operand::SeqLens, seq_lens)] {
+            check_disjoint((Operand::Checksums, checksums), read)?;
+        }
+        if let Some(tensor) = paged.tensor_meeting(checksums.into()) {
+            check_disjoint((Operand::Checksums, checksums), (Operand::Pages, tensor))?;
+        }
         if sequences == 0 || table_stride == 0 {
             return Ok(());
         }

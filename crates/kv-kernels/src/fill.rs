@@ -3,7 +3,7 @@
 use cuda_driver::{DeviceSpan, KernelArgs, Stream};
 
 use crate::kernels::{check_chunk, check_words};
-use crate::operand::{check_aligned, check_array};
+use crate::operand::{check_aligned, check_array, check_disjoint};
 use crate::shape::WORD_BYTES;
 use crate::{KernelError, KvKernels, KvShape, Operand};
 
@@ -39,6 +39,7 @@ impl KvKernels {
         check_chunk(shape, chunk, tokens)?;
         check_aligned(Operand::Chunk, chunk.address(), WORD_BYTES)?;
         check_array(Operand::TokenKeys, token_keys, tokens, size_of::<u64>() as u64)?;
+        check_disjoint((Operand::Chunk, chunk), (Operand::TokenKeys, token_keys))?;
         if tokens == 0 {
             return Ok(());
         }

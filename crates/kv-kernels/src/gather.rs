@@ -3,7 +3,7 @@
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
-use crate::operand::{TableExtent, check_array, check_table};
+use crate::operand::{TableExtent, check_array, check_disjoint, check_table};
 use crate::{KernelError, KvKernels, Operand};
 
 /// What [`KvKernels::gather_rows`] gathers.
@@ -31,7 +31,7 @@ impl KvKernels {
     /// Copies rows of a table: `out[r][c] = table[row_index[r]][c]`, and -1 where `row_index[r]` is
     /// not a row of the table.
     ///
-    /// Entries of `out` beyond `width` are not written. Output and table must not overlap. Nothing
+    /// Entries of `out` beyond `width` are not written. Output and table share no byte. Nothing
     /// is launched without rows or columns.
     ///
     /// # Ordering
@@ -52,6 +52,8 @@ impl KvKernels {
         check_table(Operand::Out, out, extent(rows, gather.out_stride))?;
         check_table(Operand::Table, table, extent(table_rows, gather.table_stride))?;
         check_array(Operand::RowIndex, row_index, u64::from(rows), size_of::<u32>() as u64)?;
+        check_disjoint((Operand::Out, out), (Operand::Table, table))?;
+        check_disjoint((Operand::Out, out), (Operand::RowIndex, row_index))?;
         if rows == 0 || width == 0 {
             return Ok(());
         }

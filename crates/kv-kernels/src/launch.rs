@@ -183,7 +183,8 @@ impl KvKernels {
             planned.len() as u32,
             *num_blocks,
         );
-        let most = if limits.blocks == 0 { i32::MAX as u32 } else { limits.blocks };
+        let most =
+            if limits.blocks == 0 { i32::MAX as u32 } else { limits.blocks.min(i32::MAX as u32) };
         let vector_bytes = u64::from(pages.vector_bytes);
         if let Some(Narrow { kernel, args, config }) = Narrow::of(&pages, &planned, *limits) {
             let kernel = TransferKernel::Narrow(kernel);

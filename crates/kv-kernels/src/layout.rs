@@ -174,6 +174,7 @@ impl PagedLayout {
     /// the same for every tensor.
     ///
     /// # Errors
+    /// [`LayoutError::RowBytes`] for a shape whose rows are not those of the layout;
     /// [`LayoutError::Overlap`] when two rows would share a byte, or could not be told not to;
     /// [`LayoutError::Size`] when 64 bits cannot count the bytes.
     pub fn extent_bytes(&self, shape: &KvShape, blocks: u64) -> Result<u64, LayoutError> {

@@ -1,7 +1,7 @@
 //! What the pattern and its checksums are, in closed form: the host knows what every block must
 //! read, without holding a byte of it.
 
-use crate::KvShape;
+use crate::{KvShape, ShapeError};
 
 /// 2^64 divided by the golden ratio, odd.
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -50,25 +50,35 @@ struct TokenSums {
     constant: u64,
 }
 
+/// Most bytes of a block whose sums are prepared.
+const BLOCK_BYTES_MAX: u64 = 1 << 30;
+/// Most tokens of it, of which each takes memory.
+const BLOCK_TOKENS_MAX: u32 = 1 << 20;
+
 impl Expected {
     /// Prepares for blocks of `shape`. Takes as long as hashing one block.
-    #[must_use]
-    pub fn new(shape: &KvShape) -> Self {
+    ///
+    /// # Errors
+    /// [`ShapeError::Sums`] for blocks of more than 1 GiB or 2^20 tokens.
+    pub fn new(shape: &KvShape) -> Result<Self, ShapeError> {
+        let (block_bytes, block_tokens) = (shape.block_bytes(), shape.block_tokens());
+        if block_bytes > BLOCK_BYTES_MAX || block_tokens > BLOCK_TOKENS_MAX {
+            return Err(ShapeError::Sums { block_bytes, block_tokens });
+        }
         let words = shape.planes() * shape.row_words();
-        let constants: Vec<u64> = (0..words).map(plane_word).collect();
         let tokens = (0..u64::from(shape.block_tokens()))
             .map(|token| {
                 let first = token * words;
                 let mut sums = TokenSums { key_weight: 0, constant: 0 };
-                for (index, constant) in (first..).zip(&constants) {
+                for (index, constant) in (first..).zip((0..words).map(plane_word)) {
                     let weight = weight(index);
                     sums.key_weight = sums.key_weight.wrapping_add(weight);
-                    sums.constant = sums.constant.wrapping_add(weight.wrapping_mul(*constant));
+                    sums.constant = sums.constant.wrapping_add(weight.wrapping_mul(constant));
                 }
                 sums
             })
             .collect();
-        Self { tokens }
+        Ok(Self { tokens })
     }
 
     /// Most tokens of a block.
@@ -114,7 +124,7 @@ mod tests {
         {
             let options = KvShapeOptions { layers, kv_count, row_bytes, block_tokens };
             let shape = KvShape::new(options).unwrap();
-            let expected = Expected::new(&shape);
+            let expected = Expected::new(&shape).unwrap();
             let keys: Vec<u64> =
                 (0..u64::from(block_tokens)).map(|t| plane_word(t << 20)).collect();
             let words = shape.planes() * shape.row_words();

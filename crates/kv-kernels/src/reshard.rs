@@ -33,14 +33,29 @@ impl HeadMove {
     }
 }
 
-/// Heads that cannot be spread evenly over the shards, nor shards over the heads.
+/// Most shards of a side.
+const SHARDS_MAX: u32 = 1 << 16;
+
+/// Why there are no moves of heads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{heads} heads cannot be spread over {shards} shards")]
-pub struct ReshardError {
-    /// Heads of the whole model.
-    pub heads: u32,
-    /// Shards of one side.
-    pub shards: u32,
+#[non_exhaustive]
+pub enum ReshardError {
+    /// Heads that cannot be spread evenly over the shards, nor shards over the heads.
+    #[error("{heads} heads cannot be spread over {shards} shards")]
+    Uneven {
+        /// Heads of the whole model.
+        heads: u32,
+        /// Shards of one side.
+        shards: u32,
+    },
+    /// More shards than are listed.
+    #[error("{shards} shards, of at most {most}")]
+    TooMany {
+        /// Shards of one side.
+        shards: u32,
+        /// Most shards.
+        most: u32,
+    },
 }
 
 /// Every move of heads that turns `from` shards into `to` shards of a model with `heads` KV heads,
@@ -52,7 +67,8 @@ pub struct ReshardError {
 /// rows are the same on every shard, as of multi-head latent attention, has one head: its row.
 ///
 /// # Errors
-/// [`ReshardError`] where either number of shards neither divides the heads nor is a multiple of them.
+/// [`ReshardError::Uneven`] where either number of shards neither divides the heads nor is a multiple of
+/// them, [`ReshardError::TooMany`] for more than 65,536.
 ///
 /// # Examples
 /// ```
@@ -95,6 +111,9 @@ struct Sharding {
 
 impl Sharding {
     fn new(heads: u32, shards: u32) -> Result<Self, ReshardError> {
+        if shards > SHARDS_MAX {
+            return Err(ReshardError::TooMany { shards, most: SHARDS_MAX });
+        }
         let even = heads != 0 && shards != 0;
         if even && heads.is_multiple_of(shards) {
             return Ok(Self { shards, heads_of_shard: heads / shards, copies: 1 });
@@ -102,7 +121,7 @@ impl Sharding {
         if even && shards.is_multiple_of(heads) {
             return Ok(Self { shards, heads_of_shard: 1, copies: shards / heads });
         }
-        Err(ReshardError { heads, shards })
+        Err(ReshardError::Uneven { heads, shards })
     }
 
     fn first_head(&self, shard: u32) -> u32 {
@@ -166,9 +185,9 @@ mod tests {
 
     #[test]
     fn uneven_shards_are_refused() {
-        assert_eq!(reshard(8, 3, 1), Err(ReshardError { heads: 8, shards: 3 }));
-        assert_eq!(reshard(8, 8, 0), Err(ReshardError { heads: 8, shards: 0 }));
-        assert_eq!(reshard(0, 1, 1), Err(ReshardError { heads: 0, shards: 1 }));
+        assert_eq!(reshard(8, 3, 1), Err(ReshardError::Uneven { heads: 8, shards: 3 }));
+        assert_eq!(reshard(8, 8, 0), Err(ReshardError::Uneven { heads: 8, shards: 0 }));
+        assert_eq!(reshard(0, 1, 1), Err(ReshardError::Uneven { heads: 0, shards: 1 }));
         assert_eq!(
             reshard(8, 8, 12).unwrap_err().to_string(),
             "8 heads cannot be spread over 12 shards"

@@ -135,6 +135,16 @@ pub enum ShapeError {
         /// Name of the number that is 0.
         quantity: &'static str,
     },
+    /// The sums of such a block are not prepared beforehand.
+    #[error(
+        "a block of {block_bytes} bytes and {block_tokens} tokens is too long to prepare its sums"
+    )]
+    Sums {
+        /// Bytes of a block.
+        block_bytes: u64,
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
     /// A block would have more bytes than 64 bits can count.
     #[error(
         "a block of {layers} layers x {kv_count} tensors x {row_bytes} bytes x {block_tokens} \

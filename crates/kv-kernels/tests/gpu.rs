@@ -357,7 +357,7 @@ fn offsets_beyond_32_bits(gpu: &On) {
     let shape = KvShape::new(options).unwrap();
     let blocks = (6 << 30) / shape.block_bytes();
     let pages = gpu.memory(blocks * shape.block_bytes());
-    let expected = Expected::new(&shape);
+    let expected = Expected::new(&shape).unwrap();
     let layer_major = PagedLayout::layer_major(&shape, blocks).unwrap();
     for layout in [PagedLayout::block_major(&shape), layer_major] {
         let paged = PagedKv::new(&gpu.stream, shape, layout, pages.span(), blocks).unwrap();

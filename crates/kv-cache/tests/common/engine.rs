@@ -358,7 +358,7 @@ impl Workspace {
         let sums = u64::from(options.sequences_max) * columns * 8;
         let device = part.device();
         Self {
-            expected: Expected::new(part.shape()),
+            expected: Expected::new(part.shape()).unwrap(),
             chunk: DeviceBuffer::alloc(device, tokens * part.shape().token_bytes()).unwrap(),
             sums: DeviceBuffer::alloc(device, sums).unwrap(),
             results: (0..=options.overlap_depth)

@@ -59,20 +59,21 @@ impl Rows {
             return Err(LayoutError::Parts { parts: count });
         }
         let row_bytes = shape.row_bytes();
-        let mut parts_bytes = 0u64;
+        let mut parts_bytes = Some(0u64);
         for (part, given) in parts.iter_mut().zip(given) {
             *part = *given;
             if part.segments == 1 {
                 // It is never used, and would only stand in the way of comparing.
                 part.segment_stride_bytes = part.segment_bytes;
             }
-            let bytes = part.segment_bytes.saturating_mul(u64::from(part.segments));
-            if bytes == 0 {
+            let bytes = part.segment_bytes.checked_mul(u64::from(part.segments));
+            if bytes == Some(0) {
                 return Err(LayoutError::RowBytes { parts_bytes: 0, row_bytes });
             }
-            parts_bytes = parts_bytes.saturating_add(bytes);
+            parts_bytes = parts_bytes.zip(bytes).and_then(|(all, bytes)| all.checked_add(bytes));
         }
-        if parts_bytes != row_bytes {
+        if parts_bytes != Some(row_bytes) {
+            let parts_bytes = parts_bytes.unwrap_or(u64::MAX);
             return Err(LayoutError::RowBytes { parts_bytes, row_bytes });
         }
         Ok(Self { parts, count })
@@ -103,6 +104,12 @@ impl Rows {
         [layer, kv, block]: [Axis; 3],
         size: LayoutError,
     ) -> Result<u64, LayoutError> {
+        let bytes = |part: &RowPart| part.segment_bytes * u64::from(part.segments);
+        // No overflow: they make up a row of the shape that they were made for.
+        let parts_bytes = self.parts().iter().map(bytes).sum();
+        if parts_bytes != shape.row_bytes() {
+            return Err(LayoutError::RowBytes { parts_bytes, row_bytes: shape.row_bytes() });
+        }
         let inner = |part: &RowPart| {
             let tokens = u64::from(shape.block_tokens());
             [

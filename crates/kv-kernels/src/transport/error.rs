@@ -30,6 +30,16 @@ pub enum TransportError {
         /// Layers of the paged memory.
         layers: u32,
     },
+    /// More than can be made, or done.
+    #[error("{count} {what}, of at most {most}")]
+    TooMany {
+        /// What there are too many of: `"layers"` or `"rounds"`.
+        what: &'static str,
+        /// How many were asked for.
+        count: u64,
+        /// How many there can be.
+        most: u64,
+    },
     /// A transfer of a sequence goes the other way than the first.
     #[error("transfer {index} of the sequence goes the other way than the first")]
     Directions {

@@ -2,6 +2,8 @@
 
 use cuda_driver::{Device, DeviceError, Event, Stream};
 
+use super::TransportError;
+
 /// One event a layer, made once and recorded by transfer after transfer.
 ///
 /// # Ordering
@@ -17,12 +19,20 @@ pub struct LayerEvents {
 }
 
 impl LayerEvents {
+    /// Most layers.
+    pub const LAYERS_MAX: u32 = 1 << 16;
+
     /// Makes an event for each of `layers` layers.
     ///
     /// # Errors
-    /// What the driver answers.
-    pub fn new(device: &Device, layers: u32) -> Result<Self, DeviceError> {
-        let events: Result<_, _> = (0..layers).map(|_| Event::new(device)).collect();
+    /// [`TransportError::TooMany`] for more than [`LAYERS_MAX`](Self::LAYERS_MAX), and what the driver
+    /// answers.
+    pub fn new(device: &Device, layers: u32) -> Result<Self, TransportError> {
+        if layers > Self::LAYERS_MAX {
+            let (what, count, most) = ("layers", layers.into(), Self::LAYERS_MAX.into());
+            return Err(TransportError::TooMany { what, count, most });
+        }
+        let events: Result<_, DeviceError> = (0..layers).map(|_| Event::new(device)).collect();
         Ok(Self { events: events? })
     }
 

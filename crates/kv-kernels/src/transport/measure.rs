@@ -22,10 +22,16 @@ pub struct MeasureOptions {
     pub bytes: u64,
     /// Multiprocessors that kernels are limited to, as [`HostLinkOptions`](super::HostLinkOptions) says.
     pub multiprocessors: u32,
-    /// Timings of which the median is taken, at least 1.
+    /// Timings of which the median is taken, at least 1 and at most
+    /// [`ROUNDS_MAX`](MeasureOptions::ROUNDS_MAX).
     pub rounds: u32,
     /// Name of the link; `None` is the device's PCI address.
     pub link: Option<String>,
+}
+
+impl MeasureOptions {
+    /// Most timings: each takes milliseconds, and there are some hundred kinds.
+    pub const ROUNDS_MAX: u32 = 10_000;
 }
 
 impl Default for MeasureOptions {
@@ -57,12 +63,17 @@ impl TransportProfile {
     /// Waits on the host for its own work, some tenths of a second on a GPU.
     ///
     /// # Errors
-    /// What allocation, launches and the driver answer; everything is given back then too.
+    /// [`TransportError::TooMany`] for more rounds than there may be; what allocation, launches and the
+    /// driver answer. Everything is given back then too.
     pub fn measure(
         kernels: &Arc<KvKernels>,
         options: &MeasureOptions,
     ) -> Result<Self, TransportError> {
         let device = kernels.device();
+        let (what, count, most) = ("rounds", options.rounds, MeasureOptions::ROUNDS_MAX);
+        if count > most {
+            return Err(TransportError::TooMany { what, count: count.into(), most: most.into() });
+        }
         let meter = Meter::new(kernels, options)?;
         let mut profile = Self {
             device: device.info().name.clone(),
@@ -102,7 +113,7 @@ struct Meter<'k> {
 impl<'k> Meter<'k> {
     fn new(kernels: &'k Arc<KvKernels>, options: &MeasureOptions) -> Result<Self, DeviceError> {
         let device = kernels.device();
-        let bytes = options.bytes.max(1 << 20).next_multiple_of(4096);
+        let bytes = options.bytes.max(1 << 20).checked_next_multiple_of(4096).unwrap_or(u64::MAX);
         Ok(Self {
             kernels,
             stream: Stream::new(device)?,

@@ -98,10 +98,16 @@ pub struct HostLinkOptions {
     /// Bytes that a launch over host memory moves at most; 0 for no limit. A shorter launch gives its
     /// multiprocessors back sooner. Launches of two hops are limited by the slots already.
     pub launch_bytes: u64,
-    /// Slots of the ring in device memory; 0 for no ring, and so no two hops.
+    /// Slots of the ring in device memory; 0 for no ring, and so no two hops. No more are made than
+    /// [`RING_SLOTS_MAX`](HostLinkOptions::RING_SLOTS_MAX).
     pub ring_slots: u32,
     /// Bytes of a slot. Each slot costs the copy engine its set-up, which a long one makes little of.
     pub slot_bytes: u64,
+}
+
+impl HostLinkOptions {
+    /// Most slots of a ring: a pipeline of two stages has no use for more.
+    pub const RING_SLOTS_MAX: u32 = 64;
 }
 
 impl Default for HostLinkOptions {
@@ -164,8 +170,11 @@ impl HostLink {
     /// What the driver answers, such as `OUT_OF_MEMORY` for the ring.
     pub fn new(kernels: Arc<KvKernels>, options: HostLinkOptions) -> Result<Self, DeviceError> {
         let device = kernels.device().clone();
-        let options =
-            HostLinkOptions { multiprocessors: options.multiprocessors.max(1), ..options };
+        let options = HostLinkOptions {
+            multiprocessors: options.multiprocessors.max(1),
+            ring_slots: options.ring_slots.min(HostLinkOptions::RING_SLOTS_MAX),
+            ..options
+        };
         let profile = TransportProfile::assumed(&device, options.multiprocessors)?;
         let ring = match (options.ring_slots, options.slot_bytes) {
             (0, _) | (_, 0) => None,
@@ -209,7 +218,7 @@ impl HostLink {
         &self.profile
     }
 
-    /// What the link may take.
+    /// What the link may take, of what was asked for.
     #[must_use]
     pub fn options(&self) -> &HostLinkOptions {
         &self.options

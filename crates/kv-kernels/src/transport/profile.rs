@@ -272,15 +272,19 @@ impl DirectionCosts {
         if self.copy_bytes_per_s == 0 || load.slot_bytes == 0 || load.slots == 0 {
             return None;
         }
+        // What a longer load takes is as many times what these pieces take.
+        let modelled = load.bytes.min(load.slot_bytes.saturating_mul(PIECES_MODELLED));
+        let times = load.bytes as f64 / modelled.max(1) as f64;
+        let load = Load { bytes: modelled, ..load };
         let walk_ns = self.walk.total_ns(load.bytes, load.fragment_bytes)? / load.bytes as f64;
         let most = load.slot_bytes;
         let rising = direction == HostDirection::ToHost;
         let leasts = std::iter::successors(Some(PIECE_BYTES_MIN.min(most)), |&least| {
-            (least < most).then(|| (2 * least).min(most))
+            (least < most).then(|| least.saturating_mul(2).min(most))
         });
         let tapers = leasts
             .flat_map(|least| [2, 3, 4, 6, 8].map(|growth| Taper { least, most, growth, rising }));
-        let timed = tapers.map(|taper| (taper, self.pipeline_ns(taper, walk_ns, load)));
+        let timed = tapers.map(|taper| (taper, times * self.pipeline_ns(taper, walk_ns, load)));
         timed.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
@@ -312,6 +316,8 @@ impl DirectionCosts {
     }
 }
 
+/// Slots of pieces that the model goes through: the pipeline is long steady by then.
+const PIECES_MODELLED: u64 = 1024;
 /// Slots that the model knows of; of a longer ring, as many.
 const SLOTS_MODELLED: usize = 16;
 

@@ -149,7 +149,7 @@ fn stored_patterns_have_the_checksums_that_their_keys_foretell() {
     for (shape, layout) in shapes_and_layouts(BLOCKS) {
         let machine = Machine::new();
         let paged = Paged::new(&machine, shape, layout, BLOCKS);
-        let expected = Expected::new(&shape);
+        let expected = Expected::new(&shape).unwrap();
         let block = u64::from(shape.block_tokens());
         let tokens = 2 * block + block.div_ceil(2);
         let blocks = [5i32, 0, 3];

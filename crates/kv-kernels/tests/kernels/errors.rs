@@ -261,6 +261,55 @@ fn gathers() {
     assert_eq!(refused(GatherRows { out, ..good }), misaligned(Operand::Out, out.address(), 4));
 }
 
+/// What a kernel writes while it reads it is in no order.
+#[test]
+fn what_is_written_is_not_read() {
+    let bench = Bench::new();
+    let Bench { machine, paged, .. } = &bench;
+    let (kernels, stream) = (&machine.kernels, &machine.stream);
+    let overlap = |error: KernelError| match error {
+        KernelError::Operand(OperandError::Overlap { written, read, bytes, .. }) => {
+            (written, read, bytes)
+        }
+        other => panic!("{other}"),
+    };
+    let gather = GatherRows {
+        out: bench.span(0, 40),
+        out_stride: 5,
+        table: bench.span(1024, 60),
+        table_stride: 5,
+        row_index: bench.span(2048, 8),
+        rows: 2,
+        width: 5,
+        table_rows: 3,
+    };
+    let gathers = |gather| overlap(kernels.gather_rows(stream, gather).unwrap_err());
+    let table = bench.span(36, 60);
+    assert_eq!(gathers(GatherRows { table, ..gather }), (Operand::Out, Operand::Table, 4));
+    let row_index = bench.span(8, 8);
+    assert_eq!(gathers(GatherRows { row_index, ..gather }), (Operand::Out, Operand::RowIndex, 8));
+    let fill =
+        FillPattern { chunk: bench.span(0, 192), token_keys: bench.span(184, 24), tokens: 3 };
+    let filled = kernels.fill_pattern(stream, &shape(), fill).unwrap_err();
+    assert_eq!(overlap(filled), (Operand::Chunk, Operand::TokenKeys, 8));
+    let checksum = ChecksumArgs {
+        block_table: bench.span(0, 24),
+        table_stride: 3,
+        seq_lens: bench.span(1024, 8),
+        sequences: 2,
+        checksums: bench.span(2048, 48),
+        num_blocks: BLOCKS,
+    };
+    let sums = |args| overlap(kernels.paged_checksum(stream, &paged.kv, args).unwrap_err());
+    let written = Operand::Checksums;
+    let block_table = bench.span(2088, 24);
+    assert_eq!(sums(ChecksumArgs { block_table, ..checksum }), (written, Operand::BlockTable, 8));
+    let seq_lens = bench.span(2048, 8);
+    assert_eq!(sums(ChecksumArgs { seq_lens, ..checksum }), (written, Operand::SeqLens, 8));
+    let checksums = paged.memory.span().slice(8, 48).unwrap();
+    assert_eq!(sums(ChecksumArgs { checksums, ..checksum }), (written, Operand::Pages, 48));
+}
+
 #[test]
 fn scatters() {
     let bench = Bench::new();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_kernels::{Expected, KvShape};
+use kv_kernels::{Expected, KvShape, ShapeError};
 
 use super::content::RequestContent;
 
@@ -15,9 +15,12 @@ pub(super) struct Oracle {
 
 impl Oracle {
     /// One shape for each device's part of the layers.
-    pub(super) fn new(shapes: impl Iterator<Item = KvShape>, block_tokens: u32) -> Self {
-        let parts = shapes.map(|shape| Expected::new(&shape)).collect();
-        Self { parts, block_tokens: block_tokens.into() }
+    pub(super) fn new(
+        shapes: impl Iterator<Item = KvShape>,
+        block_tokens: u32,
+    ) -> Result<Self, ShapeError> {
+        let parts: Result<_, _> = shapes.map(|shape| Expected::new(&shape)).collect();
+        Ok(Self { parts: parts?, block_tokens: block_tokens.into() })
     }
 
     pub(super) fn parts(&self) -> usize {

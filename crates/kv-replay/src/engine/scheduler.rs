@@ -82,7 +82,7 @@ impl<'a> Scheduler<'a> {
             work,
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
             content: Content::new(config.seed, config.block_tokens),
-            oracle: Oracle::new(shapes, config.block_tokens),
+            oracle: Oracle::new(shapes, config.block_tokens)?,
             max_batch: config.max_batch as usize,
             step_tokens: config.step_tokens.into(),
             block_tokens: config.block_tokens.into(),
