@@ -277,6 +277,48 @@ fn a_refusal_after_which_nothing_can_be_ordered_says_so() {
     }
 }
 
+/// After such an error the next transfer of the link, of chunks or of blocks, begins with a wait for the
+/// device: what the refused one has enqueued is then over, and does not write into the ring any more.
+#[test]
+fn a_link_waits_for_what_nothing_orders_before_it_goes_on() {
+    for blocks in [false, true] {
+        let machine = Machine::new(1);
+        let mut link = machine.link(Transport::TwoHop);
+        let what = What { transport: Transport::TwoHop, to_host: true, is_started: false, blocks };
+        let [refused, next] = [0, 1].map(|_| what.make(&machine, true));
+        machine.stream.synchronize().unwrap();
+        machine.sim.set_pace(Pace::Slowest);
+        // The third record is refused, then those that would order what went before it, and all waits.
+        for nth in 3..6 {
+            machine.sim.fail_nth("cuEventRecord", nth, ErrorCode::OUT_OF_MEMORY);
+        }
+        for nth in 1..=8 {
+            machine.sim.fail_nth("cuStreamSynchronize", nth, ErrorCode::OUT_OF_MEMORY);
+        }
+        let error = refused.start(&machine, &mut link).unwrap_err();
+        assert!(matches!(error, TransportError::Unordered { .. }), "{error:?}");
+        let idle = Stream::new(&machine.device).unwrap();
+        (0..8).for_each(|_| {
+            let _ = idle.synchronize();
+        });
+        let event = cuda_driver::Event::new(&machine.device).unwrap();
+        (0..3).for_each(|_| {
+            let _ = event.record(&idle);
+        });
+        let waits = || machine.sim.calls().get("cuCtxSynchronize").copied().unwrap_or(0);
+        let before = waits();
+        next.start(&machine, &mut link).unwrap();
+        assert_eq!(waits(), before + 1, "blocks {blocks}");
+        machine.stream.synchronize().unwrap();
+        assert!(next.is_right(&machine), "blocks {blocks}");
+        // Once is enough.
+        next.start(&machine, &mut link).unwrap();
+        assert_eq!(waits(), before + 1, "blocks {blocks}");
+        machine.stream.synchronize().unwrap();
+        machine.assert_clean();
+    }
+}
+
 /// What is made of a device gives everything back, whichever call of its making fails.
 #[test]
 fn nothing_leaks_where_a_constructor_fails() {
