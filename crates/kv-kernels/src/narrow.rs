@@ -145,7 +145,8 @@ impl NarrowChunks {
     }
 }
 
-/// The kernel and its launch, for chunks of at most `items` items.
+/// The kernel and its launch, for chunks of at most `items` items, which are narrow: the numbers of all
+/// threads of a grid fit in 32 bits then, those of the last block's too.
 fn geometry(
     pages: &NarrowPages,
     items: u64,
@@ -158,8 +159,6 @@ fn geometry(
     if threads <= THREADS_MAX
         && chunks <= GRID_Y_MAX
         && blocks.saturating_mul(chunks.into()) <= most
-        // An item of the last block must not wrap.
-        && blocks * u64::from(threads) <= NARROW
     {
         let grid = [blocks as u32, chunks, 1];
         let config = LaunchConfig { grid, block: [threads, 1, 1], shared_bytes: 0 };

@@ -123,6 +123,19 @@ fn with_every_wait_bytes_are_right() {
     }
 }
 
+/// Without a ring it is the stream itself that waits.
+#[test]
+fn a_transfer_within_the_stream_waits_for_the_event_named_too() {
+    for transport in [Transport::DirectKernel, Transport::CopyEngine] {
+        for seed in 0..SEEDS {
+            let machine = Machine::new(seed);
+            let mut link = machine.link(transport);
+            assert!(ready_by_events(&machine, &mut link), "{transport}, seed {seed}");
+            machine.assert_clean();
+        }
+    }
+}
+
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[test]
 fn without_any_one_wait_bytes_are_wrong() {
