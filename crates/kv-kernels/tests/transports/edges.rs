@@ -107,13 +107,28 @@ fn after_a_refusal(machine: &Machine, link: &mut HostLink) -> bool {
     second.is_done(&streams[1])
 }
 
-const SCENARIOS: [Scenario; 6] = [
+/// A transfer of one stream is under way when one of another is refused; a third, of yet another, uses
+/// the slots that the first still has.
+fn refused_beside_another(machine: &Machine, link: &mut HostLink) -> bool {
+    let streams = [0, 1, 2].map(|_| Stream::new(&machine.device).unwrap());
+    let [first, third] = [0, 1].map(|_| Scene::new(machine, &Case::plain(Direction::ChunkToPaged)));
+    let second = Scene::new(machine, &Case::plain(Direction::PagedToChunk));
+    assert_eq!(first.run(link, &streams[0]), Ok(Transport::TwoHop));
+    machine.sim.fail_nth("cuLaunchKernel", 1, ErrorCode::OUT_OF_MEMORY);
+    assert!(second.run(link, &streams[1]).is_err());
+    assert_eq!(third.run(link, &streams[2]), Ok(Transport::TwoHop));
+    let is_done = third.is_done(&streams[2]);
+    is_done && first.is_done(&streams[0])
+}
+
+const SCENARIOS: [Scenario; 7] = [
     two_streams,
     written_late,
     read_behind_the_stream,
     read_behind_the_arrival,
     ready_by_events,
     after_a_refusal,
+    refused_beside_another,
 ];
 
 #[test]
