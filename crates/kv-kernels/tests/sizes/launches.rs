@@ -1,0 +1,344 @@
+//! Launches over every count.
+
+#![allow(clippy::too_many_lines, reason = "one list of quantities for each family of launches")]
+
+use cuda_driver::{DeviceBuffer, DeviceSpan};
+use kv_kernels::{
+    Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, Blocks, ChecksumArgs, Chunk,
+    ChunkMapping, ChunkMemory, ChunkTransfer, Conversion, ConversionKind, Direction, FillPattern,
+    GatherRows, LaunchLimits, NarrowFormat, PagedKv, PagedLayout, RawAppend, RawBlockCopy,
+    RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk, RawConversion, RawFormats, RawMapping,
+    RawTransfer, RowRange, ScalePer, ScatterWords, Transfer, WideFormat,
+};
+
+use super::{BLOCKS, Bench, COUNTS, SMALL, answered, shape};
+
+/// Memory of a launch: of the device, and addresses with no memory behind them, which are long.
+fn spans(memory: &DeviceBuffer) -> [DeviceSpan; 3] {
+    [0, 64, memory.bytes()].map(|bytes| memory.span().slice(0, bytes).unwrap())
+}
+
+#[test]
+fn chunks_and_transfers() {
+    let bench = Bench::new();
+    let (memory, slots) = (bench.memory(), bench.memory());
+    for tokens in COUNTS {
+        for skip in [0, 1, tokens, u64::MAX] {
+            for num_blocks in [0, 1, BLOCKS, u64::MAX] {
+                for chunk in spans(&memory) {
+                    for host_slots in [&[][..], &[0], &[i64::MAX], &[-1; 16], &[3; 16]] {
+                        let transfer = Transfer {
+                            chunk,
+                            slot_mapping: slots.span(),
+                            host_slots,
+                            tokens,
+                            skip_prefix_n_tokens: skip,
+                            direction: Direction::PagedToChunk,
+                            num_blocks,
+                        };
+                        let (kernels, stream) = (&bench.kernels, &bench.stream);
+                        answered(kernels.multi_layer_transfer(stream, &bench.paged, transfer));
+                    }
+                    let by_slots = ChunkMapping::Slots { slots: slots.span().into(), host: None };
+                    let by_blocks = ChunkMapping::Blocks { ids: slots.span().into(), host: None };
+                    for mapping in [by_slots, by_blocks] {
+                        for (blocks, threads) in [(0, 0), (u32::MAX, 32), (1, u32::MAX), (1, 1024)]
+                        {
+                            for offset in [0, 64, u64::MAX] {
+                                let (buffer, bytes) = (&*bench.host, chunk.bytes());
+                                let pinned = ChunkMemory::Pinned { buffer, offset, bytes };
+                                for memory in [chunk.into(), pinned] {
+                                    let chunk = Chunk {
+                                        memory,
+                                        mapping,
+                                        tokens,
+                                        skip_prefix_n_tokens: skip,
+                                    };
+                                    let transfer = ChunkTransfer {
+                                        chunks: &[chunk],
+                                        layers: 0..(num_blocks as u32),
+                                        direction: Direction::ChunkToPaged,
+                                        num_blocks,
+                                        limits: LaunchLimits { blocks, threads },
+                                        report: None,
+                                    };
+                                    let (kernels, stream) = (&bench.kernels, &bench.stream);
+                                    answered(kernels.transfer_chunks(
+                                        stream,
+                                        &bench.paged,
+                                        &transfer,
+                                    ));
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    bench.assert_clean();
+}
+
+/// What no raw launch can do is refused before the launch; none of these may reach the device.
+#[test]
+fn counts_of_raw_launches() {
+    let bench = Bench::new();
+    let side = RawBlockSide::default();
+    for tokens in COUNTS {
+        #[allow(clippy::reversed_empty_ranges, reason = "what is to be refused")]
+        for rows in [0..0, 0..1, 1..0, 0..u64::MAX, u64::MAX..u64::MAX] {
+            let chunk = RawChunk {
+                address: u64::MAX,
+                mapping: RawMapping::Slots(0),
+                tokens,
+                skip_prefix_n_tokens: tokens,
+                rows,
+            };
+            let transfer = RawTransfer {
+                paged: &bench.paged,
+                chunks: &[chunk],
+                layers: 0..2,
+                direction: Direction::PagedToChunk,
+                num_blocks: BLOCKS,
+                limits: LaunchLimits::default(),
+                report: None,
+            };
+            // SAFETY: all tokens are skipped, so that nothing is launched.
+            answered(unsafe { bench.kernels.multi_layer_transfer_raw(&bench.stream, &transfer) });
+        }
+        for count in COUNTS {
+            for planes in [1, 1 << 31, u64::MAX] {
+                let units = RawBlockUnits { planes, tokens, segments: count, unit_vectors: 1 };
+                let vectors = u128::from(planes) * u128::from(tokens);
+                let vectors = vectors.saturating_mul(count.into());
+                if vectors <= i32::MAX as u128 {
+                    continue;
+                }
+                let append = RawAppend {
+                    pages: side,
+                    from: bytemuck::Zeroable::zeroed(),
+                    units,
+                    slot_mapping: 0,
+                    block_tokens: 0,
+                    first_token: u64::MAX,
+                    first_plane: u32::MAX,
+                    kv_count: 1,
+                    report: 0,
+                    vector_bytes: 0,
+                };
+                let sums = RawBlockSums {
+                    from: side,
+                    dense: side,
+                    units,
+                    ids: 0,
+                    count,
+                    sums: 0,
+                    first: 0,
+                    report: 0,
+                    vector_bytes: 0,
+                    slices: u32::MAX,
+                };
+                let copy = RawBlockCopy {
+                    to: side,
+                    from: side,
+                    units,
+                    pairs: 0,
+                    items: u64::MAX,
+                    by_place: None,
+                    first_pair: 0,
+                    vector_bytes: 0,
+                    report: 0,
+                    grid: u32::MAX,
+                    threads: u32::MAX,
+                };
+                // SAFETY: more than is counted, so that nothing is launched; as the next three.
+                let refused = unsafe { bench.kernels.append_raw(&bench.stream, &append) };
+                assert!(refused.is_err(), "{units:?}");
+                // SAFETY: as above.
+                let refused = unsafe { bench.kernels.sum_blocks_raw(&bench.stream, &sums) };
+                assert!(refused.is_err(), "{units:?}");
+                // SAFETY: as above.
+                let refused = unsafe { bench.kernels.copy_blocks_raw(&bench.stream, &copy) };
+                assert!(refused.is_err(), "{units:?}");
+                for kind in
+                    [ConversionKind::Quantize, ConversionKind::Dequantize, ConversionKind::Measure]
+                {
+                    let raw = RawConversion {
+                        kind,
+                        to: side,
+                        from: side,
+                        units,
+                        pairs: 0,
+                        count: 1,
+                        first_pair: 0,
+                        scales: bytemuck::Zeroable::zeroed(),
+                        formats: RawFormats { wide: 0, narrow: 0, head_units: 0, first_unit: 0 },
+                        report: 0,
+                        vector: 1,
+                    };
+                    // SAFETY: as above.
+                    let refused = unsafe { bench.kernels.convert_blocks_raw(&bench.stream, &raw) };
+                    assert!(refused.is_err(), "{units:?}");
+                }
+            }
+        }
+    }
+    bench.assert_clean();
+}
+
+#[test]
+fn blocks_and_conversions() {
+    let bench = Bench::new();
+    let (memory, sums) = (bench.memory(), bench.memory());
+    let narrow = shape(2, 2, 32, 4);
+    let codes = bench.memory();
+    let layout = PagedLayout::block_major(&narrow);
+    let narrow = PagedKv::new(&bench.stream, narrow, layout, codes.span(), BLOCKS).unwrap();
+    let (kernels, stream) = (&bench.kernels, &bench.stream);
+    let pair = [BlockPair { source: i32::MAX, destination: i32::MIN }];
+    for count in COUNTS {
+        for blocks in [0, 1, BLOCKS, 1 << 40, u64::MAX] {
+            for pairs in spans(&memory) {
+                for host_pairs in [None, Some(&[][..]), Some(&pair[..])] {
+                    let (from, to) = (Blocks::Device(&bench.paged), Blocks::Host(&bench.blocks));
+                    let copy = BlockCopy {
+                        from,
+                        to,
+                        pairs: pairs.into(),
+                        count,
+                        host_pairs,
+                        from_blocks: blocks,
+                        to_blocks: blocks,
+                        report: None,
+                        multiprocessors: Some(blocks as u32),
+                    };
+                    answered(kernels.copy_blocks(stream, copy));
+                    for bytes in COUNTS {
+                        let rows = RowRange { from_byte: bytes, to_byte: 1, bytes };
+                        answered(kernels.copy_block_rows(stream, copy, rows));
+                    }
+                    for head_size in SMALL {
+                        let conversion = Conversion {
+                            from,
+                            to: (&narrow).into(),
+                            wide: WideFormat::F16,
+                            narrow: NarrowFormat::Int8,
+                            head_size,
+                            scales: sums.span(),
+                            per: ScalePer::TokenHead,
+                            pairs: pairs.into(),
+                            count,
+                            host_pairs,
+                            from_blocks: blocks,
+                            to_blocks: blocks,
+                            report: None,
+                        };
+                        answered(kernels.quantize_blocks(stream, conversion));
+                        answered(kernels.measure_scales(stream, conversion));
+                        let (from, to) = (conversion.to, conversion.from);
+                        let back = Conversion { from, to, ..conversion };
+                        answered(kernels.dequantize_blocks(stream, back));
+                    }
+                    let sums = BlockSums {
+                        blocks: from,
+                        ids: pairs.into(),
+                        count,
+                        host_ids: None,
+                        num_blocks: blocks,
+                        sums: sums.span(),
+                        report: None,
+                    };
+                    answered(kernels.sum_blocks(stream, sums));
+                }
+                for layers in SMALL {
+                    for stride in [0, 64, 1 << 40, u64::MAX] {
+                        let append = Append {
+                            keys: sums.span().into(),
+                            values: Some(sums.span().into()),
+                            layer_stride_bytes: stride,
+                            token_stride_bytes: stride,
+                            first_layer: layers,
+                            layers,
+                            slot_mapping: pairs.into(),
+                            host_slots: None,
+                            tokens: count,
+                            num_blocks: blocks,
+                            report: None,
+                        };
+                        answered(kernels.append(stream, &bench.paged, append));
+                    }
+                }
+            }
+        }
+    }
+    bench.assert_clean();
+}
+
+#[test]
+fn tables_words_and_patterns() {
+    let bench = Bench::new();
+    let (memory, out) = (bench.memory(), bench.memory());
+    let (kernels, stream) = (&bench.kernels, &bench.stream);
+    for stride in COUNTS {
+        for rows in SMALL {
+            for width in SMALL {
+                let gather = GatherRows {
+                    out: out.span(),
+                    out_stride: stride,
+                    table: memory.span(),
+                    table_stride: stride,
+                    row_index: memory.span(),
+                    rows,
+                    width,
+                    table_rows: rows,
+                };
+                answered(kernels.gather_rows(stream, gather));
+                for pools in [0, 1, u32::MAX] {
+                    for live in [None, Some(memory.span().into())] {
+                        let offsets = BlockOffsets {
+                            source: memory.span().into(),
+                            pool_stride: stride,
+                            row_stride: stride,
+                            row_index: None,
+                            host_index: None,
+                            live,
+                            scales: memory.span().into(),
+                            offsets: memory.span().into(),
+                            out: out.span(),
+                            out_rows: rows,
+                            pools,
+                            rows,
+                            width,
+                            report: None,
+                        };
+                        answered(kernels.gather_block_offsets(stream, offsets));
+                    }
+                }
+            }
+            let checksum = ChecksumArgs {
+                block_table: memory.span(),
+                table_stride: stride,
+                seq_lens: memory.span(),
+                sequences: rows,
+                checksums: out.span(),
+                num_blocks: stride,
+            };
+            answered(kernels.paged_checksum(stream, &bench.paged, checksum));
+            let scatter = ScatterWords {
+                out: out.span(),
+                source: bench.host.span(0, bench.host.bytes()).unwrap(),
+                data_offset: stride,
+                index_offset: stride,
+                count: rows,
+            };
+            answered(kernels.scatter_words(stream, scatter));
+            let packet = bench.host.span(0, bench.host.bytes()).unwrap();
+            answered(kernels.scatter_packets(out.span(), packet, rows));
+        }
+        for chunk in spans(&out) {
+            let fill = FillPattern { chunk, token_keys: memory.span(), tokens: stride };
+            answered(kernels.fill_pattern(stream, bench.paged.shape(), fill));
+        }
+    }
+    bench.assert_clean();
+}
