@@ -7,7 +7,7 @@ use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, Held, MoveOrder, Mover, MoverConfig, Route,
 };
 
-use super::{BLOCK, MIB, size};
+use super::{BLOCK, Idle, KIB, MIB, is_simulated, size};
 
 /// How the bytes go.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,9 @@ impl Way {
     fn new(devices: &[Device], from: usize, to: usize, bytes: u64) -> Self {
         let (near, far) = (&devices[from], &devices[to]);
         let mover = |prefer| {
-            let config = MoverConfig { prefer, tables: 20, ..MoverConfig::default() };
+            let kernel_blocks = if is_simulated(near) { 1 } else { 64 };
+            let config =
+                MoverConfig { prefer, tables: 20, kernel_blocks, ..MoverConfig::default() };
             Mover::new(near, far, config).unwrap()
         };
         let way = Self {
@@ -130,7 +132,7 @@ struct Taken {
 }
 
 /// Moves `times` on each of `ways`, all of it enqueued before the first is waited for.
-fn round(ways: &mut [&mut Way], how: How, times: usize, pairs: &[BlockPair]) -> Taken {
+fn round(ways: &mut [&mut Way], how: Option<How>, times: usize, pairs: &[BlockPair]) -> Taken {
     for way in ways.iter() {
         way.after.synchronize().unwrap();
         way.on.synchronize().unwrap();
@@ -140,11 +142,13 @@ fn round(ways: &mut [&mut Way], how: How, times: usize, pairs: &[BlockPair]) -> 
         way.start.record(&way.on).unwrap();
     }
     for _ in 0..times {
-        ways.iter_mut().for_each(|way| way.go(how, pairs));
+        if let Some(how) = how {
+            ways.iter_mut().for_each(|way| way.go(how, pairs));
+        }
     }
     for way in ways.iter() {
         // On the destination's stream, whose events keep the time.
-        if matches!(how, How::PlainOnSource) {
+        if let Some(how @ How::PlainOnSource) = how {
             let copied = Event::new(way.after.device()).unwrap();
             way.on.wait_for(way.ending(how), &copied).unwrap();
         }
@@ -163,17 +167,19 @@ fn median(mut rounds: Vec<Taken>) -> Taken {
     rounds.swap_remove(middle)
 }
 
-pub(crate) fn measure(devices: &[Device], simulated: bool) {
-    let sizes = if simulated { vec![MIB] } else { vec![32 * MIB, 128 * MIB] };
+pub(crate) fn measure(devices: &[Device], idle: &Idle) {
+    let simulated = is_simulated(&devices[0]);
+    let sizes = if simulated { vec![64 * KIB] } else { vec![32 * MIB, 128 * MIB] };
     for bytes in sizes {
-        measure_size(devices, bytes, if simulated { 1 } else { 5 });
+        measure_size(devices, bytes, if simulated { 1 } else { 5 }, idle);
     }
 }
 
-fn measure_size(devices: &[Device], bytes: u64, rounds: usize) {
+fn measure_size(devices: &[Device], bytes: u64, rounds: usize, idle: &Idle) {
     let count = devices.len();
     let ends = (0..count * count).map(|i| (i / count, i % count)).filter(|(from, to)| from != to);
     let mut ways: Vec<Way> = ends.map(|(from, to)| Way::new(devices, from, to, bytes)).collect();
+    ways.iter().for_each(|way| way.on.fill(way.destination.span(), 0).unwrap());
     let blocks = (bytes / BLOCK) as u32;
     // Every block, of which no two neighbours are neighbours on the other side.
     let of = |i: u32, step: u64| (u64::from(i) * step % u64::from(blocks)) as u32;
@@ -187,11 +193,13 @@ fn measure_size(devices: &[Device], bytes: u64, rounds: usize) {
     let times = if rounds == 1 { 1 } else { ((2048 * MIB) / bytes).clamp(4, 16) as usize };
     let gb = |seconds: f64| (bytes * times as u64) as f64 / seconds / 1e9;
     for (how, name) in ALL {
+        // Cleared by the look at the way before.
+        let go = if idle.is_next() { None } else { Some(how) };
         let mut alone = Vec::new();
         let mut at_once = Vec::new();
         for _ in 0..rounds + 1 {
-            alone.push(round(&mut [&mut ways[0]], how, times, &pairs));
-            at_once.push(round(&mut ways.iter_mut().collect::<Vec<_>>(), how, times, &pairs));
+            alone.push(round(&mut [&mut ways[0]], go, times, &pairs));
+            at_once.push(round(&mut ways.iter_mut().collect::<Vec<_>>(), go, times, &pairs));
         }
         // The first makes what is made once.
         if rounds > 1 {
@@ -201,7 +209,7 @@ fn measure_size(devices: &[Device], bytes: u64, rounds: usize) {
         let (alone, at_once) = (median(alone), median(at_once));
         let wrong: Vec<_> = ways.iter().filter(|way| !way.arrived(how, &pairs)).collect();
         let wrong: Vec<_> = wrong.into_iter().map(|way| (way.from, way.to)).collect();
-        assert!(wrong.is_empty(), "{name}: other bytes arrived from and to {wrong:?}");
+        assert!(wrong.is_empty(), "{name} brought other bytes, from and to {wrong:?}");
         let mut each: Vec<f64> = at_once.each.iter().map(|&seconds| gb(seconds)).collect();
         each.sort_by(f64::total_cmp);
         // All GPUs send and receive the same.

@@ -3,14 +3,16 @@
 //! `cargo bench -p kv-multigpu --bench moves_gpu`; `KV_PARTS=blocks,all_pairs` runs some of `ranges`, `blocks`,
 //! `host`, `layers` and `all_pairs`. Times are by events on the destination's stream around
 //! several operations, medians of the rounds, the calls included; the ways of a row take turns.
-//! `KV_DEVICE=sim` runs it on two simulated devices, to see that it runs: of kernels that reach the other
-//! device the times mean nothing then.
+//! After its rounds each way moves once more, into cleared memory, and every byte that it brings is compared.
+//! `KV_DEVICE=sim` runs it on two simulated devices, with little memory, to see that it runs: of kernels that
+//! reach the other device the times mean nothing then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
 mod all_pairs;
 
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,16 +33,11 @@ const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 16 * KIB;
 
 fn main() -> ExitCode {
-    match open() {
+    match open(simulated()) {
         Ok(devices) => {
             let names: Vec<_> = devices.iter().map(|device| &device.info().name[..]).collect();
             println!("{}\n", names.join(", "));
-            if ["ranges", "blocks", "host", "layers"].into_iter().any(is_wanted) {
-                Bench::new([devices[0].clone(), devices[1].clone()]).all();
-            }
-            if is_wanted("all_pairs") {
-                all_pairs::measure(&devices, simulated());
-            }
+            run(&devices, &Idle::none());
             ExitCode::SUCCESS
         }
         Err(reason) => {
@@ -50,8 +47,52 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs all parts that are wanted. Panics when a way brought other bytes than it should.
+pub(crate) fn run(devices: &[Device], idle: &Idle) {
+    if ["ranges", "blocks", "host", "layers"].into_iter().any(is_wanted) {
+        Bench::new([devices[0].clone(), devices[1].clone()], idle).all();
+    }
+    if is_wanted("all_pairs") {
+        all_pairs::measure(devices, idle);
+    }
+}
+
+/// A way that is made to do nothing, by its number in the order of the run: to see that this is noticed.
+pub(crate) struct Idle {
+    way: Option<usize>,
+    seen: Cell<usize>,
+}
+
+impl Idle {
+    pub(crate) fn none() -> Self {
+        Self { way: None, seen: Cell::new(0) }
+    }
+
+    #[allow(dead_code, reason = "for the test that includes this program")]
+    pub(crate) fn way(number: usize) -> Self {
+        Self { way: Some(number), seen: Cell::new(0) }
+    }
+
+    /// Ways seen so far.
+    #[allow(dead_code, reason = "for the test that includes this program")]
+    pub(crate) fn seen(&self) -> usize {
+        self.seen.get()
+    }
+
+    /// Counts the next way; whether it is to do nothing.
+    fn is_next(&self) -> bool {
+        let number = self.seen.replace(self.seen.get() + 1);
+        self.way == Some(number)
+    }
+}
+
 fn simulated() -> bool {
     std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim")
+}
+
+/// Whether these are simulated devices: they get little to do.
+fn is_simulated(device: &Device) -> bool {
+    device.virtual_now().is_some()
 }
 
 /// Whether a part is to run: all of them, or those that `KV_PARTS` names.
@@ -59,8 +100,8 @@ fn is_wanted(part: &str) -> bool {
     std::env::var("KV_PARTS").map_or(true, |parts| parts.split(',').any(|it| it == part))
 }
 
-fn open() -> Result<Vec<Device>, String> {
-    let driver: Arc<dyn Driver> = if simulated() {
+pub(crate) fn open(simulated: bool) -> Result<Vec<Device>, String> {
+    let driver: Arc<dyn Driver> = if simulated {
         let config =
             SimConfig { devices: 2, profile: Profile::h200_pair(), ..SimConfig::default() };
         Arc::new(SimDriver::new(config).map_err(|error| error.to_string())?)
@@ -74,29 +115,48 @@ fn open() -> Result<Vec<Device>, String> {
 }
 
 /// A way of moving, tried beside others.
-type Way<'a> = (&'a str, Box<dyn FnMut() + 'a>);
+struct Way<'a> {
+    go: Box<dyn FnMut() + 'a>,
+    brings: Bytes<'a>,
+}
 
-struct Bench {
+/// What a way brings each time.
+#[derive(Clone, Copy)]
+enum Bytes<'a> {
+    /// So many from the start of the source to the start of the destination.
+    First(u64),
+    /// Blocks of each of so many planes.
+    Blocks(u64, &'a [BlockPair]),
+}
+
+fn way<'a>(brings: Bytes<'a>, go: impl FnMut() + 'a) -> Way<'a> {
+    Way { go: Box::new(go), brings }
+}
+
+struct Bench<'a> {
     near: Device,
     far: Device,
     after: Stream,
     on: Stream,
     source: DeviceBuffer,
+    /// What the source holds.
+    data: Vec<u8>,
     destination: DeviceBuffer,
     rounds: usize,
+    idle: &'a Idle,
 }
 
-impl Bench {
-    fn new([near, far]: [Device; 2]) -> Self {
-        let bytes = if simulated() { 4 * MIB } else { 1024 * MIB };
+impl<'i> Bench<'i> {
+    fn new([near, far]: [Device; 2], idle: &'i Idle) -> Self {
+        let bytes = if is_simulated(&near) { 256 * KIB } else { 1024 * MIB };
         let (after, on) = (Stream::new(&near).unwrap(), Stream::new(&far).unwrap());
         let source = DeviceBuffer::alloc(&near, bytes).unwrap();
         let destination = DeviceBuffer::alloc(&far, bytes).unwrap();
-        let words: Vec<u8> =
+        let data: Vec<u8> =
             (0..bytes / 8).flat_map(|i| (i * 0x9E37_79B9 + 1).to_le_bytes()).collect();
-        after.upload(source.span(), &words).unwrap();
-        let rounds = if simulated() { 1 } else { 7 };
-        Self { near, far, after, on, source, destination, rounds }
+        after.upload(source.span(), &data).unwrap();
+        let rounds = if is_simulated(&near) { 1 } else { 7 };
+        Self { near, far, after, on, source, data, destination, rounds, idle }
     }
 
     fn all(&self) {
@@ -116,8 +176,19 @@ impl Bench {
         }
     }
 
+    /// Those that fit; all of the memory where none does.
     fn sizes(&self, sizes: &[u64]) -> Vec<u64> {
-        sizes.iter().copied().filter(|&bytes| bytes <= self.source.bytes()).collect()
+        let all = self.source.bytes();
+        let fit: Vec<_> = sizes.iter().copied().filter(|&bytes| bytes <= all).collect();
+        if fit.is_empty() { vec![all] } else { fit }
+    }
+
+    /// Those of planes and blocks that fit.
+    fn cases(&self, cases: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let all = self.source.bytes();
+        let fits = |&(planes, count): &(u64, u64)| planes * count * BLOCK <= all;
+        let fit: Vec<_> = cases.iter().copied().filter(fits).collect();
+        if fit.is_empty() { vec![(2, all / BLOCK / 2)] } else { fit }
     }
 
     fn spans(&self, bytes: u64) -> (DeviceSpan, DeviceSpan) {
@@ -125,17 +196,22 @@ impl Bench {
         (of(&self.source), of(&self.destination))
     }
 
-    /// Median seconds of one operation of each way: `times` of them between two events, in turns.
-    fn seconds(&self, times: u64, ways: &mut [Way<'_>]) -> Vec<f64> {
+    /// Median seconds of one operation of each way: `times` of them between two events, in turns. Then each
+    /// way goes once more, and what it brings is compared.
+    fn seconds(&self, times: u64, mut ways: Vec<Way<'_>>) -> Vec<f64> {
+        for way in &mut ways {
+            if self.idle.is_next() {
+                way.go = Box::new(|| ());
+            }
+        }
         let (start, end) =
             (Event::with_timing(&self.far).unwrap(), Event::with_timing(&self.far).unwrap());
         let mut seen = vec![Vec::new(); ways.len()];
         for round in 0..=self.rounds {
-            for ((_, way), seen) in ways.iter_mut().zip(&mut seen) {
-                self.after.synchronize().unwrap();
-                self.on.synchronize().unwrap();
+            for (way, seen) in ways.iter_mut().zip(&mut seen) {
+                self.come_to_rest();
                 start.record(&self.on).unwrap();
-                (0..times).for_each(|_| way());
+                (0..times).for_each(|_| (way.go)());
                 end.record(&self.on).unwrap();
                 end.synchronize().unwrap();
                 if round > 0 || self.rounds == 1 {
@@ -144,6 +220,14 @@ impl Bench {
                 }
             }
         }
+        for (number, way) in ways.iter_mut().enumerate() {
+            self.come_to_rest();
+            self.on.fill(self.destination.span(), 0).unwrap();
+            self.on.synchronize().unwrap();
+            (way.go)();
+            self.come_to_rest();
+            assert!(self.arrived(way.brings), "way {number} of this row brought other bytes");
+        }
         let median = |mut times: Vec<f64>| {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
@@ -151,18 +235,26 @@ impl Bench {
         seen.into_iter().map(median).collect()
     }
 
-    /// Whether the destination begins with the source's bytes; it is cleared for the next way.
-    fn arrived(&self, bytes: u64) -> bool {
-        let (source, destination) = self.spans(bytes.min(16 * MIB));
-        let fetch = |stream: &Stream, span: DeviceSpan| {
-            let mut seen = vec![0; span.bytes() as usize];
-            stream.download(&mut seen, span).unwrap();
-            seen
-        };
+    fn come_to_rest(&self) {
+        self.after.synchronize().unwrap();
         self.on.synchronize().unwrap();
-        let equal = fetch(&self.after, source) == fetch(&self.on, destination);
-        self.on.fill(destination, 0).unwrap();
-        equal
+    }
+
+    /// Whether the destination holds every byte that a way brings.
+    fn arrived(&self, brings: Bytes<'_>) -> bool {
+        let is_there = |to: u64, from: u64, bytes: u64| {
+            let mut seen = vec![0; bytes as usize];
+            let part = self.destination.span().slice(to, bytes).unwrap();
+            self.on.download(&mut seen, part).unwrap();
+            seen == self.data[from as usize..(from + bytes) as usize]
+        };
+        match brings {
+            Bytes::First(bytes) => is_there(0, 0, bytes),
+            Bytes::Blocks(planes, pairs) => (0..planes).all(|plane| {
+                let at = |id| plane * (self.source.bytes() / planes) + u64::from(id) * BLOCK;
+                pairs.iter().all(|pair| is_there(at(pair.to), at(pair.from), BLOCK))
+            }),
+        }
     }
 
     fn order(&self) -> MoveOrder<'_> {
@@ -192,24 +284,19 @@ impl Bench {
         let mut rows = Vec::new();
         for bytes in self.sizes(&[MIB, 16 * MIB, 64 * MIB, 256 * MIB]) {
             let (source, destination) = self.spans(bytes);
-            let mut ways: [Way<'_>; 2] = [
-                ("driver", Box::new(|| self.peer_copy(&self.on, bytes))),
-                (
-                    "plain",
-                    Box::new(|| {
-                        let up = Event::new(&self.far).unwrap();
-                        up.record(&self.on).unwrap();
-                        self.after.wait(&up).unwrap();
-                        self.after.copy_to_host(&host, 0, source).unwrap();
-                        down.record(&self.after).unwrap();
-                        self.on.wait(&down).unwrap();
-                        self.on.copy_to_device(destination, &host, 0).unwrap();
-                    }),
-                ),
+            let ways = vec![
+                way(Bytes::First(bytes), || self.peer_copy(&self.on, bytes)),
+                way(Bytes::First(bytes), || {
+                    let up = Event::new(&self.far).unwrap();
+                    up.record(&self.on).unwrap();
+                    self.after.wait(&up).unwrap();
+                    self.after.copy_to_host(&host, 0, source).unwrap();
+                    down.record(&self.after).unwrap();
+                    self.on.wait(&down).unwrap();
+                    self.on.copy_to_device(destination, &host, 0).unwrap();
+                }),
             ];
-            let seconds = self.seconds(4, &mut ways);
-            drop(ways);
-            assert!(self.arrived(bytes), "the plain ways brought other bytes");
+            let seconds = self.seconds(4, ways);
             rows.push((bytes, seconds[0], seconds[1]));
         }
         rows
@@ -225,26 +312,21 @@ impl Bench {
         let sizes = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
         for bytes in self.sizes(&sizes) {
             let times = (256 * MIB / bytes).clamp(4, 64);
-            let mut ways: [Way<'_>; 3] = [
-                (
-                    "source",
-                    Box::new(|| {
-                        // On the other stream, joined to the timed one at both ends as a caller would.
-                        let (room, done) =
-                            (Event::new(&self.far).unwrap(), Event::new(&self.near).unwrap());
-                        room.record(&self.on).unwrap();
-                        self.after.wait(&room).unwrap();
-                        self.peer_copy(&self.after, bytes);
-                        done.record(&self.after).unwrap();
-                        self.on.wait(&done).unwrap();
-                    }),
-                ),
-                ("destination", Box::new(|| self.peer_copy(&self.on, bytes))),
-                ("move", Box::new(|| self.move_once(&mut mover, bytes))),
+            let ways = vec![
+                way(Bytes::First(bytes), || {
+                    // On the other stream, joined to the timed one at both ends as a caller would.
+                    let (room, done) =
+                        (Event::new(&self.far).unwrap(), Event::new(&self.near).unwrap());
+                    room.record(&self.on).unwrap();
+                    self.after.wait(&room).unwrap();
+                    self.peer_copy(&self.after, bytes);
+                    done.record(&self.after).unwrap();
+                    self.on.wait(&done).unwrap();
+                }),
+                way(Bytes::First(bytes), || self.peer_copy(&self.on, bytes)),
+                way(Bytes::First(bytes), || self.move_once(&mut mover, bytes)),
             ];
-            let seconds = self.seconds(times, &mut ways);
-            drop(ways);
-            assert!(self.arrived(bytes), "other bytes arrived");
+            let seconds = self.seconds(times, ways);
             let calls = Instant::now();
             (0..times).for_each(|_| self.move_once(&mut mover, bytes));
             let calls = calls.elapsed().as_secs_f64() / times as f64;
@@ -296,7 +378,8 @@ impl Bench {
         println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         let config = |(prefer, kernel_blocks)| MoverConfig {
             prefer,
-            kernel_blocks,
+            // Simulated threads take their time.
+            kernel_blocks: if is_simulated(&self.near) { 1 } else { kernel_blocks },
             tables: 64,
             ..MoverConfig::default()
         };
@@ -312,23 +395,21 @@ impl Bench {
         ];
         let mover = |way| Mover::new(&self.near, &self.far, config(way)).unwrap();
         let mut movers: Vec<_> = grids.map(mover).into_iter().collect();
-        for (planes, count) in
-            [(1, 1), (1, 64), (1, 256), (1, 1024), (1, 2048), (1, 16_384), (16, 2048), (64, 256)]
-        {
+        let cases =
+            [(1, 1), (1, 64), (1, 256), (1, 1024), (1, 2048), (1, 16_384), (16, 2048), (64, 256)];
+        for (planes, count) in self.cases(&cases) {
             let pairs = self.pairs(planes, count);
             let bytes = pairs.len() as u64 * planes * BLOCK;
             let loop_pairs = &pairs[..pairs.len().min(2048)];
-            let mut ways: Vec<Way<'_>> = vec![
-                ("plain", Box::new(|| self.peer_copy(&self.on, bytes))),
-                ("loop", Box::new(|| self.loop_of_copies(loop_pairs))),
+            let mut ways = vec![
+                way(Bytes::First(bytes), || self.peer_copy(&self.on, bytes)),
+                way(Bytes::Blocks(1, loop_pairs), || self.loop_of_copies(loop_pairs)),
             ];
             for mover in &mut movers {
-                ways.push(("move", Box::new(|| self.move_blocks(mover, planes, &pairs))));
+                let brings = Bytes::Blocks(planes, &pairs);
+                ways.push(way(brings, || self.move_blocks(mover, planes, &pairs)));
             }
-            let seconds = self.seconds(4, &mut ways);
-            drop(ways);
-            self.check_blocks(&mut movers[1], planes, &pairs);
-            self.check_blocks(&mut movers[5], planes, &pairs);
+            let seconds = self.seconds(4, ways);
             print!("| {planes} x {} | {} |", pairs.len(), size(bytes));
             print!(" {} |", rate(bytes, seconds[0]));
             print!(" {} |", rate(loop_pairs.len() as u64 * BLOCK, seconds[1]));
@@ -361,28 +442,6 @@ impl Bench {
         }
     }
 
-    /// Moves once into cleared memory and compares some of the blocks.
-    fn check_blocks(&self, mover: &mut Mover, planes: u64, pairs: &[BlockPair]) {
-        self.on.fill(self.destination.span(), 0).unwrap();
-        self.move_blocks(mover, planes, pairs);
-        let stride = self.source.bytes() / planes;
-        for pair in pairs.iter().step_by(pairs.len().div_ceil(50)) {
-            for plane in [0, planes - 1] {
-                let fetch = |stream: &Stream, buffer: &DeviceBuffer, id: u32| {
-                    let mut seen = vec![0; BLOCK as usize];
-                    let at = plane * stride + u64::from(id) * BLOCK;
-                    stream.download(&mut seen, buffer.span().slice(at, BLOCK).unwrap()).unwrap();
-                    seen
-                };
-                let moved = fetch(&self.on, &self.destination, pair.to);
-                assert!(
-                    moved == fetch(&self.after, &self.source, pair.from),
-                    "{pair:?} of {plane}"
-                );
-            }
-        }
-    }
-
     fn through_the_host(&self, plain: Vec<(u64, f64, f64)>) {
         println!("## Through the host, access off\n");
         println!(
@@ -400,28 +459,24 @@ impl Bench {
             .collect();
         assert!(movers.iter().all(|mover| mover.route() == Route::Host));
         for (bytes, driver, down_and_up) in plain {
-            let mut ways: Vec<Way<'_>> = Vec::new();
+            let mut ways = Vec::new();
             for mover in &mut movers {
-                ways.push(("move", Box::new(|| self.move_once(mover, bytes))));
+                ways.push(way(Bytes::First(bytes), || self.move_once(mover, bytes)));
             }
-            let seconds = self.seconds(4, &mut ways);
-            drop(ways);
-            assert!(self.arrived(bytes), "other bytes arrived through the host");
+            let seconds = self.seconds(4, ways);
             print!("| {} | {} | {} |", size(bytes), rate(bytes, down_and_up), rate(bytes, driver));
             seconds.iter().for_each(|&seconds| print!(" {} |", rate(bytes, seconds)));
             let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
             println!(" {:.2} |", down_and_up / best);
         }
         println!();
-        for (planes, count) in [(1, 2048), (16, 2048)] {
+        for (planes, count) in self.cases(&[(1, 2048), (16, 2048)]) {
             let pairs = self.pairs(planes, count);
             let bytes = pairs.len() as u64 * planes * BLOCK;
             let mover = &mut movers[2];
-            let mut ways: [Way<'_>; 1] =
-                [("blocks", Box::new(|| self.move_blocks(mover, planes, &pairs)))];
-            let seconds = self.seconds(2, &mut ways);
-            drop(ways);
-            self.check_blocks(&mut movers[2], planes, &pairs);
+            let brings = Bytes::Blocks(planes, &pairs);
+            let ways = vec![way(brings, || self.move_blocks(mover, planes, &pairs))];
+            let seconds = self.seconds(2, ways);
             println!(
                 "{planes} x {} scattered blocks, chunks of 4 MiB: {}",
                 pairs.len(),
@@ -439,7 +494,7 @@ impl Bench {
             HandOver::new(mover, 4 * MIB, 2).unwrap()
         };
         let mut ways = [way(&self.near, &self.far), way(&self.far, &self.near)];
-        for bytes in [16 * KIB, 64 * KIB, MIB, 4 * MIB] {
+        for bytes in self.sizes(&[16 * KIB, 64 * KIB, MIB, 4 * MIB]) {
             let (mut times, mut calls) = (Vec::new(), Vec::new());
             for _ in 0..=self.rounds {
                 let start = Instant::now();
@@ -447,6 +502,10 @@ impl Bench {
                 self.after.synchronize().unwrap();
                 self.on.synchronize().unwrap();
                 times.push(start.elapsed().as_secs_f64() / 48.0);
+            }
+            let streams = [&self.after, &self.on];
+            for (near, boundary) in ways.iter_mut().enumerate() {
+                self.check_boundary(boundary, bytes, [streams[near], streams[1 - near]]);
             }
             times.sort_by(f64::total_cmp);
             calls.sort_by(f64::total_cmp);
@@ -460,10 +519,34 @@ impl Bench {
         }
     }
 
+    /// Hands other bytes over each time, and compares all of them.
+    fn check_boundary(
+        &self,
+        boundary: &mut HandOver,
+        bytes: u64,
+        [producer, consumer]: [&Stream; 2],
+    ) {
+        let is_idle = self.idle.is_next();
+        // Twice through each buffer.
+        for turn in 0..4 {
+            let data = &self.data[turn * 8..][..bytes as usize - 64];
+            let outgoing = boundary.room(producer).unwrap();
+            let part = outgoing.span().slice(0, data.len() as u64).unwrap();
+            producer.upload(part, data).unwrap();
+            // One that does nothing hands over what it handed over before.
+            let sent = if is_idle { 0 } else { data.len() as u64 };
+            let incoming = boundary.send(outgoing, sent, producer, consumer).unwrap();
+            let mut seen = vec![0; incoming.span().bytes() as usize];
+            consumer.download(&mut seen, incoming.span()).unwrap();
+            boundary.done(incoming, consumer).unwrap();
+            assert!(seen == data, "a boundary of {bytes} bytes brought other bytes");
+        }
+    }
+
     /// What a hand-over is made of, on this thread, which has no context current.
     fn calls(&self) {
         let (near, far) = (Event::new(&self.near).unwrap(), Event::new(&self.far).unwrap());
-        let rows: [Way<'_>; 5] = [
+        let rows: [(&str, Box<dyn FnMut() + '_>); 5] = [
             ("bind a context, and take it back", Box::new(|| self.far.run(|_| Ok(())).unwrap())),
             ("record an event", Box::new(|| far.record(&self.on).unwrap())),
             (
