@@ -148,6 +148,49 @@ fn there_are_no_more_events_than_moves_alive() {
     drop(kept);
 }
 
+/// The record after a chunk's last use is refused. What was drained from the chunk before is on its way, and
+/// keeps its bytes.
+#[test]
+fn a_chunk_of_an_interrupted_move_is_not_filled_before_it_was_drained() {
+    let (sim, all) = devices();
+    let config = MoverConfig { chunks: 1, tables: 0, ..config(Route::Host) };
+    let mut pair = Pair::new(&all[0], &all[1], config);
+    let [first, second] = [1, 2].map(|_| ends(&pair, 64));
+    pair.after.upload(second[0].span(), &[9; 64]).unwrap();
+    sim.hold(pair.on.raw());
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    // After those of both streams of the order, and of the filled chunk.
+    sim.fail_nth("cuEventRecord", 4, ErrorCode::UNKNOWN);
+    let [source, target] = first.each_ref().map(|end| Held::new(end.device(), end.span(), ()));
+    let failed = pair.mover.move_tensor(source, target, order).unwrap_err();
+    let moved = move_ends(&mut pair, &second);
+    sim.run_all();
+    sim.release_hold(pair.on.raw());
+    moved.finish().map_err(|(error, _)| error).unwrap();
+    failed.held.finish().map_err(|(error, _)| error).unwrap();
+    assert!(contents(&pair.on, first[1].span()) == pattern(1, 64), "the next move's bytes");
+    assert!(contents(&pair.on, second[1].span()) == [9; 64]);
+}
+
+/// Both ends of a move that failed half-way are dropped by their owner, and kept until it is over.
+#[test]
+fn ends_of_a_failed_move_that_are_dropped_are_kept_until_it_is_over() {
+    let (sim, all) = devices();
+    let mut pair = Pair::new(&all[0], &all[1], config(Route::Host));
+    let ends = ends(&pair, 1024);
+    let owner = Arc::new(());
+    sim.hold(pair.after.raw());
+    sim.fail_nth("cuMemcpyHtoDAsync", 2, ErrorCode::UNKNOWN);
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let held = |end: usize| Held::new(&all[end], ends[end].span(), Arc::clone(&owner));
+    let failed = pair.mover.move_tensor(held(0), held(1), order).unwrap_err();
+    drop(failed);
+    assert_eq!((pair.mover.sweep(), Arc::strong_count(&owner)), (1, 3));
+    sim.release_hold(pair.after.raw());
+    pair.mover.settle().unwrap();
+    assert_eq!((pair.mover.sweep(), Arc::strong_count(&owner)), (0, 1));
+}
+
 /// Counts its drops, and panics at them.
 struct Unsteady(Arc<AtomicUsize>);
 
