@@ -205,6 +205,7 @@ fn a_source_is_reclaimed_for_work_that_waits_on_the_device() {
     assert!(moved.reclaim_on(&pair.after).unwrap().is_none());
     // Overwritten at once, by work that the move is before.
     pair.after.fill(near.span(), 9).unwrap();
+    sim.run_all();
     sim.release_hold(pair.on.raw());
     let far = moved.take_destination().unwrap();
     assert!(contents(&pair.on, far.span()) == [1; 4096]);

@@ -102,8 +102,8 @@ fn memory_of_another_machine_is_refused() {
 struct Side {
     sim: SimDriver,
     boundary: HandOver,
-    producers: [Stream; 3],
-    consumers: [Stream; 3],
+    producers: [Stream; 4],
+    consumers: [Stream; 4],
 }
 
 impl Side {
@@ -111,7 +111,7 @@ impl Side {
         let (sim, all) = devices(1);
         let mover = Mover::new(&all[0], &all[1], config(Route::Push)).unwrap();
         let boundary = HandOver::new(mover, 64, 1).unwrap();
-        let streams = |device| [0, 1, 2].map(|_| Stream::new(device).unwrap());
+        let streams = |device| [(); 4].map(|()| Stream::new(device).unwrap());
         Self { sim, boundary, producers: streams(&all[0]), consumers: streams(&all[1]) }
     }
 
@@ -125,21 +125,21 @@ impl Side {
         self.boundary.done(incoming, consumer).unwrap();
     }
 
-    /// Sends `byte` to consumer 0, whose stream stands still; the call after the copy fails.
-    fn interrupted(&mut self, byte: u8) -> Outgoing {
+    /// Sends `byte` to consumer 0, whose stream stands still; the record after the copy fails, before which
+    /// there are so many.
+    fn interrupted(&mut self, byte: u8, records: u64) -> Outgoing {
         let outgoing = self.boundary.room(&self.producers[0]).unwrap();
         self.producers[0].fill(outgoing.span(), byte).unwrap();
         self.sim.hold(self.consumers[0].raw());
-        // The first record is of what the copy waits for.
-        self.sim.fail_nth("cuEventRecord", 2, ErrorCode::UNKNOWN);
+        self.sim.fail_nth("cuEventRecord", records + 1, ErrorCode::UNKNOWN);
         let [producer, consumer] = [&self.producers[0], &self.consumers[0]];
         self.boundary.send(outgoing, 64, producer, consumer).unwrap_err().outgoing
     }
 
     /// What lies in `span` now, seen by a stream that waits for nothing.
-    fn now(&self, streams: &[Stream; 3], span: DeviceSpan) -> u8 {
+    fn now(&self, streams: &[Stream; 4], span: DeviceSpan) -> u8 {
         self.sim.run_all();
-        let seen = contents(&streams[2], span);
+        let seen = contents(&streams[3], span);
         assert!(seen.iter().all(|&byte| byte == seen[0]));
         seen[0]
     }
@@ -148,7 +148,8 @@ impl Side {
 #[test]
 fn no_producer_writes_under_an_interrupted_copy() {
     let mut side = Side::new();
-    let outgoing = side.interrupted(1);
+    // Of what the producer has enqueued.
+    let outgoing = side.interrupted(1, 1);
     side.boundary.give_back(outgoing).unwrap();
     let outgoing = side.boundary.room(&side.producers[1]).unwrap();
     side.producers[1].fill(outgoing.span(), 2).unwrap();
@@ -160,8 +161,9 @@ fn no_producer_writes_under_an_interrupted_copy() {
 #[test]
 fn a_copy_sent_again_comes_after_the_interrupted_one() {
     let mut side = Side::new();
-    side.pass(7, 0, 0);
-    let outgoing = side.interrupted(1);
+    // Its reader is on the stream that the copy is sent to in the end.
+    side.pass(7, 0, 1);
+    let outgoing = side.interrupted(1, 2);
     let (producer, consumer) = (&side.producers[0], &side.consumers[1]);
     let incoming = side.boundary.send(outgoing, 64, producer, consumer).unwrap();
     assert_eq!(side.now(&side.consumers, incoming.span()), 7, "the first copy is to come before");
@@ -174,13 +176,14 @@ fn a_copy_sent_again_comes_after_the_interrupted_one() {
 #[test]
 fn an_interrupted_copy_is_remembered_after_a_producer_was_refused() {
     let mut side = Side::new();
-    side.pass(7, 0, 0);
-    let outgoing = side.interrupted(1);
+    // Its reader is on the stream that the copy is sent to in the end.
+    side.pass(7, 0, 1);
+    let outgoing = side.interrupted(1, 2);
     side.boundary.give_back(outgoing).unwrap();
-    // The wait for the last copy that was sent, after that for the interrupted one.
-    side.sim.fail_nth("cuStreamWaitEvent", 2, ErrorCode::UNKNOWN);
-    side.boundary.room(&side.producers[0]).unwrap_err();
-    let producer = &side.producers[1];
+    // The wait for the last copy that was sent, after those for the interrupted one and for the producer.
+    side.sim.fail_nth("cuStreamWaitEvent", 3, ErrorCode::UNKNOWN);
+    side.boundary.room(&side.producers[1]).unwrap_err();
+    let producer = &side.producers[2];
     let outgoing = side.boundary.room(producer).unwrap();
     producer.fill(outgoing.span(), 2).unwrap();
     assert_eq!(side.now(&side.producers, outgoing.span()), 1, "the copy still reads it");

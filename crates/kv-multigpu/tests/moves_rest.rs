@@ -148,6 +148,21 @@ fn there_are_no_more_events_than_moves_alive() {
     drop(kept);
 }
 
+/// Four lengths of a chunk go through one, which stands full.
+#[test]
+fn a_chunk_is_not_filled_again_before_it_was_drained() {
+    let (sim, all) = devices();
+    let config = MoverConfig { chunks: 1, chunk_bytes: 64, tables: 0, ..config(Route::Host) };
+    let mut pair = Pair::new(&all[0], &all[1], config);
+    let ends = ends(&pair, 256);
+    sim.hold(pair.on.raw());
+    let moved = move_ends(&mut pair, &ends);
+    sim.run_all();
+    sim.release_hold(pair.on.raw());
+    moved.finish().map_err(|(error, _)| error).unwrap();
+    assert!(contents(&pair.on, ends[1].span()) == pattern(1, 256));
+}
+
 /// The record after a chunk's last use is refused. What was drained from the chunk before is on its way, and
 /// keeps its bytes.
 #[test]
