@@ -3,6 +3,7 @@
 //! goes on. And a long run, in which nothing grows.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+#![allow(clippy::result_large_err, reason = "a refusal gives back what it was given")]
 
 mod common;
 

@@ -114,9 +114,12 @@ pub(crate) fn open(simulated: bool) -> Result<Vec<Device>, String> {
     (0..registry.count().max(2)).map(open).collect()
 }
 
+/// What is done once, or again and again.
+type Work<'a> = Box<dyn FnMut() + 'a>;
+
 /// A way of moving, tried beside others.
 struct Way<'a> {
-    go: Box<dyn FnMut() + 'a>,
+    go: Work<'a>,
     brings: Bytes<'a>,
 }
 
@@ -546,7 +549,7 @@ impl<'i> Bench<'i> {
     /// What a hand-over is made of, on this thread, which has no context current.
     fn calls(&self) {
         let (near, far) = (Event::new(&self.near).unwrap(), Event::new(&self.far).unwrap());
-        let rows: [(&str, Box<dyn FnMut() + '_>); 5] = [
+        let rows: [(&str, Work<'_>); 5] = [
             ("bind a context, and take it back", Box::new(|| self.far.run(|_| Ok(())).unwrap())),
             ("record an event", Box::new(|| far.record(&self.on).unwrap())),
             (

@@ -293,7 +293,7 @@ impl<S: Send, D: Send> Move<S, D> {
 /// A part of the move may have been enqueued before the call that failed: it still reads the source and
 /// writes the destination, in the order of no stream of the caller's. So neither end can be had before:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0599
 /// # use kv_multigpu::moves::MoveFailed;
 /// fn reuse(failed: MoveFailed<(), ()>) {
 ///     let mut held = failed.held;
