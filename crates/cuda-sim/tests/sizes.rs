@@ -75,11 +75,12 @@ unsafe impl GlobalAlloc for Bounded {
 }
 
 /// Sizes at which something could overflow.
-const SIZES: [u64; 16] = [
+const SIZES: [u64; 17] = [
     0,
     1,
     4095,
     4096,
+    1 << 20,
     2 << 20,
     (2 << 20) + 1,
     1 << 30,
@@ -113,6 +114,10 @@ fn try_config(config: SimConfig) {
         }
         if let Ok(address) = sim.mem_address_reserve(bytes, 0, 0) {
             sim.mem_address_free(address, bytes).unwrap();
+        }
+        if let Ok(handle) = sim.mem_create(bytes, prop(0)) {
+            // SAFETY: the handle was created just now.
+            unsafe { sim.mem_release(handle) }.unwrap();
         }
     }
     let _ = (sim.virtual_now(), sim.config(), format!("{sim:?}"));
