@@ -68,8 +68,19 @@
 //! with its line. A launched kernel runs thread by thread. Every load and store must lie in one
 //! live allocation, mapping or pinned region that the device may access, be aligned to its width, and
 //! read only what was written; two accesses to the same bytes by threads that no barrier orders, one
-//! of them a store, are a finding even where the values happen to be right. A finding names the line,
-//! the thread and the block.
+//! of them a store, are a finding even where the values happen to be right. A barrier orders those who
+//! come to it, be they all threads of the block, some warps or some lanes. Atomic operations, volatile
+//! accesses and those of a memory scope do not conflict with each other, but with plain ones. A
+//! finding names the line, the thread and the block.
+//!
+//! Not looked at for conflicts: bulk copies and barriers in memory themselves, what lies beyond the
+//! first 128 MiB that one launch touches between two clearings of the record, and launches of more than
+//! 2^28 stretches of threads between barriers.
+//!
+//! Arithmetic gives the bits that cards give, NaNs included: one table of edge cases
+//! (`cuda-driver/tests/fixtures/instructions.txt`) is held against this device and against cards.
+//! Lanes that have ended are not waited for by exchanges within a warp; a lane that reads one which
+//! takes no part is a finding.
 //!
 //! A kernel whose name [`SimDriver::register_kernels`] knows runs by that CPU reference instead,
 //! which is much faster, unless [`SimDriver::prefer_ptx`] says otherwise. That is for programs around
