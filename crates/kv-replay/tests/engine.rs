@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
-use cuda_sim::Profile;
+use cuda_sim::{Pace, Profile};
 use kv_cache::TransportChoice;
 use kv_multigpu::placement::Placement;
 use kv_pool::policy::PolicyKind;
@@ -291,6 +291,23 @@ fn progress_is_told_in_every_iteration() {
     assert_eq!(last.verified_blocks, report.verified_blocks);
     assert!(watch.0.len() as u64 >= report.iterations);
     assert!(watch.0.iter().any(|state| state.running == 2 && state.device_blocks_in_use > 0));
+}
+
+#[test]
+fn every_byte_is_right_on_devices_that_are_always_late_or_never() {
+    let trace = short_answers(6, 5);
+    let config = RunConfig { host_blocks: 512, ..small(2200) };
+    for device in ["sim", "sim:2"] {
+        let shape = ModelShape { layers: 2, ..config.shape };
+        let config = RunConfig { shape, ..config.clone() };
+        for pace in [Pace::Slowest, Pace::Fastest] {
+            let devices = open(&device.parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+            devices.sim.as_ref().unwrap().set_pace(pace);
+            let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
+            assert_eq!((report.finished, report.corrupt_blocks), (6, 0), "{pace:?}");
+            assert!(report.verified_blocks > 100);
+        }
+    }
 }
 
 /// Pins memory in the iteration that ends the warm-up, and sees how many updates tell of that iteration.
