@@ -79,19 +79,6 @@ fn small() -> KvCacheOptions {
 /// Builds a cache, and serves a request with it if that can be.
 fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
     let what = format!("{options:?}");
-    let began = std::time::Instant::now();
-    struct D(std::time::Instant, String);
-    impl Drop for D {
-        fn drop(&mut self) {
-            if self.0.elapsed().as_millis() > 300 {
-                eprintln!("SLOW {:?} {}", self.0.elapsed(), self.1)
-            }
-        }
-    }
-    let _d = D(began, what.clone());
-    if std::env::var("SHOW").is_ok() {
-        eprintln!("TRY {what}");
-    }
     let device = device();
     let worker = options.growth.worker().cloned();
     let mut cache = KvCache::new(&streams(&[device]), options)?;
