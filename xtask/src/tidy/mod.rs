@@ -4,6 +4,7 @@ mod crates;
 mod files;
 mod links;
 mod paths;
+mod sizes;
 mod sources;
 mod tables;
 mod unsafety;
@@ -51,7 +52,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
 fn check(files: &Files) -> Vec<Problem> {
     let mut problems =
-        [crates::check(files), unsafety::check(files), tables::check(files)].concat();
+        [crates::check(files), unsafety::check(files), tables::check(files), sizes::check(files)]
+            .concat();
     for (path, text) in files.texts() {
         problems.extend(paths::check(path, text));
         if path.ends_with(".rs") {
