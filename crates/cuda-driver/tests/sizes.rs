@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuda_driver::{
-    AccessDesc, AddressRange, CopyError, Device, DeviceAttribute, DeviceBuffer, DeviceError,
-    DeviceSpan, ErrorCode, HostAllocFlags, HostMemory, HostPages, HostPagesOptions, HostRegion,
-    HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module, PeerAttribute, PhysicalMemory,
-    PinnedBuffer, ReaderError, ShareableKind, Stream,
+    AccessDesc, AddressRange, AllocationProp, CopyError, Device, DeviceAttribute, DeviceBuffer,
+    DeviceError, DeviceSpan, ErrorCode, HostAllocFlags, HostMemory, HostPages, HostPagesOptions,
+    HostRegion, HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module, PeerAttribute,
+    PhysicalMemory, PinnedBuffer, ReaderError, ShareableKind, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 
@@ -114,6 +114,37 @@ fn ordinals_and_attributes() {
     }
     drop(peer);
     assert_clean(machine);
+}
+
+#[test]
+fn physical_memory_is_of_a_device_that_is_there() {
+    let machine = machine();
+    let (_, device, _) = &machine;
+    let driver = device.driver();
+    for ordinal in [i32::MIN, -1, 0, 1, 2, i32::MAX] {
+        for (prop, is_exportable) in [
+            (AllocationProp::on(ordinal), false),
+            (AllocationProp::exportable(ordinal, ShareableKind::PosixFd), true),
+        ] {
+            assert_eq!((prop.device, prop.posix_fd), (ordinal, is_exportable));
+            let made = driver.mem_create(4096, &prop);
+            assert_eq!(made.is_ok(), [0, 1].contains(&ordinal), "{ordinal}: {made:?}");
+            if let Ok(handle) = made {
+                // SAFETY: the handle was just made, and nobody else has it.
+                unsafe { driver.mem_release(handle) }.unwrap();
+            }
+        }
+    }
+    assert_clean(machine);
+}
+
+#[test]
+fn arguments_of_any_place_are_there_or_not() {
+    let args = KernelArgs::new().arg(7u32).arg(9u64);
+    for place in [0, 1, 2, 1 << 40, usize::MAX] {
+        assert_eq!(args.get::<u32>(place), (place == 0).then_some(7), "{place}");
+        assert_eq!(args.bytes(place).is_some(), place < 2, "{place}");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Machine, recorded};
-use cuda_driver::{Device, DeviceError};
+use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::{
     AdmissionPolicy, ElasticPool, ElasticPoolOptions, EpochGate, Fault, Headroom, Layout,
@@ -176,7 +176,12 @@ fn reservations() {
         for bytes in NUMBERS {
             for peers in [vec![], vec![-1], vec![i32::MAX], vec![1; 1 << 16]] {
                 let options = ReservationOptions { bytes, page_bytes, peers };
-                let Ok(space) = Reservation::new(&machine.device, options) else { continue };
+                let gated =
+                    Reservation::with_gate(&machine.device, options.clone(), EpochGate::new());
+                let made = Reservation::new(&machine.device, options);
+                assert_eq!(gated.is_ok(), made.is_ok(), "{bytes} bytes by {page_bytes:?}");
+                let (Ok(space), Ok(gated)) = (made, gated) else { continue };
+                drop(gated.close(&[]).wait().unwrap());
                 for index in NUMBERS {
                     let _ = space.page_state(index);
                     if let Ok(page) = pages.take() {
@@ -223,6 +228,44 @@ fn elastic_pools() {
     }
     drop((worker, stream));
     machine.assert_no_leak();
+}
+
+#[test]
+fn elastic_pools_of_gates_and_limits() {
+    let machine = machine();
+    for bytes in NUMBERS {
+        for limit in [0, 1, PAGE, 3 * PAGE, u64::MAX] {
+            let options = ElasticPoolOptions {
+                block_bytes: bytes,
+                capacity_blocks: 3,
+                page_bytes: None,
+                initial_blocks: 1,
+            };
+            let rules = MemoryRules { limit: Some(MemoryLimit::new(limit)), admission: None };
+            let made = [
+                ElasticPool::with_gate(&machine.device, options, EpochGate::new()),
+                ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules),
+            ];
+            let fits = (1..=DEVICE_PAGES * PAGE).contains(&bytes);
+            assert_eq!(made[0].is_ok(), fits, "blocks of {bytes} bytes");
+            let pages = bytes.div_ceil(PAGE).saturating_mul(PAGE);
+            assert_eq!(made[1].is_ok(), fits && pages <= limit, "{bytes} bytes under {limit}");
+            for pool in made.into_iter().flatten() {
+                assert!(pool.close(&[]).wait().unwrap().is_clean());
+            }
+        }
+    }
+    machine.assert_no_leak();
+}
+
+#[test]
+fn faults_of_any_size() {
+    let machine = machine();
+    let refused = DriverError::new("cuMemCreate", ErrorCode::OUT_OF_MEMORY);
+    for bytes in NUMBERS {
+        let fault = Fault::of_device(&machine.device, DeviceError::from(refused.clone()), bytes);
+        assert!(matches!(fault, Fault::OutOfMemory { bytes: told } if told == bytes), "{fault}");
+    }
 }
 
 fn sweep_pool(
@@ -311,7 +354,12 @@ fn spaces_and_their_sequences() {
     for options in spaces() {
         let machine = machine();
         let (pages, worker) = (machine.pages(u64::MAX), Worker::manual());
-        let Ok(space) = SequenceSpace::new(&pages, &worker, options.clone()) else { continue };
+        let gate = EpochGate::new();
+        let gated = SequenceSpace::with_gate(&pages, &worker, options.clone(), gate);
+        let gated = gated.map(|space| space.close(&[]).unwrap().wait().unwrap().is_clean());
+        let space = SequenceSpace::new(&pages, &worker, options.clone());
+        assert_eq!(gated.ok(), space.is_ok().then_some(true), "{options:?}");
+        let Ok(space) = space else { continue };
         made += 1;
         polled(&machine, &worker);
         for tokens in [0, 1, options.tokens_max, u64::MAX] {
@@ -320,6 +368,8 @@ fn spaces_and_their_sequences() {
                 let _ = sequence.extend_to(tokens);
                 polled(&machine, &worker);
                 bounded(&machine, || sequence.extend_blocking(tokens).is_ok());
+                let _ = space.extend([(&mut sequence, tokens)]);
+                polled(&machine, &worker);
                 for plane in [0, options.planes, u64::MAX] {
                     let Ok(plane) = sequence.plane(plane) else { continue };
                     for start in NUMBERS {

@@ -27,9 +27,9 @@ use kv_kernels::{
     BlockCopy, BlockPair, Blocks, Direction, DirectionCosts, Expected, FormatOptions, HostBlocks,
     HostDirection, HostLink, HostLinkOptions, HostOffsets, HostReady, HostTransfer, KvFormat,
     KvKernels, KvShape, KvShapeOptions, LayerEvents, LayoutError, LayoutOptions, Load,
-    MeasureOptions, PackedOffsets, PagedKv, PagedKvError, PagedLayout, RateBySize, RowPart,
-    Strides, Tensors, Transport, TransportProfile, block_offsets_on_host, copy_block_offsets,
-    references, reshard,
+    MeasureOptions, NarrowFormat, PackedOffsets, PagedKv, PagedKvError, PagedLayout, RateBySize,
+    RowPart, Strides, Tensors, Transport, TransportProfile, WideFormat, block_offsets_on_host,
+    copy_block_offsets, references, reshard,
 };
 
 /// The system's allocator, with a limit.
@@ -365,6 +365,36 @@ fn offsets_on_the_host() {
         }
     }
     bench.assert_clean();
+}
+
+#[test]
+fn every_code_of_a_float_has_one_value() {
+    for code in 0..=u16::MAX {
+        for format in [WideFormat::F16, WideFormat::Bf16] {
+            let value = WideFormat::decode(format, code);
+            // Every NaN is one value, and zero, which has two codes, is told by its sign.
+            assert!(value.is_nan() || format.encode(value) == code, "{format:?} {code:#06x}");
+        }
+    }
+    for code in 0..=u8::MAX {
+        for format in [NarrowFormat::E4m3, NarrowFormat::E5m2, NarrowFormat::Int8] {
+            let value = NarrowFormat::decode(format, code);
+            let is_kept = !value.is_finite() || format.encode(value) == code;
+            // -128 is a code that nothing is encoded to.
+            let is_least = format == NarrowFormat::Int8 && code == 0x80;
+            assert!(is_kept || is_least, "{format:?} {code:#04x}");
+        }
+    }
+}
+
+#[test]
+fn events_of_layers_that_there_are_not() {
+    let bench = Bench::new();
+    let events = LayerEvents::new(&bench.device, 3).unwrap();
+    for layer in [0, 1, 2, 3, 1 << 16, u32::MAX] {
+        assert_eq!(LayerEvents::event(&events, layer).is_some(), layer < 3, "{layer}");
+        LayerEvents::wait(&events, &bench.stream, layer).unwrap();
+    }
 }
 
 #[test]

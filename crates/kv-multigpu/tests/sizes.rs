@@ -24,7 +24,7 @@ use kv_multigpu::placement::{
     GpuCapacity, HeadShards, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement,
     PlacementError, Strategy,
 };
-use kv_multigpu::topology::{LinkKind, Sources, Topology};
+use kv_multigpu::topology::{LinkKind, LinkMeter, Sources, Topology};
 use kv_multigpu::{DeviceThread, DeviceThreadOptions, DeviceUuid, SpawnThreadError};
 
 /// Gives out at most 1 GiB at a time.
@@ -198,6 +198,17 @@ fn blocks_of_any_shape_are_moved_or_refused() {
         }
     }
     assert!(moved > 10 && refused > 1000, "{moved} {refused}");
+    let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 64 };
+    for block_bytes in BYTES {
+        let pairs = [BlockPair { from: 0, to: 3 }];
+        let what = BlockMove::whole(&pairs, block_bytes);
+        let [source, target] = [0, 1].map(|end| memory(end, 1, grid).unwrap());
+        let target = target.mapped_for(&[i32::MIN, -1, 0, 1, i32::MAX]);
+        let done = mover.move_blocks(source, target, &what, order).map_err(|failed| {
+            failed.held.try_finish().unwrap();
+        });
+        assert_eq!(done.is_ok(), block_bytes <= 64, "{block_bytes} of 64 bytes");
+    }
     for bytes in BYTES.into_iter().filter(|&bytes| bytes <= 256) {
         let held =
             |end: usize, bytes| Held::new(&all[end], ends[end].span().slice(0, bytes).unwrap(), ());
@@ -426,7 +437,13 @@ fn links_and_places_of_any_size_are_told() {
     }
     for at in COUNTS {
         assert_eq!(topology.pair(at, 0).is_some(), at == 1);
+        let link = Link { latency_ns: u64::MAX, bytes_per_second: 0 };
+        assert_eq!(LinkMatrix::from_fn(at, |_, _| link).is_ok(), (1..=64).contains(&at));
+        let links = LinkMatrix::uniform(2, link).unwrap();
+        assert_eq!(links.link(at, 0).is_some(), at == 1);
+        assert_eq!(links.link(0, at).is_some(), at == 1);
     }
+    assert_eq!(LinkMeter::known(&LinkMeter::new(), [0; 16], [u8::MAX; 16]), None);
     let none = Topology::discover(&[], &Sources::default()).unwrap();
     assert_eq!(none.estimated_links().gpus(), 0);
 }

@@ -541,6 +541,7 @@ fn names_of_any_length() {
             let plain = hasher.chain(parent, &tokens);
             assert_ne!(plain, hasher.chain(parent, &vec![u32::MAX; length + 1]));
             assert_ne!(plain, hasher.salted(&bytes));
+            assert_ne!(BlockHash::chain(parent, &tokens), BlockHash::salted(&bytes));
             let key = ExtraKey::Modality { offset: u32::MAX, content: &bytes };
             assert_ne!(plain, hasher.chain_with(parent, &tokens, &[key, ExtraKey::Other(&[])]));
             for width in [1, 2, 1 << 16, u32::MAX] {
