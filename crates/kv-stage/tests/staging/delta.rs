@@ -222,6 +222,22 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
     assert_eq!(rig.pool.leaked(), 1, "of the event that could not be recorded");
 }
 
+/// A step without a table writes arrays over the last step's rows, also where not all of it was sent.
+#[test]
+fn after_a_refused_step_without_a_table_all_is_sent_anew() {
+    let mut rig = Rig::new(14, 1 << 14, 3);
+    let mut table = filled(8, 64, 50);
+    let slots: Vec<usize> = (0..8).collect();
+    rig.stage(&table, &slots, 64, &[1]);
+    rig.machine.sim.fail_nth("cuEventRecord", 1, ErrorCode::OUT_OF_MEMORY);
+    let mut step = rig.stager.begin().unwrap();
+    step.array(&[0xEEu8; 512]).unwrap();
+    step.submit(&rig.machine.stream).map(drop).unwrap_err();
+    table.set(1, 5, 500).unwrap();
+    // `stage` compares every row.
+    assert_eq!(rig.stage(&table, &slots, 64, &[1]).words, 0, "sent whole");
+}
+
 /// Submits a step whose `call` fails.
 fn refused(
     rig: &mut Rig,

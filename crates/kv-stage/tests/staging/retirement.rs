@@ -110,6 +110,27 @@ fn a_buffer_read_by_several_streams_waits_for_all_and_holds_up_none() {
 }
 
 #[test]
+fn the_first_of_several_streams_is_waited_for_as_the_last_is() {
+    let machine = Machine::new(13);
+    let pool = machine.pool(BYTES as u64, 1);
+    let other = Stream::new(&machine.device).unwrap();
+    let targets = [(); 2].map(|()| machine.memory(BYTES as u64));
+    for number in 0..3 {
+        machine.sim.hold(machine.stream.raw());
+        let enqueue = |view: &kv_stage::SubmittedView<'_>| {
+            view.copy_to_device(targets[0].span(), 0)?;
+            view.copy_to_device_on(&other, targets[1].span(), 0)
+        };
+        filled(&pool, number).submit(&machine.stream, enqueue).unwrap();
+        other.synchronize().unwrap();
+        assert!(pool.acquire().is_err_and(|error| error.is_exhausted()), "read by the first");
+        machine.sim.release_hold(machine.stream.raw());
+        pool.acquire_wait().unwrap().bytes_mut().fill(0xBB);
+        assert_eq!(machine.read(targets[0].span()), pattern(number, BYTES));
+    }
+}
+
+#[test]
 fn readers_on_another_device_are_waited_for() {
     let machine = Machine::new(5);
     let pool = machine.pool(BYTES as u64, 1);
