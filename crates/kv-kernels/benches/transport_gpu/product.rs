@@ -105,6 +105,7 @@ impl Cublas {
 }
 
 impl Bench<'_> {
+    #[allow(clippy::too_many_lines, reason = "one table")]
     pub(super) fn products(&self) {
         const SIDE: u64 = 8192;
         let stream = Stream::new(&self.device).unwrap();

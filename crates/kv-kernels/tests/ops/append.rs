@@ -240,6 +240,7 @@ mod on_sim {
 
     /// What no launch can count is an error of the raw launch, and not a smaller launch.
     #[test]
+    #[allow(clippy::too_many_lines, reason = "one list of raw launches")]
     fn a_raw_launch_of_more_than_can_be_counted_is_refused() {
         let on = On::sim(&[]);
         let most = i32::MAX as u64;

@@ -92,12 +92,17 @@ fn side(
 }
 
 fn copies() -> Vec<Scenario> {
-    let scenario = |(tables, reported): ([bool; 2], bool)| {
+    // Whether ids name the blocks of source and destination, or the places of pairs do.
+    let scenario = |(tables, reported, ids): ([bool; 2], bool, [u32; 2])| {
         let setup = move |machine: &Machine| {
             let (mut to, to_side) = side(machine, [130, 26, 13, 5], 16, tables[0]);
             let (mut from, from_side) = side(machine, [17, 150, 4, 60], 32, tables[1]);
             let pair = |source, destination| BlockPair { source, destination };
-            let pairs = [(3, 1), (2, 0), (-1, 0), (0, 4), (4, 0), (1, -1), (0, 2)];
+            let mut pairs = [(3, 1), (2, 0), (-1, 0), (0, 4), (4, 0), (1, -1), (0, 2)];
+            if ids[0] == 0 {
+                // No two of the first, which have places, go to one block.
+                pairs[..4].copy_from_slice(&[(9, 1), (9, 0), (-1, 3), (0, 2)]);
+            }
             let pairs = pairs.map(|(source, destination)| pair(source, destination));
             let pairs = machine.upload(&pairs);
             let report = machine.upload(&[0u64; 3]);
@@ -107,6 +112,7 @@ fn copies() -> Vec<Scenario> {
                 .arg(UNITS.dividers())
                 .arg(address(&pairs))
                 .arg(7u32 * 36)
+                .arg(ids)
                 .arg(100u64)
                 .arg(if reported { address(&report) } else { 0 });
             to.append(&mut from);
@@ -117,13 +123,16 @@ fn copies() -> Vec<Scenario> {
         let config = LaunchConfig::linear(3, 32);
         Scenario { entry: "copy_blocks_16", config, setup: Box::new(setup) }
     };
+    const IDS: [u32; 2] = [u32::MAX; 2];
     [
-        ([true, false], true),
-        ([false, true], true),
-        ([true, true], false),
-        ([false, false], false),
-        ([true, false], false),
-        ([true, true], true),
+        ([true, false], true, IDS),
+        ([false, true], true, IDS),
+        ([true, true], false, IDS),
+        ([false, false], false, IDS),
+        ([true, false], false, IDS),
+        ([true, true], true, IDS),
+        ([true, false], true, [u32::MAX, 0]),
+        ([false, true], true, [0, u32::MAX]),
     ]
     .map(scenario)
     .into()
