@@ -1,6 +1,6 @@
-//! Every driver call of moves, boundaries, threads, meters and registries fails once, at every position, on devices that are as
-//! slow as is legal, with the host one and two steps ahead: no wrong byte, no lost device, no leak, and the run
-//! goes on. And a long run, in which nothing grows.
+//! Every driver call of moves, boundaries, devices' threads and meters fails once, at every position, on devices
+//! that are as slow as is legal, with the host one and two steps ahead: no wrong byte, no lost device, no leak,
+//! and the run goes on. And long runs, in which nothing grows.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::result_large_err, reason = "a refusal gives back what it was given")]
