@@ -90,6 +90,25 @@ fn a_batch_that_is_cached_whole_holds_no_more_than_it_may() {
 }
 
 #[test]
+fn what_two_sequences_of_a_batch_find_is_counted_once() {
+    // Without tenants, and for one that may hold no more than this.
+    for held_max in [None, Some(4)] {
+        let pool = pool(4, 0);
+        let mut tenant = TenantId::NOBODY;
+        if let Some(held_max) = held_max {
+            tenant = pool.add_tenant().unwrap();
+            pool.set_quota(tenant, Tier::Primary, at_most(held_max)).unwrap();
+        }
+        cache_for(&pool, tenant, 0..2);
+        let prefix = names(0..2);
+        let request = Admit { blocks: 3, ..whole(&prefix, tenant) };
+        let admitted = pool.admit(&[request, request]).unwrap();
+        assert!(admitted.iter().all(|own| (own.prefix.len(), own.claimed.len()) == (2, 1)));
+        assert_eq!(held(&pool, tenant), 4);
+    }
+}
+
+#[test]
 fn what_an_owner_may_not_hold_is_computed_again_by_others() {
     let (pool, tenant) = beyond_a_bound();
     let all = names(0..8);

@@ -167,11 +167,7 @@ impl State {
             return Some(self.claimed(id, by, false));
         }
         loop {
-            // What was admitted is not refused: rather than nothing, it takes what is kept.
-            let (id, last_resort) = match self.pop_for(tier, by) {
-                Some(next) => next,
-                None => (self.pop(tier, None)?.0, true),
-            };
+            let (id, last_resort) = self.pop_for(tier, by)?;
             if !self.blocks.is(id, Flag::NAMED) {
                 return Some(self.claimed(id, by, false));
             }
@@ -192,7 +188,7 @@ impl State {
     #[inline]
     fn pop_for(&mut self, tier: Tier, by: Tenant) -> Option<(BlockId, bool)> {
         loop {
-            let (id, last_resort) = self.pop(tier, Some(by))?;
+            let (id, last_resort) = self.pop(tier, by)?;
             if !self.blocks.is(id, Flag::NAMED) || !self.is_kept(id, by) {
                 return Some((id, last_resort));
             }
@@ -220,22 +216,22 @@ impl State {
         }
     }
 
-    /// Takes the next block out of a tier's queues, for `by` or for anybody. Blocks that wait for
-    /// those that follow them come when there is nothing else: what follows them is then in use or
-    /// elsewhere.
+    /// Takes the next block out of a tier's queues, without those that were passed over and are kept
+    /// from `by`. Blocks that wait for those that follow them come when there is nothing else: what
+    /// follows them is then in use or elsewhere.
     #[inline]
-    fn pop(&mut self, tier: Tier, by: Option<Tenant>) -> Option<(BlockId, bool)> {
+    fn pop(&mut self, tier: Tier, by: Tenant) -> Option<(BlockId, bool)> {
         let state = &mut self.tiers[tier.index()];
         if (state.queues.empty() > 0 || self.watch.tenancy.is_none())
             && let Some(id) = state.queues.pop(&mut self.blocks)
         {
             return Some((id, false));
         }
-        let (id, turn) = self.pop_cached(tier, by)?;
+        let (id, turn) = self.pop_cached(tier, Some(by))?;
         Some((id, turn == Turn::Last))
     }
 
-    /// The same, of blocks with content.
+    /// The same, of blocks with content; for anybody if no tenant is named.
     pub(crate) fn pop_cached(&mut self, tier: Tier, by: Option<Tenant>) -> Option<(BlockId, Turn)> {
         if let Some((class, id)) = self.first_passed(tier, by) {
             let queued = self.tier(tier).queues.first_cached();

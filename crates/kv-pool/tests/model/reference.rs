@@ -272,8 +272,7 @@ impl Model {
     pub fn claim_one(&mut self, tier: usize, by: usize) -> Option<Claimed> {
         self.counters.claimed += 1;
         loop {
-            let kept = || Some((self.next(tier, |_| true)?.0, true));
-            let (victim, last) = self.next(tier, |id| !self.is_kept(id, by)).or_else(kept)?;
+            let (victim, last) = self.next(tier, |id| !self.is_kept(id, by))?;
             if self.blocks[victim].content.is_none() {
                 return Some(self.claimed(victim, by, false, None));
             }
