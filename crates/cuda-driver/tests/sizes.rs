@@ -142,7 +142,7 @@ fn physical_memory_is_of_a_device_that_is_there() {
 fn arguments_of_any_place_are_there_or_not() {
     let args = KernelArgs::new().arg(7u32).arg(9u64);
     for place in [0, 1, 2, 1 << 40, usize::MAX] {
-        assert_eq!(args.get::<u32>(place), (place == 0).then_some(7), "{place}");
+        assert_eq!(KernelArgs::get::<u32>(&args, place), (place == 0).then_some(7), "{place}");
         assert_eq!(args.bytes(place).is_some(), place < 2, "{place}");
     }
 }
