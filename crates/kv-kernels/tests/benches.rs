@@ -2,6 +2,7 @@
 //! its timings, and finds them wrong while the way has done nothing (`benches/ways/mod.rs`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+#![allow(clippy::duplicate_mod, reason = "each benchmark is a program of its own")]
 
 #[path = "../benches/kernels_gpu.rs"]
 mod kernels_gpu;
