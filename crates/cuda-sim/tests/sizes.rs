@@ -11,6 +11,8 @@
 //! bound.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "calls that are safe for one reason")]
+#![allow(clippy::reversed_empty_ranges, reason = "an empty range is one of the sizes")]
 
 mod common;
 
