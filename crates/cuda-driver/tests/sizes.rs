@@ -127,7 +127,7 @@ fn physical_memory_is_of_a_device_that_is_there() {
             (AllocationProp::exportable(ordinal, ShareableKind::PosixFd), true),
         ] {
             assert_eq!((prop.device, prop.posix_fd), (ordinal, is_exportable));
-            let made = driver.mem_create(4096, &prop);
+            let made = driver.mem_create(2 << 20, prop);
             assert_eq!(made.is_ok(), [0, 1].contains(&ordinal), "{ordinal}: {made:?}");
             if let Ok(handle) = made {
                 // SAFETY: the handle was just made, and nobody else has it.

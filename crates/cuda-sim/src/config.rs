@@ -5,9 +5,6 @@ use crate::Profile;
 /// Most devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
 
-/// Most memory of a device, in bytes.
-const DEVICE_BYTES_MAX: u64 = 1 << 43;
-
 /// Most copy engines of a device.
 const COPY_ENGINES_MAX: u32 = 1024;
 
@@ -66,6 +63,9 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
+    /// Most memory that a device can have, in bytes: 8 TiB.
+    pub const DEVICE_BYTES_MAX: u64 = 8 << 40;
+
     /// Whether `device` can access memory of `peer`, another device.
     pub(crate) fn can_access(&self, device: u32, peer: u32) -> bool {
         self.peer_access && self.group_of(device) == self.group_of(peer)
@@ -91,7 +91,7 @@ impl SimConfig {
         if !self.granularity.is_power_of_two() || !sensible.contains(&self.granularity) {
             return Err(SimConfigError::Granularity { granularity: self.granularity });
         }
-        if self.device_bytes == 0 || self.device_bytes > DEVICE_BYTES_MAX {
+        if self.device_bytes == 0 || self.device_bytes > Self::DEVICE_BYTES_MAX {
             return Err(SimConfigError::DeviceBytes { device_bytes: self.device_bytes });
         }
         let Profile { copy_engines, duplex_percent, .. } = self.profile;

@@ -204,10 +204,13 @@ fn blocks_of_any_shape_are_moved_or_refused() {
         let what = BlockMove::whole(&pairs, block_bytes);
         let [source, target] = [0, 1].map(|end| memory(end, 1, grid).unwrap());
         let target = target.mapped_for(&[i32::MIN, -1, 0, 1, i32::MAX]);
-        let done = mover.move_blocks(source, target, &what, order).map_err(|failed| {
+        let moved = mover.move_blocks(source, target, &what, order);
+        let done = moved.map(|done| drop(done.finish())).map_err(|failed| {
+            let why = failed.error.to_string();
             failed.held.try_finish().unwrap();
+            why
         });
-        assert_eq!(done.is_ok(), block_bytes <= 64, "{block_bytes} of 64 bytes");
+        assert_eq!(done.is_ok(), block_bytes <= 64, "{block_bytes} of 64 bytes: {done:?}");
     }
     for bytes in BYTES.into_iter().filter(|&bytes| bytes <= 256) {
         let held =

@@ -154,8 +154,6 @@ impl SimSizes {
     pub fn for_config(config: &RunConfig) -> Self {
         /// Block tables, staging, checksums, and rounding up to pages, with room to spare.
         const BESIDE_POOLS_BYTES: u64 = 4 << 30;
-        /// What can be simulated; a pool that is larger is refused by [`OpenDevices::check_fits`], by name.
-        const DEVICE_BYTES_MAX: u64 = 64 << 40;
         let block_bytes = config.block_bytes().unwrap_or(0);
         let room =
             |blocks: u64| blocks.saturating_mul(block_bytes).saturating_add(BESIDE_POOLS_BYTES);
@@ -164,7 +162,8 @@ impl SimSizes {
         let chunk_bytes = token_bytes.saturating_mul(config.step_tokens.into());
         let device_bytes = room(config.device_blocks).saturating_add(chunk_bytes);
         Self {
-            device_bytes: device_bytes.min(DEVICE_BYTES_MAX),
+            // A pool that is larger is refused by `OpenDevices::check_fits`, by name.
+            device_bytes: device_bytes.min(SimConfig::DEVICE_BYTES_MAX),
             pinned_bytes: room(config.host_blocks),
             seed: config.seed,
             profile: Profile::h100(),

@@ -17,7 +17,8 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// Every row `| number | what | crate/tests/file.rs::name |` must name a function that is there.
+/// Every row that begins with a number may name tests, as `crate/tests/file.rs::name`; those must be there, and a row
+/// `| number | what | test |` must name one.
 fn defects(files: &Files) -> Vec<Problem> {
     let mut problems = Vec::new();
     let lines = files.text(PAGE).unwrap_or_default().lines().enumerate();
@@ -27,14 +28,18 @@ fn defects(files: &Files) -> Vec<Problem> {
         .take_while(|(_, line)| !line.starts_with("## "));
     for (index, line) in section {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let ["", number, _, tests, ..] = cells[..] else { continue };
+        let ["", number, .., ""] = cells[..] else { continue };
         if number.parse::<u32>().is_err() {
             continue;
         }
-        for test in tests.split(", ") {
-            if !is_there(files, test.trim_matches('`')) {
-                problems.push(Problem::new(PAGE, index + 1, format!("there is no test `{test}`")));
-            }
+        let mut problem = |message| problems.push(Problem::new(PAGE, index + 1, message));
+        let is_between = |letter: char| letter.is_whitespace() || "|,`".contains(letter);
+        let mut named = line.split(is_between).filter(|word| word.contains(".rs::")).peekable();
+        if cells.len() == 5 && named.peek().is_none() {
+            problem("the row names no test".to_owned());
+        }
+        for test in named.filter(|test| !is_there(files, test)) {
+            problem(format!("there is no test `{test}`"));
         }
     }
     problems
@@ -44,7 +49,8 @@ fn defects(files: &Files) -> Vec<Problem> {
 fn is_there(files: &Files, test: &str) -> bool {
     let Some((file, name)) = test.split_once("::") else { return false };
     let name = name.rsplit("::").next().unwrap_or(name);
-    files.text(&format!("crates/{file}")).is_some_and(|text| {
+    let path = file.strip_prefix("../").map_or_else(|| format!("crates/{file}"), str::to_owned);
+    files.text(&path).is_some_and(|text| {
         [format!("fn {name}("), format!("\"{name}\"")].iter().any(|form| text.contains(form))
     })
 }
@@ -57,12 +63,21 @@ mod tests {
     fn a_row_that_names_a_test_that_is_not_there_is_a_problem() {
         let page = "# Testing\n| 1 | elsewhere | no/such.rs::test |\n## Defects\n\n| | what | test |\n\
                     | --- | --- | --- |\n| 1 | it breaks | `a/tests/x.rs::it_holds` |\n\
-                    | 2 | it breaks | a/tests/x.rs::it_holds, a/tests/x.rs::gone |\n## Next\n\
+                    | 2 | it breaks | a/tests/x.rs::it_holds, a/tests/x.rs::gone |\n\
+                    | 3 | it breaks | by hand |\n| 4 | a class | a place | what | `a/tests/x.rs::went` |\n\
+                    | 5 | a class | a place | nothing | |\n## Next\n\
                     | 3 | elsewhere | a/tests/x.rs::gone |\n";
         let files =
             Files::of(&[(PAGE, page), ("crates/a/tests/x.rs", "#[test]\nfn it_holds() {}\n")]);
         let lines: Vec<String> = check(&files).iter().map(Problem::to_string).collect();
-        assert_eq!(lines, ["docs/TESTING.md:8: there is no test `a/tests/x.rs::gone`"]);
+        assert_eq!(
+            lines,
+            [
+                "docs/TESTING.md:8: there is no test `a/tests/x.rs::gone`",
+                "docs/TESTING.md:9: the row names no test",
+                "docs/TESTING.md:10: there is no test `a/tests/x.rs::went`",
+            ]
+        );
     }
 
     #[test]

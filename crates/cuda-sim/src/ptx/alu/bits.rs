@@ -74,9 +74,18 @@ pub(in crate::ptx) fn bit_ternary(name: &str, ty: Type) -> Option<Ternary> {
     }
 }
 
+/// Where a field begins, or how long it is: of 32-bit fields the last 8 bits of an operand, of 64-bit
+/// fields the whole operand, as an H100 takes them.
+fn place(operand: u64, bits: u32) -> u32 {
+    match bits {
+        32 => (operand & 0xFF) as u32,
+        _ => (operand & 0xFFFF_FFFF).min(0xFF) as u32,
+    }
+}
+
 /// Bits `start .. start + count`; those beyond the width are zeros, or the sign.
 fn field(a: u64, start: u64, count: u64, bits: u32, signed: bool) -> u64 {
-    let (start, count) = ((start & 0xFF) as u32, (count & 0xFF) as u32);
+    let (start, count) = (place(start, bits), place(count, bits));
     if count == 0 {
         return 0;
     }
@@ -92,7 +101,7 @@ fn field(a: u64, start: u64, count: u64, bits: u32, signed: bool) -> u64 {
 /// `bfi`: `a` put into `b` at `start`.
 pub(in crate::ptx) fn insert_bits(ty: Type) -> Option<Quaternary> {
     fn insert(a: u64, b: u64, start: u64, count: u64, bits: u32) -> u64 {
-        let (start, count) = ((start & 0xFF) as u32, (count & 0xFF) as u32);
+        let (start, count) = (place(start, bits), place(count, bits));
         if start >= bits || count == 0 {
             return b & mask(bits);
         }

@@ -33,7 +33,7 @@ impl Conversion {
                 _ => f64::from_bits(value),
             };
             if value.is_nan() {
-                return self.of_nan(value);
+                return self.of_nan(value.to_bits());
             }
             let value = self.to_integral.map_or(value, |rounding| round(value, rounding));
             return match self.to {
@@ -55,13 +55,18 @@ impl Conversion {
         }
     }
 
-    /// What becomes of a NaN: 0 of single precision and to no more than 32 bits, and the integer with
-    /// the highest bit of its type alone otherwise.
-    fn of_nan(&self, value: f64) -> u64 {
+    /// What becomes of a NaN of these bits, widened to double precision: the integer 0 of single precision
+    /// and to no more than 32 bits, the integer with the highest bit of its type alone otherwise. Between
+    /// floats, the sign and what fits of the payload stay where double precision is narrowed.
+    fn of_nan(&self, bits: u64) -> u64 {
         match self.to {
             Type::F32 | Type::F64 if self.saturate => 0,
+            Type::F32 if self.from == Type::F64 => {
+                let (sign, payload) = (bits >> 63 << 31, quiet(bits) >> 29 & 0x7F_FFFF);
+                sign | 0x7F80_0000 | payload
+            }
             Type::F32 => SINGLE_NAN.into(),
-            Type::F64 => quiet(value).to_bits(),
+            Type::F64 => quiet(bits),
             to if self.from == Type::F64 || to.bits() == 64 => {
                 extend(1 << (to.bits() - 1), to.bits(), to.is_signed()) & mask(self.register_bits)
             }
