@@ -250,9 +250,12 @@ fn peers_have_access(owner: &Device, peer: &Device) {
     space.map_range(0, pages.take_many(2).unwrap()).unwrap();
     let span = space.mapped_span(0..2).unwrap();
     let data = pattern(21, span.bytes());
-    Stream::new(peer).unwrap().upload(span, &data).unwrap();
+    let (writer, reader) = (Stream::new(peer).unwrap(), Stream::new(owner).unwrap());
+    writer.upload(span, &data).unwrap();
     let mut seen = vec![0; data.len()];
-    Stream::new(owner).unwrap().download(&mut seen, span).unwrap();
+    reader.download(&mut seen, span).unwrap();
     assert!(seen == data, "the owner does not see what the peer wrote");
-    assert!(space.close(&[]).wait().unwrap().is_clean());
+    // Waiting for the owner's device alone would say nothing of the peer's work.
+    let done = [&writer, &reader].map(recorded);
+    assert!(space.close(&done).wait().unwrap().is_clean());
 }

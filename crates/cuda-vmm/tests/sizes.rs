@@ -263,7 +263,7 @@ fn faults_of_any_size() {
     let machine = machine();
     let refused = DriverError::new("cuMemCreate", ErrorCode::OUT_OF_MEMORY);
     for bytes in NUMBERS {
-        let fault = Fault::of_device(&machine.device, DeviceError::from(refused.clone()), bytes);
+        let fault = Fault::of_device(&machine.device, DeviceError::from(refused), bytes);
         assert!(matches!(fault, Fault::OutOfMemory { bytes: told } if told == bytes), "{fault}");
     }
 }

@@ -374,25 +374,7 @@ impl KvKernels {
         let (source, target) = (side(from_parts, from_bytes), side(to_parts, to_bytes));
         let head_size = u64::from(head_size);
         let all = runs(source, target, row, head_size);
-        let wide =
-            if kind == ConversionKind::Dequantize { Side::Destination } else { Side::Source };
-        for run in &all {
-            // Kernels number the units of a row in 31 bits.
-            counted("units of a row", Some(elements / run.unit))?;
-            match wide {
-                Side::Source => check_whole(from, wide, (run, &run.from), conversion.from_blocks)?,
-                Side::Destination => check_whole(to, wide, (run, &run.to), conversion.to_blocks)?,
-            }
-        }
-        // A head is whole units, of every run.
-        let whole =
-            |run: &Run| head_size.is_multiple_of(run.unit) && run.first.is_multiple_of(run.unit);
-        if !all.iter().all(whole) {
-            return Err(BlocksError::HeadSize { head_size, elements });
-        }
-        if kind == ConversionKind::Measure && all.len() > 1 {
-            return Err(BlocksError::TooMany { what: "parts of a row", count: all.len() as u64 });
-        }
+        check_runs(conversion, kind, &all)?;
         let launch = |run: Run| {
             let aligned = |bits: u64, bytes: u64| alignment_of(bits) >= 8 * bytes;
             // What is measured is not written.
@@ -438,6 +420,37 @@ impl KvKernels {
         let all: Result<Vec<Vec<_>>, BlocksError> = all.into_iter().map(launch).collect();
         Ok(all?.concat())
     }
+}
+
+/// Refuses runs of a row that a kernel cannot count, reads at odd addresses, or cuts heads with.
+fn check_runs(
+    conversion: &Conversion<'_>,
+    kind: ConversionKind,
+    runs: &[Run],
+) -> Result<(), BlocksError> {
+    let Conversion { from, to, from_blocks, to_blocks, .. } = *conversion;
+    let elements = from.shape().row_bytes() / kind.element_bytes().0;
+    let head_size = u64::from(conversion.head_size);
+    for run in runs {
+        // Kernels number the units of a row in 31 bits.
+        counted("units of a row", Some(elements / run.unit))?;
+        match kind {
+            ConversionKind::Dequantize => {
+                check_whole(to, Side::Destination, (run, &run.to), to_blocks)?;
+            }
+            _ => check_whole(from, Side::Source, (run, &run.from), from_blocks)?,
+        }
+    }
+    // A head is whole units, of every run.
+    let whole =
+        |run: &Run| head_size.is_multiple_of(run.unit) && run.first.is_multiple_of(run.unit);
+    if !runs.iter().all(whole) {
+        return Err(BlocksError::HeadSize { head_size, elements });
+    }
+    if kind == ConversionKind::Measure && runs.len() > 1 {
+        return Err(BlocksError::TooMany { what: "parts of a row", count: runs.len() as u64 });
+    }
+    Ok(())
 }
 
 impl ConversionKind {

@@ -198,11 +198,28 @@ fn blocks_of_any_shape_are_moved_or_refused() {
         }
     }
     assert!(moved > 10 && refused > 1000, "{moved} {refused}");
+    for bytes in BYTES.into_iter().filter(|&bytes| bytes <= 256) {
+        let held =
+            |end: usize, bytes| Held::new(&all[end], ends[end].span().slice(0, bytes).unwrap(), ());
+        assert!(mover.move_tensor(held(0, bytes), held(1, bytes), order).is_ok());
+        assert!(mover.move_tensor(held(0, bytes), held(1, bytes ^ 1), order).is_err());
+    }
+    mover.settle().unwrap();
+}
+
+#[test]
+fn whole_blocks_of_any_length_are_moved_or_refused() {
+    let all = devices();
+    let mut mover = Mover::new(&all[0], &all[1], CONFIG).unwrap();
+    let (after, on) = (Stream::new(&all[0]).unwrap(), Stream::new(&all[1]).unwrap());
+    let order = MoveOrder { after: &after, on: &on };
+    let ends = all.each_ref().map(|device| DeviceBuffer::alloc(device, 256).unwrap());
     let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 64 };
     for block_bytes in BYTES {
         let pairs = [BlockPair { from: 0, to: 3 }];
         let what = BlockMove::whole(&pairs, block_bytes);
-        let [source, target] = [0, 1].map(|end| memory(end, 1, grid).unwrap());
+        let [source, target] = [0, 1]
+            .map(|end| BlockMemory::new(&all[end], vec![ends[end].span()], grid, ()).unwrap());
         let target = target.mapped_for(&[i32::MIN, -1, 0, 1, i32::MAX]);
         let moved = mover.move_blocks(source, target, &what, order);
         let done = moved.map(|done| drop(done.finish())).map_err(|failed| {
@@ -211,12 +228,6 @@ fn blocks_of_any_shape_are_moved_or_refused() {
             why
         });
         assert_eq!(done.is_ok(), block_bytes <= 64, "{block_bytes} of 64 bytes: {done:?}");
-    }
-    for bytes in BYTES.into_iter().filter(|&bytes| bytes <= 256) {
-        let held =
-            |end: usize, bytes| Held::new(&all[end], ends[end].span().slice(0, bytes).unwrap(), ());
-        assert!(mover.move_tensor(held(0, bytes), held(1, bytes), order).is_ok());
-        assert!(mover.move_tensor(held(0, bytes), held(1, bytes ^ 1), order).is_err());
     }
     mover.settle().unwrap();
 }
