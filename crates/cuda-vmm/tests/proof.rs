@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Machine, PAGE, machine, machine_with, recorded, take};
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::{
     Fence, PageState, Reservation, ReservationOptions, SequenceSpace, SpaceOptions, Unrest,
@@ -176,4 +176,19 @@ fn a_sequence_with_unknown_users_gives_nothing_up_and_its_slot_is_abandoned() {
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     drop((pages, stream, worker));
     machine.assert_no_leak();
+}
+
+#[test]
+fn who_asks_for_rest_leaves_the_error_of_the_work_to_who_asks_for_its_result() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 10, 10);
+    let stream = machine.stream();
+    stream.fill(pool.block_span(5).unwrap(), 5).unwrap();
+    let fence = recorded(&stream);
+    machine.sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
+    pool.shrink_to(1, &[fence.clone()]).unwrap();
+    // On a lost device no work goes on, so the pages can go.
+    assert_eq!(pool.poll_retired().unmapped_pages, 9);
+    assert!(fence.is_complete().is_err(), "the work was never done");
+    assert!(fence.wait().is_err(), "the work was never done");
 }

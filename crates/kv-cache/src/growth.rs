@@ -3,6 +3,7 @@
 use cuda_vmm::{GrowError, LimitStats, MemoryLimit};
 use kv_pool::{BlockPool, ClaimError, TenantError};
 
+use crate::part::Part;
 use crate::{AdmitError, DemandError, KvCache};
 
 /// Calls that go without memory, at most, between two that ask for it again.
@@ -84,8 +85,10 @@ impl KvCache {
         if wanted > ready && self.shortage.as_mut().is_some_and(|short| !short.is_over(limit)) {
             wanted = ready;
         }
+        // A worker that is told more may take for one device what all have to share.
+        let told = if self.shares_a_limit() { wanted.min(ready) } else { wanted };
         for part in &self.parts {
-            part.demand(wanted)?;
+            part.demand(told)?;
         }
         if wanted <= ready {
             return Ok(());
@@ -116,8 +119,32 @@ impl KvCache {
     }
 
     /// Makes `blocks` blocks ready on every device, or as many as all have memory for.
+    ///
+    /// Under one limit the devices grow a page at a time, each in turn: the first would else take what the
+    /// others need as well, and no block would ever be ready on all.
     fn grow_parts(&self, blocks: u64) -> Result<u64, GrowError> {
-        self.parts.iter().try_fold(blocks, |most, part| Ok(part.grow_towards(most)?.min(most)))
+        let grow = |blocks: u64| {
+            self.parts.iter().try_fold(blocks, |most, part| Ok(part.grow_towards(most)?.min(most)))
+        };
+        if !self.shares_a_limit() {
+            return grow(blocks);
+        }
+        let page_blocks = self.parts.iter().map(Part::page_blocks).max().unwrap_or(1);
+        let mut level = self.mapped_blocks();
+        while level < blocks {
+            let next = blocks.min(level.saturating_add(page_blocks));
+            let reached = grow(next)?;
+            if reached < next {
+                return Ok(reached);
+            }
+            level = next;
+        }
+        Ok(blocks)
+    }
+
+    /// Whether several devices take their memory from one limit.
+    fn shares_a_limit(&self) -> bool {
+        self.parts.len() > 1 && self.options.memory.limit.is_some()
     }
 
     fn limit_now(&self) -> Option<LimitStats> {

@@ -272,6 +272,16 @@ impl Part {
         fence_after(&self.compute, &mut self.spare)
     }
 
+    /// Fences that wait to be used again.
+    pub(crate) fn spare_count(&self) -> usize {
+        self.spare.len()
+    }
+
+    /// Blocks on a page, at least 1.
+    pub(crate) fn page_blocks(&self) -> u64 {
+        (self.memory.page_bytes() / self.memory.block_bytes()).max(1)
+    }
+
     /// Takes a fence back that has completed.
     pub(crate) fn keep_spare(&mut self, fence: Fence) {
         self.spare.push(fence);

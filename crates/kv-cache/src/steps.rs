@@ -10,6 +10,9 @@ use crate::sequence::Sequence;
 use crate::step::{InFlight, Latest, OpenStep, StagedPart};
 use crate::{KvCache, StepError};
 
+/// Fences of copies that are kept for each part until a step is finished.
+const ARRIVED_MAX_EACH: usize = 8;
+
 impl KvCache {
     /// Begins a step, when the device is at most `overlap_depth` steps behind.
     ///
@@ -56,6 +59,8 @@ impl KvCache {
         self.cover_left()?;
         while !self.in_flight.is_empty() {
             self.complete_oldest()?;
+            // Another thread may have dropped its step while this one waited.
+            self.cover_left()?;
         }
         self.complete_if_idle();
         Ok(())
@@ -185,6 +190,10 @@ impl KvCache {
         if self.sabotage.ignores_copies {
             return Ok(());
         }
+        // Steps that are cancelled leave theirs. A later fence of the same stream covers those.
+        if self.arrived.len() >= ARRIVED_MAX_EACH * self.parts.len() {
+            self.arrived.clear();
+        }
         self.arrived.append(&mut arrived);
         Ok(())
     }
@@ -197,8 +206,8 @@ impl KvCache {
     /// Completes the epochs of cancelled steps, of which no event tells, once no work of any step is
     /// left. Without this, what was released during them would wait for a step that may never come.
     fn complete_if_idle(&mut self) {
-        // A dropped step is in flight by now.
-        let idle = self.in_flight.is_empty() && !self.has_open_step();
+        // A step may have been dropped since it was looked at, with its work enqueued.
+        let idle = self.in_flight.is_empty() && matches!(*self.latest.lock(), Latest::Over);
         if let Some(epoch) = self.begun.filter(|_| idle) {
             self.complete(epoch);
         }
@@ -220,8 +229,10 @@ impl KvCache {
         };
         self.complete(epoch);
         for fence in fences {
+            // Two parts may be on one device: whoever has the fewest gets it.
             let on_device = |part: &&mut Part| part.device() == fence.device();
-            if let Some(part) = self.parts.iter_mut().find(on_device) {
+            let parts = self.parts.iter_mut().filter(on_device);
+            if let Some(part) = parts.min_by_key(|part| part.spare_count()) {
                 part.keep_spare(fence);
             }
         }

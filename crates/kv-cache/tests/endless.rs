@@ -93,6 +93,18 @@ impl Machine {
         self.queries() - before
     }
 
+    /// A step that is cancelled, for which blocks go to host memory and come back.
+    fn cancelled(&mut self, number: u64) {
+        let step = self.cache.begin_step().unwrap();
+        let name = BlockHash::chain(BlockHash::ROOT, &[(number % 9) as u32]);
+        let hashes = [name, BlockHash::chain(name, &[1]), BlockHash::chain(name, &[2])];
+        if let Ok(mut sequence) = self.cache.admit(15, &hashes) {
+            self.cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
+            self.cache.seal(&mut sequence, &hashes).unwrap();
+        }
+        step.cancel();
+    }
+
     fn close(self) {
         let Self { sim, cache, lives } = self;
         drop(lives);
@@ -138,4 +150,43 @@ fn a_hundred_thousand_steps_keep_no_more_than_a_thousand() {
     let (early, late) = (queries[10..20].iter().max(), queries[90..].iter().max());
     assert!(late <= early, "queries: {queries:?}");
     machine.close();
+}
+
+#[test]
+fn cancelled_steps_keep_no_more_than_a_few() {
+    let mut machine = Machine::new(1, 1);
+    let events = |machine: &Machine| {
+        let calls = machine.sim.calls();
+        let count = |name: &str| calls.get(name).copied().unwrap_or(0);
+        count("cuEventCreate") - count("cuEventDestroy")
+    };
+    let mut most = Vec::new();
+    for hundred in 0..20 {
+        (0..100).for_each(|number| machine.cancelled(hundred * 100 + number));
+        most.push(events(&machine));
+    }
+    assert!(most[19] <= most[1], "events: {most:?}");
+    machine.step(0);
+    machine.close();
+}
+
+#[test]
+fn two_parts_on_one_device_share_the_fences_that_are_used_again() {
+    let sim = SimDriver::new(SimConfig { granularity: 4 << 10, ..SimConfig::default() }).unwrap();
+    sim.register_kernels(kv_kernels::references());
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let two = streams(&[device.clone(), device]);
+    let mut cache = KvCache::new(&two, options(shape(2, 8, 4), 24, 0)).unwrap();
+    let mut created = Vec::new();
+    for number in 0..100 {
+        let step = cache.begin_step().unwrap();
+        cache.stage(&[], |_, _| Ok(())).unwrap();
+        cache.finish_step(step).unwrap();
+        if number % 50 == 49 {
+            created.push(sim.calls()["cuEventCreate"]);
+        }
+    }
+    assert_eq!(created[0], created[1], "a step makes events though others are done with theirs");
+    cache.close().unwrap();
+    assert_eq!(sim.findings(), []);
 }

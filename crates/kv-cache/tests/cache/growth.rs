@@ -234,3 +234,25 @@ fn a_limit_that_is_raised_lets_the_cache_grow_on() {
         machine.assert_clean();
     }
 }
+
+#[test]
+fn devices_under_one_limit_have_what_fits_on_all() {
+    for growth in [Growth::OnDemand, Growth::Ahead { blocks: 0, worker: Worker::manual() }] {
+        // Eight half blocks on a page of each device.
+        let machine = Machine::new(1, 2, small());
+        let memory =
+            MemoryRules { limit: Some(MemoryLimit::new(2 * PAGE)), ..MemoryRules::default() };
+        let options = KvCacheOptions { memory, growth, ..options(small(), 32, 0) };
+        let worker = options.growth.worker().cloned();
+        let mut engine = Engine::new(&streams(&machine.rig.devices), options);
+        let refused = engine.admit(&Prompt::new(1, 12 * 4)).unwrap_err();
+        assert!(matches!(refused, AdmitError::NoSpace(_)) && refused.is_retryable(), "{refused:?}");
+        while worker.as_ref().is_some_and(Worker::poll) {}
+        assert_eq!(engine.cache.stats().ready_blocks, 8);
+        let mut live = engine.admit(&Prompt::new(1, 8 * 4)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        engine.close();
+        machine.assert_clean();
+    }
+}

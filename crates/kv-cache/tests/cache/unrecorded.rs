@@ -1,11 +1,13 @@
 //! Steps whose work is enqueued and that no fence could be recorded after.
 
-use cuda_driver::ErrorCode;
+use std::sync::{Arc, Mutex};
+
+use cuda_driver::{CountingDriver, Driver, ErrorCode};
 use cuda_sim::Pace;
-use kv_cache::{KvCache, StepError};
+use kv_cache::{KvCache, OpenStep, StepError};
 
 use crate::common::engine::{options, shape, streams};
-use crate::machine::Machine;
+use crate::machine::{Machine, config, rig, sim};
 
 #[test]
 fn blocks_of_a_step_without_a_fence_are_in_use_until_it_is_drained() {
@@ -31,4 +33,35 @@ fn blocks_of_a_step_without_a_fence_are_in_use_until_it_is_drained() {
     cache.close().unwrap();
     drop(streams);
     machine.assert_clean();
+}
+
+#[test]
+fn a_step_that_is_dropped_while_a_drain_waits_is_waited_for_too() {
+    let sim = sim(config());
+    sim.set_pace(Pace::Slowest);
+    let held: Arc<Mutex<Option<OpenStep>>> = Arc::default();
+    let elsewhere = Arc::clone(&held);
+    // Its holder drops it just when the host waits for the step before.
+    let watched = CountingDriver::watched(Arc::new(sim.clone()), move |call| {
+        if call == "cuEventSynchronize" {
+            drop(elsewhere.lock().unwrap().take());
+        }
+    });
+    let rig = rig(&(Arc::new(watched) as Arc<dyn Driver>), 1, shape(1, 32, 4));
+    let streams = streams(&rig.devices);
+    let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
+    let sequence = cache.admit(40, &[]).unwrap();
+    let before = cache.begin_step().unwrap();
+    cache.finish_step(before).unwrap();
+    let step = cache.begin_step().unwrap();
+    streams[0].fill(cache.parts()[0].paged().span().slice(0, 64).unwrap(), 1).unwrap();
+    drop(sequence);
+    *held.lock().unwrap() = Some(step);
+    cache.drain().unwrap();
+    assert!(held.lock().unwrap().is_none(), "nothing was waited for");
+    assert_eq!(sim.run_all(), 0, "work of the dropped step is left");
+    drop(cache.admit(40, &[]).unwrap());
+    cache.close().unwrap();
+    drop((streams, rig));
+    assert_eq!(sim.findings(), []);
 }
