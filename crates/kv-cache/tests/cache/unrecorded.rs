@@ -65,3 +65,25 @@ fn a_step_that_is_dropped_while_a_drain_waits_is_waited_for_too() {
     drop((streams, rig));
     assert_eq!(sim.findings(), []);
 }
+
+#[test]
+fn blocks_of_a_dropped_step_stay_in_use_through_steps_that_are_cancelled() {
+    let machine = Machine::new(1, 1, shape(1, 32, 4));
+    machine.sim.set_pace(Pace::Slowest);
+    let streams = streams(&machine.rig.devices);
+    let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
+    let sequence = cache.admit(40, &[]).unwrap();
+    let step = cache.begin_step().unwrap();
+    streams[0].fill(cache.parts()[0].paged().span().slice(0, 64).unwrap(), 1).unwrap();
+    drop((step, sequence));
+    for _ in 0..3 {
+        cache.begin_step().unwrap().cancel();
+        assert!(cache.admit(40, &[]).unwrap_err().is_retryable());
+    }
+    cache.drain().unwrap();
+    assert_eq!(machine.sim.run_all(), 0, "work of the dropped step is left");
+    drop(cache.admit(40, &[]).unwrap());
+    cache.close().unwrap();
+    drop(streams);
+    machine.assert_clean();
+}
