@@ -274,6 +274,9 @@ impl Stream {
                 source_bytes: data.len() as u64,
             });
         }
+        if data.is_empty() {
+            return Ok(self.synchronize()?);
+        }
         let mut own = OwnBytes::new(data.len());
         for (place, data) in (0..).zip(data.chunks(OWN_BYTES_MAX)) {
             let piece = destination.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
@@ -303,6 +306,9 @@ impl Stream {
                 destination: destination.len() as u64,
                 source_bytes: source.bytes(),
             });
+        }
+        if destination.is_empty() {
+            return Ok(self.synchronize()?);
         }
         let mut own = OwnBytes::new(destination.len());
         for (place, data) in (0..).zip(destination.chunks_mut(OWN_BYTES_MAX)) {

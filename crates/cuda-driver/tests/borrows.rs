@@ -175,3 +175,20 @@ fn pinned_memory_of_another_driver_is_refused() {
     }
     assert!(ours.stream.is_idle().unwrap());
 }
+
+#[test]
+fn copies_of_no_bytes_wait_as_well() {
+    let Machine { sim, stream, memory, .. } = &Machine::new();
+    let none = memory.span().slice(0, 0).unwrap();
+    let enqueue = || {
+        stream.fill(memory.span(), 1).unwrap();
+        assert!(!stream.is_idle().unwrap());
+    };
+    enqueue();
+    stream.upload(none, &[]).unwrap();
+    assert!(stream.is_idle().unwrap(), "an upload");
+    enqueue();
+    stream.download(&mut [], none).unwrap();
+    assert!(stream.is_idle().unwrap(), "a download");
+    assert_eq!(sim.findings(), []);
+}
