@@ -99,15 +99,23 @@ impl DeviceSpan {
     }
 }
 
-/// Pinned memory that is for work on one stream was to be read by work on another, of which the owner of
-/// the memory does not know.
+/// Pinned memory was to be read by work of which its owner does not know.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
-pub struct ReaderError {
-    /// Raw handle of the stream that the memory is for.
-    pub reader: u64,
-    /// Raw handle of the stream given.
-    pub stream: u64,
+pub enum ReaderError {
+    /// By work on another stream than the one that the memory is for.
+    #[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
+    OtherStream {
+        /// Raw handle of the stream that the memory is for.
+        reader: u64,
+        /// Raw handle of the stream given.
+        stream: u64,
+    },
+    /// By work of another driver object, for which nothing waits before the memory is freed.
+    #[error("pinned memory of another driver object was given to work on stream {stream:#x}")]
+    OtherDriver {
+        /// Raw handle of the stream given.
+        stream: u64,
+    },
 }
 
 /// Device memory of its own (`cuMemAlloc`).
@@ -374,11 +382,15 @@ impl PinnedSpan<'_> {
     /// that a caller passed asks for it here.
     ///
     /// # Errors
-    /// [`ReaderError`] for a span that is for [another stream](PinnedBuffer::span_for).
+    /// [`ReaderError`] for a span that is for [another stream](PinnedBuffer::span_for), and for memory of
+    /// another driver object.
     pub fn device_address(self, stream: &Stream) -> Result<u64, ReaderError> {
+        if !self.buffer.device().is_of_driver(stream.device()) {
+            return Err(ReaderError::OtherDriver { stream: stream.raw() });
+        }
         match self.reader {
             Some(reader) if !reader.is_same(stream) => {
-                Err(ReaderError { reader: reader.raw(), stream: stream.raw() })
+                Err(ReaderError::OtherStream { reader: reader.raw(), stream: stream.raw() })
             }
             _ => Ok(self.raw_address()),
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuda_driver::{
-    CopyError, Device, DeviceBuffer, ErrorCode, HostAllocFlags, PinnedBuffer, Stream,
+    CopyError, Device, DeviceBuffer, ErrorCode, HostAllocFlags, PinnedBuffer, ReaderError, Stream,
 };
 use cuda_sim::{LeakReport, Pace, SimConfig, SimDriver};
 
@@ -191,4 +191,19 @@ fn copies_of_no_bytes_wait_as_well() {
     stream.download(&mut [], none).unwrap();
     assert!(stream.is_idle().unwrap(), "a download");
     assert_eq!(sim.findings(), []);
+}
+
+#[test]
+fn kernels_do_not_reach_pinned_memory_of_another_driver() {
+    let [ours, theirs] = [Machine::new(), Machine::new()];
+    // Nobody would wait for this kernel before the memory is freed.
+    for span in [
+        theirs.shared.span(0, 64).unwrap(),
+        theirs.shared.span_for(&theirs.stream, 0, 64).unwrap(),
+        theirs.shared.span_for(&ours.stream, 0, 64).unwrap(),
+    ] {
+        let refused = ReaderError::OtherDriver { stream: ours.stream.raw() };
+        assert_eq!(span.device_address(&ours.stream), Err(refused));
+    }
+    assert!(ours.shared.span(0, 64).unwrap().device_address(&ours.stream).is_ok());
 }

@@ -280,11 +280,13 @@ fn a_span_is_for_its_stream_whatever_handle_names_it() {
     // Two machines of one seed give out the same numbers.
     let theirs = crate::machine();
     assert_eq!(theirs.2.raw(), stream.raw());
-    for foreign in [&other, &theirs.2] {
-        let refused = ReaderError { reader: stream.raw(), stream: foreign.raw() };
-        assert_eq!(span.device_address(foreign), Err(refused));
-        assert_eq!(span.slice(8, 8).unwrap().device_address(foreign), Err(refused));
-        assert_eq!(pinned.span(64, 128).unwrap().device_address(foreign), Ok(address));
+    let unknown = ReaderError::OtherStream { reader: stream.raw(), stream: other.raw() };
+    let foreign = ReaderError::OtherDriver { stream: theirs.2.raw() };
+    for (at, refused, plain) in [(&other, unknown, Ok(address)), (&theirs.2, foreign, Err(foreign))]
+    {
+        assert_eq!(span.device_address(at), Err(refused));
+        assert_eq!(span.slice(8, 8).unwrap().device_address(at), Err(refused));
+        assert_eq!(pinned.span(64, 128).unwrap().device_address(at), plain);
     }
     assert_eq!(span.raw_address(), address);
     drop((pinned, other, twin, adopted));

@@ -168,7 +168,7 @@ mod tests {
         on.stream.fill(device.span(), 0).unwrap();
         let span = |stream| pinned.span_for(stream, 0, 1024).unwrap();
         let before = on.launches();
-        let error = ReaderError { reader: other.raw(), stream: on.stream.raw() };
+        let error = ReaderError::OtherStream { reader: other.raw(), stream: on.stream.raw() };
         for (operand, answer) in launches(&on, sides, (span(&other), device.span().into())) {
             assert_eq!(answer, Err(KernelError::Reader(error)), "{operand}");
         }

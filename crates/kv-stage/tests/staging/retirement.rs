@@ -187,7 +187,7 @@ fn a_span_goes_to_no_stream_that_the_pool_does_not_know_of() {
     if launched.is_ok() {
         assert_eq!(machine.read(target.span()), [0xAA; 16], "read after the buffer was recycled");
     }
-    let error = ReaderError { reader: machine.stream.raw(), stream: other.raw() };
+    let error = ReaderError::OtherStream { reader: machine.stream.raw(), stream: other.raw() };
     assert_eq!(launched, Err(SubmitError::Enqueue(KernelError::Reader(error))));
 }
 
