@@ -98,6 +98,31 @@ fn memory_of_another_machine_is_refused() {
     assert!(matches!(refused.error, MoveError::WrongDevice { what: "source", .. }));
 }
 
+/// A reader's stream of another device or machine is refused with the token, which is good afterwards.
+#[test]
+fn a_reader_on_another_device_is_refused_and_the_boundary_goes_on() {
+    let (_sim, all) = devices(1);
+    let (_other, theirs) = devices(1);
+    let mover = Mover::new(&all[0], &all[1], config(Route::Push)).unwrap();
+    let mut boundary = HandOver::new(mover, 64, 1).unwrap();
+    let [producer, consumer] = all.each_ref().map(|device| Stream::new(device).unwrap());
+    let foreign = Stream::new(&theirs[1]).unwrap();
+    assert_eq!(foreign.device().context(), consumer.device().context());
+    for byte in 0..3 {
+        let outgoing = boundary.room(&producer).unwrap();
+        producer.fill(outgoing.span(), byte).unwrap();
+        let mut incoming = boundary.send(outgoing, 64, &producer, &consumer).unwrap();
+        for wrong in [&producer, &foreign] {
+            let (error, back) = boundary.done(incoming, wrong).unwrap_err();
+            let what = "consumer's stream";
+            assert!(matches!(error, MoveError::WrongDevice { what: found, .. } if found == what));
+            incoming = back;
+        }
+        assert!(contents(&consumer, incoming.span()) == [byte; 64]);
+        boundary.done(incoming, &consumer).map_err(|(error, _)| error).unwrap();
+    }
+}
+
 /// A boundary of one buffer, and streams of either side.
 struct Side {
     sim: SimDriver,

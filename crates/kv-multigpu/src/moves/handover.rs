@@ -255,14 +255,17 @@ impl HandOver {
     /// Gives a buffer back whose reader is enqueued on `consumer`.
     ///
     /// # Errors
-    /// [`MoveError::OtherHandOver`], or what the driver answers, with the buffer, which is then still in
-    /// use.
+    /// [`MoveError::OtherHandOver`], [`MoveError::WrongDevice`], or what the driver answers, with the buffer,
+    /// which is then still in use.
     pub fn done(
         &mut self,
         incoming: Incoming,
         consumer: &Stream,
     ) -> Result<(), (MoveError, Incoming)> {
-        if let Err(error) = self.check_own(incoming.hand_over, incoming.index) {
+        let checked = self
+            .check_own(incoming.hand_over, incoming.index)
+            .and_then(|()| check_device("consumer's stream", self.mover.to(), consumer.device()));
+        if let Err(error) = checked {
             return Err((error, incoming));
         }
         let buffers = &mut self.buffers[incoming.index];
