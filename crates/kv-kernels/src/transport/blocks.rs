@@ -99,10 +99,10 @@ impl HostLink {
             let bytes = copy.from.shape().row_bytes();
             self.kernels.check_copy(&copy, RowRange { from_byte: 0, to_byte: 0, bytes })?;
         }
+        self.wait_for_unordered()?;
         match (decision, &whole) {
             (Some(Decision { transport: Transport::TwoHop, pace }), Some(whole)) => {
                 let mut runs = Runs::new(whole);
-                self.wait_for_unordered()?;
                 self.carry_in_two_hops(stream, &mut runs, pace, order)
                     .map_err(|error| self.rejoin(stream, whole.direction, error))?;
             }

@@ -277,11 +277,14 @@ fn a_refusal_after_which_nothing_can_be_ordered_says_so() {
     }
 }
 
-/// After such an error the next transfer of the link, of chunks or of blocks, begins with a wait for the
-/// device: what the refused one has enqueued is then over, and does not write into the ring any more.
+/// After such an error the next transfer of the link, of chunks or of blocks and by any way, begins with a
+/// wait for the device: what the refused one has enqueued is then over, and writes neither into the ring
+/// nor into the host's memory any more.
 #[test]
 fn a_link_waits_for_what_nothing_orders_before_it_goes_on() {
-    for blocks in [false, true] {
+    let cases = [false, true].map(|blocks| Transport::ALL.map(|then| (blocks, then)));
+    for (blocks, then) in cases.into_iter().flatten() {
+        let context = format!("blocks {blocks}, then {then:?}");
         let machine = Machine::new(1);
         let mut link = machine.link(Transport::TwoHop);
         let what = What { transport: Transport::TwoHop, to_host: true, is_started: false, blocks };
@@ -307,13 +310,15 @@ fn a_link_waits_for_what_nothing_orders_before_it_goes_on() {
         });
         let waits = || machine.sim.calls().get("cuCtxSynchronize").copied().unwrap_or(0);
         let before = waits();
+        let profile = link.profile().clone().forced(then);
+        let mut link = link.with_profile(profile);
         next.start(&machine, &mut link).unwrap();
-        assert_eq!(waits(), before + 1, "blocks {blocks}");
+        assert_eq!(waits(), before + 1, "{context}");
         machine.stream.synchronize().unwrap();
-        assert!(next.is_right(&machine), "blocks {blocks}");
+        assert!(next.is_right(&machine), "{context}");
         // Once is enough.
         next.start(&machine, &mut link).unwrap();
-        assert_eq!(waits(), before + 1, "blocks {blocks}");
+        assert_eq!(waits(), before + 1, "{context}");
         machine.stream.synchronize().unwrap();
         machine.assert_clean();
     }
