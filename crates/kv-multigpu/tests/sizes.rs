@@ -15,7 +15,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::machine;
-use cuda_driver::{Device, DeviceBuffer, Stream};
+use cuda_driver::{Device, DeviceBuffer, HostPages, Stream};
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPair, HandOver, HeadOrder, Held,
     MoveError, MoveOrder, Mover, MoverConfig, ReshardError, ReshardPlan, Route,
@@ -91,9 +91,12 @@ fn movers_of_any_configuration_are_made_or_refused() {
     for config in configs {
         match Mover::new(&all[0], &all[1], config) {
             Ok(_) => made += 1,
-            Err(MoveError::Zero { .. } | MoveError::TooMany { .. } | MoveError::Device(_)) => {
-                refused += 1;
-            }
+            Err(
+                MoveError::Zero { .. }
+                | MoveError::TooMany { .. }
+                | MoveError::Memory { .. }
+                | MoveError::Device(_),
+            ) => refused += 1,
             Err(error) => panic!("{config:?}: {error}"),
         }
     }
@@ -107,6 +110,43 @@ fn movers_of_any_configuration_are_made_or_refused() {
         of(MoverConfig { tables: usize::MAX, ..CONFIG }),
         MoveError::TooMany { what: "tables", count: u64::MAX, most: 4096 }
     );
+}
+
+/// Chunk by chunk, pinning would go on until the system ends the process.
+#[test]
+fn movers_that_would_pin_more_than_the_host_has_are_refused_before_they_pin() {
+    let Some(host_bytes) = HostPages::host_bytes() else { return };
+    let all = devices();
+    let through_host = MoverConfig { prefer: Route::Host, ..CONFIG };
+    let table_bytes = 8 * (2 * 1024 + CONFIG.table_pairs as u64);
+    let tables_bytes = CONFIG.tables as u64 * table_bytes;
+    let half = host_bytes.div_ceil(2);
+    for (config, bytes) in [
+        (
+            MoverConfig { chunk_bytes: 1 << 40, chunks: 4096, ..through_host },
+            (4096 << 40) + tables_bytes,
+        ),
+        (MoverConfig { chunk_bytes: half, chunks: 2, tables: 0, ..through_host }, 2 * half),
+        // Neither chunks nor tables alone are too much.
+        (
+            MoverConfig { chunk_bytes: host_bytes - 64, chunks: 1, ..through_host },
+            host_bytes - 64 + tables_bytes,
+        ),
+    ] {
+        if bytes > host_bytes {
+            let refused = Mover::new(&all[0], &all[1], config).unwrap_err();
+            assert_eq!(refused, MoveError::Memory { bytes, host_bytes }, "{config:?}");
+        }
+    }
+    // The other ways have no chunks.
+    let without = MoverConfig { chunk_bytes: 1 << 40, chunks: 4096, ..CONFIG };
+    assert!(Mover::new(&all[0], &all[1], without).is_ok());
+    let tables = MoverConfig { table_pairs: 1 << 24, tables: 4096, ..CONFIG };
+    let bytes = 4096 * 8 * (2 * 1024 + (1 << 24));
+    if bytes > host_bytes {
+        let refused = Mover::new(&all[0], &all[1], tables).unwrap_err();
+        assert_eq!(refused, MoveError::Memory { bytes, host_bytes });
+    }
 }
 
 #[test]

@@ -50,6 +50,14 @@ pub enum MoveError {
         /// The most.
         most: u64,
     },
+    /// A configuration whose pinned memory the host does not have.
+    #[error("{bytes} bytes of pinned memory, on a host of {host_bytes} bytes")]
+    Memory {
+        /// What chunks and tables need, in bytes.
+        bytes: u64,
+        /// What the host has, in bytes.
+        host_bytes: u64,
+    },
     /// Source and destination differ in planes, or have none or too many.
     #[error("blocks of {source_planes} planes into {destination_planes}")]
     Planes {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceError, DeviceSpan, Event, Stream};
+use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostPages, Stream};
 use smallvec::{SmallVec, smallvec};
 
 use super::held::{Events, Parking, Pending, Pendings};
@@ -115,10 +115,12 @@ impl Mover {
     /// A mover from `from` to `to`, which may be the same device: then kernels and copies stay on it.
     ///
     /// # Errors
-    /// [`MoveError::Zero`], [`MoveError::TooMany`]; what the driver answers.
+    /// [`MoveError::Zero`], [`MoveError::TooMany`]; [`MoveError::Memory`] for more pinned memory than the
+    /// host has; what the driver answers.
     pub fn new(from: &Device, to: &Device, config: MoverConfig) -> Result<Self, MoveError> {
         config.check()?;
         let route = route(from, to, &config)?;
+        config.check_memory(route)?;
         let ring = match route {
             Route::Host => Some(Ring::new(from, to, &config)?),
             Route::Push | Route::Pull => None,
@@ -376,6 +378,21 @@ impl MoverConfig {
         check_count("tables", tables as u64, COUNT_MAX)?;
         check_count("pairs of a table", table_pairs as u64, TABLE_PAIRS_MAX)?;
         check_count("thread blocks", u64::from(kernel_blocks), KERNEL_BLOCKS_MAX)
+    }
+
+    /// Refuses to pin more than the host has: chunk by chunk, that would go on until the system ends the
+    /// process.
+    fn check_memory(&self, route: Route) -> Result<(), MoveError> {
+        let ring_bytes = match route {
+            Route::Host => self.chunk_bytes.saturating_mul(self.chunks as u64),
+            Route::Push | Route::Pull => 0,
+        };
+        let table_bytes = Tables::table_bytes(self).saturating_mul(self.tables as u64);
+        let bytes = ring_bytes.saturating_add(table_bytes);
+        match HostPages::host_bytes() {
+            Some(host_bytes) if bytes > host_bytes => Err(MoveError::Memory { bytes, host_bytes }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -38,10 +38,14 @@ pub(super) struct Written {
 }
 
 impl Tables {
+    /// Bytes of one table. Pairs are bounded by the check of the configuration.
+    pub(super) fn table_bytes(config: &MoverConfig) -> u64 {
+        (2 * PLANES_MAX + config.table_pairs) as u64 * WORD
+    }
+
     pub(super) fn new(device: &Device, config: &MoverConfig) -> Result<Self, MoveError> {
-        // Pairs are bounded by the check of the configuration.
-        let words = 2 * PLANES_MAX + config.table_pairs;
-        let bytes = words as u64 * WORD;
+        let bytes = Self::table_bytes(config);
+        let words = (bytes / WORD) as usize;
         let table = || {
             let memory = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
             Ok::<_, MoveError>(Some(Table { memory, readers: Pendings::new() }))
