@@ -5,8 +5,8 @@ use crate::{
     PeerCopy, Stream,
 };
 
-/// `CU_STREAM_PER_THREAD`: this stream, the legacy one (1) and 0 are of whatever context is current.
-const NAMED_STREAMS_MAX: u64 = 2;
+/// `CU_STREAM_LEGACY`: this stream and 0, which are the same one, are of whatever context is current.
+const STREAM_LEGACY: u64 = 1;
 
 impl Device {
     /// Whether work of this device can be let access memory of `peer` directly.
@@ -76,7 +76,7 @@ impl Stream {
         for device in [there, event.device()] {
             here.check_driver(device, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
         }
-        if self.raw().min(other.raw()) <= NAMED_STREAMS_MAX {
+        if self.raw().min(other.raw()) <= STREAM_LEGACY {
             event.record(other)?;
             return self.wait(event);
         }

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use crate::alive::{Held, Kind};
 use crate::device::{Object, Owner, Retired};
 use crate::{
-    CopyError, Device, DeviceError, DeviceSpan, Driver, DriverResult, ErrorCode, PinnedBuffer,
+    CopyError, Device, DeviceError, DeviceSpan, Driver, DriverError, DriverResult, ErrorCode,
+    PinnedBuffer,
 };
+
+/// `CU_STREAM_PER_THREAD`, which is another stream on every thread.
+const STREAM_PER_THREAD: u64 = 2;
 
 /// A stream: work enqueued on it runs in order. A cheap handle; clones are the same stream.
 #[derive(Clone, Debug)]
@@ -28,7 +32,7 @@ pub enum StreamPriority {
 struct StreamInner {
     device: Held,
     /// # Invariants
-    /// A live stream of `device`'s context until this struct is dropped.
+    /// A live stream of `device`'s context until this struct is dropped, the same one on every thread.
     raw: u64,
     owned: bool,
     /// Of an adopted stream.
@@ -76,8 +80,12 @@ impl Stream {
     /// Uses a stream that the host program already has, such as cudarc's `CudaStream`; 0 is the
     /// legacy default stream.
     ///
+    /// `CU_STREAM_PER_THREAD` (2) is refused: it is another stream on every thread, and a [`Stream`] is the
+    /// same one wherever it is used.
+    ///
     /// # Errors
-    /// [`DeviceError::Driver`] with `INVALID_CONTEXT` when the stream is of another context.
+    /// [`DeviceError::Driver`] with `INVALID_CONTEXT` when the stream is of another context, and with
+    /// `INVALID_HANDLE` for 2.
     ///
     /// # Safety
     /// - `raw` is 0 or a live `CUstream`, and stays so until the last clone is dropped.
@@ -93,14 +101,14 @@ impl Stream {
         raw: u64,
         owner: Owner,
     ) -> Result<Self, DeviceError> {
+        if raw == STREAM_PER_THREAD {
+            return Err(DriverError::new("cuStreamGetCtx", ErrorCode::INVALID_HANDLE).into());
+        }
         if raw != 0 {
             // SAFETY: the caller passes a live stream.
             let context = device.run(|driver| unsafe { driver.stream_get_ctx(raw) })?;
             if context != device.context() {
-                return Err(DeviceError::Driver(crate::DriverError::new(
-                    "cuStreamGetCtx",
-                    crate::ErrorCode::INVALID_CONTEXT,
-                )));
+                return Err(DriverError::new("cuStreamGetCtx", ErrorCode::INVALID_CONTEXT).into());
             }
         }
         Ok(Self::from_parts(device, raw, false, owner))

@@ -207,3 +207,17 @@ fn kernels_do_not_reach_pinned_memory_of_another_driver() {
     }
     assert!(ours.shared.span(0, 64).unwrap().device_address(&ours.stream).is_ok());
 }
+
+/// `CU_STREAM_PER_THREAD` is another stream on every thread: to no handle could it be one.
+#[test]
+fn the_stream_of_each_thread_is_not_adopted() {
+    let Machine { sim, device, .. } = &Machine::new();
+    let asked = || sim.calls().get("cuStreamGetCtx").copied().unwrap_or(0);
+    let before = asked();
+    // SAFETY: a name that the driver knows.
+    let refused = unsafe { Stream::adopt(device, 2) }.unwrap_err();
+    assert_eq!(refused.driver_error().code, ErrorCode::INVALID_HANDLE);
+    assert_eq!(asked(), before, "refused whatever context is current");
+    // SAFETY: the legacy default stream.
+    assert!(unsafe { Stream::adopt(device, 0) }.is_ok());
+}

@@ -75,7 +75,8 @@ pub fn device(driver: Arc<CudaDriver>, context: &Arc<CudaContext>) -> Result<Dev
 /// A stream that the host program made with cudarc, which stays alive as long as the result.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` when it is of another context than `device`'s.
+/// `INVALID_CONTEXT` when it is of another context than `device`'s, `INVALID_HANDLE` for the default stream
+/// of each thread.
 pub fn stream(device: &Device, stream: &Arc<CudaStream>) -> Result<Stream, DeviceError> {
     if context_handle(stream.context()) != device.context() {
         let call = "cuStreamGetCtx";

@@ -8,9 +8,6 @@ use super::held::{Pendings, wait_on};
 use super::mover::{COUNT_MAX, Mover, check_count, check_device, is_same_device};
 use super::{MoveError, MoveOrder};
 
-/// `CU_STREAM_PER_THREAD`, which is another stream on every thread.
-const STREAM_PER_THREAD: u64 = 2;
-
 /// Activation buffers in a ring on either side of a boundary, allocated once, and the events that
 /// order their use. The host waits for nothing.
 ///
@@ -325,7 +322,5 @@ impl Buffers {
 
 /// Whether what is enqueued on the one is in order with what is on the other.
 fn is_same(one: &Stream, other: &Stream) -> bool {
-    one.raw() == other.raw()
-        && one.raw() != STREAM_PER_THREAD
-        && is_same_device(one.device(), other.device())
+    one.raw() == other.raw() && is_same_device(one.device(), other.device())
 }
