@@ -283,6 +283,13 @@ impl State {
         queues.flat_map(|(_, queues)| queues.iter(&self.blocks))
     }
 
+    /// How many blocks were passed over in a tier.
+    pub(crate) fn passed_count(&self, tier: Tier) -> usize {
+        let queues =
+            self.watch.tenancy.iter().flat_map(move |own| &own.passed.queues[tier.index()]);
+        queues.map(|(_, queues)| queues.len()).sum()
+    }
+
     /// Sets a victim aside that is kept for its owner. It goes first in its priority when it is kept
     /// no longer, for it is older than all that have not come up.
     pub(crate) fn pass_over(&mut self, id: BlockId) {

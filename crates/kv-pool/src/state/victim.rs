@@ -24,6 +24,11 @@ impl State {
     /// and rare: nothing else is left in the tier.
     pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(BlockId, Turn)> {
         self.watch.policies[tier.index()].as_ref()?;
+        let state = self.tier(tier);
+        // By the pool's own counts: the policy may be wrong about what it has.
+        if state.count(Place::Queued) == state.queues.len() + self.passed_count(tier) {
+            return None;
+        }
         let mut ordered = self.blocks.ids().filter(|&id| self.is_ordered_by_policy(id, tier));
         let first = ordered.next()?;
         let lost = std::iter::once(first).chain(ordered).any(|id| !self.facts(id).has_children);
@@ -38,6 +43,8 @@ impl State {
 
     /// Whether a block is among those whose order is the policy's.
     fn is_ordered_by_policy(&self, id: BlockId, tier: Tier) -> bool {
+        #[cfg(test)]
+        tests::LOOKS.set(tests::LOOKS.get() + 1);
         let blocks = &self.blocks;
         id.index() < blocks.len()
             && blocks.place(id) == Place::Queued
@@ -59,5 +66,50 @@ impl State {
             let class = Some(self.blocks.priority(id));
             self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use crate::policy::PriorityLru;
+    use crate::{BlockHash, BlockPool, Naming, PoolConfig, Tier, integrity};
+
+    thread_local! {
+        /// Blocks that were looked at for whether a policy orders them.
+        pub(super) static LOOKS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    const BLOCKS: u64 = 64;
+
+    fn pool(config: &PoolConfig, tier: Tier) -> BlockPool {
+        let policy = PriorityLru::new(2 * BLOCKS).unwrap();
+        BlockPool::builder(config).policy(tier, Box::new(policy)).build().unwrap()
+    }
+
+    fn names() -> Vec<BlockHash> {
+        (0..BLOCKS).map(|name| BlockHash::from_u128(name.into())).collect()
+    }
+
+    /// How many blocks `act` looked at.
+    fn looks<T>(act: impl FnOnce() -> T) -> (T, usize) {
+        let before = LOOKS.get();
+        let done = act();
+        (done, LOOKS.get() - before)
+    }
+
+    #[test]
+    fn a_tier_with_nothing_to_evict_is_not_searched() {
+        let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(BLOCKS) };
+        let pool = pool(&config, Tier::Secondary);
+        for name in names() {
+            assert!(pool.claim_one().unwrap().cache(name, Naming::default()));
+        }
+        // Four of them are on their way to the tier below, which has no room for the others.
+        let (claimed, looks) = looks(|| pool.claim(BLOCKS as usize).unwrap());
+        assert_eq!((claimed.len(), looks), (BLOCKS as usize, 0));
+        integrity::check(&pool.shared.state.lock()).unwrap();
+        assert_eq!(pool.counters().policy_faults, 0);
     }
 }
