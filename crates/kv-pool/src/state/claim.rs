@@ -249,8 +249,13 @@ impl State {
         {
             return Some((id, Turn::Queue));
         }
+        self.pop_shadowed(tier).or_else(|| self.pop_held_back(tier))
+    }
+
+    /// Takes a block that waits for those that follow it.
+    pub(super) fn pop_shadowed(&mut self, tier: Tier) -> Option<(BlockId, Turn)> {
         let state = &mut self.tiers[tier.index()];
-        let Some(id) = state.shadowed.front() else { return self.pop_held_back(tier) };
+        let id = state.shadowed.front()?;
         state.shadowed.remove(&mut self.blocks, id);
         // Like every block that was popped: the end of what follows it must not look for it in a list.
         self.put(id, Place::Queued);
@@ -259,7 +264,7 @@ impl State {
 
     /// Sets a block aside that is evicted only after those that follow it.
     #[inline]
-    fn shadow(&mut self, id: BlockId) {
+    pub(super) fn shadow(&mut self, id: BlockId) {
         self.put(id, Place::Shadowed);
         let tier = self.blocks.tier(id);
         self.tiers[tier.index()].shadowed.push_back(&mut self.blocks, id);
