@@ -60,20 +60,19 @@ impl BlockPool {
     #[must_use]
     pub fn lend(&self, hashes: &[BlockHash], tier: Tier, duration: Duration) -> Option<Loan> {
         let mut state = self.shared.state.lock();
-        let mut blocks = Vec::new();
+        let (mut deadline, mut blocks) = (None, Vec::new());
         for &hash in hashes {
             let Some(block) = state.find(hash) else { break };
             let location = state.blocks.location(block);
             if location.tier != tier || !state.may_use(block) {
                 break;
             }
+            // Before the first pin: the clock is the caller's, and may panic.
+            deadline.get_or_insert_with(|| state.watch.now().saturating_add(duration));
             state.pin(block);
             blocks.push(BlockAt { block, location });
         }
-        if blocks.is_empty() {
-            return None;
-        }
-        let deadline = state.watch.now().saturating_add(duration);
+        let deadline = deadline?;
         let loans = &mut state.loans;
         let id = LoanId::next().0;
         loans.open.insert(id, (nanos(deadline), blocks.clone()));

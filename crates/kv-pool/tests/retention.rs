@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -275,6 +276,33 @@ mod loans {
         assert_eq!(pool.end_loan(told), Ok(()));
         assert_eq!((pool.loans(), pool.claimable()), (0, 3));
         checked(&pool);
+    }
+
+    /// A clock that panics when it is told to.
+    #[derive(Clone, Debug, Default)]
+    struct Failing(Arc<AtomicU64>);
+
+    impl Clock for Failing {
+        fn now(&self) -> Duration {
+            assert_eq!(self.0.load(Ordering::Relaxed), 0, "the clock fails");
+            Duration::ZERO
+        }
+    }
+
+    #[test]
+    fn a_clock_that_panics_leaves_no_block_lent_without_a_loan() {
+        let clock = Failing::default();
+        let config = PoolConfig::primary_only(2);
+        let pool = BlockPool::builder(&config).clock(clock.clone()).build().unwrap();
+        let names = [1, 2].map(name);
+        drop(pool.claim(2).unwrap().register(&names, Naming::default()).unwrap());
+        clock.0.store(1, Ordering::Relaxed);
+        let lend = || pool.lend(&names, Tier::Primary, MS);
+        assert!(catch_unwind(AssertUnwindSafe(lend)).is_err());
+        clock.0.store(0, Ordering::Relaxed);
+        assert_eq!((pool.loans(), pool.claimable()), (0, 2));
+        checked(&pool);
+        assert_eq!(lend().unwrap().blocks.len(), 2);
     }
 
     #[test]
