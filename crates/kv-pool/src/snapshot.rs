@@ -36,6 +36,9 @@ pub struct BlockView {
     pub usage: BlockUse,
     /// The name of its content, if lookups find it.
     pub hash: Option<BlockHash>,
+    /// The name of content on its way to it, which lookups do not find yet, and where it comes from: there
+    /// the events know it until it has moved.
+    pub expected: Option<(BlockHash, Location)>,
     /// The block that its content follows.
     pub parent: Option<BlockId>,
     /// How many blocks follow it.
@@ -56,7 +59,8 @@ pub struct BlockView {
 pub struct PoolSnapshot {
     /// The counts.
     pub stats: PoolStats,
-    /// The number of the first event that is not in this snapshot yet.
+    /// The number of the first event that is not in this snapshot yet. These events follow from the names
+    /// of the snapshot, those that are [expected](BlockView::expected) among them.
     pub next_event: u64,
     /// All blocks that have ever been used.
     pub blocks: Vec<BlockView>,
@@ -122,6 +126,10 @@ impl BlockPool {
                 location: blocks.location(block),
                 usage,
                 hash: blocks.is(block, Flag::NAMED).then(|| blocks.hash(block)),
+                expected: blocks.is(block, Flag::EXPECTED).then(|| {
+                    let from = blocks.location(blocks.partner(block));
+                    (blocks.hash(block), from)
+                }),
                 parent: blocks.parent(block),
                 children: blocks.children(block),
                 depth: blocks.depth(block),

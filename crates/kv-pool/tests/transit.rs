@@ -52,6 +52,18 @@ impl Mirror {
         Self { reader: pool.events_from_start().unwrap(), known: HashMap::new() }
     }
 
+    /// Begins at a snapshot.
+    fn from_now(pool: &BlockPool) -> Self {
+        let reader = pool.events().unwrap();
+        let views = pool.snapshot().blocks.into_iter();
+        let known = views.filter_map(|view| {
+            let there = view.hash.map(|name| (name, view.location));
+            let (name, at) = view.expected.or(there)?;
+            Some((name, (at, view.priority)))
+        });
+        Self { reader, known: known.collect() }
+    }
+
     /// Reads on; whether the mirror has the name, and as what.
     #[track_caller]
     fn get(&mut self, name: BlockHash) -> Option<(Location, Priority)> {
@@ -534,6 +546,31 @@ fn names_and_slots_keep_together_under_every_policy() {
         for tier in [stats.primary, stats.secondary] {
             assert_eq!(tier.claimable(), tier.slots, "{kind:?}");
         }
+    }
+}
+
+#[test]
+fn a_mirror_that_begins_at_a_snapshot_knows_what_is_on_its_way() {
+    for committed in [true, false] {
+        let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(2) };
+        let pool = BlockPool::builder(&config).events(64).build().unwrap();
+        cache(&pool, 1, priority(50));
+        cache(&pool, 2, priority(60));
+        let from = pool.find_and_pin(name(1), Tier::Primary).unwrap().location();
+        let (block, offload) = displace(&pool);
+        let to = Location { tier: Tier::Secondary, slot: offload.to() };
+        let mut mirror = Mirror::from_now(&pool);
+        assert_eq!(mirror.get(name(1)), Some((from, priority(50))));
+        if committed {
+            offload.commit();
+        } else {
+            drop(offload);
+        }
+        // The mirror checks that each event follows from what it knows.
+        assert_eq!(mirror.get(name(1)), committed.then_some((to, priority(50))));
+        assert_eq!(mirror.known, Mirror::from_now(&pool).known);
+        drop(block);
+        checked(&pool);
     }
 }
 
