@@ -186,7 +186,7 @@ fn who_asks_for_rest_leaves_the_error_of_the_work_to_who_asks_for_its_result() {
     stream.fill(pool.block_span(5).unwrap(), 5).unwrap();
     let fence = recorded(&stream);
     machine.sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
-    pool.shrink_to(1, &[fence.clone()]).unwrap();
+    pool.shrink_to(1, std::slice::from_ref(&fence)).unwrap();
     // On a lost device no work goes on, so the pages can go.
     assert_eq!(pool.poll_retired().unmapped_pages, 9);
     assert!(fence.is_complete().is_err(), "the work was never done");
