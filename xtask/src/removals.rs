@@ -42,7 +42,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let removals: Vec<Removal> =
         read(&files)?.into_iter().filter(|one| args.selects(one)).collect();
     if removals.is_empty() {
-        bail!("no removal is selected");
+        let (packages, text) = (args.package.join(", "), args.only.as_deref().unwrap_or_default());
+        bail!("no removal of the crates [{packages}] (all, if empty) has the text {text:?}");
     }
     let copy = Copy::of(&files)?;
     let mut tests = Tests::new(&copy, Duration::from_secs(args.timeout_s));

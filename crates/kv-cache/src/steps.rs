@@ -215,7 +215,7 @@ impl KvCache {
 
     fn complete(&self, epoch: Epoch) {
         if let Err(error) = self.pool.complete_epoch(epoch) {
-            tracing::error!(%error, "a step's epoch was never begun");
+            tracing::error!(%error, "a step's epoch is of another pool");
         }
     }
 
