@@ -47,6 +47,10 @@ macro_rules! counted {
                 self.upstream.virtual_now()
             }
 
+            fn host_access(&self, access: crate::HostAccess) {
+                self.upstream.host_access(access);
+            }
+
             $(fn $safe(&self, $($sa: $st),*) -> DriverResult<$sr> {
                 self.count(Call::$safe);
                 self.upstream.$safe($($sa),*)

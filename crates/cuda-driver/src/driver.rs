@@ -18,6 +18,17 @@ pub type DriverResult<T> = Result<T, DriverError>;
 /// It must not unwind, must not make driver calls, and must not wait for work of a device.
 pub type HostFunction = unsafe extern "C" fn(user_data: *mut c_void);
 
+/// An access of the host to memory that devices can reach too.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct HostAccess {
+    /// First address, as the host knows it.
+    pub address: u64,
+    /// Length, in bytes.
+    pub bytes: u64,
+    /// Whether it may change the bytes.
+    pub writes: bool,
+}
+
 /// Physical memory to create: pinned memory on one device (`CUmemAllocationProp`).
 ///
 /// What is to be exported later must be asked for here.
@@ -83,6 +94,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Time on the host's clock of a simulated machine; none where time is real.
     fn virtual_now(&self) -> Option<Duration> {
         None
+    }
+
+    /// Tells a driver that checks orders that this thread reads or writes memory which devices can reach
+    /// too. No call of CUDA; a driver that does not check does nothing.
+    ///
+    /// Whoever reads or writes pinned memory tells it where it does so, just before a read and just
+    /// before a write. Inside a function that a stream calls it counts as an access of that stream.
+    fn host_access(&self, access: HostAccess) {
+        let _ = access;
     }
 
     // --- Devices -------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ mod prepared;
 mod reference;
 mod residency;
 mod shareable;
+pub mod site;
 mod stream;
 mod virtual_memory;
 
@@ -116,7 +117,9 @@ pub use counting::CountingDriver;
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
-pub use driver::{AllocationProp, BatchCopy, Driver, DriverResult, HostFunction, PeerCopy};
+pub use driver::{
+    AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, HostFunction, PeerCopy,
+};
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use host_pages::{
     HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind, PagesGot,

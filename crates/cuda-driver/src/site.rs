@@ -1,0 +1,69 @@
+//! Where in a program a driver call comes from, for drivers that report it.
+//!
+//! The seam is called through a trait object, which hides the caller's place. What a public function
+//! was called from is therefore noted on the thread: [`enter`] at its beginning, in a function with
+//! `#[track_caller]`. Functions nest; the outermost place is the program's own, the innermost says
+//! which of our calls it was.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::Location;
+
+/// Where a call was made.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Site {
+    /// The place from which the first function that called [`enter`] was called: the program's own.
+    pub at: &'static Location<'static>,
+    /// The place inside these crates that made the last such call, where it is another.
+    pub through: Option<&'static Location<'static>>,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.at.file(), self.at.line())?;
+        match self.through {
+            Some(through) => write!(f, " (through {}:{})", through.file(), through.line()),
+            None => Ok(()),
+        }
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<Site>> = const { Cell::new(None) };
+}
+
+/// Ends the place that [`enter`] noted when it is dropped.
+#[derive(Debug)]
+#[must_use = "the place is noted until this is dropped"]
+pub struct Entered {
+    before: Option<Site>,
+    /// Of one thread.
+    thread: PhantomData<*const ()>,
+}
+
+/// Notes the caller's place for the driver calls that this thread makes until the answer is dropped.
+///
+/// Call it first in a function with `#[track_caller]`, so that the place is that of its caller.
+#[track_caller]
+pub fn enter() -> Entered {
+    let here = Location::caller();
+    let before = CURRENT.get();
+    CURRENT.set(Some(match before {
+        None => Site { at: here, through: None },
+        Some(outer) => Site { at: outer.at, through: Some(here).filter(|&here| here != outer.at) },
+    }));
+    Entered { before, thread: PhantomData }
+}
+
+/// The place that is noted on this thread.
+#[must_use]
+pub fn current() -> Option<Site> {
+    CURRENT.get()
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
