@@ -1,6 +1,6 @@
 //! What a simulated machine looks like.
 
-use crate::Profile;
+use crate::{Profile, RaceCheck};
 
 /// Most devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
@@ -35,6 +35,8 @@ pub struct SimConfig {
     /// Whether the device knows which bytes of its memory were ever written, so that a kernel that
     /// reads others is found. Costs one bit for each byte of pages that are written in part.
     pub track_initialised: bool,
+    /// Whether accesses that nothing orders are looked for: see [`Race`](crate::Race).
+    pub races: RaceCheck,
     /// Compute capability that each device reports, major and minor: at most 9.0, whose PTX it runs.
     pub compute_capability: (u32, u32),
     /// What operations and calls cost in virtual time.
@@ -55,6 +57,7 @@ impl Default for SimConfig {
             peer_access: true,
             peer_group: DEVICES_MAX,
             track_initialised: true,
+            races: RaceCheck::default(),
             compute_capability: COMPUTE_CAPABILITY_MAX,
             profile: Profile::h100(),
             name: "Simulated H100".to_owned(),

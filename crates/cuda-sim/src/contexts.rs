@@ -87,7 +87,9 @@ impl State {
             return Ok(());
         }
         // Work that is held still is lost with the context; that was noted as a finding.
+        let known = self.races.host_clock();
         let _ = self.wait("cuDevicePrimaryCtxRelease", Goal::Device(device));
+        self.note_context_ended("cuDevicePrimaryCtxRelease", &known, device);
         self.discard_work(device);
         self.tear_down(device);
         Ok(())
@@ -95,6 +97,9 @@ impl State {
 
     fn tear_down(&mut self, device: u32) {
         let before = self.leaks();
+        for (&handle, _) in self.streams.iter().filter(|(_, stream)| stream.device == device) {
+            self.races.stream_ended(handle);
+        }
         self.streams.retain(|_, stream| stream.device != device);
         self.events.retain(|_, event| event.device != device);
         self.modules.retain(|_, module| module.device != device);

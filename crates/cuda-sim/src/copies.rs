@@ -33,8 +33,11 @@ impl State {
         let index = self.memory.allocations.starting_at(address);
         let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
         let device = self.memory.allocations.live()[index].device;
+        let bytes = self.memory.allocations.live()[index].bytes();
+        let known = self.races.host_clock();
         // The driver waits for the other devices too, whose copies may read the memory.
         self.wait("cuMemFree", Goal::Everything)?;
+        self.note_freed("cuMemFree", &known, (address, bytes));
         self.memory.free(index);
         self.health(device)
     }
@@ -61,7 +64,9 @@ impl State {
         }
         let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
+        let known = self.races.host_clock();
         self.wait("cuMemFreeHost", goal)?;
+        self.note_freed("cuMemFreeHost", &known, (host, bytes));
         self.memory.host.free(index);
         self.clock.sized(SizedCall::PinnedFree, bytes);
         self.health(owner)
@@ -92,7 +97,9 @@ impl State {
         };
         let (owner, bytes) = (region.owner, region.bytes());
         // The driver waits for all work of this device, and for none of others.
+        let known = self.races.host_clock();
         self.wait("cuMemHostUnregister", Goal::Device(owner))?;
+        self.note_freed("cuMemHostUnregister", &known, (host, bytes));
         self.memory.host.free(index);
         self.clock.sized(SizedCall::Unregister, bytes);
         self.health(owner)
@@ -212,6 +219,7 @@ impl State {
             self.take_back(point);
             return Err(code);
         }
+        self.races.host_knows_point(point);
         self.health(device)?;
         if let Some(data) = self.fetched.take() {
             host.fill_from(class, &data);

@@ -1,16 +1,19 @@
 //! The driver's calls, each one step on the machine's state.
 
+use std::cell::Cell;
+use std::panic::Location;
 use std::time::Duration;
 
+use cuda_driver::site::Site;
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
-    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
-    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle,
-    ShareableKind, ShareableRef,
+    DriverResult, ErrorCode, Granularity, HostAccess, HostAllocFlags, HostFunction,
+    HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
+    ShareableHandle, ShareableKind, ShareableRef,
 };
 
 use crate::SimDriver;
-use crate::host_functions::{HostCall, refuse_inside};
+use crate::host_functions::{HostCall, refuse_inside, told_inside};
 use crate::host_memory::{PageableRange, RegisteredRange};
 use crate::kernels::{BLOCK_THREADS_MAX, GRID_MAX};
 use crate::scheduler::Goal;
@@ -33,14 +36,28 @@ const NO_NODE: i32 = -1;
 const MEMORY_CLOCK_KHZ: i32 = 2_619_000;
 const MEMORY_BUS_BITS: i32 = 5_120;
 
+thread_local! {
+    /// Where the call that this thread makes comes from.
+    static CALLING: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
+}
+
+/// Where the call that this thread makes comes from, where it was made on the driver's own type. One
+/// through the trait object does not tell.
+pub(crate) fn calling() -> Option<Site> {
+    let at = CALLING.get().filter(|at| at.file() != file!())?;
+    Some(Site { at, through: None })
+}
+
 impl SimDriver {
-    /// Counts the call, fails it if that was ordered, and runs it under the machine's lock.
+    /// Notes the caller's place, counts the call, fails it if that was ordered, and runs it under the machine's lock.
+    #[track_caller]
     fn call<T>(
         &self,
         call: &'static str,
         body: impl FnOnce(&mut State) -> Answer<T>,
     ) -> DriverResult<T> {
         refuse_inside().map_err(|code| DriverError::new(call, code))?;
+        CALLING.set(Some(Location::caller()));
         let mut state = self.state();
         let answer = state.enter(call).and_then(|()| body(&mut state));
         state.after_call(call);
@@ -90,6 +107,12 @@ impl Driver for SimDriver {
 
     fn virtual_now(&self) -> Option<Duration> {
         Some(SimDriver::virtual_now(self))
+    }
+
+    fn host_access(&self, access: HostAccess) {
+        if !told_inside(access) {
+            self.state().host_access(access);
+        }
     }
 
     fn driver_get_version(&self) -> DriverResult<i32> {
@@ -159,26 +182,32 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     fn device_primary_ctx_retain(&self, device: i32) -> DriverResult<u64> {
         self.call("cuDevicePrimaryCtxRetain", |state| state.ctx_retain(state.device(device)?))
     }
 
+    #[track_caller]
     unsafe fn device_primary_ctx_release(&self, device: i32) -> DriverResult<()> {
         self.call("cuDevicePrimaryCtxRelease", |state| state.ctx_release(state.device(device)?))
     }
 
+    #[track_caller]
     fn ctx_get_current(&self) -> DriverResult<u64> {
         self.call("cuCtxGetCurrent", |state| Ok(state.ctx_get_current()))
     }
 
+    #[track_caller]
     unsafe fn ctx_set_current(&self, context: u64) -> DriverResult<()> {
         self.call("cuCtxSetCurrent", |state| state.ctx_set_current(context))
     }
 
+    #[track_caller]
     fn ctx_get_device(&self) -> DriverResult<i32> {
         self.call("cuCtxGetDevice", |state| Ok(state.current_device()? as i32))
     }
 
+    #[track_caller]
     fn ctx_synchronize(&self) -> DriverResult<()> {
         self.call("cuCtxSynchronize", |state| {
             let device = state.current()?;
@@ -187,92 +216,114 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     unsafe fn ctx_enable_peer_access(&self, peer_context: u64) -> DriverResult<()> {
         self.call("cuCtxEnablePeerAccess", |state| state.enable_peer(peer_context))
     }
 
+    #[track_caller]
     unsafe fn ctx_disable_peer_access(&self, peer_context: u64) -> DriverResult<()> {
         self.call("cuCtxDisablePeerAccess", |state| state.disable_peer(peer_context))
     }
 
+    #[track_caller]
     fn stream_create(&self, blocking: bool) -> DriverResult<u64> {
         self.call("cuStreamCreate", |state| state.stream_create(blocking))
     }
 
+    #[track_caller]
     fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64> {
         self.call("cuStreamCreateWithPriority", |state| {
             state.stream_create_with_priority(blocking, priority)
         })
     }
 
+    #[track_caller]
     unsafe fn stream_get_priority(&self, stream: u64) -> DriverResult<i32> {
         self.call("cuStreamGetPriority", |state| state.stream_priority(stream))
     }
 
+    #[track_caller]
     unsafe fn stream_destroy(&self, stream: u64) -> DriverResult<()> {
         self.call("cuStreamDestroy", |state| state.stream_destroy(stream))
     }
 
+    #[track_caller]
     unsafe fn stream_synchronize(&self, stream: u64) -> DriverResult<()> {
         self.call("cuStreamSynchronize", |state| state.stream_synchronize(stream))
     }
 
+    #[track_caller]
     unsafe fn stream_query(&self, stream: u64) -> DriverResult<bool> {
         self.call("cuStreamQuery", |state| state.stream_query(stream))
     }
 
+    #[track_caller]
     unsafe fn stream_wait_event(&self, stream: u64, event: u64) -> DriverResult<()> {
         self.call("cuStreamWaitEvent", |state| state.stream_wait_event(stream, event))
     }
 
+    #[track_caller]
     unsafe fn stream_get_ctx(&self, stream: u64) -> DriverResult<u64> {
         self.call("cuStreamGetCtx", |state| state.stream_context(stream))
     }
 
+    #[track_caller]
     fn event_create(&self, timing: bool) -> DriverResult<u64> {
         self.call("cuEventCreate", |state| state.event_create(timing))
     }
 
+    #[track_caller]
     unsafe fn event_destroy(&self, event: u64) -> DriverResult<()> {
         self.call("cuEventDestroy", |state| state.event_destroy(event))
     }
 
+    #[track_caller]
     unsafe fn event_record(&self, event: u64, stream: u64) -> DriverResult<()> {
         self.call("cuEventRecord", |state| state.event_record(event, stream))
     }
 
+    #[track_caller]
     unsafe fn event_query(&self, event: u64) -> DriverResult<bool> {
         self.call("cuEventQuery", |state| state.event_query(event))
     }
 
+    #[track_caller]
     unsafe fn event_synchronize(&self, event: u64) -> DriverResult<()> {
         self.call("cuEventSynchronize", |state| state.event_synchronize(event))
     }
 
+    #[track_caller]
     unsafe fn event_elapsed_time(&self, start: u64, end: u64) -> DriverResult<f32> {
         self.call("cuEventElapsedTime", |state| state.event_elapsed(start, end))
     }
 
+    #[track_caller]
     fn mem_get_info(&self) -> DriverResult<(u64, u64)> {
         self.call("cuMemGetInfo", |state| state.mem_info())
     }
 
+    #[track_caller]
     fn mem_alloc(&self, bytes: u64) -> DriverResult<u64> {
         self.call("cuMemAlloc", |state| state.mem_alloc(bytes))
     }
 
+    #[track_caller]
     unsafe fn mem_free(&self, address: u64) -> DriverResult<()> {
         self.call("cuMemFree", |state| state.mem_free(address))
     }
 
+    #[track_caller]
     fn mem_host_alloc(&self, bytes: u64, flags: HostAllocFlags) -> DriverResult<u64> {
         self.call("cuMemHostAlloc", |state| state.host_alloc(bytes, flags))
     }
 
+    #[track_caller]
     unsafe fn mem_free_host(&self, host: u64) -> DriverResult<()> {
         self.call("cuMemFreeHost", |state| state.host_free(host))
     }
 
+    #[track_caller]
     unsafe fn mem_host_register(
         &self,
         host: u64,
@@ -285,14 +336,17 @@ impl Driver for SimDriver {
         self.call("cuMemHostRegister", |state| state.host_register(range, flags))
     }
 
+    #[track_caller]
     unsafe fn mem_host_unregister(&self, host: u64) -> DriverResult<()> {
         self.call("cuMemHostUnregister", |state| state.host_unregister(host))
     }
 
+    #[track_caller]
     fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64> {
         self.call("cuMemHostGetDevicePointer", |state| state.host_device_pointer(host))
     }
 
+    #[track_caller]
     fn pointer_get_attributes(&self, address: u64) -> DriverResult<PointerAttributes> {
         self.call("cuPointerGetAttributes", |state| {
             state.current()?;
@@ -300,6 +354,7 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     unsafe fn memcpy_htod_async(
         &self,
         destination: u64,
@@ -313,6 +368,7 @@ impl Driver for SimDriver {
         self.call("cuMemcpyHtoDAsync", |state| state.copy_to_device(destination, host, stream))
     }
 
+    #[track_caller]
     unsafe fn memcpy_dtoh_async(
         &self,
         host_destination: u64,
@@ -326,6 +382,7 @@ impl Driver for SimDriver {
         self.call("cuMemcpyDtoHAsync", |state| state.copy_to_host(host, source, stream))
     }
 
+    #[track_caller]
     unsafe fn memcpy_dtod_async(
         &self,
         destination: u64,
@@ -338,14 +395,17 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     unsafe fn memcpy_peer_async(&self, copy: PeerCopy, stream: u64) -> DriverResult<()> {
         self.call("cuMemcpyPeerAsync", |state| state.copy_peer(copy, stream))
     }
 
+    #[track_caller]
     unsafe fn memcpy_batch_async(&self, copies: &[BatchCopy], stream: u64) -> DriverResult<()> {
         self.call("cuMemcpyBatchAsync", |state| state.copy_batch(copies, stream))
     }
 
+    #[track_caller]
     unsafe fn memset_d8_async(
         &self,
         destination: u64,
@@ -356,6 +416,7 @@ impl Driver for SimDriver {
         self.call("cuMemsetD8Async", |state| state.fill(destination, value, bytes, stream))
     }
 
+    #[track_caller]
     fn mem_get_allocation_granularity(
         &self,
         _prop: AllocationProp,
@@ -367,20 +428,24 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     fn mem_address_reserve(&self, bytes: u64, alignment: u64, hint: u64) -> DriverResult<u64> {
         self.call("cuMemAddressReserve", |state| {
             state.memory.virtual_memory.reserve(bytes, alignment, hint)
         })
     }
 
+    #[track_caller]
     fn mem_address_free(&self, address: u64, bytes: u64) -> DriverResult<()> {
         self.call("cuMemAddressFree", |state| state.memory.address_free(address, bytes))
     }
 
+    #[track_caller]
     fn mem_create(&self, bytes: u64, prop: AllocationProp) -> DriverResult<u64> {
         self.call("cuMemCreate", |state| state.mem_create(bytes, prop))
     }
 
+    #[track_caller]
     unsafe fn mem_release(&self, handle: u64) -> DriverResult<()> {
         self.call("cuMemRelease", |state| {
             let bytes = state.memory.virtual_memory.handle_bytes(handle);
@@ -390,6 +455,7 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     unsafe fn mem_export_to_shareable_handle(
         &self,
         handle: u64,
@@ -398,10 +464,12 @@ impl Driver for SimDriver {
         self.call("cuMemExportToShareableHandle", |state| state.mem_export(handle, kind))
     }
 
+    #[track_caller]
     fn mem_import_from_shareable_handle(&self, source: ShareableRef<'_>) -> DriverResult<u64> {
         self.call("cuMemImportFromShareableHandle", |state| state.mem_import(source))
     }
 
+    #[track_caller]
     unsafe fn mem_get_allocation_properties_from_handle(
         &self,
         handle: u64,
@@ -409,6 +477,7 @@ impl Driver for SimDriver {
         self.call("cuMemGetAllocationPropertiesFromHandle", |state| state.mem_properties(handle))
     }
 
+    #[track_caller]
     unsafe fn mem_map(
         &self,
         address: u64,
@@ -418,46 +487,59 @@ impl Driver for SimDriver {
     ) -> DriverResult<()> {
         self.call("cuMemMap", |state| {
             state.memory.virtual_memory.map(address, bytes, offset, handle)?;
+            let pages = state.mapped_pages(address, bytes, false);
+            state.note_mapped("cuMemMap", &pages);
             state.clock.sized(SizedCall::Map, bytes);
             Ok(())
         })
     }
 
+    #[track_caller]
     fn mem_unmap(&self, address: u64, bytes: u64) -> DriverResult<()> {
         self.call("cuMemUnmap", |state| {
             let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
+            state.memory.can_unmap(address, bytes)?;
+            let pages = state.mapped_pages(address, bytes, false);
+            state.note_unmapping("cuMemUnmap", &pages);
             state.memory.unmap(address, bytes)?;
             state.clock.sized(SizedCall::Unmap(mappings), mapped);
             Ok(())
         })
     }
 
+    #[track_caller]
     fn mem_set_access(&self, address: u64, bytes: u64, access: &[AccessDesc]) -> DriverResult<()> {
         self.call("cuMemSetAccess", |state| {
             let devices: Result<Vec<u32>, _> =
                 access.iter().map(|desc| state.device(desc.device)).collect();
             let devices = devices.map_err(|_| ErrorCode::INVALID_VALUE)?;
+            let denied = state.mapped_pages(address, bytes, true);
             let State { memory, config, .. } = state;
             let can_access = |device, peer| config.can_access(device, peer);
             memory.virtual_memory.set_access(address, bytes, &devices, can_access)?;
+            state.note_mapped("cuMemSetAccess", &denied);
             let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
             state.clock.sized(SizedCall::SetAccess(mappings), mapped);
             Ok(())
         })
     }
 
+    #[track_caller]
     fn module_load_data(&self, ptx: &str, log: &mut String) -> DriverResult<u64> {
         self.call("cuModuleLoadDataEx", |state| state.module_load(ptx, log))
     }
 
+    #[track_caller]
     unsafe fn module_unload(&self, module: u64) -> DriverResult<()> {
         self.call("cuModuleUnload", |state| state.module_unload(module))
     }
 
+    #[track_caller]
     unsafe fn module_get_function(&self, module: u64, name: &str) -> DriverResult<u64> {
         self.call("cuModuleGetFunction", |state| state.module_function(module, name))
     }
 
+    #[track_caller]
     unsafe fn launch_kernel(
         &self,
         function: u64,
@@ -468,14 +550,17 @@ impl Driver for SimDriver {
         self.call("cuLaunchKernel", |state| state.launch(function, config, args, stream))
     }
 
+    #[track_caller]
     fn graph_create(&self) -> DriverResult<u64> {
         self.call("cuGraphCreate", |state| state.graph_create())
     }
 
+    #[track_caller]
     unsafe fn graph_destroy(&self, graph: u64) -> DriverResult<()> {
         self.call("cuGraphDestroy", |state| state.graph_destroy(graph))
     }
 
+    #[track_caller]
     unsafe fn graph_add_kernel_node(
         &self,
         graph: u64,
@@ -488,18 +573,22 @@ impl Driver for SimDriver {
         })
     }
 
+    #[track_caller]
     unsafe fn graph_instantiate(&self, graph: u64) -> DriverResult<u64> {
         self.call("cuGraphInstantiate", |state| state.graph_instantiate(graph))
     }
 
+    #[track_caller]
     unsafe fn graph_exec_destroy(&self, exec: u64) -> DriverResult<()> {
         self.call("cuGraphExecDestroy", |state| state.graph_exec_destroy(exec))
     }
 
+    #[track_caller]
     unsafe fn graph_launch(&self, exec: u64, stream: u64) -> DriverResult<()> {
         self.call("cuGraphLaunch", |state| state.graph_launch(exec, stream))
     }
 
+    #[track_caller]
     unsafe fn launch_host_func(
         &self,
         stream: u64,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::Race;
+
 /// Most findings kept; the first ones are the causes, so later ones are dropped and counted.
 const FINDINGS_MAX: usize = 256;
 
@@ -23,6 +25,9 @@ pub enum FindingKind {
     /// Two threads of a launch accessed the same bytes, at least one wrote, and no barrier ordered
     /// them.
     Conflict,
+    /// Two operations, or one and the host, accessed the same bytes, at least one changed them, and
+    /// nothing ordered them: see [`Finding::race`].
+    Race,
     /// A kernel's barrier or exchange can never complete, or is used wrongly. The device is lost.
     Barrier,
     /// A kernel ran for so long that it seems to have no end. The device is lost.
@@ -125,6 +130,8 @@ pub struct Finding {
     pub site: Option<KernelSite>,
     /// What happened, in words.
     pub detail: String,
+    /// The race, of a finding that is one.
+    pub race: Option<Box<Race>>,
 }
 
 impl Finding {
@@ -139,7 +146,12 @@ impl Finding {
             nearest: None,
             site: None,
             detail,
+            race: None,
         }
+    }
+
+    pub(crate) fn with_race(self, race: Race) -> Self {
+        Self { race: Some(Box::new(race)), ..self }
     }
 }
 

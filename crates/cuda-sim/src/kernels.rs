@@ -61,6 +61,7 @@ impl State {
     pub(crate) fn module_unload(&mut self, module: u64) -> Answer<()> {
         let device = self.modules.remove(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
         self.functions.retain(|_, function| function.module != module);
+        self.note_unloaded("cuModuleUnload", module);
         self.health(device)
     }
 
@@ -113,7 +114,7 @@ impl State {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         check_geometry(config)?;
-        let program = Arc::clone(&function.program);
+        let (program, handle) = (Arc::clone(&function.program), function.module);
         let reference = self.references.get(program.name()).filter(|_| !self.prefer_ptx);
         let body = match reference {
             Some(&reference) => Body::Reference(reference),
@@ -123,7 +124,7 @@ impl State {
                 Body::Ptx(program, variables)
             }
         };
-        Ok(Launch { body, config: *config, args: args.clone() })
+        Ok(Launch { body, module: handle, config: *config, args: args.clone() })
     }
 }
 

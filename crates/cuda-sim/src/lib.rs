@@ -122,6 +122,7 @@ mod kernels;
 mod leaks;
 mod memory;
 mod ptx;
+mod races;
 mod random;
 mod scheduler;
 mod shareable;
@@ -138,6 +139,7 @@ pub use explore::{
 };
 pub use findings::{Finding, FindingKind, KernelSite, NearMiss, RangeKind};
 pub use leaks::LeakReport;
+pub use races::{MissingEdge, Race, RaceAccess, RaceActor, RaceCheck, RaceUse};
 pub use scheduler::Pace;
 pub use sim::SimDriver;
 pub use time::{Curve, Profile, ProfileError, Rate};

@@ -47,10 +47,15 @@ impl State {
     /// Puts work at the end of a stream; nothing runs yet.
     pub(crate) fn enqueue(&mut self, stream: u64, call: &'static str, work: Work) -> Point {
         self.enqueued += 1;
-        let sequence = self.enqueued;
-        if let Some(stream) = self.streams.get_mut(&stream) {
+        let sequence = self.next_sequence();
+        if let Some(found) = self.streams.get_mut(&stream) {
             let enqueued_ns = self.clock.now();
-            stream.queue.push_back(Operation { sequence, enqueued_ns, call, work });
+            let place = (stream, found.device, found.order);
+            let order = self.races.enqueued(place, sequence, || work.name(call));
+            if let (Some(order), Work::Launch(launch)) = (&order, &work) {
+                self.races.uses_module(launch.module, order);
+            }
+            found.queue.push_back(Operation { sequence, enqueued_ns, call, work, order });
         }
         self.trace_enqueued(stream);
         Point { stream, sequence }
@@ -84,6 +89,7 @@ impl State {
             }
         }
         self.waited_for(goal);
+        self.host_learns(goal);
         Ok(())
     }
 

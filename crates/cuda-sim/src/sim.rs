@@ -13,7 +13,7 @@ use crate::ptx::Limits;
 use crate::scheduler::Pace;
 use crate::state::State;
 use crate::streams::DefaultOrder;
-use crate::{LeakReport, SimConfig, SimConfigError};
+use crate::{LeakReport, Race, SimConfig, SimConfigError};
 
 /// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
 ///
@@ -154,6 +154,25 @@ impl SimDriver {
     #[must_use]
     pub fn findings_dropped(&self) -> u64 {
         self.state().findings.dropped()
+    }
+
+    /// The races among the findings.
+    #[must_use]
+    pub fn races(&self) -> Vec<Race> {
+        let state = self.state();
+        state
+            .findings
+            .kept()
+            .iter()
+            .filter_map(|finding| finding.race.as_deref().cloned())
+            .collect()
+    }
+
+    /// How often something was not looked at for races: the history grew beyond 2^22 ranges and was
+    /// dropped, or an operation was of more than 65,534 streams.
+    #[must_use]
+    pub fn races_unseen(&self) -> u64 {
+        self.state().races.unseen()
     }
 
     /// What is still alive; a finding too, unless that is nothing.

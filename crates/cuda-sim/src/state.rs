@@ -13,6 +13,7 @@ use crate::graphs::Graph;
 use crate::kernels::{Function, Module};
 use crate::memory::{Memory, Viewer, describe};
 use crate::ptx::Limits;
+use crate::races::Races;
 use crate::random::Random;
 use crate::scheduler::Pace;
 use crate::streams::{Event, Stream};
@@ -29,6 +30,7 @@ pub(crate) struct State {
     pub(crate) random: Random,
     pub(crate) faults: Faults,
     pub(crate) findings: Findings,
+    pub(crate) races: Races,
     pub(crate) memory: Memory,
     pub(crate) devices: Vec<DeviceState>,
     /// Live context handles, and their devices.
@@ -60,8 +62,10 @@ pub(crate) struct State {
     pub(crate) choices: Option<Box<Choices>>,
     /// `enqueued` and `ticks` when the device was last let advance.
     pub(crate) interleaved_at: (u64, u64),
-    /// Operations enqueued so far: the sequence number of the next.
+    /// Operations enqueued so far.
     pub(crate) enqueued: u64,
+    /// Calls numbered so far: those that enqueue, and those by which the host touches memory itself.
+    sequences: u64,
     /// Operations run so far.
     pub(crate) ticks: u64,
     /// When all of it would have happened on hardware.
@@ -75,6 +79,7 @@ impl State {
             random: Random::new(config.seed),
             faults: Faults::default(),
             findings: Findings::default(),
+            races: Races::new(config.races, config.granularity),
             memory: Memory::new(&config),
             devices: (0..config.devices).map(|_| DeviceState::default()).collect(),
             contexts: HashMap::new(),
@@ -95,6 +100,7 @@ impl State {
             choices: None,
             interleaved_at: (0, 0),
             enqueued: 0,
+            sequences: 0,
             ticks: 0,
             clock: Clock::new(config.profile.clone(), config.devices),
             handles: 0x1000,
@@ -106,6 +112,12 @@ impl State {
     pub(crate) fn new_handle(&mut self) -> u64 {
         self.handles += 0x10;
         self.handles
+    }
+
+    /// The number of the next call, in the order of calls.
+    pub(crate) fn next_sequence(&mut self) -> u64 {
+        self.sequences += 1;
+        self.sequences
     }
 
     /// Counts a call and fails it if that was ordered. A sticky code loses the current device.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use cuda_driver::ErrorCode;
 
+use crate::races::Known;
 use crate::scheduler::{Goal, Pace};
 use crate::state::{Answer, State};
 use crate::work::{Operation, Work};
@@ -70,6 +71,8 @@ pub(crate) struct Event {
     pub(crate) device: u32,
     timing: bool,
     record: Option<Record>,
+    /// What the last record stands for, where races are looked for.
+    known: Option<Known>,
     /// Queries that still answer "not ready" after completion.
     late: u64,
 }
@@ -136,6 +139,7 @@ impl State {
         let found = found.ok_or(ErrorCode::INVALID_HANDLE)?;
         found.destroyed = true;
         let device = found.device;
+        self.races.stream_ended(stream);
         if found.queue.is_empty() {
             self.streams.remove(&stream);
         }
@@ -156,6 +160,7 @@ impl State {
         self.queried("cuStreamQuery", stream, is_idle);
         if is_idle {
             self.seen(Goal::Stream(stream));
+            self.host_learns(Goal::Stream(stream));
         }
         Ok(is_idle)
     }
@@ -167,8 +172,13 @@ impl State {
 
     pub(crate) fn stream_wait_event(&mut self, stream: u64, event: u64) -> Answer<()> {
         let (stream, _) = self.stream(stream)?;
-        if let Some(record) = self.event(event)?.record {
-            self.enqueue(stream, "cuStreamWaitEvent", Work::Wait(record.point));
+        let found = self.event(event)?;
+        let known = found.known.clone();
+        if let Some(record) = found.record {
+            let point = self.enqueue(stream, "cuStreamWaitEvent", Work::Wait(record.point));
+            if let Some(known) = known {
+                self.races.waits(stream, point.sequence, event, &known);
+            }
         }
         Ok(())
     }
@@ -176,7 +186,7 @@ impl State {
     pub(crate) fn event_create(&mut self, timing: bool) -> Answer<u64> {
         let device = self.current()?;
         let handle = self.new_handle();
-        self.events.insert(handle, Event { device, timing, record: None, late: 0 });
+        self.events.insert(handle, Event { device, timing, record: None, known: None, late: 0 });
         Ok(handle)
     }
 
@@ -191,8 +201,10 @@ impl State {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         let point = self.enqueue(stream, "cuEventRecord", Work::Record(event));
+        let known = self.races.recorded(stream, point.sequence, event);
         if let Some(event) = self.events.get_mut(&event) {
             event.record = Some(Record { point, ended_ns: 0 });
+            event.known = known;
         }
         Ok(())
     }
@@ -222,11 +234,12 @@ impl State {
         if !self.is_reached(Goal::Point(record.point)) {
             return false;
         }
-        let Some(event) = self.events.get_mut(&event) else { return true };
-        let on_time = event.late == 0;
-        event.late = event.late.saturating_sub(1);
+        let Some(found) = self.events.get_mut(&event) else { return true };
+        let on_time = found.late == 0;
+        found.late = found.late.saturating_sub(1);
         if on_time {
             self.seen(Goal::Point(record.point));
+            self.host_learns_event(event);
         }
         on_time
     }
@@ -236,6 +249,7 @@ impl State {
         let (device, record) = (found.device, found.record);
         if let Some(record) = record {
             self.wait("cuEventSynchronize", Goal::Point(record.point))?;
+            self.host_learns_event(event);
         }
         if let Some(event) = self.events.get_mut(&event) {
             event.late = 0;
@@ -243,10 +257,18 @@ impl State {
         self.health(device)
     }
 
+    /// The host knows that an event is complete, and so all that comes before it.
+    fn host_learns_event(&mut self, event: u64) {
+        let known = self.events.get(&event).and_then(|event| event.known.as_ref());
+        if let Some(known) = known {
+            self.races.host_knows(known);
+        }
+    }
+
     /// Milliseconds of virtual time.
-    pub(crate) fn event_elapsed(&mut self, start: u64, end: u64) -> Answer<f32> {
+    pub(crate) fn event_elapsed(&mut self, from_event: u64, to_event: u64) -> Answer<f32> {
         self.tell_time();
-        let (start, end) = (self.event(start)?, self.event(end)?);
+        let (start, end) = (self.event(from_event)?, self.event(to_event)?);
         let (Some(from), Some(to)) = (start.record, end.record) else {
             return Err(ErrorCode::INVALID_HANDLE);
         };
@@ -258,6 +280,8 @@ impl State {
         if is_late || !is_done(from) || !is_done(to) {
             return Err(ErrorCode::NOT_READY);
         }
+        self.host_learns_event(from_event);
+        self.host_learns_event(to_event);
         let nanos = i128::from(to.ended_ns) - i128::from(from.ended_ns);
         Ok(nanos as f32 / 1e6)
     }

@@ -11,6 +11,7 @@ use crate::findings::{Finding, FindingKind, KernelSite};
 use crate::host_functions::HostCall;
 use crate::memory::{View, Viewer};
 use crate::ptx::{self, ObservationKind, Outcome, Program, Site};
+use crate::races::{CallName, Order, Touches};
 use crate::state::State;
 use crate::streams::{DefaultOrder, Point};
 
@@ -23,6 +24,8 @@ pub(crate) struct Operation {
     /// The driver call that enqueued it.
     pub(crate) call: &'static str,
     pub(crate) work: Work,
+    /// What comes before it, where races are looked for.
+    pub(crate) order: Option<Order>,
 }
 
 /// What an operation does.
@@ -61,8 +64,23 @@ pub(crate) enum Body {
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) body: Body,
+    /// Handle of the kernel's module.
+    pub(crate) module: u64,
     pub(crate) config: LaunchConfig,
     pub(crate) args: KernelArgs,
+}
+
+impl Work {
+    /// What reports call an operation that `call` enqueued.
+    pub(crate) fn name(&self, call: &'static str) -> CallName {
+        match self {
+            Self::Launch(launch) => match &launch.body {
+                Body::Reference(reference) => CallName::Fixed(reference.name),
+                Body::Ptx(program, _) => CallName::Program(Arc::clone(program)),
+            },
+            _ => CallName::Fixed(call),
+        }
+    }
 }
 
 impl Launch {
@@ -83,6 +101,10 @@ impl State {
         // Copies and fills reach a peer's allocations without peer access, as the driver's do.
         let engine = Viewer::enqueuing;
         let mut name = operation.call;
+        let order = operation.order;
+        let touches = order.as_ref().map(|_| Touches::of(device, &operation.work));
+        self.memory.recorder.switch(order.is_some());
+        let mut missed = None;
         let outcome = match operation.work {
             Work::Copy { destination, source, bytes } => {
                 let to = (engine(destination.0), destination.1);
@@ -114,18 +136,25 @@ impl State {
                         let limits = self.limits;
                         let variables = &mut variables.lock();
                         let outcome = ptx::run(&program, config, args, view, variables, &limits);
-                        self.note_outcome(place, program.name(), outcome);
+                        missed = self.note_outcome(place, program.name(), outcome);
                         Ok(())
                     }
                 }
             }
             Work::CallHost(call) => {
-                call.run();
+                let accesses = call.run();
+                self.host_function_accessed(order.as_ref(), &accesses);
                 Ok(())
             }
             // What a record completes is told with its time.
             Work::Record(_) | Work::Wait(_) => Ok(()),
         };
+        if let Some(order) = &order {
+            if let Err(ReferenceError::Fault(fault)) = &outcome {
+                missed = Some((fault.address, fault.bytes));
+            }
+            self.look_for_races(order, viewer, touches.unwrap_or_default(), missed);
+        }
         if let Err(error) = outcome {
             self.fail(place, name, error);
         }
@@ -143,11 +172,19 @@ impl State {
         })
     }
 
-    /// Notes what a kernel did wrong, and loses its device where that ended it.
-    fn note_outcome(&mut self, (device, stream): (u32, u64), name: &str, outcome: Outcome) {
+    /// Notes what a kernel did wrong, and loses its device where that ended it. Where it met no memory,
+    /// the range is returned.
+    fn note_outcome(
+        &mut self,
+        (device, stream): (u32, u64),
+        name: &str,
+        outcome: Outcome,
+    ) -> Option<(u64, u64)> {
         self.instructions += outcome.steps;
         let stream = self.stream_argument(stream);
         let code = outcome.end.as_ref().and_then(|end| end.kind.code());
+        let illegal = outcome.end.as_ref().filter(|end| end.kind == ObservationKind::Illegal);
+        let missed = illegal.and_then(|end| Some((end.address?, end.bytes)));
         for observation in outcome.seen.into_iter().chain(outcome.end) {
             let kind = match observation.kind {
                 ObservationKind::Illegal => FindingKind::IllegalAccess,
@@ -179,6 +216,7 @@ impl State {
         if let Some(code) = code {
             self.poison_process(device, code);
         }
+        missed
     }
 
     /// The handle that a program knows a stream by: 0 for the legacy default stream.

@@ -26,6 +26,7 @@ use virtual_memory::VirtualMemory;
 
 use crate::SimConfig;
 use crate::host_memory::{HOST_END, HostMemory};
+use crate::races::Recorder;
 use crate::time::TrafficCounter;
 
 /// Device addresses of `cuMemAlloc` lie from here to [`VIRTUAL_START`].
@@ -79,6 +80,15 @@ enum Place {
     Host { address: u64 },
 }
 
+/// Bytes that lie in one piece, and what they are known by whatever address leads to them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) key: u64,
+    pub(crate) bytes: u64,
+    /// Whether a mapping leads to them.
+    pub(crate) is_mapped: bool,
+}
+
 /// Why a byte may not be accessed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Denied {
@@ -107,6 +117,8 @@ pub(crate) struct Memory {
     track_initialised: bool,
     /// Bytes that the kernel which runs now has moved.
     pub(crate) traffic: TrafficCounter,
+    /// Ranges that it has touched.
+    pub(crate) recorder: Recorder,
 }
 
 impl Memory {
@@ -123,6 +135,7 @@ impl Memory {
             patterns: 0,
             track_initialised: config.track_initialised,
             traffic: TrafficCounter::default(),
+            recorder: Recorder::default(),
         }
     }
 
@@ -169,6 +182,20 @@ impl Memory {
             let rest = self.host.find(address).ok_or(Denied::Nothing)?;
             Ok((Place::Host { address }, rest))
         }
+    }
+
+    /// The piece of memory that begins at `address`.
+    pub(crate) fn piece_at(&self, viewer: Viewer, address: u64) -> Option<Piece> {
+        let (place, bytes) = self.locate(viewer, address).ok()?;
+        Some(match place {
+            Place::Host { .. } | Place::Allocation { .. } => {
+                Piece { key: address, bytes, is_mapped: false }
+            }
+            Place::Physical { index, offset } => {
+                let key = self.virtual_memory.key(index) + offset;
+                Piece { key, bytes, is_mapped: true }
+            }
+        })
     }
 
     /// What lies at `address`, whoever may access it.

@@ -35,11 +35,25 @@ impl Drop for Charge {
     }
 }
 
+/// First key of physical memory: beyond all addresses.
+const KEYS_START: u64 = 1 << 61;
+
+/// Keys of new memory begin at a multiple of this, so that pages of keys belong to one memory.
+const KEYS_ALIGNMENT: u64 = 1 << 30;
+
+/// A number for the first byte of new physical memory, such that no two bytes of the process ever have
+/// the same.
+pub(super) fn new_key(bytes: u64) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(KEYS_START);
+    // Relaxed: the numbers must differ, and order nothing.
+    NEXT.fetch_add(bytes.next_multiple_of(KEYS_ALIGNMENT), Ordering::Relaxed)
+}
+
 /// The bytes of one `cuMemCreate`, wherever they are held.
 #[derive(Debug)]
 pub(super) enum Backing {
     /// Of one machine alone.
-    Own { pages: Pages, charge: Charge },
+    Own { pages: Pages, charge: Charge, key: u64 },
     /// Exported once, so that others may hold it too.
     Shared(Arc<SharedMemory>),
 }
@@ -49,6 +63,7 @@ pub(super) enum Backing {
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     bytes: u64,
+    key: u64,
     pages: Mutex<Pages>,
     _charge: Charge,
 }
@@ -58,6 +73,14 @@ impl Backing {
         match self {
             Self::Own { pages, .. } => pages.bytes(),
             Self::Shared(shared) => shared.bytes,
+        }
+    }
+
+    /// What the first byte is known by, in every machine.
+    pub(super) fn key(&self) -> u64 {
+        match self {
+            Self::Own { key, .. } => *key,
+            Self::Shared(shared) => shared.key,
         }
     }
 
@@ -87,8 +110,9 @@ impl Backing {
     /// The same memory, such that others may hold it.
     pub(super) fn into_shared(self) -> Arc<SharedMemory> {
         match self {
-            Self::Own { pages, charge } => Arc::new(SharedMemory {
+            Self::Own { pages, charge, key } => Arc::new(SharedMemory {
                 bytes: pages.bytes(),
+                key,
                 pages: Mutex::new(pages),
                 _charge: charge,
             }),

@@ -18,15 +18,40 @@ impl<'a> View<'a> {
         Self { memory, viewer }
     }
 
+    /// Loads as [`DeviceMemory::load`] does, in a way that is meant to meet others' if `strong`.
+    #[inline]
+    pub(crate) fn load_as(
+        &self,
+        address: u64,
+        bytes: u64,
+        strong: bool,
+    ) -> Result<Cow<'_, [u8]>, AccessFault> {
+        self.memory.recorder.load(address, bytes, strong);
+        self.load_unrecorded(address, bytes)
+    }
+
+    /// Stores likewise.
+    #[inline]
+    pub(crate) fn store_as(
+        &mut self,
+        address: u64,
+        data: &[u8],
+        strong: bool,
+    ) -> Result<(), AccessFault> {
+        self.memory.recorder.store(address, data.len() as u64, strong);
+        self.memory.traffic.store(address, data.len() as u64);
+        self.memory.store(self.viewer, address, data)
+    }
+
     /// Whether every byte of a range that may be loaded was written once before.
     pub(crate) fn initialised(&self, address: u64, bytes: u64) -> bool {
         self.memory.initialised(self.viewer, address, bytes)
     }
 }
 
-impl DeviceMemory for View<'_> {
-    /// Takes no lock and looks nothing up in a hash table: a replay reads a terabyte through this.
-    fn load(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
+impl View<'_> {
+    /// Looks nothing up in a hash table: a replay reads a terabyte through this.
+    fn load_unrecorded(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
         self.memory.traffic.load(address, bytes);
         let piece = match self.memory.locate(self.viewer, address) {
             Ok((Place::Physical { index, offset }, rest)) => {
@@ -47,9 +72,14 @@ impl DeviceMemory for View<'_> {
         // which therefore is never borrowed), or bad.
         self.memory.read(self.viewer, address, bytes).map(|copy| Cow::Owned(copy.into_vec()))
     }
+}
+
+impl DeviceMemory for View<'_> {
+    fn load(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
+        self.load_as(address, bytes, false)
+    }
 
     fn store(&mut self, address: u64, data: &[u8]) -> Result<(), AccessFault> {
-        self.memory.traffic.store(address, data.len() as u64);
-        self.memory.store(self.viewer, address, data)
+        self.store_as(address, data, false)
     }
 }

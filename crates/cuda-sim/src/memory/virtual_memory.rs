@@ -13,7 +13,7 @@ use cuda_driver::ErrorCode;
 #[cfg(unix)]
 use super::descriptors::{self, Exported};
 use super::pages::Pages;
-use super::sharing::Backing;
+use super::sharing::{self, Backing};
 use super::{Denied, MAPPED, Memory, Place, VIRTUAL_START, Viewer};
 use crate::RangeKind;
 
@@ -138,6 +138,18 @@ impl VirtualMemory {
         self.handles.get(&handle).map(|&index| self.backing(index).bytes())
     }
 
+    /// The pages of a range that are mapped, by address; those alone that no device has access to, if
+    /// `denied`.
+    pub(crate) fn mapped_pages(&self, address: u64, bytes: u64, denied: bool) -> Vec<u64> {
+        let Ok(holding) = self.holding(address, bytes) else { return Vec::new() };
+        let reservation = &self.reservations[holding];
+        let first = ((address - reservation.base) >> self.shift) as usize;
+        let slots = &reservation.slots[first..first + (bytes >> self.shift) as usize];
+        let wanted = |slot: &Slot| slot[0] != 0 && (!denied || slot[1] == MAPPED);
+        let pages = slots.iter().enumerate().filter(|(_, slot)| wanted(slot));
+        pages.map(|(page, _)| address + ((page as u64) << self.shift)).collect()
+    }
+
     pub(crate) fn handle_count(&self) -> usize {
         self.handles.len()
     }
@@ -180,6 +192,11 @@ impl VirtualMemory {
             Some(physical) => physical.backing.edit(edit),
             None => unreachable!("a mapping keeps its physical memory alive"),
         }
+    }
+
+    /// What the first byte of physical memory is known by, whatever leads to it.
+    pub(super) fn key(&self, index: u32) -> u64 {
+        self.backing(index).key()
     }
 
     #[inline]
@@ -405,7 +422,7 @@ impl Memory {
         }
         let charge = self.take(device, bytes)?;
         let pages = Pages::new(bytes, self.virtual_memory.shift, self.fresh());
-        let backing = Backing::Own { pages, charge };
+        let backing = Backing::Own { pages, charge, key: sharing::new_key(bytes) };
         let exportable = if exportable { Exportable::Yes } else { Exportable::No };
         self.virtual_memory.add(handle, device, exportable, backing);
         Ok(())
@@ -441,6 +458,13 @@ impl Memory {
         }
         self.drop_unused(index);
         Ok(())
+    }
+
+    /// Whether a range can be unmapped.
+    pub(crate) fn can_unmap(&self, address: u64, bytes: u64) -> Result<(), ErrorCode> {
+        let holding = self.virtual_memory.holding(address, bytes)?;
+        let reservation = &self.virtual_memory.reservations[holding];
+        VirtualMemory::whole_mappings(reservation, address, bytes).map(drop)
     }
 
     pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), ErrorCode> {

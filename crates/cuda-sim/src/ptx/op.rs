@@ -68,6 +68,8 @@ pub(super) enum Order {
     Plain,
     /// It takes part in synchronisation, and conflicts with plain ones only.
     Strong,
+    /// The first half of an atomic operation, whose second half is looked at.
+    AtomicLoad,
     /// Barriers in memory order it, in ways that are not looked at.
     Unrecorded,
 }

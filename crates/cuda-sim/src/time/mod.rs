@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use profile::{Profile, ProfileError};
 use traffic::Traffic;
-pub(crate) use traffic::TrafficCounter;
+pub(crate) use traffic::{SHARDS, TrafficCounter, shard};
 use values::nanos;
 pub use values::{Curve, Rate};
 

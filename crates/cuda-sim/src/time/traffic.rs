@@ -6,7 +6,7 @@ use crate::host_memory::HOST_END;
 
 /// Counters that threads share out among themselves. A reference may load on several threads, for
 /// each of which a counter of its own is several times faster than one for all.
-const SHARDS: usize = 16;
+pub(crate) const SHARDS: usize = 16;
 
 /// Bytes that one kernel moved.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -40,10 +40,16 @@ thread_local! {
     };
 }
 
+/// The counter of this thread.
+#[inline]
+pub(crate) fn shard() -> usize {
+    SHARD.with(|&shard| shard)
+}
+
 impl TrafficCounter {
     #[inline]
     pub(crate) fn load(&self, address: u64, bytes: u64) {
-        let shard = &self.loads[SHARD.with(|&shard| shard)];
+        let shard = &self.loads[shard()];
         let count = if address < HOST_END { &shard.host_loaded } else { &shard.loaded };
         count.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ impl Spaces<'_> {
         let size = usize::from(access.bytes);
         let mut data = [0; 16];
         // One access to those who look for conflicts.
-        let load = Access { order: Order::Unrecorded, ..*access };
+        let load = Access { order: Order::AtomicLoad, ..*access };
         self.load(&load, address, size as u32, by, &mut data)?;
         let mut word = [0; 8];
         word[..size].copy_from_slice(&data[..size]);

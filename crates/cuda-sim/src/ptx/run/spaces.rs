@@ -1,7 +1,5 @@
 //! The state spaces as one thread reaches them, with every access checked.
 
-use cuda_driver::DeviceMemory;
-
 use super::super::op::{Access, Order, Space};
 use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, Use};
 use super::observation::{ObservationKind, Ran, Trouble};
@@ -64,7 +62,7 @@ impl Spaces<'_> {
         check_alignment(address, bytes)?;
         match place(access.space, address) {
             Place::Device(address) => {
-                let found = self.view.load(address, bytes.into());
+                let found = self.view.load_as(address, bytes.into(), is_strong(access));
                 let found = found.map_err(|fault| {
                     let kind = ObservationKind::Illegal;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
@@ -119,7 +117,7 @@ impl Spaces<'_> {
         check_alignment(address, bytes)?;
         match place(access.space, address) {
             Place::Device(address) => {
-                self.view.store(address, data).map_err(|fault| {
+                self.view.store_as(address, data, is_strong(access)).map_err(|fault| {
                     let kind = ObservationKind::Illegal;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
                 })?;
@@ -199,8 +197,14 @@ fn meant(access: &Access, writes: bool) -> Option<Use> {
         (Order::Plain, true) => Use::Write,
         (Order::Strong, false) => Use::StrongRead,
         (Order::Strong, true) => Use::StrongWrite,
-        (Order::Unrecorded, _) => return None,
+        (Order::AtomicLoad | Order::Unrecorded, _) => return None,
     })
+}
+
+/// Whether an access is meant to meet those of others.
+#[inline]
+fn is_strong(access: &Access) -> bool {
+    matches!(access.order, Order::Strong | Order::AtomicLoad)
 }
 
 #[inline]

@@ -1,0 +1,318 @@
+//! What operations and the host do to memory, as it happens.
+
+use super::{
+    Accesses, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, HostClock, How,
+    Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
+};
+use crate::memory::{Memory, Viewer};
+
+/// Most races of one operation that are put into words.
+const FOUND_MAX: usize = 64;
+
+fn used(how: How) -> RaceUse {
+    if how.writes { RaceUse::Write } else { RaceUse::Read }
+}
+
+impl Races {
+    /// An operation touches a range, all of which `viewer` may access.
+    pub(crate) fn touched(
+        &mut self,
+        memory: &Memory,
+        order: &Order,
+        viewer: Viewer,
+        (address, bytes): (u64, u64),
+        how: How,
+    ) {
+        let epoch = Epoch::new(order.actor, order.sequence, how);
+        let by_way = Epoch::new(order.actor, order.sequence, How::READ);
+        let mut done = 0;
+        while done < bytes {
+            let at = address + done;
+            let Some(piece) = memory.piece_at(viewer, at) else { return };
+            let length = piece.bytes.min(bytes - done);
+            let found = &mut self.found;
+            self.shadow.access((piece.key, length), epoch, order, |clash| {
+                note(found, clash, at + (clash.key - piece.key), order.sequence, used(how));
+            });
+            if piece.is_mapped {
+                self.reached(order, by_way, (piece.key, at, length));
+            }
+            done += length;
+        }
+    }
+
+    /// An operation reaches bytes by addresses that a mapping leads to them.
+    fn reached(&mut self, order: &Order, epoch: Epoch, (key, at, bytes): (u64, u64, u64)) {
+        let page_bytes = self.shadow.page_bytes();
+        let mut page = at / page_bytes;
+        let first = page;
+        while page * page_bytes < at + bytes {
+            let key = key + (page - first) * page_bytes;
+            if let Some(mapped) = self.shadow.used(key, page, epoch, order) {
+                self.find(Found {
+                    earlier: order.sequence,
+                    earlier_use: RaceUse::Use,
+                    later: mapped,
+                    later_use: RaceUse::Map,
+                    address: at,
+                    bytes,
+                });
+            }
+            page += 1;
+        }
+    }
+
+    /// The host reads or writes pinned memory; other memory of the host is no device's business.
+    pub(crate) fn host_accessed(
+        &mut self,
+        memory: &Memory,
+        sequence: u64,
+        (address, bytes): (u64, u64),
+        how: How,
+    ) {
+        let length = memory.host.find(address).map_or(0, |rest| rest.min(bytes));
+        if !self.is_on() || length == 0 {
+            return;
+        }
+        self.note_call(sequence, CallName::Fixed(HOST_ACCESS), RaceActor::Host);
+        let order = self.host_order(sequence);
+        let found = &mut self.found;
+        let epoch = Epoch::new(HOST, sequence, how);
+        self.shadow.access((address, length), epoch, &order, |clash| {
+            note(found, clash, clash.key, sequence, used(how));
+        });
+    }
+
+    /// A call of the host ends the memory of a range of addresses that are keys of the shadow too:
+    /// whoever used it must be over, as far as the host knew by `known`.
+    pub(crate) fn freed(
+        &mut self,
+        (call, sequence): (&'static str, u64),
+        known: &HostClock,
+        (address, bytes): (u64, u64),
+    ) {
+        if !self.is_on() {
+            return;
+        }
+        self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
+        let order = Order { clock: known.0.clone(), ..self.host_order(sequence) };
+        let epoch = Epoch::new(HOST, sequence, How::WRITE);
+        let found = &mut self.found;
+        self.shadow.compare((address, bytes), epoch, &order, |clash| {
+            note(found, clash, clash.key, sequence, RaceUse::End);
+        });
+        self.shadow.forget((address, bytes));
+        self.note_ended(address, bytes, sequence);
+    }
+
+    /// A call maps memory, or gives a device the first access to it.
+    pub(crate) fn mapped(
+        &mut self,
+        memory: &Memory,
+        (call, sequence): (&'static str, u64),
+        pages: &[u64],
+    ) {
+        if !self.is_on() || pages.is_empty() {
+            return;
+        }
+        self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
+        self.each_page(memory, pages, |races, key, page| {
+            races.shadow.mapped(key, page, sequence);
+        });
+    }
+
+    /// A call is about to unmap pages of addresses.
+    pub(crate) fn unmapping(
+        &mut self,
+        memory: &Memory,
+        (call, sequence): (&'static str, u64),
+        pages: &[u64],
+    ) {
+        if !self.is_on() || pages.is_empty() {
+            return;
+        }
+        self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
+        let order = self.host_order(sequence);
+        let page_bytes = self.shadow.page_bytes();
+        self.each_page(memory, pages, |races, key, page| {
+            for user in races.shadow.unmapped(key, page) {
+                if !order.is_after(user) {
+                    races.find(Found {
+                        earlier: user.sequence(),
+                        earlier_use: RaceUse::Use,
+                        later: sequence,
+                        later_use: RaceUse::End,
+                        address: page * page_bytes,
+                        bytes: page_bytes,
+                    });
+                }
+            }
+        });
+        let granularity = memory.virtual_memory.granularity();
+        for &page in pages {
+            self.note_ended(page, granularity, sequence);
+        }
+    }
+
+    /// Calls `visit` with the key and the number of each page of the shadow that lies in the pages of
+    /// virtual memory at these addresses.
+    fn each_page(
+        &mut self,
+        memory: &Memory,
+        pages: &[u64],
+        mut visit: impl FnMut(&mut Self, u64, u64),
+    ) {
+        let page_bytes = self.shadow.page_bytes();
+        for &start in pages {
+            let Some(piece) = memory.piece_at(Viewer::ANY, start) else { continue };
+            for offset in (0..piece.bytes).step_by(page_bytes as usize) {
+                visit(self, piece.key + offset, (start + offset) / page_bytes);
+            }
+        }
+    }
+
+    /// A launch uses the kernels of a module.
+    pub(crate) fn uses_module(&mut self, module: u64, order: &Order) {
+        let users: &mut Accesses = self.modules.entry(module).or_default();
+        users.retain(|user| user.actor() != order.actor);
+        users.push(Epoch::new(order.actor, order.sequence, How::READ));
+    }
+
+    /// A call unloads a module.
+    pub(crate) fn unloaded(&mut self, call: (&'static str, u64), module: u64) {
+        let users = self.modules.remove(&module).unwrap_or_default();
+        self.all_ended(call, &self.host_clock(), &users);
+    }
+
+    /// A call ends the context of a device: all that uses it must be over, as far as the host knew.
+    pub(crate) fn context_ended(
+        &mut self,
+        call: (&'static str, u64),
+        known: &HostClock,
+        device: u32,
+    ) {
+        let users: Accesses = (1u16..)
+            .zip(&self.actors[1..])
+            .filter(|(_, actor)| actor.device == device && actor.last > 0)
+            .map(|(number, actor)| Epoch::new(number, actor.last, How::READ))
+            .collect();
+        self.all_ended(call, known, &users);
+    }
+
+    fn all_ended(
+        &mut self,
+        (call, sequence): (&'static str, u64),
+        known: &HostClock,
+        users: &[Epoch],
+    ) {
+        let order = Order { clock: known.0.clone(), ..self.host_order(sequence) };
+        let late: Accesses = users.iter().copied().filter(|&user| !order.is_after(user)).collect();
+        if !self.is_on() || late.is_empty() {
+            return;
+        }
+        self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
+        for user in late {
+            self.find(Found {
+                earlier: user.sequence(),
+                earlier_use: RaceUse::Use,
+                later: sequence,
+                later_use: RaceUse::End,
+                address: 0,
+                bytes: 0,
+            });
+        }
+    }
+
+    /// An operation met no memory at an address: a race, if a call ended it after the operation was
+    /// enqueued.
+    pub(crate) fn missed(&mut self, order: &Order, address: u64, bytes: u64) {
+        let end = address.saturating_add(bytes.max(1));
+        let mut ended = self.ended.iter().rev();
+        let late = ended.find(|ended| {
+            ended.sequence > order.sequence && ended.start < end && address < ended.end
+        });
+        if let Some(&Ended { start, end: stop, sequence }) = late {
+            let address = address.max(start);
+            self.find(Found {
+                earlier: order.sequence,
+                earlier_use: RaceUse::Use,
+                later: sequence,
+                later_use: RaceUse::End,
+                address,
+                bytes: end.min(stop) - address,
+            });
+        }
+    }
+
+    fn note_ended(&mut self, start: u64, bytes: u64, sequence: u64) {
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        match self.ended.back_mut() {
+            Some(last) if last.sequence == sequence && last.end == start => last.end += bytes,
+            _ => self.ended.push_back(Ended { start, end: start + bytes, sequence }),
+        }
+    }
+
+    fn find(&mut self, found: Found) {
+        if self.found.len() < FOUND_MAX {
+            self.found.push(found);
+        }
+    }
+
+    /// Whether the history has grown enough to be looked through.
+    pub(crate) fn is_large(&self) -> bool {
+        self.shadow.segments() > self.sweep_at || self.calls.len() > self.forget_calls_at
+    }
+
+    /// Forgets what comes before all that may yet be compared: `pending` are the operations that have
+    /// not run.
+    pub(crate) fn sweep<'a>(&mut self, pending: impl Iterator<Item = &'a Order> + Clone) {
+        let oldest = pending.clone().map(|order| order.sequence).min().unwrap_or(u64::MAX);
+        let mut floor: Vec<u64> =
+            (0..self.actors.len()).map(|actor| self.host.of(actor as u16)).collect();
+        for order in pending {
+            for (known, actor) in floor.iter_mut().zip(0..) {
+                if actor != order.actor {
+                    *known = (*known).min(order.clock.of(actor));
+                }
+            }
+        }
+        self.shadow.retain(|epoch| match epoch.actor() {
+            HOST => epoch.sequence() >= oldest,
+            actor => epoch.sequence() > floor[usize::from(actor)],
+        });
+        if self.shadow.segments() > SEGMENTS_MAX {
+            self.shadow.retain(|_| false);
+            self.unseen += 1;
+        }
+        self.forget_calls(oldest);
+        self.sweep_at = (self.shadow.segments() * 2).max(SWEEP_AT);
+        self.forget_calls_at = (self.calls.len() * 2).max(SWEEP_AT);
+    }
+
+    /// Forgets the calls that no report can name any more.
+    fn forget_calls(&mut self, oldest: u64) {
+        let mut wanted: Vec<u64> = self.actors.iter().map(|actor| actor.last).collect();
+        self.shadow.each(|epoch| wanted.push(epoch.sequence()));
+        wanted.extend(self.modules.values().flatten().map(|user| user.sequence()));
+        wanted.sort_unstable();
+        wanted.dedup();
+        self.calls
+            .retain(|call| call.sequence >= oldest || wanted.binary_search(&call.sequence).is_ok());
+    }
+
+    pub(crate) fn aborts(&self) -> bool {
+        self.check == RaceCheck::Abort
+    }
+}
+
+/// Notes two accesses that clash.
+#[cold]
+fn note(found: &mut Vec<Found>, clash: Clash, address: u64, later: u64, later_use: RaceUse) {
+    if found.len() < FOUND_MAX {
+        let earlier_use = used(clash.earlier.how());
+        let (earlier, bytes) = (clash.earlier.sequence(), clash.bytes);
+        found.push(Found { earlier, earlier_use, later, later_use, address, bytes });
+    }
+}

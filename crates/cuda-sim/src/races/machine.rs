@@ -1,0 +1,204 @@
+//! Where the machine tells the detector what its operations and its callers do.
+
+use std::io::IsTerminal;
+
+use cuda_driver::{BatchCopy, HostAccess};
+
+use super::{HostClock, How, Order, Race};
+use crate::findings::{Finding, FindingKind};
+use crate::memory::{Memory, Viewer};
+use crate::scheduler::Goal;
+use crate::state::State;
+use crate::work::Work;
+
+/// A range that an operation touches, with the rights that it does so with.
+type Touch = (Viewer, (u64, u64), How);
+
+/// What an operation touches, as far as that is known before it runs.
+#[derive(Debug, Default)]
+pub(crate) struct Touches(Vec<Touch>);
+
+impl Touches {
+    /// Those of an operation in a stream of `device`. What a kernel touches is recorded while it runs.
+    pub(crate) fn of(device: u32, work: &Work) -> Self {
+        let engine = Viewer::enqueuing;
+        let one = |copy: &BatchCopy| {
+            [
+                (engine(device), (copy.source, copy.bytes), How::READ),
+                (engine(device), (copy.destination, copy.bytes), How::WRITE),
+            ]
+        };
+        Self(match work {
+            Work::Copy { destination, source, bytes } => vec![
+                (engine(source.0), (source.1, *bytes), How::READ),
+                (engine(destination.0), (destination.1, *bytes), How::WRITE),
+            ],
+            Work::CopyBatch(copies) => copies.iter().flat_map(one).collect(),
+            Work::WriteStaged { destination, data } => {
+                vec![(engine(device), (*destination, data.len() as u64), How::WRITE)]
+            }
+            Work::Fetch { source, bytes } => {
+                vec![(engine(device), (*source, *bytes), How::READ)]
+            }
+            Work::Fill { destination, bytes, .. } => {
+                vec![(engine(device), (*destination, *bytes), How::WRITE)]
+            }
+            Work::Launch(_) | Work::CallHost(_) | Work::Record(_) | Work::Wait(_) => Vec::new(),
+        })
+    }
+}
+
+/// The ranges that the kernel which ran last has touched.
+fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
+    let mut touches = Vec::new();
+    for (writes, strong) in [(false, false), (false, true), (true, false), (true, true)] {
+        let how = How { writes, strong };
+        let ranges = memory.recorder.take(how);
+        touches.extend(ranges.into_iter().map(|range| (viewer, range, how)));
+    }
+    touches
+}
+
+impl State {
+    /// Compares what an operation that ran has touched with what came before; `missed` is where it
+    /// met no memory.
+    pub(crate) fn look_for_races(
+        &mut self,
+        order: &Order,
+        viewer: Viewer,
+        touches: Touches,
+        missed: Option<(u64, u64)>,
+    ) {
+        let kernel = recorded(&mut self.memory, viewer);
+        for (viewer, range, how) in touches.0.into_iter().chain(kernel) {
+            self.races.touched(&self.memory, order, viewer, range, how);
+        }
+        if let Some((address, bytes)) = missed {
+            self.races.missed(order, address, bytes);
+        }
+        self.tell_races();
+    }
+
+    /// Notes what the host did by a buffer of its own.
+    pub(crate) fn host_access(&mut self, access: HostAccess) {
+        if !self.races.is_on() {
+            return;
+        }
+        let sequence = self.next_sequence();
+        let how = How { writes: access.writes, strong: false };
+        let range = (access.address, access.bytes);
+        self.races.host_accessed(&self.memory, sequence, range, how);
+        self.tell_races();
+    }
+
+    /// Notes what a function of the host did that a stream called.
+    pub(crate) fn host_function_accessed(
+        &mut self,
+        order: Option<&Order>,
+        accesses: &[HostAccess],
+    ) {
+        let Some(order) = order else { return };
+        for access in accesses {
+            let how = How { writes: access.writes, strong: false };
+            let range = (access.address, access.bytes);
+            self.races.touched(&self.memory, order, Viewer::ANY, range, how);
+        }
+    }
+
+    /// The host knows now that a goal is reached: of a point, its caller tells what it stands for.
+    pub(crate) fn host_learns(&mut self, goal: Goal) {
+        match goal {
+            Goal::Point(_) => {}
+            Goal::Stream(stream) => self.races.host_knows_stream(stream),
+            Goal::Device(device) => self.races.host_knows_device(device),
+            Goal::Everything => self.races.host_knows_everything(),
+        }
+    }
+
+    /// A call ended memory whose addresses are its own; `known` is what the host knew before the call.
+    pub(crate) fn note_freed(&mut self, call: &'static str, known: &HostClock, range: (u64, u64)) {
+        let sequence = self.next_sequence();
+        self.races.freed((call, sequence), known, range);
+        self.tell_races();
+    }
+
+    /// The mapped pages of a range, if anybody wants to know: see [`note_mapped`](State::note_mapped).
+    pub(crate) fn mapped_pages(&self, address: u64, bytes: u64, denied: bool) -> Vec<u64> {
+        if !self.races.is_on() {
+            return Vec::new();
+        }
+        self.memory.virtual_memory.mapped_pages(address, bytes, denied)
+    }
+
+    /// A call mapped the pages at these addresses, or gave a device the first access to them.
+    pub(crate) fn note_mapped(&mut self, call: &'static str, pages: &[u64]) {
+        let sequence = self.next_sequence();
+        self.races.mapped(&self.memory, (call, sequence), pages);
+        self.tell_races();
+    }
+
+    /// A call is about to unmap a range.
+    pub(crate) fn note_unmapping(&mut self, call: &'static str, pages: &[u64]) {
+        let sequence = self.next_sequence();
+        self.races.unmapping(&self.memory, (call, sequence), pages);
+        self.tell_races();
+    }
+
+    /// A call unloaded a module.
+    pub(crate) fn note_unloaded(&mut self, call: &'static str, module: u64) {
+        let sequence = self.next_sequence();
+        self.races.unloaded((call, sequence), module);
+        self.tell_races();
+    }
+
+    /// A call ended a device's context; `known` is what the host knew before.
+    pub(crate) fn note_context_ended(
+        &mut self,
+        call: &'static str,
+        known: &HostClock,
+        device: u32,
+    ) {
+        let sequence = self.next_sequence();
+        self.races.context_ended((call, sequence), known, device);
+        self.tell_races();
+    }
+
+    /// Makes findings of the races found, and forgets what no race can come of any more.
+    fn tell_races(&mut self) {
+        for race in self.races.take_found(&self.memory) {
+            if self.races.aborts() {
+                abort(&race);
+            }
+            self.findings.add(finding(race));
+        }
+        if self.races.is_large() {
+            let pending = self.streams.values().flat_map(|stream| &stream.queue);
+            self.races.sweep(pending.filter_map(|operation| operation.order.as_ref()));
+        }
+    }
+}
+
+fn finding(race: Race) -> Finding {
+    let side = &race.second;
+    let (device, stream) = match side.actor {
+        super::RaceActor::Host => (None, None),
+        super::RaceActor::Stream { device, stream } => (Some(device), Some(stream)),
+    };
+    Finding {
+        device,
+        stream,
+        address: Some(race.address).filter(|_| race.bytes > 0),
+        bytes: race.bytes,
+        nearest: race.memory,
+        ..Finding::new(FindingKind::Race, &side.operation, race.to_string())
+    }
+    .with_race(race)
+}
+
+/// Ends the process, as the configuration asks for.
+#[cold]
+#[allow(clippy::print_stderr, reason = "the report is the last that the process says")]
+fn abort(race: &Race) -> ! {
+    eprintln!("{}", race.render(std::io::stderr().is_terminal()));
+    std::process::abort();
+}

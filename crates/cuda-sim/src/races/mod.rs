@@ -1,0 +1,399 @@
+//! Two accesses that nothing orders, found in whatever order the device ran them.
+//!
+//! What comes before what is known when an operation is enqueued: what its stream did before, what the
+//! stream waited for, what the default streams order, and what the host knew. What an operation touches is
+//! known when it has run. So each operation takes its [`Order`] along from the one to the other, and its
+//! ranges are compared with the [`Shadow`] of those that came before.
+//!
+//! The host is one actor: locks and channels between its threads cannot be seen, so a call of one
+//! thread counts as before every later call of another.
+
+mod epoch;
+mod explain;
+mod hooks;
+mod machine;
+mod record;
+mod report;
+mod shadow;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use cuda_driver::site::Site;
+
+pub(crate) use epoch::How;
+pub(crate) use epoch::Order;
+use epoch::{Clock, Epoch, HOST};
+use explain::Edge;
+pub(crate) use machine::Touches;
+pub(crate) use record::Recorder;
+pub use report::{MissingEdge, Race, RaceAccess, RaceActor, RaceUse};
+use shadow::{Accesses, Clash, Shadow};
+
+use crate::ptx::Program;
+use crate::streams::{DefaultOrder, Point};
+
+/// Whether a simulated machine looks for races, and what it does with one.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum RaceCheck {
+    /// It does not look.
+    Off,
+    /// A race is a finding.
+    #[default]
+    Report,
+    /// A race ends the process, with its report on the standard error stream: for suites of tests that
+    /// do not look at findings.
+    Abort,
+}
+
+/// Segments of the shadow from which on it is looked through for those that no longer matter.
+const SWEEP_AT: usize = 1 << 16;
+
+/// Most segments that are kept; beyond, the history is dropped, and counted.
+const SEGMENTS_MAX: usize = 1 << 22;
+
+/// Ranges that ended, remembered to explain who came too late.
+const ENDED_MAX: usize = 1024;
+
+/// Records of events and waits for them, remembered to name the nearest.
+const EDGES_MAX: usize = 4096;
+
+/// Most streams that are told apart.
+const ACTORS_MAX: usize = u16::MAX as usize;
+
+/// Most bits of an offset in a page of the shadow.
+const PAGE_SHIFT_MAX: u32 = 18;
+
+/// Name of an access of the host through a buffer.
+const HOST_ACCESS: &str = "host access";
+
+/// A stream as the detector knows it, or one that was.
+#[derive(Debug)]
+struct Actor {
+    stream: u64,
+    device: u32,
+    order: DefaultOrder,
+    /// What comes before whatever is enqueued next, besides its own calls.
+    clock: Arc<Clock>,
+    /// Its last call.
+    last: u64,
+    is_alive: bool,
+}
+
+/// What is called by an access.
+#[derive(Clone, Debug)]
+pub(crate) enum CallName {
+    Fixed(&'static str),
+    Program(Arc<Program>),
+}
+
+impl CallName {
+    fn text(&self) -> &str {
+        match self {
+            Self::Fixed(name) => name,
+            Self::Program(program) => program.name(),
+        }
+    }
+}
+
+/// A call that enqueued an operation, or by which the host did something itself.
+#[derive(Clone, Debug)]
+struct Call {
+    sequence: u64,
+    name: CallName,
+    actor: RaceActor,
+    thread: Arc<str>,
+    site: Option<Site>,
+}
+
+/// A range of addresses that ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    start: u64,
+    end: u64,
+    sequence: u64,
+}
+
+/// What an event stands for: a point in a stream, with all that comes before it.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    stream: u64,
+    actor: u16,
+    sequence: u64,
+    clock: Arc<Clock>,
+}
+
+/// A race before it is put into words.
+#[derive(Debug)]
+struct Found {
+    earlier: u64,
+    earlier_use: RaceUse,
+    later: u64,
+    later_use: RaceUse,
+    address: u64,
+    bytes: u64,
+}
+
+/// The detector.
+#[derive(Debug)]
+pub(crate) struct Races {
+    check: RaceCheck,
+    shadow: Shadow,
+    /// What the host knows to be over.
+    host: Arc<Clock>,
+    /// The first stands for the host, and is not looked at.
+    actors: Vec<Actor>,
+    /// Actors of live streams by handle.
+    numbers: HashMap<u64, u16>,
+    /// By sequence.
+    calls: VecDeque<Call>,
+    threads: HashMap<ThreadId, Arc<str>>,
+    edges: VecDeque<Edge>,
+    ended: VecDeque<Ended>,
+    /// Launches that used a module.
+    modules: HashMap<u64, Accesses>,
+    found: Vec<Found>,
+    /// Pairs that were told already.
+    told: HashSet<(Side, Side)>,
+    sweep_at: usize,
+    forget_calls_at: usize,
+    unseen: u64,
+}
+
+/// One side of a race, as far as two of one kind are alike.
+type Side = (String, RaceActor, RaceUse, Option<Site>);
+
+impl Races {
+    pub(crate) fn new(check: RaceCheck, granularity: u64) -> Self {
+        let host = Actor {
+            stream: 0,
+            device: 0,
+            order: DefaultOrder::NonBlocking,
+            clock: Arc::default(),
+            last: 0,
+            is_alive: true,
+        };
+        Self {
+            check,
+            shadow: Shadow::new(granularity.trailing_zeros().min(PAGE_SHIFT_MAX)),
+            host: Arc::default(),
+            actors: vec![host],
+            numbers: HashMap::new(),
+            calls: VecDeque::new(),
+            threads: HashMap::new(),
+            edges: VecDeque::new(),
+            ended: VecDeque::new(),
+            modules: HashMap::new(),
+            found: Vec::new(),
+            told: HashSet::new(),
+            sweep_at: SWEEP_AT,
+            forget_calls_at: SWEEP_AT,
+            unseen: 0,
+        }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.check != RaceCheck::Off
+    }
+
+    /// How often something was not looked at.
+    pub(crate) fn unseen(&self) -> u64 {
+        self.unseen
+    }
+
+    /// Number of a stream, known or new; none where there are too many.
+    fn actor(&mut self, stream: u64, device: u32, order: DefaultOrder) -> Option<u16> {
+        if let Some(&number) = self.numbers.get(&stream) {
+            return Some(number);
+        }
+        let new =
+            Actor { stream, device, order, clock: Arc::clone(&self.host), last: 0, is_alive: true };
+        // The place of a stream that is gone and all of whose work the host knows to be over: to come
+        // after that work, and after the host, is then the same.
+        let host = Arc::clone(&self.host);
+        let unused = (1u16..)
+            .zip(&self.actors[1..])
+            .find(|(number, actor)| !actor.is_alive && actor.last <= host.of(*number));
+        let number = match unused {
+            Some((number, _)) => {
+                self.actors[usize::from(number)] = new;
+                number
+            }
+            None if self.actors.len() < ACTORS_MAX => {
+                self.actors.push(new);
+                (self.actors.len() - 1) as u16
+            }
+            None => return None,
+        };
+        self.numbers.insert(stream, number);
+        Some(number)
+    }
+
+    /// A stream takes no more work.
+    pub(crate) fn stream_ended(&mut self, stream: u64) {
+        if let Some(number) = self.numbers.remove(&stream) {
+            self.actors[usize::from(number)].is_alive = false;
+        }
+    }
+
+    /// What comes before an operation that is enqueued now.
+    pub(crate) fn enqueued(
+        &mut self,
+        (stream, device, order): (u64, u32, DefaultOrder),
+        sequence: u64,
+        name: impl FnOnce() -> CallName,
+    ) -> Option<Order> {
+        if !self.is_on() {
+            return None;
+        }
+        let Some(number) = self.actor(stream, device, order) else {
+            self.unseen += 1;
+            return None;
+        };
+        let host = Arc::clone(&self.host);
+        self.learn(number, &host, None);
+        for other in self.defaults(number) {
+            let (clock, last) = {
+                let other = &self.actors[usize::from(other)];
+                (Arc::clone(&other.clock), other.last)
+            };
+            self.learn(number, &clock, Some((other, last)));
+        }
+        let actor = &mut self.actors[usize::from(number)];
+        actor.last = sequence;
+        let clock = Arc::clone(&actor.clock);
+        // A program knows the legacy default stream by 0.
+        let stream = if order == DefaultOrder::Legacy { 0 } else { stream };
+        self.note_call(sequence, name(), RaceActor::Stream { device, stream });
+        Some(Order { actor: number, sequence, clock })
+    }
+
+    /// The streams whose earlier work comes before new work of a stream by the rules of default streams.
+    fn defaults(&self, number: u16) -> Vec<u16> {
+        let this = &self.actors[usize::from(number)];
+        let wanted = match this.order {
+            DefaultOrder::NonBlocking => return Vec::new(),
+            DefaultOrder::Blocking => DefaultOrder::Legacy,
+            DefaultOrder::Legacy => DefaultOrder::Blocking,
+        };
+        (1u16..)
+            .zip(&self.actors[1..])
+            .filter(|(_, other)| other.device == this.device && other.order == wanted)
+            .map(|(other, _)| other)
+            .collect()
+    }
+
+    /// All that comes before what is enqueued next on a stream: a clock, and a call with its actor.
+    fn learn(&mut self, number: u16, clock: &Arc<Clock>, point: Option<(u16, u64)>) {
+        let known = &mut self.actors[usize::from(number)].clock;
+        learn(known, clock, point);
+    }
+
+    /// What an event recorded by call `sequence` of a stream stands for.
+    pub(crate) fn recorded(&mut self, stream: u64, sequence: u64, event: u64) -> Option<Known> {
+        let &actor = self.numbers.get(&stream).filter(|_| self.is_on())?;
+        let clock = Arc::clone(&self.actors[usize::from(actor)].clock);
+        self.note_edge(Edge::record(stream, sequence, event));
+        Some(Known { stream, actor, sequence, clock })
+    }
+
+    /// A stream waits for an event, by call `sequence`.
+    pub(crate) fn waits(&mut self, stream: u64, sequence: u64, event: u64, known: &Known) {
+        let Some(&number) = self.numbers.get(&stream) else { return };
+        self.learn(number, &known.clock, Some((known.actor, known.sequence)));
+        let recorded = (known.stream, known.sequence);
+        self.note_edge(Edge::wait(stream, sequence, event, recorded));
+    }
+
+    /// The host knows an event to be complete.
+    pub(crate) fn host_knows(&mut self, known: &Known) {
+        learn(&mut self.host, &known.clock, Some((known.actor, known.sequence)));
+    }
+
+    /// The host knows the work of the streams that `is_idle` names to be over, all that was enqueued.
+    fn host_knows_streams(&mut self, is_idle: impl Fn(&Actor) -> bool) {
+        for (number, actor) in (1u16..).zip(&self.actors[1..]) {
+            if is_idle(actor) {
+                learn(&mut self.host, &actor.clock, Some((number, actor.last)));
+            }
+        }
+    }
+
+    /// The host knows the last operation of a stream to be over.
+    pub(crate) fn host_knows_stream(&mut self, stream: u64) {
+        if let Some(&number) = self.numbers.get(&stream) {
+            let actor = &self.actors[usize::from(number)];
+            learn(&mut self.host, &actor.clock, Some((number, actor.last)));
+        }
+    }
+
+    pub(crate) fn host_knows_device(&mut self, device: u32) {
+        self.host_knows_streams(|actor| actor.device == device);
+    }
+
+    pub(crate) fn host_knows_everything(&mut self) {
+        self.host_knows_streams(|_| true);
+    }
+
+    /// The host knows an operation to be over that nothing was enqueued behind.
+    pub(crate) fn host_knows_point(&mut self, point: Point) {
+        let Some(&number) = self.numbers.get(&point.stream) else { return };
+        let actor = &self.actors[usize::from(number)];
+        let clock = Arc::clone(&actor.clock);
+        learn(&mut self.host, &clock, Some((number, point.sequence)));
+    }
+
+    /// What the host knows now, for a call that will find out more on its way.
+    pub(crate) fn host_clock(&self) -> HostClock {
+        HostClock(Arc::clone(&self.host))
+    }
+
+    fn host_order(&self, sequence: u64) -> Order {
+        Order { actor: HOST, sequence, clock: Arc::clone(&self.host) }
+    }
+
+    fn note_call(&mut self, sequence: u64, name: CallName, actor: RaceActor) {
+        let thread = std::thread::current();
+        let name_of = || match thread.name() {
+            Some(name) => name.into(),
+            None => format!("{:?}", thread.id()).into(),
+        };
+        let thread = Arc::clone(self.threads.entry(thread.id()).or_insert_with(name_of));
+        let site = explain::here();
+        self.calls.push_back(Call { sequence, name, actor, thread, site });
+    }
+
+    fn note_edge(&mut self, edge: Edge) {
+        if self.edges.len() == EDGES_MAX {
+            self.edges.pop_front();
+        }
+        self.edges.push_back(edge);
+    }
+
+    fn call(&self, sequence: u64) -> Option<&Call> {
+        let index = self.calls.partition_point(|call| call.sequence < sequence);
+        self.calls.get(index).filter(|call| call.sequence == sequence)
+    }
+}
+
+/// What the host knew at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct HostClock(Arc<Clock>);
+
+/// Adds what a clock knows, and a call of an actor, to a clock that others may share.
+fn learn(known: &mut Arc<Clock>, clock: &Arc<Clock>, point: Option<(u16, u64)>) {
+    if !Arc::ptr_eq(known, clock) && !known.includes(clock) {
+        if clock.includes(known) {
+            *known = Arc::clone(clock);
+        } else {
+            Arc::make_mut(known).join(clock);
+        }
+    }
+    if let Some((actor, sequence)) = point
+        && known.of(actor) < sequence
+    {
+        Arc::make_mut(known).learn(actor, sequence);
+    }
+}

@@ -1,0 +1,322 @@
+//! Who accessed which bytes last, by ranges.
+//!
+//! Bytes are keyed by where they lie, not by an address: physical memory has one key however often it is
+//! mapped. A page of keys has a short sorted list of segments, each with the accesses that a later one
+//! may still conflict with.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use smallvec::SmallVec;
+
+use super::epoch::{Epoch, Order};
+
+/// Accesses that are kept of one range: the writes and reads that nothing kept covers.
+pub(super) type Accesses = SmallVec<[Epoch; 2]>;
+
+/// Bytes with the same accesses, by their offsets in the page.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Segment {
+    start: u32,
+    end: u32,
+    accesses: Accesses,
+}
+
+/// Accesses by way of one page of addresses, which a mapping put over this page of bytes.
+#[derive(Debug)]
+struct Via {
+    /// Number of the page of addresses.
+    page: u64,
+    /// The call that mapped it, or the last that gave a device its first access.
+    since: u64,
+    users: Accesses,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    segments: Vec<Segment>,
+    vias: SmallVec<[Via; 1]>,
+}
+
+/// Mixes the numbers of pages, which are dense, by one multiplication.
+#[derive(Debug, Default)]
+pub(super) struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(self.0 ^ u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
+    }
+}
+
+/// Two accesses that nothing orders.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Clash {
+    pub(super) earlier: Epoch,
+    /// First key that both touched, and how many bytes from there on.
+    pub(super) key: u64,
+    pub(super) bytes: u64,
+}
+
+/// The last accesses to all memory.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    shift: u32,
+    pages: HashMap<u64, Page, BuildHasherDefault<PageHasher>>,
+    segments: usize,
+}
+
+impl Shadow {
+    /// Pages of `1 << shift` bytes.
+    pub(super) fn new(shift: u32) -> Self {
+        Self { shift, pages: HashMap::default(), segments: 0 }
+    }
+
+    pub(super) fn segments(&self) -> usize {
+        self.segments
+    }
+
+    pub(super) fn page_bytes(&self) -> u64 {
+        1 << self.shift
+    }
+
+    /// Notes that `order` accesses `bytes` bytes from `key` on, which is `epoch`, and hands `clash` each
+    /// earlier access that it conflicts with and that is not ordered before it.
+    pub(super) fn access(
+        &mut self,
+        (key, bytes): (u64, u64),
+        epoch: Epoch,
+        order: &Order,
+        mut clash: impl FnMut(Clash),
+    ) {
+        let mut done = 0;
+        while done < bytes {
+            let at = key + done;
+            let start = at & (self.page_bytes() - 1);
+            let step = (self.page_bytes() - start).min(bytes - done);
+            let page = self.pages.entry(at >> self.shift).or_default();
+            let before = page.segments.len();
+            let base = at - start;
+            let range = (start as u32, (start + step) as u32);
+            page.access(range, epoch, order, &mut |earlier, from, to| {
+                clash(Clash { earlier, key: base + u64::from(from), bytes: u64::from(to - from) });
+            });
+            self.segments = self.segments + page.segments.len() - before;
+            done += step;
+        }
+    }
+
+    /// Forgets a range that no longer is what it was.
+    pub(super) fn forget(&mut self, (key, bytes): (u64, u64)) {
+        let mut done = 0;
+        while done < bytes {
+            let at = key + done;
+            let start = at & (self.page_bytes() - 1);
+            let step = (self.page_bytes() - start).min(bytes - done);
+            if let Some(page) = self.pages.get_mut(&(at >> self.shift)) {
+                let before = page.segments.len();
+                page.replace((start as u32, (start + step) as u32), |piece| {
+                    piece.accesses.clear();
+                });
+                self.segments = self.segments + page.segments.len() - before;
+                if page.segments.is_empty() && page.vias.is_empty() {
+                    self.pages.remove(&(at >> self.shift));
+                }
+            }
+            done += step;
+        }
+    }
+
+    /// Hands `clash` each access of a range that conflicts with `epoch` and is not ordered before it,
+    /// and notes nothing.
+    pub(super) fn compare(
+        &self,
+        (key, bytes): (u64, u64),
+        epoch: Epoch,
+        order: &Order,
+        mut clash: impl FnMut(Clash),
+    ) {
+        let mut done = 0;
+        while done < bytes {
+            let at = key + done;
+            let start = at & (self.page_bytes() - 1);
+            let step = (self.page_bytes() - start).min(bytes - done);
+            let base = at - start;
+            let (from, to) = (start as u32, (start + step) as u32);
+            let page = self.pages.get(&(at >> self.shift));
+            for segment in page.map_or(&[][..], |page| &page.segments) {
+                let (low, high) = (segment.start.max(from), segment.end.min(to));
+                if low >= high {
+                    continue;
+                }
+                for &earlier in &segment.accesses {
+                    if earlier.conflicts(epoch) && !order.is_after(earlier) {
+                        let (key, bytes) = (base + u64::from(low), u64::from(high - low));
+                        clash(Clash { earlier, key, bytes });
+                    }
+                }
+            }
+            done += step;
+        }
+    }
+
+    /// Notes that a page of addresses now leads to the page of `key`.
+    pub(super) fn mapped(&mut self, key: u64, page: u64, since: u64) {
+        let found = self.pages.entry(key >> self.shift).or_default();
+        match found.vias.iter_mut().find(|via| via.page == page) {
+            Some(via) => via.since = since,
+            None => found.vias.push(Via { page, since, users: Accesses::new() }),
+        }
+    }
+
+    /// Notes that `order` reaches the page of `key` by a page of addresses; the call that mapped it, where
+    /// that came later.
+    pub(super) fn used(&mut self, key: u64, page: u64, epoch: Epoch, order: &Order) -> Option<u64> {
+        let vias = &mut self.pages.entry(key >> self.shift).or_default().vias;
+        let index = vias.iter().position(|via| via.page == page).unwrap_or_else(|| {
+            vias.push(Via { page, since: 0, users: Accesses::new() });
+            vias.len() - 1
+        });
+        let via = &mut vias[index];
+        keep(&mut via.users, epoch, order);
+        (via.since > order.sequence).then_some(via.since)
+    }
+
+    /// Notes that a page of addresses leads to the page of `key` no longer, and returns who used it so.
+    pub(super) fn unmapped(&mut self, key: u64, page: u64) -> Accesses {
+        let Some(found) = self.pages.get_mut(&(key >> self.shift)) else {
+            return Accesses::new();
+        };
+        let index = found.vias.iter().position(|via| via.page == page);
+        let users = index.map(|index| found.vias.swap_remove(index).users).unwrap_or_default();
+        if found.segments.is_empty() && found.vias.is_empty() {
+            self.pages.remove(&(key >> self.shift));
+        }
+        users
+    }
+
+    /// Keeps of all accesses those that `keeps` wants, which are those that may still matter.
+    pub(super) fn retain(&mut self, mut keeps: impl FnMut(Epoch) -> bool) {
+        let mut segments = 0;
+        self.pages.retain(|_, page| {
+            for segment in &mut page.segments {
+                segment.accesses.retain(|epoch| keeps(*epoch));
+            }
+            page.segments.retain(|segment| !segment.accesses.is_empty());
+            page.segments.shrink_to_fit();
+            segments += page.segments.len();
+            for via in &mut page.vias {
+                via.users.retain(|epoch| keeps(*epoch));
+            }
+            !page.segments.is_empty() || !page.vias.is_empty()
+        });
+        self.segments = segments;
+    }
+
+    /// Calls `visit` with every access that is kept.
+    pub(super) fn each(&self, mut visit: impl FnMut(Epoch)) {
+        for page in self.pages.values() {
+            let accesses = page.segments.iter().flat_map(|segment| &segment.accesses);
+            let users = page.vias.iter().flat_map(|via| &via.users);
+            accesses.chain(users).for_each(|&epoch| visit(epoch));
+        }
+    }
+}
+
+/// Adds an access to those of one range, in place of those that it covers.
+#[inline]
+fn keep(accesses: &mut Accesses, epoch: Epoch, order: &Order) {
+    accesses.retain(|earlier| !(earlier.is_covered_by(epoch) && order.is_after(*earlier)));
+    accesses.push(epoch);
+}
+
+/// The same, after handing `clash` those that it conflicts with, unordered. They are told once, so
+/// they need not be kept.
+#[inline]
+fn meet(accesses: &mut Accesses, epoch: Epoch, order: &Order, mut clash: impl FnMut(Epoch)) {
+    accesses.retain(|earlier| {
+        let is_after = order.is_after(*earlier);
+        let conflicts = earlier.conflicts(epoch);
+        if conflicts && !is_after {
+            clash(*earlier);
+        }
+        !(earlier.is_covered_by(epoch) && (is_after || conflicts))
+    });
+    accesses.push(epoch);
+}
+
+impl Page {
+    fn access(
+        &mut self,
+        (start, end): (u32, u32),
+        epoch: Epoch,
+        order: &Order,
+        clash: &mut impl FnMut(Epoch, u32, u32),
+    ) {
+        let at = self.segments.partition_point(|segment| segment.end <= start);
+        match self.segments.get_mut(at) {
+            // As last time: most accesses are of a block that was accessed before.
+            Some(segment) if segment.start == start && segment.end == end => {
+                meet(&mut segment.accesses, epoch, order, |earlier| clash(earlier, start, end));
+            }
+            // Nothing there.
+            next if next.as_ref().is_none_or(|segment| segment.start >= end) => {
+                let accesses = Accesses::from_elem(epoch, 1);
+                self.segments.insert(at, Segment { start, end, accesses });
+            }
+            _ => self.replace((start, end), |piece| {
+                let (from, to) = (piece.start, piece.end);
+                meet(&mut piece.accesses, epoch, order, |earlier| clash(earlier, from, to));
+            }),
+        }
+    }
+
+    /// Cuts the segments at both ends of a range, lets `change` change those inside, gaps among them as
+    /// segments of no accesses, and joins neighbours that are alike. What has no accesses goes.
+    fn replace(&mut self, (start, end): (u32, u32), mut change: impl FnMut(&mut Segment)) {
+        let first = self.segments.partition_point(|segment| segment.end <= start);
+        let last = first + self.segments[first..].partition_point(|segment| segment.start < end);
+        let mut pieces: SmallVec<[Segment; 8]> = SmallVec::new();
+        let mut push = |piece: Segment| {
+            if piece.accesses.is_empty() || piece.start >= piece.end {
+                return;
+            }
+            match pieces.last_mut() {
+                Some(last) if last.end == piece.start && last.accesses == piece.accesses => {
+                    last.end = piece.end;
+                }
+                _ => pieces.push(piece),
+            }
+        };
+        let mut at = start;
+        let mut inside = |start: u32, end: u32, accesses: Accesses| {
+            let mut piece = Segment { start, end, accesses };
+            change(&mut piece);
+            piece
+        };
+        for segment in &self.segments[first..last] {
+            let (low, high) = (segment.start.max(start), segment.end.min(end));
+            let part = |start, end| Segment { start, end, accesses: segment.accesses.clone() };
+            push(part(segment.start, low));
+            if at < low {
+                push(inside(at, low, Accesses::new()));
+            }
+            push(inside(low, high, segment.accesses.clone()));
+            at = high;
+            push(part(high, segment.end));
+        }
+        if at < end {
+            push(inside(at, end, Accesses::new()));
+        }
+        self.segments.splice(first..last, pieces);
+    }
+}
