@@ -37,6 +37,10 @@ pub struct SimConfig {
     pub track_initialised: bool,
     /// Whether accesses that nothing orders are looked for: see [`Race`](crate::Race).
     pub races: RaceCheck,
+    /// Whether the waits inside `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and the end of a
+    /// context order what was enqueued before them, as drivers make them. Off: code is looked at as
+    /// if they did not wait, as allocators in stream order do not.
+    pub implicit_waits: bool,
     /// Compute capability that each device reports, major and minor: at most 9.0, whose PTX it runs.
     pub compute_capability: (u32, u32),
     /// What operations and calls cost in virtual time.
@@ -58,6 +62,7 @@ impl Default for SimConfig {
             peer_group: DEVICES_MAX,
             track_initialised: true,
             races: RaceCheck::default(),
+            implicit_waits: true,
             compute_capability: COMPUTE_CAPABILITY_MAX,
             profile: Profile::h100(),
             name: "Simulated H100".to_owned(),

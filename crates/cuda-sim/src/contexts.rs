@@ -87,9 +87,8 @@ impl State {
             return Ok(());
         }
         // Work that is held still is lost with the context; that was noted as a finding.
-        let known = self.races.host_clock();
-        let _ = self.wait("cuDevicePrimaryCtxRelease", Goal::Device(device));
-        self.note_context_ended("cuDevicePrimaryCtxRelease", &known, device);
+        let _ = self.wait_to_end("cuDevicePrimaryCtxRelease", Goal::Device(device));
+        self.note_context_ended("cuDevicePrimaryCtxRelease", device);
         self.discard_work(device);
         self.tear_down(device);
         Ok(())

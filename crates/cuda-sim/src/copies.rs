@@ -34,10 +34,9 @@ impl State {
         let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
         let device = self.memory.allocations.live()[index].device;
         let bytes = self.memory.allocations.live()[index].bytes();
-        let known = self.races.host_clock();
         // The driver waits for the other devices too, whose copies may read the memory.
-        self.wait("cuMemFree", Goal::Everything)?;
-        self.note_freed("cuMemFree", &known, (address, bytes));
+        self.wait_to_end("cuMemFree", Goal::Everything)?;
+        self.note_freed("cuMemFree", (address, bytes));
         self.memory.free(index);
         self.health(device)
     }
@@ -64,9 +63,8 @@ impl State {
         }
         let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
-        let known = self.races.host_clock();
-        self.wait("cuMemFreeHost", goal)?;
-        self.note_freed("cuMemFreeHost", &known, (host, bytes));
+        self.wait_to_end("cuMemFreeHost", goal)?;
+        self.note_freed("cuMemFreeHost", (host, bytes));
         self.memory.host.free(index);
         self.clock.sized(SizedCall::PinnedFree, bytes);
         self.health(owner)
@@ -97,9 +95,8 @@ impl State {
         };
         let (owner, bytes) = (region.owner, region.bytes());
         // The driver waits for all work of this device, and for none of others.
-        let known = self.races.host_clock();
-        self.wait("cuMemHostUnregister", Goal::Device(owner))?;
-        self.note_freed("cuMemHostUnregister", &known, (host, bytes));
+        self.wait_to_end("cuMemHostUnregister", Goal::Device(owner))?;
+        self.note_freed("cuMemHostUnregister", (host, bytes));
         self.memory.host.free(index);
         self.clock.sized(SizedCall::Unregister, bytes);
         self.health(owner)

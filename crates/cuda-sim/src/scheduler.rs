@@ -75,8 +75,24 @@ impl State {
         }
     }
 
-    /// Runs operations of any streams until the goal is reached, and not one more.
+    /// Waits as the host does that wants to know the goal reached.
     pub(crate) fn wait(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
+        self.run_until(call, goal)?;
+        self.host_learns(goal);
+        Ok(())
+    }
+
+    /// Waits as a call does that ends something.
+    pub(crate) fn wait_to_end(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
+        self.run_until(call, goal)?;
+        if self.config.implicit_waits {
+            self.host_learns(goal);
+        }
+        Ok(())
+    }
+
+    /// Runs operations of any streams until the goal is reached, and not one more.
+    fn run_until(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.trace(|_| format!("host    waits in {call}"));
         while !self.is_reached(goal) {
             let advanced = match self.pace {
@@ -89,7 +105,6 @@ impl State {
             }
         }
         self.waited_for(goal);
-        self.host_learns(goal);
         Ok(())
     }
 

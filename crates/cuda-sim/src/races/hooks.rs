@@ -1,8 +1,8 @@
 //! What operations and the host do to memory, as it happens.
 
 use super::{
-    Accesses, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, HostClock, How,
-    Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
+    Accesses, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How, Order,
+    RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
 };
 use crate::memory::{Memory, Viewer};
 
@@ -84,18 +84,17 @@ impl Races {
     }
 
     /// A call of the host ends the memory of a range of addresses that are keys of the shadow too:
-    /// whoever used it must be over, as far as the host knew by `known`.
+    /// whoever used it must be over, as far as the host knows.
     pub(crate) fn freed(
         &mut self,
         (call, sequence): (&'static str, u64),
-        known: &HostClock,
         (address, bytes): (u64, u64),
     ) {
         if !self.is_on() {
             return;
         }
         self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
-        let order = Order { clock: known.0.clone(), ..self.host_order(sequence) };
+        let order = self.host_order(sequence);
         let epoch = Epoch::new(HOST, sequence, How::WRITE);
         let found = &mut self.found;
         self.shadow.compare((address, bytes), epoch, &order, |clash| {
@@ -181,31 +180,21 @@ impl Races {
     /// A call unloads a module.
     pub(crate) fn unloaded(&mut self, call: (&'static str, u64), module: u64) {
         let users = self.modules.remove(&module).unwrap_or_default();
-        self.all_ended(call, &self.host_clock(), &users);
+        self.all_ended(call, &users);
     }
 
-    /// A call ends the context of a device: all that uses it must be over, as far as the host knew.
-    pub(crate) fn context_ended(
-        &mut self,
-        call: (&'static str, u64),
-        known: &HostClock,
-        device: u32,
-    ) {
+    /// A call ends the context of a device: all that uses it must be over, as far as the host knows.
+    pub(crate) fn context_ended(&mut self, call: (&'static str, u64), device: u32) {
         let users: Accesses = (1u16..)
             .zip(&self.actors[1..])
             .filter(|(_, actor)| actor.device == device && actor.last > 0)
             .map(|(number, actor)| Epoch::new(number, actor.last, How::READ))
             .collect();
-        self.all_ended(call, known, &users);
+        self.all_ended(call, &users);
     }
 
-    fn all_ended(
-        &mut self,
-        (call, sequence): (&'static str, u64),
-        known: &HostClock,
-        users: &[Epoch],
-    ) {
-        let order = Order { clock: known.0.clone(), ..self.host_order(sequence) };
+    fn all_ended(&mut self, (call, sequence): (&'static str, u64), users: &[Epoch]) {
+        let order = self.host_order(sequence);
         let late: Accesses = users.iter().copied().filter(|&user| !order.is_after(user)).collect();
         if !self.is_on() || late.is_empty() {
             return;

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use cuda_driver::{BatchCopy, HostAccess};
 
-use super::{HostClock, How, Order, Race};
+use super::{How, Order, Race};
 use crate::findings::{Finding, FindingKind};
 use crate::memory::{Memory, Viewer};
 use crate::scheduler::Goal;
@@ -115,10 +115,10 @@ impl State {
         }
     }
 
-    /// A call ended memory whose addresses are its own; `known` is what the host knew before the call.
-    pub(crate) fn note_freed(&mut self, call: &'static str, known: &HostClock, range: (u64, u64)) {
+    /// A call ends memory that the addresses lead to as long as it lives.
+    pub(crate) fn note_freed(&mut self, call: &'static str, range: (u64, u64)) {
         let sequence = self.next_sequence();
-        self.races.freed((call, sequence), known, range);
+        self.races.freed((call, sequence), range);
         self.tell_races();
     }
 
@@ -151,15 +151,10 @@ impl State {
         self.tell_races();
     }
 
-    /// A call ended a device's context; `known` is what the host knew before.
-    pub(crate) fn note_context_ended(
-        &mut self,
-        call: &'static str,
-        known: &HostClock,
-        device: u32,
-    ) {
+    /// A call ends a device's context.
+    pub(crate) fn note_context_ended(&mut self, call: &'static str, device: u32) {
         let sequence = self.next_sequence();
-        self.races.context_ended((call, sequence), known, device);
+        self.races.context_ended((call, sequence), device);
         self.tell_races();
     }
 

@@ -345,11 +345,6 @@ impl Races {
         learn(&mut self.host, &clock, Some((number, point.sequence)));
     }
 
-    /// What the host knows now, for a call that will find out more on its way.
-    pub(crate) fn host_clock(&self) -> HostClock {
-        HostClock(Arc::clone(&self.host))
-    }
-
     fn host_order(&self, sequence: u64) -> Order {
         Order { actor: HOST, sequence, clock: Arc::clone(&self.host) }
     }
@@ -377,10 +372,6 @@ impl Races {
         self.calls.get(index).filter(|call| call.sequence == sequence)
     }
 }
-
-/// What the host knew at one moment.
-#[derive(Clone, Debug)]
-pub(crate) struct HostClock(Arc<Clock>);
 
 /// Adds what a clock knows, and a call of an actor, to a clock that others may share.
 fn learn(known: &mut Arc<Clock>, clock: &Arc<Clock>, point: Option<(u16, u64)>) {
