@@ -149,14 +149,14 @@ impl State {
             // What a record completes is told with its time.
             Work::Record(_) | Work::Wait(_) => Ok(()),
         };
-        if let Some(order) = &order {
-            if let Err(ReferenceError::Fault(fault)) = &outcome {
-                missed = Some((fault.address, fault.bytes));
-            }
-            self.look_for_races(order, viewer, touches.unwrap_or_default(), missed);
+        if let Err(ReferenceError::Fault(fault)) = &outcome {
+            missed = Some((fault.address, fault.bytes));
         }
         if let Err(error) = outcome {
             self.fail(place, name, error);
+        }
+        if let Some(order) = &order {
+            self.look_for_races(order, viewer, touches.unwrap_or_default(), missed);
         }
     }
 

@@ -10,11 +10,17 @@ use std::collections::BTreeSet;
 use common::*;
 use cuda_driver::Driver;
 use cuda_sim::{
-    Exploration, ExploreLimits, Script, SimConfig, SimDriver, explore, explore_random, replay,
+    Exploration, ExploreLimits, RaceCheck, Script, SimConfig, SimDriver, explore, explore_random,
+    replay,
 };
 
+/// A machine for programs that are meant to race.
+fn unordered() -> SimConfig {
+    SimConfig { races: RaceCheck::Off, ..SimConfig::default() }
+}
+
 fn all(program: impl Fn(&SimDriver) -> Result<(), String>) -> Exploration {
-    explore(&SimConfig::default(), ExploreLimits::default(), program).unwrap()
+    explore(&unordered(), ExploreLimits::default(), program).unwrap()
 }
 
 /// What `outcome` answers under all orders, and how many orders there were.
@@ -227,7 +233,7 @@ fn limits_end_an_exploration_that_then_is_not_complete() {
         }
         sim.ctx_synchronize().map_err(|error| error.to_string())
     };
-    let config = SimConfig::default();
+    let config = unordered();
     let few = ExploreLimits { schedules_max: 50, ..ExploreLimits::default() };
     let found = explore(&config, few, program).unwrap();
     assert_eq!((found.explored, found.complete), (50, false));

@@ -79,7 +79,7 @@ fn a_fault_poisons_the_handle_and_clean_up_still_finishes() {
     assert_eq!(sim.calls(), calls);
     drop((memory, range, stream, device));
     let kinds: Vec<_> = sim.findings().iter().map(|finding| finding.kind).collect();
-    assert_eq!(kinds, [FindingKind::IllegalAccess]);
+    assert_eq!(kinds, [FindingKind::IllegalAccess, FindingKind::Race]);
     assert!(sim.check_leaks().is_clean());
 }
 

@@ -26,7 +26,7 @@ use cuda_driver::{
     HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy,
 };
 use cuda_sim::{
-    Curve, ExploreLimits, Pace, Profile, Rate, Script, SimConfig, SimDriver, explore,
+    Curve, ExploreLimits, Pace, Profile, RaceCheck, Rate, Script, SimConfig, SimDriver, explore,
     explore_random, replay,
 };
 
@@ -228,7 +228,8 @@ fn explorations() {
         // SAFETY: likewise, and it is used no more.
         unsafe { sim.mem_free(device) }.map_err(|error| error.to_string())
     };
-    let config = SimConfig::default();
+    // The streams are meant to race.
+    let config = SimConfig { races: RaceCheck::Off, ..SimConfig::default() };
     for schedules_max in [0, 1, u64::MAX] {
         for choices_max in [0, 1, usize::MAX] {
             let limits = ExploreLimits { schedules_max, choices_max };
