@@ -54,15 +54,29 @@ fn the_traps_of_other_handles_are_not_in_ours() {
     run_all(traps::PAIRS, 2);
 }
 
+/// Cases that show what the device does by what nothing orders: when a held stream's work reads, and
+/// that a driver does not wait.
+const MEANT_TO_RACE: [&str; 3] = [
+    "a_batch_reads_pinned_memory_when_it_runs",
+    "a_graph_runs_in_its_stream",
+    "unregistering_does_not_wait_for_another_device",
+];
+
 /// Runs a case on a machine of its own and says what is wrong with the outcome.
 fn run_case(case: &Case, seed: u64) -> Result<(), String> {
     let sim = machine(2, seed);
     let subject = Subject { driver: Arc::new(sim.clone()), sim: Some(sim.clone()) };
     let run = std::panic::AssertUnwindSafe(|| (case.run)(&subject));
     std::panic::catch_unwind(run).map_err(|_| "failed".to_owned())?;
-    let stuck = |kind| kind == FindingKind::CannotComplete;
-    if let Some(finding) = sim.findings().iter().find(|finding| stuck(finding.kind)) {
+    let findings = sim.findings();
+    let of = |kind| findings.iter().find(|finding| finding.kind == kind);
+    if let Some(finding) = of(FindingKind::CannotComplete) {
         return Err(finding.to_string());
+    }
+    match (of(FindingKind::Race), MEANT_TO_RACE.contains(&case.name)) {
+        (Some(race), false) => return Err(race.to_string()),
+        (None, true) => return Err("nothing raced".to_owned()),
+        _ => {}
     }
     let leaks = sim.check_leaks();
     if leaks.is_clean() { Ok(()) } else { Err(leaks.to_string()) }

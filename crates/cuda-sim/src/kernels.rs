@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use crate::findings::{Finding, FindingKind};
 use crate::ptx::{self, Program};
+use crate::scheduler::Goal;
 use crate::state::{Answer, State};
 use crate::work::{Body, Launch, Work};
 
@@ -58,10 +59,13 @@ impl State {
         Ok(handle)
     }
 
+    /// As driver 580, waits for all work of the device, whatever module it is of.
     pub(crate) fn module_unload(&mut self, module: u64) -> Answer<()> {
-        let device = self.modules.remove(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
-        self.functions.retain(|_, function| function.module != module);
+        let device = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
+        self.wait_to_end("cuModuleUnload", Goal::Device(device))?;
         self.note_unloaded("cuModuleUnload", module);
+        self.modules.remove(&module);
+        self.functions.retain(|_, function| function.module != module);
         self.health(device)
     }
 

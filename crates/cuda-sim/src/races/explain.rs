@@ -66,7 +66,8 @@ impl Races {
         let hazard = hazard(&first, &second);
         let memory = match found.bytes {
             0 => None,
-            bytes => memory.nearest(found.address, bytes),
+            // What has ended may be forgotten.
+            bytes => memory.nearest(found.address, bytes).filter(|near| near.missed_by == 0),
         };
         let (address, bytes) = (found.address, found.bytes);
         Some(Race { first, second, address, bytes, memory, missing, hazard })

@@ -150,10 +150,10 @@ fn an_idle_context_synchronises(on: &Subject) {
 
 fn synchronising_waits_for_every_stream(on: &Subject) {
     let bound = on.bind();
-    let memory = bound.alloc(1 << 20);
+    let memory = [(); 3].map(|()| bound.alloc(1 << 20));
     let streams = [bound.stream(), bound.blocking_stream()];
-    for stream in [*streams[0], *streams[1], 0] {
-        bound.memset_d8_async(*memory, 3, 1 << 20, stream).unwrap();
+    for (stream, memory) in [*streams[0], *streams[1], 0].into_iter().zip(&memory) {
+        bound.memset_d8_async(**memory, 3, 1 << 20, stream).unwrap();
     }
     bound.ctx_synchronize().unwrap();
     for stream in [*streams[0], *streams[1], 0] {

@@ -25,6 +25,7 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     a_kernel_that_is_not_there_is_not_found,
     a_prefix_of_a_name_is_not_found,
     a_name_with_a_nul_is_not_found,
+    unloading_waits_for_the_work_of_the_device,
 ];
 
 pub(crate) const PROCESS: &[Case] = cases![Needs::Process;
@@ -40,6 +41,20 @@ pub(crate) const SIMULATED: &[Case] = cases![
     a_module_is_unloaded_once,
     an_unloaded_module_has_no_kernels,
 ];
+
+/// Whatever module the work is of: as good as any wait, for as long as drivers do so.
+fn unloading_waits_for_the_work_of_the_device(on: &Subject) {
+    // A card fills 8 GiB in milliseconds, and needs to be caught at it.
+    let bytes = if on.sim.is_some() { 1 << 12 } else { 1 << 30 };
+    let bound = on.bind();
+    let (memory, stream) = (bound.alloc(bytes), bound.stream());
+    let module = bound.module_load_data(kernel::PTX, &mut String::new()).unwrap();
+    for value in 0..8 {
+        bound.memset_d8_async(*memory, value, bytes, *stream).unwrap();
+    }
+    bound.module_unload(module).unwrap();
+    assert_eq!(bound.stream_query(*stream), Ok(true));
+}
 
 /// Holds PTX to a code, and gives the log.
 #[track_caller]
