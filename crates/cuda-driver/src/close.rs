@@ -38,7 +38,7 @@ pub enum CloseError {
         /// What is alive.
         alive: LiveHandles,
     },
-    /// It is closed, and the driver refused a part of the clean-up.
+    /// It is closed, and the driver refused a part of the clean-up, now or when an object was dropped.
     #[error("the driver refused to clean up")]
     Refused(#[source] DriverError),
 }
@@ -53,8 +53,9 @@ impl Device {
     ///
     /// # Errors
     /// [`CloseError::InUse`] with the device, unless this is the last handle of it and of all that was
-    /// made from it; [`CloseError::Refused`] with the first refusal, after every step was tried. The
-    /// error of a device that is lost is no refusal.
+    /// made from it; [`CloseError::Refused`] with the first refusal, after every step was tried, or else
+    /// with that of the first object that was given up when it was dropped. The error of a device that is
+    /// lost is no refusal.
     pub fn close(self) -> Result<Closed, CloseError> {
         let alive = self.alive();
         let mut inner = match std::sync::Arc::try_unwrap(self.inner) {
@@ -62,7 +63,7 @@ impl Device {
             Err(inner) => return Err(CloseError::InUse { device: Self { inner }, alive }),
         };
         let freed = inner.retired.get_mut().len();
-        let ended = inner.end();
+        let ended = inner.end().and(inner.given_up.get().map_or(Ok(()), |error| Err(*error)));
         let lost = inner.loss.get().map(|loss| loss.error);
         match ended {
             Err(error) if !error.code.is_sticky() => Err(CloseError::Refused(error)),
@@ -97,10 +98,9 @@ impl Inner {
         }
         drop(self.noted.take());
         if std::mem::take(&mut self.retained) {
-            // SAFETY: `open` retained it once and this is its one release, for one that is refused
-            // releases nothing; every handle made from this device holds a clone of it, so none is left.
-            let released =
-                twice(|| unsafe { self.driver.device_primary_ctx_release(self.ordinal) });
+            // SAFETY: `open` retained it once and this is its one release (see `once`); every handle made
+            // from this device holds a clone of it, so none is left.
+            let released = once(|| unsafe { self.driver.device_primary_ctx_release(self.ordinal) });
             if let Err(error) = released {
                 refused(error, "a primary context was not released");
                 outcome = outcome.and(Err(error));
@@ -131,24 +131,25 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
     for memory in retired {
         let freed = match memory {
             // SAFETY: an address enters the list once, when the one buffer that owned it is
-            // dropped, and leaves it before this call. A call that is refused frees nothing.
-            Retired::Device(address) => twice(|| unsafe { driver.mem_free(address) }),
+            // dropped, and leaves it before this call, which is made once (see `once`).
+            Retired::Device(address) => once(|| unsafe { driver.mem_free(address) }),
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
-            Retired::Host(host) => twice(|| unsafe { driver.mem_free_host(host) }),
+            Retired::Host(host) => once(|| unsafe { driver.mem_free_host(host) }),
             Retired::Registered(region) => {
                 let host = region.address();
                 let unregistered = settled.and_then(|()| {
                     // SAFETY: a region enters the list once, when the one buffer that owned it is
                     // dropped, which was the only way to reach it; since then all devices have done
-                    // what they had to do.
+                    // what they had to do. The memory is still ours at a second attempt, so what that
+                    // finds registered at the address is this region or nothing.
                     twice(|| unsafe { driver.mem_host_unregister(host) })
                 });
                 let_go(region, unregistered)
             }
             Retired::Lent(memory) => let_go(memory, waited),
-            // SAFETY: an object enters the list when its last handle is dropped and the driver refused
-            // to destroy it, so it is live; it leaves the list before this call.
-            Retired::Object(object) => twice(|| unsafe { destroy(driver, object) }),
+            // SAFETY: an object enters the list when its last handle is dropped and it is certain that it
+            // was not destroyed, so it is live; it leaves the list before this call, made once.
+            Retired::Object(object) => once(|| unsafe { destroy(driver, object) }),
         };
         if let Err(error) = freed {
             refused(error, "memory of a dropped buffer was not freed");
@@ -159,7 +160,8 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
 }
 
 /// # Safety
-/// - The object is live, and nothing uses its handle after this call, unless it is refused.
+/// - The object is live, and nothing uses its handle after this call, unless the answer
+///   [says that it did nothing](ErrorCode::is_of_call_not_made).
 pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResult<()> {
     match object {
         // SAFETY: the caller's promise; work that is enqueued still runs.
@@ -173,8 +175,15 @@ pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResul
     }
 }
 
-/// Makes a call of clean-up a second time where it was refused: what stays would stay until the context
-/// ends, or for ever. A lost device repeats its error.
+/// Makes the call that ends a driver's object or memory; a second time only where the answer says that the
+/// first did nothing. Any other error may be of earlier work, and the object gone: its number may then be
+/// that of another object already.
+pub(crate) fn once(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
+    call().or_else(|error| if error.code.is_of_call_not_made() { call() } else { Err(error) })
+}
+
+/// Makes a call that waits, binds, or names what is still ours a second time where it was refused: what
+/// stays would stay until the context ends, or for ever. A lost device repeats its error.
 fn twice(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
     call().or_else(|error| if error.code.is_sticky() { Err(error) } else { call() })
 }

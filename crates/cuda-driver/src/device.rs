@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::alive::Tally;
-use crate::close::{Loss, destroy, free_all};
+use crate::close::{Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
 use crate::opened::{self, Noted};
 use crate::{
@@ -57,8 +57,18 @@ pub(crate) enum Retired {
     Registered(Box<dyn HostRegion>),
     /// Memory of this crate's that a copy was given and that could not be waited for.
     Lent(Box<[u8]>),
-    /// An object that the driver refused to destroy when its last handle was dropped.
+    /// An object that was not destroyed when its last handle was dropped, for certain.
     Object(Object),
+}
+
+/// What became of the one call that ends an object.
+pub(crate) enum Ended {
+    /// It was made.
+    Done,
+    /// It did nothing for certain, and may be made again.
+    Not(DeviceError),
+    /// It may have been made: the object's number may be another's by now.
+    Perhaps(DeviceError),
 }
 
 /// A driver object whose last handle is dropped.
@@ -98,6 +108,8 @@ pub(crate) struct Inner {
     info: DeviceInfo,
     pub(crate) loss: OnceLock<Loss>,
     pub(crate) retired: Mutex<Vec<Retired>>,
+    /// What the driver answered of the first object that was dropped and may have been left.
+    pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
     pub(crate) owner: Owner,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -222,6 +234,7 @@ impl Device {
                 info,
                 loss: OnceLock::new(),
                 retired: Mutex::new(Vec::new()),
+                given_up: OnceLock::new(),
                 tally: Tally::default(),
                 owner,
                 #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -425,24 +438,51 @@ impl Device {
         self.inner.retired.lock().push(memory);
     }
 
-    /// Destroys an object; one that is refused is tried again with the memory of dropped buffers.
+    /// Makes the call that ends an object, and says whether the object may be gone.
+    pub(crate) fn end(&self, call: impl FnOnce(&dyn Driver) -> DriverResult<()>) -> Ended {
+        let mut made = false;
+        let answer = self.clean_up(|driver| {
+            made = true;
+            call(driver)
+        });
+        match answer {
+            Ok(()) => Ended::Done,
+            Err(error) if made && !error.driver_error().code.is_of_call_not_made() => {
+                Ended::Perhaps(error)
+            }
+            Err(error) => Ended::Not(error),
+        }
+    }
+
+    /// Destroys an object. One that was not destroyed for certain is tried again with the memory of dropped
+    /// buffers; one that may have been is given up.
     ///
     /// # Safety
     /// - The object is live, of this device, and its last handle is being dropped.
     pub(crate) unsafe fn destroy(&self, object: Object) {
         // SAFETY: the caller's promise.
-        let destroyed = self.clean_up(|driver| unsafe { destroy(driver, object) });
-        match destroyed {
-            Err(error) if !error.driver_error().code.is_sticky() => {
+        match self.end(|driver| unsafe { destroy(driver, object) }) {
+            Ended::Done => {}
+            Ended::Not(error) if !error.driver_error().code.is_sticky() => {
                 self.retire(Retired::Object(object));
             }
-            Err(error) => tracing::debug!(%error, ?object, "an object went with its lost device"),
-            Ok(()) => {}
+            Ended::Not(error) | Ended::Perhaps(error) => {
+                self.give_up(error.driver_error(), "an object may not have been destroyed");
+            }
         }
     }
 
-    /// Frees the memory of dropped buffers; returns how many there were. Objects that the driver refused to
-    /// destroy when they were dropped are tried once more, and count too.
+    /// Notes that something dropped may be left, for [`close`](Device::close) to report.
+    pub(crate) fn give_up(&self, error: DriverError, what: &'static str) {
+        refused(error, what);
+        if !error.code.is_sticky() {
+            let _ = self.inner.given_up.set(error);
+        }
+    }
+
+    /// Frees the memory of dropped buffers; returns how many there were. Objects that could not be destroyed
+    /// when they were dropped are tried once more, and count too: those whose context could not be bound,
+    /// and those of which the driver said that the call did nothing.
     ///
     /// Dropping a buffer frees nothing, because `cuMemFree` and `cuMemFreeHost` wait for the
     /// device. Allocating calls this first, and so does dropping the last handle of the device.
@@ -451,7 +491,8 @@ impl Device {
     /// May wait for all work of the device.
     ///
     /// # Errors
-    /// The first refusal of what was refused twice; every other buffer is freed all the same.
+    /// The first refusal; every other buffer is freed all the same. What was refused is given up: it may be
+    /// gone, since the driver may answer with the error of earlier work, and is never freed a second time.
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
         let retired = std::mem::take(&mut *self.inner.retired.lock());
         if retired.is_empty() {

@@ -112,6 +112,8 @@ error_codes! {
     SYSTEM_DRIVER_MISMATCH = 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
     /// The client of the Multi-Process Service was terminated.
     MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
+    /// The call is not permitted while the stream, or a stream of the process, is being captured.
+    STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
     /// Unknown internal error.
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
 }
@@ -141,6 +143,17 @@ impl ErrorCode {
                 | Self::INVALID_PC
                 | Self::LAUNCH_FAILED
         )
+    }
+
+    /// Whether the code says that the very call that answered it did nothing.
+    ///
+    /// Most codes say less: a call that destroys or frees may also answer an error of earlier asynchronous
+    /// work, whatever it did itself (driver API notes of each call). Of these two the notes of
+    /// `CUresult` speak of the call alone: it got too little memory or other resources to be carried out,
+    /// or is not permitted during a capture.
+    #[must_use]
+    pub(crate) fn is_of_call_not_made(self) -> bool {
+        matches!(self, Self::OUT_OF_MEMORY | Self::STREAM_CAPTURE_UNSUPPORTED)
     }
 }
 

@@ -219,8 +219,14 @@ impl PinnedBuffer {
                 Ok(address) => Ok((host, address)),
                 Err(error) => {
                     // SAFETY: nothing else knows of the memory allocated just now.
-                    if unsafe { driver.mem_free_host(host) }.is_err() {
-                        device.retire(Retired::Host(host));
+                    match unsafe { driver.mem_free_host(host) } {
+                        Ok(()) => {}
+                        Err(error) if error.code.is_of_call_not_made() => {
+                            device.retire(Retired::Host(host));
+                        }
+                        Err(error) => {
+                            device.give_up(error, "pinned memory may not have been freed");
+                        }
                     }
                     Err(error)
                 }
@@ -276,6 +282,18 @@ impl PinnedBuffer {
     #[must_use]
     pub fn device_address(&self) -> u64 {
         self.device_address
+    }
+
+    /// As [`device_address`](PinnedBuffer::device_address), for kernels on `stream`. What launches a kernel
+    /// with a buffer that a caller passed asks for it here.
+    ///
+    /// # Errors
+    /// [`ReaderError::OtherDriver`].
+    pub fn device_address_on(&self, stream: &Stream) -> Result<u64, ReaderError> {
+        match self.device.is_of_driver(stream.device()) {
+            true => Ok(self.device_address),
+            false => Err(ReaderError::OtherDriver { stream: stream.raw() }),
+        }
     }
 
     fn clear(&mut self) {
@@ -385,14 +403,12 @@ impl PinnedSpan<'_> {
     /// [`ReaderError`] for a span that is for [another stream](PinnedBuffer::span_for), and for memory of
     /// another driver object.
     pub fn device_address(self, stream: &Stream) -> Result<u64, ReaderError> {
-        if !self.buffer.device().is_of_driver(stream.device()) {
-            return Err(ReaderError::OtherDriver { stream: stream.raw() });
-        }
+        let first = self.buffer.device_address_on(stream)?;
         match self.reader {
             Some(reader) if !reader.is_same(stream) => {
                 Err(ReaderError::OtherStream { reader: reader.raw(), stream: stream.raw() })
             }
-            _ => Ok(self.raw_address()),
+            _ => Ok(first + self.offset),
         }
     }
 

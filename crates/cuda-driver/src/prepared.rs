@@ -1,5 +1,6 @@
 //! Launches made ready beforehand, for kernels that are launched often with the same arguments.
 
+use crate::close::once;
 use crate::device::Object;
 use crate::{
     DeviceError, Driver, DriverResult, ErrorCode, Kernel, KernelArgs, LaunchConfig, Stream,
@@ -36,10 +37,9 @@ impl Kernel {
             // kernel, which the result keeps); the arguments are the kernel's (the caller's promise).
             let instantiated = unsafe { instantiate(driver, graph, function, config, args) };
             // SAFETY: made above, and used no more once it is destroyed; what was instantiated lives on.
-            let destroy = || unsafe { driver.graph_destroy(graph) };
-            // A second attempt: a graph that stays would stay until the context ends.
-            if let Err(error) = destroy().or_else(|_| destroy()) {
-                tracing::debug!(%error, "a graph was not destroyed");
+            let destroyed = once(|| unsafe { driver.graph_destroy(graph) });
+            if let Err(error) = destroyed {
+                self.device().give_up(error, "a graph may not have been destroyed");
             }
             instantiated
         })?;

@@ -1,6 +1,7 @@
 //! Address ranges without memory, and physical memory without addresses.
 
 use crate::alive::{Held, Kind};
+use crate::device::Ended;
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
     Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef,
@@ -136,7 +137,7 @@ pub struct PhysicalMemory {
     device: Held,
     /// # Invariants
     /// A handle with one reference, owned by this struct and live while `is_live`, which only the
-    /// methods that consume the struct take back.
+    /// methods that consume the struct take back; those hand the struct out only while it is.
     handle: u64,
     bytes: u64,
     is_live: bool,
@@ -262,11 +263,15 @@ impl PhysicalMemory {
     /// Gives the handle up now, and says what the driver answers. Tried on a lost device too.
     ///
     /// # Errors
-    /// The refusal, with the memory: dropping it tries again, [`leak`](PhysicalMemory::leak) does not.
+    /// The refusal; with the memory where the call did nothing for certain: dropping it tries again,
+    /// [`leak`](PhysicalMemory::leak) does not.
     pub fn release(mut self) -> Result<(), ReleaseError> {
+        let bytes = self.bytes;
         match self.give_up() {
             Ok(()) => Ok(()),
-            Err(source) => Err(ReleaseError { memory: self, source }),
+            Err(source) => {
+                Err(ReleaseError { memory: self.is_live.then_some(self), bytes, source })
+            }
         }
     }
 
@@ -279,11 +284,14 @@ impl PhysicalMemory {
     fn give_up(&mut self) -> Result<(), DeviceError> {
         let handle = self.handle;
         // SAFETY: both callers hold a live memory, whose handle is live and this struct's alone
-        // (invariant of `handle`). After a success `is_live` says that it is used no more; a
-        // refusal released nothing.
-        self.device.clean_up(|driver| unsafe { driver.mem_release(handle) })?;
-        self.is_live = false;
-        Ok(())
+        // (invariant of `handle`). Unless the call did nothing for certain, `is_live` says from here
+        // on that it is used no more.
+        let ended = self.device.end(|driver| unsafe { driver.mem_release(handle) });
+        self.is_live = matches!(ended, Ended::Not(_));
+        match ended {
+            Ended::Done => Ok(()),
+            Ended::Not(error) | Ended::Perhaps(error) => Err(error),
+        }
     }
 }
 
@@ -313,10 +321,14 @@ pub enum FabricSupport {
 
 /// Physical memory that the driver refused to release.
 #[derive(Debug, thiserror::Error)]
-#[error("{} bytes of physical memory were not released", memory.bytes)]
+#[error("{bytes} bytes of physical memory may not have been released")]
 pub struct ReleaseError {
-    /// The memory, still owned.
-    pub memory: PhysicalMemory,
+    /// The memory, still owned, where the call did nothing for certain: the context could not be bound, or
+    /// the driver was out of memory. Otherwise it may be gone, and its handle another memory's: the driver
+    /// may answer with the error of earlier work.
+    pub memory: Option<PhysicalMemory>,
+    /// Its length.
+    pub bytes: u64,
     /// What the driver answered.
     pub source: DeviceError,
 }

@@ -10,9 +10,9 @@ use crate::{CloseError, CloseStep, NotAtRest, Page, Reservation, UnmapReport, Un
 
 /// What a clean-up did.
 ///
-/// Every step is tried even if one before it failed. A refused unmapping and a refused release are
-/// tried a second time, so an error here does not by itself mean that something was left behind:
-/// [`leaked_bytes`](CloseReport::leaked_bytes) does. On a lost device, whose every answer is the error
+/// Every step is tried even if one before it failed. A refused unmapping is tried a second time, and so is
+/// a release that did nothing for certain, so an error here does not by itself mean that something was left
+/// behind: [`leaked_bytes`](CloseReport::leaked_bytes) does. On a lost device, whose every answer is the error
 /// that it was lost by, the steps are taken too and count as done.
 #[derive(Debug, Default)]
 pub struct CloseReport {
@@ -22,7 +22,8 @@ pub struct CloseReport {
     pub unmapped: u64,
     /// Physical pages that were released to the driver.
     pub released: u64,
-    /// Bytes that are still mapped, and stay so until the process ends.
+    /// Bytes that are still mapped, and stay so until the process ends, and those whose release was refused
+    /// and not repeated: they may be released, and their handle be another page's.
     pub leaked_bytes: u64,
     /// Every refusal, in the order of the steps.
     pub errors: Vec<CloseError>,
@@ -111,7 +112,7 @@ impl Closing {
         for page in inner.table.lock().take_rest() {
             report.leaked_bytes += page.bytes();
             // The handle is given up, the memory lives on under its mapping.
-            report.released += u64::from(release(page, &mut report.errors));
+            report.released += u64::from(release(page, &mut report.errors).0);
         }
         report
     }
@@ -120,6 +121,8 @@ impl Closing {
 /// Releases the physical pages that a clean-up got back: the last of its steps.
 pub(crate) fn release_pages(report: &mut CloseReport) {
     for page in std::mem::take(&mut report.pages) {
-        report.released += u64::from(release(page, &mut report.errors));
+        let (released, leaked_bytes) = release(page, &mut report.errors);
+        report.released += u64::from(released);
+        report.leaked_bytes += leaked_bytes;
     }
 }

@@ -44,14 +44,15 @@ impl Memory {
         Self { device, physical: Some(physical), bytes }
     }
 
-    /// Gives the memory up. After a refusal it is kept, so that dropping tries once more.
+    /// Gives the memory up. It is kept where the call did nothing for certain, so that dropping tries once
+    /// more.
     fn release(&mut self) -> Result<(), DeviceError> {
         let Some(physical) = self.physical.take() else { return Ok(()) };
         let Err(refused) = physical.release() else { return Ok(()) };
         match quiet_if_lost(&self.device, Err(refused.source)) {
-            Ok(()) => drop(refused.memory.leak()),
+            Ok(()) => drop(refused.memory.map(PhysicalMemory::leak)),
             Err(error) => {
-                self.physical = Some(refused.memory);
+                self.physical = refused.memory;
                 return Err(error);
             }
         }
@@ -218,6 +219,14 @@ impl SharedPage {
     }
 }
 
+/// A release that was refused.
+pub(crate) struct Unreleased {
+    /// The first answer.
+    pub(crate) error: DeviceError,
+    /// Bytes that may be left: none where a second call released them.
+    pub(crate) leaked_bytes: u64,
+}
+
 /// A page as a reservation takes it and gives it back.
 #[derive(Debug)]
 pub enum Page {
@@ -263,14 +272,14 @@ impl Page {
         self.body().ledger.as_ref().is_some_and(|own| Arc::ptr_eq(own, ledger))
     }
 
-    /// Releases the memory now, unless others still share it, and says what the driver answered.
-    /// A refused release is tried once more.
-    pub(crate) fn release(self) -> Result<bool, DeviceError> {
-        match self.into_owned() {
-            // The drop at the end of this arm tries again after a refusal.
-            Some(mut page) => page.body.memory.release().map(|()| true),
-            None => Ok(false),
-        }
+    /// Releases the memory now, unless others still share it, and says what the driver answered; returns
+    /// whether this was the last holder. A call that did nothing for certain is made once more.
+    pub(crate) fn release(self) -> Result<bool, Unreleased> {
+        let Some(mut page) = self.into_owned() else { return Ok(false) };
+        let memory = &mut page.body.memory;
+        let Err(error) = memory.release() else { return Ok(true) };
+        let is_left = memory.physical.is_none() || memory.release().is_err();
+        Err(Unreleased { error, leaked_bytes: if is_left { memory.bytes } else { 0 } })
     }
 
     fn body(&self) -> &Body {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::admission::{AdmissionError, Admitted};
 use crate::limit::Holder;
-use crate::page::PhysicalPage;
+use crate::page::{PhysicalPage, Unreleased};
 use crate::{
     AdmissionPolicy, CloseError, CloseStep, ForeignPage, MemoryLimit, OverLimit, Page, PageError,
 };
@@ -458,13 +458,17 @@ impl Drop for Inner {
     }
 }
 
-/// Releases one page and notes a refusal; returns whether this was its last holder.
-pub(crate) fn release(page: Page, errors: &mut Vec<CloseError>) -> bool {
+/// Releases one page and notes a refusal; returns whether its memory was released, which other holders
+/// keep it from, and the bytes that may be left.
+pub(crate) fn release(page: Page, errors: &mut Vec<CloseError>) -> (bool, u64) {
     let id = page.id();
-    page.release().unwrap_or_else(|error| {
-        errors.push(CloseError { step: CloseStep::Release { page: id }, error });
-        true
-    })
+    match page.release() {
+        Ok(released) => (released, 0),
+        Err(Unreleased { error, leaked_bytes }) => {
+            errors.push(CloseError { step: CloseStep::Release { page: id }, error });
+            (leaked_bytes == 0, leaked_bytes)
+        }
+    }
 }
 
 /// A size of pages that was asked for, beside what the device can do.

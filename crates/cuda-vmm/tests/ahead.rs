@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, pattern, recorded};
+use common::{DEVICE_PAGES, Machine, PAGE, machine, pattern, recorded, refusals};
 use cuda_driver::{CountingDriver, Device, Driver, ErrorCode};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError, Health, MemoryLimit, MemoryRules,
@@ -324,7 +324,7 @@ fn every_call_of_growing_parking_and_trimming_fails_once() {
         let pool = pool_under(&machine.device, &worker, Some(&limit), 24);
         let before = machine.sim.calls();
         if let Some((call, nth)) = fault {
-            machine.sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
+            machine.sim.fail_nth(call, nth, refusals(call)[0]);
         }
         live_through(&pool, &worker, &limit);
         let calls = machine.sim.calls();

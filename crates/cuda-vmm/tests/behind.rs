@@ -8,7 +8,7 @@ mod common;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
-use common::{Machine, PAGE, machine};
+use common::{Machine, PAGE, machine, refusals};
 use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::{
@@ -317,11 +317,9 @@ fn each_call_fails_at_each_position_with_the_device_behind() {
         let mut faults = 0;
         for call in CALLS {
             for nth in 1..=healthy.get(call).copied().unwrap_or(0) {
-                let codes: &[_] = match call {
-                    "cuMemCreate" | "cuMemMap" => {
-                        &[ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY]
-                    }
-                    _ => &[ErrorCode::INVALID_VALUE],
+                let codes = match call {
+                    "cuMemCreate" | "cuMemMap" => refusals(call),
+                    _ => &refusals(call)[..1],
                 };
                 for &code in codes {
                     drop(life(Some((call, nth, code))));

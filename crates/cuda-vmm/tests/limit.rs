@@ -7,7 +7,7 @@ mod common;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Machine, PAGE, machine, recorded};
+use common::{Machine, PAGE, machine, recorded, refusals};
 use cuda_driver::ErrorCode;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, OverLimit,
@@ -106,7 +106,7 @@ fn every_failing_call_leaves_the_accounts_right() {
             let machine = machine();
             let limit = MemoryLimit::new(8 * PAGE);
             let pool = elastic(&machine, &limit, 8);
-            machine.sim.fail_nth(call, nth, ErrorCode::INVALID_VALUE);
+            machine.sim.fail_nth(call, nth, refusals(call)[0]);
             let stream = machine.stream();
             for size in [3, 8, 2, 5] {
                 // Whatever fails, the same call succeeds the second time.

@@ -7,7 +7,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Machine, PAGE, machine};
+use common::{Machine, PAGE, machine, refusals};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
 use cuda_vmm::{
     CloseStep, ExtendError, Fault, Fence, Health, Layout, PagePool, Sequence, SequenceSpace,
@@ -185,7 +185,7 @@ fn each_call_fails_at_each_position_and_nothing_is_lost() {
             // Contexts are bound around every call: a sample of the positions is enough.
             let stride = if call.starts_with("cuCtx") { 7 } else { 1 };
             for nth in (1..=count).step_by(stride) {
-                for code in [ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY] {
+                for &code in refusals(call) {
                     let life = life(layout);
                     life.machine.sim.fail_nth(call, nth, code);
                     life.run();

@@ -270,11 +270,11 @@ pub enum CloseError {
         ordinal: i32,
     },
     /// The driver refused a step of the clean-up.
-    #[error("device {ordinal} refused a step of the clean-up; {leaked_bytes} bytes stay mapped")]
+    #[error("device {ordinal} refused a step of the clean-up; {leaked_bytes} bytes are leaked")]
     Refused {
         /// Ordinal of the device.
         ordinal: i32,
-        /// Bytes that stay mapped until the process ends.
+        /// Bytes that stay mapped until the process ends, or may not have been released.
         leaked_bytes: u64,
         /// The first refusal.
         #[source]

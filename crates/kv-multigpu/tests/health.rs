@@ -156,10 +156,8 @@ fn every_device_is_closed_though_one_is_in_use_and_one_is_refused() {
         registry.device(ordinal).unwrap();
     }
     let kept = Stream::new(&registry.device(0).unwrap()).unwrap();
-    for nth in 1..=2 {
-        // A refusal of the moment is tried again.
-        sim.fail_nth("cuDevicePrimaryCtxRelease", nth, ErrorCode::NOT_PERMITTED);
-    }
+    // Not tried again: it may have been made, and the next release would be another owner's.
+    sim.fail_nth("cuDevicePrimaryCtxRelease", 1, ErrorCode::NOT_PERMITTED);
     let closed = registry.close_all();
     let source = DriverError::new("cuDevicePrimaryCtxRelease", ErrorCode::NOT_PERMITTED);
     let [(1, refused), (0, in_use), (2, Ok(_))] = &closed.devices[..] else {

@@ -11,7 +11,7 @@ pub(crate) mod two_processes;
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, Fence, PagePool, PagePoolOptions, PhysicalPage,
@@ -120,4 +120,13 @@ pub(crate) fn pattern(tag: u64, bytes: u64) -> Vec<u8> {
             state as u8
         })
         .collect()
+}
+
+/// How a sweep that lets nothing be left refuses a call. One that ends an object and answers anything else than
+/// that it did nothing may have ended it, and is not made again: what is left then is the driver's leak.
+pub(crate) fn refusals(call: &str) -> &'static [ErrorCode] {
+    match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
+        true => &[ErrorCode::OUT_OF_MEMORY],
+        false => &[ErrorCode::INVALID_VALUE, ErrorCode::OUT_OF_MEMORY],
+    }
 }

@@ -9,7 +9,7 @@ use kv_cache::{KvCache, TransportChoice};
 use kv_kernels::Transport;
 
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options, streams};
-use crate::machine::{Machine, small};
+use crate::machine::{Machine, refusal, small};
 
 /// Does what `operation` does, again if it fails: the error was of the moment.
 fn again<T, E: std::fmt::Display>(
@@ -84,7 +84,7 @@ fn every_call_fails_once(choice: TransportChoice, devices: &[u32]) {
             for nth in 1..=count {
                 let machine = Machine::new(1, devices, small());
                 let mut engine = engine_on(&machine);
-                machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+                machine.sim.fail_nth(call, nth, refusal(call));
                 let mut failures = Vec::new();
                 live_through(&mut engine, &mut failures);
                 assert!(failures.len() <= 1, "{call} {nth}: {failures:?}");
@@ -148,7 +148,7 @@ fn every_call_of_building_a_cache_fails_once() {
             for nth in 1..=count {
                 let machine = Machine::new(1, devices, small());
                 let streams = streams(&machine.rig.devices);
-                machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+                machine.sim.fail_nth(call, nth, refusal(call));
                 // Some facts about a device are only a matter of speed.
                 let failed = match KvCache::new(&streams, options(small(), 8, 8)) {
                     Ok(cache) => cache.close().is_ok(),
@@ -179,7 +179,7 @@ fn every_call_of_closing_fails_once() {
     for (call, count) in calls {
         for nth in 1..=count {
             let (machine, engine) = prepare();
-            machine.sim.fail_nth(call, nth, ErrorCode::UNKNOWN);
+            machine.sim.fail_nth(call, nth, refusal(call));
             let told = engine.try_close().is_err();
             drop(machine.rig);
             machine.sim.run_all();

@@ -13,7 +13,7 @@ use kv_cache::{KvCacheOptions, TransportChoice};
 use kv_kernels::Transport;
 
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options};
-use crate::machine::{Machine, small};
+use crate::machine::{Machine, refusal, small};
 
 /// What the engine does after a failure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -116,12 +116,12 @@ fn since(before: &BTreeMap<&'static str, u64>, machine: &Machine) -> Vec<(&'stat
 }
 
 /// What a refusal of `call` may be.
-fn codes(call: &str) -> &'static [ErrorCode] {
+fn codes(call: &str) -> Vec<ErrorCode> {
     match call {
         "cuMemAlloc" | "cuMemHostAlloc" | "cuMemCreate" | "cuModuleLoadDataEx" => {
-            &[ErrorCode::UNKNOWN, ErrorCode::OUT_OF_MEMORY]
+            vec![ErrorCode::UNKNOWN, ErrorCode::OUT_OF_MEMORY]
         }
-        _ => &[ErrorCode::UNKNOWN],
+        _ => vec![refusal(call)],
     }
 }
 
@@ -140,7 +140,9 @@ fn every_call_fails_once(setup: Setup, then: Then) {
 
     let (mut faults, mut told) = (0, 0);
     for (call, count) in calls {
-        for (nth, &code) in (1..=count).flat_map(|nth| codes(call).iter().map(move |c| (nth, c))) {
+        for (nth, code) in
+            (1..=count).flat_map(|nth| codes(call).into_iter().map(move |c| (nth, c)))
+        {
             let (machine, engine) = setup.machine();
             machine.sim.fail_nth(call, nth, code);
             let mut play = Play { engine, lives: Vec::new(), failures: Vec::new(), then };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Driver};
+use cuda_driver::{Device, Driver, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvShape, references};
 
@@ -63,4 +63,13 @@ pub(crate) fn sim(config: SimConfig) -> SimDriver {
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
     let open = |ordinal| Device::open(Arc::clone(driver), ordinal).unwrap();
     Rig { devices: (0..devices as i32).map(open).collect(), shape, place: Place::Even }
+}
+
+/// How a sweep that lets nothing be left refuses a call. One that ends an object and answers anything else than
+/// that it did nothing may have ended it, and is not made again: what is left then is the driver's leak.
+pub(crate) fn refusal(call: &str) -> ErrorCode {
+    match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
+        true => ErrorCode::OUT_OF_MEMORY,
+        false => ErrorCode::UNKNOWN,
+    }
 }
