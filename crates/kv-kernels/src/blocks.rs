@@ -25,6 +25,8 @@ pub struct HostBlocks {
     /// Holds every row of `blocks` blocks under `layout` from `offset` on.
     buffer: Arc<PinnedBuffer>,
     offset: u64,
+    /// Address of `offset`, for kernels of the driver object of `planes`, which is the buffer's too.
+    address: u64,
     bytes: u64,
     blocks: u64,
     /// # Invariants
@@ -59,17 +61,18 @@ impl HostBlocks {
         let bytes = layout.extent_bytes(&shape, blocks)?;
         check_length(Operand::HostBlocks, buffer.bytes().saturating_sub(offset), bytes)?;
         // No overflow: the extent lies in the buffer.
-        let base = buffer.device_address() + offset;
+        let address = buffer.device_address_on(stream)? + offset;
         let mut addresses: Vec<u64> = Vec::new();
         addresses
             .try_reserve_exact(shape.planes() as usize)
             .map_err(|_| PagedKvError::OutOfMemory { planes: shape.planes() })?;
-        addresses
-            .extend((0..shape.planes()).map(|plane| base + plane_offset(&shape, &layout, plane)));
+        addresses.extend(
+            (0..shape.planes()).map(|plane| address + plane_offset(&shape, &layout, plane)),
+        );
         let table = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), table.len() as u64)?;
         stream.upload(planes.span(), table).map_err(PagedKvError::from_copy)?;
-        Ok(Self { shape, layout, buffer, offset, bytes, blocks, planes })
+        Ok(Self { shape, layout, buffer, offset, address, bytes, blocks, planes })
     }
 
     /// The device that launches over these blocks run on.
@@ -191,8 +194,7 @@ impl<'a> Blocks<'a> {
         match self {
             Self::Device(paged) => paged.tensors().iter().map(|tensor| (*tensor).into()).collect(),
             Self::Host(blocks) => {
-                let address = blocks.buffer.device_address() + blocks.offset;
-                vec![Extent { address, bytes: blocks.bytes }]
+                vec![Extent { address: blocks.address, bytes: blocks.bytes }]
             }
         }
     }

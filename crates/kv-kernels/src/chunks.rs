@@ -36,7 +36,8 @@ impl From<DeviceSpan> for ChunkMemory<'_> {
 }
 
 impl ChunkMemory<'_> {
-    fn extent(self) -> Result<Extent, OperandError> {
+    /// The memory as kernels on `stream` reach it.
+    fn extent(self, stream: &Stream) -> Result<Extent, KernelError> {
         match self {
             Self::Device(span) => Ok(span.into()),
             Self::Pinned { buffer, offset, bytes } => {
@@ -45,7 +46,7 @@ impl ChunkMemory<'_> {
                 let needed_bytes = offset.checked_add(bytes).ok_or(overflow)?;
                 check_length(operand, buffer.bytes(), needed_bytes)?;
                 // No overflow: it lies in the buffer.
-                Ok(Extent { address: buffer.device_address() + offset, bytes })
+                Ok(Extent { address: buffer.device_address_on(stream)? + offset, bytes })
             }
         }
     }
@@ -141,7 +142,7 @@ impl KvKernels {
                 ..raw
             });
         }
-        check_overlaps(paged, transfer)?;
+        check_overlaps((stream, paged), transfer)?;
         if self.looks_for_stored_twice() {
             check_slots_apart(paged, transfer)?;
         }
@@ -234,7 +235,7 @@ fn check_chunk(
     if tokens > COUNT_MAX {
         return Err(KernelError::TooManyTokens { tokens, most: COUNT_MAX });
     }
-    let Extent { address, bytes } = chunk.memory.extent()?;
+    let Extent { address, bytes } = chunk.memory.extent(stream)?;
     // No overflow: it is part of a block's bytes.
     let token_bytes = planes * shape.row_bytes();
     if tokens.checked_mul(token_bytes) != Some(bytes) {
@@ -326,11 +327,14 @@ fn check_slots_apart(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<()
 }
 
 /// Checks that nothing that is written is also read, or written twice.
-fn check_overlaps(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
+fn check_overlaps(
+    (stream, paged): (&Stream, &PagedKv),
+    transfer: &ChunkTransfer<'_>,
+) -> Result<(), KernelError> {
     let to_paged = transfer.direction == Direction::ChunkToPaged;
     let mut written: Vec<Extent> = Vec::new();
     for chunk in transfer.chunks {
-        let memory = chunk.memory.extent()?;
+        let memory = chunk.memory.extent(stream)?;
         let mapping = mapping_of(chunk);
         if let Some(tensor) = paged.tensor_meeting(memory) {
             let (pages, chunk) = ((Operand::Pages, tensor), (Operand::Chunk, memory));

@@ -167,6 +167,9 @@ pub enum PagedKvError {
     /// The memory is too short or not aligned.
     #[error(transparent)]
     Operand(#[from] OperandError),
+    /// The pinned memory is of another driver object than the stream.
+    #[error(transparent)]
+    Reader(#[from] ReaderError),
     /// The host has not enough memory for an address for each plane.
     #[error("no host memory for the addresses of {planes} planes")]
     OutOfMemory {
@@ -192,7 +195,7 @@ impl PagedKvError {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// Pinned memory that is for work on another stream.
+    /// Pinned memory that is for work on another stream, or of another driver object.
     #[error(transparent)]
     Reader(#[from] ReaderError),
     /// More tokens are to be skipped than there are.

@@ -164,7 +164,7 @@ impl HostLink {
         self.kernels.check_stream(stream)?;
         let mut all = AllChecked::new();
         for (index, transfer) in transfers.iter().enumerate() {
-            let checked = self.checked(*transfer, live);
+            let checked = self.checked(stream, *transfer, live);
             all.push(checked.map_err(|error| error.in_sequence(index))?);
         }
         let direction = all.first().map(|first| first.direction);
@@ -181,12 +181,14 @@ impl HostLink {
 
     fn checked<'a>(
         &self,
+        stream: &Stream,
         transfer: HostTransfer<'a>,
         live: &mut Vec<Range<u64>>,
     ) -> Result<Checked<'a>, TransportError> {
         let HostTransfer { paged, host, host_offset, tokens, layer_events, .. } = transfer;
         self.kernels.check_paged(paged, transfer.num_blocks)?;
         self.kernels.check_device("pinned memory", host.device())?;
+        let device = host.device_address_on(stream).map_err(KernelError::from)?;
         let shape = paged.shape();
         let skip_prefix_n_tokens = transfer.skip_prefix_n_tokens;
         if skip_prefix_n_tokens > tokens {
@@ -214,7 +216,7 @@ impl HostLink {
             live: first..live.len(),
             direction: transfer.direction.into(),
             host: host.host_address() + host_offset,
-            device: host.device_address() + host_offset,
+            device: device + host_offset,
         })
     }
 

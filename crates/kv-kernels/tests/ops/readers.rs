@@ -2,11 +2,13 @@
 
 #[cfg(test)]
 mod tests {
-    use cuda_driver::{PinnedSpan, ReaderError, Stream};
+    use std::sync::Arc;
+
+    use cuda_driver::{PinnedBuffer, PinnedSpan, ReaderError, Stream};
     use kv_kernels::{
         Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, BlocksError, Chunk, ChunkMapping,
-        ChunkTransfer, Conversion, Direction, KernelError, KernelSource, LaunchLimits,
-        NarrowFormat, ScalePer, ScatterWords, WideFormat, references,
+        ChunkMemory, ChunkTransfer, Conversion, Direction, HostBlocks, KernelError, KernelSource,
+        LaunchLimits, NarrowFormat, PagedKvError, ScalePer, ScatterWords, WideFormat, references,
     };
 
     use super::super::block_copy::Side;
@@ -175,6 +177,46 @@ mod tests {
         assert_eq!(on.launches(), before, "a refused launch was enqueued");
         let own = launches(&on, sides, (span(&on.stream), device.span().into()));
         assert!(own.iter().all(|(_, answer)| answer.is_ok()), "{own:?}");
+        on.stream.synchronize().unwrap();
+        on.assert_clean();
+    }
+    #[test]
+    fn chunks_and_host_blocks_of_another_driver_are_refused() {
+        // Two machines of one seed give out the same numbers, so that an address of the other would fit.
+        let (on, other) = (On::sim(references()), On::sim(references()));
+        let shape = shape(2, 2, 64, 4);
+        let lay = lays(&shape, 2).swap_remove(0);
+        let side = Side::new(&on, shape, &lay, 2, (false, 0));
+        let Side::Device(paged, _) = &side else { unreachable!() };
+        let (slots, bytes) = (on.upload(&[0i64, 1, 2, 3]), 4 * 4 * 64);
+        let [own, theirs] = [&on, &other].map(|on| Arc::new(on.pin(&[0u8; 4096])));
+        let move_chunk = |buffer: &PinnedBuffer, direction| {
+            let memory = ChunkMemory::Pinned { buffer, offset: 64, bytes };
+            let mapping = ChunkMapping::Slots { slots: slots.span().into(), host: None };
+            let chunk = Chunk { memory, mapping, tokens: 4, skip_prefix_n_tokens: 0 };
+            let transfer = ChunkTransfer {
+                chunks: &[chunk],
+                layers: 0..2,
+                direction,
+                num_blocks: 2,
+                limits: LaunchLimits::default(),
+                report: None,
+            };
+            on.kernels.transfer_chunks(&on.stream, paged, &transfer)
+        };
+        let blocks = |buffer: &Arc<PinnedBuffer>| {
+            let of = (Arc::clone(buffer), 0);
+            HostBlocks::new(&on.stream, shape, lay.layout, of, 2).map(drop)
+        };
+        let refused = ReaderError::OtherDriver { stream: on.stream.raw() };
+        let before = on.launches();
+        for direction in [Direction::ChunkToPaged, Direction::PagedToChunk] {
+            assert_eq!(move_chunk(&theirs, direction), Err(KernelError::Reader(refused)));
+        }
+        assert_eq!(on.launches(), before, "a refused launch was enqueued");
+        assert_eq!(blocks(&theirs), Err(PagedKvError::Reader(refused)));
+        move_chunk(&own, Direction::ChunkToPaged).unwrap();
+        blocks(&own).unwrap();
         on.stream.synchronize().unwrap();
         on.assert_clean();
     }

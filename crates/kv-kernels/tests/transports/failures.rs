@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event};
-use kv_kernels::{Direction, HostReady, LayerEvents, Transport};
+use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, ReaderError};
+use kv_kernels::{
+    Direction, HostReady, HostTransfer, KernelError, LayerEvents, Transport, TransportError,
+};
 
-use crate::machine::{BOTH, Case, Machine, Scene};
+use crate::machine::{BOTH, Case, Machine, Scene, noise};
 
 /// Calls that transfers make.
 const CALLS: [&str; 7] = [
@@ -134,4 +136,30 @@ fn a_lost_device_is_an_error_and_everything_is_given_back() {
         }
     }
     assert!(lost > 20, "only {lost} devices were lost in time");
+}
+
+#[test]
+fn chunks_in_pinned_memory_of_another_driver_are_refused_by_every_transport() {
+    // Two machines of one seed give out the same numbers, so that an address of the other would fit.
+    let (machine, other) = (Machine::new(1), Machine::new(1));
+    for (transport, direction) in
+        Transport::ALL.into_iter().flat_map(|transport| BOTH.map(|way| (transport, way)))
+    {
+        let mut link = machine.link(transport);
+        let scene = Scene::new(&machine, &Case::plain(direction));
+        let theirs = other.pinned(&noise(scene.host.bytes(), 7));
+        let transfer = HostTransfer { host: &theirs, ..scene.transfer(None) };
+        let (before, stream) = (machine.counts.calls(), &machine.stream);
+        let refused = ReaderError::OtherDriver { stream: stream.raw() };
+        let refused = TransportError::Kernel(KernelError::Reader(refused));
+        assert_eq!(
+            link.transfer_chunk(stream, transfer),
+            Err(refused),
+            "{transport} {direction:?}"
+        );
+        assert_eq!(machine.counts.calls(), before, "{transport}: the driver was asked");
+        assert_eq!(scene.run(&mut link, stream), Ok(transport));
+        assert!(scene.is_done(stream));
+    }
+    machine.assert_clean();
 }
