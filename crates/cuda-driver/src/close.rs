@@ -147,8 +147,9 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
                 let_go(region, unregistered)
             }
             Retired::Lent(memory) => let_go(memory, waited),
-            // SAFETY: an object enters the list when its last handle is dropped and it is certain that it
-            // was not destroyed, so it is live; it leaves the list before this call, made once.
+            // SAFETY: an object enters the list when its last handle is dropped, a module at once and
+            // another where it is certain that it was not destroyed, so it is live; it leaves the list
+            // before this call, made once.
             Retired::Object(object) => once(|| unsafe { destroy(driver, object) }),
         };
         if let Err(error) = freed {

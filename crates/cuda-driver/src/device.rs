@@ -57,7 +57,8 @@ pub(crate) enum Retired {
     Registered(Box<dyn HostRegion>),
     /// Memory of this crate's that a copy was given and that could not be waited for.
     Lent(Box<[u8]>),
-    /// An object that was not destroyed when its last handle was dropped, for certain.
+    /// A module, which is not unloaded without a wait, or an object that was not destroyed when its
+    /// last handle was dropped, for certain.
     Object(Object),
 }
 
@@ -480,12 +481,12 @@ impl Device {
         }
     }
 
-    /// Frees the memory of dropped buffers; returns how many there were. Objects that could not be destroyed
+    /// Frees the memory of dropped buffers and modules; returns how many there were. Objects that could not be destroyed
     /// when they were dropped are tried once more, and count too: those whose context could not be bound,
     /// and those of which the driver said that the call did nothing.
     ///
-    /// Dropping a buffer frees nothing, because `cuMemFree` and `cuMemFreeHost` wait for the
-    /// device. Allocating calls this first, and so does dropping the last handle of the device.
+    /// Dropping a buffer or a module frees nothing, because `cuMemFree`, `cuMemFreeHost` and
+    /// `cuModuleUnload` wait for the device. Allocating calls this first, and so does dropping the last handle of the device.
     ///
     /// # Ordering
     /// May wait for all work of the device.

@@ -63,8 +63,8 @@
 //! [`Event::record`] and [`Stream::wait`]. An operation uses memory when it runs, not when it is
 //! enqueued. What waits on the host says so under *Ordering*. Dropping a buffer, stream or event does
 //! not wait for the device: a buffer's memory is freed by the next allocation, by
-//! [`Device::free_retired`], or with the last handle of the device. Dropping that last handle, or the
-//! last of a module, may wait in the driver.
+//! [`Device::free_retired`], or with the last handle of the device, and so is a module unloaded. Dropping
+//! that last handle may wait in the driver.
 //!
 //! # Loss
 //! After an illegal access every later call in the context fails. The first such error poisons the

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::alive::{Held, Kind};
-use crate::device::Object;
+use crate::device::{Object, Retired};
 use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
 
 /// Why a module or a kernel could not be had.
@@ -87,8 +87,9 @@ impl Module {
 
 impl Drop for ModuleInner {
     fn drop(&mut self) {
-        // SAFETY: this is the last handle; kernels hold one, so none of them is left either.
-        unsafe { self.device.destroy(Object::Module(self.raw)) };
+        // To unload waits for all work of the device, which a drop must not. Kernels hold a handle, so
+        // none of them is left either.
+        self.device.retire(Retired::Object(Object::Module(self.raw)));
     }
 }
 

@@ -35,6 +35,8 @@ impl State {
     pub(crate) fn poison(&mut self, device: u32, code: ErrorCode) {
         self.devices[device as usize].poison.get_or_insert(code);
         self.discard_work(device);
+        // Nothing runs there any more, which is as good as a wait to whoever cleans up.
+        self.races.host_knows_device(device);
     }
 
     /// Loses a device by a fault of its work. The driver's whole process is lost by that: all other

@@ -132,6 +132,8 @@ mod streams;
 mod time;
 mod work;
 
+pub use cuda_driver;
+
 pub use config::{SimConfig, SimConfigError};
 pub use explore::{
     Exploration, ExploreLimits, FailedSchedule, Replay, Script, ScriptError, explore,

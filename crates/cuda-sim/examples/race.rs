@@ -1,0 +1,31 @@
+//! A loader that overwrites pinned memory while the copy out of it is pending, and the report of that.
+//!
+//! `cargo run -p cuda-sim --example race` shows the race; `-- --mended` waits first, and shows none.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mended = std::env::args().any(|arg| arg == "--mended");
+    let sim = SimDriver::new(SimConfig::default())?;
+    let device = Device::open(Arc::new(sim.clone()), 0)?;
+    let stream = Stream::new(&device)?;
+    let table = DeviceBuffer::alloc(&device, 4096)?;
+    let mut staging = PinnedBuffer::alloc(&device, 4096, HostAllocFlags::CACHED)?;
+    for step in 0..2 {
+        staging.write_at(0, &[step; 4096])?;
+        stream.copy_to_device(table.span(), &staging, 0)?;
+        if mended {
+            stream.synchronize()?;
+        }
+    }
+    stream.synchronize()?;
+    for race in sim.races() {
+        eprintln!("{}", race.render(std::io::stderr().is_terminal()));
+        println!("{}", race.to_json());
+    }
+    std::process::exit(i32::from(!sim.races().is_empty()));
+}
