@@ -1,6 +1,6 @@
 //! What a simulated machine looks like.
 
-use crate::{Profile, RaceCheck};
+use crate::{Pace, Profile, RaceCheck, environment};
 
 /// Most devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
@@ -28,6 +28,10 @@ pub struct SimConfig {
     pub granularity: u64,
     /// Seed of the scheduler and of the pattern in fresh memory.
     pub seed: u64,
+    /// How far the devices go on by themselves at first ([`SimDriver::set_pace`](crate::SimDriver::set_pace)
+    /// changes it). By default what the variable `CUDA_SIM_PACE` of the environment says (`slowest`,
+    /// `fastest`, `random` or `one-behind`), or [`Pace::Random`] where it is not set.
+    pub pace: Pace,
     /// Whether devices can access each other's memory.
     pub peer_access: bool,
     /// How many neighbouring devices can: 0 to 3 and 4 to 7 of eight, if it is 4. At least 1.
@@ -58,6 +62,7 @@ impl Default for SimConfig {
             pinned_bytes: 8 << 30,
             granularity: 2 << 20,
             seed: 0,
+            pace: environment::PACE.value(),
             peer_access: true,
             peer_group: DEVICES_MAX,
             track_initialised: true,
@@ -85,6 +90,7 @@ impl SimConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), SimConfigError> {
+        environment::check()?;
         if !(1..=DEVICES_MAX).contains(&self.devices) {
             return Err(SimConfigError::Devices { devices: self.devices, most: DEVICES_MAX });
         }
@@ -154,6 +160,17 @@ pub enum SimConfigError {
     DeviceBytes {
         /// Memory asked for, in bytes.
         device_bytes: u64,
+    },
+    /// A variable of the environment with a word that stands for nothing. Every machine is refused then,
+    /// whether or not its configuration came from the environment.
+    #[error("{variable}={found:?} in the environment, where {} are known", known.join(", "))]
+    Environment {
+        /// Name of the variable.
+        variable: &'static str,
+        /// Its value.
+        found: String,
+        /// The words that it may have.
+        known: Vec<&'static str>,
     },
     /// A count or a percentage of the profile that the cost model does not take.
     #[error("{key} = {found} in the profile, where 1 to {most} can be simulated")]

@@ -32,10 +32,12 @@
 //! Streams are queues and nothing runs when it is enqueued. Whenever the host waits, a seeded
 //! scheduler picks one ready stream after another and runs its next operation, until what the host
 //! waits for has happened, and no further. Copies and kernels read pinned host memory when they run.
-//! A query first runs up to three operations. So an order that the program did not ask for does not
-//! hold for every seed, and each run replays from its seed as long as one thread makes the calls.
-//! [`SimDriver::set_pace`] makes the devices as slow as is legal, so that a query moves nothing, or as
-//! fast.
+//! A query tells how far the device is at that moment, and up to three operations run after it. So an
+//! order that the program did not ask for does not hold for every seed, and each run replays from its
+//! seed as long as one thread makes the calls. Another [`Pace`] makes the devices as slow as is legal,
+//! as fast as is legal, or keeps them one operation behind the host: set [`SimConfig::pace`], call
+//! [`SimDriver::set_pace`], or let the variable `CUDA_SIM_PACE` of the environment say `slowest`,
+//! `fastest`, `one-behind` or `random`, so that a suite of tests runs at each pace unchanged.
 //!
 //! For a small program, [`explore`] runs it under every order there is, from a host that runs far ahead
 //! to a device that runs each operation at once; [`explore_random`] takes many at random. A failure
@@ -112,6 +114,7 @@ mod config;
 mod contexts;
 mod copies;
 mod driver;
+mod environment;
 mod explore;
 mod faults;
 mod findings;

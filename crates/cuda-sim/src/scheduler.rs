@@ -7,27 +7,40 @@ use crate::state::{Answer, State};
 use crate::streams::{DefaultOrder, Point, Stream};
 use crate::work::{Operation, Work};
 
-/// How far the devices go on by themselves while the host looks at them or waits.
+/// How far the devices go on by themselves between the host's calls, and while the host waits.
 ///
-/// Whatever the pace, operations run in an order that streams, events and default streams allow.
+/// Whatever the pace, operations run in an order that streams, events and default streams allow, and
+/// a query answers what was so when it was made: what the pace lets run, runs after the answer.
 /// An exploration ([`explore`](crate::explore)) chooses for itself and takes no notice of the pace.
+///
+/// A machine begins with the pace of [`SimConfig::pace`](crate::SimConfig::pace);
+/// [`SimDriver::set_pace`](crate::SimDriver::set_pace) changes it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Pace {
-    /// A query lets up to three operations run first, as many as the seed says, and a wait runs ready
+    /// Up to three operations run after each query, as many as the seed says, and a wait runs ready
     /// operations of any stream until it can end. The default.
     #[default]
     Random,
-    /// As late as is legal: a query moves nothing, and a wait runs only what it has to wait for, in an
-    /// order that the seed says. A device does not stand still for ever, so the 65,536th query in a row
-    /// lets one operation run, and a program that polls in a loop ends, slowly.
+    /// As late as is legal: only waits run anything, and only what they have to wait for, in an order
+    /// that the seed says. A device does not stand still for ever, so one operation runs after the
+    /// 65,536th query in a row, and a program that polls in a loop ends, slowly.
     Slowest,
+    /// One operation behind the host in each stream. When a call returns, the operation that was
+    /// enqueued last in a stream has not run, unless the host waited for it, and every earlier one has,
+    /// unless it is held back: by a hold, by a stream that it waits for, or by a default stream.
+    /// A stream that waits for the last operation of another stream stands still with it. Waits and
+    /// polling are as at the slowest pace.
+    OneBehind,
     /// As early as is legal: all that can run has run when the call that enqueued it returns, and
     /// when a hold is released.
     Fastest,
 }
 
-/// At the slowest pace, queries in a row of which the last lets an operation run.
+/// At the random pace, most operations that run after a query.
+const QUERY_STEPS_MAX: usize = 3;
+
+/// At the slowest pace and one behind, queries in a row after which an operation runs.
 const QUERIES_MAX: u64 = 1 << 16;
 
 /// What a host waits for.
@@ -96,7 +109,9 @@ impl State {
         self.trace(|_| format!("host    waits in {call}"));
         while !self.is_reached(goal) {
             let advanced = match self.pace {
-                Pace::Slowest if self.choices.is_none() => self.step_towards(goal),
+                Pace::Slowest | Pace::OneBehind if self.choices.is_none() => {
+                    self.step_towards(goal)
+                }
                 _ => self.step(),
             };
             if !advanced {
@@ -122,6 +137,11 @@ impl State {
     /// Runs the next operation of one ready stream; false when none is ready.
     pub(crate) fn step(&mut self) -> bool {
         let ready = self.ready();
+        self.step_one(&ready)
+    }
+
+    /// Runs the next operation of one of the streams `ready`, which are; false when there is none.
+    fn step_one(&mut self, ready: &[u64]) -> bool {
         if ready.is_empty() {
             return false;
         }
@@ -133,13 +153,39 @@ impl State {
         true
     }
 
-    /// At the fastest pace, runs all that can run.
+    /// At a pace that follows the host, runs all that can run but the last operations of each stream
+    /// that the pace keeps back.
     pub(crate) fn keep_pace(&mut self) {
-        while self.pace == Pace::Fastest && self.choices.is_none() && self.step() {}
+        let kept_back = match self.pace {
+            _ if self.choices.is_some() => return,
+            Pace::Random | Pace::Slowest => return,
+            Pace::OneBehind => 1,
+            Pace::Fastest => 0,
+        };
+        loop {
+            let mut ready = self.ready();
+            ready.retain(|stream| self.streams[stream].queue.len() > kept_back);
+            if !self.step_one(&ready) {
+                break;
+            }
+        }
     }
 
-    /// At the slowest pace, lets the device move after very many queries.
-    pub(crate) fn query_slowly(&mut self) {
+    /// What the devices do by themselves after a query was answered.
+    pub(crate) fn go_on_after_query(&mut self) {
+        match self.pace {
+            Pace::Random => {
+                for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
+                    self.step();
+                }
+            }
+            Pace::Slowest | Pace::OneBehind => self.poll_slowly(),
+            Pace::Fastest => {}
+        }
+    }
+
+    /// Lets the devices move after very many queries.
+    fn poll_slowly(&mut self) {
         let (ticks, queries) = self.polled;
         let queries = if ticks == self.ticks { queries + 1 } else { 1 };
         self.polled = (self.ticks, queries);
@@ -168,12 +214,7 @@ impl State {
                 }
             }
         }
-        if ready.is_empty() {
-            return false;
-        }
-        let choice = self.random.below(ready.len());
-        self.run_next(ready[choice]);
-        true
+        self.step_one(&ready)
     }
 
     /// The streams that have work which `goal` is about.

@@ -54,9 +54,9 @@ pub(crate) struct State {
     pub(crate) instructions: u64,
     /// Bytes that the last copy to pageable memory fetched.
     pub(crate) fetched: Option<Box<[u8]>>,
-    /// How far the devices go on while the host looks or waits.
+    /// How far the devices go on by themselves.
     pub(crate) pace: Pace,
-    /// `ticks` at the last query at the slowest pace, and how many queries in a row found it so.
+    /// `ticks` at the last query at a pace that polling hardly moves, and how many queries in a row found it so.
     pub(crate) polled: (u64, u64),
     /// Decides in place of `random`, in an exploration.
     pub(crate) choices: Option<Box<Choices>>,
@@ -95,7 +95,7 @@ impl State {
             limits: Limits::default(),
             instructions: 0,
             fetched: None,
-            pace: Pace::default(),
+            pace: config.pace,
             polled: (0, 0),
             choices: None,
             interleaved_at: (0, 0),

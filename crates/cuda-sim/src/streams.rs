@@ -5,15 +5,12 @@ use std::collections::VecDeque;
 use cuda_driver::ErrorCode;
 
 use crate::races::Known;
-use crate::scheduler::{Goal, Pace};
+use crate::scheduler::Goal;
 use crate::state::{Answer, State};
 use crate::work::{Operation, Work};
 
 /// The number by which CUDA also names the legacy default stream (`CU_STREAM_LEGACY`).
 const LEGACY_ALIAS: u64 = 1;
-
-/// Most operations that a query runs before it looks.
-const QUERY_STEPS_MAX: usize = 3;
 
 /// The least priority of a stream and the greatest, as of an H100.
 const STREAM_PRIORITIES: (i32, i32) = (0, -5);
@@ -153,15 +150,13 @@ impl State {
     }
 
     pub(crate) fn stream_query(&mut self, stream: u64) -> Answer<bool> {
-        let (stream, device) = self.stream(stream)?;
-        self.run_some(stream);
-        self.health(device)?;
+        let (stream, _) = self.stream(stream)?;
         let is_idle = self.is_reached(Goal::Stream(stream));
-        self.queried("cuStreamQuery", stream, is_idle);
         if is_idle {
             self.seen(Goal::Stream(stream));
             self.host_learns(Goal::Stream(stream));
         }
+        self.queried("cuStreamQuery", stream, is_idle);
         Ok(is_idle)
     }
 
@@ -218,9 +213,7 @@ impl State {
     }
 
     pub(crate) fn event_query(&mut self, event: u64) -> Answer<bool> {
-        let device = self.event(event)?.device;
-        self.run_some(event);
-        self.health(device)?;
+        self.event(event)?;
         let is_done = self.look(event);
         self.queried("cuEventQuery", event, is_done);
         Ok(is_done)
@@ -289,19 +282,6 @@ impl State {
     pub(crate) fn delay_event(&mut self, event: u64, steps: u64) {
         if let Some(event) = self.events.get_mut(&event) {
             event.late = steps;
-        }
-    }
-
-    /// What a device does while the host queries `handle`: a little, or nothing.
-    fn run_some(&mut self, handle: u64) {
-        if self.choices.is_some() {
-            return self.interleave_query(handle);
-        }
-        if self.pace == Pace::Slowest {
-            return self.query_slowly();
-        }
-        for _ in 0..self.random.below(QUERY_STEPS_MAX + 1) {
-            self.step();
         }
     }
 }

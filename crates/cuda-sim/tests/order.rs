@@ -468,7 +468,7 @@ fn at_the_slowest_pace_a_program_that_polls_ends() {
     fill(&sim, device, 8, 4, other).unwrap();
     record(&sim, event, stream).unwrap();
     let polls = (0..1u32 << 20).take_while(|_| !query(&sim, event).unwrap()).count();
-    assert!((2 << 16..=3 << 16).contains(&(polls + 1)), "{polls} queries");
+    assert!((2 << 16..=3 << 16).contains(&polls), "{polls} queries");
 }
 
 #[test]

@@ -282,7 +282,7 @@ fn what_a_test_may_ask() {
     }
     sim.advance_host(Duration::MAX);
     sim.advance_host(Duration::MAX);
-    for pace in [Pace::Fastest, Pace::Slowest, Pace::Random] {
+    for pace in [Pace::Fastest, Pace::Slowest, Pace::OneBehind, Pace::Random] {
         sim.set_pace(pace);
     }
     sim.lose_device(0, u64::MAX, ErrorCode::ILLEGAL_ADDRESS);

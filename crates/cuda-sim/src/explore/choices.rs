@@ -126,17 +126,14 @@ impl Choices {
         chosen as usize
     }
 
-    /// Notes that a query of `handle` found it unfinished.
-    pub(crate) fn found_unready(&mut self, handle: u64) {
-        if !self.unready.contains(&handle) {
+    /// Notes that a query of `handle` found it unfinished; true if one did so before and nothing has run
+    /// since. To ask once more without letting anything run would be the same schedule, longer, for ever.
+    pub(crate) fn found_unready(&mut self, handle: u64) -> bool {
+        let again = self.unready.contains(&handle);
+        if !again {
             self.unready.push(handle);
         }
-    }
-
-    /// Whether `handle` was found unfinished and nothing has run since: to ask again without letting
-    /// anything run would be the same schedule, longer, for ever.
-    pub(crate) fn is_known_unready(&self, handle: u64) -> bool {
-        self.unready.contains(&handle)
+        again
     }
 
     /// An operation has run.

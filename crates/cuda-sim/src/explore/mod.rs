@@ -100,8 +100,9 @@ pub struct Replay {
 ///
 /// Each run gets a new machine of `config`. Whenever the host has enqueued, waited or asked, the
 /// device may fall behind or run any ready operation of any stream, and so on: orders in which the
-/// host runs far ahead are explored, and those in which each operation runs at once. A program that
-/// asks in a loop whether work is done is let ask twice before something runs, so that it ends.
+/// host runs far ahead are explored, and those in which each operation runs at once. The device may
+/// also advance just before the host asks, never between the question and the answer. A program that asks in
+/// a loop whether work is done is told twice that it is not before something runs, so that it ends.
 ///
 /// A schedule fails when the program answers an error, when it panics, or when the machine has a
 /// [`Finding`](crate::Finding) at its end. The first failing one ends the exploration.

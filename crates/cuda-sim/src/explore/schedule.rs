@@ -33,16 +33,22 @@ impl State {
         self.choices.take().map(|choices| choices.into_record()).unwrap_or_default()
     }
 
-    /// In an exploration, lets the device advance before a call of immediate effect.
+    /// In an exploration, lets the device advance before a call that changes what pending work finds,
+    /// or asks how far it is: since the call before, the host may have written pinned memory.
     pub(crate) fn before_call(&mut self, call: &'static str) {
-        if self.choices.is_some() && IMMEDIATE.contains(&call) {
+        if self.choices.is_none() {
+            return;
+        }
+        if IMMEDIATE.contains(&call) {
             self.interleave();
             self.trace(|_| format!("host    {call}"));
+        } else if call.ends_with("Query") {
+            self.interleave();
         }
     }
 
     /// Lets the device advance after a call: in an exploration if it enqueued, waited or asked, and at
-    /// the fastest pace as far as it can.
+    /// a pace that follows the host as far as that says.
     pub(crate) fn after_call(&mut self, call: &'static str) {
         if self.choices.is_none() {
             return self.keep_pace();
@@ -65,23 +71,15 @@ impl State {
         self.interleaved_at = (self.enqueued, self.ticks);
     }
 
-    /// Lets the device advance before a query of `handle`, by one operation at least if asking again
-    /// could not answer otherwise.
-    pub(crate) fn interleave_query(&mut self, handle: u64) {
-        if self.choices.as_ref().is_some_and(|choices| choices.is_known_unready(handle)) {
-            self.step();
-        }
-        self.interleave();
-    }
-
-    /// Notes the answer of a query.
+    /// Lets the device go on after the answer of a query: as the pace says, or in an exploration by one
+    /// operation at least if nothing has run since the same answer was given before.
     pub(crate) fn queried(&mut self, call: &'static str, handle: u64, is_done: bool) {
-        let Some(choices) = &mut self.choices else { return };
-        if !is_done {
-            choices.found_unready(handle);
-        }
+        let Some(choices) = &mut self.choices else { return self.go_on_after_query() };
         let answer = if is_done { "done" } else { "not done" };
         choices.trace(|| format!("host    {call} of {handle:#x}: {answer}"));
+        if !is_done && choices.found_unready(handle) {
+            self.step();
+        }
     }
 
     pub(crate) fn trace_enqueued(&mut self, stream: u64) {
