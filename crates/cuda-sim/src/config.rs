@@ -66,7 +66,7 @@ impl Default for SimConfig {
             peer_access: true,
             peer_group: DEVICES_MAX,
             track_initialised: true,
-            races: RaceCheck::default(),
+            races: environment::RACES.value(),
             implicit_waits: true,
             compute_capability: COMPUTE_CAPABILITY_MAX,
             profile: Profile::h100(),

@@ -3,7 +3,7 @@
 
 use std::env;
 
-use crate::{Pace, SimConfigError};
+use crate::{Pace, RaceCheck, SimConfigError};
 
 /// A variable whose word stands for a value.
 pub(crate) struct Variable<T: 'static> {
@@ -22,9 +22,16 @@ pub(crate) const PACE: Variable<Pace> = Variable {
     ],
 };
 
+/// What machines do about races.
+pub(crate) const RACES: Variable<RaceCheck> = Variable {
+    name: "CUDA_SIM_RACES",
+    words: &[("off", RaceCheck::Off), ("report", RaceCheck::Report), ("abort", RaceCheck::Abort)],
+};
+
 /// Refuses an environment with a variable of ours whose word is unknown.
 pub(crate) fn check() -> Result<(), SimConfigError> {
     PACE.read()?;
+    RACES.read()?;
     Ok(())
 }
 
@@ -58,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_one_pace_and_another_is_refused_by_name() {
+    fn a_word_is_one_value_and_another_is_refused_by_name() {
         for (word, pace) in [
             ("slowest", Pace::Slowest),
             ("fastest", Pace::Fastest),
@@ -67,6 +74,12 @@ mod tests {
         ] {
             assert_eq!(PACE.value_of(word), Ok(pace));
         }
+        for (word, check) in
+            [("off", RaceCheck::Off), ("report", RaceCheck::Report), ("abort", RaceCheck::Abort)]
+        {
+            assert_eq!(RACES.value_of(word), Ok(check));
+        }
+        assert!(RACES.value_of("on").is_err());
         for word in ["", "Slowest", "slowest ", "one_behind", "\u{fffd}"] {
             let text = PACE.value_of(word).unwrap_err().to_string();
             let expected = format!(

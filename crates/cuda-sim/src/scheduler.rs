@@ -110,7 +110,8 @@ impl State {
         while !self.is_reached(goal) {
             let advanced = match self.pace {
                 Pace::Slowest | Pace::OneBehind if self.choices.is_none() => {
-                    self.step_towards(goal)
+                    // A host that would hang looks on while everything else runs.
+                    self.step_towards(goal) || self.step()
                 }
                 _ => self.step(),
             };

@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use common::*;
 use cuda_driver::Driver;
 use cuda_sim::{
-    Exploration, ExploreLimits, RaceCheck, Script, SimConfig, SimDriver, explore, explore_random,
-    replay,
+    Exploration, ExploreLimits, Pace, RaceCheck, Script, SimConfig, SimDriver, explore,
+    explore_random, replay,
 };
 
 /// A machine for programs that are meant to race.
@@ -248,7 +248,7 @@ fn limits_end_an_exploration_that_then_is_not_complete() {
 
 #[test]
 fn outside_an_exploration_a_host_step_is_nothing() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let memory = sim.mem_alloc(1).unwrap();
     fill(&sim, memory, 0, 1, 0).unwrap();
     sim.host_step("writes");

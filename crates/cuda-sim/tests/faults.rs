@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use cuda_driver::{Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs, LaunchConfig};
-use cuda_sim::{FindingKind, LeakReport, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, LeakReport, Pace, SimConfig, SimDriver};
 
 #[test]
 fn the_nth_call_fails_once() {
@@ -185,7 +185,7 @@ fn findings_are_bounded() {
 #[test]
 fn a_device_is_lost_between_two_operations() {
     for operations in 0..4 {
-        let sim = seeded(operations);
+        let sim = paced(Pace::Slowest, operations);
         let stream = sim.stream_create(false).unwrap();
         let (device, host) = (sim.mem_alloc(4).unwrap(), pinned(&sim, 4));
         fill(&sim, device, 7, 4, 0).unwrap();
@@ -342,7 +342,7 @@ fn every_call_of_a_lost_device_answers_its_code_and_clean_up_works() {
 
 #[test]
 fn a_bad_access_poisons_its_context_in_the_same_way() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let objects = Objects::new(&sim);
     let args = KernelArgs::new().arg(objects.memory + 4);
     launch(&sim, objects.function, &args, objects.stream).unwrap();
@@ -360,8 +360,8 @@ fn a_held_stream_does_not_keep_a_lost_device_from_answering() {
     let memory = sim.mem_alloc(1).unwrap();
     sim.hold(stream);
     fill(&sim, memory, 1, 1, stream).unwrap();
-    fill(&sim, memory, 2, 1, other).unwrap();
     sim.lose_device(0, 1, ErrorCode::NVLINK_UNCORRECTABLE);
+    fill(&sim, memory, 2, 1, other).unwrap();
     assert_eq!(code(sync(&sim, stream)), ErrorCode::NVLINK_UNCORRECTABLE);
     assert!(sim.findings().is_empty());
 }

@@ -8,7 +8,7 @@ use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, DeviceError, ErrorCode, Event, HostAllocFlags,
     PhysicalMemory, PinnedBuffer, Stream,
 };
-use cuda_sim::{FindingKind, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, Pace, SimConfig, SimDriver};
 
 fn open() -> (SimDriver, Device) {
     let sim = SimDriver::new(SimConfig::default()).unwrap();
@@ -59,6 +59,7 @@ fn handles_are_dropped_on_a_thread_without_a_context() {
 #[test]
 fn a_fault_poisons_the_handle_and_clean_up_still_finishes() {
     let (sim, device) = open();
+    sim.set_pace(Pace::Slowest);
     let stream = Stream::new(&device).unwrap();
     let page = PhysicalMemory::granularity(&device).unwrap();
     let range = AddressRange::reserve(&device, page).unwrap();

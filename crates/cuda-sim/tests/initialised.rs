@@ -5,11 +5,11 @@
 mod common;
 
 use common::{
-    PAGE, copy, download, fill, free, host_write, launch_copy, machine, map, map_page, pinned,
-    reserve, seeded, sync, upload, upload_async,
+    PAGE, copy, download, fill, free, host_write, launch_copy, machine, map, map_page, paced,
+    pinned, reserve, seeded, sync, upload, upload_async,
 };
 use cuda_driver::Driver;
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{Pace, SimConfig, SimDriver};
 
 /// The written bytes among the first `bytes` of `address`.
 fn written(sim: &SimDriver, address: u64, bytes: u64) -> Vec<u64> {
@@ -18,7 +18,7 @@ fn written(sim: &SimDriver, address: u64, bytes: u64) -> Vec<u64> {
 
 #[test]
 fn new_memory_is_not_written_and_every_kind_of_write_counts() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let memory = sim.mem_alloc(4096).unwrap();
     assert!(!sim.is_initialised(0, memory, 4096));
     assert!(sim.is_initialised(0, memory, 0));

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use cuda_driver::{Driver, ErrorCode, HostAllocFlags, KernelArgs, KernelReference, ReferenceError};
-use cuda_sim::{FindingKind, RangeKind, SimConfig};
+use cuda_sim::{FindingKind, Pace, RangeKind, SimConfig};
 
 #[test]
 fn allocations_are_aligned_counted_and_never_zero_at_first() {
@@ -74,7 +74,7 @@ fn copies_of_no_bytes_succeed() {
 
 #[test]
 fn a_kernel_that_reads_past_its_memory_loses_the_device() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let stream = sim.stream_create(false).unwrap();
     let (from, to) = (sim.mem_alloc(1000).unwrap(), sim.mem_alloc(4096).unwrap());
     launch_copy(&sim, (to, from), 1001, stream).unwrap();
@@ -138,7 +138,7 @@ fn a_kernel_that_reads_freed_pinned_memory_loses_the_device() {
 
 #[test]
 fn pinned_memory_freed_with_its_context_is_missed_by_another_devices_copy() {
-    let sim = machine(SimConfig { devices: 2, ..SimConfig::default() });
+    let sim = machine(SimConfig { devices: 2, pace: Pace::Slowest, ..SimConfig::default() });
     let host = pinned(&sim, 64);
     bind(&sim, 1);
     let to = sim.mem_alloc(64).unwrap();

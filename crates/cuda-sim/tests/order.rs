@@ -12,7 +12,7 @@ use cuda_sim::{FindingKind, Pace, SimConfig, SimDriver};
 
 #[test]
 fn a_pinned_source_is_read_when_the_copy_runs() {
-    let sim = seeded(1);
+    let sim = paced(Pace::Slowest, 1);
     let stream = sim.stream_create(false).unwrap();
     let (device, host) = (sim.mem_alloc(4).unwrap(), pinned(&sim, 4));
     host_write(host, b"old!");
@@ -34,7 +34,7 @@ fn a_pageable_source_is_read_during_the_call() {
 
 #[test]
 fn a_kernel_reads_pinned_memory_when_it_runs() {
-    let sim = seeded(1);
+    let sim = paced(Pace::Slowest, 1);
     let stream = sim.stream_create(false).unwrap();
     let (device, host) = (sim.mem_alloc(4).unwrap(), pinned(&sim, 4));
     let address = sim.mem_host_get_device_pointer(host).unwrap();
@@ -64,7 +64,7 @@ fn an_event_after_the_reader_protects_its_source() {
 fn outcomes(ordered: bool, blocking: bool) -> BTreeSet<u8> {
     (0..100)
         .map(|seed| {
-            let sim = seeded(seed);
+            let sim = paced(Pace::Random, seed);
             let first = sim.stream_create(blocking).unwrap();
             let second = sim.stream_create(blocking).unwrap();
             let device = sim.mem_alloc(1).unwrap();
@@ -95,7 +95,7 @@ fn streams_ordered_by_an_event_take_one_order() {
 #[test]
 fn a_seed_replays() {
     let trace = |seed| {
-        let sim = seeded(seed);
+        let sim = paced(Pace::Random, seed);
         let streams: Vec<u64> = (0..4).map(|_| sim.stream_create(false).unwrap()).collect();
         let device = sim.mem_alloc(1).unwrap();
         for (value, &stream) in streams.iter().cycle().take(40).enumerate() {
@@ -110,7 +110,7 @@ fn a_seed_replays() {
 
 #[test]
 fn nothing_runs_before_the_host_waits_and_no_more_than_it_waits_for() {
-    let sim = seeded(3);
+    let sim = paced(Pace::Random, 3);
     let (first, second) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
     let host = pinned(&sim, 2);
     let device = sim.mem_alloc(2).unwrap();
@@ -145,7 +145,7 @@ fn the_default_stream_is_ordered_with_blocking_streams_in_both_directions() {
 fn the_default_stream_is_not_ordered_with_non_blocking_streams() {
     let seen: BTreeSet<u8> = (0..100)
         .map(|seed| {
-            let sim = seeded(seed);
+            let sim = paced(Pace::Random, seed);
             let stream = sim.stream_create(false).unwrap();
             let device = sim.mem_alloc(1).unwrap();
             fill(&sim, device, 1, 1, stream).unwrap();
@@ -210,7 +210,7 @@ fn work_of_a_destroyed_stream_still_runs() {
 
 #[test]
 fn a_held_stream_stands_still_and_a_wait_for_it_ends() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let stream = sim.stream_create(false).unwrap();
     let device = sim.mem_alloc(1).unwrap();
     fill(&sim, device, 1, 1, stream).unwrap();
@@ -259,7 +259,7 @@ fn a_late_event_is_late_for_queries_only() {
 
 #[test]
 fn elapsed_time_needs_two_completed_timing_events() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let stream = sim.stream_create(false).unwrap();
     let (start, end) = (sim.event_create(true).unwrap(), sim.event_create(true).unwrap());
     let untimed = sim.event_create(false).unwrap();
@@ -324,7 +324,7 @@ fn call_note(sim: &SimDriver, stream: u64, letter: u8, list: &Notes) {
 fn host_functions_run_in_the_order_of_their_stream() {
     let seen: BTreeSet<Vec<u8>> = (0..200)
         .map(|seed| {
-            let sim = seeded(seed);
+            let sim = paced(Pace::Random, seed);
             let streams = [0; 2].map(|_| sim.stream_create(false).unwrap());
             let (device, host) = (sim.mem_alloc(1).unwrap(), pinned(&sim, 1));
             let list = Notes::default();

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use cuda_driver::{AccessDesc, Driver, ErrorCode, Granularity};
-use cuda_sim::{FindingKind, RangeKind, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, Pace, RangeKind, SimConfig, SimDriver};
 
 const INVALID: ErrorCode = ErrorCode::INVALID_VALUE;
 
@@ -219,7 +219,7 @@ fn access_across_mapped_pages_is_one_run_and_ends_at_a_hole() {
 
 #[test]
 fn unmapping_under_a_pending_kernel_loses_the_device() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let base = reserve(&sim, 1);
     let handle = map_page(&sim, base);
     let stream = sim.stream_create(false).unwrap();

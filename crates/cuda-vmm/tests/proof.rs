@@ -79,7 +79,10 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     let pages = machine.pages(2);
     space.map_range(0, take(&pages, 2)).unwrap();
     assert!(space.mapped_span(0..2).is_ok());
-    let stranger = space.retire(0..1, &[fence_of(&machine, 2)]).unwrap();
+    // A fence that has completed, but of a device that cannot have used the memory.
+    let stranger = fence_of(&machine, 2);
+    stranger.wait().unwrap();
+    let stranger = space.retire(0..1, &[stranger]).unwrap();
     let error = stranger.try_complete().unwrap_err();
     assert_eq!(error.reason, Unrest::Unknown);
     // With peers, no single wait covers everybody: a fence must.

@@ -7,7 +7,7 @@ use cuda_driver::{
     AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs,
     KernelReference, LaunchConfig, ReferenceError,
 };
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{Pace, SimConfig, SimDriver};
 
 /// The default page size.
 pub const PAGE: u64 = 2 << 20;
@@ -52,6 +52,11 @@ pub fn machine(config: SimConfig) -> SimDriver {
 
 pub fn seeded(seed: u64) -> SimDriver {
     machine(SimConfig { seed, ..SimConfig::default() })
+}
+
+/// A machine at `pace`, whatever pace the suite runs at.
+pub fn paced(pace: Pace, seed: u64) -> SimDriver {
+    machine(SimConfig { seed, pace, ..SimConfig::default() })
 }
 
 /// Retains the context of `device` and binds it on this thread.

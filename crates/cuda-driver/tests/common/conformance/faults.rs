@@ -162,7 +162,10 @@ fn the_fault_shows_when_an_event_synchronises(on: &Subject) {
     let bound = on.bind();
     let (stream, event) = (bound.stream(), bound.event());
     write_at(&bound, 0x1000, *stream);
-    bound.event_record(*event, *stream).unwrap();
+    // A device that is quick has run the kernel by now, and refuses the record already.
+    if let Err(error) = bound.event_record(*event, *stream) {
+        assert_eq!(error.code, ILLEGAL);
+    }
     refused(bound.event_synchronize(*event), ILLEGAL);
     refused(bound.event_query(*event), ILLEGAL);
 }
