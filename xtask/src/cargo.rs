@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
@@ -20,6 +20,15 @@ pub(crate) struct Package {
     /// Features, with what each turns on.
     #[serde(default)]
     pub(crate) features: BTreeMap<String, Vec<String>>,
+    /// Crates that it depends on, for its tests too.
+    #[serde(default)]
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+/// A crate that another one depends on.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub(crate) struct Dependency {
+    name: String,
 }
 
 /// A library, program, test or benchmark.
@@ -45,6 +54,11 @@ impl Package {
             .map(|target| target.name.as_str())
     }
 
+    /// Whether it depends on the crate `name`, or its tests do.
+    pub(crate) fn uses(&self, name: &str) -> bool {
+        self.dependencies.iter().any(|dependency| dependency.name == name)
+    }
+
     /// Whether others can depend on it: it has a library and may be published.
     pub(crate) fn is_published_library(&self) -> bool {
         self.publish.is_none() && self.targets_of("lib").next().is_some()
@@ -67,6 +81,15 @@ pub(crate) fn command() -> Command {
     let mut command = Command::new(program());
     command.current_dir(workspace_root());
     command
+}
+
+/// Whether tests can be run by nextest, which is an installation of its own.
+pub(crate) fn has_nextest() -> bool {
+    Command::new(program())
+        .args(["nextest", "--version"])
+        .stdin(Stdio::null())
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 /// The crates of the workspace, by name.

@@ -9,6 +9,7 @@ mod cargo;
 mod gpu_bundle;
 mod kernels;
 mod model;
+mod paces;
 mod peers;
 mod removals;
 mod simulate;
@@ -31,6 +32,8 @@ struct Cli {
 enum Task {
     /// Runs every check and test, as continuous integration does.
     Test(test::Args),
+    /// Runs the tests with the simulated device at each pace.
+    Paces(paces::Args),
     /// Runs long campaigns of random schedules on the simulated device.
     Simulate(simulate::Args),
     /// Checks the block pool with model checkers and against a naive reference.
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Test(args) => test::run(&args),
+        Task::Paces(args) => paces::run(&args),
         Task::Simulate(args) => simulate::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Tidy => tidy::run(),

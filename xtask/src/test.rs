@@ -1,18 +1,18 @@
 //! `cargo xtask test`: everything that continuous integration runs, step by step, all of it even after a failure.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
-use crate::{kernels, model, tidy};
+use crate::{kernels, model, paces, tidy};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what seldom breaks: rustdoc, the kernel check, crates built alone, model checkers, the release build with its runs.
+    /// Leave out what seldom breaks: tests at other paces, rustdoc, the kernel check, crates built alone, model checkers, the release build with its runs.
     #[arg(long)]
     quick: bool,
 }
@@ -51,7 +51,7 @@ struct Outcome {
 
 /// Runs every step and reports all failures at the end.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let steps = steps(args, &cargo::packages()?, has_nextest());
+    let steps = steps(args, &cargo::packages()?, cargo::has_nextest());
     let count = steps.len();
     let folder = cargo::workspace_root().join(SMOKE_FOLDER);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -130,6 +130,8 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     if args.quick {
         return steps;
     }
+    let short = format!("paces{}", paces::Args::short().line());
+    steps.push(Step::own(&short, || paces::run(&paces::Args::short())));
     steps.push(Step::cargo_with(
         "doc --workspace --no-deps --all-features",
         &[("RUSTDOCFLAGS", "-D warnings")],
@@ -148,14 +150,6 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         )));
     }
     steps
-}
-
-fn has_nextest() -> bool {
-    Command::new(cargo::program())
-        .args(["nextest", "--version"])
-        .stdin(Stdio::null())
-        .output()
-        .is_ok_and(|output| output.status.success())
 }
 
 /// One line a step, and the failed ones once more at the end, where a reader looks first.
@@ -189,6 +183,7 @@ mod tests {
             targets: vec![target],
             publish: None,
             features: BTreeMap::new(),
+            dependencies: Vec::new(),
         }
     }
 

@@ -170,6 +170,7 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
+    idle.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 12);
     assert_eq!(pool.grow_to(20), Ok(20));
     // Shrinking takes parked pages too, and those wait for their own users as well.
@@ -180,6 +181,7 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     assert_eq!((pool.poll_retired().unmapped_pages, pool.stats().parked_bytes), (0, 0));
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
+    idle.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 12);
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close(pool);

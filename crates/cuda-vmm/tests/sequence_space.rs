@@ -453,6 +453,7 @@ fn what_is_given_up_is_unmapped_at_rest_unless_it_is_wanted_again() {
     sequence.extend_to(9).unwrap();
     t.machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
+    idle.synchronize().unwrap();
     t.work();
     assert_eq!((t.space.stats().mapped_bytes, sequence.ready_tokens()), (6 * PAGE, 12));
     t.check();

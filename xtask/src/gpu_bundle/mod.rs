@@ -175,7 +175,13 @@ mod tests {
             .iter()
             .map(|&(kind, name)| Target { name: name.to_owned(), kind: vec![kind.to_owned()] })
             .collect();
-        Package { name: name.to_owned(), targets, publish: None, features: BTreeMap::new() }
+        Package {
+            name: name.to_owned(),
+            targets,
+            publish: None,
+            features: BTreeMap::new(),
+            dependencies: Vec::new(),
+        }
     }
 
     fn artifact(package: &str, kind: &str, target: &str) -> Artifact {

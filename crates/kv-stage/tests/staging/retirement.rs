@@ -238,7 +238,8 @@ fn asking_alone_brings_a_buffer_back() {
             Err(AcquireError::Exhausted { live: 1, max: 1 }) => refused += 1,
             Err(error) => panic!("{error}"),
         }
-        assert!(refused < 1000, "asking alone lets a simulated device go on");
+        assert!(refused < 10, "nobody waits, but the device goes on and the pool asks it");
+        machine.sim.step();
     };
     drop(buffer);
     assert_eq!(machine.read(target.span()), pattern(1, BYTES));
