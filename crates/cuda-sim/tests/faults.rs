@@ -372,7 +372,7 @@ unsafe extern "C" fn must_not_run(_: *mut std::ffi::c_void) {
 
 #[test]
 fn a_lost_device_calls_no_host_function() {
-    let sim = seeded(0);
+    let sim = paced(Pace::Slowest, 0);
     let stream = sim.stream_create(false).unwrap();
     // SAFETY: the function may be called; it ends the process, which fails the test.
     unsafe { sim.launch_host_func(stream, must_not_run, 0) }.unwrap();
