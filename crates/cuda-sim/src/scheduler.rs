@@ -10,7 +10,8 @@ use crate::work::{Operation, Work};
 /// How far the devices go on by themselves between the host's calls, and while the host waits.
 ///
 /// Whatever the pace, operations run in an order that streams, events and default streams allow, and
-/// a query answers what was so when it was made: what the pace lets run, runs after the answer.
+/// a query answers what was so when it was made: what the pace lets run, runs after the answer. A wait
+/// that cannot end, behind a held stream, lets everything else run first.
 /// An exploration ([`explore`](crate::explore)) chooses for itself and takes no notice of the pace.
 ///
 /// A machine begins with the pace of [`SimConfig::pace`](crate::SimConfig::pace);

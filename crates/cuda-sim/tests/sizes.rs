@@ -284,6 +284,7 @@ fn what_a_test_may_ask() {
     sim.advance_host(Duration::MAX);
     for pace in [Pace::Fastest, Pace::Slowest, Pace::OneBehind, Pace::Random] {
         sim.set_pace(pace);
+        try_config(SimConfig { pace, ..SimConfig::default() });
     }
     sim.lose_device(0, u64::MAX, ErrorCode::ILLEGAL_ADDRESS);
     assert!(sim.ctx_synchronize().is_ok());

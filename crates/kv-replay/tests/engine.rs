@@ -300,7 +300,7 @@ fn every_byte_is_right_on_devices_that_are_always_late_or_never() {
     for device in ["sim", "sim:2"] {
         let shape = ModelShape { layers: 2, ..config.shape };
         let config = RunConfig { shape, ..config.clone() };
-        for pace in [Pace::Slowest, Pace::Fastest] {
+        for pace in [Pace::Slowest, Pace::OneBehind, Pace::Fastest] {
             let devices = open(&device.parse().unwrap(), SimSizes::for_config(&config)).unwrap();
             devices.sim.as_ref().unwrap().set_pace(pace);
             let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();

@@ -1,6 +1,7 @@
 //! Orders of streams: transfers as operations of theirs, and layers that arrive one by one.
 
 use cuda_driver::{DeviceBuffer, Stream};
+use cuda_sim::Pace;
 use kv_kernels::{Direction, LayerEvents, Transport};
 
 use crate::machine::{BOTH, Case, Machine, OFFSET, Scene};
@@ -79,6 +80,7 @@ fn a_layer_that_is_told_of_has_arrived() {
 fn the_first_layer_arrives_before_the_last() {
     for transport in Transport::ALL {
         let machine = Machine::new(7);
+        machine.sim.set_pace(Pace::Slowest);
         let mut link = machine.link(transport);
         let scene = Scene::new(&machine, &Case::plain(Direction::ChunkToPaged));
         let events = LayerEvents::new(&machine.device, 3).unwrap();

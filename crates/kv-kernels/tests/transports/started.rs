@@ -1,6 +1,7 @@
 //! Transfers whose host's end has an order of its own, and sequences of them.
 
 use cuda_driver::{DeviceBuffer, PinnedBuffer, Stream};
+use cuda_sim::Pace;
 use kv_kernels::{
     Direction, HostArrival, HostLink, HostLinkOptions, HostReady, HostTransfer, KernelError,
     LayerEvents, Transport, TransportError,
@@ -161,6 +162,7 @@ fn the_stream_goes_on_while_bytes_travel_to_the_host() {
     let mut early = 0;
     for seed in 0..SEEDS {
         let machine = Machine::new(seed);
+        machine.sim.set_pace(Pace::Random);
         let options =
             HostLinkOptions { ring_slots: 4, slot_bytes: 8 << 10, ..HostLinkOptions::default() };
         let mut link = machine.link_with(Transport::TwoHop, options);
