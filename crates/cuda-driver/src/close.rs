@@ -3,7 +3,7 @@
 use crate::current::Bound;
 use crate::device::{Inner, Object, Retired};
 use crate::opened;
-use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles};
+use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles, site};
 
 /// The error that lost a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -56,6 +56,7 @@ impl Device {
     /// made from it; [`CloseError::Refused`] with the first refusal, after every step was tried, or else
     /// with that of the first object that was given up when it was dropped. The error of a device that is
     /// lost is no refusal.
+    #[track_caller]
     pub fn close(self) -> Result<Closed, CloseError> {
         let alive = self.alive();
         let mut inner = match std::sync::Arc::try_unwrap(self.inner) {
@@ -76,7 +77,9 @@ impl Device {
 impl Inner {
     /// Frees retired memory, releases the context and lets go of its owner, each even if what came
     /// before failed; returns the first refusal. Once done, there is nothing left to do.
+    #[track_caller]
     fn end(&mut self) -> DriverResult<()> {
+        let _site = site::enter();
         let retired = std::mem::take(self.retired.get_mut());
         let mut outcome = Ok(());
         if !retired.is_empty() {

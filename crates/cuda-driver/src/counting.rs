@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
-    Granularity, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs, LaunchConfig,
-    PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle, ShareableKind, ShareableRef,
+    Granularity, HostAccess, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
+    LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle, ShareableKind,
+    ShareableRef,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -20,10 +21,14 @@ pub struct CountingDriver {
     counts: [AtomicU64; CALLS.len()],
     pinned_bytes: AtomicU64,
     watcher: Option<Watcher>,
+    access_watcher: Option<AccessWatcher>,
 }
 
 /// Told the name of each call.
 type Watcher = Box<dyn Fn(&'static str) + Send + Sync>;
+
+/// Told each access of the host.
+type AccessWatcher = Box<dyn Fn(HostAccess) + Send + Sync>;
 
 /// Forwards each method, counting it under the position of its name in `CALLS`.
 macro_rules! counted {
@@ -47,7 +52,10 @@ macro_rules! counted {
                 self.upstream.virtual_now()
             }
 
-            fn host_access(&self, access: crate::HostAccess) {
+            fn host_access(&self, access: HostAccess) {
+                if let Some(watcher) = &self.access_watcher {
+                    watcher(access);
+                }
                 self.upstream.host_access(access);
             }
 
@@ -180,6 +188,7 @@ impl CountingDriver {
             counts: [const { AtomicU64::new(0) }; CALLS.len()],
             pinned_bytes: AtomicU64::new(0),
             watcher: None,
+            access_watcher: None,
         }
     }
 
@@ -191,6 +200,13 @@ impl CountingDriver {
         watcher: impl Fn(&'static str) + Send + Sync + 'static,
     ) -> Self {
         Self { watcher: Some(Box::new(watcher)), ..Self::new(upstream) }
+    }
+
+    /// The same, and shows `watcher` each [access of the host](Driver::host_access) before it is made, on the
+    /// thread that makes it.
+    #[must_use]
+    pub fn watching_accesses(self, watcher: impl Fn(HostAccess) + Send + Sync + 'static) -> Self {
+        Self { access_watcher: Some(Box::new(watcher)), ..self }
     }
 
     fn count(&self, call: Call) {

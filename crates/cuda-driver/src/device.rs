@@ -13,8 +13,8 @@ use crate::close::{Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
 use crate::opened::{self, Noted};
 use crate::{
-    DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostRegion,
-    LiveHandles,
+    DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostAccess,
+    HostRegion, LiveHandles, site,
 };
 
 /// Why an operation on a device did not happen.
@@ -306,6 +306,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Poisoned`] without running `calls` when the device is lost; otherwise what
     /// `calls` returned.
+    #[track_caller]
     pub fn run<T>(
         &self,
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
@@ -320,10 +321,12 @@ impl Device {
     ///
     /// # Errors
     /// What the calls returned.
+    #[track_caller]
     pub fn clean_up<T>(
         &self,
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
+        let _site = site::enter();
         let driver = &*self.inner.driver;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.inner.sabotage.binds_nothing.load(Relaxed) {
@@ -414,6 +417,7 @@ impl Device {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn attribute(&self, attribute: DeviceAttribute) -> Result<i32, DeviceError> {
         self.run(|driver| driver.device_get_attribute(self.inner.ordinal, attribute))
     }
@@ -422,6 +426,7 @@ impl Device {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn memory_info(&self) -> Result<(u64, u64), DeviceError> {
         self.run(|driver| driver.mem_get_info())
     }
@@ -430,8 +435,20 @@ impl Device {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         self.run(|driver| driver.ctx_synchronize())
+    }
+
+    /// Tells the driver that the host is about to access memory which devices can reach too, at the
+    /// caller's place: see [`Driver::host_access`]. [`PinnedBuffer`](crate::PinnedBuffer) does so itself;
+    /// this is for those who reach its bytes by address. An access of no bytes is none.
+    #[track_caller]
+    pub fn host_access(&self, access: HostAccess) {
+        if access.bytes > 0 {
+            let _site = site::enter();
+            self.inner.driver.host_access(access);
+        }
     }
 
     /// Notes memory whose owner is gone; [`free_retired`](Device::free_retired) frees it.
@@ -460,6 +477,7 @@ impl Device {
     ///
     /// # Safety
     /// - The object is live, of this device, and its last handle is being dropped.
+    #[track_caller]
     pub(crate) unsafe fn destroy(&self, object: Object) {
         // SAFETY: the caller's promise.
         match self.end(|driver| unsafe { destroy(driver, object) }) {
@@ -494,6 +512,7 @@ impl Device {
     /// # Errors
     /// The first refusal; every other buffer is freed all the same. What was refused is given up: it may be
     /// gone, since the driver may answer with the error of earlier work, and is never freed a second time.
+    #[track_caller]
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
         let retired = std::mem::take(&mut *self.inner.retired.lock());
         if retired.is_empty() {

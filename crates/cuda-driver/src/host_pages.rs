@@ -175,6 +175,7 @@ pub unsafe trait HostRegion: fmt::Debug + Send + Sync {
 impl Device {
     /// The host's memory node beside this device; none where the host has no nodes or does not say.
     #[must_use]
+    #[track_caller]
     pub fn host_node(&self) -> Option<u32> {
         let node = match self.attribute(DeviceAttribute::HOST_NUMA_ID) {
             Ok(node) => Some(i64::from(node)),

@@ -3,7 +3,7 @@
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
-use crate::{Device, DeviceError, HostAllocFlags, HostRegion, PagesGot, Stream};
+use crate::{Device, DeviceError, HostAccess, HostAllocFlags, HostRegion, PagesGot, Stream};
 
 /// A range that does not lie inside the memory it was asked of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -136,6 +136,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    #[track_caller]
     pub fn alloc(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         device.free_retired()?;
         let address = device.run(|driver| driver.mem_alloc(bytes))?;
@@ -174,6 +175,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn free(self) -> Result<(), DeviceError> {
         let device = self.device.clone();
         drop(self);
@@ -211,6 +213,7 @@ impl PinnedBuffer {
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    #[track_caller]
     pub fn alloc(device: &Device, bytes: u64, flags: HostAllocFlags) -> Result<Self, DeviceError> {
         device.free_retired()?;
         let (host, device_address) = device.run(|driver| {
@@ -296,7 +299,15 @@ impl PinnedBuffer {
         }
     }
 
+    /// Tells the driver of an access to a range of the buffer, just before it is made.
+    #[track_caller]
+    fn tell(&self, offset: u64, bytes: u64, writes: bool) {
+        self.device.host_access(HostAccess { address: self.host + offset, bytes, writes });
+    }
+
+    #[track_caller]
     fn clear(&mut self) {
+        self.tell(0, self.bytes, true);
         // SAFETY: the allocation is `bytes` long, owned, and not yet known to the device.
         unsafe { std::ptr::write_bytes(self.host as *mut u8, 0, self.bytes as usize) };
     }
@@ -336,8 +347,10 @@ impl PinnedBuffer {
     ///
     /// # Errors
     /// [`OutOfBounds`].
+    #[track_caller]
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
         let host = self.host_range(offset, data.len() as u64)?;
+        self.tell(offset, data.len() as u64, true);
         // SAFETY: the range lies in the owned allocation; `data` cannot overlap it, since no
         // reference to the allocation exists outside `slice_mut`'s borrow of `self`.
         unsafe {
@@ -354,8 +367,10 @@ impl PinnedBuffer {
     ///
     /// # Errors
     /// [`OutOfBounds`].
+    #[track_caller]
     pub fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), OutOfBounds> {
         let host = self.host_range(offset, data.len() as u64)?;
+        self.tell(offset, data.len() as u64, false);
         // SAFETY: the range lies in the owned, initialised allocation and does not overlap `data`.
         unsafe {
             std::ptr::copy_nonoverlapping(host as *const u8, data.as_mut_ptr(), data.len());
@@ -363,13 +378,16 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// The bytes, for filling them in place.
+    /// The bytes, for filling them in place. Drivers that check orders are told of a write of all of them
+    /// at this call, and of none while the slice is alive.
     ///
     /// # Safety
     /// - no device operation that writes the buffer is pending, and none is enqueued while the
     ///   slice is alive;
     /// - no device operation that reads it is pending, unless a torn read is acceptable.
+    #[track_caller]
     pub unsafe fn slice_mut(&mut self) -> &mut [u8] {
+        self.tell(0, self.bytes, true);
         // SAFETY: the allocation is owned, initialised since `alloc`, and `bytes` long; `&mut
         // self` excludes other Rust accesses, the caller excludes the device's.
         unsafe { std::slice::from_raw_parts_mut(self.host as *mut u8, self.bytes as usize) }

@@ -49,6 +49,7 @@ impl Module {
     ///
     /// # Errors
     /// [`ModuleError::Load`] with the compiler's log.
+    #[track_caller]
     pub fn load(device: &Device, ptx: &str) -> Result<Self, ModuleError> {
         let mut log = String::new();
         match device.run(|driver| driver.module_load_data(ptx, &mut log)) {
@@ -67,6 +68,7 @@ impl Module {
     ///
     /// # Errors
     /// [`ModuleError::Kernel`] when there is none.
+    #[track_caller]
     pub fn kernel(&self, name: &str) -> Result<Kernel, ModuleError> {
         let raw = self.inner.raw;
         // SAFETY: the module is live (invariant of `raw`).
@@ -123,6 +125,7 @@ impl Kernel {
     /// - `args` has the number, order and sizes of the kernel's parameters;
     /// - host memory that the kernel reads stays allocated until it has completed;
     /// - host memory that it writes is not accessed by the host until it has completed.
+    #[track_caller]
     pub unsafe fn launch(
         &self,
         stream: &Stream,

@@ -2,7 +2,7 @@
 
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, DriverResult, ErrorCode, Event, PeerAttribute,
-    PeerCopy, Stream,
+    PeerCopy, Stream, site,
 };
 
 /// `CU_STREAM_LEGACY`: this stream and 0, which are the same one, are of whatever context is current.
@@ -13,6 +13,7 @@ impl Device {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn can_access(&self, peer: &Device) -> Result<bool, DeviceError> {
         self.check_driver(peer, "cuDeviceCanAccessPeer", ErrorCode::INVALID_DEVICE)?;
         self.run(|driver| driver.device_can_access_peer(self.ordinal(), peer.ordinal()))
@@ -22,6 +23,7 @@ impl Device {
     ///
     /// # Errors
     /// `INVALID_DEVICE` for a device and itself; what the driver answers.
+    #[track_caller]
     pub fn peer_attribute(
         &self,
         peer: &Device,
@@ -40,6 +42,7 @@ impl Device {
     ///
     /// # Errors
     /// `PEER_ACCESS_UNSUPPORTED` where [`can_access`](Device::can_access) is false.
+    #[track_caller]
     pub fn enable_access_to(&self, peer: &Device) -> Result<(), DeviceError> {
         self.check_driver(peer, "cuCtxEnablePeerAccess", ErrorCode::INVALID_CONTEXT)?;
         let enabled = self.run(|driver| {
@@ -71,7 +74,9 @@ impl Stream {
     /// # Errors
     /// `INVALID_HANDLE` for a stream or an event of another driver object, or an event of another
     /// context than `other`; [`DeviceError::Poisoned`] when either device is lost.
+    #[track_caller]
     pub fn wait_for(&self, other: &Stream, event: &Event) -> Result<(), DeviceError> {
+        let _site = site::enter();
         let (here, there) = (self.device(), other.device());
         for device in [there, event.device()] {
             here.check_driver(device, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
@@ -113,6 +118,7 @@ impl Stream {
     /// # Errors
     /// [`CopyError::Lengths`] when the spans differ in length; `INVALID_CONTEXT` for a device of
     /// another driver object; [`DeviceError::Poisoned`] when either device is lost.
+    #[track_caller]
     pub fn copy_between(
         &self,
         (to, destination): (&Device, DeviceSpan),

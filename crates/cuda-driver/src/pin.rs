@@ -81,6 +81,7 @@ impl PinnedBuffer {
     ///
     /// # Errors
     /// [`PinError`].
+    #[track_caller]
     pub fn pin(device: &Device, bytes: u64, memory: HostMemory) -> Result<Self, PinError> {
         let options = match memory {
             HostMemory::Driver(flags) => return Ok(Self::alloc(device, bytes, flags)?),
@@ -116,6 +117,7 @@ impl PinnedBuffer {
         }
     }
 
+    #[track_caller]
     fn from_driver(device: &Device, bytes: u64) -> Result<Self, PinError> {
         Ok(Self::alloc(device, bytes, HostAllocFlags::CACHED)?)
     }
@@ -128,6 +130,7 @@ impl PinnedBuffer {
     /// # Errors
     /// [`RegisterError`], which hands the region back: `HOST_MEMORY_ALREADY_REGISTERED` when some of it
     /// is pinned, `NOT_SUPPORTED`, `OUT_OF_MEMORY`.
+    #[track_caller]
     pub fn register(
         device: &Device,
         region: Box<dyn HostRegion>,

@@ -25,6 +25,7 @@ impl Kernel {
     ///
     /// # Safety
     /// - `args` has the number, order and sizes of the kernel's parameters.
+    #[track_caller]
     pub unsafe fn prepare(
         &self,
         config: &LaunchConfig,
@@ -84,6 +85,7 @@ impl PreparedLaunch {
     /// # Safety
     /// - host memory that the kernel reads stays allocated until it has completed;
     /// - host memory that it writes is not accessed by the host until it has completed.
+    #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         let device = self.kernel.device();
         device.check_driver(stream.device(), "cuGraphLaunch", ErrorCode::INVALID_HANDLE)?;

@@ -54,6 +54,7 @@ impl DeviceSpan {
     ///
     /// # Errors
     /// [`ResidencyError`], with the first address that is not such memory.
+    #[track_caller]
     pub fn of_device(device: &Device, address: u64, bytes: u64) -> Result<Self, ResidencyError> {
         OutOfBounds::check(address, bytes, u64::MAX)?;
         let end = address + bytes;

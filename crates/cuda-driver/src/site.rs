@@ -33,9 +33,9 @@ thread_local! {
     static CURRENT: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Ends the place that [`enter`] noted when it is dropped.
+/// Brings back, when it is dropped, the place that was noted before [`enter`] or [`leave`].
 #[derive(Debug)]
-#[must_use = "the place is noted until this is dropped"]
+#[must_use = "the place holds until this is dropped"]
 pub struct Entered {
     before: Option<Site>,
     /// Of one thread.
@@ -45,6 +45,7 @@ pub struct Entered {
 /// Notes the caller's place for the driver calls that this thread makes until the answer is dropped.
 ///
 /// Call it first in a function with `#[track_caller]`, so that the place is that of its caller.
+#[inline]
 #[track_caller]
 pub fn enter() -> Entered {
     let here = Location::caller();
@@ -56,13 +57,23 @@ pub fn enter() -> Entered {
     Entered { before, thread: PhantomData }
 }
 
+/// Forgets the place for the driver calls that this thread makes until the answer is dropped.
+///
+/// For code of the program that one of our functions calls back: its calls have places of their own.
+#[inline]
+pub fn leave() -> Entered {
+    Entered { before: CURRENT.take(), thread: PhantomData }
+}
+
 /// The place that is noted on this thread.
+#[inline]
 #[must_use]
 pub fn current() -> Option<Site> {
     CURRENT.get()
 }
 
 impl Drop for Entered {
+    #[inline]
     fn drop(&mut self) {
         CURRENT.set(self.before);
     }

@@ -6,7 +6,7 @@ use crate::alive::{Held, Kind};
 use crate::device::{Object, Owner, Retired};
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, Driver, DriverError, DriverResult, ErrorCode,
-    PinnedBuffer,
+    HostAccess, PinnedBuffer,
 };
 
 /// `CU_STREAM_PER_THREAD`, which is another stream on every thread.
@@ -44,6 +44,7 @@ impl Stream {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.stream_create(false))?;
         Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
@@ -57,6 +58,7 @@ impl Stream {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn with_priority(device: &Device, priority: StreamPriority) -> Result<Self, DeviceError> {
         // The driver takes numbers out of the device's range as the nearest in it.
         let number = match priority {
@@ -72,6 +74,7 @@ impl Stream {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn priority(&self) -> Result<i32, DeviceError> {
         // SAFETY: the stream is live (invariant of `raw`).
         self.inner.device.run(|driver| unsafe { driver.stream_get_priority(self.raw()) })
@@ -89,6 +92,7 @@ impl Stream {
     ///
     /// # Safety
     /// - `raw` is 0 or a live `CUstream`, and stays so until the last clone is dropped.
+    #[track_caller]
     pub unsafe fn adopt(device: &Device, raw: u64) -> Result<Self, DeviceError> {
         // SAFETY: the caller promises the same.
         unsafe { Self::adopt_of(device, raw, Owner::ELSEWHERE) }
@@ -96,6 +100,7 @@ impl Stream {
 
     /// # Safety
     /// - As [`adopt`](Stream::adopt), as long as `owner` is held.
+    #[track_caller]
     pub(crate) unsafe fn adopt_of(
         device: &Device,
         raw: u64,
@@ -145,6 +150,7 @@ impl Stream {
     ///
     /// # Errors
     /// `INVALID_HANDLE` for an event of another driver object; what the driver answers.
+    #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
         let device = &self.inner.device;
         device.check_driver(&event.device, "cuStreamWaitEvent", ErrorCode::INVALID_HANDLE)?;
@@ -156,6 +162,7 @@ impl Stream {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is live (invariant of `raw`).
         self.inner.device.run(|driver| unsafe { driver.stream_synchronize(self.raw()) })
@@ -165,6 +172,7 @@ impl Stream {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn is_idle(&self) -> Result<bool, DeviceError> {
         // SAFETY: the stream is live (invariant of `raw`).
         self.inner.device.run(|driver| unsafe { driver.stream_query(self.raw()) })
@@ -179,6 +187,7 @@ impl Stream {
     /// # Errors
     /// [`CopyError::OutOfBounds`] when the source has fewer than `offset + destination` bytes;
     /// `INVALID_VALUE` for memory of another driver object.
+    #[track_caller]
     pub fn copy_to_device(
         &self,
         destination: DeviceSpan,
@@ -206,6 +215,7 @@ impl Stream {
     /// # Errors
     /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + source` bytes;
     /// `INVALID_VALUE` for memory of another driver object.
+    #[track_caller]
     pub fn copy_to_host(
         &self,
         destination: &PinnedBuffer,
@@ -227,6 +237,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`CopyError::Lengths`] when the spans differ in length.
+    #[track_caller]
     pub fn copy_on_device(
         &self,
         destination: DeviceSpan,
@@ -255,6 +266,7 @@ impl Stream {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn fill(&self, destination: DeviceSpan, byte: u8) -> Result<(), CopyError> {
         self.enqueue(destination.bytes(), |driver, stream| {
             // SAFETY: the span is device memory (invariant of `DeviceSpan`).
@@ -275,6 +287,7 @@ impl Stream {
     /// # Errors
     /// [`CopyError::Lengths`] when the lengths differ; [`CopyError::Device`], after which a part of the
     /// bytes may have arrived or may yet arrive.
+    #[track_caller]
     pub fn upload(&self, destination: DeviceSpan, data: &[u8]) -> Result<(), CopyError> {
         if destination.bytes() != data.len() as u64 {
             return Err(CopyError::Lengths {
@@ -288,7 +301,7 @@ impl Stream {
         let mut own = OwnBytes::new(data.len());
         for (place, data) in (0..).zip(data.chunks(OWN_BYTES_MAX)) {
             let piece = destination.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
-            own.bytes[..data.len()].copy_from_slice(data);
+            own.at(&self.inner.device, data.len(), true).copy_from_slice(data);
             self.carry(&mut own, |driver, host, stream| {
                 // SAFETY: `carry` keeps the memory until the copy is over; it is as long as the
                 // piece, which is device memory (invariant of `DeviceSpan`).
@@ -308,6 +321,7 @@ impl Stream {
     /// # Errors
     /// [`CopyError::Lengths`] when the lengths differ; [`CopyError::Device`], after which a part of the
     /// bytes has been written.
+    #[track_caller]
     pub fn download(&self, destination: &mut [u8], source: DeviceSpan) -> Result<(), CopyError> {
         if source.bytes() != destination.len() as u64 {
             return Err(CopyError::Lengths {
@@ -326,13 +340,14 @@ impl Stream {
                 // it is as long as the piece.
                 unsafe { driver.memcpy_dtoh_async(host, piece.address(), piece.bytes(), stream) }
             })?;
-            data.copy_from_slice(&own.bytes[..data.len()]);
+            data.copy_from_slice(own.at(&self.inner.device, data.len(), false));
         }
         Ok(())
     }
 
     /// Enqueues a copy from or to memory of this crate's, and waits for it. Memory whose copy cannot be
     /// waited for goes to the device's retired memory, which is let go of after a wait.
+    #[track_caller]
     fn carry(
         &self,
         own: &mut OwnBytes,
@@ -353,6 +368,7 @@ impl Stream {
     }
 
     /// Enqueues one operation of `bytes` bytes; of no bytes, nothing.
+    #[track_caller]
     fn enqueue(
         &self,
         bytes: u64,
@@ -377,6 +393,15 @@ impl OwnBytes {
     /// Memory for copies of `bytes` bytes in all, one piece after the other.
     fn new(bytes: usize) -> Self {
         Self { bytes: vec![0; bytes.min(OWN_BYTES_MAX)].into_boxed_slice() }
+    }
+
+    /// The first `bytes` bytes, for the host to write or to read now.
+    #[track_caller]
+    fn at(&mut self, device: &Device, bytes: usize, writes: bool) -> &mut [u8] {
+        let place = &mut self.bytes[..bytes];
+        let address = place.as_ptr().addr() as u64;
+        device.host_access(HostAccess { address, bytes: bytes as u64, writes });
+        place
     }
 }
 
@@ -404,6 +429,7 @@ impl Event {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.event_create(false))?;
         Ok(Self { device: Held::new(device, Kind::Event, 0), raw })
@@ -413,6 +439,7 @@ impl Event {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn with_timing(device: &Device) -> Result<Self, DeviceError> {
         let raw = device.run(|driver| driver.event_create(true))?;
         Ok(Self { device: Held::new(device, Kind::Event, 0), raw })
@@ -434,6 +461,7 @@ impl Event {
     ///
     /// # Errors
     /// [`DeviceError::Driver`] with `INVALID_HANDLE` for a stream of another context.
+    #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         let other = stream.device();
         self.device.check_driver(other, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
@@ -445,6 +473,7 @@ impl Event {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         // SAFETY: the event is live (invariant of `raw`).
         self.device.run(|driver| unsafe { driver.event_query(self.raw) })
@@ -454,6 +483,7 @@ impl Event {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is live (invariant of `raw`).
         self.device.run(|driver| unsafe { driver.event_synchronize(self.raw) })
@@ -463,6 +493,7 @@ impl Event {
     ///
     /// # Errors
     /// `NOT_READY` before both have completed, `INVALID_HANDLE` for events without time.
+    #[track_caller]
     pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32, DeviceError> {
         let other = &earlier.device;
         self.device.check_driver(other, "cuEventElapsedTime", ErrorCode::INVALID_HANDLE)?;

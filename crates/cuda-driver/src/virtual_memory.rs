@@ -4,7 +4,7 @@ use crate::alive::{Held, Kind};
 use crate::device::Ended;
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
-    Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef,
+    Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef, site,
 };
 
 /// Reserved device addresses (`cuMemAddressReserve`), with nothing behind them until mapped.
@@ -25,6 +25,7 @@ impl AddressRange {
     ///
     /// # Errors
     /// `INVALID_VALUE` for a size that is 0 or not a multiple of the granularity.
+    #[track_caller]
     pub fn reserve(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         let base = device.run(|driver| driver.mem_address_reserve(bytes, 0, 0))?;
         Ok(Self { device: Held::new(device, Kind::AddressRange, bytes), base, bytes })
@@ -61,6 +62,7 @@ impl AddressRange {
     /// # Errors
     /// `INVALID_VALUE` when the range is not free, not aligned or not inside the reservation, and for
     /// memory of another driver object.
+    #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<(), DeviceError> {
         let address = self.address("cuMemMap", offset, memory.bytes)?;
         self.device.check_driver(&memory.device, "cuMemMap", ErrorCode::INVALID_VALUE)?;
@@ -75,6 +77,7 @@ impl AddressRange {
     ///
     /// # Errors
     /// `INVALID_VALUE` on a hole.
+    #[track_caller]
     pub fn set_access(
         &self,
         offset: u64,
@@ -93,6 +96,7 @@ impl AddressRange {
     ///
     /// # Errors
     /// `INVALID_VALUE` when the range would split a mapping.
+    #[track_caller]
     pub fn unmap(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         let address = self.address("cuMemUnmap", offset, bytes)?;
         self.device.clean_up(|driver| driver.mem_unmap(address, bytes))
@@ -103,6 +107,7 @@ impl AddressRange {
     /// # Errors
     /// `INVALID_VALUE` while something is mapped; the addresses are then given up all the same and
     /// stay reserved until the process ends.
+    #[track_caller]
     pub fn free(mut self) -> Result<(), DeviceError> {
         let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
         // A length of 0 tells the destructor that there is nothing left to free.
@@ -148,6 +153,7 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// `NOT_SUPPORTED` on a device without virtual-memory management.
+    #[track_caller]
     pub fn granularity(device: &Device) -> Result<u64, DeviceError> {
         let prop = AllocationProp::on(device.ordinal());
         device.run(|driver| driver.mem_get_allocation_granularity(prop, Granularity::Recommended))
@@ -157,6 +163,7 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity.
+    #[track_caller]
     pub fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         let prop = AllocationProp::on(device.ordinal());
         Self::create_as(device, bytes, prop)
@@ -166,6 +173,7 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// As [`create`](PhysicalMemory::create).
+    #[track_caller]
     pub fn create_exportable(
         device: &Device,
         bytes: u64,
@@ -182,6 +190,7 @@ impl PhysicalMemory {
     /// # Errors
     /// `INVALID_VALUE` for what stands for no memory; `INVALID_DEVICE` for memory of another device
     /// than `device`.
+    #[track_caller]
     pub fn import(
         device: &Device,
         source: ShareableRef<'_>,
@@ -205,7 +214,10 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// What keeps the question from being answered: no memory, or a lost device.
+    #[track_caller]
     pub fn probe_fabric(device: &Device) -> Result<FabricSupport, DeviceError> {
+        // The closure below has a place of its own.
+        let _site = site::enter();
         let page = Self::granularity(device)?;
         let exported = Self::create_exportable(device, page, ShareableKind::Fabric)
             .and_then(|memory| memory.export(ShareableKind::Fabric));
@@ -220,6 +232,7 @@ impl PhysicalMemory {
         }
     }
 
+    #[track_caller]
     fn create_as(device: &Device, bytes: u64, prop: AllocationProp) -> Result<Self, DeviceError> {
         let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
         let device = Held::new(device, Kind::PhysicalMemory, bytes);
@@ -235,6 +248,7 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// `INVALID_VALUE` for memory that was not created for this kind of export.
+    #[track_caller]
     pub fn export(&self, kind: ShareableKind) -> Result<ShareableHandle, DeviceError> {
         // SAFETY: the handle is live while `self` is (invariant of `handle`; whoever ends its life
         // consumes the struct).
@@ -265,6 +279,7 @@ impl PhysicalMemory {
     /// # Errors
     /// The refusal; with the memory where the call did nothing for certain: dropping it tries again,
     /// [`leak`](PhysicalMemory::leak) does not.
+    #[track_caller]
     pub fn release(mut self) -> Result<(), ReleaseError> {
         let bytes = self.bytes;
         match self.give_up() {
@@ -281,6 +296,7 @@ impl PhysicalMemory {
         self.handle
     }
 
+    #[track_caller]
     fn give_up(&mut self) -> Result<(), DeviceError> {
         let handle = self.handle;
         // SAFETY: both callers hold a live memory, whose handle is live and this struct's alone

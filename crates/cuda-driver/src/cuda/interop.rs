@@ -77,6 +77,7 @@ pub fn device(driver: Arc<CudaDriver>, context: &Arc<CudaContext>) -> Result<Dev
 /// # Errors
 /// `INVALID_CONTEXT` when it is of another context than `device`'s, `INVALID_HANDLE` for the default stream
 /// of each thread.
+#[track_caller]
 pub fn stream(device: &Device, stream: &Arc<CudaStream>) -> Result<Stream, DeviceError> {
     if context_handle(stream.context()) != device.context() {
         let call = "cuStreamGetCtx";

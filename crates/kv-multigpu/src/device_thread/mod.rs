@@ -276,6 +276,8 @@ fn run<T>(device: &Device, task: impl FnOnce(&Device) -> T) -> Result<T, TaskErr
     let mut task = Some(task);
     let bound = device.clean_up(|_| {
         let task = task.take();
+        // What a task calls, the program calls.
+        let _site = cuda_driver::site::leave();
         Ok(task.map(|task| catch_unwind(AssertUnwindSafe(|| task(device)))))
     });
     match bound {
