@@ -65,7 +65,9 @@ impl Closing {
     ///
     /// # Errors
     /// [`NotAtRest`] with this request; nothing was unmapped.
+    #[track_caller]
     pub fn try_complete(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         self.complete(|retirement| retirement.users.check())
     }
 
@@ -77,7 +79,9 @@ impl Closing {
     ///
     /// # Errors
     /// [`NotAtRest`] with this request, when a fence cannot be waited for.
+    #[track_caller]
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         let inner = Arc::clone(&self.reservation.inner);
         self.complete(|retirement| retirement.users.wait(|| inner.wait_for_all()))
     }

@@ -115,6 +115,7 @@ impl ElasticPool {
     ///
     /// # Errors
     /// [`PoolError`].
+    #[track_caller]
     pub fn new(device: &Device, options: ElasticPoolOptions) -> Result<Self, PoolError> {
         Self::with_gate(device, options, EpochGate::new())
     }
@@ -123,6 +124,7 @@ impl ElasticPool {
     ///
     /// # Errors
     /// [`PoolError`].
+    #[track_caller]
     pub fn with_gate(
         device: &Device,
         options: ElasticPoolOptions,
@@ -136,12 +138,14 @@ impl ElasticPool {
     ///
     /// # Errors
     /// [`PoolError`].
+    #[track_caller]
     pub fn with_rules(
         device: &Device,
         options: ElasticPoolOptions,
         gate: EpochGate,
         rules: MemoryRules,
     ) -> Result<Self, PoolError> {
+        let _site = cuda_driver::site::enter();
         let ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes, initial_blocks } =
             options;
         if block_bytes == 0 || capacity_blocks == 0 {
@@ -256,7 +260,9 @@ impl ElasticPool {
     /// # Errors
     /// [`AheadError`] once the worker has failed, and, while blocks are missing, with what it was
     /// refused: waiting for it is no use then. The demand is noted all the same.
+    #[track_caller]
     pub fn demand(&self, used_blocks: u64) -> Result<u64, AheadError> {
+        let _site = cuda_driver::site::enter();
         self.core.demand(used_blocks, self.waker())
     }
 
@@ -298,7 +304,9 @@ impl ElasticPool {
     /// # Errors
     /// [`GrowError`]; nothing changed, except that pages created for this call may be idle now. If
     /// memory ran short, they were released.
+    #[track_caller]
     pub fn grow_to(&self, blocks: u64) -> Result<u64, GrowError> {
+        let _site = cuda_driver::site::enter();
         self.core.grow_to(blocks)
     }
 
@@ -312,7 +320,9 @@ impl ElasticPool {
     ///
     /// # Errors
     /// [`UsersUnknown`]; nothing changed.
+    #[track_caller]
     pub fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<Park, UsersUnknown> {
+        let _site = cuda_driver::site::enter();
         let parked_blocks = self.core.park_to(blocks, fences)?;
         if parked_blocks > 0
             && let Some(waker) = self.waker()
@@ -333,7 +343,9 @@ impl ElasticPool {
     ///
     /// # Errors
     /// [`UsersUnknown`]; nothing changed.
+    #[track_caller]
     pub fn shrink_to(&self, blocks: u64, fences: &[Fence]) -> Result<Shrink, UsersUnknown> {
+        let _site = cuda_driver::site::enter();
         let shrink = self.core.shrink_to(blocks, fences)?;
         if shrink.retiring_pages > 0
             && let Some(waker) = self.waker()
@@ -344,7 +356,9 @@ impl ElasticPool {
     }
 
     /// Unmaps retired pages that are at rest and keeps them idle. Does not wait for the device.
+    #[track_caller]
     pub fn poll_retired(&self) -> PollReport {
+        let _site = cuda_driver::site::enter();
         self.core.poll_retired()
     }
 
@@ -354,7 +368,9 @@ impl ElasticPool {
     ///
     /// # Ordering
     /// Waits for a growth that is under way, not for the device.
+    #[track_caller]
     pub fn trim(&self, keep_pages: u64) -> u64 {
+        let _site = cuda_driver::site::enter();
         self.core.alone(|| {
             self.core.settle();
             self.core.unmap_parked(u64::MAX);
@@ -397,7 +413,9 @@ impl ElasticPool {
     ///
     /// # Ordering
     /// Waits for a step of the worker; none begins afterwards.
+    #[track_caller]
     pub fn close(self, fences: &[Fence]) -> PoolClosing {
+        let _site = cuda_driver::site::enter();
         let Self { place, core } = self;
         if let Some(place) = place {
             place.handle.detach();

@@ -38,6 +38,7 @@ impl Fence {
     ///
     /// # Errors
     /// What the device answers.
+    #[track_caller]
     pub fn record(stream: &Stream) -> Result<Self, DeviceError> {
         Self::record_as(Event::new(stream.device())?, stream)
     }
@@ -48,6 +49,7 @@ impl Fence {
     ///
     /// # Errors
     /// What the device answers.
+    #[track_caller]
     pub fn renew(self, stream: &Stream) -> Result<Self, DeviceError> {
         match Arc::into_inner(self.inner) {
             Some(Inner { event, .. }) if event.device() == stream.device() => {
@@ -57,6 +59,7 @@ impl Fence {
         }
     }
 
+    #[track_caller]
     fn record_as(event: Event, stream: &Stream) -> Result<Self, DeviceError> {
         event.record(stream)?;
         Ok(Self { inner: Arc::new(Inner { event, over: AtomicBool::new(false) }) })
@@ -78,6 +81,7 @@ impl Fence {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         let complete = self.is_known_over() || self.inner.event.is_complete()?;
         if complete {
@@ -90,6 +94,7 @@ impl Fence {
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
+    #[track_caller]
     pub fn wait(&self) -> Result<(), DeviceError> {
         if !self.is_known_over() {
             self.inner.event.synchronize()?;
@@ -102,6 +107,7 @@ impl Fence {
     ///
     /// # Errors
     /// What the device answers.
+    #[track_caller]
     pub fn hold_back(&self, stream: &Stream) -> Result<(), DeviceError> {
         stream.wait(&self.inner.event)
     }

@@ -119,7 +119,9 @@ impl MemoryLimit {
     /// Moves the limit and returns the revision that this made. What lies over the new limit is not
     /// waited for: pools that work in the background release what nobody needs by themselves, and
     /// [`reclaim`](MemoryLimit::reclaim) does it for all.
+    #[track_caller]
     pub fn set(&self, bytes: u64) -> u64 {
+        let _site = cuda_driver::site::enter();
         let revision = {
             let mut book = self.inner.book.lock();
             book.limit_bytes = bytes;
@@ -162,7 +164,9 @@ impl MemoryLimit {
     ///
     /// # Ordering
     /// Makes driver calls on the calling thread. Does not wait for the device.
+    #[track_caller]
     pub fn reclaim(&self) -> Reclaimed {
+        let _site = cuda_driver::site::enter();
         let holders = self.holders();
         let mut done = Reclaimed::default();
         for holder in &holders {

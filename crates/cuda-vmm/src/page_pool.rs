@@ -144,6 +144,7 @@ impl PagePool {
     ///
     /// # Errors
     /// [`PageError::PageBytes`] for a size that the device cannot map, [`PageError::Device`].
+    #[track_caller]
     pub fn new(device: &Device, options: PagePoolOptions) -> Result<Self, PageError> {
         Self::with_rules(device, options, MemoryRules::default())
     }
@@ -153,11 +154,13 @@ impl PagePool {
     ///
     /// # Errors
     /// As [`new`](PagePool::new).
+    #[track_caller]
     pub fn with_rules(
         device: &Device,
         options: PagePoolOptions,
         rules: MemoryRules,
     ) -> Result<Self, PageError> {
+        let _site = cuda_driver::site::enter();
         let size = PageSize::ask(device, options.page_bytes)?;
         let PageSize { page_bytes, granularity } = size;
         if !size.is_mappable() {
@@ -216,7 +219,9 @@ impl PagePool {
     /// # Errors
     /// [`PageError::Exhausted`] at the pool's capacity, [`PageError::OverLimit`] at a shared limit,
     /// [`PageError::NoHeadroom`] and [`PageError::OutOfMemory`] at the device's.
+    #[track_caller]
     pub fn take(&self) -> Result<PhysicalPage, PageError> {
+        let _site = cuda_driver::site::enter();
         self.inner.ledger.keep_to_limit()?;
         let begun = {
             let mut idle = self.inner.idle.lock();
@@ -239,7 +244,9 @@ impl PagePool {
     ///
     /// # Errors
     /// As [`take`](PagePool::take).
+    #[track_caller]
     pub fn take_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
+        let _site = cuda_driver::site::enter();
         if count > 0 {
             self.inner.ledger.keep_to_limit()?;
         }
@@ -273,7 +280,9 @@ impl PagePool {
     ///
     /// # Errors
     /// As [`take`](PagePool::take).
+    #[track_caller]
     pub fn take_exportable(&self) -> Result<PhysicalPage, PageError> {
+        let _site = cuda_driver::site::enter();
         self.inner.ledger.keep_to_limit()?;
         let begun = match self.begin() {
             Err(PageError::Exhausted { .. }) => {
@@ -296,7 +305,9 @@ impl PagePool {
     ///
     /// # Errors
     /// [`ForeignPage`], with the page, when it came from another pool.
+    #[track_caller]
     pub fn give_back(&self, page: impl Into<Page>) -> Result<(), ForeignPage> {
+        let _site = cuda_driver::site::enter();
         let page = page.into();
         if !page.is_counted_by(&self.inner.ledger) {
             return Err(ForeignPage { page });
@@ -317,7 +328,9 @@ impl PagePool {
     ///
     /// # Errors
     /// As [`take`](PagePool::take); pages created before the failure stay idle.
+    #[track_caller]
     pub fn prepare(&self, count: u64) -> Result<u64, PageError> {
+        let _site = cuda_driver::site::enter();
         let missing = count.saturating_sub(self.stats().idle);
         let mut admitted = self.admit(missing)?;
         for _ in 0..missing {
@@ -329,7 +342,9 @@ impl PagePool {
 
     /// Releases idle pages until at most `keep` are left; returns how many were released and every
     /// refusal of the driver.
+    #[track_caller]
     pub fn trim(&self, keep: u64) -> (u64, Vec<CloseError>) {
+        let _site = cuda_driver::site::enter();
         let excess = self.inner.take_idle(|idle| idle.saturating_sub(keep));
         let mut errors = Vec::new();
         let count = excess.len() as u64;

@@ -104,6 +104,7 @@ impl Reservation {
     ///
     /// # Errors
     /// [`ReserveError`].
+    #[track_caller]
     pub fn new(device: &Device, options: ReservationOptions) -> Result<Self, ReserveError> {
         Self::with_gate(device, options, EpochGate::new())
     }
@@ -113,11 +114,13 @@ impl Reservation {
     ///
     /// # Errors
     /// [`ReserveError`].
+    #[track_caller]
     pub fn with_gate(
         device: &Device,
         options: ReservationOptions,
         gate: EpochGate,
     ) -> Result<Self, ReserveError> {
+        let _site = cuda_driver::site::enter();
         let size = PageSize::ask(device, options.page_bytes)?;
         let PageSize { page_bytes, granularity } = size;
         if !size.is_mappable() {
@@ -206,7 +209,9 @@ impl Reservation {
     ///
     /// # Errors
     /// [`MapError`] with the page, unless it had to go into quarantine.
+    #[track_caller]
     pub fn map(&self, index: u64, page: impl Into<Page>) -> Result<Mapped, MapError> {
+        let _site = cuda_driver::site::enter();
         let new = self.inner.map(index, vec![page.into()])?;
         Ok(if new == 0 { Mapped::Already } else { Mapped::New })
     }
@@ -222,11 +227,13 @@ impl Reservation {
     ///
     /// # Errors
     /// [`MapError`] with the pages.
+    #[track_caller]
     pub fn map_range<P: Into<Page>>(
         &self,
         first: u64,
         pages: impl IntoIterator<Item = P>,
     ) -> Result<u64, MapError> {
+        let _site = cuda_driver::site::enter();
         self.inner.map(first, pages.into_iter().map(Into::into).collect())
     }
 
@@ -235,7 +242,9 @@ impl Reservation {
     ///
     /// # Errors
     /// [`NotMapped`]; then nothing was retired.
+    #[track_caller]
     pub fn retire(&self, pages: Range<u64>, fences: &[Fence]) -> Result<Retiring, NotMapped> {
+        let _site = cuda_driver::site::enter();
         let users = || self.inner.users(fences);
         let ticket = self.inner.table.lock().retire(pages.clone(), users)?;
         Ok(Retiring::new(Arc::clone(&self.inner), ticket, pages))
@@ -248,12 +257,16 @@ impl Reservation {
 
     /// Unmaps every retired page that is at rest, those of dropped [`Retiring`]s included. Does not
     /// wait.
+    #[track_caller]
     pub fn poll_retired(&self) -> UnmapReport {
+        let _site = cuda_driver::site::enter();
         self.inner.poll_retired()
     }
 
     /// Tries once more to unmap the pages in quarantine.
+    #[track_caller]
     pub fn retry_quarantined(&self) -> UnmapReport {
+        let _site = cuda_driver::site::enter();
         self.inner.retry_quarantined()
     }
 
@@ -274,7 +287,9 @@ impl Reservation {
     ///
     /// The second step, once the work before `fences` has completed and the gate's leases are
     /// closed, is [`Closing::try_complete`] or [`Closing::wait`].
+    #[track_caller]
     pub fn close(self, fences: &[Fence]) -> Closing {
+        let _site = cuda_driver::site::enter();
         let covered = self.inner.covers(fences);
         self.close_after(fences, covered)
     }

@@ -67,7 +67,9 @@ impl Retiring {
     ///
     /// # Errors
     /// [`NotAtRest`] with this handle.
+    #[track_caller]
     pub fn try_complete(self) -> Result<UnmapReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         self.complete(|retirement| retirement.users.check())
     }
 
@@ -80,7 +82,9 @@ impl Retiring {
     ///
     /// # Errors
     /// [`NotAtRest`] with this handle, when a fence cannot be waited for.
+    #[track_caller]
     pub fn wait(self) -> Result<UnmapReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         let reservation = Arc::clone(&self.reservation);
         self.complete(|retirement| retirement.users.wait(|| reservation.wait_for_all()))
     }

@@ -127,7 +127,9 @@ impl SharedPage {
     ///
     /// # Errors
     /// [`ExportError`].
+    #[track_caller]
     pub fn export(&self) -> Result<ExportedPage, ExportError> {
+        let _site = cuda_driver::site::enter();
         let page = self.id();
         let memory = self.memory().filter(|_| self.origin() == Origin::Exportable);
         let memory = memory.ok_or(ExportError::NotExportable { page })?;
@@ -154,7 +156,9 @@ impl SharedPage {
 ///
 /// # Errors
 /// [`ImportError`].
+#[track_caller]
 pub fn import_page(device: &Device, fd: impl AsFd, bytes: u64) -> Result<SharedPage, ImportError> {
+    let _site = cuda_driver::site::enter();
     let size = PageSize::ask(device, Some(bytes))?;
     if !size.is_mappable() {
         return Err(ImportError::PageBytes { bytes, granularity: size.granularity });

@@ -62,7 +62,9 @@ impl KvCache {
     ///
     /// # Errors
     /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps.
+    #[track_caller]
     pub fn admit(&mut self, tokens: u64, hashes: &[BlockHash]) -> Result<Sequence, AdmitError> {
+        let _site = cuda_driver::site::enter();
         let mut sequences = self.admit_batch(&[Request::new(tokens, hashes)])?;
         // One request makes one sequence.
         sequences.pop().ok_or(AdmitError::NoTokens)
@@ -91,7 +93,9 @@ impl KvCache {
     /// # Errors
     /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps. A batch
     /// for which there is no space or no row may be too large as a whole: ask for fewer.
+    #[track_caller]
     pub fn admit_batch(&mut self, requests: &[Request<'_>]) -> Result<Vec<Sequence>, AdmitError> {
+        let _site = cuda_driver::site::enter();
         let batch =
             requests.iter().map(|request| self.check(request)).collect::<Result<Vec<_>, _>>()?;
         let rows = self.options.sequences_max;
@@ -226,6 +230,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`AdmitError`]; the sequence is then as it was.
+    #[track_caller]
     pub fn extend(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<(), AdmitError> {
         if !self.rows.owns(&sequence.row) {
             return Err(AdmitError::ForeignSequence);
@@ -236,6 +241,7 @@ impl KvCache {
         let blocks = self.check_length(tokens)? as usize;
         let have = sequence.blocks.len();
         if blocks > have {
+            let _site = cuda_driver::site::enter();
             let claimed = self.claim(sequence.tenant, blocks - have)?;
             sequence.blocks.extend(claimed.into_iter().map(Held::Own));
             self.write_row(sequence, have)?;

@@ -104,7 +104,9 @@ impl KvCache {
     ///
     /// # Errors
     /// [`BuildError`]; nothing stays allocated.
+    #[track_caller]
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
+        let _site = cuda_driver::site::enter();
         options.check(compute.len())?;
         check_placed(&options, compute)?;
         let built = Self::build(compute, options);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::Stream;
+use cuda_driver::{CopyError, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, Blocks, BlocksError, HostBlocks, HostDirection, HostLink,
     HostLinkOptions, KernelError, KvKernels, PagedKv, TransportError,
@@ -98,7 +98,9 @@ impl Carrier {
             self.lay_out(&runs[*sent..]);
             // As many lists as steps in flight, and one: waits only where a step has more than one.
             let mut buffer = self.lists.acquire_wait()?;
-            for (place, pair) in buffer.bytes_mut().chunks_exact_mut(PAIR_BYTES).zip(&self.list) {
+            let bytes = (self.list.len() * PAIR_BYTES) as u64;
+            let places = buffer.range_mut(0, bytes).map_err(CopyError::from)?;
+            for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(&self.list) {
                 place[..4].copy_from_slice(&pair.source.to_ne_bytes());
                 place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
             }

@@ -17,7 +17,9 @@ impl KvCache {
     /// # Errors
     /// All that was refused, on every device. With a step open, or a device that cannot be waited
     /// for, the cache is dropped instead.
+    #[track_caller]
     pub fn close(mut self) -> Result<(), Vec<CloseError>> {
+        let _site = cuda_driver::site::enter();
         if self.has_open_step() {
             return Err(vec![CloseError::StepOpen]);
         }

@@ -59,7 +59,9 @@ impl OpenStep {
     /// What [`stage`](crate::KvCache::stage) enqueued for the step is no matter: the cache sees to that
     /// itself. Work that was enqueued all the same may find its memory unmapped, or another's content
     /// in it.
+    #[track_caller]
     pub fn cancel(mut self) {
+        let _site = cuda_driver::site::enter();
         drop(self.end());
     }
 

@@ -23,7 +23,9 @@ impl KvCache {
     /// # Errors
     /// [`StepError::StillOpen`] before the last step was finished or dropped; [`StepError::Device`],
     /// with the sticky error if the work of a step failed.
+    #[track_caller]
     pub fn begin_step(&mut self) -> Result<OpenStep, StepError> {
+        let _site = cuda_driver::site::enter();
         if self.has_open_step() {
             return Err(StepError::StillOpen);
         }
@@ -55,7 +57,9 @@ impl KvCache {
     ///
     /// # Errors
     /// As [`begin_step`](KvCache::begin_step).
+    #[track_caller]
     pub fn drain(&mut self) -> Result<(), StepError> {
+        let _site = cuda_driver::site::enter();
         self.cover_left()?;
         while !self.in_flight.is_empty() {
             self.complete_oldest()?;
@@ -83,6 +87,7 @@ impl KvCache {
     /// # Errors
     /// [`StepError`]. Devices before the one that failed may have been sent theirs. Copies that were not
     /// enqueued are by the next call.
+    #[track_caller]
     pub fn stage<T, F>(
         &mut self,
         sequences: &[&Sequence],
@@ -91,6 +96,7 @@ impl KvCache {
     where
         F: FnMut(usize, &mut Step<'_>) -> Result<T, kv_stage::StepError>,
     {
+        let _site = cuda_driver::site::enter();
         let mut rows = Vec::with_capacity(sequences.len());
         let mut lengths = Vec::with_capacity(sequences.len());
         let mut width = 0;
@@ -129,7 +135,9 @@ impl KvCache {
     /// [`StepError::Device`] when no event could be recorded after the work: the step is dropped then,
     /// and the next one has the same number. [`StepError::ForeignStep`], with the step, which stays open
     /// where it was begun.
+    #[track_caller]
     pub fn finish_step(&mut self, mut step: OpenStep) -> Result<(), StepError> {
+        let _site = cuda_driver::site::enter();
         if !step.is_of(&self.latest) {
             return Err(StepError::ForeignStep { step });
         }

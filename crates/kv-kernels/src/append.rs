@@ -120,12 +120,14 @@ impl KvKernels {
     /// # Errors
     /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
     /// launches (a layout whose rows are in two parts takes two).
+    #[track_caller]
     pub fn append(
         &self,
         stream: &Stream,
         paged: &PagedKv,
         append: Append<'_>,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_append(paged, &append)?;
         if append.tokens == 0 || append.layers == 0 {
@@ -154,7 +156,9 @@ impl KvKernels {
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
     /// - `kv_count` is 1 or 2;
     /// - no host memory is written.
+    #[track_caller]
     pub unsafe fn append_raw(&self, stream: &Stream, raw: &RawAppend) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         let items = counted("vectors", Some(raw.units.vectors()?))?;
         let slots = AppendSlots {
             slots: raw.slot_mapping,

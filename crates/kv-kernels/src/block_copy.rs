@@ -101,7 +101,9 @@ impl KvKernels {
     /// # Errors
     /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
     /// launches (a layout whose rows are in two parts takes two).
+    #[track_caller]
     pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         let (from, to) = (copy.from.shape().row_bytes(), copy.to.shape().row_bytes());
         if from != to {
             let what = "bytes of a row";
@@ -121,12 +123,14 @@ impl KvKernels {
     ///
     /// # Errors
     /// As of [`copy_blocks`](KvKernels::copy_blocks).
+    #[track_caller]
     pub fn copy_block_rows(
         &self,
         stream: &Stream,
         copy: BlockCopy<'_>,
         rows: RowRange,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_copy(&copy, rows)?;
         if copy.count == 0 || rows.bytes == 0 {
@@ -158,11 +162,13 @@ impl KvKernels {
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
     /// - `units` and `grid` are as their fields say;
     /// - host memory that is written is not accessed by the host until then.
+    #[track_caller]
     pub unsafe fn copy_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawBlockCopy,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         raw.units.vectors()?;
         let items = counted("vectors", Some(raw.items))?;
         let args = KernelArgs::new()

@@ -94,11 +94,13 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
     pub fn gather_block_offsets(
         &self,
         stream: &Stream,
         gather: BlockOffsets<'_>,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         if let Some(report) = gather.report {
             self.check_report(report)?;
@@ -143,11 +145,13 @@ impl KvKernels {
     ///   the kernel has completed; all of what the head of `kernels/block_offsets.cu` names as read
     ///   or written lies there;
     /// - no host memory is written.
+    #[track_caller]
     pub unsafe fn gather_block_offsets_raw(
         &self,
         stream: &Stream,
         raw: &RawBlockOffsets,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         let args = KernelArgs::new()
             .arg(raw.out)
             .arg(raw.out_rows)

@@ -83,7 +83,9 @@ impl HostBlocks {
     /// # Errors
     /// [`OutOfBounds`] for a block that is not there, or room of another length than
     /// [`block_bytes`](crate::KvShape::block_bytes).
+    #[track_caller]
     pub fn read_block(&self, block: u64, dense: &mut [u8]) -> Result<(), OutOfBounds> {
+        let _site = cuda_driver::site::enter();
         let shape = *self.shape();
         let (bytes, capacity) = (shape.block_bytes(), self.buffer().bytes());
         if block >= self.blocks() || dense.len() as u64 != bytes {
@@ -126,7 +128,9 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`BlocksError`]; nothing was enqueued then, except where the device refuses a later launch.
+    #[track_caller]
     pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_sums(&sums)?;
         if sums.count == 0 {
@@ -156,11 +160,13 @@ impl KvKernels {
     ///   the kernel has completed; all of what the head of `kernels/block_sum.cu` names as read or
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
     /// - no host memory is written.
+    #[track_caller]
     pub unsafe fn sum_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawBlockSums,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         counted("vectors of a block", Some(raw.units.vectors()?))?;
         let args = KernelArgs::new()
             .arg(raw.from)

@@ -39,12 +39,14 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
     pub fn paged_checksum(
         &self,
         stream: &Stream,
         paged: &PagedKv,
         checksum: ChecksumArgs,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_paged(paged, checksum.num_blocks)?;
         let ChecksumArgs { block_table, table_stride, seq_lens, sequences, checksums, num_blocks } =

@@ -122,12 +122,14 @@ impl KvKernels {
     /// [`KernelError`]. Everything is checked before the first launch; with more than sixteen chunks,
     /// launches before one that the driver refuses stay enqueued. Slots and ids of skipped tokens are
     /// not looked at.
+    #[track_caller]
     pub fn transfer_chunks(
         &self,
         stream: &Stream,
         paged: &PagedKv,
         transfer: &ChunkTransfer<'_>,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_paged(paged, transfer.num_blocks)?;
         let planes = planes_of(paged, &transfer.layers)?;

@@ -27,12 +27,14 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
     pub fn fill_pattern(
         &self,
         stream: &Stream,
         shape: &KvShape,
         fill: FillPattern,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         let FillPattern { chunk, token_keys, tokens } = fill;
         check_words(shape.row_bytes())?;

@@ -39,7 +39,9 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
     pub fn gather_rows(&self, stream: &Stream, gather: GatherRows) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         let GatherRows { out, table, row_index, rows, width, table_rows, .. } = gather;
         let entry_bytes = size_of::<i32>() as u64;

@@ -156,7 +156,9 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`ModuleError`], with the compiler's log.
+    #[track_caller]
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
+        let _site = cuda_driver::site::enter();
         // A device that does not tell is taken for an old one.
         let major = device.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR).unwrap_or(0);
         Self::load_variant(device, usize::from(major >= NEWER))
@@ -167,7 +169,9 @@ impl KvKernels {
     ///
     /// # Errors
     /// As of [`load`](KvKernels::load).
+    #[track_caller]
     pub fn load_baseline(device: &Device) -> Result<Self, ModuleError> {
+        let _site = cuda_driver::site::enter();
         Self::load_variant(device, 0)
     }
 
@@ -213,7 +217,9 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError::OtherDevice`], and [`KernelError::Module`] with the compiler's log.
+    #[track_caller]
     pub fn prepare_transfers(&self, paged: &PagedKv) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_device("paged memory", paged.device())?;
         let alignment = paged.alignment();
         self.transfer(alignment, TransferKernel::General)?;
@@ -229,7 +235,9 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`ModuleError`], with the compiler's log.
+    #[track_caller]
     pub fn prepare_operations(&self) -> Result<(), ModuleError> {
+        let _site = cuda_driver::site::enter();
         self.block_offsets.get(&self.device)?;
         self.copy_blocks.get(&self.device)?;
         self.append.get(&self.device)?;

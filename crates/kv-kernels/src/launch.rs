@@ -113,11 +113,13 @@ impl KvKernels {
     ///   the launch has completed and that the host does not access meanwhile where it is written;
     /// - mappings are memory of that kind, and hold an entry for each token of the windows;
     /// - no window overlaps the paged memory, nor, where chunks are written, another window.
+    #[track_caller]
     pub unsafe fn multi_layer_transfer_raw(
         &self,
         stream: &Stream,
         transfer: &RawTransfer<'_>,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         self.check_paged(transfer.paged, transfer.num_blocks)?;
         if let Some(report) = transfer.report {

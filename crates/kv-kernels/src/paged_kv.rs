@@ -49,6 +49,7 @@ impl PagedKv {
     ///
     /// # Errors
     /// [`PagedKvError`].
+    #[track_caller]
     pub fn new(
         stream: &Stream,
         shape: KvShape,
@@ -68,6 +69,7 @@ impl PagedKv {
     ///
     /// # Errors
     /// [`PagedKvError`].
+    #[track_caller]
     pub fn over(
         stream: &Stream,
         shape: KvShape,
@@ -75,6 +77,7 @@ impl PagedKv {
         tensors: &[DeviceSpan],
         blocks: u64,
     ) -> Result<Self, PagedKvError> {
+        let _site = cuda_driver::site::enter();
         let block_tokens = shape.block_tokens();
         if blocks == 0 || blocks > i32::MAX as u64 {
             return Err(PagedKvError::Blocks { blocks, block_tokens });

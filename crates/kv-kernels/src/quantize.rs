@@ -177,11 +177,13 @@ impl KvKernels {
     /// # Errors
     /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
     /// launches.
+    #[track_caller]
     pub fn quantize_blocks(
         &self,
         stream: &Stream,
         conversion: Conversion<'_>,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         self.convert(stream, &conversion, ConversionKind::Quantize)
     }
 
@@ -195,11 +197,13 @@ impl KvKernels {
     ///
     /// # Errors
     /// As of [`quantize_blocks`](KvKernels::quantize_blocks).
+    #[track_caller]
     pub fn dequantize_blocks(
         &self,
         stream: &Stream,
         conversion: Conversion<'_>,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         self.convert(stream, &conversion, ConversionKind::Dequantize)
     }
 
@@ -217,11 +221,13 @@ impl KvKernels {
     /// # Errors
     /// [`BlocksError::SharedScales`] where blocks share scales, and as of
     /// [`quantize_blocks`](KvKernels::quantize_blocks).
+    #[track_caller]
     pub fn measure_scales(
         &self,
         stream: &Stream,
         conversion: Conversion<'_>,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         if !conversion.per.is_of_block() {
             return Err(BlocksError::SharedScales { per: conversion.per });
         }
@@ -264,11 +270,13 @@ impl KvKernels {
     ///   written lies there, and is aligned to `vector` elements, which is 8 or 1;
     /// - `head_units` is not 0, and divides the segments for [`ConversionKind::Measure`];
     /// - host memory that is written is not accessed by the host until then.
+    #[track_caller]
     pub unsafe fn convert_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawConversion,
     ) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
         // Groups have no more threads than vectors, so that these count for them too.
         let vectors = counted("vectors", raw.units.vectors()?.checked_mul(raw.count))?;
         let sides = KernelArgs::new().arg(raw.to).arg(raw.from);

@@ -35,6 +35,7 @@ impl DeviceReport {
     ///
     /// # Errors
     /// When the memory cannot be had, or the device is lost.
+    #[track_caller]
     pub fn new(stream: &Stream) -> Result<Self, DeviceError> {
         let buffer = DeviceBuffer::alloc(stream.device(), REPORT_BYTES)?;
         match stream.upload(buffer.span(), &[0; REPORT_BYTES as usize]) {
@@ -57,6 +58,7 @@ impl DeviceReport {
     ///
     /// # Errors
     /// The error of the work, if it failed.
+    #[track_caller]
     pub fn take(&self, stream: &Stream) -> Result<Option<OutOfRange>, DeviceError> {
         let mut bytes = [0; REPORT_BYTES as usize];
         stream.download(&mut bytes, self.buffer.span()).map_err(device_error)?;

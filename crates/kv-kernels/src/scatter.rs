@@ -39,11 +39,13 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.
+    #[track_caller]
     pub fn scatter_words(
         &self,
         stream: &Stream,
         scatter: ScatterWords<'_>,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         self.check_stream(stream)?;
         let ScatterWords { out, source, data_offset, index_offset, count } = scatter;
         check_aligned(Operand::Out, out.address(), WORD_BYTES)?;
@@ -101,7 +103,9 @@ impl ScatterPackets {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then. `packet` has to begin where it did when this was made.
+    #[track_caller]
     pub fn launch(&self, stream: &Stream, packet: PinnedSpan<'_>) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         let device = self.launch.kernel().device();
         if stream.device().context() != device.context() {
             let (kernels, other) = (device.ordinal(), stream.device().ordinal());
@@ -125,12 +129,14 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`].
+    #[track_caller]
     pub fn scatter_packets(
         &self,
         out: DeviceSpan,
         packet: PinnedSpan<'_>,
         words_max: u32,
     ) -> Result<ScatterPackets, KernelError> {
+        let _site = cuda_driver::site::enter();
         check_aligned(Operand::Out, out.address(), WORD_BYTES)?;
         check_length(Operand::Words, packet.bytes(), ScatterPackets::BYTES)?;
         let address = packet.raw_address();

@@ -52,12 +52,14 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then. Slots of skipped tokens are not looked at.
+    #[track_caller]
     pub fn multi_layer_transfer(
         &self,
         stream: &Stream,
         paged: &PagedKv,
         transfer: Transfer<'_>,
     ) -> Result<(), KernelError> {
+        let _site = cuda_driver::site::enter();
         let Transfer { chunk, slot_mapping, tokens, skip_prefix_n_tokens, .. } = transfer;
         let chunk = Chunk {
             memory: chunk.into(),

@@ -300,7 +300,9 @@ impl DeviceRegistry {
     ///
     /// # Errors
     /// [`RegistryError::NoSuchDevice`], [`RegistryError::Driver`].
+    #[track_caller]
     pub fn probe(&self, ordinal: i32) -> Result<DeviceState, RegistryError> {
+        let _site = cuda_driver::site::enter();
         let uuid = self.uuid(ordinal)?;
         let device = self.find(uuid, |slot| slot.device().cloned());
         if let Some(device) = device {
@@ -327,7 +329,9 @@ impl DeviceRegistry {
     /// # Errors
     /// [`RegistryError::NotOpen`], [`RegistryError::NoSuchDevice`]; [`RegistryError::Drain`] when the work could not
     /// be waited for. The loss of the device is an outcome.
+    #[track_caller]
     pub fn drain(&self, ordinal: i32) -> Result<Drained, RegistryError> {
+        let _site = cuda_driver::site::enter();
         let uuid = self.uuid(ordinal)?;
         let device = self.set_draining(uuid).ok_or(RegistryError::NotOpen { ordinal })?;
         let waited = device.synchronize();
@@ -372,7 +376,9 @@ impl DeviceRegistry {
     ///
     /// # Errors
     /// [`CloseDeviceError::InUse`] with what is alive; the device is drained then and can be closed later.
+    #[track_caller]
     pub fn close(&self, ordinal: i32) -> Result<Closed, CloseDeviceError> {
+        let _site = cuda_driver::site::enter();
         let none = CloseDeviceError::NoSuchDevice { ordinal, count: self.count };
         let uuid = self.uuid(ordinal).map_err(|_| none)?;
         // What drains badly is closed all the same: the context goes, and its work with it.
@@ -398,7 +404,9 @@ impl DeviceRegistry {
     ///
     /// # Ordering
     /// Waits on the host for all work of all open devices.
+    #[track_caller]
     pub fn close_all(&self) -> CloseReport {
+        let _site = cuda_driver::site::enter();
         let open = |known: &Known| known.slot.device().map(|_| known.ordinal);
         let mut ordinals: Vec<i32> = self.known.lock().iter().filter_map(open).collect();
         for &ordinal in &ordinals {

@@ -37,26 +37,37 @@ impl StagingBuffer {
     }
 
     /// The bytes, to be filled. They hold what an earlier use left there.
+    ///
+    /// Drivers that check orders are told of a write of all of them, now.
+    #[track_caller]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let Some(slot) = &mut self.slot else { return &mut [] };
+        let bytes = self.bytes();
+        self.range_mut(0, bytes).unwrap_or_default()
+    }
+
+    /// `bytes` bytes at `offset`, to be filled: as [`bytes_mut`](StagingBuffer::bytes_mut), for who fills a
+    /// part only.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[track_caller]
+    pub fn range_mut(&mut self, offset: u64, bytes: u64) -> Result<&mut [u8], OutOfBounds> {
+        let Some(slot) = &mut self.slot else {
+            return Err(OutOfBounds { offset, bytes, capacity: 0 });
+        };
         // SAFETY: no device operation that reads or writes the buffer is pending, and none can be
         // enqueued while the slice borrows `self`: invariant of `slot`. (On a device that is lost,
         // operations may have been cut off, but nothing runs any more.)
-        unsafe { slot.memory.slice_mut() }
+        unsafe { slot.memory.slice_mut(offset, bytes) }
     }
 
     /// Copies `data` into the buffer at `offset`.
     ///
     /// # Errors
     /// [`OutOfBounds`].
+    #[track_caller]
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
-        let all = self.bytes_mut();
-        let (bytes, capacity) = (data.len() as u64, all.len() as u64);
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let Some(place) = all.get_mut(start..start.saturating_add(data.len())) else {
-            return Err(OutOfBounds { offset, bytes, capacity });
-        };
-        place.copy_from_slice(data);
+        self.range_mut(offset, data.len() as u64)?.copy_from_slice(data);
         Ok(())
     }
 
@@ -74,11 +85,13 @@ impl StagingBuffer {
     ///
     /// # Errors
     /// [`SubmitError`]; each variant says what has been enqueued.
+    #[track_caller]
     pub fn submit<R, E>(
         mut self,
         stream: &Stream,
         enqueue: impl FnOnce(&SubmittedView<'_>) -> Result<R, E>,
     ) -> Result<R, SubmitError<E>> {
+        let _site = cuda_driver::site::enter();
         let Some(slot) = self.slot.take() else {
             unreachable!("only `submit` and `drop` take the slot, and both end the buffer's life")
         };
@@ -139,6 +152,7 @@ struct Readers {
 
 impl Readers {
     /// Adds a stream, unless it is there, and creates an event for it, unless there is a spare one.
+    #[track_caller]
     fn add(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         let known = |(other, _): &(Stream, _)| {
             other.raw() == stream.raw() && other.device() == stream.device()
@@ -240,6 +254,7 @@ impl SubmittedView<'_> {
     ///
     /// # Errors
     /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + destination` bytes.
+    #[track_caller]
     pub fn copy_to_device(&self, destination: DeviceSpan, offset: u64) -> Result<(), CopyError> {
         self.copy_on(self.stream, destination, offset)
     }
@@ -249,6 +264,7 @@ impl SubmittedView<'_> {
     ///
     /// # Errors
     /// As `copy_to_device`; [`CopyError::Device`] when no event can be had, and nothing is enqueued.
+    #[track_caller]
     pub fn copy_to_device_on(
         &self,
         stream: &Stream,
@@ -267,6 +283,7 @@ impl SubmittedView<'_> {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn also_read_by(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.readers.borrow_mut().add(stream)
     }
@@ -283,6 +300,7 @@ impl SubmittedView<'_> {
     ///
     /// # Errors
     /// As `also_read_by`.
+    #[track_caller]
     pub fn span_on<'s>(&'s self, stream: &'s Stream) -> Result<PinnedSpan<'s>, DeviceError> {
         self.also_read_by(stream)?;
         Ok(self.span_for(stream))
@@ -295,6 +313,7 @@ impl SubmittedView<'_> {
         }
     }
 
+    #[track_caller]
     fn copy_on(
         &self,
         stream: &Stream,

@@ -134,6 +134,7 @@ impl StagingPool {
     ///
     /// # Errors
     /// As [`with_classes`](StagingPool::with_classes).
+    #[track_caller]
     pub fn new(device: &Device, options: StagingOptions) -> Result<Self, StagingError> {
         Self::with_classes(device, &PoolOptions::new(vec![options]))
     }
@@ -146,7 +147,9 @@ impl StagingPool {
     /// # Errors
     /// [`StagingError::Options`] and [`StagingError::Memory`]; [`StagingError::Device`] when memory cannot be pinned, with what
     /// had been pinned by then given back; [`StagingError::Thread`].
+    #[track_caller]
     pub fn with_classes(device: &Device, options: &PoolOptions) -> Result<Self, StagingError> {
+        let _site = cuda_driver::site::enter();
         let (classes, chunks) = options.chunks()?;
         let at_once = match options.pinning {
             Pinning::AtOnce => chunks.len(),
@@ -206,6 +209,7 @@ impl StagingPool {
     /// # Errors
     /// [`AcquireError::Exhausted`] when all buffers are in use, which is an expected outcome;
     /// [`AcquireError::Closed`]; [`AcquireError::Device`] when the device is lost.
+    #[track_caller]
     pub fn acquire(&self) -> Result<StagingBuffer, AcquireError> {
         self.acquire_bytes(self.buffer_bytes())
     }
@@ -215,7 +219,9 @@ impl StagingPool {
     ///
     /// # Errors
     /// As `acquire`; [`AcquireError::TooLarge`].
+    #[track_caller]
     pub fn acquire_bytes(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
+        let _site = cuda_driver::site::enter();
         let slot = self.shared.take(bytes)?;
         Ok(StagingBuffer::new(self.shared.clone(), slot))
     }
@@ -229,6 +235,7 @@ impl StagingPool {
     /// # Errors
     /// As `acquire`; [`AcquireError::Exhausted`] only when every buffer is in the hands of callers,
     /// so that no work of the device will free one.
+    #[track_caller]
     pub fn acquire_wait(&self) -> Result<StagingBuffer, AcquireError> {
         self.acquire_bytes_wait(self.buffer_bytes())
     }
@@ -240,7 +247,9 @@ impl StagingPool {
     ///
     /// # Errors
     /// As `acquire_wait`; [`AcquireError::TooLarge`].
+    #[track_caller]
     pub fn acquire_bytes_wait(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
+        let _site = cuda_driver::site::enter();
         loop {
             match self.acquire_bytes(bytes) {
                 Err(AcquireError::Exhausted { live, max }) => {
@@ -262,7 +271,9 @@ impl StagingPool {
     /// # Errors
     /// [`StagingError::Device`] when the driver refuses. The pool goes on with what it has, and the
     /// slab can be tried again.
+    #[track_caller]
     pub fn pin_next(&self) -> Result<bool, StagingError> {
+        let _site = cuda_driver::site::enter();
         Ok(self.shared.pin_next()?)
     }
 
@@ -273,6 +284,7 @@ impl StagingPool {
     ///
     /// # Errors
     /// As [`pin_next`](StagingPool::pin_next).
+    #[track_caller]
     pub fn finish_pinning(&self) -> Result<(), StagingError> {
         loop {
             while self.pin_next()? {}
@@ -348,7 +360,9 @@ impl StagingPool {
     ///
     /// # Errors
     /// [`StagingError::Device`] when the device is lost; its buffers are taken back all the same.
+    #[track_caller]
     pub fn drain(&self) -> Result<(), StagingError> {
+        let _site = cuda_driver::site::enter();
         let until = self.shared.state.lock().sequence_next;
         loop {
             self.shared.retire_completed()?;
@@ -372,7 +386,9 @@ impl StagingPool {
     /// # Errors
     /// [`StagingError::Device`] when the device refuses. A lost device is no error here: nothing
     /// reads the memory any more, and the loss was reported where it was met.
+    #[track_caller]
     pub fn close(self) -> Result<(), StagingError> {
+        let _site = cuda_driver::site::enter();
         self.shared.backlog.give_up();
         self.shared.state.lock().closed = true;
         let drained = self.drain();

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{
-    Device, Event, HostMemory, OutOfBounds, PageKind, PinError, PinnedBuffer, PinnedSpan, Stream,
+    Device, Event, HostAccess, HostMemory, OutOfBounds, PageKind, PinError, PinnedBuffer,
+    PinnedSpan, Stream,
 };
 
 use crate::retire::Events;
@@ -109,7 +110,10 @@ impl SlotMemory {
         }
     }
 
-    /// The bytes, for filling them in place.
+    /// `bytes` bytes at `offset`, for filling them in place; drivers that check orders are told of a write.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] of the buffer.
     ///
     /// # Safety
     /// - no device operation that reads or writes this buffer is pending, and none is enqueued while
@@ -117,14 +121,22 @@ impl SlotMemory {
     ///
     /// Operations on other parts of the slab do no harm. None of this crate writes any, and the slab
     /// itself, to which a device could be told to write, is shown to nobody.
-    pub(crate) unsafe fn slice_mut(&mut self) -> &mut [u8] {
-        let first = (self.slab.pinned.host_address() + self.offset) as *mut u8;
-        // SAFETY: the range lies inside a live pinned allocation, which `PinnedBuffer::alloc`
-        // cleared, so it is initialised, and which `slab` keeps. No Rust code reaches these bytes in
-        // another way: nobody calls the slab's own `slice_mut` or `write_at`, which need `&mut`, no
-        // other `SlotMemory` has them (invariant of `offset`), and `&mut self` excludes other uses of
-        // this one. The caller excludes the device's accesses. A slab is at most `isize::MAX` long.
-        unsafe { std::slice::from_raw_parts_mut(first, self.bytes as usize) }
+    #[track_caller]
+    pub(crate) unsafe fn slice_mut(
+        &mut self,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<&mut [u8], OutOfBounds> {
+        let pinned = &self.slab.pinned;
+        let address = pinned.host_address() + self.range(offset, bytes)?;
+        pinned.device().host_access(HostAccess { address, bytes, writes: true });
+        // SAFETY: the range lies inside a live pinned allocation (`range`, and invariant of `offset`),
+        // which `PinnedBuffer::alloc` cleared, so it is initialised, and which `slab` keeps. No Rust
+        // code reaches these bytes in another way: nobody calls the slab's own `slice_mut` or
+        // `write_at`, which need `&mut`, no other `SlotMemory` has them (invariant of `offset`), and
+        // `&mut self` excludes other uses of this one. The caller excludes the device's accesses. A
+        // slab is at most `isize::MAX` long.
+        Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes as usize) })
     }
 }
 

@@ -102,6 +102,7 @@ impl StepStager {
     ///
     /// # Errors
     /// [`StagingError::Device`] when the device has too little memory.
+    #[track_caller]
     pub fn new(
         device: &Device,
         pool: &StagingPool,
@@ -117,6 +118,7 @@ impl StepStager {
     ///
     /// # Errors
     /// As [`new`](StepStager::new).
+    #[track_caller]
     pub fn with_scatter(
         device: &Device,
         pool: &StagingPool,
@@ -141,7 +143,9 @@ impl StepStager {
     /// # Errors
     /// [`AcquireError::Exhausted`] when the device is as far behind as the pool allows; the caller
     /// lets it catch up.
+    #[track_caller]
     pub fn begin(&mut self) -> Result<Step<'_>, AcquireError> {
+        let _site = cuda_driver::site::enter();
         let buffer = self.pool.acquire()?;
         Ok(self.step_in(buffer))
     }
@@ -153,7 +157,9 @@ impl StepStager {
     ///
     /// # Errors
     /// As [`StagingPool::acquire_wait`].
+    #[track_caller]
     pub fn begin_wait(&mut self) -> Result<Step<'_>, AcquireError> {
+        let _site = cuda_driver::site::enter();
         let buffer = self.pool.acquire_wait()?;
         Ok(self.step_in(buffer))
     }
@@ -162,7 +168,9 @@ impl StepStager {
     ///
     /// # Errors
     /// What the driver answers; the stager then stays with its stream.
+    #[track_caller]
     pub fn rebind(&mut self, stream: &Stream) -> Result<(), DeviceError> {
+        let _site = cuda_driver::site::enter();
         if let Some(bound) = &self.stream {
             let event = Event::new(bound.device())?;
             event.record(bound)?;
@@ -273,12 +281,14 @@ impl Step<'_> {
     /// # Errors
     /// [`StepError::Table`] for a slot or a width that the table does not have,
     /// [`StepError::Capacity`]. The step is then as it was.
+    #[track_caller]
     pub fn block_rows(
         &mut self,
         table: &BlockTable,
         slots: &[usize],
         width: usize,
     ) -> Result<PartId, StepError> {
+        let _site = cuda_driver::site::enter();
         if width > table.max_blocks() {
             let max_blocks = table.max_blocks();
             return Err(TableError::Column { logical: width, max_blocks }.into());
@@ -306,7 +316,9 @@ impl Step<'_> {
     ///
     /// # Errors
     /// [`StepError::Capacity`]. The step is then as it was.
+    #[track_caller]
     pub fn array<T: NoUninit>(&mut self, values: &[T]) -> Result<PartId, StepError> {
+        let _site = cuda_driver::site::enter();
         const { assert!(align_of::<T>() as u64 <= PART_ALIGNMENT) }
         let place = self.place(size_of_val(values) as u64, 0)?;
         let values: &[u8] = bytemuck::cast_slice(values);
@@ -334,7 +346,9 @@ impl Step<'_> {
     /// # Errors
     /// [`StepError::OtherStream`] and [`StepError::OtherDevice`], with nothing enqueued;
     /// [`StepError::Submit`].
+    #[track_caller]
     pub fn submit(mut self, stream: &Stream) -> Result<Staged, StepError> {
+        let _site = cuda_driver::site::enter();
         self.bind(stream)?;
         let words = self.write_index();
         let Self { stager, buffer, mut parts, tables, copied, .. } = self;
@@ -436,12 +450,14 @@ impl Step<'_> {
 
     /// The bytes of a part that is copied, with the gap before them cleared.
     fn copied_bytes(&mut self, place: Place, copied: Copied) -> &mut [u8] {
-        let at = |offset: u64| (offset - copied.from + copied.buffer_from) as usize;
-        let gap = at(self.parts.used.max(copied.from))..at(place.offset);
-        let all = self.buffer.bytes_mut();
+        let first = self.parts.used.max(copied.from);
+        let start = first - copied.from + copied.buffer_from;
+        let gap = place.offset - first;
+        let (gap, part) =
+            in_buffer(&mut self.buffer, start, gap + place.bytes).split_at_mut(gap as usize);
         // What an earlier step left in the gap must not travel.
-        all[gap].fill(0);
-        &mut all[at(place.offset)..at(place.offset + place.bytes)]
+        gap.fill(0);
+        part
     }
 
     fn write_rows(
@@ -466,8 +482,9 @@ impl Step<'_> {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let Mirror { index, changes, .. } = mirror;
         let first = (place.offset / SCATTER_WORD_BYTES) as u32;
-        let start = index.len() * WORD_BYTES;
-        let bytes = &mut self.buffer.bytes_mut()[start..start + changes.words.len() * WORD_BYTES];
+        let start = index.len() as u64 * SCATTER_WORD_BYTES;
+        let bytes = changes.words.len() as u64 * SCATTER_WORD_BYTES;
+        let bytes = in_buffer(&mut self.buffer, start, bytes);
         let words = bytemuck::cast_slice_mut::<u8, i32>(bytes).chunks_exact_mut(WORD_BYTES / 4);
         for (&word, to) in changes.words.iter().zip(words) {
             copy_word(table, slots, place.row_entries, word, to);
@@ -479,8 +496,8 @@ impl Step<'_> {
     fn scatter_array(&mut self, place: Place, values: &[u8]) {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("else all is copied") };
         let words = values.len().div_ceil(WORD_BYTES);
-        let start = mirror.index.len() * WORD_BYTES;
-        let bytes = &mut self.buffer.bytes_mut()[start..start + words * WORD_BYTES];
+        let start = mirror.index.len() as u64 * SCATTER_WORD_BYTES;
+        let bytes = in_buffer(&mut self.buffer, start, words as u64 * SCATTER_WORD_BYTES);
         let (data, rest) = bytes.split_at_mut(values.len());
         data.copy_from_slice(values);
         rest.fill(0);
@@ -502,9 +519,8 @@ impl Step<'_> {
         } else {
             end.next_multiple_of(SCATTER_WORD_BYTES)
         };
-        let all = self.buffer.bytes_mut();
         let mut write = |at: u64, bytes: &[u8]| {
-            all[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            in_buffer(&mut self.buffer, at, bytes.len() as u64).copy_from_slice(bytes);
         };
         write(start, bytemuck::cast_slice(index));
         if packet {
@@ -522,6 +538,14 @@ struct Words {
     count: u32,
     /// Whether they and nothing else are in the buffer, as a packet.
     packet: bool,
+}
+
+/// `bytes` bytes of a step's buffer, to be filled.
+fn in_buffer(buffer: &mut StagingBuffer, offset: u64, bytes: u64) -> &mut [u8] {
+    match buffer.range_mut(offset, bytes) {
+        Ok(part) => part,
+        Err(error) => unreachable!("a step keeps to its capacity, which its buffer has: {error}"),
+    }
 }
 
 /// Bytes of `rows` rows of `width` entries; more than any memory has, if it overflows.

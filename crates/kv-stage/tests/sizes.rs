@@ -3,7 +3,7 @@
 //!
 //! Covered: `StagingOptions` (`buffer_bytes`, `buffers_max`, `overlapped`), `PoolOptions` (`classes`,
 //! `slab_bytes`, memory of both origins, each way of pinning), `StagingPool::new`, `with_classes`,
-//! `acquire_bytes`, `acquire_bytes_wait`, `StagingBuffer::write_at`, `SubmittedView::copy_to_device` and
+//! `acquire_bytes`, `acquire_bytes_wait`, `StagingBuffer::write_at`, `range_mut`, `SubmittedView::copy_to_device` and
 //! `copy_to_device_on`, `BlockTable::new`, `set`, `append`, `truncate`, `clear_row`, `row`, `len`,
 //! `StepStagerOptions` (`device_bytes`, `buffer_bytes`), `StepStager::new` and `with_scatter`,
 //! `Step::block_rows` and `array`, `Staged::span` of a part that is not there.
@@ -183,6 +183,8 @@ fn buffers_are_asked_for_written_and_copied_at_any_size() {
             let mut buffer = pool.acquire_wait().unwrap();
             let written = buffer.write_at(bytes, &vec![1; length]);
             assert_eq!(written.is_ok(), inside, "{length} at {bytes}");
+            let range = buffer.range_mut(bytes, length as u64).map(|range| range.len());
+            assert_eq!(range.ok(), inside.then_some(length), "{length} at {bytes}");
             let span = target.span().slice(0, length as u64).unwrap();
             let copied = buffer.submit(&machine.stream, |view| {
                 let on = view.copy_to_device_on(&machine.stream, span, bytes).is_ok();

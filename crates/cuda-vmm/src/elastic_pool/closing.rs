@@ -19,7 +19,9 @@ impl PoolClosing {
     ///
     /// # Errors
     /// [`NotAtRest`] with this request; nothing was unmapped.
+    #[track_caller]
     pub fn try_complete(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         let Self { closing, pages } = self;
         Self::finish(closing.try_complete(), pages)
     }
@@ -32,7 +34,9 @@ impl PoolClosing {
     ///
     /// # Errors
     /// [`NotAtRest`] with this request, when a fence cannot be waited for.
+    #[track_caller]
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         let Self { closing, pages } = self;
         Self::finish(closing.wait(), pages)
     }

@@ -25,7 +25,9 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`StillLive`] with the space while sequences are live.
+    #[track_caller]
     pub fn close(self, fences: &[Fence]) -> Result<SpaceClosing, StillLive<Self>> {
+        let _site = cuda_driver::site::enter();
         let (census, parked) = {
             let book = self.core.book.lock();
             (book.census(), book.parked())
@@ -56,7 +58,9 @@ impl SpaceClosing {
     ///
     /// # Errors
     /// [`NotAtRest`] with this request; nothing was unmapped.
+    #[track_caller]
     pub fn try_complete(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         let Self { closing, core } = self;
         Self::finish(closing.try_complete(), core)
     }
@@ -69,7 +73,9 @@ impl SpaceClosing {
     ///
     /// # Errors
     /// [`NotAtRest`] with this request, when a fence cannot be waited for.
+    #[track_caller]
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
+        let _site = cuda_driver::site::enter();
         let Self { closing, core } = self;
         Self::finish(closing.wait(), core)
     }

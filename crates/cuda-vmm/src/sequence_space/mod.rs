@@ -87,6 +87,7 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`SpaceError`].
+    #[track_caller]
     pub fn new(
         pages: &PagePool,
         worker: &Worker,
@@ -99,12 +100,14 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`SpaceError`].
+    #[track_caller]
     pub fn with_gate(
         pages: &PagePool,
         worker: &Worker,
         options: SpaceOptions,
         gate: EpochGate,
     ) -> Result<Self, SpaceError> {
+        let _site = cuda_driver::site::enter();
         let shape = Shape::new(&options, pages.page_bytes())?;
         let reserve = ReservationOptions {
             bytes: shape.bytes(),
@@ -138,7 +141,9 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`AdmitError`].
+    #[track_caller]
     pub fn admit(&self, tokens: u64) -> Result<Sequence, AdmitError> {
+        let _site = cuda_driver::site::enter();
         let shape = &self.core.shape;
         if tokens > shape.tokens_max {
             let tokens_max = shape.tokens_max;
@@ -199,7 +204,9 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`UsersUnknown`], where there are any; they stay as they are.
+    #[track_caller]
     pub fn recover(&self, fences: &[Fence]) -> Result<u64, UsersUnknown> {
+        let _site = cuda_driver::site::enter();
         let abandoned = self.core.book.lock().abandoned();
         if !abandoned.is_empty() {
             self.core.reservation.inner.check_covers(fences)?;
@@ -218,7 +225,9 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`Fault`], when the space has failed.
+    #[track_caller]
     pub fn trim(&self, bytes: u64) -> Result<TrimReport, Fault> {
+        let _site = cuda_driver::site::enter();
         self.handle.waker().run(|| {
             let mut report = TrimReport::default();
             self.core.settle();

@@ -101,12 +101,14 @@ impl Sequence {
     /// [`ExtendError::NotReady`] with the cause, after everything at rest was taken and there was
     /// still too little; what could be mapped on the way stays. [`ExtendError::Failed`],
     /// [`ExtendError::TooLong`].
+    #[track_caller]
     pub fn extend_blocking(&mut self, tokens: u64) -> Result<(), ExtendError> {
         let demand = self.demand(tokens);
         if demand.ready {
             demand.tell(&self.waker);
             return Ok(());
         }
+        let _site = cuda_driver::site::enter();
         self.check_length(tokens)?;
         self.core.counters.stall();
         let begin = self.core.clock();
@@ -177,7 +179,9 @@ impl Sequence {
     ///
     /// Where neither a fence nor a lease covers the uses of the memory, this is a
     /// [drop](Sequence#drop).
+    #[track_caller]
     pub fn finish(mut self, fences: &[Fence]) {
+        let _site = cuda_driver::site::enter();
         self.leave(Some(fences));
     }
 

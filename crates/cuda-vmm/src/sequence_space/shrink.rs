@@ -20,7 +20,9 @@ impl Sequence {
     ///
     /// # Errors
     /// [`UsersUnknown`]; the sequence has what it had.
+    #[track_caller]
     pub fn shrink_to(&mut self, tokens: u64, fences: &[Fence]) -> Result<(), UsersUnknown> {
+        let _site = cuda_driver::site::enter();
         if tokens >= self.tokens() {
             return Ok(());
         }

@@ -153,7 +153,9 @@ impl Worker {
     /// something; returns whether any source has more to do at once.
     ///
     /// It is how a worker without a thread is driven; beside a thread it helps.
+    #[track_caller]
     pub fn poll(&self) -> bool {
+        let _site = cuda_driver::site::enter();
         self.owner.shared.round(Next::Retry) == Next::Now
     }
 

@@ -47,11 +47,13 @@ impl HostLink {
     ///
     /// # Errors
     /// [`TransportError`].
+    #[track_caller]
     pub fn copy_blocks(
         &mut self,
         stream: &Stream,
         copy: BlockCopy<'_>,
     ) -> Result<Transport, TransportError> {
+        let _site = cuda_driver::site::enter();
         Ok(self.carry_blocks(stream, copy, HostOrder::Strict)?.0)
     }
 
@@ -63,12 +65,14 @@ impl HostLink {
     ///
     /// # Errors
     /// [`TransportError`].
+    #[track_caller]
     pub fn start_blocks(
         &mut self,
         stream: &Stream,
         ready: HostReady<'_>,
         copy: BlockCopy<'_>,
     ) -> Result<HostArrival, TransportError> {
+        let _site = cuda_driver::site::enter();
         let arrived = self.arrivals.free()?;
         let order = HostOrder::Started { ready, arrived: &arrived };
         let (transport, bytes) = self.carry_blocks(stream, copy, order)?;

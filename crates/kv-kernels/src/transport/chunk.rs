@@ -69,11 +69,13 @@ impl HostLink {
     ///
     /// # Errors
     /// [`TransportError`].
+    #[track_caller]
     pub fn transfer_chunk(
         &mut self,
         stream: &Stream,
         transfer: HostTransfer<'_>,
     ) -> Result<Transport, TransportError> {
+        let _site = cuda_driver::site::enter();
         let outcome = self.carry_all(stream, &[transfer], HostOrder::Strict);
         Ok(outcome.map_err(TransportError::of_one)?.0)
     }
@@ -88,11 +90,13 @@ impl HostLink {
     /// # Errors
     /// [`TransportError`]; [`TransportError::InSequence`] says which transfer was refused for its
     /// numbers, and none was enqueued then.
+    #[track_caller]
     pub fn transfer_chunks(
         &mut self,
         stream: &Stream,
         transfers: &[HostTransfer<'_>],
     ) -> Result<Transport, TransportError> {
+        let _site = cuda_driver::site::enter();
         Ok(self.carry_all(stream, transfers, HostOrder::Strict)?.0)
     }
 
@@ -117,12 +121,14 @@ impl HostLink {
     ///
     /// # Errors
     /// As of [`transfer_chunks`](HostLink::transfer_chunks), and for an event of another driver.
+    #[track_caller]
     pub fn start_chunks(
         &mut self,
         stream: &Stream,
         ready: HostReady<'_>,
         transfers: &[HostTransfer<'_>],
     ) -> Result<HostArrival, TransportError> {
+        let _site = cuda_driver::site::enter();
         let arrived = self.arrivals.free()?;
         let order = HostOrder::Started { ready, arrived: &arrived };
         let (transport, bytes) = self.carry_all(stream, transfers, order)?;

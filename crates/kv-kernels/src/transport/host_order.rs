@@ -46,6 +46,7 @@ impl HostArrival {
     ///
     /// # Errors
     /// As [`Stream::wait`].
+    #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<(), DeviceError> {
         stream.wait(&self.event)
     }
@@ -54,6 +55,7 @@ impl HostArrival {
     ///
     /// # Errors
     /// The sticky error of the device, if work on it failed.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         self.event.synchronize()
     }
@@ -62,6 +64,7 @@ impl HostArrival {
     ///
     /// # Errors
     /// The sticky error of the device, if work on it failed.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         self.event.is_complete()
     }

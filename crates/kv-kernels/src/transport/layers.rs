@@ -27,7 +27,9 @@ impl LayerEvents {
     /// # Errors
     /// [`TransportError::TooMany`] for more than [`LAYERS_MAX`](Self::LAYERS_MAX), and what the driver
     /// answers.
+    #[track_caller]
     pub fn new(device: &Device, layers: u32) -> Result<Self, TransportError> {
+        let _site = cuda_driver::site::enter();
         if layers > Self::LAYERS_MAX {
             let (what, count, most) = ("layers", layers.into(), Self::LAYERS_MAX.into());
             return Err(TransportError::TooMany { what, count, most });
@@ -53,8 +55,12 @@ impl LayerEvents {
     ///
     /// # Errors
     /// As [`Stream::wait`].
+    #[track_caller]
     pub fn wait(&self, stream: &Stream, layer: u32) -> Result<(), DeviceError> {
-        self.event(layer).map_or(Ok(()), |event| stream.wait(event))
+        match self.event(layer) {
+            Some(event) => stream.wait(event),
+            None => Ok(()),
+        }
     }
 
     /// Records the events of layers `from..to`.

@@ -65,10 +65,12 @@ impl TransportProfile {
     /// # Errors
     /// [`TransportError::TooMany`] for more rounds than there may be; what allocation, launches and the
     /// driver answer. Everything is given back then too.
+    #[track_caller]
     pub fn measure(
         kernels: &Arc<KvKernels>,
         options: &MeasureOptions,
     ) -> Result<Self, TransportError> {
+        let _site = cuda_driver::site::enter();
         let device = kernels.device();
         let (what, count, most) = ("rounds", options.rounds, MeasureOptions::ROUNDS_MAX);
         if count > most {

@@ -168,7 +168,9 @@ impl HostLink {
     ///
     /// # Errors
     /// What the driver answers, such as `OUT_OF_MEMORY` for the ring.
+    #[track_caller]
     pub fn new(kernels: Arc<KvKernels>, options: HostLinkOptions) -> Result<Self, DeviceError> {
+        let _site = cuda_driver::site::enter();
         let device = kernels.device().clone();
         let options = HostLinkOptions {
             multiprocessors: options.multiprocessors.max(1),

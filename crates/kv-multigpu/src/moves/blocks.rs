@@ -166,6 +166,7 @@ impl Mover {
     /// # Errors
     /// [`MoveFailed`] with both ends, and with what is wrong with the blocks;
     /// [`MoveError::Busy`] when earlier moves still use all tables; what the driver answers.
+    #[track_caller]
     pub fn move_blocks<S: Send, D: Send>(
         &mut self,
         source: BlockMemory<S>,
@@ -173,6 +174,7 @@ impl Mover {
         what: &BlockMove<'_>,
         order: MoveOrder<'_>,
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
+        let _site = cuda_driver::site::enter();
         self.parking.sweep_oldest();
         let enqueued = self
             .plan(&source, &destination, what, order)

@@ -111,7 +111,9 @@ impl HandOver {
     ///
     /// # Errors
     /// [`MoveError::Zero`], [`MoveError::TooMany`]; what the driver answers.
+    #[track_caller]
     pub fn new(mover: Mover, bytes: u64, count: usize) -> Result<Self, MoveError> {
+        let _site = cuda_driver::site::enter();
         if count == 0 || bytes == 0 {
             return Err(MoveError::Zero { what: "buffers" });
         }
@@ -154,7 +156,9 @@ impl HandOver {
     /// # Errors
     /// [`MoveError::NoBuffer`] when the next buffer is still held; [`MoveError::WrongDevice`]; what the
     /// driver answers.
+    #[track_caller]
     pub fn room(&mut self, producer: &Stream) -> Result<Outgoing, MoveError> {
+        let _site = cuda_driver::site::enter();
         check_device("producer's stream", self.mover.from(), producer.device())?;
         let (index, count) = (self.next, self.buffers.len());
         if self.buffers[index].is_held {
@@ -185,6 +189,7 @@ impl HandOver {
     ///
     /// # Errors
     /// [`SendFailed`] with the buffer, which may be sent again.
+    #[track_caller]
     pub fn send(
         &mut self,
         outgoing: Outgoing,
@@ -192,6 +197,7 @@ impl HandOver {
         producer: &Stream,
         consumer: &Stream,
     ) -> Result<Incoming, SendFailed> {
+        let _site = cuda_driver::site::enter();
         let (hand_over, index) = (outgoing.hand_over, outgoing.index);
         let sent = self
             .check_own(hand_over, index)
@@ -254,11 +260,13 @@ impl HandOver {
     /// # Errors
     /// [`MoveError::OtherHandOver`], [`MoveError::WrongDevice`], or what the driver answers, with the buffer,
     /// which is then still in use.
+    #[track_caller]
     pub fn done(
         &mut self,
         incoming: Incoming,
         consumer: &Stream,
     ) -> Result<(), (MoveError, Incoming)> {
+        let _site = cuda_driver::site::enter();
         let checked = self
             .check_own(incoming.hand_over, incoming.index)
             .and_then(|()| check_device("consumer's stream", self.mover.to(), consumer.device()));

@@ -228,7 +228,9 @@ impl<S: Send, D: Send> Move<S, D> {
     ///
     /// # Errors
     /// What the driver answers, of a device that is not lost.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
+        let _site = cuda_driver::site::enter();
         all_over(&self.pendings)
     }
 
@@ -240,7 +242,9 @@ impl<S: Send, D: Send> Move<S, D> {
     ///
     /// # Errors
     /// What the driver answers.
+    #[track_caller]
     pub fn wait_on(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let _site = cuda_driver::site::enter();
         wait_on(&self.pendings, stream)
     }
 
@@ -251,7 +255,9 @@ impl<S: Send, D: Send> Move<S, D> {
     ///
     /// # Errors
     /// What the driver answers; the source is then still held.
+    #[track_caller]
     pub fn reclaim_on(&mut self, stream: &Stream) -> Result<Option<S>, DeviceError> {
+        let _site = cuda_driver::site::enter();
         self.wait_on(stream)?;
         Ok(self.keepers.as_mut().and_then(|(source, _)| source.take()))
     }
@@ -267,7 +273,9 @@ impl<S: Send, D: Send> Move<S, D> {
     /// # Errors
     /// The move itself, when it has not completed or the driver does not tell.
     #[allow(clippy::type_complexity, reason = "two owners, each of which may have been given out")]
+    #[track_caller]
     pub fn try_finish(mut self) -> Result<(Option<S>, Option<D>), Self> {
+        let _site = cuda_driver::site::enter();
         match all_over(&self.pendings) {
             Ok(true) => Ok(self.keepers.take().unwrap_or((None, None))),
             _ => Err(self),
@@ -280,7 +288,9 @@ impl<S: Send, D: Send> Move<S, D> {
     /// # Errors
     /// What the driver answers, with the move.
     #[allow(clippy::type_complexity, reason = "two owners, each of which may have been given out")]
+    #[track_caller]
     pub fn finish(mut self) -> Result<(Option<S>, Option<D>), (DeviceError, Self)> {
+        let _site = cuda_driver::site::enter();
         match self.pendings.iter().try_for_each(Pending::wait) {
             Ok(()) => Ok(self.keepers.take().unwrap_or((None, None))),
             Err(error) => Err((error, self)),
@@ -321,7 +331,9 @@ impl<S: Send, D: Send> Withheld<S, D> {
     ///
     /// # Errors
     /// What the driver answers, of a device that is not lost.
+    #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
+        let _site = cuda_driver::site::enter();
         all_over(&self.pendings)
     }
 
@@ -332,7 +344,9 @@ impl<S: Send, D: Send> Withheld<S, D> {
     ///
     /// # Errors
     /// What the driver answers, with both ends still held.
+    #[track_caller]
     pub fn reclaim_on(self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
+        let _site = cuda_driver::site::enter();
         match wait_on(&self.pendings, stream) {
             Ok(()) => Ok(self.into_ends()),
             Err(error) => Err((error, self)),
@@ -344,7 +358,9 @@ impl<S: Send, D: Send> Withheld<S, D> {
     ///
     /// # Errors
     /// The value itself, when something is under way or the driver does not tell.
+    #[track_caller]
     pub fn try_finish(self) -> Result<(S, D), Self> {
+        let _site = cuda_driver::site::enter();
         match all_over(&self.pendings) {
             Ok(true) => Ok(self.into_ends()),
             _ => Err(self),
@@ -356,7 +372,9 @@ impl<S: Send, D: Send> Withheld<S, D> {
     ///
     /// # Errors
     /// What the driver answers, with both ends still held.
+    #[track_caller]
     pub fn finish(self) -> Result<(S, D), (DeviceError, Self)> {
+        let _site = cuda_driver::site::enter();
         match self.pendings.iter().try_for_each(Pending::wait) {
             Ok(()) => Ok(self.into_ends()),
             Err(error) => Err((error, self)),

@@ -117,7 +117,9 @@ impl Mover {
     /// # Errors
     /// [`MoveError::Zero`], [`MoveError::TooMany`]; [`MoveError::Memory`] for more pinned memory than the
     /// host has; what the driver answers.
+    #[track_caller]
     pub fn new(from: &Device, to: &Device, config: MoverConfig) -> Result<Self, MoveError> {
+        let _site = cuda_driver::site::enter();
         config.check()?;
         let route = route(from, to, &config)?;
         config.check_memory(route)?;
@@ -174,12 +176,14 @@ impl Mover {
     /// # Errors
     /// [`MoveFailed`] with both ends, and with [`MoveError::Lengths`], [`MoveError::WrongDevice`] or
     /// what the driver answers.
+    #[track_caller]
     pub fn move_tensor<S: Send, D: Send>(
         &mut self,
         source: Held<S>,
         destination: Held<D>,
         order: MoveOrder<'_>,
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
+        let _site = cuda_driver::site::enter();
         self.parking.sweep_oldest();
         let ends = [(&source.device, source.span), (&destination.device, destination.span)];
         let enqueued = self.check(ends, order).and_then(|()| {
@@ -191,7 +195,9 @@ impl Mover {
     }
 
     /// Lets go of what dropped moves held and that have completed since; returns how many have not.
+    #[track_caller]
     pub fn sweep(&mut self) -> usize {
+        let _site = cuda_driver::site::enter();
         self.parking.sweep()
     }
 
@@ -199,7 +205,9 @@ impl Mover {
     ///
     /// # Errors
     /// What the driver answers; what could not be waited for stays held.
+    #[track_caller]
     pub fn settle(&mut self) -> Result<(), DeviceError> {
+        let _site = cuda_driver::site::enter();
         self.parking.settle()
     }
 

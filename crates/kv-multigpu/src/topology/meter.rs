@@ -44,7 +44,9 @@ impl LinkMeter {
     ///
     /// # Errors
     /// What a mover answers.
+    #[track_caller]
     pub fn measure(&self, from: &Device, to: &Device) -> Result<Link, MoveError> {
+        let _site = cuda_driver::site::enter();
         let ends = [from.info().uuid, to.info().uuid];
         if let Some(link) = self.known(ends[0], ends[1]) {
             return Ok(link);
@@ -58,7 +60,9 @@ impl LinkMeter {
     ///
     /// # Errors
     /// As [`measure`](LinkMeter::measure).
+    #[track_caller]
     pub fn matrix(&self, devices: &[Device]) -> Result<LinkMatrix, MoveError> {
+        let _site = cuda_driver::site::enter();
         let mut measured = HashMap::new();
         for (i, from) in devices.iter().enumerate() {
             for (j, to) in devices.iter().enumerate().filter(|&(j, _)| j != i) {

@@ -1,0 +1,163 @@
+//! What a driver sees of staging: which line of the program asked for it, and which bytes the host writes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/scatter.rs"]
+mod scatter;
+#[path = "../../cuda-driver/tests/common/watch.rs"]
+mod watch;
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceBuffer, HostAccess, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_stage::{
+    BlockTable, PoolOptions, ScatterPacket, StagingOptions, StagingPool, StepStager,
+    StepStagerOptions,
+};
+use scatter::Kernels;
+use watch::{Watch, from_here};
+
+const BYTES: u64 = 8192;
+
+struct Machine {
+    watch: Watch,
+    device: Device,
+    stream: Stream,
+    pool: StagingPool,
+}
+
+impl Machine {
+    /// A pool of two buffers, the one after the other in one slab.
+    fn new() -> Self {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        sim.register_kernels(&kv_kernels::references());
+        let watch = Watch::default();
+        let device = Device::open(watch.over(Arc::new(sim)), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let options = StagingOptions { buffer_bytes: BYTES, buffers_max: 2 };
+        let pool = StagingPool::new(&device, options).unwrap();
+        Self { watch, device, stream, pool }
+    }
+
+    /// What `work` told of the host's accesses, all of them writes.
+    fn told(&self, work: impl FnOnce()) -> Vec<HostAccess> {
+        self.watch.accesses();
+        work();
+        let told = self.watch.accesses();
+        assert!(told.iter().all(|access| access.writes), "{told:?}");
+        told
+    }
+}
+
+#[test]
+fn staging_names_the_programs_line() {
+    let m = Machine::new();
+    let (watch, pool, stream) = (&m.watch, &m.pool, &m.stream);
+    let target = DeviceBuffer::alloc(&m.device, BYTES).unwrap();
+    let span = target.span();
+    let options = StagingOptions { buffer_bytes: BYTES, buffers_max: 1 };
+    let (made, through) =
+        from_here!(watch, "cuMemHostRegister", StagingPool::new(&m.device, options));
+    assert!(through, "the slab is pinned by a line of this crate");
+    from_here!(watch, "cuMemHostUnregister", made.unwrap().close()).0.unwrap();
+    let mut buffer = pool.acquire().unwrap();
+    from_here!(watch, "host", buffer.write_at(0, &[1; 4])).0.unwrap();
+    from_here!(watch, "host", buffer.bytes_mut().len());
+    from_here!(watch, "host", buffer.range_mut(0, 1)).0.unwrap();
+    // The copy is enqueued by the program's closure, for the line of the submission.
+    let copy = |view: &kv_stage::SubmittedView<'_>| view.copy_to_device(span, 0);
+    from_here!(watch, "cuMemcpyHtoDAsync", buffer.submit(stream, copy)).0.unwrap();
+    pool.acquire().unwrap().submit(stream, copy).unwrap();
+    from_here!(watch, "cuEventQuery", pool.acquire_wait()).0.unwrap();
+    from_here!(watch, "cuEventQuery", pool.drain()).0.unwrap();
+    pool.acquire().unwrap().submit(stream, copy).unwrap();
+    pool.acquire().unwrap().submit(stream, copy).unwrap();
+    from_here!(watch, "cuEventQuery", pool.acquire()).0.unwrap();
+}
+
+#[test]
+fn steps_name_the_programs_line() {
+    let m = Machine::new();
+    let (watch, stream) = (&m.watch, &m.stream);
+    let options = StepStagerOptions { device_bytes: 4096 };
+    let (stager, _) = from_here!(watch, "cuMemAlloc", StepStager::new(&m.device, &m.pool, options));
+    let mut stager = stager.unwrap();
+    let table = BlockTable::new(2, 8).unwrap();
+    for _ in 0..2 {
+        let mut step = stager.begin().unwrap();
+        from_here!(watch, "host", step.block_rows(&table, &[0, 1], 8)).0.unwrap();
+        from_here!(watch, "host", step.array(&[1u64, 2])).0.unwrap();
+        let (staged, through) = from_here!(watch, "cuMemcpyHtoDAsync", step.submit(stream));
+        staged.unwrap();
+        assert!(through, "the copy is enqueued by a line of this crate");
+    }
+    drop(from_here!(watch, "cuEventQuery", stager.begin()).0.unwrap());
+    let other = Stream::new(&m.device).unwrap();
+    from_here!(watch, "cuStreamWaitEvent", stager.rebind(&other)).0.unwrap();
+}
+
+#[test]
+fn buffers_tell_the_bytes_that_are_filled() {
+    let m = Machine::new();
+    let mut buffer = m.pool.acquire().unwrap();
+    let start = buffer.bytes_mut().as_ptr().addr() as u64;
+    let access = |offset, bytes| HostAccess { address: start + offset, bytes, writes: true };
+    assert_eq!(m.told(|| buffer.bytes_mut().fill(1)), [access(0, BYTES)]);
+    assert_eq!(m.told(|| buffer.write_at(100, &[1; 7]).unwrap()), [access(100, 7)]);
+    assert_eq!(m.told(|| buffer.range_mut(BYTES - 5, 5).unwrap().fill(0)), [access(BYTES - 5, 5)]);
+    assert_eq!(m.told(|| assert!(buffer.write_at(BYTES, &[1]).is_err())), []);
+    // The other buffer of the slab lies behind the first.
+    let mut other = m.pool.acquire().unwrap();
+    let told = m.told(|| other.write_at(0, &[1]).unwrap());
+    assert_eq!(told[0].address.abs_diff(start), BYTES);
+}
+
+/// A step of rows and arrays that is copied whole: each part is told when it is written, with the gap that
+/// is cleared before it, and nothing else is.
+#[test]
+fn a_copied_step_tells_its_parts_and_the_gaps_before_them() {
+    let m = Machine::new();
+    let mut stager =
+        StepStager::new(&m.device, &m.pool, StepStagerOptions { device_bytes: 4096 }).unwrap();
+    let table = BlockTable::new(2, 8).unwrap();
+    let told = m.told(|| {
+        let mut step = stager.begin().unwrap();
+        step.array(&[1u8; 100]).unwrap();
+        step.block_rows(&table, &[0, 1], 5).unwrap();
+        step.array::<u8>(&[]).unwrap();
+        step.submit(&m.stream).unwrap();
+    });
+    let start = told[0].address;
+    let told: Vec<_> = told.iter().map(|access| (access.address - start, access.bytes)).collect();
+    // An array of no bytes has a gap before it all the same.
+    assert_eq!(told, [(0, 100), (100, 156 + 40), (256 + 40, 256 - 40)]);
+}
+
+/// A step of which only words travel: the words and their indices, at the places where a packet has them.
+#[test]
+fn a_scattered_step_tells_its_words_and_their_indices() {
+    let m = Machine::new();
+    let kernels = Kernels::load(&m.device);
+    let bytes = ScatterPacket::BYTES;
+    let options = StagingOptions { buffer_bytes: bytes, buffers_max: 2 };
+    let pool = StagingPool::with_classes(&m.device, &PoolOptions::new(vec![options])).unwrap();
+    let mut stager = scatter::stager(&pool, 4096, &kernels);
+    let mut table = BlockTable::new(2, 64).unwrap();
+    let mut step = |table: &BlockTable| {
+        m.told(|| {
+            let mut step = stager.begin().unwrap();
+            step.block_rows(table, &[0, 1], 64).unwrap();
+            step.array(&[7u32, 8, 9]).unwrap();
+            step.submit(&m.stream).unwrap();
+        })
+    };
+    let whole = step(&table);
+    assert_eq!(whole.iter().map(|access| access.bytes).collect::<Vec<_>>(), [512, 12]);
+    table.set(1, 63, 5).unwrap();
+    let told = step(&table);
+    let start = told[0].address;
+    let told: Vec<_> = told.iter().map(|access| (access.address - start, access.bytes)).collect();
+    let (index, count) = (ScatterPacket::INDEX_OFFSET, ScatterPacket::COUNT_OFFSET);
+    assert_eq!(told, [(0, 16), (16, 16), (index, 8), (count, 4)]);
+}
