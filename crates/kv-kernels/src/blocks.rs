@@ -43,6 +43,7 @@ impl HostBlocks {
     ///
     /// # Errors
     /// [`PagedKvError`].
+    #[track_caller]
     pub fn new(
         stream: &Stream,
         shape: KvShape,
@@ -50,6 +51,7 @@ impl HostBlocks {
         (buffer, offset): (Arc<PinnedBuffer>, u64),
         blocks: u64,
     ) -> Result<Self, PagedKvError> {
+        let _site = cuda_driver::site::enter();
         let block_tokens = shape.block_tokens();
         if blocks == 0 || blocks > i32::MAX as u64 {
             return Err(PagedKvError::Blocks { blocks, block_tokens });
