@@ -18,13 +18,15 @@ impl KvCache {
     /// All that was refused, on every device. With a step open, or a device that cannot be waited
     /// for, the cache is dropped instead.
     #[track_caller]
-    pub fn close(mut self) -> Result<(), Vec<CloseError>> {
+    pub fn close(self) -> Result<(), Vec<CloseError>> {
         let _site = cuda_driver::site::enter();
-        if self.has_open_step() {
+        // What is left of it is dropped before the place ends; an argument would be after it.
+        let mut cache = self;
+        if cache.has_open_step() {
             return Err(vec![CloseError::StepOpen]);
         }
         // All devices first: their work shares one gate.
-        let restless: Vec<_> = self
+        let restless: Vec<_> = cache
             .parts
             .iter()
             .filter(|part| !part.come_to_rest())
@@ -33,10 +35,10 @@ impl KvCache {
         if !restless.is_empty() {
             return Err(restless);
         }
-        self.copies = None;
+        cache.copies = None;
         // A dropped step's work has completed with the rest.
-        *self.latest.lock() = Latest::Over;
-        let errors: Vec<_> = self.parts.into_iter().flat_map(|part| part.close()).collect();
+        *cache.latest.lock() = Latest::Over;
+        let errors: Vec<_> = cache.parts.into_iter().flat_map(|part| part.close()).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 }

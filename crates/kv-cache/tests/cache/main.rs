@@ -18,6 +18,9 @@ mod placement;
 mod policies;
 mod ptx;
 mod refusals;
+mod sites;
 mod tenants;
 mod transports;
 mod unrecorded;
+#[path = "../../../cuda-driver/tests/common/watch.rs"]
+mod watch;

@@ -1,0 +1,94 @@
+//! What a driver sees of a cache: which line of the program asked for its work, and which bytes of its
+//! lists the host writes.
+
+use std::sync::Arc;
+
+use kv_cache::{KvCache, TransportChoice};
+use kv_kernels::Transport;
+
+use crate::common::engine::{Engine, Prompt, by, options, streams};
+use crate::machine::{config, rig, sim, small};
+use crate::watch::{Watch, from_here};
+
+/// An engine of few device blocks, whose requests evict each other's to the host.
+fn engine(watch: &Watch, choice: TransportChoice) -> Engine {
+    let rig = rig(&watch.over(Arc::new(sim(config()))), 1, small());
+    rig.engine_with(by(choice, options(small(), 16, 32)))
+}
+
+#[test]
+fn steps_name_the_programs_line() {
+    for choice in TransportChoice::ALL {
+        let watch = Watch::default();
+        let mut engine = engine(&watch, choice);
+        for round in 0..6 {
+            let prompt = Prompt::new(round % 3, 60);
+            let hashes = prompt.hashes(engine.block_tokens());
+            let cache = &mut engine.cache;
+            let mut sequence = cache.admit(prompt.len(), &hashes).unwrap();
+            let step = cache.begin_step().unwrap();
+            let (words, part) = ([7u64; 3], [&sequence]);
+            let (staged, through) =
+                { from_here!(watch, "host", cache.stage(&part, |_, step| step.array(&words))) };
+            staged.unwrap();
+            assert!(through, "{choice}: it is enqueued by lines of these crates");
+            cache.seal(&mut sequence, &hashes).unwrap();
+            from_here!(watch, "cuEventRecord", cache.finish_step(step)).0.unwrap();
+            drop(sequence);
+            from_here!(watch, "cuEventSynchronize", cache.drain()).0.unwrap();
+        }
+        let cache = engine.cache;
+        let stats = cache.stats();
+        assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
+        from_here!(watch, "cuMemUnmap", cache.close()).0.unwrap();
+    }
+}
+
+#[test]
+fn caches_and_their_growth_name_the_programs_line() {
+    let watch = Watch::default();
+    let rig = rig(&watch.over(Arc::new(sim(config()))), 1, small());
+    let (streams, options) = (streams(&rig.devices), options(small(), 16, 32));
+    let (cache, _) = from_here!(watch, "cuMemHostAlloc", KvCache::new(&streams, options));
+    let mut cache = cache.unwrap();
+    // Memory is mapped for the blocks when they are first wanted.
+    let mut sequence = from_here!(watch, "cuMemMap", cache.admit(20, &[])).0.unwrap();
+    from_here!(watch, "cuMemMap", cache.extend(&mut sequence, 60)).0.unwrap();
+    // As many as may be in flight; the next one has to wait.
+    for _ in 0..2 {
+        let step = cache.begin_step().unwrap();
+        cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
+        cache.finish_step(step).unwrap();
+    }
+    from_here!(watch, "cuEventSynchronize", cache.begin_step()).0.unwrap().cancel();
+}
+
+/// The list of a transfer is as long as the blocks that travel, whatever the buffer holds.
+#[test]
+fn a_list_of_blocks_tells_as_many_pairs_as_it_has() {
+    let watch = Watch::default();
+    let choice = TransportChoice::Only(Transport::DirectKernel);
+    let mut engine = engine(&watch, choice);
+    let mut lists = 0;
+    for round in 0..6 {
+        let mut live = engine.admit(&Prompt::new(round % 3, 60)).unwrap();
+        let moved =
+            |engine: &Engine| engine.cache.transports().by_name().map(|(_, way)| way.blocks);
+        let before = moved(&engine);
+        let step = engine.begin().unwrap();
+        watch.accesses();
+        engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
+        let told = watch.accesses();
+        let moved = moved(&engine).iter().sum::<u64>() - before.iter().sum::<u64>();
+        assert!(told.iter().all(|access| access.writes), "{told:?}");
+        // Rows, lengths, and before them lists of what left and what came.
+        let pairs = told[..told.len() - 2].iter().map(|access| access.bytes).sum::<u64>() / 8;
+        assert_eq!(pairs, moved, "{told:?}");
+        lists += told.len() - 2;
+        engine.enqueue(step, &mut [&mut live]).unwrap();
+        drop(live);
+        engine.drain().unwrap();
+    }
+    assert!(lists > 2, "{lists}");
+    engine.close();
+}
