@@ -260,9 +260,7 @@ impl ElasticPool {
     /// # Errors
     /// [`AheadError`] once the worker has failed, and, while blocks are missing, with what it was
     /// refused: waiting for it is no use then. The demand is noted all the same.
-    #[track_caller]
     pub fn demand(&self, used_blocks: u64) -> Result<u64, AheadError> {
-        let _site = cuda_driver::site::enter();
         self.core.demand(used_blocks, self.waker())
     }
 

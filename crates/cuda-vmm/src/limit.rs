@@ -119,9 +119,7 @@ impl MemoryLimit {
     /// Moves the limit and returns the revision that this made. What lies over the new limit is not
     /// waited for: pools that work in the background release what nobody needs by themselves, and
     /// [`reclaim`](MemoryLimit::reclaim) does it for all.
-    #[track_caller]
     pub fn set(&self, bytes: u64) -> u64 {
-        let _site = cuda_driver::site::enter();
         let revision = {
             let mut book = self.inner.book.lock();
             book.limit_bytes = bytes;

@@ -204,9 +204,7 @@ impl SequenceSpace {
     ///
     /// # Errors
     /// [`UsersUnknown`], where there are any; they stay as they are.
-    #[track_caller]
     pub fn recover(&self, fences: &[Fence]) -> Result<u64, UsersUnknown> {
-        let _site = cuda_driver::site::enter();
         let abandoned = self.core.book.lock().abandoned();
         if !abandoned.is_empty() {
             self.core.reservation.inner.check_covers(fences)?;
