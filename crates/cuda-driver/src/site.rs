@@ -29,15 +29,21 @@ impl fmt::Display for Site {
     }
 }
 
+type Place = Option<&'static Location<'static>>;
+
 thread_local! {
-    static CURRENT: Cell<Option<Site>> = const { Cell::new(None) };
+    /// The fields of what [`current`] answers, apart: a function that is entered inside another reads one
+    /// and writes one.
+    static AT: Cell<Place> = const { Cell::new(None) };
+    static THROUGH: Cell<Place> = const { Cell::new(None) };
 }
 
 /// Brings back, when it is dropped, the place that was noted before [`enter`] or [`leave`].
 #[derive(Debug)]
 #[must_use = "the place holds until this is dropped"]
 pub struct Entered {
-    before: Option<Site>,
+    at: Place,
+    through: Place,
     /// Of one thread.
     thread: PhantomData<*const ()>,
 }
@@ -49,12 +55,19 @@ pub struct Entered {
 #[track_caller]
 pub fn enter() -> Entered {
     let here = Location::caller();
-    let before = CURRENT.get();
-    CURRENT.set(Some(match before {
-        None => Site { at: here, through: None },
-        Some(outer) => Site { at: outer.at, through: Some(here).filter(|&here| here != outer.at) },
-    }));
-    Entered { before, thread: PhantomData }
+    let at = AT.get();
+    let Some(outer) = at else {
+        // Nothing was called through anything.
+        AT.set(Some(here));
+        return Entered { at, through: None, thread: PhantomData };
+    };
+    let through = THROUGH.replace(Some(here).filter(|here| !is_same(here, outer)));
+    Entered { at, through, thread: PhantomData }
+}
+
+/// Whether both are one place; quick where they are one object, or of different lines.
+fn is_same(one: &Location<'_>, other: &Location<'_>) -> bool {
+    std::ptr::eq(one, other) || (one.line() == other.line() && one == other)
 }
 
 /// Forgets the place for the driver calls that this thread makes until the answer is dropped.
@@ -62,19 +75,20 @@ pub fn enter() -> Entered {
 /// For code of the program that one of our functions calls back: its calls have places of their own.
 #[inline]
 pub fn leave() -> Entered {
-    Entered { before: CURRENT.take(), thread: PhantomData }
+    Entered { at: AT.take(), through: THROUGH.take(), thread: PhantomData }
 }
 
 /// The place that is noted on this thread.
 #[inline]
 #[must_use]
 pub fn current() -> Option<Site> {
-    CURRENT.get()
+    AT.get().map(|at| Site { at, through: THROUGH.get() })
 }
 
 impl Drop for Entered {
     #[inline]
     fn drop(&mut self) {
-        CURRENT.set(self.before);
+        AT.set(self.at);
+        THROUGH.set(self.through);
     }
 }

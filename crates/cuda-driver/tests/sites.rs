@@ -239,6 +239,19 @@ fn calls_within_calls_name_the_outermost_and_the_innermost_line() {
 }
 
 #[test]
+fn a_place_inside_another_ends_before_it() {
+    let outer = site::enter();
+    let before = site::current().unwrap();
+    let inner = site::enter();
+    let within = site::current().unwrap();
+    assert_eq!((within.at, within.through.map(|at| at.line())), (before.at, Some(line!() - 2)));
+    drop(inner);
+    assert_eq!((site::current(), before.through), (Some(before), None));
+    drop(outer);
+    assert_eq!(site::current(), None);
+}
+
+#[test]
 fn a_place_ends_with_its_call_whatever_the_outcome() {
     let m = Machine::new();
     let fill = || m.stream.fill(m.memory.span(), 1);
