@@ -457,6 +457,7 @@ impl Device {
     }
 
     /// Makes the call that ends an object, and says whether the object may be gone.
+    #[track_caller]
     pub(crate) fn end(&self, call: impl FnOnce(&dyn Driver) -> DriverResult<()>) -> Ended {
         let mut made = false;
         let answer = self.clean_up(|driver| {
