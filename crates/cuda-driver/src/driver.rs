@@ -68,6 +68,10 @@ impl AllocationProp {
 /// addressing they are of one space. Calls act on the calling thread's current context wherever the
 /// driver's do; the handles of this crate bind it, callers of the trait must.
 ///
+/// Two things a driver is told beside the calls: the host's [accesses](Driver::host_access) to memory that
+/// devices reach too, and, on the thread of each call, the [place](crate::site) in the program that it is
+/// made for. They are for drivers that report; no call, argument or answer depends on them.
+///
 /// The trait is object safe on purpose: a virtual call costs nanoseconds and the cheapest driver
 /// call about 0.3 µs.
 ///

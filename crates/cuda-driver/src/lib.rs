@@ -41,6 +41,10 @@
 //!    [`AddressRange`], [`PhysicalMemory`], [`Module`] and [`Kernel`]. Each owns one driver object and
 //!    keeps its device alive. [`DeviceSpan`] is an address and a length, and owns nothing.
 //!
+//! A driver that checks orders is also told of the host's accesses to pinned memory
+//! ([`Driver::host_access`]), and for which line of the program each call is made ([`site`]). What wraps
+//! these handles in functions of its own notes its callers' lines in the same way.
+//!
 //! What a host program already has is taken in: a context by [`Device::adopt`], a stream by
 //! [`Stream::adopt`], memory by [`DeviceSpan::from_raw`]. Adopted objects stay their owner's, and our
 //! raw handles ([`Device::context`], [`Stream::raw`], [`DeviceBuffer::address`]) may be lent the other
