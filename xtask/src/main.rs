@@ -9,6 +9,7 @@ mod cargo;
 mod gpu_bundle;
 mod kernels;
 mod model;
+mod outside;
 mod paces;
 mod peers;
 mod removals;
@@ -38,6 +39,8 @@ enum Task {
     Simulate(simulate::Args),
     /// Checks the block pool with model checkers and against a naive reference.
     Model(model::Args),
+    /// Runs projects outside the workspace that depend on one of its crates.
+    Outside,
     /// Checks rules of the tree that no compiler knows.
     Tidy,
     /// Packs GPU tests, GPU benchmarks and `kv-replay` for a machine with a GPU.
@@ -67,6 +70,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Paces(args) => paces::run(&args),
         Task::Simulate(args) => simulate::run(&args),
         Task::Model(args) => model::run(&args),
+        Task::Outside => outside::run(),
         Task::Tidy => tidy::run(),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
-use crate::{kernels, model, paces, tidy};
+use crate::{kernels, model, outside, paces, tidy};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -124,7 +124,8 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         Step::cargo("fmt --all --check"),
         Step::own("tidy", tidy::run),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
-        Step::cargo(tests),
+        // A race that no test looks for ends the test that has it.
+        Step::cargo_with(tests, &[("CUDA_SIM_RACES", "abort")]),
         Step::cargo("test --doc --workspace --all-features --no-fail-fast"),
     ];
     if args.quick {
@@ -142,6 +143,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         let name = &package.name;
         steps.push(Step::cargo(&format!("check --package {name} --lib --no-default-features")));
     }
+    steps.push(Step::own("outside", outside::run));
     steps.push(Step::own("model", || model::run(&model::Args::default())));
     steps.push(Step::cargo("build --release --package kv-replay"));
     for arguments in SMOKE {
@@ -200,10 +202,12 @@ mod tests {
         let (with, without) = (lines(true, true), lines(true, false));
         assert!(
             with.contains(
-                &"cargo nextest run --workspace --all-features --no-fail-fast".to_owned()
+                &"CUDA_SIM_RACES=\"abort\" cargo nextest run --workspace --all-features --no-fail-fast"
+                    .to_owned()
             )
         );
-        let plain = "cargo test --workspace --all-features --no-fail-fast --lib --bins --tests";
+        let plain = "CUDA_SIM_RACES=\"abort\" cargo test --workspace --all-features --no-fail-fast --lib \
+                     --bins --tests";
         assert!(without.contains(&plain.to_owned()));
         assert_eq!(with.len(), without.len());
     }
