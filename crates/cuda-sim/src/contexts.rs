@@ -111,9 +111,13 @@ impl State {
         while let Some(index) =
             self.memory.allocations.live().iter().position(|a| a.device == device)
         {
+            let allocation = &self.memory.allocations.live()[index];
+            self.races.forget((allocation.base, allocation.bytes()));
             self.memory.free(index);
         }
         while let Some(index) = self.memory.host.live().iter().position(|r| r.owner == device) {
+            let region = &self.memory.host.live()[index];
+            self.races.forget((region.base(), region.bytes()));
             self.memory.host.free(index);
         }
         let after = self.leaks();

@@ -104,6 +104,11 @@ impl Races {
         self.note_ended(address, bytes, sequence);
     }
 
+    /// Memory ends with its context, which is told as one: its addresses may come again.
+    pub(crate) fn forget(&mut self, range: (u64, u64)) {
+        self.shadow.forget(range);
+    }
+
     /// A call maps memory, or gives a device the first access to it.
     pub(crate) fn mapped(
         &mut self,
