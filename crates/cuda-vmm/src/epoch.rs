@@ -39,6 +39,18 @@ struct State {
     /// Where in `submitted` the next fence is asked.
     asked: usize,
     leased: bool,
+    left: Left,
+}
+
+/// Leases that were dropped. The work of their batches may be enqueued, with no fence after it.
+#[derive(Debug, Default)]
+struct Left {
+    /// How many there were.
+    dropped: u64,
+    /// How many of them, from the first on, have fences after their work.
+    covered: u64,
+    /// No other of them is of an earlier epoch.
+    epoch: u64,
 }
 
 /// A fence of a submitted batch.
@@ -84,6 +96,41 @@ impl EpochGate {
         self.inner.state.lock().leases_through(u64::MAX)
     }
 
+    /// Covers the work of leases that were dropped with the fences that `record` makes, one for each stream
+    /// that such work may be on. Where no lease was dropped since the last call, `record` is not called.
+    ///
+    /// Until then memory that was retired after such a lease was taken is at rest only for a call that waits
+    /// for all work of its device ([`Unrest::Dropped`]). With no fence nothing is covered.
+    ///
+    /// # Ordering
+    /// Waits for nothing. What was dropped before this call is covered: `record` is called after that.
+    ///
+    /// # Errors
+    /// That of `record`; nothing is covered then.
+    pub fn cover_dropped<E>(
+        &self,
+        record: impl FnOnce() -> Result<Vec<Fence>, E>,
+    ) -> Result<(), E> {
+        let (dropped, epoch) = {
+            let Left { dropped, covered, epoch } = self.inner.state.lock().left;
+            if dropped == covered {
+                return Ok(());
+            }
+            (dropped, epoch)
+        };
+        let fences = record()?;
+        let over = {
+            let mut state = self.inner.state.lock();
+            if !fences.is_empty() && dropped > state.left.covered {
+                state.left.covered = dropped;
+                state.submitted.extend(fences.into_iter().map(|fence| Submitted { epoch, fence }));
+            }
+            state.take_over()
+        };
+        drop(over);
+        Ok(())
+    }
+
     /// Ends the current epoch: the point is passed when every lease taken so far is closed and the
     /// work they were closed with has completed. Later leases do not matter to it.
     pub(crate) fn retire_point(&self) -> RetirePoint {
@@ -98,11 +145,18 @@ impl EpochGate {
         self.inner.state.lock().leased
     }
 
-    fn close(&self, epoch: u64, fences: &[Fence]) {
+    fn close(&self, epoch: u64, end: LeaseEnd<'_>) {
+        let fences = match end {
+            LeaseEnd::Submitted(fences) => fences,
+            LeaseEnd::Dropped | LeaseEnd::Cancelled => &[],
+        };
         let (doubtful, over) = {
             let mut state = self.inner.state.lock();
             let submitted = fences.iter().map(|fence| Submitted { epoch, fence: fence.clone() });
             state.submitted.extend(submitted);
+            if matches!(end, LeaseEnd::Dropped) {
+                state.left.add(epoch);
+            }
             state.end_lease(epoch);
             let over = state.take_over();
             (state.doubtful(ASKED_EACH * fences.len()), over)
@@ -120,6 +174,29 @@ impl EpochGate {
     fn forget_over(&self) {
         let over = self.inner.state.lock().take_over();
         drop(over);
+    }
+}
+
+/// What the holder of a lease says of its batch in the end.
+#[derive(Clone, Copy)]
+enum LeaseEnd<'a> {
+    /// Its work is before these fences.
+    Submitted(&'a [Fence]),
+    /// There is no work of it.
+    Cancelled,
+    /// Nothing.
+    Dropped,
+}
+
+impl Left {
+    fn add(&mut self, epoch: u64) {
+        self.epoch = if self.dropped == self.covered { epoch } else { self.epoch.min(epoch) };
+        self.dropped += 1;
+    }
+
+    /// Leases of which some may be of an epoch through `last`.
+    fn through(&self, last: u64) -> u64 {
+        if self.epoch <= last { self.dropped - self.covered } else { 0 }
     }
 }
 
@@ -172,10 +249,14 @@ impl State {
 
 /// A batch on the CPU that may still touch memory; see [`EpochGate`].
 ///
-/// Close it with [`submitted`](Lease::submitted) when the batch's work is enqueued. Dropping it
-/// says that the batch will enqueue nothing, or that its work has completed already.
+/// Close it with [`submitted`](Lease::submitted) when the batch's work is enqueued, or with
+/// [`cancel`](Lease::cancel) when none is.
+///
+/// Dropping it, as an early return does, is safe whatever was enqueued: the gate takes the work for
+/// enqueued. Memory that it may use is at rest only when fences cover it
+/// ([`EpochGate::cover_dropped`]), or for a call that waits for all work of its device.
 #[derive(Debug)]
-#[must_use = "dropping a lease says that its batch uses no memory any more"]
+#[must_use = "dropping a lease says that its batch may use the memory until something covers its work"]
 pub struct Lease {
     gate: EpochGate,
     epoch: u64,
@@ -189,16 +270,30 @@ impl Lease {
     /// # Ordering
     /// Waits for nothing. If many fences were submitted that nobody has seen to complete, asks the driver
     /// for at most two of them for each of `fences`.
-    pub fn submitted(mut self, fences: &[Fence]) {
+    pub fn submitted(self, fences: &[Fence]) {
+        if !fences.is_empty() {
+            self.end(LeaseEnd::Submitted(fences));
+        }
+    }
+
+    /// Closes the lease of a batch that has enqueued nothing, or whose work has completed.
+    ///
+    /// # Ordering
+    /// Work that was enqueued all the same may find its memory unmapped, or another's content in it.
+    pub fn cancel(self) {
+        self.end(LeaseEnd::Cancelled);
+    }
+
+    fn end(mut self, end: LeaseEnd<'_>) {
         self.open = false;
-        self.gate.close(self.epoch, fences);
+        self.gate.close(self.epoch, end);
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.open {
-            self.gate.close(self.epoch, &[]);
+            self.gate.close(self.epoch, LeaseEnd::Dropped);
         }
     }
 }
@@ -226,6 +321,13 @@ pub enum Unrest {
         /// How many.
         pending: u64,
     },
+    /// Leases were dropped, and nothing covers the work that their batches may have enqueued:
+    /// [`EpochGate::cover_dropped`] does, and so does waiting for all work of the device.
+    #[error("{leases} leases were dropped, and nothing covers the work of their batches")]
+    Dropped {
+        /// How many of the gate, some of them taken before the memory was retired.
+        leases: u64,
+    },
     /// Nothing says when the uses of the memory end: its addresses were given out, no lease was ever
     /// taken at its gate, and no fence was given of a device that can access it.
     #[error("neither a fence nor a lease covers the uses of the memory")]
@@ -238,9 +340,10 @@ pub enum Unrest {
 impl RetirePoint {
     /// Whether the point is passed. Does not wait.
     pub(crate) fn check(&self) -> Result<(), Unrest> {
-        let (open, submitted) = {
+        let (open, submitted, left) = {
             let state = self.gate.inner.state.lock();
-            (state.leases_through(self.last), state.submitted_through(self.last))
+            let (last, left) = (self.last, state.left.through(self.last));
+            (state.leases_through(last), state.submitted_through(last), left)
         };
         if open > 0 {
             return Err(Unrest::Leases { open });
@@ -250,18 +353,31 @@ impl RetirePoint {
             pending += u64::from(!fence.is_at_rest()?);
         }
         self.gate.forget_over();
-        if pending > 0 { Err(Unrest::Events { pending }) } else { Ok(()) }
+        if pending > 0 {
+            return Err(Unrest::Events { pending });
+        }
+        match left {
+            0 => Ok(()),
+            leases => Err(Unrest::Dropped { leases }),
+        }
     }
 
-    /// Waits on the host until the point is passed.
-    pub(crate) fn wait(&self) -> Result<(), DeviceError> {
-        let submitted = {
-            let mut state = self.gate.inner.state.lock();
-            while state.leases_through(self.last) > 0 {
-                self.gate.inner.lease_closed.wait(&mut state);
-            }
-            state.submitted_through(self.last)
-        };
+    /// Leases that were dropped and whose work nothing covers, if some may be of before the point.
+    pub(crate) fn left(&self) -> u64 {
+        self.gate.inner.state.lock().left.through(self.last)
+    }
+
+    /// Waits on the host until the leases are closed.
+    pub(crate) fn wait_for_leases(&self) {
+        let mut state = self.gate.inner.state.lock();
+        while state.leases_through(self.last) > 0 {
+            self.gate.inner.lease_closed.wait(&mut state);
+        }
+    }
+
+    /// Waits on the host for the work that the leases were closed with.
+    pub(crate) fn wait_for_fences(&self) -> Result<(), DeviceError> {
+        let submitted = self.gate.inner.state.lock().submitted_through(self.last);
         submitted.iter().try_for_each(Fence::wait_for_rest)
     }
 }
@@ -341,13 +457,13 @@ mod tests {
         let early = gate.retire_point();
         let second = gate.lease();
         let late = gate.retire_point();
-        drop(second);
+        second.cancel();
         assert_eq!(early.check(), Err(Unrest::Leases { open: 1 }));
         assert_eq!(late.check(), Err(Unrest::Leases { open: 1 }));
-        drop(first);
+        first.cancel();
         let third = gate.lease();
         assert_eq!((early.check(), late.check()), (Ok(()), Ok(())));
         assert_eq!(gate.open_leases(), 1);
-        drop(third);
+        third.cancel();
     }
 }

@@ -210,6 +210,19 @@ pub struct UsersUnknown {
     pub fences: u64,
 }
 
+/// Why pages were not retired; all of them are as they were.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetireError {
+    /// One of them is not mapped.
+    #[error(transparent)]
+    NotMapped(#[from] NotMapped),
+    /// Nothing says who uses them, and peers can: no single wait would cover all users, so they would never
+    /// be at rest.
+    #[error(transparent)]
+    UsersUnknown(#[from] UsersUnknown),
+}
+
 /// The memory is still in use, so nothing was unmapped; here is the request back, to try again.
 #[derive(Debug, thiserror::Error)]
 #[error("the memory is not at rest")]

@@ -28,7 +28,8 @@
 //! let retiring = addresses.retire(10..14, &[])?;
 //! assert!(matches!(addresses.page_state(10), PageState::Retiring(_)));
 //! let retiring = retiring.try_complete().unwrap_err().request;
-//! drop(lease);
+//! // It was given up before it enqueued anything.
+//! lease.cancel();
 //! for page in retiring.try_complete()?.pages {
 //!     pages.give_back(page)?;
 //! }
@@ -52,6 +53,8 @@
 //! recorded after it, and batches that the CPU has not enqueued yet, by the [`Lease`]s of an
 //! [`EpochGate`]. Nothing else unmaps. Between retiring and free the page is reported as neither
 //! mapped nor free, so no new user finds it and nothing is mapped over it.
+//!
+//! A lease that is dropped counts as enqueued, with no fence after the work: see [`Lease`].
 //!
 //! No fence and no lease is no proof, once an address was given out: then nothing is unmapped, or
 //! given to somebody else, without a wait for the device.
@@ -108,7 +111,7 @@ pub use elastic_pool::{
 pub use epoch::{EpochGate, Lease, Unrest};
 pub use error::{
     BlockNotReady, CloseError, CloseStep, ForeignPage, GrowError, MapError, MapRefusal, MapStep,
-    NotAtRest, NotMapped, PageError, PoolError, ReserveError, UsersUnknown,
+    NotAtRest, NotMapped, PageError, PoolError, ReserveError, RetireError, UsersUnknown,
 };
 pub use fence::Fence;
 pub use limit::{LimitStats, MemoryLimit, OverLimit, Reclaimed};

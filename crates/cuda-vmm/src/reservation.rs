@@ -14,8 +14,8 @@ use crate::rest::{AtRest, Covered, Quiescence};
 use crate::retire::Retiring;
 use crate::table::{PageCounts, PageState, Table};
 use crate::{
-    Closing, EpochGate, Fence, MapError, MapRefusal, NotMapped, Page, ReserveError, UnmapReport,
-    Unrest, UsersUnknown,
+    Closing, EpochGate, Fence, MapError, MapRefusal, NotMapped, Page, ReserveError, RetireError,
+    UnmapReport, Unrest, UsersUnknown,
 };
 
 /// What to reserve.
@@ -65,7 +65,11 @@ pub struct ReservationStats {
 /// One of the two has to speak for the users of addresses that were given out. Where no lease was ever
 /// taken at the gate and no fence is given of a device that can access the memory, nothing says when its
 /// users are done: then it is not at rest ([`Unrest::Unknown`]), and only a call that waits gets on, by
-/// waiting for all work of the device.
+/// waiting for all work of the device. Where peers have access no wait would do, so nothing is
+/// [retired](Reservation::retire), and what is closed so stays mapped.
+///
+/// The same holds of leases that were dropped ([`Unrest::Dropped`]), until
+/// [fences cover](EpochGate::cover_dropped) the work of their batches.
 ///
 /// # Drop
 /// Dropping waits for nothing and unmaps only what is provably at rest: retired pages whose users
@@ -241,9 +245,9 @@ impl Reservation {
     /// work before `fences` has completed and the gate's leases taken so far are closed.
     ///
     /// # Errors
-    /// [`NotMapped`]; then nothing was retired.
+    /// [`RetireError`]; then nothing was retired.
     #[track_caller]
-    pub fn retire(&self, pages: Range<u64>, fences: &[Fence]) -> Result<Retiring, NotMapped> {
+    pub fn retire(&self, pages: Range<u64>, fences: &[Fence]) -> Result<Retiring, RetireError> {
         let _site = cuda_driver::site::enter();
         let users = || self.inner.users(fences);
         let ticket = self.inner.table.lock().retire(pages.clone(), users)?;
@@ -331,9 +335,18 @@ impl Inner {
         }
     }
 
-    /// Whoever may use memory that can be found by no new user.
-    pub(crate) fn users(&self, fences: &[Fence]) -> Quiescence {
-        Quiescence::new(&self.gate, fences, self.covers(fences))
+    /// Whoever may use memory that can be found by no new user. Unknown ones can be waited for only where
+    /// no peer has access.
+    fn users(&self, fences: &[Fence]) -> Result<Quiescence, UsersUnknown> {
+        if self.has_peers() {
+            self.check_covers(fences)?;
+        }
+        Ok(Quiescence::new(&self.gate, fences, self.covers(fences)))
+    }
+
+    /// Whether devices beside the owner can access the memory.
+    fn has_peers(&self) -> bool {
+        self.access.as_slice().len() > 1
     }
 
     /// Whether work of a device can touch the memory.
@@ -344,7 +357,7 @@ impl Inner {
 
     /// Waits for all work of the owner, if no other device can access the memory.
     pub(crate) fn wait_for_all(&self) -> Result<(), Unrest> {
-        if self.access.as_slice().len() > 1 {
+        if self.has_peers() {
             return Err(Unrest::Unknown);
         }
         match self.device.synchronize() {

@@ -55,15 +55,22 @@ impl Quiescence {
     }
 
     /// Waits on the host until all users are done. Where fences and leases do not speak for all of
-    /// them, `rest_of_all` must: it waits for everything that can access the memory.
+    /// them, or leases were dropped, `rest_of_all` must: it waits for everything that can access the memory.
     pub(crate) fn wait(
         &self,
         rest_of_all: impl FnOnce() -> Result<(), Unrest>,
     ) -> Result<AtRest, Unrest> {
-        self.point.wait()?;
+        // Looked at when no lease is open any more, and before the fences: what is covered from then on has
+        // fences that are not waited for.
+        self.point.wait_for_leases();
+        let left = self.point.left();
+        self.point.wait_for_fences()?;
         self.fences.iter().try_for_each(Fence::wait_for_rest)?;
-        if self.covered == Covered::No {
-            rest_of_all()?;
+        if self.covered == Covered::No || left > 0 {
+            rest_of_all().map_err(|unrest| match unrest {
+                Unrest::Unknown if self.covered == Covered::Yes => Unrest::Dropped { leases: left },
+                unrest => unrest,
+            })?;
         }
         Ok(AtRest(()))
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::rest::Quiescence;
-use crate::{MapRefusal, NotMapped, Page, PageId};
+use crate::{MapRefusal, NotMapped, Page, PageId, RetireError, UsersUnknown};
 
 /// What lies at one page of a reservation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -146,17 +146,18 @@ impl Table {
         Ok(())
     }
 
-    /// Mapped to retiring, all of `range` or nothing. `users` is asked once the pages are out of
-    /// reach for new users.
+    /// Mapped to retiring, all of `range` or nothing. `users` is asked in this hold of the book, so that
+    /// nobody new can find the pages meanwhile; where it refuses, nothing is retired.
     pub(crate) fn retire(
         &mut self,
         range: Range<u64>,
-        users: impl FnOnce() -> Quiescence,
-    ) -> Result<Ticket, NotMapped> {
+        users: impl FnOnce() -> Result<Quiescence, UsersUnknown>,
+    ) -> Result<Ticket, RetireError> {
         let range = range.start..range.end.max(range.start);
         self.check_mapped(range.clone())?;
+        let users = Arc::new(users()?);
         self.set_retiring(range.clone());
-        Ok(self.add_retirement(vec![range], Arc::new(users())))
+        Ok(self.add_retirement(vec![range], users))
     }
 
     /// Mapped to retiring, whatever is mapped.

@@ -20,6 +20,8 @@ fn dropping_unmaps_what_is_provably_at_rest_and_leaks_the_rest() {
     assert_eq!(leaked_bytes(), 3 * PAGE);
     an_open_lease_leaks();
     assert_eq!(leaked_bytes(), 7 * PAGE);
+    a_dropped_lease_leaks_and_does_not_fault();
+    assert_eq!(leaked_bytes(), 9 * PAGE);
 }
 
 fn never_used_is_unmapped() {
@@ -98,4 +100,17 @@ fn an_open_lease_leaks() {
     drop(pool);
     assert_eq!(machine.calls("cuMemUnmap"), 0);
     drop(lease);
+}
+
+fn a_dropped_lease_leaks_and_does_not_fault() {
+    let machine = machine();
+    let pool = machine.pool(PAGE, 2, 2);
+    let stream = machine.stream();
+    machine.sim.hold(stream.raw());
+    let lease = pool.gate().lease();
+    stream.fill(pool.block_span(1).unwrap(), 1).unwrap();
+    drop((lease, pool));
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
 }

@@ -240,7 +240,7 @@ fn a_span_over_a_hole_is_refused() {
     space.map_range(0, take(&pages, 2)).unwrap();
     assert_eq!(space.mapped_span(0..3), Err(NotMapped { index: 2 }));
     assert_eq!(space.mapped_span(7..u64::MAX), Err(NotMapped { index: 7 }));
-    assert_eq!(space.retire(1..9, &[]).map(drop), Err(NotMapped { index: 2 }));
+    assert_eq!(space.retire(1..9, &[]).map(drop), Err(NotMapped { index: 2 }.into()));
     assert_eq!(space.stats().mapped_bytes, 2 * PAGE);
     close_into(space, &pages);
     drop(pages);

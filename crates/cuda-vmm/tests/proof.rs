@@ -5,11 +5,11 @@
 mod common;
 
 use common::{Machine, PAGE, machine, machine_with, recorded, take};
-use cuda_driver::{Device, ErrorCode, Stream};
+use cuda_driver::{Device, DeviceError, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::{
-    Fence, PageState, Reservation, ReservationOptions, SequenceSpace, SpaceOptions, Unrest,
-    UsersUnknown, Worker,
+    Fence, PageState, Reservation, ReservationOptions, RetireError, SequenceSpace, SpaceOptions,
+    Unrest, UsersUnknown, Worker,
 };
 
 #[test]
@@ -45,7 +45,7 @@ fn an_empty_list_will_do_before_that_and_where_leases_are_taken() {
     assert!(leased.block_span(3).is_ok());
     assert_eq!(leased.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
     assert_eq!(leased.poll_retired().unmapped_pages, 0);
-    drop(lease);
+    lease.cancel();
     assert_eq!(leased.poll_retired().unmapped_pages, 3);
     for pool in [unseen, leased] {
         assert!(pool.close(&[]).try_complete().unwrap().is_clean());
@@ -79,18 +79,28 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     let pages = machine.pages(2);
     space.map_range(0, take(&pages, 2)).unwrap();
     assert!(space.mapped_span(0..2).is_ok());
-    // A fence that has completed, but of a device that cannot have used the memory.
-    let stranger = fence_of(&machine, 2);
-    stranger.wait().unwrap();
-    let stranger = space.retire(0..1, &[stranger]).unwrap();
-    let error = stranger.try_complete().unwrap_err();
-    assert_eq!(error.reason, Unrest::Unknown);
-    // With peers, no single wait covers everybody: a fence must.
-    assert_eq!(error.request.wait().unwrap_err().reason, Unrest::Unknown);
+    // With peers, no single wait covers everybody, so pages with unknown users would never be at rest.
+    let stranger = space.retire(0..1, &[fence_of(&machine, 2)]).map(drop);
+    assert_eq!(stranger, Err(RetireError::UsersUnknown(UsersUnknown { fences: 1 })));
+    assert!(matches!(space.page_state(0), PageState::Mapped(_)), "{:?}", space.page_state(0));
     let peer = fence_of(&machine, 1);
     peer.wait().unwrap();
     assert_eq!(space.retire(1..2, &[peer]).unwrap().try_complete().unwrap().pages.len(), 1);
+    // Closing takes the last handle, so it says so.
     assert_eq!(space.close(&[]).wait().unwrap_err().reason, Unrest::Unknown);
+
+    // A dropped lease is no different, until fences cover its work.
+    let options = ReservationOptions { bytes: 2 * PAGE, page_bytes: None, peers: vec![1] };
+    let space = Reservation::new(&machine.device, options).unwrap();
+    space.map_range(0, take(&pages, 1)).unwrap();
+    assert!(space.mapped_span(0..1).is_ok());
+    let gate = space.gate().clone();
+    drop(gate.lease());
+    let refused = space.close(&[]).wait().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Dropped { leases: 1 });
+    let fences = || Ok::<_, DeviceError>(vec![recorded(&own), fence_of(&machine, 1)]);
+    gate.cover_dropped(fences).unwrap();
+    assert_eq!(refused.request.wait().unwrap().unmapped, 1);
 }
 
 #[test]

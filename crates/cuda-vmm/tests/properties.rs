@@ -138,7 +138,7 @@ fn run(seed: u64) {
             }
             4 if !open.is_empty() => {
                 let index = random.below(open.len() as u64) as usize;
-                drop(open.swap_remove(index));
+                open.swap_remove(index).1.cancel();
             }
             _ => {
                 let report = pool.poll_retired();

@@ -8,7 +8,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{PAGE, close_into, machine, recorded, take};
-use cuda_vmm::{EpochGate, MapRefusal, NotMapped, PageState, Unrest};
+use cuda_driver::Stream;
+use cuda_sim::Pace;
+use cuda_vmm::{EpochGate, MapRefusal, NotMapped, PageState, Reservation, Unrest};
 
 #[test]
 fn pages_stay_mapped_until_the_event_completes() {
@@ -29,7 +31,7 @@ fn pages_stay_mapped_until_the_event_completes() {
     // Neither mapped nor free: no new user finds the pages and nothing is mapped over them.
     assert!(matches!(space.page_state(1), PageState::Retiring(_)));
     assert_eq!(space.mapped_span(0..4), Err(NotMapped { index: 1 }));
-    assert_eq!(space.retire(1..3, &[]).map(drop), Err(NotMapped { index: 1 }));
+    assert_eq!(space.retire(1..3, &[]).map(drop), Err(NotMapped { index: 1 }.into()));
     let error = space.map_range(0, take(&pages, 4)).unwrap_err();
     assert!(matches!(error.reason, MapRefusal::Occupied { index: 0, .. }));
     drop(error);
@@ -66,7 +68,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
 
     let refused = retiring.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 2 });
-    drop(other);
+    other.cancel();
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 1 });
 
@@ -81,7 +83,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
     stream.synchronize().unwrap();
     assert_eq!(refused.request.try_complete().unwrap().pages.len(), 2);
     assert_eq!(space.gate().open_leases(), 1);
-    drop(later);
+    later.cancel();
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close_into(space, &pages);
     drop((pages, stream));
@@ -99,13 +101,86 @@ fn one_gate_covers_several_reservations() {
     let batch = gate.lease();
     let retiring = [keys.retire(0..1, &[]).unwrap(), values.retire(0..1, &[]).unwrap()];
     let retiring = retiring.map(|retiring| retiring.try_complete().unwrap_err().request);
-    drop(batch);
+    batch.cancel();
     for retiring in retiring {
         assert_eq!(retiring.try_complete().unwrap().pages.len(), 1);
     }
     close_into(keys, &pages);
     close_into(values, &pages);
     drop(pages);
+    machine.assert_no_leak();
+}
+
+/// A lease that is dropped after work was enqueued under it, as an early return drops it.
+fn work_and_drop(space: &Reservation, stream: &Stream) {
+    let lease = space.gate().lease();
+    stream.fill(space.mapped_span(0..2).unwrap(), 1).unwrap();
+    drop(lease);
+}
+
+#[test]
+fn the_work_of_a_dropped_lease_is_waited_for() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let stream = machine.stream();
+    space.map_range(0, take(&pages, 4)).unwrap();
+    // What was retired before the lease was taken is no matter of its batch.
+    let earlier = space.retire(3..4, &[]).unwrap().wait().unwrap();
+    let other = space.retire(2..3, &[recorded(&stream)]).unwrap();
+    work_and_drop(&space, &stream);
+    stream.synchronize().unwrap();
+    let other = other.try_complete().unwrap();
+    work_and_drop(&space, &stream);
+    let refused = space.retire(0..2, &[]).unwrap().try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Dropped { leases: 2 });
+    assert_eq!((space.gate().open_leases(), space.poll_retired().pages.len()), (0, 0));
+    let unmapped = refused.request.wait().unwrap();
+    assert_eq!(unmapped.pages.len(), 2);
+    stream.synchronize().unwrap();
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    close_into(space, &pages);
+    drop((earlier, other, unmapped, pages, stream));
+    machine.assert_no_leak();
+}
+
+#[test]
+fn fences_cover_the_work_of_dropped_leases() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let (pages, space) = (machine.pages(8), machine.reservation(8));
+    let (stream, gate) = (machine.stream(), space.gate().clone());
+    space.map_range(0, take(&pages, 2)).unwrap();
+    gate.cover_dropped::<()>(|| panic!("nothing is to be covered")).unwrap();
+    work_and_drop(&space, &stream);
+    let dropped = Unrest::Dropped { leases: 1 };
+    let retiring = space.retire(0..2, &[]).unwrap();
+    // Neither a refusal nor no fence at all covers anything.
+    assert_eq!(gate.cover_dropped(|| Err("refused")), Err("refused"));
+    gate.cover_dropped::<()>(|| Ok(vec![])).unwrap();
+    let refused = retiring.try_complete().unwrap_err();
+    assert_eq!(refused.reason, dropped);
+    // A lease that is dropped while the fences are made may have work after them.
+    let late = gate.lease();
+    gate.cover_dropped::<()>(|| {
+        let fences = vec![recorded(&stream)];
+        drop(late);
+        Ok(fences)
+    })
+    .unwrap();
+    let refused = refused.request.try_complete().unwrap_err();
+    assert_eq!(refused.reason, Unrest::Events { pending: 1 });
+    stream.synchronize().unwrap();
+    // The late lease was taken after the pages were retired, but the gate does not tell it from the first.
+    let refused = refused.request.try_complete().unwrap_err();
+    assert_eq!(refused.reason, dropped);
+    gate.cover_dropped::<()>(|| Ok(vec![recorded(&stream)])).unwrap();
+    stream.synchronize().unwrap();
+    let unmapped = refused.request.try_complete().unwrap();
+    assert_eq!(unmapped.pages.len(), 2);
+    gate.cover_dropped::<()>(|| panic!("all is covered")).unwrap();
+    close_into(space, &pages);
+    drop((unmapped, pages, stream));
     machine.assert_no_leak();
 }
 
@@ -149,7 +224,7 @@ fn a_dropped_retirement_is_completed_by_polling_and_only_once() {
     drop(space.retire(0..1, &[]).unwrap());
     let kept = space.retire(1..3, &[]).unwrap();
     assert_eq!(space.poll_retired().pages.len(), 0);
-    drop(lease);
+    lease.cancel();
     assert_eq!(space.poll_retired().pages.len(), 3);
     assert_eq!(kept.try_complete().unwrap().pages.len(), 0);
     assert_eq!(machine.calls("cuMemUnmap"), 3);
@@ -194,7 +269,7 @@ fn closing_is_refused_while_in_use_and_changes_nothing() {
     stream.synchronize().unwrap();
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 1 });
-    drop(lease);
+    lease.cancel();
     let report = refused.request.wait().unwrap();
     assert!(report.is_clean());
     assert_eq!((report.unmapped, report.pages.len()), (2, 2));

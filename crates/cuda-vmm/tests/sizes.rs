@@ -456,6 +456,10 @@ fn gates_of_many_leases() {
     for lease in leases {
         lease.submitted(&[]);
     }
-    gate.lease().submitted(&vec![fence; 1 << 16]);
+    let fences = vec![fence; 1 << 16];
+    gate.lease().submitted(&fences);
+    // With no fence those were dropped.
+    gate.cover_dropped(|| Ok::<_, DeviceError>(fences)).unwrap();
+    gate.cover_dropped::<()>(|| panic!("all is covered")).unwrap();
     assert_eq!(gate.open_leases(), 0);
 }

@@ -123,7 +123,7 @@ impl KvCache {
     fn build(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
         let gate = EpochGate::new();
         // A gate that was leased answers for its memory alone; see the invariant.
-        drop(gate.lease());
+        gate.lease().cancel();
         let parts = shares(&options, compute.len())
             .into_iter()
             .map(|share| Part::new(&compute[share.device], share, &options, &gate))

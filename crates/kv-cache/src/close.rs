@@ -1,5 +1,7 @@
 //! Clean-up: wait, unmap, free, and say what was refused.
 
+use cuda_vmm::Lease;
+
 use crate::step::Latest;
 use crate::{CloseError, KvCache};
 
@@ -35,9 +37,12 @@ impl KvCache {
         if !restless.is_empty() {
             return Err(restless);
         }
-        cache.copies = None;
-        // A dropped step's work has completed with the rest.
-        *cache.latest.lock() = Latest::Over;
+        // All work has completed: that of copies and of a dropped step, too.
+        let left = match std::mem::take(&mut *cache.latest.lock()) {
+            Latest::Left { lease, .. } => Some(lease),
+            Latest::Open | Latest::Over => None,
+        };
+        cache.copies.take().into_iter().chain(left).for_each(Lease::cancel);
         let errors: Vec<_> = cache.parts.into_iter().flat_map(|part| part.close()).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }

@@ -62,7 +62,9 @@ impl OpenStep {
     #[track_caller]
     pub fn cancel(mut self) {
         let _site = cuda_driver::site::enter();
-        drop(self.end());
+        if let Some(lease) = self.end() {
+            lease.cancel();
+        }
     }
 
     pub(crate) fn is_of(&self, latest: &Arc<Mutex<Latest>>) -> bool {
