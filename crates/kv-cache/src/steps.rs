@@ -10,9 +10,6 @@ use crate::sequence::Sequence;
 use crate::step::{InFlight, Latest, OpenStep, StagedPart};
 use crate::{KvCache, StepError};
 
-/// Fences of copies that are kept for each part until a step is finished.
-const ARRIVED_MAX_EACH: usize = 8;
-
 impl KvCache {
     /// Begins a step, when the device is at most `overlap_depth` steps behind.
     ///
@@ -198,9 +195,15 @@ impl KvCache {
         if self.sabotage.ignores_copies {
             return Ok(());
         }
-        // Steps that are cancelled leave theirs. A later fence of the same stream covers those.
-        if self.arrived.len() >= ARRIVED_MAX_EACH * self.parts.len() {
-            self.arrived.clear();
+        // What is there is of a step that was cancelled, or was staged before. Later fences of the same
+        // streams cover it, so what has completed is free; the rest is asked again. No more can be pending
+        // than there are staging buffers, each of which is sent after one.
+        let before = std::mem::take(&mut self.arrived);
+        for fence in before {
+            match fence.is_complete() {
+                Ok(true) => self.keep_spare(fence),
+                _ => self.arrived.push(fence),
+            }
         }
         self.arrived.append(&mut arrived);
         Ok(())
@@ -236,14 +239,17 @@ impl KvCache {
             return Ok(());
         };
         self.complete(epoch);
-        for fence in fences {
-            // Two parts may be on one device: whoever has the fewest gets it.
-            let on_device = |part: &&mut Part| part.device() == fence.device();
-            let parts = self.parts.iter_mut().filter(on_device);
-            if let Some(part) = parts.min_by_key(|part| part.spare_count()) {
-                part.keep_spare(fence);
-            }
-        }
+        fences.into_iter().for_each(|fence| self.keep_spare(fence));
         Ok(())
+    }
+
+    /// Keeps a fence that has completed, for its event to be recorded again.
+    fn keep_spare(&mut self, fence: Fence) {
+        // Two parts may be on one device: whoever has the fewest gets it.
+        let on_device = |part: &&mut Part| part.device() == fence.device();
+        let parts = self.parts.iter_mut().filter(on_device);
+        if let Some(part) = parts.min_by_key(|part| part.spare_count()) {
+            part.keep_spare(fence);
+        }
     }
 }

@@ -160,12 +160,15 @@ fn cancelled_steps_keep_no_more_than_a_few() {
         let count = |name: &str| calls.get(name).copied().unwrap_or(0);
         count("cuEventCreate") - count("cuEventDestroy")
     };
-    let mut most = Vec::new();
+    let (mut most, mut created) = (Vec::new(), Vec::new());
     for hundred in 0..20 {
         (0..100).for_each(|number| machine.cancelled(hundred * 100 + number));
         most.push(events(&machine));
+        created.push(machine.sim.calls()["cuEventCreate"]);
     }
     assert!(most[19] <= most[1], "events: {most:?}");
+    // Theirs are recorded again.
+    assert_eq!(created[19], created[1], "events made: {created:?}");
     machine.step(0);
     machine.close();
 }
