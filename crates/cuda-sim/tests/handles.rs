@@ -116,7 +116,7 @@ fn handles_of_another_driver_are_refused() {
 }
 
 #[test]
-fn a_refused_release_gives_the_memory_back() {
+fn a_release_that_did_nothing_gives_the_memory_back() {
     let sim = SimDriver::new(SimConfig::default()).unwrap();
     let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
     let page = PhysicalMemory::granularity(&device).unwrap();

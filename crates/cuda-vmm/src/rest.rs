@@ -60,8 +60,8 @@ impl Quiescence {
         &self,
         rest_of_all: impl FnOnce() -> Result<(), Unrest>,
     ) -> Result<AtRest, Unrest> {
-        // Looked at when no lease is open any more, and before the fences: what is covered from then on has
-        // fences that are not waited for.
+        // Counted when no lease is open any more, and before the fences are looked up: leases that are
+        // covered in between have fences by then, or are counted.
         self.point.wait_for_leases();
         let left = self.point.left();
         self.point.wait_for_fences()?;
