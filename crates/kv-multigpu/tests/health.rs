@@ -177,8 +177,8 @@ fn draining_one_device_holds_up_no_other() {
     let [first, second] = [0, 1].map(|ordinal| registry.device(ordinal).unwrap());
     let stream = Stream::new(&first).unwrap();
     let buffer = DeviceBuffer::alloc(&first, 64).unwrap();
-    stream.fill(buffer.span(), 1).unwrap();
     sim.hold(stream.raw());
+    stream.fill(buffer.span(), 1).unwrap();
     // The simulated device says of a wait that cannot end that the device is lost; a real one would
     // stand still here, with no lock held.
     assert_eq!(registry.drain(0).unwrap().lost.unwrap().code, ErrorCode::LAUNCH_TIMEOUT);

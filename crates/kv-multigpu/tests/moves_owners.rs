@@ -7,7 +7,7 @@ mod common;
 
 use common::moving::{Pair, buffer, contents, pattern};
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, ErrorCode, Stream};
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{Pace, SimConfig, SimDriver};
 use kv_multigpu::moves::{HandOver, MoveError, MoveOrder, Mover, MoverConfig, Outgoing, Route};
 
 const BYTES: usize = 5 * 1024;
@@ -36,6 +36,7 @@ fn devices(seed: u64) -> (SimDriver, [Device; 2]) {
 fn no_late_chunk_of_a_failed_move_is_written_to_the_next_owners_bytes() {
     for seed in 0..40 {
         let (sim, all) = devices(seed);
+        sim.set_pace(Pace::Random);
         let mut pair = Pair::new(&all[0], &all[1], config(Route::Host));
         let near = buffer(&pair.after, &pattern(seed, BYTES));
         let far = DeviceBuffer::alloc(&all[1], BYTES as u64).unwrap();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use common::machine;
 use common::moving::{Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, ErrorCode};
-use cuda_sim::SimDriver;
+use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, Held, Move, MoveError, MoveOrder, MoverConfig,
     Route,
@@ -223,6 +223,7 @@ impl Drop for Unsteady {
 fn an_owner_that_panics_takes_no_other_one_with_it() {
     for settle in [false, true] {
         let (sim, all) = devices();
+        sim.set_pace(Pace::Slowest);
         let mut pair = Pair::new(&all[0], &all[1], config(Route::Push));
         let others = [all[1].clone()].map(|device| cuda_driver::Stream::new(&device).unwrap());
         let ends = ends(&pair, 64);

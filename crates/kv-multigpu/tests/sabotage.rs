@@ -9,6 +9,7 @@ mod common;
 use common::pipeline::copy_across;
 use common::{kernel, machine};
 use cuda_driver::{Device, DeviceBuffer, DeviceError, Driver, ErrorCode, Event, Stream};
+use cuda_sim::Pace;
 
 const DEVICES: [(u32, bool); 4] = [(2, true), (2, false), (8, true), (8, false)];
 
@@ -94,7 +95,10 @@ fn with_binding_memory_comes_from_its_own_device() {
 /// H19. An activation is handed over, and its source reused for the next one: after an event of the copy, or
 /// at once. Returns the first byte that arrives, for many orders of the device's own.
 fn handed_over(devices: u32, peer_access: bool, ordered: bool) -> Vec<u8> {
-    let (_sim, registry) = machine(devices, peer_access);
+    let (sim, registry) = machine(devices, peer_access);
+    if !ordered {
+        sim.set_pace(Pace::Random);
+    }
     let [first, second] = [0, devices as i32 - 1].map(|i| registry.device(i).unwrap());
     let (producer, consumer) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
     let source = DeviceBuffer::alloc(&first, 64).unwrap();
@@ -160,6 +164,7 @@ fn a_source_that_is_dropped_outlives_its_copy() {
 /// calls for memory reached the driver.
 fn told_after_a_loss(devices: u32, peer_access: bool, sabotage: bool) -> (Vec<DeviceError>, u64) {
     let (sim, registry) = machine(devices, peer_access);
+    sim.set_pace(Pace::Slowest);
     let device: Device = registry.device(devices as i32 - 1).unwrap();
     device.sabotage_forget_loss(sabotage);
     let stream = Stream::new(&device).unwrap();
