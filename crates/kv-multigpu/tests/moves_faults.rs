@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use common::machine;
 use common::moving::{Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
-use cuda_sim::SimDriver;
+use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, HandOver, MoveError, MoveOrder, Mover, MoverConfig, Route,
 };
@@ -239,6 +239,25 @@ fn a_device_lost_under_a_move_leaves_the_others_serving() {
             }
         }
     }
+}
+
+/// The receiver is lost before the sender has read the source into the host's memory.
+#[test]
+fn a_move_to_a_lost_receiver_is_under_way_until_the_sender_has_read_its_source() {
+    let (sim, all) = devices(2);
+    sim.set_pace(Pace::Slowest);
+    let mut pair = Pair::new(&all[0], &all[1], config(Route::Host));
+    let (near, far, _) = ends(&all, &pair, 7);
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let moved = pair.mover.move_tensor(near.into(), far.into(), order).unwrap();
+    sim.lose_device(1, 0, ErrorCode::ILLEGAL_ADDRESS);
+    assert_eq!(moved.is_complete(), Ok(false), "the source is still to be read");
+    let (near, far) = moved.finish().map_err(|(error, _)| error).unwrap();
+    assert!(all[1].poison().is_some() && all[0].poison().is_none());
+    assert_eq!(sim.run_all(), 0, "nothing reads the source any more");
+    drop((near, far, pair, all));
+    let leaks = sim.check_leaks();
+    assert!(leaks.is_clean(), "{leaks:?}");
 }
 
 /// Loses one end of a move from device 0 to device 1, and moves from device 2 to device 3.

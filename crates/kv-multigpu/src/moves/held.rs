@@ -44,31 +44,40 @@ impl From<DeviceBuffer> for Held<DeviceBuffer> {
 pub(super) enum Pending {
     /// An event recorded after it.
     Event(Arc<Event>),
+    /// An event that the receiver recorded after it, and the stream on which the sender reads the source, as it
+    /// does on when the receiver is lost.
+    Relayed(Arc<Event>, Stream),
     /// The stream it is on, where an event could not be recorded.
     Stream(Stream),
 }
 
 impl Pending {
-    /// Whether the work is over. A lost device has stopped, so there it is.
+    /// Whether the work is over. A lost device has stopped, so there it is; another that it works with has not.
     pub(super) fn is_over(&self) -> Result<bool, DeviceError> {
         let (over, device) = match self {
-            Self::Event(event) => (event.is_complete(), event.device()),
+            Self::Event(event) | Self::Relayed(event, _) => (event.is_complete(), event.device()),
             Self::Stream(stream) => (stream.is_idle(), stream.device()),
         };
-        match over {
-            Err(_) if device.poison().is_some() => Ok(true),
-            other => other,
+        match (over, self) {
+            (Err(_), Self::Relayed(_, sender)) if device.poison().is_some() => {
+                Self::Stream(sender.clone()).is_over()
+            }
+            (Err(_), _) if device.poison().is_some() => Ok(true),
+            (other, _) => other,
         }
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
         let (waited, device) = match self {
-            Self::Event(event) => (event.synchronize(), event.device()),
+            Self::Event(event) | Self::Relayed(event, _) => (event.synchronize(), event.device()),
             Self::Stream(stream) => (stream.synchronize(), stream.device()),
         };
-        match waited {
-            Err(_) if device.poison().is_some() => Ok(()),
-            other => other,
+        match (waited, self) {
+            (Err(_), Self::Relayed(_, sender)) if device.poison().is_some() => {
+                Self::Stream(sender.clone()).wait()
+            }
+            (Err(_), _) if device.poison().is_some() => Ok(()),
+            (other, _) => other,
         }
     }
 }
@@ -89,7 +98,7 @@ pub(super) fn all_over(pendings: &[Pending]) -> Result<bool, DeviceError> {
 pub(super) fn wait_on(pendings: &[Pending], stream: &Stream) -> Result<(), DeviceError> {
     for pending in pendings {
         match pending {
-            Pending::Event(event) => stream.wait(event)?,
+            Pending::Event(event) | Pending::Relayed(event, _) => stream.wait(event)?,
             Pending::Stream(other) => stream.wait_for(other, &Event::new(other.device())?)?,
         }
     }

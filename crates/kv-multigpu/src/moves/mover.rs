@@ -248,7 +248,11 @@ impl Mover {
                 Err(error) => return Ok(Err(error.into())),
             };
             let ordered = self.ordered_until(order, lane, &arrived, work);
-            Ok(ordered.map(|()| smallvec![Pending::Event(arrived)]))
+            let pending = match (lane, &self.ring) {
+                (Lane::Ring, Some(ring)) => Pending::Relayed(arrived, ring.down.clone()),
+                _ => Pending::Event(arrived),
+            };
+            Ok(ordered.map(|()| smallvec![pending]))
         });
         bound.map_err(Interrupted::from).flatten()
     }
