@@ -19,8 +19,8 @@ use cuda_driver::{
     LaunchConfig, Module, PinnedBuffer, Stream,
 };
 use cuda_sim::{
-    Exploration, ExploreLimits, FailedSchedule, SimConfig, SimDriver, explore, explore_random,
-    replay,
+    Exploration, ExploreLimits, FailedSchedule, Pace, RaceCheck, SimConfig, SimDriver, explore,
+    explore_random, replay,
 };
 use kv_stage::{
     BlockTable, Scatter, ScatterError, ScatterKernel, StagingPool, StepStager, StepStagerOptions,
@@ -199,6 +199,11 @@ fn config() -> SimConfig {
     SimConfig::default()
 }
 
+/// A device that does not say what nothing orders, so that it is the bytes that show it.
+fn unchecked() -> SimConfig {
+    SimConfig { races: RaceCheck::Off, ..config() }
+}
+
 /// A number from the environment.
 fn number(variable: &str, otherwise: u64) -> u64 {
     match std::env::var(variable) {
@@ -207,19 +212,24 @@ fn number(variable: &str, otherwise: u64) -> u64 {
     }
 }
 
-/// Asserts that random schedules find a failure soon, whatever the seed, and all orders do as well.
+/// Asserts that random schedules find a failure soon, whatever the seed, and all orders do as well; and that a
+/// device that looks for races says what nothing orders, even in the quickest order, which does no harm.
 fn assert_found(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
     let mut most = 0;
     for search in 0..SEARCHES {
         let seeds = search * FOUND_WITHIN..(search + 1) * FOUND_WITHIN;
-        let found = explore_random(&config(), seeds, &program).unwrap();
+        let found = explore_random(&unchecked(), seeds, &program).unwrap();
         let failure = found.failure.unwrap_or_else(|| panic!("{name}: not found, {search}"));
         assert_replays(&failure, &program);
         most = most.max(failure.number);
     }
-    let systematic = explore(&config(), ExploreLimits::default(), &program).unwrap();
+    let systematic = explore(&unchecked(), ExploreLimits::default(), &program).unwrap();
     let systematic = systematic.failure.unwrap_or_else(|| panic!("{name}: not found"));
     assert_replays(&systematic, &program);
+    let checked = SimConfig { races: RaceCheck::Report, ..config() };
+    let harmless = SimDriver::new(SimConfig { pace: Pace::Fastest, ..checked }).unwrap();
+    let outcome = program(&harmless);
+    assert!(!harmless.races().is_empty(), "{name}: {outcome:?}");
     println!(
         "{name}: found by schedule {most} of random ones at the latest ({SEARCHES} searches), \
          by schedule {} in order",
@@ -228,7 +238,7 @@ fn assert_found(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
 }
 
 fn assert_replays(failure: &FailedSchedule, program: impl Fn(&SimDriver) -> Outcome) {
-    let again = replay(&config(), &failure.script, program).unwrap();
+    let again = replay(&unchecked(), &failure.script, program).unwrap();
     assert_eq!(again.outcome, Err(failure.reason.clone()));
     assert!(failure.reason.contains("arrived"), "{failure}");
     assert!(failure.schedule.iter().any(|line| line.contains("writes step")), "{failure}");
