@@ -115,6 +115,7 @@ fn launches_name_the_programs_line() {
     direct!(watch, "cuLaunchKernel", unsafe { kernel.launch(stream, config, args) }).unwrap();
     // SAFETY: as above.
     let made =
+        // SAFETY: as above.
         direct!(watch, "cuGraphInstantiate", unsafe { kernel.prepare(config, args) }).unwrap();
     // SAFETY: as above.
     direct!(watch, "cuGraphLaunch", unsafe { made.launch(stream) }).unwrap();

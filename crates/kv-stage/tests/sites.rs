@@ -31,7 +31,7 @@ impl Machine {
     /// A pool of two buffers, the one after the other in one slab.
     fn new() -> Self {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
-        sim.register_kernels(&kv_kernels::references());
+        sim.register_kernels(kv_kernels::references());
         // A query finds what was enqueued before it done.
         sim.set_pace(Pace::Fastest);
         let watch = Watch::default();
