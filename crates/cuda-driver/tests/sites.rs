@@ -113,7 +113,6 @@ fn launches_name_the_programs_line() {
     let (config, args) = (&LaunchConfig::linear(1, 32), &args);
     // SAFETY: the parameters of the kernel, which writes device memory.
     direct!(watch, "cuLaunchKernel", unsafe { kernel.launch(stream, config, args) }).unwrap();
-    // SAFETY: as above.
     let made =
         // SAFETY: as above.
         direct!(watch, "cuGraphInstantiate", unsafe { kernel.prepare(config, args) }).unwrap();
