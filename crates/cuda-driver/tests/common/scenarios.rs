@@ -137,7 +137,7 @@ fn handles_are_dropped_on_another_thread(driver: &Arc<dyn Driver>) {
         drop((pinned, buffer, event, module, memory));
         stream.synchronize().unwrap();
         drop(stream);
-        assert_eq!(device.free_retired(), Ok(2));
+        assert_eq!(device.free_retired(), Ok(3));
         assert_eq!(device.poison(), None);
     })
     .join()
