@@ -82,7 +82,8 @@ impl Pending {
     }
 }
 
-pub(super) type Pendings = SmallVec<[Pending; 2]>;
+/// One, unless a move failed half-way.
+pub(super) type Pendings = SmallVec<[Pending; 1]>;
 
 /// Whether all of it is over.
 pub(super) fn all_over(pendings: &[Pending]) -> Result<bool, DeviceError> {
