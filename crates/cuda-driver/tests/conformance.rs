@@ -11,10 +11,12 @@ use std::sync::Arc;
 use common::conformance::{self, Case, Needs, Subject};
 use common::{Scenario, kernel, pairs, scenarios, traps};
 use cuda_driver::{CountingDriver, Driver};
-use cuda_sim::{FindingKind, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, RaceCheck, SimConfig, SimDriver};
 
 fn machine(devices: u32, seed: u64) -> SimDriver {
-    let sim = SimDriver::new(SimConfig { devices, seed, ..SimConfig::default() }).unwrap();
+    let races = RaceCheck::Report;
+    let config = SimConfig { devices, seed, races, ..SimConfig::default() };
+    let sim = SimDriver::new(config).unwrap();
     sim.register_kernels(&[kernel::REFERENCE]);
     sim
 }

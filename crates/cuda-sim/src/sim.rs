@@ -13,7 +13,7 @@ use crate::ptx::Limits;
 use crate::scheduler::Pace;
 use crate::state::State;
 use crate::streams::DefaultOrder;
-use crate::{LeakReport, Race, SimConfig, SimConfigError};
+use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 
 /// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
 ///
@@ -154,6 +154,12 @@ impl SimDriver {
     #[must_use]
     pub fn findings_dropped(&self) -> u64 {
         self.state().findings.dropped()
+    }
+
+    /// What is done about races from now on, in place of what [`SimConfig::races`] said. What was enqueued
+    /// while none were looked for is not looked at later.
+    pub fn set_race_check(&self, check: RaceCheck) {
+        self.state().races.set_check(check);
     }
 
     /// The races among the findings.

@@ -8,10 +8,11 @@ use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, DeviceError, ErrorCode, Event, HostAllocFlags,
     PhysicalMemory, PinnedBuffer, Stream,
 };
-use cuda_sim::{FindingKind, Pace, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, Pace, RaceCheck, SimConfig, SimDriver};
 
 fn open() -> (SimDriver, Device) {
-    let sim = SimDriver::new(SimConfig::default()).unwrap();
+    let races = RaceCheck::Report;
+    let sim = SimDriver::new(SimConfig { races, ..SimConfig::default() }).unwrap();
     let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
     (sim, device)
 }

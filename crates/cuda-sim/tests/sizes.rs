@@ -201,14 +201,14 @@ fn run_with_profile(profile: Profile) {
     let config = SimConfig { devices: 2, profile, ..SimConfig::default() };
     let Ok(sim) = SimDriver::new(config) else { return };
     bind(&sim, 0);
-    let device = sim.mem_alloc(1 << 16).unwrap();
+    let [device, other] = [(); 2].map(|()| sim.mem_alloc(1 << 16).unwrap());
     let host = sim.mem_host_alloc(1 << 16, HostAllocFlags::CACHED).unwrap();
     let streams = [(); 2].map(|()| sim.stream_create(false).unwrap());
     // SAFETY: the memory is of this machine, and nobody else uses it.
     unsafe {
         sim.memset_d8_async(device, 1, 1 << 16, streams[0]).unwrap();
         sim.memcpy_htod_async(device, host, 1 << 15, streams[0]).unwrap();
-        sim.memcpy_dtoh_async(host + (1 << 15), device, 1 << 15, streams[1]).unwrap();
+        sim.memcpy_dtoh_async(host + (1 << 15), other, 1 << 15, streams[1]).unwrap();
     }
     sim.ctx_synchronize().unwrap();
     let _ = sim.virtual_now();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::*;
 use cuda_driver::{Driver, PeerCopy};
-use cuda_sim::{Curve, Profile, Rate, SimConfig, SimDriver};
+use cuda_sim::{Curve, Profile, RaceCheck, Rate, SimConfig, SimDriver};
 
 const NONE: Duration = Duration::ZERO;
 const MIB: u64 = 1 << 20;
@@ -65,7 +65,8 @@ fn micros(micros: u64) -> Duration {
 }
 
 fn with(profile: Profile, seed: u64) -> SimDriver {
-    machine(SimConfig { profile, seed, devices: 2, ..SimConfig::default() })
+    let races = RaceCheck::Report;
+    machine(SimConfig { profile, seed, devices: 2, races, ..SimConfig::default() })
 }
 
 /// What `work` takes of the host's time.

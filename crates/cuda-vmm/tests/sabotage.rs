@@ -5,12 +5,19 @@
 
 mod common;
 
-use common::{Machine, PAGE, machine, recorded};
+use common::{Machine, PAGE, machine, machine_of_races, recorded};
 use cuda_driver::{DeviceError, ErrorCode, Stream};
 use cuda_sim::FindingKind;
 use cuda_vmm::{
     ElasticPool, ExtendError, Fault, Health, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
 };
+
+/// The detector says what nothing orders, whether or not the schedule shows the harm.
+#[track_caller]
+fn assert_raced(machine: &Machine, raced: bool) {
+    let races = machine.sim.races();
+    assert_eq!(!races.is_empty(), raced, "{races:?}");
+}
 
 /// A batch still runs on blocks that the pool shrinks away.
 fn shrink_under_a_running_batch(machine: &Machine, pool: &ElasticPool, stream: &Stream) {
@@ -24,7 +31,7 @@ fn shrink_under_a_running_batch(machine: &Machine, pool: &ElasticPool, stream: &
 
 #[test]
 fn unmapping_at_once_faults() {
-    let machine = machine();
+    let machine = machine_of_races();
     let (pool, stream) = (machine.pool(PAGE, 4, 4), machine.stream());
     pool.sabotage_unmap_at_once();
     shrink_under_a_running_batch(&machine, &pool, &stream);
@@ -33,6 +40,7 @@ fn unmapping_at_once_faults() {
     let DeviceError::Driver(error) = error else { panic!("{error:?}") };
     assert_eq!(error.code, ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(machine.sim.findings()[0].kind, FindingKind::IllegalAccess);
+    assert_raced(&machine, true);
     let report = pool.close(&[]).wait().unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
     drop(stream);
@@ -92,12 +100,13 @@ fn finish_under_a_running_batch(machine: &Machine, space: &SequenceSpace) -> Opt
 #[test]
 fn adopting_at_once_loses_bytes_and_waiting_for_rest_does_not() {
     for (protected, seen) in [(false, Some(7)), (true, None)] {
-        let (machine, worker) = (machine(), Worker::manual());
+        let (machine, worker) = (machine_of_races(), Worker::manual());
         let space = space(&machine, &worker, 1);
         if !protected {
             space.sabotage_rest_at_once();
         }
         assert_eq!(finish_under_a_running_batch(&machine, &space), seen);
+        assert_raced(&machine, !protected);
         assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
     }
 }
@@ -106,7 +115,7 @@ fn adopting_at_once_loses_bytes_and_waiting_for_rest_does_not() {
 fn trimming_at_once_faults_and_waiting_for_rest_does_not() {
     for protected in [false, true] {
         let (machine, worker, stream) = {
-            let machine = machine();
+            let machine = machine_of_races();
             let stream = machine.stream();
             (machine, Worker::manual(), stream)
         };
@@ -125,6 +134,7 @@ fn trimming_at_once_faults_and_waiting_for_rest_does_not() {
         let findings = machine.sim.findings();
         let faults = findings.iter().filter(|one| one.kind == FindingKind::IllegalAccess).count();
         assert_eq!(faults, usize::from(!protected), "{findings:?}");
+        assert_raced(&machine, !protected);
         assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
     }
 }

@@ -14,7 +14,7 @@ mod engine;
 use std::sync::Arc;
 
 use cuda_driver::Device;
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{RaceCheck, SimConfig, SimDriver};
 use engine::{Engine, Prompt, by, options, shape, streams};
 use kv_cache::TransportChoice;
 use kv_kernels::Transport;
@@ -34,7 +34,8 @@ struct Machine {
 impl Machine {
     /// An engine with 16 blocks on the devices, of which a prompt of 55 tokens takes 14, and 64 on the host.
     fn new(seed: u64, devices: u32, choice: TransportChoice) -> Self {
-        let config = SimConfig { seed, devices, granularity: 4 << 10, ..SimConfig::default() };
+        let (granularity, races) = (4 << 10, RaceCheck::Report);
+        let config = SimConfig { seed, devices, granularity, races, ..SimConfig::default() };
         let sim = SimDriver::new(config).unwrap();
         sim.register_kernels(kv_kernels::references());
         let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
@@ -89,8 +90,10 @@ fn assert_protected(
             let guarded = scenario(&mut machine, Protection::In);
             assert_eq!(guarded, 0, "{choice} on {devices} devices with seed {seed}");
             assert_eq!(machine.sim.findings(), []);
-            let harmed = scenario(&mut Machine::new(seed, devices, choice), Protection::Out);
+            let mut machine = Machine::new(seed, devices, choice);
+            let harmed = scenario(&mut machine, Protection::Out);
             assert!(harmed > 0, "{choice} not seen on {devices} devices with seed {seed}");
+            println!("{choice}: {} races", machine.sim.races().len());
         }
     }
 }

@@ -102,14 +102,15 @@ fn pinned_memory_that_is_still_used_is_not_freed_with_its_mover() {
             }
             let Pair { mover, on, after } = pair;
             drop(mover);
-            let _ = all[0].free_retired();
+            sim.release_hold(on.raw());
+            on.synchronize().unwrap();
+            after.synchronize().unwrap();
+            // What was in use when the mover went stays, also when it no longer is.
+            all[0].free_retired().unwrap();
             let freed = sim.calls().get("cuMemFreeHost").copied().unwrap_or(0);
             // A table, or two chunks.
             let all_of_it = if blocks { 1 } else { 2 };
             assert_eq!(freed, if busy { 0 } else { all_of_it }, "{prefer:?} {blocks} {busy}");
-            sim.release_hold(on.raw());
-            on.synchronize().unwrap();
-            after.synchronize().unwrap();
             assert_eq!(sim.findings(), []);
         }
     }
@@ -226,10 +227,10 @@ fn an_owner_that_panics_takes_no_other_one_with_it() {
         sim.set_pace(Pace::Slowest);
         let mut pair = Pair::new(&all[0], &all[1], config(Route::Push));
         let others = [all[1].clone()].map(|device| cuda_driver::Stream::new(&device).unwrap());
-        let ends = ends(&pair, 64);
+        let both = [ends(&pair, 64), ends(&pair, 64)];
         let drops = Arc::new(AtomicUsize::new(0));
         sim.hold(others[0].raw());
-        for on in [&pair.on, &others[0]] {
+        for (on, ends) in [&pair.on, &others[0]].into_iter().zip(&both) {
             let order = MoveOrder { after: &pair.after, on };
             let source = Held::new(&all[0], ends[0].span(), Unsteady(Arc::clone(&drops)));
             let target = Held::new(&all[1], ends[1].span(), ());

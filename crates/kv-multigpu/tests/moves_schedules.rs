@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Driver, Stream};
-use cuda_sim::{ExploreLimits, SimConfig, SimDriver, explore, explore_random};
+use cuda_sim::{ExploreLimits, RaceCheck, SimConfig, SimDriver, explore, explore_random};
 use kv_multigpu::moves::{HandOver, MoveOrder, Mover, MoverConfig, Route};
 
 const BYTES: u64 = 64;
@@ -135,10 +135,15 @@ fn without_its_protections_an_order_is_found_that_brings_other_bytes() {
                 take_out(Some(protection));
                 write_move_write(sim, prefer)
             };
-            let found = explore_random(&config(), 0..2_000, program).unwrap();
+            let with = |races| SimConfig { races, ..config() };
+            let harm = explore_random(&with(RaceCheck::Off), 0..2_000, program).unwrap();
+            // What nothing orders is told in the first order that is tried.
+            let race = explore_random(&with(RaceCheck::Report), 0..1, program).unwrap();
             take_out(None);
-            let failure = found.failure.unwrap_or_else(|| panic!("{prefer:?} {protection:?}"));
-            assert!(failure.reason.contains("arrived"), "{}", failure.reason);
+            for (found, says) in [(harm, "arrived"), (race, "Race")] {
+                let failure = found.failure.unwrap_or_else(|| panic!("{prefer:?} {protection:?}"));
+                assert!(failure.reason.contains(says), "{}", failure.reason);
+            }
         }
     }
 }

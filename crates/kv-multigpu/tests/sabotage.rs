@@ -9,7 +9,7 @@ mod common;
 use common::pipeline::copy_across;
 use common::{kernel, machine};
 use cuda_driver::{Device, DeviceBuffer, DeviceError, Driver, ErrorCode, Event, Stream};
-use cuda_sim::Pace;
+use cuda_sim::{Pace, RaceCheck};
 
 const DEVICES: [(u32, bool); 4] = [(2, true), (2, false), (8, true), (8, false)];
 
@@ -96,6 +96,7 @@ fn with_binding_memory_comes_from_its_own_device() {
 /// at once. Returns the first byte that arrives, for many orders of the device's own.
 fn handed_over(devices: u32, peer_access: bool, ordered: bool) -> Vec<u8> {
     let (sim, registry) = machine(devices, peer_access);
+    sim.set_race_check(RaceCheck::Report);
     if !ordered {
         sim.set_pace(Pace::Random);
     }
@@ -120,6 +121,7 @@ fn handed_over(devices: u32, peer_access: bool, ordered: bool) -> Vec<u8> {
         producer.synchronize().unwrap();
         seen.push(bytes[0]);
     }
+    assert_eq!(sim.races().is_empty(), ordered, "{:?}", sim.races());
     seen
 }
 
@@ -168,7 +170,9 @@ fn told_after_a_loss(devices: u32, peer_access: bool, sabotage: bool) -> (Vec<De
     let device: Device = registry.device(devices as i32 - 1).unwrap();
     device.sabotage_forget_loss(sabotage);
     let stream = Stream::new(&device).unwrap();
-    kernel::write_nowhere(&kernel::load(&device), &stream).unwrap();
+    // Kept: a module that is dropped is unloaded by the allocation, which is not what is asked here.
+    let kernel = kernel::load(&device);
+    kernel::write_nowhere(&kernel, &stream).unwrap();
     stream.synchronize().unwrap_err();
     let before = sim.calls().get("cuMemAlloc").copied().unwrap_or(0);
     let told = vec![

@@ -35,7 +35,8 @@ fn corrupt_report(sabotage: &str, host_blocks: &str) -> serde_json::Value {
     let path = folder.path().join("report.json");
     let mut command = command(&["--sabotage", sabotage, "--host-blocks", host_blocks], &path);
     // A device that is never late does a missing wait no harm.
-    let output = command.env("CUDA_SIM_PACE", "random").output().unwrap();
+    let command = command.env("CUDA_SIM_PACE", "random").env("CUDA_SIM_RACES", "report");
+    let output = command.output().unwrap();
     let (stdout, stderr) = (String::from_utf8(output.stdout), String::from_utf8(output.stderr));
     assert_eq!(output.status.code(), Some(3), "{sabotage}: {stdout:?} {stderr:?}");
     let stdout = stdout.unwrap();

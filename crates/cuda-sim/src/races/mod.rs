@@ -194,6 +194,10 @@ impl Races {
         }
     }
 
+    pub(crate) fn set_check(&mut self, check: RaceCheck) {
+        self.check = check;
+    }
+
     pub(crate) fn is_on(&self) -> bool {
         self.check != RaceCheck::Off
     }

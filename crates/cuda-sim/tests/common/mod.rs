@@ -7,7 +7,7 @@ use cuda_driver::{
     AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs,
     KernelReference, LaunchConfig, ReferenceError,
 };
-use cuda_sim::{Pace, SimConfig, SimDriver};
+use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 
 /// The default page size.
 pub const PAGE: u64 = 2 << 20;
@@ -50,13 +50,15 @@ pub fn machine(config: SimConfig) -> SimDriver {
     sim
 }
 
+/// A machine of this seed. What a device may do with unordered work is much of what is tested, so
+/// races are findings, and never end a test.
 pub fn seeded(seed: u64) -> SimDriver {
-    machine(SimConfig { seed, ..SimConfig::default() })
+    machine(SimConfig { seed, races: RaceCheck::Report, ..SimConfig::default() })
 }
 
 /// A machine at `pace`, whatever pace the suite runs at.
 pub fn paced(pace: Pace, seed: u64) -> SimDriver {
-    machine(SimConfig { seed, pace, ..SimConfig::default() })
+    machine(SimConfig { seed, pace, races: RaceCheck::Report, ..SimConfig::default() })
 }
 
 /// Retains the context of `device` and binds it on this thread.

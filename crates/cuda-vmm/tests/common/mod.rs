@@ -12,7 +12,7 @@ pub(crate) mod two_processes;
 use std::sync::Arc;
 
 use cuda_driver::{Device, ErrorCode, Stream};
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::{RaceCheck, SimConfig, SimDriver};
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, Fence, PagePool, PagePoolOptions, PhysicalPage,
     Reservation, ReservationOptions,
@@ -34,13 +34,17 @@ pub(crate) fn machine() -> Machine {
 }
 
 pub(crate) fn machine_with(devices: u32, seed: u64) -> Machine {
-    let config = SimConfig {
-        devices,
-        device_bytes: DEVICE_PAGES * PAGE,
-        granularity: PAGE,
-        seed,
-        ..SimConfig::default()
-    };
+    machine_of(SimConfig { devices, seed, ..SimConfig::default() })
+}
+
+/// A machine whose races are findings, and never end a test: for what is meant to race.
+pub(crate) fn machine_of_races() -> Machine {
+    machine_of(SimConfig { races: RaceCheck::Report, ..SimConfig::default() })
+}
+
+fn machine_of(config: SimConfig) -> Machine {
+    let device_bytes = DEVICE_PAGES * PAGE;
+    let config = SimConfig { device_bytes, granularity: PAGE, ..config };
     let sim = SimDriver::new(config).unwrap();
     let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
     Machine { sim, device }

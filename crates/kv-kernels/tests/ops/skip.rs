@@ -105,8 +105,11 @@ mod on_sim {
     #[test]
     fn readers_notice_when_the_skip_is_ignored() {
         let on = On::sim(references());
+        let sim = on.sim.as_ref().unwrap();
+        sim.set_race_check(cuda_sim::RaceCheck::Report);
         on.kernels.sabotage_ignore_skip(true);
         assert!(!readers_see_no_change(&on, 40));
+        assert!(!sim.races().is_empty(), "nothing orders the readers and the store over them");
     }
 
     /// The simulated device knows which bytes were ever written, and finds every read of one that

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, ErrorCode};
+use cuda_sim::RaceCheck;
 use kv_stage::{
     BlockTable, PartId, SCATTER_WORD_BYTES, Staged, StagingPool, StepStager, StepStagerOptions,
 };
@@ -465,7 +466,9 @@ fn changes_of_every_path_staged_behind_a_stalled_stream_arrive_intact() {
 fn without_events_changes_of_every_path_are_overwritten() {
     let mut rig = Rig::new(0, 1 << 14, 3);
     rig.pool.sabotage_reuse_before_event();
+    rig.machine.sim.set_race_check(RaceCheck::Report);
     let seen = stage_behind_a_stall(&mut rig);
+    assert!(!rig.machine.sim.races().is_empty(), "nothing orders the readers and the host");
     let steps: Vec<_> = seen.chunks_exact(4).collect();
     for (path, (arrived, right)) in steps[1].iter().enumerate() {
         assert_ne!(arrived, right, "path {path}: the test above would not see the bug it is for");

@@ -1,5 +1,6 @@
 //! The stream stands still while two steps are staged: both must arrive as they were written.
 
+use cuda_sim::RaceCheck;
 use kv_stage::{StagingPool, SubmittedView};
 
 use crate::machine::{Machine, pattern};
@@ -55,7 +56,9 @@ fn without_events_the_first_step_reads_the_second() {
             let machine = Machine::new(seed);
             let pool = machine.pool(BYTES as u64, 2);
             pool.sabotage_reuse_before_event();
+            machine.sim.set_race_check(RaceCheck::Report);
             let arrived = stage_two(&machine, &pool, reader);
+            assert!(!machine.sim.races().is_empty(), "nothing orders the reader and the host");
             assert_eq!(arrived, [pattern(1, BYTES), pattern(1, BYTES)]);
         }
     }

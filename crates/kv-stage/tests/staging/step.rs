@@ -1,6 +1,7 @@
 //! Steps: what one copy carries, for every path that has a table, and which steps are refused.
 
 use cuda_driver::{Device, Stream};
+use cuda_sim::RaceCheck;
 use kv_stage::{
     AcquireError, BlockTable, PART_ALIGNMENT, PartError, Staged, StagingPool, StepError,
     StepStager, StepStagerOptions, TableError,
@@ -125,7 +126,9 @@ fn without_events_every_path_of_the_first_step_is_overwritten() {
     let machine = Machine::new(0);
     let pool = machine.pool(4096, 2);
     pool.sabotage_reuse_before_event();
+    machine.sim.set_race_check(RaceCheck::Report);
     let (arrived, expected) = stage_every_path(&machine, &pool);
+    assert!(!machine.sim.races().is_empty(), "nothing orders the readers and the host");
     assert_eq!(arrived[..4], expected[4..]);
     assert_eq!(arrived[4..], expected[4..]);
 }
