@@ -109,8 +109,11 @@ impl Driver for SimDriver {
         Some(SimDriver::virtual_now(self))
     }
 
+    #[track_caller]
     fn host_access(&self, access: HostAccess) {
+        // Inside a host function it is an access of the call that enqueued the function.
         if !told_inside(access) {
+            CALLING.set(Some(Location::caller()));
             self.state().host_access(access);
         }
     }
