@@ -167,7 +167,8 @@ impl Races {
 
 /// The hazard of `docs/HAZARDS.md` that a race is a case of.
 fn hazard(first: &RaceAccess, second: &RaceAccess) -> Option<&'static str> {
-    let is_copy = |access: &RaceAccess| access.operation.starts_with("cu");
+    // Kernels may have names that begin as the driver's calls do.
+    let is_copy = |access: &RaceAccess| access.operation.starts_with("cuMem");
     match (first.actor, second.actor) {
         (_, RaceActor::Host) => match (first.used, second.used) {
             (_, RaceUse::End) => Some("H3"),
