@@ -2,6 +2,7 @@
 
 use cuda_driver::ErrorCode;
 
+use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
 use crate::scheduler::Goal;
 use crate::state::{Answer, State};
@@ -91,12 +92,15 @@ impl State {
         // Work that is held still is lost with the context; that was noted as a finding.
         let _ = self.wait_to_end("cuDevicePrimaryCtxRelease", Goal::Device(device));
         self.note_context_ended("cuDevicePrimaryCtxRelease", device);
+        // Told: of what the context owned, the work of other devices remains to be looked at.
+        self.races.host_knows_device(device);
         self.discard_work(device);
         self.tear_down(device);
         Ok(())
     }
 
     fn tear_down(&mut self, device: u32) {
+        const CALL: &str = "cuDevicePrimaryCtxRelease";
         let before = self.leaks();
         for (&handle, _) in self.streams.iter().filter(|(_, stream)| stream.device == device) {
             self.races.stream_ended(handle);
@@ -112,19 +116,20 @@ impl State {
             self.memory.allocations.live().iter().position(|a| a.device == device)
         {
             let allocation = &self.memory.allocations.live()[index];
-            self.races.forget((allocation.base, allocation.bytes()));
+            let range = (allocation.base, allocation.bytes());
+            self.note_freed(CALL, RangeKind::Allocation, range);
             self.memory.free(index);
         }
         while let Some(index) = self.memory.host.live().iter().position(|r| r.owner == device) {
             let region = &self.memory.host.live()[index];
-            self.races.forget((region.base(), region.bytes()));
+            let range = (region.base(), region.bytes());
+            self.note_freed(CALL, RangeKind::PinnedHost, range);
             self.memory.host.free(index);
         }
         let after = self.leaks();
         if before != after {
             let detail = format!("alive before: {before}; after: {after}");
-            let mut finding =
-                Finding::new(FindingKind::LostObjects, "cuDevicePrimaryCtxRelease", detail);
+            let mut finding = Finding::new(FindingKind::LostObjects, CALL, detail);
             finding.device = Some(device);
             self.findings.add(finding);
         }

@@ -4,6 +4,7 @@ use cuda_driver::{
     AllocationProp, BatchCopy, ErrorCode, HostAllocFlags, HostRegisterFlags, PeerCopy,
 };
 
+use crate::RangeKind;
 use crate::findings::FindingKind;
 use crate::host_memory::{HOST_END, HostRange, PageableRange, RegisteredRange};
 use crate::memory::Viewer;
@@ -36,7 +37,7 @@ impl State {
         let bytes = self.memory.allocations.live()[index].bytes();
         // The driver waits for the other devices too, whose copies may read the memory.
         self.wait_to_end("cuMemFree", Goal::Everything)?;
-        self.note_freed("cuMemFree", (address, bytes));
+        self.note_freed("cuMemFree", RangeKind::Allocation, (address, bytes));
         self.memory.free(index);
         self.health(device)
     }
@@ -64,7 +65,7 @@ impl State {
         let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
         self.wait_to_end("cuMemFreeHost", goal)?;
-        self.note_freed("cuMemFreeHost", (host, bytes));
+        self.note_freed("cuMemFreeHost", RangeKind::PinnedHost, (host, bytes));
         self.memory.host.free(index);
         self.clock.sized(SizedCall::PinnedFree, bytes);
         self.health(owner)
@@ -96,7 +97,7 @@ impl State {
         let (owner, bytes) = (region.owner, region.bytes());
         // The driver waits for all work of this device, and for none of others.
         self.wait_to_end("cuMemHostUnregister", Goal::Device(owner))?;
-        self.note_freed("cuMemHostUnregister", (host, bytes));
+        self.note_freed("cuMemHostUnregister", RangeKind::PinnedHost, (host, bytes));
         self.memory.host.free(index);
         self.clock.sized(SizedCall::Unregister, bytes);
         self.health(owner)

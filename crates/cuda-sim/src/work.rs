@@ -104,7 +104,6 @@ impl State {
         let order = operation.order;
         let touches = order.as_ref().map(|_| Touches::of(device, &operation.work));
         self.memory.recorder.switch(order.is_some());
-        let mut missed = None;
         let outcome = match operation.work {
             Work::Copy { destination, source, bytes } => {
                 let to = (engine(destination.0), destination.1);
@@ -136,7 +135,7 @@ impl State {
                         let limits = self.limits;
                         let variables = &mut variables.lock();
                         let outcome = ptx::run(&program, config, args, view, variables, &limits);
-                        missed = self.note_outcome(place, program.name(), outcome);
+                        self.note_outcome(place, program.name(), outcome);
                         Ok(())
                     }
                 }
@@ -149,14 +148,11 @@ impl State {
             // What a record completes is told with its time.
             Work::Record(_) | Work::Wait(_) => Ok(()),
         };
-        if let Err(ReferenceError::Fault(fault)) = &outcome {
-            missed = Some((fault.address, fault.bytes));
-        }
         if let Err(error) = outcome {
             self.fail(place, name, error);
         }
         if let Some(order) = &order {
-            self.look_for_races(order, viewer, touches.unwrap_or_default(), missed);
+            self.look_for_races(order, viewer, touches.unwrap_or_default());
         }
     }
 
@@ -172,19 +168,11 @@ impl State {
         })
     }
 
-    /// Notes what a kernel did wrong, and loses its device where that ended it. Where it met no memory,
-    /// the range is returned.
-    fn note_outcome(
-        &mut self,
-        (device, stream): (u32, u64),
-        name: &str,
-        outcome: Outcome,
-    ) -> Option<(u64, u64)> {
+    /// Notes what a kernel did wrong, and loses its device where that ended it.
+    fn note_outcome(&mut self, (device, stream): (u32, u64), name: &str, outcome: Outcome) {
         self.instructions += outcome.steps;
         let stream = self.stream_argument(stream);
         let code = outcome.end.as_ref().and_then(|end| end.kind.code());
-        let illegal = outcome.end.as_ref().filter(|end| end.kind == ObservationKind::Illegal);
-        let missed = illegal.and_then(|end| Some((end.address?, end.bytes)));
         for observation in outcome.seen.into_iter().chain(outcome.end) {
             let kind = match observation.kind {
                 ObservationKind::Illegal => FindingKind::IllegalAccess,
@@ -216,7 +204,6 @@ impl State {
         if let Some(code) = code {
             self.poison_process(device, code);
         }
-        missed
     }
 
     /// The handle that a program knows a stream by: 0 for the legacy default stream.

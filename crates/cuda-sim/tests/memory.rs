@@ -147,7 +147,7 @@ fn pinned_memory_freed_with_its_context_is_missed_by_another_devices_copy() {
     unsafe { sim.device_primary_ctx_release(0) }.unwrap();
     assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
     let kinds: Vec<_> = sim.findings().iter().map(|finding| finding.kind).collect();
-    assert_eq!(kinds, [FindingKind::LostObjects, FindingKind::IllegalAccess]);
+    assert_eq!(kinds, [FindingKind::LostObjects, FindingKind::IllegalAccess, FindingKind::Race]);
 }
 
 #[test]

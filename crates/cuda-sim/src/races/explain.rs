@@ -2,7 +2,8 @@
 
 use cuda_driver::site::{self, Site};
 
-use super::{Call, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side};
+use super::{Call, Ended, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side};
+use crate::NearMiss;
 use crate::memory::Memory;
 
 /// A record of an event, or a wait of a stream for one.
@@ -64,13 +65,23 @@ impl Races {
         let (first, second) = if a.sequence <= b.sequence { (a, b) } else { (b, a) };
         let missing = self.missing(&first, &second);
         let hazard = hazard(&first, &second);
-        let memory = match found.bytes {
-            0 => None,
-            // What has ended may be forgotten.
-            bytes => memory.nearest(found.address, bytes).filter(|near| near.missed_by == 0),
-        };
+        let memory = self.memory_of(memory, found);
         let (address, bytes) = (found.address, found.bytes);
         Some(Race { first, second, address, bytes, memory, missing, hazard })
+    }
+
+    /// What the bytes are of, or were of until the call that is the later side.
+    fn memory_of(&self, memory: &Memory, found: &Found) -> Option<NearMiss> {
+        let (address, bytes) = (found.address, found.bytes);
+        let holds = |ended: &&Ended| {
+            ended.sequence == found.later && (ended.start..ended.end).contains(&address)
+        };
+        let ended = self.ended.iter().rev().find(holds);
+        if let Some(&Ended { start: base, end, kind: Some(kind), .. }) = ended {
+            let bytes = end - base;
+            return Some(NearMiss { kind, freed: false, base, bytes, missed_by: 0, before: false });
+        }
+        memory.nearest(address, bytes).filter(|near| bytes > 0 && near.missed_by == 0)
     }
 
     fn missing(&self, first: &RaceAccess, second: &RaceAccess) -> MissingEdge {

@@ -4,6 +4,7 @@ use super::{
     Accesses, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How, Order,
     RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
 };
+use crate::RangeKind;
 use crate::memory::{Memory, Viewer};
 
 /// Most races of one operation that are put into words.
@@ -24,7 +25,7 @@ impl Races {
         how: How,
     ) {
         let epoch = Epoch::new(order.actor, order.sequence, how);
-        let by_way = Epoch::new(order.actor, order.sequence, How::READ);
+        let ended = self.ended_since(order, how, (address, bytes));
         let mut done = 0;
         while done < bytes {
             let at = address + done;
@@ -35,28 +36,48 @@ impl Races {
                 note(found, clash, at + (clash.key - piece.key), order.sequence, used(how));
             });
             if piece.is_mapped {
-                self.reached(order, by_way, (piece.key, at, length));
+                self.reached(order, how, (piece.key, at, length), ended);
             }
             done += length;
         }
     }
 
+    /// Whether a call ended memory at these addresses after the operation was enqueued: then it is a race,
+    /// whatever is there now. The answer is whether it is one.
+    fn ended_since(&mut self, order: &Order, how: How, (address, bytes): (u64, u64)) -> bool {
+        let end = address.saturating_add(bytes);
+        let since = self.ended.iter().rev().take_while(|ended| ended.sequence > order.sequence);
+        // The first of them is the one that the operation had to come before.
+        let first = since.filter(|ended| ended.start < end && address < ended.end).last();
+        let Some(&Ended { start, end: stop, sequence, .. }) = first else { return false };
+        let address = address.max(start);
+        self.find(Found {
+            earlier: order.sequence,
+            earlier_use: used(how),
+            later: sequence,
+            later_use: RaceUse::End,
+            address,
+            bytes: end.min(stop) - address,
+        });
+        true
+    }
+
     /// An operation reaches bytes by addresses that a mapping leads to them.
-    fn reached(&mut self, order: &Order, epoch: Epoch, (key, at, bytes): (u64, u64, u64)) {
+    fn reached(&mut self, order: &Order, how: How, (key, at, bytes): (u64, u64, u64), ended: bool) {
+        let epoch = Epoch::new(order.actor, order.sequence, How::READ);
         let page_bytes = self.shadow.page_bytes();
         let mut page = at / page_bytes;
         let first = page;
         while page * page_bytes < at + bytes {
             let key = key + (page - first) * page_bytes;
-            if let Some(mapped) = self.shadow.used(key, page, epoch, order) {
-                self.find(Found {
-                    earlier: order.sequence,
-                    earlier_use: RaceUse::Use,
-                    later: mapped,
-                    later_use: RaceUse::Map,
-                    address: at,
-                    bytes,
-                });
+            let mapped = self.shadow.used(key, page, epoch, order);
+            // Where the memory of before ended meanwhile, that is what went wrong.
+            if let Some(later) = mapped.filter(|_| !ended) {
+                let (earlier, earlier_use) = (order.sequence, used(how));
+                let address = at.max(page * page_bytes);
+                let bytes = (at + bytes).min((page + 1) * page_bytes) - address;
+                let later_use = RaceUse::Map;
+                self.find(Found { earlier, earlier_use, later, later_use, address, bytes });
             }
             page += 1;
         }
@@ -88,6 +109,7 @@ impl Races {
     pub(crate) fn freed(
         &mut self,
         (call, sequence): (&'static str, u64),
+        kind: RangeKind,
         (address, bytes): (u64, u64),
     ) {
         if !self.is_on() {
@@ -101,12 +123,7 @@ impl Races {
             note(found, clash, clash.key, sequence, RaceUse::End);
         });
         self.shadow.forget((address, bytes));
-        self.note_ended(address, bytes, sequence);
-    }
-
-    /// Memory ends with its context, which is told as one: its addresses may come again.
-    pub(crate) fn forget(&mut self, range: (u64, u64)) {
-        self.shadow.forget(range);
+        self.note_ended((address, bytes), sequence, Some(kind));
     }
 
     /// A call maps memory, or gives a device the first access to it.
@@ -141,20 +158,27 @@ impl Races {
         self.each_page(memory, pages, |races, key, page| {
             for user in races.shadow.unmapped(key, page) {
                 if !order.is_after(user) {
-                    races.find(Found {
-                        earlier: user.sequence(),
-                        earlier_use: RaceUse::Use,
-                        later: sequence,
-                        later_use: RaceUse::End,
-                        address: page * page_bytes,
-                        bytes: page_bytes,
-                    });
+                    races.unmapped_under(user.sequence(), sequence, (key, page * page_bytes));
                 }
             }
         });
         let granularity = memory.virtual_memory.granularity();
         for &page in pages {
-            self.note_ended(page, granularity, sequence);
+            self.note_ended((page, granularity), sequence, None);
+        }
+    }
+
+    /// A page was unmapped that an operation used, which the host does not know to be over.
+    fn unmapped_under(&mut self, earlier: u64, later: u64, (key, address): (u64, u64)) {
+        let later_use = RaceUse::End;
+        let touched = self.shadow.touched_by(key, earlier);
+        // What others have written over since is not remembered.
+        let whole = (0, self.shadow.page_bytes(), RaceUse::Use);
+        let some = touched.iter().map(|&(offset, bytes, how)| (offset, bytes, used(how)));
+        let whole = Some(whole).filter(|_| touched.is_empty());
+        for (offset, bytes, earlier_use) in some.chain(whole) {
+            let address = address + offset;
+            self.find(Found { earlier, earlier_use, later, later_use, address, bytes });
         }
     }
 
@@ -217,41 +241,18 @@ impl Races {
         }
     }
 
-    /// An operation met no memory at an address: a race, if a call ended it after the operation was
-    /// enqueued.
-    pub(crate) fn missed(&mut self, order: &Order, address: u64, bytes: u64) {
-        let end = address.saturating_add(bytes.max(1));
-        let mut ended = self.ended.iter().rev();
-        let late = ended.find(|ended| {
-            ended.sequence > order.sequence && ended.start < end && address < ended.end
-        });
-        if let Some(&Ended { start, end: stop, sequence }) = late {
-            let address = address.max(start);
-            self.find(Found {
-                earlier: order.sequence,
-                earlier_use: RaceUse::Use,
-                later: sequence,
-                later_use: RaceUse::End,
-                address,
-                bytes: end.min(stop) - address,
-            });
-        }
-    }
-
-    fn note_ended(&mut self, start: u64, bytes: u64, sequence: u64) {
+    fn note_ended(&mut self, (start, bytes): (u64, u64), sequence: u64, kind: Option<RangeKind>) {
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
         }
         match self.ended.back_mut() {
             Some(last) if last.sequence == sequence && last.end == start => last.end += bytes,
-            _ => self.ended.push_back(Ended { start, end: start + bytes, sequence }),
+            _ => self.ended.push_back(Ended { start, end: start + bytes, sequence, kind }),
         }
     }
 
     fn find(&mut self, found: Found) {
-        if self.found.len() < FOUND_MAX {
-            self.found.push(found);
-        }
+        add(&mut self.found, found);
     }
 
     /// Whether the history has grown enough to be looked through.
@@ -304,9 +305,19 @@ impl Races {
 /// Notes two accesses that clash.
 #[cold]
 fn note(found: &mut Vec<Found>, clash: Clash, address: u64, later: u64, later_use: RaceUse) {
-    if found.len() < FOUND_MAX {
-        let earlier_use = used(clash.earlier.how());
-        let (earlier, bytes) = (clash.earlier.sequence(), clash.bytes);
-        found.push(Found { earlier, earlier_use, later, later_use, address, bytes });
+    let earlier_use = used(clash.earlier.how());
+    let (earlier, bytes) = (clash.earlier.sequence(), clash.bytes);
+    add(found, Found { earlier, earlier_use, later, later_use, address, bytes });
+}
+
+/// Adds a race, joined with one of the same two accesses that ends where it begins.
+fn add(found: &mut Vec<Found>, new: Found) {
+    let sides = |one: &Found| (one.earlier, one.earlier_use, one.later, one.later_use);
+    let is_joined =
+        |one: &&mut Found| sides(one) == sides(&new) && one.address + one.bytes == new.address;
+    if let Some(known) = found.iter_mut().rev().find(is_joined) {
+        known.bytes += new.bytes;
+    } else if found.len() < FOUND_MAX {
+        found.push(new);
     }
 }

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use cuda_driver::{BatchCopy, HostAccess};
 
 use super::{How, Order, Race};
+use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
 use crate::memory::{Memory, Viewer};
 use crate::scheduler::Goal;
@@ -60,21 +61,11 @@ fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
 }
 
 impl State {
-    /// Compares what an operation that ran has touched with what came before; `missed` is where it
-    /// met no memory.
-    pub(crate) fn look_for_races(
-        &mut self,
-        order: &Order,
-        viewer: Viewer,
-        touches: Touches,
-        missed: Option<(u64, u64)>,
-    ) {
+    /// Compares what an operation that ran has touched, or was to touch, with what came before.
+    pub(crate) fn look_for_races(&mut self, order: &Order, viewer: Viewer, touches: Touches) {
         let kernel = recorded(&mut self.memory, viewer);
         for (viewer, range, how) in touches.0.into_iter().chain(kernel) {
             self.races.touched(&self.memory, order, viewer, range, how);
-        }
-        if let Some((address, bytes)) = missed {
-            self.races.missed(order, address, bytes);
         }
         self.tell_races();
     }
@@ -116,9 +107,9 @@ impl State {
     }
 
     /// A call ends memory that the addresses lead to as long as it lives.
-    pub(crate) fn note_freed(&mut self, call: &'static str, range: (u64, u64)) {
+    pub(crate) fn note_freed(&mut self, call: &'static str, kind: RangeKind, range: (u64, u64)) {
         let sequence = self.next_sequence();
-        self.races.freed((call, sequence), range);
+        self.races.freed((call, sequence), kind, range);
         self.tell_races();
     }
 

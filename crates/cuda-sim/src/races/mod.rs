@@ -31,6 +31,7 @@ pub(crate) use record::Recorder;
 pub use report::{MissingEdge, Race, RaceAccess, RaceActor, RaceUse};
 use shadow::{Accesses, Clash, Shadow};
 
+use crate::RangeKind;
 use crate::ptx::Program;
 use crate::streams::{DefaultOrder, Point};
 
@@ -114,6 +115,8 @@ struct Ended {
     start: u64,
     end: u64,
     sequence: u64,
+    /// What it was as a whole, where it is no more. A page that was unmapped is of a reservation.
+    kind: Option<RangeKind>,
 }
 
 /// What an event stands for: a point in a stream, with all that comes before it.

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use smallvec::SmallVec;
 
-use super::epoch::{Epoch, Order};
+use super::epoch::{Epoch, How, Order};
 
 /// Accesses that are kept of one range: the writes and reads that nothing kept covers.
 pub(super) type Accesses = SmallVec<[Epoch; 2]>;
@@ -202,6 +202,19 @@ impl Shadow {
             self.pages.remove(&(key >> self.shift));
         }
         users
+    }
+
+    /// What a call touched of the page of `key`, as offsets in the page, lengths and uses: as far as
+    /// nothing that came later covers it.
+    pub(super) fn touched_by(&self, key: u64, sequence: u64) -> Vec<(u64, u64, How)> {
+        let page = self.pages.get(&(key >> self.shift));
+        let segments = page.map_or(&[][..], |page| &page.segments);
+        let pieces = segments.iter().flat_map(|segment| {
+            let (start, bytes) = (segment.start.into(), (segment.end - segment.start).into());
+            let of_call = segment.accesses.iter().filter(move |epoch| epoch.sequence() == sequence);
+            of_call.map(move |epoch| (start, bytes, epoch.how()))
+        });
+        pieces.collect()
     }
 
     /// Keeps of all accesses those that `keeps` wants, which are those that may still matter.
