@@ -1,5 +1,7 @@
 //! From two calls to a report: who, where, and which order is missing.
 
+use std::cmp::Reverse;
+
 use cuda_driver::site::{self, Site};
 
 use super::{Call, Ended, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side};
@@ -40,11 +42,17 @@ impl Races {
     /// The races found since the last call, each pair of places told once.
     pub(crate) fn take_found(&mut self, memory: &Memory) -> Vec<Race> {
         let mut found = std::mem::take(&mut self.found);
+        // Of several uses of one pair the plainest is told, whichever of the two ran later.
+        let writes = |used| u8::from(used == RaceUse::Write);
+        found.sort_by_key(|one| {
+            let writes = writes(one.earlier_use) + writes(one.later_use);
+            (one.earlier, one.later, Reverse(writes), one.address)
+        });
         let mut races = Vec::new();
         for found in found.drain(..) {
             let Some(race) = self.explain(memory, &found) else { continue };
             let side = |access: &RaceAccess| -> Side {
-                (access.operation.clone(), access.actor, access.used, access.site)
+                (access.operation.clone(), access.actor, access.site)
             };
             if self.told.insert((side(&race.first), side(&race.second))) {
                 races.push(race);

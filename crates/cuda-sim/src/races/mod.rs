@@ -166,7 +166,7 @@ pub(crate) struct Races {
 }
 
 /// One side of a race, as far as two of one kind are alike.
-type Side = (String, RaceActor, RaceUse, Option<Site>);
+type Side = (String, RaceActor, Option<Site>);
 
 impl Races {
     pub(crate) fn new(check: RaceCheck, granularity: u64) -> Self {
