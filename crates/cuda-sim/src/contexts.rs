@@ -92,8 +92,6 @@ impl State {
         // Work that is held still is lost with the context; that was noted as a finding.
         let _ = self.wait_to_end("cuDevicePrimaryCtxRelease", Goal::Device(device));
         self.note_context_ended("cuDevicePrimaryCtxRelease", device);
-        // Told: of what the context owned, the work of other devices remains to be looked at.
-        self.races.host_knows_device(device);
         self.discard_work(device);
         self.tear_down(device);
         Ok(())

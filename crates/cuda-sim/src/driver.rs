@@ -490,8 +490,6 @@ impl Driver for SimDriver {
     ) -> DriverResult<()> {
         self.call("cuMemMap", |state| {
             state.memory.virtual_memory.map(address, bytes, offset, handle)?;
-            let pages = state.mapped_pages(address, bytes, false);
-            state.note_mapped("cuMemMap", &pages);
             state.clock.sized(SizedCall::Map, bytes);
             Ok(())
         })

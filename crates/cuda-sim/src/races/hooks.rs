@@ -126,7 +126,7 @@ impl Races {
         self.note_ended((address, bytes), sequence, Some(kind));
     }
 
-    /// A call maps memory, or gives a device the first access to it.
+    /// A call gives a device the first access to mapped memory.
     pub(crate) fn mapped(
         &mut self,
         memory: &Memory,

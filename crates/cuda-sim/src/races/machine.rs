@@ -121,7 +121,8 @@ impl State {
         self.memory.virtual_memory.mapped_pages(address, bytes, denied)
     }
 
-    /// A call mapped the pages at these addresses, or gave a device the first access to them.
+    /// A call gave a device the first access to the mapped pages at these addresses: until then nobody
+    /// can use them.
     pub(crate) fn note_mapped(&mut self, call: &'static str, pages: &[u64]) {
         let sequence = self.next_sequence();
         self.races.mapped(&self.memory, (call, sequence), pages);
