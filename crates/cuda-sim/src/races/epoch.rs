@@ -35,7 +35,7 @@ pub(super) struct Epoch(u64);
 
 impl Epoch {
     pub(super) fn new(actor: u16, sequence: u64, how: How) -> Self {
-        let flags = u64::from(how.writes) * WRITES | u64::from(how.strong) * STRONG;
+        let flags = (u64::from(how.writes) * WRITES) | (u64::from(how.strong) * STRONG);
         Self((sequence << (ACTOR_BITS + FLAG_BITS)) | (u64::from(actor) << FLAG_BITS) | flags)
     }
 
