@@ -1,0 +1,22 @@
+//! Planted races: each is found in the first run, whatever order the device takes, and its report names
+//! what to mend. Beside them, programs that are ordered in each legal way, which give no finding.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod actors;
+mod copies;
+mod default_streams;
+mod ends;
+mod events;
+mod harness;
+mod history;
+mod host;
+mod kernels;
+mod ordered;
+mod ordered_by_host;
+mod peers;
+mod reports;
+mod run;

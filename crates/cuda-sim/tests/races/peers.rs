@@ -1,0 +1,101 @@
+//! Two devices that use each other's memory.
+
+use crate::harness::{LANES, planted, race};
+
+#[test]
+fn a_peer_copy_reads_what_the_other_device_writes() {
+    planted(|run| {
+        let (source, near) = (run.alloc(64), run.stream());
+        run.use_device(1);
+        let (to, far) = (run.alloc(64), run.stream());
+        let first = run.fill(source, 64, near);
+        run.order(near, far);
+        let second = run.peer_copy((1, to), (0, source), 64, far);
+        race(first.writes(), second.reads()).over(source, 64).hazard("H19")
+    });
+}
+
+#[test]
+fn a_device_writes_what_a_peer_copy_still_reads() {
+    planted(|run| {
+        let (source, near) = (run.alloc(64), run.stream());
+        run.use_device(1);
+        let (to, far) = (run.alloc(64), run.stream());
+        let first = run.peer_copy((1, to), (0, source), 64, far);
+        run.order(far, near);
+        let second = run.fill(source, 64, near);
+        race(first.reads(), second.writes()).over(source, 64).hazard("H19")
+    });
+}
+
+#[test]
+fn a_device_reads_what_a_peer_copy_brings() {
+    planted(|run| {
+        let (source, near) = (run.alloc(64), run.stream());
+        run.use_device(1);
+        let (to, far, end) = (run.alloc(64), run.stream(), run.alloc(64));
+        // The device that sends enqueues the copy; the one that receives does not know when it ends.
+        let first = run.peer_copy((1, to), (0, source), 64, near);
+        run.order(near, far);
+        let second = run.copy_kernel(end, to, 64, far);
+        race(first.writes(), second.reads()).over(to, 64).hazard("H19")
+    });
+}
+
+#[test]
+fn a_kernel_reads_what_a_kernel_of_its_peer_writes() {
+    planted(|run| {
+        run.enable_peers();
+        run.use_device(0);
+        let (memory, near) = (run.alloc(4 * LANES), run.stream());
+        run.use_device(1);
+        let far = run.stream();
+        let first = run.store_kernel(memory, near);
+        run.order(near, far);
+        let second = run.load_kernel(memory, far);
+        race(first.writes(), second.reads()).over(memory, 4 * LANES).hazard("H19")
+    });
+}
+
+#[test]
+fn a_kernel_writes_what_a_kernel_of_its_peer_reads() {
+    planted(|run| {
+        run.enable_peers();
+        run.use_device(0);
+        let (memory, near) = (run.alloc(4 * LANES), run.stream());
+        run.use_device(1);
+        let far = run.stream();
+        let first = run.load_kernel(memory, far);
+        run.order(far, near);
+        let second = run.store_kernel(memory, near);
+        race(first.reads(), second.writes()).over(memory, 4 * LANES).hazard("H19")
+    });
+}
+
+#[test]
+fn a_page_that_both_devices_have_access_to() {
+    planted(|run| {
+        let (address, near) = (run.addresses(), run.stream());
+        run.map(address, run.page());
+        run.set_access(address, &[0, 1]);
+        run.use_device(1);
+        let (to, far) = (run.alloc(64), run.stream());
+        let first = run.fill(address + 4096, 64, near);
+        run.order(near, far);
+        let second = run.copy_kernel(to, address + 4096, 64, far);
+        race(first.writes(), second.reads()).over(address + 4096, 64).hazard("H19")
+    });
+}
+
+#[test]
+fn a_bounce_through_pinned_memory_without_an_event() {
+    planted(|run| {
+        let (host, source, near) = (run.pinned(64), run.alloc(64), run.stream());
+        run.use_device(1);
+        let (to, far) = (run.alloc(64), run.stream());
+        let first = run.download(host, source, 64, near);
+        run.order(near, far);
+        let second = run.upload(to, host, 64, far);
+        race(first.writes(), second.reads()).over(host, 64).hazard("H19")
+    });
+}

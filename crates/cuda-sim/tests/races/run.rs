@@ -1,0 +1,619 @@
+//! A program's calls: raw calls of the driver, each of which answers who made it, and where.
+//!
+//! A program asks its run for each edge of order that it may lack, so one text is both the program with
+//! its race and the program as the report says to mend it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::panic::Location;
+
+use cuda_driver::{
+    AccessDesc, BatchCopy, Driver, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs,
+    LaunchConfig, PeerCopy,
+};
+use cuda_sim::{Pace, RaceActor, RaceUse, SimConfig, SimDriver};
+
+use crate::common;
+
+/// Threads of each kernel, each of which uses one word.
+pub(crate) const LANES: u64 = 32;
+
+/// Kernels over [`LANES`] words: one stores them, one loads them, one adds to them atomically.
+/// Another reads the first word, and has a name that begins as those of driver calls do. The last
+/// touches nothing.
+const PTX: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry store_words(.param .u64 to)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd0, [to];
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %rd1, %r0, 4;
+    add.s64 %rd2, %rd0, %rd1;
+    st.global.u32 [%rd2], %r0;
+    ret;
+}
+.visible .entry load_words(.param .u64 from)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd0, [from];
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %rd1, %r0, 4;
+    add.s64 %rd2, %rd0, %rd1;
+    ld.global.u32 %r1, [%rd2];
+    ret;
+}
+.visible .entry idle(.param .u64 unused)
+{
+    ret;
+}
+.visible .entry cumulate(.param .u64 from)
+{
+    .reg .b64 %rd<1>;
+    .reg .b32 %r<1>;
+    ld.param.u64 %rd0, [from];
+    ld.global.u32 %r0, [%rd0];
+    ret;
+}
+.visible .entry add_words(.param .u64 to)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd0, [to];
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %rd1, %r0, 4;
+    add.s64 %rd2, %rd0, %rd1;
+    atom.global.add.u32 %r1, [%rd2], 1;
+    ret;
+}
+";
+
+/// A stream of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream {
+    pub(crate) handle: u64,
+    pub(crate) device: u32,
+}
+
+/// Who made a call, and where in the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) name: &'static str,
+    pub(crate) actor: RaceActor,
+    pub(crate) at: &'static Location<'static>,
+}
+
+impl Call {
+    pub(crate) fn reads(self) -> Side {
+        Side { call: self, used: RaceUse::Read }
+    }
+
+    pub(crate) fn writes(self) -> Side {
+        Side { call: self, used: RaceUse::Write }
+    }
+
+    pub(crate) fn uses(self) -> Side {
+        Side { call: self, used: RaceUse::Use }
+    }
+
+    pub(crate) fn maps(self) -> Side {
+        Side { call: self, used: RaceUse::Map }
+    }
+
+    pub(crate) fn ends(self) -> Side {
+        Side { call: self, used: RaceUse::End }
+    }
+
+    /// The call and its place, as reports write it.
+    pub(crate) fn named(self) -> String {
+        format!("{} at {}:{}", self.name, self.at.file(), self.at.line())
+    }
+}
+
+/// One side of a race that is expected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Side {
+    pub(crate) call: Call,
+    pub(crate) used: RaceUse,
+}
+
+/// An edge of order, as a report asks for it and as a program offers it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Edge {
+    /// An event recorded on the first stream and waited for by the second.
+    StreamWait(u64, u64),
+    /// The host waits for the stream.
+    HostWait(u64),
+    /// The host's call comes before the operation of the stream.
+    HostFirst(u64),
+}
+
+/// Which edges of a program are there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Edges {
+    All,
+    None,
+    AllBut(usize),
+}
+
+/// One run of a program.
+pub(crate) struct Run {
+    pub(crate) sim: SimDriver,
+    edges: Edges,
+    pub(crate) asked: Cell<usize>,
+    pub(crate) offered: RefCell<Vec<Edge>>,
+    contexts: RefCell<BTreeMap<u32, u64>>,
+    device: Cell<u32>,
+}
+
+impl Run {
+    pub(crate) fn new(config: &SimConfig, seed: u64, pace: Pace, edges: Edges) -> Self {
+        let sim = SimDriver::new(SimConfig { seed, ..config.clone() }).unwrap();
+        sim.register_kernels(common::REFERENCES);
+        sim.set_pace(pace);
+        let run = Self {
+            sim,
+            edges,
+            asked: Cell::new(0),
+            offered: RefCell::default(),
+            contexts: RefCell::default(),
+            device: Cell::new(0),
+        };
+        run.use_device(0);
+        run
+    }
+
+    /// Whether the next edge of the program is there.
+    pub(crate) fn edge(&self) -> bool {
+        let index = self.asked.replace(self.asked.get() + 1);
+        match self.edges {
+            Edges::All => true,
+            Edges::None => false,
+            Edges::AllBut(left_out) => index != left_out,
+        }
+    }
+
+    /// The same, of an edge that the report must ask for.
+    pub(crate) fn mend(&self, edge: Edge) -> bool {
+        self.offered.borrow_mut().push(edge);
+        self.edge()
+    }
+
+    /// Makes `to` wait for what is on `from`, if that edge is there.
+    pub(crate) fn order(&self, from: Stream, to: Stream) {
+        let event = self.on(from, || self.event());
+        if self.mend(Edge::StreamWait(from.handle, to.handle)) {
+            self.record(event, from);
+            self.wait(to, event);
+        }
+    }
+
+    /// Makes the host wait for a stream, if that edge is there.
+    pub(crate) fn host_waits(&self, stream: Stream) {
+        if self.mend(Edge::HostWait(stream.handle)) {
+            self.sync(stream);
+        }
+    }
+
+    /// Binds the context of `device` from now on.
+    pub(crate) fn use_device(&self, device: u32) -> u64 {
+        let known = self.contexts.borrow().get(&device).copied();
+        let context = known.unwrap_or_else(|| {
+            let context = self.sim.device_primary_ctx_retain(device as i32).unwrap();
+            self.contexts.borrow_mut().insert(device, context);
+            context
+        });
+        common::set_current(&self.sim, context).unwrap();
+        self.device.set(device);
+        context
+    }
+
+    /// Runs `body` with the context of a stream's device bound: the default stream is 0 of each.
+    fn on<T>(&self, stream: Stream, body: impl FnOnce() -> T) -> T {
+        let before = self.device.get();
+        self.use_device(stream.device);
+        let answer = body();
+        self.use_device(before);
+        answer
+    }
+
+    /// Gives devices 0 and 1 access to each other's memory.
+    pub(crate) fn enable_peers(&self) {
+        let (first, second) = (self.use_device(0), self.use_device(1));
+        // SAFETY: contexts are looked up.
+        unsafe { self.sim.ctx_enable_peer_access(first) }.unwrap();
+        self.use_device(0);
+        // SAFETY: as above.
+        unsafe { self.sim.ctx_enable_peer_access(second) }.unwrap();
+    }
+
+    pub(crate) fn stream(&self) -> Stream {
+        self.new_stream(false)
+    }
+
+    /// A stream that is ordered with the default stream of its device.
+    pub(crate) fn blocking(&self) -> Stream {
+        self.new_stream(true)
+    }
+
+    fn new_stream(&self, blocking: bool) -> Stream {
+        let handle = self.sim.stream_create(blocking).unwrap();
+        Stream { handle, device: self.device.get() }
+    }
+
+    /// The default stream of a device.
+    pub(crate) fn default_stream(&self, device: u32) -> Stream {
+        Stream { handle: 0, device }
+    }
+
+    pub(crate) fn destroy(&self, stream: Stream) {
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.stream_destroy(stream.handle) }.unwrap();
+    }
+
+    pub(crate) fn event(&self) -> u64 {
+        self.sim.event_create(true).unwrap()
+    }
+
+    pub(crate) fn alloc(&self, bytes: u64) -> u64 {
+        self.sim.mem_alloc(bytes).unwrap()
+    }
+
+    /// Pinned memory of all contexts.
+    pub(crate) fn pinned(&self, bytes: u64) -> u64 {
+        common::pinned(&self.sim, bytes)
+    }
+
+    /// Pinned memory of the current context alone, which a free waits for.
+    pub(crate) fn own_pinned(&self, bytes: u64) -> u64 {
+        let flags = HostAllocFlags { portable: false, ..HostAllocFlags::CACHED };
+        self.sim.mem_host_alloc(bytes, flags).unwrap()
+    }
+
+    /// Memory of the program that is pinned. It is never given back, so it stays valid.
+    pub(crate) fn registered(&self, bytes: usize) -> u64 {
+        let memory: &'static mut [u8] = Box::leak(vec![0; bytes].into_boxed_slice());
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        self.register(address, bytes as u64);
+        address
+    }
+
+    /// Registers what [`registered`](Self::registered) answered once more.
+    pub(crate) fn register(&self, address: u64, bytes: u64) {
+        // SAFETY: the memory lives until the process ends, and nothing else refers to it.
+        unsafe { self.sim.mem_host_register(address, bytes, HostRegisterFlags::default()) }
+            .unwrap();
+    }
+
+    /// A page of memory of the current device that `addresses` lead to; its handle.
+    pub(crate) fn page(&self) -> u64 {
+        self.sim.mem_create(common::PAGE, common::prop(self.device.get() as i32)).unwrap()
+    }
+
+    pub(crate) fn addresses(&self) -> u64 {
+        common::reserve(&self.sim, 1)
+    }
+
+    #[track_caller]
+    pub(crate) fn map(&self, address: u64, page: u64) -> Call {
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.mem_map(address, common::PAGE, 0, page) }.unwrap();
+        Self::host_call("cuMemMap")
+    }
+
+    #[track_caller]
+    pub(crate) fn set_access(&self, address: u64, devices: &[i32]) -> Call {
+        let access: Vec<_> = devices.iter().map(|&device| AccessDesc { device }).collect();
+        self.sim.mem_set_access(address, common::PAGE, &access).unwrap();
+        Self::host_call("cuMemSetAccess")
+    }
+
+    /// A page of memory with addresses of its own.
+    pub(crate) fn mapped_page(&self) -> u64 {
+        let address = self.addresses();
+        self.map(address, self.page());
+        self.set_access(address, &[self.device.get() as i32]);
+        address
+    }
+
+    #[track_caller]
+    pub(crate) fn unmap(&self, address: u64) -> Call {
+        self.sim.mem_unmap(address, common::PAGE).unwrap();
+        Self::host_call("cuMemUnmap")
+    }
+
+    #[track_caller]
+    pub(crate) fn free(&self, address: u64) -> Call {
+        // SAFETY: addresses are looked up, and nothing on the host refers to device memory.
+        unsafe { self.sim.mem_free(address) }.unwrap();
+        Self::host_call("cuMemFree")
+    }
+
+    #[track_caller]
+    pub(crate) fn free_host(&self, host: u64) -> Call {
+        // SAFETY: addresses are looked up, and no reference to pinned memory is held.
+        unsafe { self.sim.mem_free_host(host) }.unwrap();
+        Self::host_call("cuMemFreeHost")
+    }
+
+    #[track_caller]
+    pub(crate) fn unregister(&self, host: u64) -> Call {
+        // SAFETY: as for `free_host`.
+        unsafe { self.sim.mem_host_unregister(host) }.unwrap();
+        Self::host_call("cuMemHostUnregister")
+    }
+
+    #[track_caller]
+    pub(crate) fn release_context(&self, device: u32) -> Call {
+        self.contexts.borrow_mut().remove(&device);
+        // SAFETY: ordinals are looked up, and nothing refers to what the context owned.
+        unsafe { self.sim.device_primary_ctx_release(device as i32) }.unwrap();
+        Self::host_call("cuDevicePrimaryCtxRelease")
+    }
+
+    #[track_caller]
+    fn call(name: &'static str, stream: Stream) -> Call {
+        let Stream { device, handle } = stream;
+        let actor = RaceActor::Stream { device, stream: handle };
+        Call { name, actor, at: Location::caller() }
+    }
+
+    #[track_caller]
+    fn host_call(name: &'static str) -> Call {
+        Call { name, actor: RaceActor::Host, at: Location::caller() }
+    }
+
+    #[track_caller]
+    pub(crate) fn record(&self, event: u64, stream: Stream) -> Call {
+        let here = Self::call("cuEventRecord", stream);
+        let before = self.device.get();
+        self.use_device(stream.device);
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.event_record(event, stream.handle) }.unwrap();
+        self.use_device(before);
+        here
+    }
+
+    #[track_caller]
+    pub(crate) fn wait(&self, stream: Stream, event: u64) -> Call {
+        let here = Self::call("cuStreamWaitEvent", stream);
+        let before = self.device.get();
+        self.use_device(stream.device);
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.stream_wait_event(stream.handle, event) }.unwrap();
+        self.use_device(before);
+        here
+    }
+
+    pub(crate) fn sync(&self, stream: Stream) {
+        self.on(stream, || common::sync(&self.sim, stream.handle)).unwrap();
+    }
+
+    pub(crate) fn sync_event(&self, event: u64) {
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.event_synchronize(event) }.unwrap();
+    }
+
+    pub(crate) fn sync_device(&self, device: u32) {
+        self.on(self.default_stream(device), || self.sim.ctx_synchronize()).unwrap();
+    }
+
+    pub(crate) fn query(&self, event: u64) -> bool {
+        common::query(&self.sim, event).unwrap()
+    }
+
+    pub(crate) fn query_stream(&self, stream: Stream) -> bool {
+        // SAFETY: handles are looked up.
+        self.on(stream, || unsafe { self.sim.stream_query(stream.handle) }).unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn fill(&self, to: u64, bytes: u64, stream: Stream) -> Call {
+        self.use_device(stream.device);
+        // SAFETY: device addresses, which are looked up.
+        unsafe { self.sim.memset_d8_async(to, 1, bytes, stream.handle) }.unwrap();
+        Self::call("cuMemsetD8Async", stream)
+    }
+
+    #[track_caller]
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Call {
+        self.use_device(stream.device);
+        // SAFETY: as for `fill`.
+        unsafe { self.sim.memcpy_dtod_async(to, from, bytes, stream.handle) }.unwrap();
+        Self::call("cuMemcpyDtoDAsync", stream)
+    }
+
+    /// Copies from pinned memory, or from the program's own.
+    #[track_caller]
+    pub(crate) fn upload(&self, to: u64, host: u64, bytes: u64, stream: Stream) -> Call {
+        self.use_device(stream.device);
+        // SAFETY: pinned memory is looked up when the copy runs; programs pass memory of their own
+        // that is alive during the call.
+        unsafe { self.sim.memcpy_htod_async(to, host, bytes, stream.handle) }.unwrap();
+        Self::call("cuMemcpyHtoDAsync", stream)
+    }
+
+    /// Copies to pinned memory, or to the caller's own.
+    #[track_caller]
+    pub(crate) fn download(&self, host: u64, from: u64, bytes: u64, stream: Stream) -> Call {
+        self.use_device(stream.device);
+        // SAFETY: pinned memory is looked up when the copy runs; other memory is written before the
+        // call returns.
+        unsafe { self.sim.memcpy_dtoh_async(host, from, bytes, stream.handle) }.unwrap();
+        Self::call("cuMemcpyDtoHAsync", stream)
+    }
+
+    /// Copies to memory of the program, which is a wait.
+    #[track_caller]
+    pub(crate) fn download_pageable(&self, from: u64, bytes: usize, stream: Stream) -> Call {
+        let mut data = vec![0u8; bytes];
+        self.download(data.as_mut_ptr() as u64, from, bytes as u64, stream)
+    }
+
+    #[track_caller]
+    pub(crate) fn batch(&self, copies: &[(u64, u64, u64)], stream: Stream) -> Call {
+        self.use_device(stream.device);
+        let copies: Vec<BatchCopy> = copies
+            .iter()
+            .map(|&(destination, source, bytes)| BatchCopy { destination, source, bytes })
+            .collect();
+        // SAFETY: device addresses, which are looked up.
+        unsafe { self.sim.memcpy_batch_async(&copies, stream.handle) }.unwrap();
+        Self::call("cuMemcpyBatchAsync", stream)
+    }
+
+    /// Copies between memory of two devices, each named with its address.
+    #[track_caller]
+    pub(crate) fn peer_copy(
+        &self,
+        to: (u32, u64),
+        from: (u32, u64),
+        bytes: u64,
+        stream: Stream,
+    ) -> Call {
+        let destination_context = self.use_device(to.0);
+        let source_context = self.use_device(from.0);
+        let (destination, source) = (to.1, from.1);
+        let copy = PeerCopy { destination, destination_context, source, source_context, bytes };
+        self.use_device(stream.device);
+        // SAFETY: device addresses, which are looked up.
+        unsafe { self.sim.memcpy_peer_async(copy, stream.handle) }.unwrap();
+        Self::call("cuMemcpyPeerAsync", stream)
+    }
+
+    /// Kernel `name` on the device of `stream`, with its module.
+    pub(crate) fn kernel(&self, name: &str, stream: Stream) -> (u64, u64) {
+        self.use_device(stream.device);
+        let ptx = if name == "copy_bytes" { common::PTX } else { PTX };
+        let module = self.sim.module_load_data(ptx, &mut String::new()).unwrap();
+        // SAFETY: the module was loaded just now.
+        (unsafe { self.sim.module_get_function(module, name) }.unwrap(), module)
+    }
+
+    #[track_caller]
+    fn launch(&self, name: &'static str, args: &KernelArgs, stream: Stream) -> Call {
+        let (function, _) = self.kernel(name, stream);
+        self.launch_of(function, args, stream);
+        Self::call(name, stream)
+    }
+
+    #[track_caller]
+    fn launch_of(&self, function: u64, args: &KernelArgs, stream: Stream) {
+        let config = LaunchConfig::linear(1, LANES as u32);
+        // SAFETY: the simulated device checks the arguments and every access.
+        unsafe { self.sim.launch_kernel(function, &config, args, stream.handle) }.unwrap();
+    }
+
+    /// Launches a kernel of a module that the program unloads itself.
+    #[track_caller]
+    pub(crate) fn launch_loaded(
+        &self,
+        name: &'static str,
+        function: u64,
+        word: u64,
+        stream: Stream,
+    ) -> Call {
+        self.launch_of(function, &KernelArgs::new().arg(word), stream);
+        Self::call(name, stream)
+    }
+
+    #[track_caller]
+    pub(crate) fn unload(&self, module: u64) -> Call {
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.module_unload(module) }.unwrap();
+        Self::host_call("cuModuleUnload")
+    }
+
+    /// A kernel that a reference computes: it copies bytes.
+    #[track_caller]
+    pub(crate) fn copy_kernel(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Call {
+        self.launch("copy_bytes", &KernelArgs::new().arg(to).arg(from).arg(bytes), stream)
+    }
+
+    /// A kernel that runs from its PTX, and writes [`LANES`] words.
+    #[track_caller]
+    pub(crate) fn store_kernel(&self, to: u64, stream: Stream) -> Call {
+        self.launch("store_words", &KernelArgs::new().arg(to), stream)
+    }
+
+    /// The same, which reads them.
+    #[track_caller]
+    pub(crate) fn load_kernel(&self, from: u64, stream: Stream) -> Call {
+        self.launch("load_words", &KernelArgs::new().arg(from), stream)
+    }
+
+    /// A kernel that reads one word.
+    #[track_caller]
+    pub(crate) fn cumulate_kernel(&self, from: u64, stream: Stream) -> Call {
+        self.launch("cumulate", &KernelArgs::new().arg(from), stream)
+    }
+
+    /// The same, which adds to them atomically.
+    #[track_caller]
+    pub(crate) fn add_kernel(&self, to: u64, stream: Stream) -> Call {
+        self.launch("add_words", &KernelArgs::new().arg(to), stream)
+    }
+
+    /// Launches a graph with one kernel, `store_words`.
+    #[track_caller]
+    pub(crate) fn store_graph(&self, to: u64, stream: Stream) -> Call {
+        let (function, _) = self.kernel("store_words", stream);
+        let exec = self.graph(function, to);
+        self.launch_graph("store_words", exec, stream)
+    }
+
+    /// Launches a graph whose one kernel is `name`.
+    #[track_caller]
+    pub(crate) fn launch_graph(&self, name: &'static str, exec: u64, stream: Stream) -> Call {
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.graph_launch(exec, stream.handle) }.unwrap();
+        Self::call(name, stream)
+    }
+
+    /// A graph with one launch of `function`, made ready.
+    pub(crate) fn graph(&self, function: u64, word: u64) -> u64 {
+        let graph = self.sim.graph_create().unwrap();
+        let (config, args) = (LaunchConfig::linear(1, LANES as u32), KernelArgs::new().arg(word));
+        // SAFETY: handles are looked up.
+        unsafe { self.sim.graph_add_kernel_node(graph, function, &config, &args) }.unwrap();
+        // SAFETY: as above.
+        unsafe { self.sim.graph_instantiate(graph) }.unwrap()
+    }
+
+    /// A function that the stream calls, which tells that it accesses pinned memory.
+    #[track_caller]
+    pub(crate) fn host_function(&self, host: (u64, u64), writes: bool, stream: Stream) -> Call {
+        let access = HostAccess { address: host.0, bytes: host.1, writes };
+        let user_data = Box::into_raw(Box::new((self.sim.clone(), access))).expose_provenance();
+        self.use_device(stream.device);
+        // SAFETY: `tell` takes the box back, whatever thread calls it.
+        unsafe { self.sim.launch_host_func(stream.handle, tell, user_data as u64) }.unwrap();
+        Self::call("cuLaunchHostFunc", stream)
+    }
+
+    #[track_caller]
+    fn host_access(&self, (address, bytes): (u64, u64), writes: bool) -> Call {
+        self.sim.host_access(HostAccess { address, bytes, writes });
+        Self::host_call("host access")
+    }
+
+    #[track_caller]
+    pub(crate) fn host_writes(&self, host: u64, bytes: u64) -> Call {
+        self.host_access((host, bytes), true)
+    }
+
+    #[track_caller]
+    pub(crate) fn host_reads(&self, host: u64, bytes: u64) -> Call {
+        self.host_access((host, bytes), false)
+    }
+}
+
+unsafe extern "C" fn tell(user_data: *mut std::ffi::c_void) {
+    // SAFETY: `host_function` made the pointer from such a box, and a stream calls this once with it.
+    let told = unsafe { Box::from_raw(user_data.cast::<(SimDriver, HostAccess)>()) };
+    told.0.host_access(told.1);
+}
