@@ -2,7 +2,9 @@
 
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 
+use crate::races::Known;
 use crate::state::{Answer, State};
+use crate::streams::Point;
 use crate::work::{Launch, Work};
 
 /// Launches in the order of their nodes, which is the one that they run in.
@@ -10,13 +12,16 @@ use crate::work::{Launch, Work};
 pub(crate) struct Graph {
     pub(crate) device: u32,
     nodes: Vec<Launch>,
+    /// The last node of the last launch, of a graph that was instantiated, and what that stands for
+    /// where races are looked for.
+    launched: Option<(Point, Option<Known>)>,
 }
 
 impl State {
     pub(crate) fn graph_create(&mut self) -> Answer<u64> {
         let device = self.current()?;
         let handle = self.new_handle();
-        self.graphs.insert(handle, Graph { device, nodes: Vec::new() });
+        self.graphs.insert(handle, Graph { device, nodes: Vec::new(), launched: None });
         Ok(handle)
     }
 
@@ -57,14 +62,25 @@ impl State {
         self.health(exec.device)
     }
 
-    pub(crate) fn graph_launch(&mut self, exec: u64, stream: u64) -> Answer<()> {
+    pub(crate) fn graph_launch(&mut self, exec_handle: u64, stream: u64) -> Answer<()> {
         let (stream, device) = self.stream(stream)?;
-        let exec = self.graph_execs.get(&exec).ok_or(ErrorCode::INVALID_VALUE)?;
+        let exec = self.graph_execs.get(&exec_handle).ok_or(ErrorCode::INVALID_VALUE)?;
         if exec.device != device {
             return Err(ErrorCode::INVALID_VALUE);
         }
-        for launch in exec.nodes.clone() {
-            self.enqueue(stream, "cuGraphLaunch", Work::Launch(Box::new(launch)));
+        let (nodes, launched) = (exec.nodes.clone(), exec.launched.clone());
+        // Two launches of one graph never run at once, in whatever streams.
+        if let Some((point, known)) = launched.filter(|(point, _)| point.stream != stream) {
+            self.enqueue(stream, "cuGraphLaunch", Work::Wait(point));
+            known.inspect(|known| self.races.follows(stream, known));
+        }
+        let mut last = None;
+        for launch in nodes {
+            let work = Work::Launch(Box::new(launch));
+            last = Some(self.enqueue(stream, "cuGraphLaunch", work));
+        }
+        if let Some((point, exec)) = last.zip(self.graph_execs.get_mut(&exec_handle)) {
+            exec.launched = Some((point, self.races.known(stream, point.sequence)));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::*;
-use cuda_driver::{Driver, ErrorCode, KernelArgs};
+use cuda_driver::{Driver, ErrorCode, KernelArgs, LaunchConfig};
 use cuda_sim::{FindingKind, Pace, SimConfig, SimDriver};
 
 #[test]
@@ -19,6 +19,33 @@ fn a_pinned_source_is_read_when_the_copy_runs() {
     upload_async(&sim, device, host, 4, stream).unwrap();
     host_write(host, b"new!");
     assert_eq!(download(&sim, device, 4, stream).unwrap(), b"new!");
+}
+
+#[test]
+fn two_launches_of_one_graph_never_run_at_once() {
+    let sim = paced(Pace::Slowest, 1);
+    let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+    let memory = sim.mem_alloc(4).unwrap();
+    fill(&sim, memory, 1, 4, a).unwrap();
+    sync(&sim, a).unwrap();
+    let graph = sim.graph_create().unwrap();
+    let (config, args) = (LaunchConfig::linear(1, 32), KernelArgs::new().arg(memory));
+    let add = kernel(&sim, "add_one");
+    // SAFETY: handles are looked up, here and below, and the argument is the kernel's.
+    unsafe { sim.graph_add_kernel_node(graph, add, &config, &args) }.unwrap();
+    // SAFETY: as above.
+    let exec = unsafe { sim.graph_instantiate(graph) }.unwrap();
+    for stream in [a, b] {
+        // SAFETY: as above.
+        unsafe { sim.graph_launch(exec, stream) }.unwrap();
+    }
+    // The second waits for the first, though in another stream.
+    sim.hold(a);
+    assert_eq!(sim.run_all(), 0);
+    sim.release_hold(a);
+    sync(&sim, b).unwrap();
+    assert_eq!(download(&sim, memory, 1, b).unwrap(), [3]);
+    assert_eq!(sim.findings(), []);
 }
 
 #[test]

@@ -298,18 +298,29 @@ impl Races {
         learn(known, clock, point);
     }
 
-    /// What an event recorded by call `sequence` of a stream stands for.
-    pub(crate) fn recorded(&mut self, stream: u64, sequence: u64, event: u64) -> Option<Known> {
+    /// What call `sequence` of a stream stands for, its last.
+    pub(crate) fn known(&self, stream: u64, sequence: u64) -> Option<Known> {
         let &actor = self.numbers.get(&stream).filter(|_| self.is_on())?;
         let clock = Arc::clone(&self.actors[usize::from(actor)].clock);
-        self.note_edge(Edge::record(stream, sequence, event));
         Some(Known { stream, actor, sequence, clock })
+    }
+
+    /// What an event recorded by call `sequence` of a stream stands for.
+    pub(crate) fn recorded(&mut self, stream: u64, sequence: u64, event: u64) -> Option<Known> {
+        let known = self.known(stream, sequence)?;
+        self.note_edge(Edge::record(stream, sequence, event));
+        Some(known)
+    }
+
+    /// What a stream is given from now on comes after what is known.
+    pub(crate) fn follows(&mut self, stream: u64, known: &Known) {
+        let Some(&number) = self.numbers.get(&stream) else { return };
+        self.learn(number, &known.clock, Some((known.actor, known.sequence)));
     }
 
     /// A stream waits for an event, by call `sequence`.
     pub(crate) fn waits(&mut self, stream: u64, sequence: u64, event: u64, known: &Known) {
-        let Some(&number) = self.numbers.get(&stream) else { return };
-        self.learn(number, &known.clock, Some((known.actor, known.sequence)));
+        self.follows(stream, known);
         let recorded = (known.stream, known.sequence);
         self.note_edge(Edge::wait(stream, sequence, event, recorded));
     }
