@@ -15,7 +15,7 @@ fn used(how: How) -> RaceUse {
 }
 
 impl Races {
-    /// An operation touches a range, all of which `viewer` may access.
+    /// An operation touches a range, with the rights of `viewer`.
     pub(crate) fn touched(
         &mut self,
         memory: &Memory,
@@ -29,7 +29,10 @@ impl Races {
         let mut done = 0;
         while done < bytes {
             let at = address + done;
-            let Some(piece) = memory.piece_at(viewer, at) else { return };
+            let Some(piece) = memory.piece_at(viewer, at) else {
+                // A function of the host is not stopped by that.
+                return self.missed(order, at, bytes - done);
+            };
             let length = piece.bytes.min(bytes - done);
             let found = &mut self.found;
             self.shadow.access((piece.key, length), epoch, order, |clash| {
