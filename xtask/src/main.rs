@@ -12,6 +12,7 @@ mod model;
 mod outside;
 mod paces;
 mod peers;
+mod races;
 mod removals;
 mod simulate;
 mod test;
@@ -37,6 +38,8 @@ enum Task {
     Paces(paces::Args),
     /// Runs long campaigns of random schedules on the simulated device.
     Simulate(simulate::Args),
+    /// Holds the race detector against random programs.
+    Races(races::Args),
     /// Checks the block pool with model checkers and against a naive reference.
     Model(model::Args),
     /// Runs projects outside the workspace that depend on one of its crates.
@@ -69,6 +72,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test(args) => test::run(&args),
         Task::Paces(args) => paces::run(&args),
         Task::Simulate(args) => simulate::run(&args),
+        Task::Races(args) => races::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Outside => outside::run(),
         Task::Tidy => tidy::run(),

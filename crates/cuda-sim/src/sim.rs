@@ -181,6 +181,13 @@ impl SimDriver {
         self.state().races.unseen()
     }
 
+    /// Forgets now what no race can come of any more, as the machine does when its history has grown. For
+    /// the tests of the detector.
+    #[doc(hidden)]
+    pub fn sweep_races(&self) {
+        self.state().sweep_races();
+    }
+
     /// What is still alive; a finding too, unless that is nothing.
     #[must_use]
     pub fn check_leaks(&self) -> LeakReport {

@@ -167,9 +167,14 @@ impl State {
             self.findings.add(finding(race));
         }
         if self.races.is_large() {
-            let pending = self.streams.values().flat_map(|stream| &stream.queue);
-            self.races.sweep(pending.filter_map(|operation| operation.order.as_ref()));
+            self.sweep_races();
         }
+    }
+
+    /// Forgets what no race can come of any more.
+    pub(crate) fn sweep_races(&mut self) {
+        let pending = self.streams.values().flat_map(|stream| &stream.queue);
+        self.races.sweep(pending.filter_map(|operation| operation.order.as_ref()));
     }
 }
 

@@ -5,6 +5,11 @@
 //! known when it has run. So each operation takes its [`Order`] along from the one to the other, and its
 //! ranges are compared with the [`Shadow`] of those that came before.
 //!
+//! A report is of two accesses that conflict and that nothing orders; there is no other. Of each byte, page
+//! of addresses, module and context that such a pair is about, one pair at least is reported, in whatever
+//! order the device ran them. Which pair that is may differ with the order where more than two accesses are
+//! in none. `tests/race_programs` holds this against a graph of all that CUDA orders.
+//!
 //! The host is one actor: locks and channels between its threads cannot be seen, so a call of one
 //! thread counts as before every later call of another.
 

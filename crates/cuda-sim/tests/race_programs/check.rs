@@ -1,0 +1,181 @@
+//! Holds what the detector says against what the oracle says.
+
+use std::fmt;
+
+use cuda_sim::{Pace, Race, RaceAccess, RaceUse};
+
+use super::machine::{self, place_of};
+use super::oracle::{ALL, Access, Oracle, Resource, Use};
+use super::program::Program;
+
+/// All paces.
+pub const PACES: [Pace; 4] = [Pace::Random, Pace::Slowest, Pace::Fastest, Pace::OneBehind];
+
+/// What the two agree on.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Verdict {
+    /// Whether there is a pair of conflicting accesses in no order.
+    pub is_racy: bool,
+}
+
+/// Where the two disagree.
+#[derive(Clone, Debug)]
+pub enum Wrong {
+    /// A race was reported that is none.
+    False(String),
+    /// A race was not reported.
+    Missed(String),
+    /// Something else went wrong.
+    Other(String),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::False(what) => write!(f, "reported, and ordered: {what}"),
+            Self::Missed(what) => write!(f, "not reported: {what}"),
+            Self::Other(what) => f.write_str(what),
+        }
+    }
+}
+
+/// Runs a program at one pace and compares.
+pub fn check(program: &Program, seed: u64, pace: Pace) -> Result<Verdict, Wrong> {
+    let run = machine::run(program, seed, pace).map_err(Wrong::Other)?;
+    let oracle = Oracle::of(program, run.lines, &run.answers)
+        .map_err(|_| Wrong::Other("the program calls what is not there".to_owned()))?;
+    let pairs: Vec<(&Access, &Access)> = oracle.pairs().collect();
+    let mut explained = Vec::new();
+    for race in &run.races {
+        explained.extend(explain(&oracle, program, &pairs, race)?);
+    }
+    if run.is_lost && run.races.is_empty() {
+        let detail = format!("the machine was lost without a race: {:?}", run.others);
+        return Err(Wrong::Missed(detail));
+    }
+    if !run.is_lost {
+        if let Some(other) = run.others.first() {
+            return Err(Wrong::Other(other.clone()));
+        }
+        complete(&pairs, &explained)?;
+    }
+    let is_racy = pairs.iter().any(|(one, other)| !one.is_late && !other.is_late);
+    Ok(Verdict { is_racy: is_racy || run.is_lost })
+}
+
+fn is_of(access: &Access, side: &RaceAccess) -> bool {
+    let is_bytes = matches!(access.resource, Resource::Bytes(_));
+    access.sequence == side.sequence
+        && match side.used {
+            RaceUse::Read => access.used == Use::Read,
+            RaceUse::Write => access.used == Use::Write,
+            RaceUse::Map => access.used == Use::Map,
+            RaceUse::End => access.used == Use::End,
+            // Of an operation that met no memory it is not told what it was about to do.
+            RaceUse::Use => access.used == Use::Hold || is_bytes && access.used != Use::End,
+            _ => false,
+        }
+}
+
+/// The pairs that a report may be of.
+fn explain<'a>(
+    oracle: &Oracle<'_>,
+    program: &Program,
+    pairs: &[(&'a Access, &'a Access)],
+    race: &Race,
+) -> Result<Vec<(&'a Access, &'a Access)>, Wrong> {
+    if race.first.sequence >= race.second.sequence {
+        return Err(Wrong::Other(format!("the second was called first: {race}")));
+    }
+    let found: Vec<_> = pairs
+        .iter()
+        .filter(|(one, other)| {
+            is_of(one, &race.first) && is_of(other, &race.second)
+                || is_of(other, &race.first) && is_of(one, &race.second)
+        })
+        .copied()
+        .collect();
+    let Some(&(one, other)) = found.first() else {
+        let of = |side: &RaceAccess| {
+            let found = oracle.accesses.iter().find(|access| access.sequence == side.sequence);
+            found.map(|access| program.lines[access.line].id)
+        };
+        return Err(Wrong::False(format!(
+            "lines {:?} and {:?}: {race}",
+            of(&race.first),
+            of(&race.second)
+        )));
+    };
+    for side in [&race.first, &race.second] {
+        let access = if one.sequence == side.sequence { one } else { other };
+        let line = program.lines[access.line].id;
+        if side.site != place_of(line) {
+            return Err(Wrong::Other(format!("{side:?} is not of the place of line {line}")));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether something was reported of all that pairs are about: of each byte, page and object.
+fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> Result<(), Wrong> {
+    // What its memory ended for may have touched other memory, or been refused.
+    let is_sure = |access: &Access| {
+        !access.is_late
+            && !pairs.iter().any(|(one, other)| {
+                let is_end = |access: &Access| matches!(access.used, Use::End);
+                matches!(one.resource, Resource::Page(_))
+                    && (one.sequence == access.sequence && is_end(other)
+                        || other.sequence == access.sequence && is_end(one))
+            })
+    };
+    // Nodes of a graph are of one place: of several pairs of two places, the first is told.
+    let is_alike = |a: &Access, b: &Access| a.line == b.line && a.used == b.used;
+    let is_told = |(one, other): &&(&Access, &Access)| {
+        explained.iter().any(|(a, b)| is_alike(a, one) && is_alike(b, other))
+    };
+    let told: Vec<_> = pairs.iter().filter(is_told).collect();
+    for (one, other) in pairs {
+        let is_bytes = matches!(one.resource, Resource::Bytes(_));
+        if is_bytes && !(is_sure(one) && is_sure(other)) {
+            continue;
+        }
+        // The end of a context is told of its streams, and not of the memory that they used last.
+        let is_context = |access: &Access| {
+            access.line == other.line && matches!(access.resource, Resource::Context(_))
+        };
+        if is_bytes && told.iter().any(|(_, end)| is_context(end)) {
+            continue;
+        }
+        let mut left = one.mask & other.mask & ALL;
+        for (a, b) in &told {
+            if a.resource == one.resource {
+                left &= !(a.mask & b.mask);
+            }
+        }
+        if left != 0 {
+            return Err(Wrong::Missed(format!("units {left:#x} of {one:?} and {other:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// Leaves lines out as long as the program fails all the same.
+pub fn shrink(program: &Program, fails: impl Fn(&Program) -> bool) -> Program {
+    let mut program = program.clone();
+    let mut step = program.lines.len() / 2;
+    while step > 0 {
+        let mut at = 0;
+        while at < program.lines.len() {
+            let mut less = program.clone();
+            less.lines.drain(at..(at + step).min(less.lines.len()));
+            let is_whole = Oracle::of(&less, less.lines.len(), &[]).is_ok();
+            if is_whole && fails(&less) {
+                program = less;
+            } else {
+                at += step;
+            }
+        }
+        step /= 2;
+    }
+    program
+}
