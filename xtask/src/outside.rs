@@ -17,7 +17,7 @@ const TARGET: &str = "target/outside";
 pub(crate) fn run() -> anyhow::Result<()> {
     let racing = output(&[])?;
     let reported =
-        ["race (H23)", "src/main.rs:9", "src/main.rs:15", "missing: an event recorded on stream"];
+        ["race (H23)", "src/main.rs:11", "src/main.rs:17", "missing: an event recorded on stream"];
     for text in reported {
         if !racing.contains(text) {
             bail!("the report of the race has no {text:?}:\n{racing}");

@@ -2,6 +2,8 @@
 //!
 //! `cargo run -p cuda-sim --example race` shows the race; `-- --mended` waits first, and shows none.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program reports here")]
+
 use std::io::IsTerminal;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! What operations and the host do to memory, as it happens.
 
 use super::{
-    Accesses, Actor, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How,
-    Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
+    Accesses, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How, Order,
+    RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
 };
 use crate::RangeKind;
 use crate::memory::{Memory, Viewer};
@@ -15,7 +15,7 @@ fn used(how: How) -> RaceUse {
 }
 
 impl Races {
-    /// An operation touches a range, with the rights of `viewer`.
+    /// An operation touches a range, all of which `viewer` may access.
     pub(crate) fn touched(
         &mut self,
         memory: &Memory,
@@ -29,10 +29,7 @@ impl Races {
         let mut done = 0;
         while done < bytes {
             let at = address + done;
-            let Some(piece) = memory.piece_at(viewer, at) else {
-                // A function of the host is not stopped by that.
-                return self.missed(order, at, bytes - done);
-            };
+            let Some(piece) = memory.piece_at(viewer, at) else { return };
             let length = piece.bytes.min(bytes - done);
             let found = &mut self.found;
             self.shadow.access((piece.key, length), epoch, order, |clash| {
@@ -109,26 +106,11 @@ impl Races {
 
     /// A call of the host ends the memory of a range of addresses that are keys of the shadow too:
     /// whoever used it must be over, as far as the host knows.
-    pub(crate) fn freed(&mut self, call: (&'static str, u64), range: (u64, u64)) {
-        self.ends(call, range, |_| true);
-    }
-
-    /// The same, by the end of a device's context, which is told of the device's own streams already.
-    pub(crate) fn freed_with_context(
-        &mut self,
-        call: (&'static str, u64),
-        range: (u64, u64),
-        device: u32,
-    ) {
-        self.ends(call, range, |actor| actor.device != device);
-    }
-
-    fn ends(
+    pub(crate) fn freed(
         &mut self,
         (call, sequence): (&'static str, u64),
         kind: RangeKind,
         (address, bytes): (u64, u64),
-        is_told: impl Fn(&Actor) -> bool,
     ) {
         if !self.is_on() {
             return;
@@ -136,11 +118,9 @@ impl Races {
         self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
         let order = self.host_order(sequence);
         let epoch = Epoch::new(HOST, sequence, How::WRITE);
-        let (found, actors) = (&mut self.found, &self.actors);
+        let found = &mut self.found;
         self.shadow.compare((address, bytes), epoch, &order, |clash| {
-            if is_told(&actors[usize::from(clash.earlier.actor())]) {
-                note(found, clash, clash.key, sequence, RaceUse::End);
-            }
+            note(found, clash, clash.key, sequence, RaceUse::End);
         });
         self.shadow.forget((address, bytes));
         self.note_ended((address, bytes), sequence, Some(kind));

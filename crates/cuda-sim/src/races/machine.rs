@@ -143,18 +143,10 @@ impl State {
         self.tell_races();
     }
 
-    /// A call ends a device's context, and with it the memory that streams of other devices may use.
+    /// A call ends a device's context.
     pub(crate) fn note_context_ended(&mut self, call: &'static str, device: u32) {
         let sequence = self.next_sequence();
         self.races.context_ended((call, sequence), device);
-        let Memory { allocations, host, .. } = &self.memory;
-        let allocated = allocations.live().iter().filter(|one| one.device == device);
-        let allocated = allocated.map(|one| (one.base, one.bytes()));
-        let pinned = host.live().iter().filter(|one| one.owner == device);
-        let pinned = pinned.map(|one| (one.base(), one.bytes()));
-        for range in allocated.chain(pinned) {
-            self.races.freed_with_context((call, sequence), range, device);
-        }
         self.tell_races();
     }
 

@@ -373,10 +373,6 @@ impl Races {
     }
 
     fn note_call(&mut self, sequence: u64, name: CallName, actor: RaceActor) {
-        // One call may end several things.
-        if self.calls.back().is_some_and(|last| last.sequence == sequence) {
-            return;
-        }
         let thread = std::thread::current();
         let name_of = || match thread.name() {
             Some(name) => name.into(),

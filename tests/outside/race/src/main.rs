@@ -1,3 +1,5 @@
+//! A race of two streams, and what mends it.
+
 use cuda_sim::{SimConfig, SimDriver, cuda_driver::Driver};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
