@@ -8,6 +8,9 @@ use crate::scheduler::Goal;
 use crate::state::{Answer, State};
 use crate::streams::Stream;
 
+/// The call that ends a context.
+const END: &str = "cuDevicePrimaryCtxRelease";
+
 /// One device and its primary context.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceState {
@@ -90,15 +93,15 @@ impl State {
             return Ok(());
         }
         // Work that is held still is lost with the context; that was noted as a finding.
-        let _ = self.wait_to_end("cuDevicePrimaryCtxRelease", Goal::Device(device));
-        self.note_context_ended("cuDevicePrimaryCtxRelease", device);
+        let _ = self.wait_to_end(END, Goal::Device(device));
+        let call = (END, self.next_sequence());
+        self.note_context_ended(call, device);
         self.discard_work(device);
-        self.tear_down(device);
+        self.tear_down(call, device);
         Ok(())
     }
 
-    fn tear_down(&mut self, device: u32) {
-        const CALL: &str = "cuDevicePrimaryCtxRelease";
+    fn tear_down(&mut self, call: (&'static str, u64), device: u32) {
         let before = self.leaks();
         for (&handle, _) in self.streams.iter().filter(|(_, stream)| stream.device == device) {
             self.races.stream_ended(handle);
@@ -115,19 +118,19 @@ impl State {
         {
             let allocation = &self.memory.allocations.live()[index];
             let range = (allocation.base, allocation.bytes());
-            self.note_freed(CALL, RangeKind::Allocation, range);
+            self.note_freed_by(call, RangeKind::Allocation, range);
             self.memory.free(index);
         }
         while let Some(index) = self.memory.host.live().iter().position(|r| r.owner == device) {
             let region = &self.memory.host.live()[index];
             let range = (region.base(), region.bytes());
-            self.note_freed(CALL, RangeKind::PinnedHost, range);
+            self.note_freed_by(call, RangeKind::PinnedHost, range);
             self.memory.host.free(index);
         }
         let after = self.leaks();
         if before != after {
             let detail = format!("alive before: {before}; after: {after}");
-            let mut finding = Finding::new(FindingKind::LostObjects, CALL, detail);
+            let mut finding = Finding::new(FindingKind::LostObjects, END, detail);
             finding.device = Some(device);
             self.findings.add(finding);
         }

@@ -109,7 +109,17 @@ impl State {
     /// A call ends memory that the addresses lead to as long as it lives.
     pub(crate) fn note_freed(&mut self, call: &'static str, kind: RangeKind, range: (u64, u64)) {
         let sequence = self.next_sequence();
-        self.races.freed((call, sequence), kind, range);
+        self.note_freed_by((call, sequence), kind, range);
+    }
+
+    /// The same, of a call that ends more.
+    pub(crate) fn note_freed_by(
+        &mut self,
+        call: (&'static str, u64),
+        kind: RangeKind,
+        range: (u64, u64),
+    ) {
+        self.races.freed(call, kind, range);
         self.tell_races();
     }
 
@@ -144,9 +154,8 @@ impl State {
     }
 
     /// A call ends a device's context.
-    pub(crate) fn note_context_ended(&mut self, call: &'static str, device: u32) {
-        let sequence = self.next_sequence();
-        self.races.context_ended((call, sequence), device);
+    pub(crate) fn note_context_ended(&mut self, call: (&'static str, u64), device: u32) {
+        self.races.context_ended(call, device);
         self.tell_races();
     }
 

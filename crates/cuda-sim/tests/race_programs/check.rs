@@ -63,12 +63,16 @@ pub fn check(program: &Program, seed: u64, pace: Pace) -> Result<Verdict, Wrong>
     Ok(Verdict { is_racy: is_racy || run.is_lost })
 }
 
-fn is_of(access: &Access, side: &RaceAccess) -> bool {
+/// Whether a side of a race with `other` may be of this access.
+fn is_of(access: &Access, side: &RaceAccess, other: &RaceAccess) -> bool {
     let is_bytes = matches!(access.resource, Resource::Bytes(_));
+    // What the operation did by the pages that begin or end is told, where it is known.
+    let is_of_pages = matches!(other.used, RaceUse::Map | RaceUse::End);
+    let holds = is_of_pages && access.used == Use::Hold;
     access.sequence == side.sequence
         && match side.used {
-            RaceUse::Read => access.used == Use::Read,
-            RaceUse::Write => access.used == Use::Write,
+            RaceUse::Read => access.used == Use::Read || holds,
+            RaceUse::Write => access.used == Use::Write || holds,
             RaceUse::Map => access.used == Use::Map,
             RaceUse::End => access.used == Use::End,
             // Of an operation that met no memory it is not told what it was about to do.
@@ -90,8 +94,9 @@ fn explain<'a>(
     let found: Vec<_> = pairs
         .iter()
         .filter(|(one, other)| {
-            is_of(one, &race.first) && is_of(other, &race.second)
-                || is_of(other, &race.first) && is_of(one, &race.second)
+            let (first, second) = (&race.first, &race.second);
+            is_of(one, first, second) && is_of(other, second, first)
+                || is_of(other, first, second) && is_of(one, second, first)
         })
         .copied()
         .collect();
@@ -128,8 +133,8 @@ fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> R
                         || other.sequence == access.sequence && is_end(one))
             })
     };
-    // Nodes of a graph are of one place: of several pairs of two places, the first is told.
-    let is_alike = |a: &Access, b: &Access| a.line == b.line && a.used == b.used;
+    // Of the pairs of two places one is told: of the nodes of a graph, and of what each side did.
+    let is_alike = |a: &Access, b: &Access| a.line == b.line;
     let is_told = |(one, other): &&(&Access, &Access)| {
         explained.iter().any(|(a, b)| is_alike(a, one) && is_alike(b, other))
     };

@@ -445,16 +445,15 @@ impl<'p> Oracle<'p> {
         )
     }
 
-    fn map(&mut self, line: usize, page: usize, handle: usize) -> Result<(), Malformed> {
+    /// Nobody uses the pages before a device has access to them.
+    fn map(&mut self, page: usize, handle: usize) -> Result<(), Malformed> {
         let pages = self.program.handles[handle].1;
         let first = self.object_of_handle(handle);
-        self.sequence += 1;
         for offset in 0..pages {
             let at = self.mapped.get_mut(page + offset).ok_or(Malformed)?;
             if at.replace((first + offset, false)).is_some() {
                 return Err(Malformed);
             }
-            self.note_host(line, Use::Map, Resource::Page(page + offset), 1);
             self.may_run_late(page + offset, first + offset);
         }
         self.mappings[page] = pages;
@@ -556,7 +555,7 @@ impl<'p> Oracle<'p> {
                 let was_alive = std::mem::replace(&mut self.alive[stream], false);
                 was_alive.then_some(()).ok_or(Malformed)
             }
-            Step::Map { page, handle } => self.map(line, page, handle),
+            Step::Map { page, handle } => self.map(page, handle),
             Step::SetAccess { page, pages } => self.set_access(line, page, pages),
             Step::Unmap { page, pages } => self.unmap(line, page, pages),
             Step::Free(index) => self.end(line, self.object(Place::Alloc(index)), None),
