@@ -174,7 +174,7 @@ impl fmt::Display for LiveHandles {
             (self.physical_memories, "physical memories", Some(self.physical_bytes)),
             (self.modules, "modules", None),
             (self.devices, "handles of the device", None),
-            (self.retired, "dropped buffers to free", None),
+            (self.retired, "dropped buffers and modules to free", None),
         ];
         let mut separator = "";
         for (count, kind, bytes) in kinds.into_iter().filter(|(count, ..)| *count > 0) {
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(
             alive.to_string(),
             "1 streams, 2 device buffers (4160 bytes), 1 handles of the device, \
-             3 dropped buffers to free"
+             3 dropped buffers and modules to free"
         );
         tally.remove(Kind::Stream, 0);
         tally.remove(Kind::DeviceBuffer, 64);

@@ -19,7 +19,7 @@ pub struct Loss {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Closed {
-    /// Dropped buffers whose memory was freed.
+    /// Dropped buffers and modules that were freed.
     pub freed: usize,
     /// The error that had lost the device, if one had. The driver repeats it to every call of the
     /// clean-up, which does its work all the same.
@@ -44,7 +44,7 @@ pub enum CloseError {
 }
 
 impl Device {
-    /// Closes the device: frees the memory of dropped buffers and releases the context.
+    /// Closes the device: frees the memory of dropped buffers, unloads dropped modules and releases the context.
     ///
     /// Dropping the last handle does the same, and tells nobody how it went.
     ///
@@ -92,7 +92,7 @@ impl Inner {
             outcome = match entered {
                 Ok(()) => free_all(&*self.driver, retired),
                 Err(error) => {
-                    refused(error, "memory of dropped buffers was not freed");
+                    refused(error, "what was dropped was not freed");
                     // A device that cannot be asked may still use what was registered.
                     std::mem::forget(retired);
                     Err(error)
@@ -156,7 +156,7 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
             Retired::Object(object) => once(|| unsafe { destroy(driver, object) }),
         };
         if let Err(error) = freed {
-            refused(error, "memory of a dropped buffer was not freed");
+            refused(error, "what was dropped was not freed");
             outcome = outcome.and(Err(error));
         }
     }

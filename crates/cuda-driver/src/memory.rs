@@ -132,7 +132,7 @@ impl DeviceBuffer {
     /// Allocates `bytes` bytes, aligned to at least 256; the contents are undefined.
     ///
     /// # Ordering
-    /// May wait for the device, when memory of dropped buffers is freed first.
+    /// May wait for the device, when what was dropped is freed first.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -209,7 +209,7 @@ impl PinnedBuffer {
     /// Allocates `bytes` bytes. Slow: about 0.4 s a GiB; never on a step's path.
     ///
     /// # Ordering
-    /// May wait for the device, when memory of dropped buffers is freed first.
+    /// May wait for the device, when what was dropped is freed first.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.

@@ -47,10 +47,16 @@ struct ModuleInner {
 impl Module {
     /// Compiles `ptx` for `device`.
     ///
+    /// # Ordering
+    /// May wait for the device, when dropped modules are unloaded first.
+    ///
     /// # Errors
     /// [`ModuleError::Load`] with the compiler's log.
     #[track_caller]
     pub fn load(device: &Device, ptx: &str) -> Result<Self, ModuleError> {
+        // Else a program that loads and drops modules, and allocates nothing, would keep them all. What is
+        // refused there is told where the device is closed.
+        let _ = device.free_retired();
         let mut log = String::new();
         match device.run(|driver| driver.module_load_data(ptx, &mut log)) {
             Ok(raw) => {

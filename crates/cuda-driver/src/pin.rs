@@ -77,7 +77,7 @@ impl PinnedBuffer {
     /// Pins `bytes` bytes of `memory`. Slow; never on a step's path.
     ///
     /// # Ordering
-    /// May wait for the device, when memory of dropped buffers is freed first.
+    /// May wait for the device, when what was dropped is freed first.
     ///
     /// # Errors
     /// [`PinError`].

@@ -41,7 +41,7 @@ pub struct SimConfig {
     pub track_initialised: bool,
     /// Whether accesses that nothing orders are looked for: see [`Race`](crate::Race).
     pub races: RaceCheck,
-    /// Whether the waits inside `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` and the end of a
+    /// Whether the waits inside `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`, `cuModuleUnload` and the end of a
     /// context order what was enqueued before them, as drivers make them. Off: code is looked at as
     /// if they did not wait, as allocators in stream order do not.
     pub implicit_waits: bool,

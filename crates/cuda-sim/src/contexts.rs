@@ -39,8 +39,7 @@ impl State {
     pub(crate) fn poison(&mut self, device: u32, code: ErrorCode) {
         self.devices[device as usize].poison.get_or_insert(code);
         self.discard_work(device);
-        // Nothing runs there any more, which is as good as a wait to whoever cleans up.
-        self.races.host_knows_device(device);
+        self.races.device_stopped(device);
     }
 
     /// Loses a device by a fault of its work. The driver's whole process is lost by that: all other
@@ -108,6 +107,9 @@ impl State {
         }
         self.streams.retain(|_, stream| stream.device != device);
         self.events.retain(|_, event| event.device != device);
+        for (&handle, _) in self.modules.iter().filter(|(_, module)| module.device == device) {
+            self.races.forget_module(handle);
+        }
         self.modules.retain(|_, module| module.device != device);
         self.graphs.retain(|_, graph| graph.device != device);
         self.graph_execs.retain(|_, exec| exec.device != device);

@@ -17,6 +17,15 @@ pub(crate) struct Graph {
     launched: Option<(Point, Option<Known>)>,
 }
 
+impl Graph {
+    /// Forgets what the last launch stands for.
+    pub(crate) fn forget_known(&mut self) {
+        if let Some((_, known)) = &mut self.launched {
+            *known = None;
+        }
+    }
+}
+
 impl State {
     pub(crate) fn graph_create(&mut self) -> Answer<u64> {
         let device = self.current()?;

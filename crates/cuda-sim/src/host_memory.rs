@@ -271,6 +271,18 @@ impl HostMemory {
         region.end().checked_sub(address).filter(|&rest| rest > 0)
     }
 
+    /// The parts of a range that lie in live regions, as addresses and lengths.
+    pub(crate) fn pinned_parts(&self, (address, bytes): (u64, u64)) -> Vec<(u64, u64)> {
+        let end = address.saturating_add(bytes);
+        let first = self.live.partition_point(|region| region.end() <= address);
+        let inside = self.live[first..].iter().take_while(|region| region.base < end);
+        let part = |region: &Region| {
+            let start = region.base.max(address);
+            (start, region.end().min(end) - start)
+        };
+        inside.map(part).filter(|&(_, length)| length > 0).collect()
+    }
+
     pub(crate) fn classify(&self, address: u64, bytes: u64) -> HostRange {
         let is_host = address != 0 && address.checked_add(bytes).is_some_and(|end| end <= HOST_END);
         if !is_host {

@@ -46,6 +46,15 @@
 //! A function of the host that a stream calls runs on the thread that waits, with the machine locked:
 //! its driver calls are refused (`NOT_PERMITTED`), and it must not wait for another thread's.
 //!
+//! # Races
+//! Two accesses to the same bytes, at least one of which writes, that nothing orders are a finding,
+//! whatever order the device took: of operations of different streams and devices, of the host (where
+//! [`Driver::host_access`](cuda_driver::Driver::host_access) tells of it), and of the calls that map, unmap
+//! and free. A [`Race`] names both, the lines of the program that made them, the bytes, and the order that
+//! is missing. [`SimConfig::races`] and the variable `CUDA_SIM_RACES` of the environment (`off`, `report`,
+//! `abort`) say what is done about one. What orders and what does not, what it costs and what it cannot see
+//! stands in `docs/RACES.md` of the repository.
+//!
 //! # Memory
 //! Device memory is host memory of this process, taken page by page when first touched and filled
 //! with a pattern that depends on the seed and is never zero. Device addresses are of ranges that no

@@ -326,5 +326,6 @@ impl State {
     pub(crate) fn take_back(&mut self, point: Point) {
         let Some(stream) = self.streams.get_mut(&point.stream) else { return };
         stream.queue.retain(|operation| operation.sequence != point.sequence);
+        self.races.taken_back(point);
     }
 }

@@ -156,10 +156,10 @@ impl SimDriver {
         self.state().findings.dropped()
     }
 
-    /// What is done about races from now on, in place of what [`SimConfig::races`] said. What was enqueued
-    /// while none were looked for is not looked at later.
+    /// What is done about races from now on, in place of what [`SimConfig::races`] said. Where this begins
+    /// or ends the looking, what was enqueued and accessed before is not looked at.
     pub fn set_race_check(&self, check: RaceCheck) {
-        self.state().races.set_check(check);
+        self.state().set_race_check(check);
     }
 
     /// The races among the findings.

@@ -81,6 +81,13 @@ struct Record {
     ended_ns: u64,
 }
 
+impl Event {
+    /// Forgets what the last record stands for.
+    pub(crate) fn forget_known(&mut self) {
+        self.known = None;
+    }
+}
+
 /// Whether a stream argument names the legacy default stream.
 pub(crate) fn is_legacy(stream: u64) -> bool {
     stream == 0 || stream == LEGACY_ALIAS
@@ -252,7 +259,9 @@ impl State {
 
     /// The host knows that an event is complete, and so all that comes before it.
     fn host_learns_event(&mut self, event: u64) {
-        let known = self.events.get(&event).and_then(|event| event.known.as_ref());
+        // The work of a lost device was not done, nor what it would have waited for.
+        let is_well = |event: &&Event| self.devices[event.device as usize].poison.is_none();
+        let known = self.events.get(&event).filter(is_well).and_then(|event| event.known.as_ref());
         if let Some(known) = known {
             self.races.host_knows(known);
         }

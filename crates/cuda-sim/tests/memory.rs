@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use cuda_driver::{Driver, ErrorCode, HostAllocFlags, KernelArgs, KernelReference, ReferenceError};
-use cuda_sim::{FindingKind, Pace, RangeKind, SimConfig};
+use cuda_sim::{FindingKind, Pace, RaceCheck, RangeKind, SimConfig};
 
 #[test]
 fn allocations_are_aligned_counted_and_never_zero_at_first() {
@@ -138,7 +138,8 @@ fn a_kernel_that_reads_freed_pinned_memory_loses_the_device() {
 
 #[test]
 fn pinned_memory_freed_with_its_context_is_missed_by_another_devices_copy() {
-    let sim = machine(SimConfig { devices: 2, pace: Pace::Slowest, ..SimConfig::default() });
+    let (pace, races) = (Pace::Slowest, RaceCheck::Report);
+    let sim = machine(SimConfig { devices: 2, pace, races, ..SimConfig::default() });
     let host = pinned(&sim, 64);
     bind(&sim, 1);
     let to = sim.mem_alloc(64).unwrap();

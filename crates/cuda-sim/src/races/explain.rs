@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 
 use cuda_driver::site::{self, Site};
 
-use super::{Call, Ended, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side};
+use super::{
+    Call, Ended, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side, TOLD_MAX,
+};
 use crate::NearMiss;
 use crate::memory::Memory;
 
@@ -54,7 +56,13 @@ impl Races {
             let side = |access: &RaceAccess| -> Side {
                 (access.operation.clone(), access.actor, access.site)
             };
-            if self.told.insert((side(&race.first), side(&race.second))) {
+            // Calls whose place is unknown are told apart by what they touch.
+            let is_placed = race.first.site.is_some() && race.second.site.is_some();
+            let base = race.memory.filter(|_| !is_placed).map(|memory| memory.base);
+            let pair = (side(&race.first), side(&race.second), base);
+            if self.told.len() == TOLD_MAX {
+                self.unseen += u64::from(!self.told.contains(&pair));
+            } else if self.told.insert(pair) {
                 races.push(race);
             }
         }

@@ -1,14 +1,17 @@
 //! What operations and the host do to memory, as it happens.
 
 use super::{
-    Accesses, CallName, Clash, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How, Order,
-    RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
+    Accesses, CallName, Clash, ENDED_AT, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How,
+    Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
 };
 use crate::RangeKind;
 use crate::memory::{Memory, Viewer};
 
-/// Most races of one operation that are put into words.
-const FOUND_MAX: usize = 64;
+/// Most races of one operation that are looked at further.
+const FOUND_MAX: usize = 4096;
+
+/// Most pieces of memory that one pair of accesses is told of.
+const PIECES_MAX: usize = 4;
 
 fn used(how: How) -> RaceUse {
     if how.writes { RaceUse::Write } else { RaceUse::Read }
@@ -24,6 +27,9 @@ impl Races {
         (address, bytes): (u64, u64),
         how: How,
     ) {
+        if bytes == 0 {
+            return;
+        }
         let epoch = Epoch::new(order.actor, order.sequence, how);
         let ended = self.ended_since(order, how, (address, bytes));
         let mut done = 0;
@@ -88,20 +94,22 @@ impl Races {
         &mut self,
         memory: &Memory,
         sequence: u64,
-        (address, bytes): (u64, u64),
+        range: (u64, u64),
         how: How,
     ) {
-        let length = memory.host.find(address).map_or(0, |rest| rest.min(bytes));
-        if !self.is_on() || length == 0 {
+        let pinned = memory.host.pinned_parts(range);
+        if !self.is_on() || pinned.is_empty() {
             return;
         }
         self.note_call(sequence, CallName::Fixed(HOST_ACCESS), RaceActor::Host);
         let order = self.host_order(sequence);
         let found = &mut self.found;
         let epoch = Epoch::new(HOST, sequence, how);
-        self.shadow.access((address, length), epoch, &order, |clash| {
-            note(found, clash, clash.key, sequence, used(how));
-        });
+        for part in pinned {
+            self.shadow.access(part, epoch, &order, |clash| {
+                note(found, clash, clash.key, sequence, used(how));
+            });
+        }
     }
 
     /// A call of the host ends the memory of a range of addresses that are keys of the shadow too:
@@ -206,6 +214,11 @@ impl Races {
         users.push(Epoch::new(order.actor, order.sequence, How::READ));
     }
 
+    /// A module ended with its context, which is told as one.
+    pub(crate) fn forget_module(&mut self, module: u64) {
+        self.modules.remove(&module);
+    }
+
     /// A call unloads a module.
     pub(crate) fn unloaded(&mut self, call: (&'static str, u64), module: u64) {
         let users = self.modules.remove(&module).unwrap_or_default();
@@ -220,6 +233,7 @@ impl Races {
             .map(|(number, actor)| Epoch::new(number, actor.last, How::READ))
             .collect();
         self.all_ended(call, &users);
+        self.device_stopped(device);
     }
 
     fn all_ended(&mut self, (call, sequence): (&'static str, u64), users: &[Epoch]) {
@@ -244,6 +258,7 @@ impl Races {
     fn note_ended(&mut self, (start, bytes): (u64, u64), sequence: u64, kind: Option<RangeKind>) {
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
+            self.unseen += 1;
         }
         match self.ended.back_mut() {
             Some(last) if last.sequence == sequence && last.end == start => last.end += bytes,
@@ -257,7 +272,9 @@ impl Races {
 
     /// Whether the history has grown enough to be looked through.
     pub(crate) fn is_large(&self) -> bool {
-        self.shadow.segments() > self.sweep_at || self.calls.len() > self.forget_calls_at
+        self.shadow.segments() > self.sweep_at
+            || self.calls.len() > self.forget_calls_at
+            || self.ended.len() > self.forget_ended_at
     }
 
     /// Forgets what comes before all that may yet be compared: `pending` are the operations that have
@@ -266,7 +283,9 @@ impl Races {
         let oldest = pending.clone().map(|order| order.sequence).min().unwrap_or(u64::MAX);
         let mut floor: Vec<u64> =
             (0..self.actors.len()).map(|actor| self.host.of(actor as u16)).collect();
+        let mut wanted = Vec::new();
         for order in pending {
+            wanted.push(order.sequence);
             for (known, actor) in floor.iter_mut().zip(0..) {
                 if actor != order.actor {
                     *known = (*known).min(order.clock.of(actor));
@@ -281,20 +300,22 @@ impl Races {
             self.shadow.retain(|_| false);
             self.unseen += 1;
         }
-        self.forget_calls(oldest);
+        self.ended.retain(|ended| ended.sequence > oldest);
+        self.forget_calls(wanted);
         self.sweep_at = (self.shadow.segments() * 2).max(SWEEP_AT);
         self.forget_calls_at = (self.calls.len() * 2).max(SWEEP_AT);
+        self.forget_ended_at = (self.ended.len() * 2).max(ENDED_AT);
     }
 
-    /// Forgets the calls that no report can name any more.
-    fn forget_calls(&mut self, oldest: u64) {
-        let mut wanted: Vec<u64> = self.actors.iter().map(|actor| actor.last).collect();
-        self.shadow.each(|epoch| wanted.push(epoch.sequence()));
+    /// Forgets the calls that no report can name any more, but for those that are wanted.
+    fn forget_calls(&mut self, mut wanted: Vec<u64>) {
+        wanted.extend(self.actors.iter().flat_map(|actor| [actor.last, actor.before]));
+        wanted.extend(self.ended.iter().map(|ended| ended.sequence));
+        self.shadow.each(|sequence| wanted.push(sequence));
         wanted.extend(self.modules.values().flatten().map(|user| user.sequence()));
         wanted.sort_unstable();
         wanted.dedup();
-        self.calls
-            .retain(|call| call.sequence >= oldest || wanted.binary_search(&call.sequence).is_ok());
+        self.calls.retain(|call| wanted.binary_search(&call.sequence).is_ok());
     }
 
     pub(crate) fn aborts(&self) -> bool {
@@ -317,7 +338,10 @@ fn add(found: &mut Vec<Found>, new: Found) {
         |one: &&mut Found| sides(one) == sides(&new) && one.address + one.bytes == new.address;
     if let Some(known) = found.iter_mut().rev().find(is_joined) {
         known.bytes += new.bytes;
-    } else if found.len() < FOUND_MAX {
+        return;
+    }
+    let pieces = found.iter().filter(|known| sides(known) == sides(&new)).count();
+    if pieces < PIECES_MAX && found.len() < FOUND_MAX {
         found.push(new);
     }
 }

@@ -5,7 +5,7 @@
 //! known when it has run. So each operation takes its [`Order`] along from the one to the other, and its
 //! ranges are compared with the [`Shadow`] of those that came before.
 //!
-//! A report is of two accesses that conflict and that nothing orders; there is no other. Of each byte, page
+//! A report is of two accesses that conflict and that nothing which a driver sees orders. Of each byte, page
 //! of addresses, module and context that such a pair is about, one pair at least is reported, in whatever
 //! order the device ran them. Which pair that is may differ with the order where more than two accesses are
 //! in none. `tests/race_programs` holds this against a graph of all that CUDA orders.
@@ -60,8 +60,14 @@ const SWEEP_AT: usize = 1 << 16;
 /// Most segments that are kept; beyond, the history is dropped, and counted.
 const SEGMENTS_MAX: usize = 1 << 22;
 
-/// Ranges that ended, remembered to explain who came too late.
-const ENDED_MAX: usize = 1024;
+/// Ranges that ended, from which on those are forgotten that no pending operation comes too late for.
+const ENDED_AT: usize = 1024;
+
+/// Most ranges that ended and are remembered.
+const ENDED_MAX: usize = 1 << 16;
+
+/// Most races that are told apart: many more than anybody reads.
+const TOLD_MAX: usize = 4096;
 
 /// Records of events and waits for them, remembered to name the nearest.
 const EDGES_MAX: usize = 4096;
@@ -83,8 +89,9 @@ struct Actor {
     order: DefaultOrder,
     /// What comes before whatever is enqueued next, besides its own calls.
     clock: Arc<Clock>,
-    /// Its last call.
+    /// Its last call, and the one before.
     last: u64,
+    before: u64,
     is_alive: bool,
 }
 
@@ -160,18 +167,22 @@ pub(crate) struct Races {
     threads: HashMap<ThreadId, Arc<str>>,
     edges: VecDeque<Edge>,
     ended: VecDeque<Ended>,
-    /// Launches that used a module.
+    /// Launches that used a module, by its handle.
     modules: HashMap<u64, Accesses>,
     found: Vec<Found>,
     /// Pairs that were told already.
-    told: HashSet<(Side, Side)>,
+    told: HashSet<Pair>,
     sweep_at: usize,
     forget_calls_at: usize,
+    forget_ended_at: usize,
     unseen: u64,
 }
 
 /// One side of a race, as far as two of one kind are alike.
 type Side = (String, RaceActor, Option<Site>);
+
+/// Two sides, and where the memory begins if a side has no place in the program.
+type Pair = (Side, Side, Option<u64>);
 
 impl Races {
     pub(crate) fn new(check: RaceCheck, granularity: u64) -> Self {
@@ -181,6 +192,7 @@ impl Races {
             order: DefaultOrder::NonBlocking,
             clock: Arc::default(),
             last: 0,
+            before: 0,
             is_alive: true,
         };
         Self {
@@ -198,12 +210,24 @@ impl Races {
             told: HashSet::new(),
             sweep_at: SWEEP_AT,
             forget_calls_at: SWEEP_AT,
+            forget_ended_at: ENDED_AT,
             unseen: 0,
         }
     }
 
-    pub(crate) fn set_check(&mut self, check: RaceCheck) {
+    /// Says what is done about races from now on. What was seen before is forgotten where looking for them
+    /// begins or ends: the orders that are made meanwhile are not known. The answer is whether it does.
+    pub(crate) fn set_check(&mut self, check: RaceCheck) -> bool {
+        let was_on = self.is_on();
         self.check = check;
+        let changes = was_on != self.is_on();
+        if changes {
+            self.shadow.clear();
+            self.modules.clear();
+            self.ended.clear();
+            self.edges.clear();
+        }
+        changes
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -220,8 +244,8 @@ impl Races {
         if let Some(&number) = self.numbers.get(&stream) {
             return Some(number);
         }
-        let new =
-            Actor { stream, device, order, clock: Arc::clone(&self.host), last: 0, is_alive: true };
+        let clock = Arc::clone(&self.host);
+        let new = Actor { stream, device, order, clock, last: 0, before: 0, is_alive: true };
         // The place of a stream that is gone and all of whose work the host knows to be over: to come
         // after that work, and after the host, is then the same.
         let host = Arc::clone(&self.host);
@@ -274,12 +298,22 @@ impl Races {
             self.learn(number, &clock, Some((other, last)));
         }
         let actor = &mut self.actors[usize::from(number)];
-        actor.last = sequence;
+        (actor.before, actor.last) = (actor.last, sequence);
         let clock = Arc::clone(&actor.clock);
         // A program knows the legacy default stream by 0.
         let stream = if order == DefaultOrder::Legacy { 0 } else { stream };
         self.note_call(sequence, name(), RaceActor::Stream { device, stream });
         Some(Order { actor: number, sequence, clock })
+    }
+
+    /// The operation that was enqueued last on a stream was taken back.
+    pub(crate) fn taken_back(&mut self, point: Point) {
+        if let Some(&number) = self.numbers.get(&point.stream) {
+            let actor = &mut self.actors[usize::from(number)];
+            if actor.last == point.sequence {
+                actor.last = actor.before;
+            }
+        }
     }
 
     /// The streams whose earlier work comes before new work of a stream by the rules of default streams.
@@ -333,6 +367,17 @@ impl Races {
     /// The host knows an event to be complete.
     pub(crate) fn host_knows(&mut self, known: &Known) {
         learn(&mut self.host, &known.clock, Some((known.actor, known.sequence)));
+    }
+
+    /// Nothing of a device runs any more, which is as good as a wait. What its work would have waited for
+    /// may run all the same, and is not known to be over.
+    pub(crate) fn device_stopped(&mut self, device: u32) {
+        for (number, actor) in (1u16..).zip(&mut self.actors[1..]) {
+            if actor.device == device {
+                actor.clock = Arc::default();
+                learn(&mut self.host, &actor.clock, Some((number, actor.last)));
+            }
+        }
     }
 
     /// The host knows the work of the streams that `is_idle` names to be over, all that was enqueued.

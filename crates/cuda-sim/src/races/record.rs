@@ -54,6 +54,11 @@ impl Ranges {
         }
     }
 
+    fn clear(&mut self) {
+        self.open = [None; OPEN];
+        self.closed.clear();
+    }
+
     fn take_into(&mut self, all: &mut Vec<Range>) {
         all.append(&mut self.closed);
         all.extend(self.open.iter_mut().filter_map(Option::take));
@@ -95,9 +100,11 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Whether anything is to be recorded from now on.
+    /// Whether anything is to be recorded from now on. What an operation left that ended in a panic goes.
     pub(crate) fn switch(&mut self, on: bool) {
         self.on = on;
+        let loads = self.loads.iter_mut().flat_map(|shard| shard.get_mut());
+        loads.chain(&mut self.stores).for_each(Ranges::clear);
     }
 
     #[inline]

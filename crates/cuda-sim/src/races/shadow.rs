@@ -217,6 +217,12 @@ impl Shadow {
         pieces.collect()
     }
 
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.pages.clear();
+        self.segments = 0;
+    }
+
     /// Keeps of all accesses those that `keeps` wants, which are those that may still matter.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(Epoch) -> bool) {
         let mut segments = 0;
@@ -235,12 +241,13 @@ impl Shadow {
         self.segments = segments;
     }
 
-    /// Calls `visit` with every access that is kept.
-    pub(super) fn each(&self, mut visit: impl FnMut(Epoch)) {
+    /// Calls `visit` with the number of every call that is kept.
+    pub(super) fn each(&self, mut visit: impl FnMut(u64)) {
         for page in self.pages.values() {
             let accesses = page.segments.iter().flat_map(|segment| &segment.accesses);
             let users = page.vias.iter().flat_map(|via| &via.users);
-            accesses.chain(users).for_each(|&epoch| visit(epoch));
+            accesses.chain(users).for_each(|epoch| visit(epoch.sequence()));
+            page.vias.iter().for_each(|via| visit(via.since));
         }
     }
 }

@@ -20,3 +20,4 @@ mod ordered_by_host;
 mod peers;
 mod reports;
 mod run;
+mod unusual;
