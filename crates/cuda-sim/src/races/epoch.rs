@@ -51,6 +51,11 @@ impl Epoch {
         How { writes: self.0 & WRITES != 0, strong: self.0 & STRONG != 0 }
     }
 
+    /// Whether both are of one actor, in the same manner.
+    pub(super) fn is_like(self, other: Self) -> bool {
+        (self.0 ^ other.0) & ((1 << (ACTOR_BITS + FLAG_BITS)) - 1) == 0
+    }
+
     pub(super) fn conflicts(self, other: Self) -> bool {
         self.how().conflicts(other.how())
     }

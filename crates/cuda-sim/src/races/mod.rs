@@ -93,6 +93,16 @@ struct Actor {
     last: u64,
     before: u64,
     is_alive: bool,
+    /// Whether its work was dropped: its last calls, and what they would have waited for, never were.
+    is_stopped: bool,
+}
+
+impl Actor {
+    /// Tells the host that a call is over, and all that comes before it.
+    fn tell(&self, host: &mut Arc<Clock>, call: (u16, u64)) {
+        let clock = if self.is_stopped { Arc::clone(host) } else { Arc::clone(&self.clock) };
+        learn(host, &clock, Some(call));
+    }
 }
 
 /// What is called by an access.
@@ -194,6 +204,7 @@ impl Races {
             last: 0,
             before: 0,
             is_alive: true,
+            is_stopped: false,
         };
         Self {
             check,
@@ -245,13 +256,15 @@ impl Races {
             return Some(number);
         }
         let clock = Arc::clone(&self.host);
-        let new = Actor { stream, device, order, clock, last: 0, before: 0, is_alive: true };
+        let (is_alive, is_stopped) = (true, false);
+        let new = Actor { stream, device, order, clock, last: 0, before: 0, is_alive, is_stopped };
         // The place of a stream that is gone and all of whose work the host knows to be over: to come
         // after that work, and after the host, is then the same.
         let host = Arc::clone(&self.host);
-        let unused = (1u16..)
-            .zip(&self.actors[1..])
-            .find(|(number, actor)| !actor.is_alive && actor.last <= host.of(*number));
+        let unused = (1u16..).zip(&self.actors[1..]).find(|(number, actor)| {
+            let is_over = actor.last <= host.of(*number) && host.includes(&actor.clock);
+            !actor.is_alive && is_over
+        });
         let number = match unused {
             Some((number, _)) => {
                 self.actors[usize::from(number)] = new;
@@ -372,19 +385,17 @@ impl Races {
     /// Nothing of a device runs any more, which is as good as a wait. What its work would have waited for
     /// may run all the same, and is not known to be over.
     pub(crate) fn device_stopped(&mut self, device: u32) {
-        for (number, actor) in (1u16..).zip(&mut self.actors[1..]) {
-            if actor.device == device {
-                actor.clock = Arc::default();
-                learn(&mut self.host, &actor.clock, Some((number, actor.last)));
-            }
+        for actor in self.actors.iter_mut().skip(1).filter(|actor| actor.device == device) {
+            actor.is_stopped = true;
         }
+        self.host_knows_device(device);
     }
 
     /// The host knows the work of the streams that `is_idle` names to be over, all that was enqueued.
     fn host_knows_streams(&mut self, is_idle: impl Fn(&Actor) -> bool) {
         for (number, actor) in (1u16..).zip(&self.actors[1..]) {
             if is_idle(actor) {
-                learn(&mut self.host, &actor.clock, Some((number, actor.last)));
+                actor.tell(&mut self.host, (number, actor.last));
             }
         }
     }
@@ -393,7 +404,7 @@ impl Races {
     pub(crate) fn host_knows_stream(&mut self, stream: u64) {
         if let Some(&number) = self.numbers.get(&stream) {
             let actor = &self.actors[usize::from(number)];
-            learn(&mut self.host, &actor.clock, Some((number, actor.last)));
+            actor.tell(&mut self.host, (number, actor.last));
         }
     }
 
@@ -408,9 +419,7 @@ impl Races {
     /// The host knows an operation to be over that nothing was enqueued behind.
     pub(crate) fn host_knows_point(&mut self, point: Point) {
         let Some(&number) = self.numbers.get(&point.stream) else { return };
-        let actor = &self.actors[usize::from(number)];
-        let clock = Arc::clone(&actor.clock);
-        learn(&mut self.host, &clock, Some((number, point.sequence)));
+        self.actors[usize::from(number)].tell(&mut self.host, (number, point.sequence));
     }
 
     fn host_order(&self, sequence: u64) -> Order {

@@ -252,9 +252,25 @@ impl Shadow {
     }
 }
 
+/// Puts an access in the place of the newest, where its actor did the same then: all others were there then
+/// too, and what came before that one comes before this one.
+#[inline]
+fn renews(accesses: &mut Accesses, epoch: Epoch) -> bool {
+    match accesses.last_mut() {
+        Some(last) if last.is_like(epoch) => {
+            *last = epoch;
+            true
+        }
+        _ => false,
+    }
+}
+
 /// Adds an access to those of one range, in place of those that it covers.
 #[inline]
 fn keep(accesses: &mut Accesses, epoch: Epoch, order: &Order) {
+    if renews(accesses, epoch) {
+        return;
+    }
     accesses.retain(|earlier| !(earlier.is_covered_by(epoch) && order.is_after(*earlier)));
     accesses.push(epoch);
 }
@@ -263,6 +279,9 @@ fn keep(accesses: &mut Accesses, epoch: Epoch, order: &Order) {
 /// they need not be kept.
 #[inline]
 fn meet(accesses: &mut Accesses, epoch: Epoch, order: &Order, mut clash: impl FnMut(Epoch)) {
+    if renews(accesses, epoch) {
+        return;
+    }
     accesses.retain(|earlier| {
         let is_after = order.is_after(*earlier);
         let conflicts = earlier.conflicts(epoch);
@@ -275,6 +294,21 @@ fn meet(accesses: &mut Accesses, epoch: Epoch, order: &Order, mut clash: impl Fn
 }
 
 impl Page {
+    /// How many segments from `at` on make up a range, none of them in part and without a gap.
+    fn whole_segments(&self, at: usize, start: u32, end: u32) -> Option<usize> {
+        let mut next = start;
+        for (count, segment) in self.segments[at..].iter().enumerate() {
+            if segment.start != next || segment.end > end {
+                return None;
+            }
+            next = segment.end;
+            if next == end {
+                return Some(count + 1);
+            }
+        }
+        None
+    }
+
     fn access(
         &mut self,
         (start, end): (u32, u32),
@@ -283,13 +317,17 @@ impl Page {
         clash: &mut impl FnMut(Epoch, u32, u32),
     ) {
         let at = self.segments.partition_point(|segment| segment.end <= start);
-        match self.segments.get_mut(at) {
-            // As last time: most accesses are of a block that was accessed before.
-            Some(segment) if segment.start == start && segment.end == end => {
-                meet(&mut segment.accesses, epoch, order, |earlier| clash(earlier, start, end));
+        // Most accesses are of whole blocks that were accessed before.
+        if let Some(count) = self.whole_segments(at, start, end) {
+            for segment in &mut self.segments[at..at + count] {
+                let (from, to) = (segment.start, segment.end);
+                meet(&mut segment.accesses, epoch, order, |earlier| clash(earlier, from, to));
             }
+            return;
+        }
+        match self.segments.get(at) {
             // Nothing there.
-            next if next.as_ref().is_none_or(|segment| segment.start >= end) => {
+            next if next.is_none_or(|segment| segment.start >= end) => {
                 let accesses = Accesses::from_elem(epoch, 1);
                 self.segments.insert(at, Segment { start, end, accesses });
             }
