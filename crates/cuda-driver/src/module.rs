@@ -47,16 +47,14 @@ struct ModuleInner {
 impl Module {
     /// Compiles `ptx` for `device`.
     ///
-    /// # Ordering
-    /// May wait for the device, when dropped modules are unloaded first.
+    /// A module that is dropped, with its kernels, is unloaded by the next allocation on the device, which
+    /// may wait for it, by [`Device::free_retired`], or with the device: loading waits for nothing, so a
+    /// program that loads and drops many modules, and allocates nothing, asks for that itself.
     ///
     /// # Errors
     /// [`ModuleError::Load`] with the compiler's log.
     #[track_caller]
     pub fn load(device: &Device, ptx: &str) -> Result<Self, ModuleError> {
-        // Else a program that loads and drops modules, and allocates nothing, would keep them all. What is
-        // refused there is told where the device is closed.
-        let _ = device.free_retired();
         let mut log = String::new();
         match device.run(|driver| driver.module_load_data(ptx, &mut log)) {
             Ok(raw) => {
