@@ -5,7 +5,8 @@ use std::cmp::Reverse;
 use cuda_driver::site::{self, Site};
 
 use super::{
-    Call, Ended, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side, TOLD_MAX,
+    Call, Change, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side, TOLD_MAX,
+    hooks::FOUND_MAX,
 };
 use crate::NearMiss;
 use crate::memory::Memory;
@@ -44,6 +45,7 @@ impl Races {
     /// The races found since the last call, each pair of places told once.
     pub(crate) fn take_found(&mut self, memory: &Memory) -> Vec<Race> {
         let mut found = std::mem::take(&mut self.found);
+        self.unseen += u64::from(found.len() == FOUND_MAX);
         // Of several uses of one pair the plainest is told, whichever of the two ran later.
         let writes = |used| u8::from(used == RaceUse::Write);
         found.sort_by_key(|one| {
@@ -89,11 +91,11 @@ impl Races {
     /// What the bytes are of, or were of until the call that is the later side.
     fn memory_of(&self, memory: &Memory, found: &Found) -> Option<NearMiss> {
         let (address, bytes) = (found.address, found.bytes);
-        let holds = |ended: &&Ended| {
-            ended.sequence == found.later && (ended.start..ended.end).contains(&address)
+        let holds = |change: &&Change| {
+            change.sequence == found.later && (change.start..change.end).contains(&address)
         };
-        let ended = self.ended.iter().rev().find(holds);
-        if let Some(&Ended { start: base, end, kind: Some(kind), .. }) = ended {
+        let change = self.changes.iter().rev().find(holds);
+        if let Some(&Change { start: base, end, kind: Some(kind), .. }) = change {
             let bytes = end - base;
             return Some(NearMiss { kind, freed: false, base, bytes, missed_by: 0, before: false });
         }

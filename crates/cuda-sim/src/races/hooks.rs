@@ -1,14 +1,14 @@
 //! What operations and the host do to memory, as it happens.
 
 use super::{
-    Accesses, CallName, Clash, ENDED_AT, ENDED_MAX, Ended, Epoch, Found, HOST, HOST_ACCESS, How,
-    Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
+    Accesses, CHANGES_AT, CHANGES_MAX, CallName, Change, Clash, Epoch, Found, HOST, HOST_ACCESS,
+    How, Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
 };
 use crate::RangeKind;
 use crate::memory::{Memory, Viewer};
 
 /// Most races of one operation that are looked at further.
-const FOUND_MAX: usize = 4096;
+pub(super) const FOUND_MAX: usize = 4096;
 
 /// Most pieces of memory that one pair of accesses is told of.
 const PIECES_MAX: usize = 4;
@@ -30,63 +30,41 @@ impl Races {
         if bytes == 0 {
             return;
         }
+        self.changed_since(order, how, (address, bytes));
         let epoch = Epoch::new(order.actor, order.sequence, how);
-        let ended = self.ended_since(order, how, (address, bytes));
         let mut done = 0;
         while done < bytes {
             let at = address + done;
             let Some(piece) = memory.piece_at(viewer, at) else { return };
             let length = piece.bytes.min(bytes - done);
+            let by_way = piece.is_mapped.then_some(at);
             let found = &mut self.found;
-            self.shadow.access((piece.key, length), epoch, order, |clash| {
+            self.shadow.access((piece.key, length), by_way, epoch, order, |clash| {
                 note(found, clash, at + (clash.key - piece.key), order.sequence, used(how));
             });
-            if piece.is_mapped {
-                self.reached(order, how, (piece.key, at, length), ended);
-            }
             done += length;
         }
     }
 
-    /// Whether a call ended memory at these addresses after the operation was enqueued: then it is a race,
-    /// whatever is there now. The answer is whether it is one.
-    fn ended_since(&mut self, order: &Order, how: How, (address, bytes): (u64, u64)) -> bool {
+    /// Tells of a call that began or ended memory at these addresses after the operation was enqueued: it is
+    /// a race with it, whatever is there now.
+    fn changed_since(&mut self, order: &Order, how: How, (address, bytes): (u64, u64)) {
         let end = address.saturating_add(bytes);
-        let since = self.ended.iter().rev().take_while(|ended| ended.sequence > order.sequence);
-        // The first of them is the one that the operation had to come before.
-        let first = since.filter(|ended| ended.start < end && address < ended.end).last();
-        let Some(&Ended { start, end: stop, sequence, .. }) = first else { return false };
+        let since = self.changes.iter().rev().take_while(|change| change.sequence > order.sequence);
+        // Of several the operation had to come before the first, or after it.
+        let first = since.filter(|change| change.start < end && address < change.end).last();
+        let Some(&Change { start, end: stop, sequence, used: later_use, .. }) = first else {
+            return;
+        };
         let address = address.max(start);
         self.find(Found {
             earlier: order.sequence,
             earlier_use: used(how),
             later: sequence,
-            later_use: RaceUse::End,
+            later_use,
             address,
             bytes: end.min(stop) - address,
         });
-        true
-    }
-
-    /// An operation reaches bytes by addresses that a mapping leads to them.
-    fn reached(&mut self, order: &Order, how: How, (key, at, bytes): (u64, u64, u64), ended: bool) {
-        let epoch = Epoch::new(order.actor, order.sequence, How::READ);
-        let page_bytes = self.shadow.page_bytes();
-        let mut page = at / page_bytes;
-        let first = page;
-        while page * page_bytes < at + bytes {
-            let key = key + (page - first) * page_bytes;
-            let mapped = self.shadow.used(key, page, epoch, order);
-            // Where the memory of before ended meanwhile, that is what went wrong.
-            if let Some(later) = mapped.filter(|_| !ended) {
-                let (earlier, earlier_use) = (order.sequence, used(how));
-                let address = at.max(page * page_bytes);
-                let bytes = (at + bytes).min((page + 1) * page_bytes) - address;
-                let later_use = RaceUse::Map;
-                self.find(Found { earlier, earlier_use, later, later_use, address, bytes });
-            }
-            page += 1;
-        }
     }
 
     /// The host reads or writes pinned memory; other memory of the host is no device's business.
@@ -106,7 +84,7 @@ impl Races {
         let found = &mut self.found;
         let epoch = Epoch::new(HOST, sequence, how);
         for part in pinned {
-            self.shadow.access(part, epoch, &order, |clash| {
+            self.shadow.access(part, None, epoch, &order, |clash| {
                 note(found, clash, clash.key, sequence, used(how));
             });
         }
@@ -131,23 +109,23 @@ impl Races {
             note(found, clash, clash.key, sequence, RaceUse::End);
         });
         self.shadow.forget((address, bytes));
-        self.note_ended((address, bytes), sequence, Some(kind));
+        self.note_change((address, bytes), sequence, RaceUse::End, Some(kind));
     }
 
-    /// A call gives a device the first access to mapped memory.
+    /// A call gives a device the first access to mapped memory, in pages at these addresses.
     pub(crate) fn mapped(
         &mut self,
-        memory: &Memory,
         (call, sequence): (&'static str, u64),
         pages: &[u64],
+        page_bytes: u64,
     ) {
         if !self.is_on() || pages.is_empty() {
             return;
         }
         self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
-        self.each_page(memory, pages, |races, key, page| {
-            races.shadow.mapped(key, page, sequence);
-        });
+        for &page in pages {
+            self.note_change((page, page_bytes), sequence, RaceUse::Map, None);
+        }
     }
 
     /// A call is about to unmap pages of addresses.
@@ -172,7 +150,7 @@ impl Races {
         });
         let granularity = memory.virtual_memory.granularity();
         for &page in pages {
-            self.note_ended((page, granularity), sequence, None);
+            self.note_change((page, granularity), sequence, RaceUse::End, None);
         }
     }
 
@@ -255,14 +233,20 @@ impl Races {
         }
     }
 
-    fn note_ended(&mut self, (start, bytes): (u64, u64), sequence: u64, kind: Option<RangeKind>) {
-        if self.ended.len() == ENDED_MAX {
-            self.ended.pop_front();
+    fn note_change(
+        &mut self,
+        (start, bytes): (u64, u64),
+        sequence: u64,
+        used: RaceUse,
+        kind: Option<RangeKind>,
+    ) {
+        if self.changes.len() == CHANGES_MAX {
+            self.changes.pop_front();
             self.unseen += 1;
         }
-        match self.ended.back_mut() {
+        match self.changes.back_mut() {
             Some(last) if last.sequence == sequence && last.end == start => last.end += bytes,
-            _ => self.ended.push_back(Ended { start, end: start + bytes, sequence, kind }),
+            _ => self.changes.push_back(Change { start, end: start + bytes, sequence, used, kind }),
         }
     }
 
@@ -274,7 +258,7 @@ impl Races {
     pub(crate) fn is_large(&self) -> bool {
         self.shadow.segments() > self.sweep_at
             || self.calls.len() > self.forget_calls_at
-            || self.ended.len() > self.forget_ended_at
+            || self.changes.len() > self.forget_changes_at
     }
 
     /// Forgets what comes before all that may yet be compared: `pending` are the operations that have
@@ -300,17 +284,17 @@ impl Races {
             self.shadow.retain(|_| false);
             self.unseen += 1;
         }
-        self.ended.retain(|ended| ended.sequence > oldest);
+        self.changes.retain(|change| change.sequence > oldest);
         self.forget_calls(wanted);
         self.sweep_at = (self.shadow.segments() * 2).max(SWEEP_AT);
         self.forget_calls_at = (self.calls.len() * 2).max(SWEEP_AT);
-        self.forget_ended_at = (self.ended.len() * 2).max(ENDED_AT);
+        self.forget_changes_at = (self.changes.len() * 2).max(CHANGES_AT);
     }
 
     /// Forgets the calls that no report can name any more, but for those that are wanted.
     fn forget_calls(&mut self, mut wanted: Vec<u64>) {
         wanted.extend(self.actors.iter().flat_map(|actor| [actor.last, actor.before]));
-        wanted.extend(self.ended.iter().map(|ended| ended.sequence));
+        wanted.extend(self.changes.iter().map(|change| change.sequence));
         self.shadow.each(|sequence| wanted.push(sequence));
         wanted.extend(self.modules.values().flatten().map(|user| user.sequence()));
         wanted.sort_unstable();

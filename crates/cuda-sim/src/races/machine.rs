@@ -141,7 +141,8 @@ impl State {
     /// can use them.
     pub(crate) fn note_mapped(&mut self, call: &'static str, pages: &[u64]) {
         let sequence = self.next_sequence();
-        self.races.mapped(&self.memory, (call, sequence), pages);
+        let page_bytes = self.memory.virtual_memory.granularity();
+        self.races.mapped((call, sequence), pages, page_bytes);
         self.tell_races();
     }
 

@@ -60,11 +60,11 @@ const SWEEP_AT: usize = 1 << 16;
 /// Most segments that are kept; beyond, the history is dropped, and counted.
 const SEGMENTS_MAX: usize = 1 << 22;
 
-/// Ranges that ended, from which on those are forgotten that no pending operation comes too late for.
-const ENDED_AT: usize = 1024;
+/// Ranges that began or ended, from which on those are forgotten that are older than all pending work.
+const CHANGES_AT: usize = 1024;
 
-/// Most ranges that ended and are remembered.
-const ENDED_MAX: usize = 1 << 16;
+/// Most ranges that began or ended and are remembered.
+const CHANGES_MAX: usize = 1 << 16;
 
 /// Most races that are told apart: many more than anybody reads.
 const TOLD_MAX: usize = 4096;
@@ -131,12 +131,13 @@ struct Call {
     site: Option<Site>,
 }
 
-/// A range of addresses that ended.
+/// A range of addresses at which memory began, by a first access to it, or ended.
 #[derive(Clone, Copy, Debug)]
-struct Ended {
+struct Change {
     start: u64,
     end: u64,
     sequence: u64,
+    used: RaceUse,
     /// What it was as a whole, where it is no more. A page that was unmapped is of a reservation.
     kind: Option<RangeKind>,
 }
@@ -176,7 +177,7 @@ pub(crate) struct Races {
     calls: VecDeque<Call>,
     threads: HashMap<ThreadId, Arc<str>>,
     edges: VecDeque<Edge>,
-    ended: VecDeque<Ended>,
+    changes: VecDeque<Change>,
     /// Launches that used a module, by its handle.
     modules: HashMap<u64, Accesses>,
     found: Vec<Found>,
@@ -184,7 +185,7 @@ pub(crate) struct Races {
     told: HashSet<Pair>,
     sweep_at: usize,
     forget_calls_at: usize,
-    forget_ended_at: usize,
+    forget_changes_at: usize,
     unseen: u64,
 }
 
@@ -215,13 +216,13 @@ impl Races {
             calls: VecDeque::new(),
             threads: HashMap::new(),
             edges: VecDeque::new(),
-            ended: VecDeque::new(),
+            changes: VecDeque::new(),
             modules: HashMap::new(),
             found: Vec::new(),
             told: HashSet::new(),
             sweep_at: SWEEP_AT,
             forget_calls_at: SWEEP_AT,
-            forget_ended_at: ENDED_AT,
+            forget_changes_at: CHANGES_AT,
             unseen: 0,
         }
     }
@@ -235,7 +236,7 @@ impl Races {
         if changes {
             self.shadow.clear();
             self.modules.clear();
-            self.ended.clear();
+            self.changes.clear();
             self.edges.clear();
         }
         changes

@@ -27,8 +27,6 @@ struct Segment {
 struct Via {
     /// Number of the page of addresses.
     page: u64,
-    /// The call that mapped it, or the last that gave a device its first access.
-    since: u64,
     users: Accesses,
 }
 
@@ -56,6 +54,16 @@ impl Hasher for PageHasher {
     fn write_u64(&mut self, number: u64) {
         self.0 = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
     }
+}
+
+/// Some of a range, in one page.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Number of the page, and its first key.
+    page: u64,
+    base: u64,
+    /// Offsets in the page.
+    range: (u32, u32),
 }
 
 /// Two accesses that nothing orders.
@@ -89,50 +97,52 @@ impl Shadow {
         1 << self.shift
     }
 
-    /// Notes that `order` accesses `bytes` bytes from `key` on, which is `epoch`, and hands `clash` each
-    /// earlier access that it conflicts with and that is not ordered before it.
+    /// The parts of a range that lie in one page each.
+    fn parts(&self, (key, bytes): (u64, u64)) -> impl Iterator<Item = Part> + use<> {
+        let (shift, end) = (self.shift, key.saturating_add(bytes));
+        (key >> shift..end.div_ceil(1 << shift)).map(move |page| {
+            let base = page << shift;
+            let (from, to) = (key.max(base) - base, (end - base).min(1 << shift));
+            Part { page, base, range: (from as u32, to as u32) }
+        })
+    }
+
+    /// Notes that `order` accesses a range, which is `epoch`, by way of the addresses from `address` on where
+    /// a mapping leads to it, and hands `clash` each earlier access that it conflicts with and that is not
+    /// ordered before it.
     pub(super) fn access(
         &mut self,
-        (key, bytes): (u64, u64),
+        range: (u64, u64),
+        address: Option<u64>,
         epoch: Epoch,
         order: &Order,
         mut clash: impl FnMut(Clash),
     ) {
-        let mut done = 0;
-        while done < bytes {
-            let at = key + done;
-            let start = at & (self.page_bytes() - 1);
-            let step = (self.page_bytes() - start).min(bytes - done);
-            let page = self.pages.entry(at >> self.shift).or_default();
+        for Part { page: number, base, range: part } in self.parts(range) {
+            let page = self.pages.entry(number).or_default();
+            if let Some(address) = address {
+                // Keys and addresses lie alike in their pages.
+                let first = address >> self.shift;
+                page.reached(first + (number - (range.0 >> self.shift)), order);
+            }
             let before = page.segments.len();
-            let base = at - start;
-            let range = (start as u32, (start + step) as u32);
-            page.access(range, epoch, order, &mut |earlier, from, to| {
+            page.access(part, epoch, order, &mut |earlier, from, to| {
                 clash(Clash { earlier, key: base + u64::from(from), bytes: u64::from(to - from) });
             });
             self.segments = self.segments + page.segments.len() - before;
-            done += step;
         }
     }
 
     /// Forgets a range that no longer is what it was.
-    pub(super) fn forget(&mut self, (key, bytes): (u64, u64)) {
-        let mut done = 0;
-        while done < bytes {
-            let at = key + done;
-            let start = at & (self.page_bytes() - 1);
-            let step = (self.page_bytes() - start).min(bytes - done);
-            if let Some(page) = self.pages.get_mut(&(at >> self.shift)) {
-                let before = page.segments.len();
-                page.replace((start as u32, (start + step) as u32), |piece| {
-                    piece.accesses.clear();
-                });
-                self.segments = self.segments + page.segments.len() - before;
-                if page.segments.is_empty() && page.vias.is_empty() {
-                    self.pages.remove(&(at >> self.shift));
-                }
+    pub(super) fn forget(&mut self, range: (u64, u64)) {
+        for Part { page: number, range, .. } in self.parts(range) {
+            let Some(page) = self.pages.get_mut(&number) else { continue };
+            let before = page.segments.len();
+            page.replace(range, |piece| piece.accesses.clear());
+            self.segments = self.segments + page.segments.len() - before;
+            if page.is_empty() {
+                self.pages.remove(&number);
             }
-            done += step;
         }
     }
 
@@ -140,19 +150,13 @@ impl Shadow {
     /// and notes nothing.
     pub(super) fn compare(
         &self,
-        (key, bytes): (u64, u64),
+        range: (u64, u64),
         epoch: Epoch,
         order: &Order,
         mut clash: impl FnMut(Clash),
     ) {
-        let mut done = 0;
-        while done < bytes {
-            let at = key + done;
-            let start = at & (self.page_bytes() - 1);
-            let step = (self.page_bytes() - start).min(bytes - done);
-            let base = at - start;
-            let (from, to) = (start as u32, (start + step) as u32);
-            let page = self.pages.get(&(at >> self.shift));
+        for Part { page: number, base, range: (from, to) } in self.parts(range) {
+            let page = self.pages.get(&number);
             for segment in page.map_or(&[][..], |page| &page.segments) {
                 let (low, high) = (segment.start.max(from), segment.end.min(to));
                 if low >= high {
@@ -165,30 +169,7 @@ impl Shadow {
                     }
                 }
             }
-            done += step;
         }
-    }
-
-    /// Notes that a page of addresses now leads to the page of `key`.
-    pub(super) fn mapped(&mut self, key: u64, page: u64, since: u64) {
-        let found = self.pages.entry(key >> self.shift).or_default();
-        match found.vias.iter_mut().find(|via| via.page == page) {
-            Some(via) => via.since = since,
-            None => found.vias.push(Via { page, since, users: Accesses::new() }),
-        }
-    }
-
-    /// Notes that `order` reaches the page of `key` by a page of addresses; the call that mapped it, where
-    /// that came later.
-    pub(super) fn used(&mut self, key: u64, page: u64, epoch: Epoch, order: &Order) -> Option<u64> {
-        let vias = &mut self.pages.entry(key >> self.shift).or_default().vias;
-        let index = vias.iter().position(|via| via.page == page).unwrap_or_else(|| {
-            vias.push(Via { page, since: 0, users: Accesses::new() });
-            vias.len() - 1
-        });
-        let via = &mut vias[index];
-        keep(&mut via.users, epoch, order);
-        (via.since > order.sequence).then_some(via.since)
     }
 
     /// Notes that a page of addresses leads to the page of `key` no longer, and returns who used it so.
@@ -198,7 +179,7 @@ impl Shadow {
         };
         let index = found.vias.iter().position(|via| via.page == page);
         let users = index.map(|index| found.vias.swap_remove(index).users).unwrap_or_default();
-        if found.segments.is_empty() && found.vias.is_empty() {
+        if found.is_empty() {
             self.pages.remove(&(key >> self.shift));
         }
         users
@@ -236,7 +217,8 @@ impl Shadow {
             for via in &mut page.vias {
                 via.users.retain(|epoch| keeps(*epoch));
             }
-            !page.segments.is_empty() || !page.vias.is_empty()
+            page.vias.retain(|via| !via.users.is_empty());
+            !page.is_empty()
         });
         self.segments = segments;
     }
@@ -247,7 +229,6 @@ impl Shadow {
             let accesses = page.segments.iter().flat_map(|segment| &segment.accesses);
             let users = page.vias.iter().flat_map(|via| &via.users);
             accesses.chain(users).for_each(|epoch| visit(epoch.sequence()));
-            page.vias.iter().for_each(|via| visit(via.since));
         }
     }
 }
@@ -294,6 +275,20 @@ fn meet(accesses: &mut Accesses, epoch: Epoch, order: &Order, mut clash: impl Fn
 }
 
 impl Page {
+    fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.vias.is_empty()
+    }
+
+    /// Notes that `order` reaches the bytes by a page of addresses.
+    fn reached(&mut self, page: u64, order: &Order) {
+        // Whoever unmaps conflicts with reads and writes alike.
+        let epoch = Epoch::new(order.actor, order.sequence, How::READ);
+        match self.vias.iter_mut().find(|via| via.page == page) {
+            Some(via) => keep(&mut via.users, epoch, order),
+            None => self.vias.push(Via { page, users: Accesses::from_elem(epoch, 1) }),
+        }
+    }
+
     /// How many segments from `at` on make up a range, none of them in part and without a gap.
     fn whole_segments(&self, at: usize, start: u32, end: u32) -> Option<usize> {
         let mut next = start;
