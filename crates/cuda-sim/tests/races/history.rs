@@ -25,7 +25,10 @@ fn what_nobody_waited_for_is_remembered() {
     run_at(&config(), Pace::Fastest, |run| {
         let (a, b, memory) = (run.stream(), run.stream(), run.alloc(64));
         let first = run.fill(memory, 64, a);
-        run.fill(run.alloc(64), 64, a);
+        // Not the last that its stream did, nor the one before.
+        for _ in 0..2 {
+            run.fill(run.alloc(64), 64, a);
+        }
         much_else(run);
         let second = run.fill(memory, 64, b);
         let found = race(first.writes(), second.writes()).over(memory, 64).hazard("H23");
@@ -74,9 +77,11 @@ fn who_used_a_module_and_a_page_is_remembered() {
         let launched = run.launch_loaded("idle", function, memory, a);
         let b = run.stream();
         let copied = run.copy(memory + 1024, page, 64, b);
-        // Not the last that their streams did.
-        run.fill(run.alloc(64), 64, a);
-        run.fill(run.alloc(64), 64, b);
+        // Not the last that their streams did, nor the one before.
+        for _ in 0..2 {
+            run.fill(run.alloc(64), 64, a);
+            run.fill(run.alloc(64), 64, b);
+        }
         much_else(run);
         let unmapped = run.unmap(page);
         let unloaded = run.unload(module);
