@@ -58,7 +58,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "cuda-driver",
         below: &[],
-        others: &["cudarc", "libc"],
+        others: &["cudarc", "libc", "libloading"],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
@@ -98,15 +98,22 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: true,
     },
     Layer {
+        name: "kv-place",
+        below: &[],
+        others: &[],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
         name: "kv-multigpu",
-        below: &["cuda-driver"],
+        below: &["kv-kernels", "kv-place"],
         others: &["nvml-wrapper"],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
     Layer {
         name: "kv-cache",
-        below: &["cuda-vmm", "kv-kernels", "kv-multigpu", "kv-pool", "kv-stage"],
+        below: &["cuda-vmm", "kv-kernels", "kv-multigpu", "kv-place", "kv-pool", "kv-stage"],
         others: &[],
         never: &[HEAVY],
         may_be_unsafe: false,

@@ -27,7 +27,7 @@ pub struct Closed {
 }
 
 /// Why a device was not closed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
     /// Something that was made from it is alive.
@@ -42,6 +42,8 @@ pub enum CloseError {
     #[error("the driver refused to clean up")]
     Refused(#[source] DriverError),
 }
+
+crate::messages::one_line_debug!(CloseError);
 
 impl Device {
     /// Closes the device: frees the memory of dropped buffers, unloads dropped modules and releases the context.

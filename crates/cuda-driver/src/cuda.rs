@@ -6,14 +6,13 @@ mod calls;
 mod descriptors;
 pub mod interop;
 mod jit;
+mod library;
 mod shareable;
 
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
-
-use cudarc::driver::sys;
 
 use crate::{Driver, DriverError, ErrorCode, Unavailable};
 use api::Api;
@@ -52,19 +51,13 @@ impl CudaDriver {
     /// [`Unavailable`] says what is missing: the library, one of its calls, a working installation
     /// or a device.
     pub fn load() -> Result<Self, Unavailable> {
-        // SAFETY: loading a library runs its initialisers. Those of NVIDIA's driver may run at any
-        // time and in any thread; nothing else is installed under its names.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Unavailable::NoLibrary);
-        }
-        // SAFETY: as above; the library was just found, which is what this call panics without.
-        let library = unsafe { sys::culib() };
+        let library = library::find().ok_or(Unavailable::NoLibrary)?;
         let mut address_of = |symbol: &'static str| -> *mut c_void {
             // SAFETY: the address is only carried here; `Api::resolve` gives it its type.
-            let found = unsafe { library.get::<*mut c_void>(symbol.as_bytes()) };
+            let found = unsafe { library.get::<*mut c_void>(symbol) };
             found.map_or(ptr::null_mut(), |address| *address)
         };
-        // SAFETY: the addresses come from the driver library, which `culib` never unloads.
+        // SAFETY: the addresses come from the driver library, which is never unloaded (`library`).
         let api = unsafe { Api::resolve(&mut address_of) }?;
         // SAFETY: as above.
         let batch = unsafe { BatchCall::resolve(&mut address_of) };

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::alive::Tally;
 use crate::close::{Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
+use crate::messages::one_line_debug;
 use crate::opened::{self, Noted};
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostAccess,
@@ -18,11 +19,11 @@ use crate::{
 };
 
 /// Why an operation on a device did not happen.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The driver refused the call.
-    #[error("the driver refused the call")]
+    #[error(transparent)]
     Driver(#[from] DriverError),
     /// The device met an error from which its context cannot recover; nothing was tried.
     #[error("the device is lost since {first}")]
@@ -31,6 +32,8 @@ pub enum DeviceError {
         first: DriverError,
     },
 }
+
+one_line_debug!(DeviceError);
 
 impl DeviceError {
     /// The driver's answer: this call's, or the one that poisoned the device.
@@ -179,8 +182,9 @@ impl Device {
     /// [`DeviceError::Driver`] with `INVALID_DEVICE` for an ordinal that names no device, or what
     /// else the driver answers.
     pub fn open(driver: Arc<dyn Driver>, ordinal: i32) -> Result<Self, DeviceError> {
-        let info = driver.device_get_info(ordinal)?;
-        let context = driver.device_primary_ctx_retain(ordinal)?;
+        let on_device = |error: DriverError| error.on_device(ordinal);
+        let info = driver.device_get_info(ordinal).map_err(on_device)?;
+        let context = driver.device_primary_ctx_retain(ordinal).map_err(on_device)?;
         Ok(Self::from_parts(driver, ordinal, Context::Retained(context), info))
     }
 
@@ -330,7 +334,7 @@ impl Device {
         let driver = &*self.inner.driver;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.inner.sabotage.binds_nothing.load(Relaxed) {
-            return calls(driver).map_err(DeviceError::Driver);
+            return calls(driver).map_err(|error| self.named(error).into());
         }
         // SAFETY: the context is alive as long as `inner` (its invariant).
         let result = unsafe { Bound::enter(driver, self.inner.context) }.and_then(|bound| {
@@ -368,8 +372,14 @@ impl Device {
         Ok(done)
     }
 
+    /// An error of a call on this device, which its message names.
+    fn named(&self, error: DriverError) -> DriverError {
+        error.on_device(self.inner.ordinal)
+    }
+
     /// What an error of a call means: a sticky one is the end of the device.
     fn met(&self, error: DriverError) -> DeviceError {
+        let error = self.named(error);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.inner.sabotage.forgets_loss.load(Relaxed) {
             return DeviceError::Driver(error);
@@ -403,7 +413,11 @@ impl Device {
         call: &'static str,
         code: ErrorCode,
     ) -> DriverResult<()> {
-        if self.is_of_driver(other) { Ok(()) } else { Err(DriverError::new(call, code)) }
+        if self.is_of_driver(other) {
+            Ok(())
+        } else {
+            Err(self.named(DriverError::new(call, code)))
+        }
     }
 
     /// Whether both are of one driver object.

@@ -2,11 +2,14 @@
 
 use core::fmt;
 
+use crate::LaunchConfig;
+use crate::messages::{ByteSize, one_line_debug};
+
 /// A `CUresult` other than success, kept as the plain number the driver returned.
 ///
 /// The number is never turned into an enum: a newer driver may return codes this crate has no
 /// name for, and they must still be carried and printed.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Eq, Hash, PartialEq)]
 pub struct ErrorCode(pub u32);
 
 /// Names each code once, for the constants and for `Display`.
@@ -166,21 +169,72 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// A driver call that did not succeed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{call} answered {code}")]
+impl fmt::Debug for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A driver call that did not succeed: `cuMemAlloc of 8.0 GiB on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (2)`.
+///
+/// Two are equal where call and code are: size, address and GPU are for the reader of the message.
+#[derive(Clone, Copy)]
 pub struct DriverError {
     /// The driver's name of the call, such as `cuMemMap`.
     pub call: &'static str,
-    /// What it answered.
+    /// The driver's answer.
     pub code: ErrorCode,
+    /// [`NO_DEVICE`] where it is not known. No `Option`: every result of the step path has this size.
+    device: i32,
+    object: Object,
+}
+
+const NO_DEVICE: i32 = i32::MIN;
+const _: () = assert!(size_of::<DriverError>() <= 48);
+
+/// What a call was about.
+#[derive(Clone, Copy)]
+enum Object {
+    Unnamed,
+    Size(u64),
+    Range { address: u64, bytes: u64 },
+    Launch { blocks: [u32; 3], threads: u32 },
 }
 
 impl DriverError {
     /// An answer `code` of the call `call`.
     #[must_use]
     pub const fn new(call: &'static str, code: ErrorCode) -> Self {
-        Self { call, code }
+        Self { call, code, device: NO_DEVICE, object: Object::Unnamed }
+    }
+
+    /// The same, of a call on GPU `ordinal`, unless the error names a GPU already.
+    #[must_use]
+    pub const fn on_device(self, ordinal: i32) -> Self {
+        match self.device {
+            NO_DEVICE => Self { device: ordinal, ..self },
+            _ => self,
+        }
+    }
+
+    /// The same, of a call for so many bytes.
+    #[must_use]
+    pub const fn of_bytes(self, bytes: u64) -> Self {
+        Self { object: Object::Size(bytes), ..self }
+    }
+
+    /// The same, of a call for the bytes at `address`.
+    #[must_use]
+    pub const fn of_range(self, address: u64, bytes: u64) -> Self {
+        Self { object: Object::Range { address, bytes }, ..self }
+    }
+
+    /// The same, of a launch.
+    #[must_use]
+    pub const fn of_launch(self, config: &LaunchConfig) -> Self {
+        let [x, y, z] = config.block;
+        let threads = x.saturating_mul(y).saturating_mul(z);
+        Self { object: Object::Launch { blocks: config.grid, threads }, ..self }
     }
 
     /// Whether the device ran out of memory: an expected outcome, not a fault.
@@ -190,8 +244,40 @@ impl DriverError {
     }
 }
 
+impl PartialEq for DriverError {
+    fn eq(&self, other: &Self) -> bool {
+        (self.call, self.code) == (other.call, other.code)
+    }
+}
+
+impl Eq for DriverError {}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.call)?;
+        match self.object {
+            Object::Unnamed => {}
+            Object::Size(bytes) => write!(f, " of {}", ByteSize(bytes))?,
+            Object::Range { address, bytes } => {
+                write!(f, " of {} at {address:#x}", ByteSize(bytes))?;
+            }
+            Object::Launch { blocks: [x, y, z], threads } => {
+                write!(f, " of {x}x{y}x{z} blocks of {threads} threads")?;
+            }
+        }
+        if self.device != NO_DEVICE {
+            write!(f, " on GPU {}", self.device)?;
+        }
+        write!(f, ": {}", self.code)
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+one_line_debug!(DriverError, Unavailable);
+
 /// Why a machine has no usable CUDA driver.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// The driver library is not installed.
@@ -209,4 +295,29 @@ pub enum Unavailable {
         /// The first missing call.
         symbol: &'static str,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_call_is_one_line_with_its_numbers() {
+        let refused = DriverError::new("cuMemAlloc", ErrorCode::OUT_OF_MEMORY);
+        let line = "cuMemAlloc of 8.0 GiB on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (2)";
+        let error = refused.of_bytes(8 << 30).on_device(0);
+        assert_eq!([error.to_string(), format!("{error:?}")], [line, line]);
+        assert_eq!(error, refused, "the numbers are for the reader");
+
+        let config = LaunchConfig::linear(70_000, 2048);
+        let refused = DriverError::new("cuLaunchKernel", ErrorCode::INVALID_VALUE);
+        assert_eq!(
+            refused.of_launch(&config).on_device(3).on_device(0).to_string(),
+            "cuLaunchKernel of 70000x1x1 blocks of 2048 threads on GPU 3: CUDA_ERROR_INVALID_VALUE (1)"
+        );
+        assert_eq!(
+            DriverError::new("cuMemMap", ErrorCode(987_654)).of_range(0x7000, 4096).to_string(),
+            "cuMemMap of 4.0 KiB at 0x7000: CUDA error 987654"
+        );
+    }
 }

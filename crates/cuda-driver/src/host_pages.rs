@@ -65,7 +65,7 @@ pub struct PagesGot {
 }
 
 /// Why no memory was mapped.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostPagesError {
     /// The system refused.
@@ -80,6 +80,8 @@ pub enum HostPagesError {
     #[error("host memory is mapped on Linux only")]
     Unsupported,
 }
+
+crate::messages::one_line_debug!(HostPagesError);
 
 /// Memory mapped for this process alone, zeroed, and touched once, so that every page is there.
 ///

@@ -77,8 +77,9 @@
 //! [`DeviceError::is_out_of_memory`] tells it apart.
 //!
 //! # Features
-//! - `cuda` (on by default): [`CudaDriver`], through cudarc's bindings. The library is loaded at run
-//!   time; without one there is a typed [`Unavailable`] and never a panic.
+//! - `cuda`: [`CudaDriver`] and [`interop`], through cudarc's bindings. Without a driver library there is a typed
+//!   [`Unavailable`] and never a panic. The application names the version of the bindings and how they are linked.
+//! - `cuda-defaults` (on by default): `cuda` with that choice made: loaded at run time, bindings of CUDA 12.8.
 //!
 //! # What it does not do
 //! It keeps no book of mappings and proves no rest before an unmap (`cuda-vmm` does), pools no memory,
@@ -101,6 +102,7 @@ mod host_pages;
 mod launch;
 mod memory;
 mod memory_flags;
+pub mod messages;
 mod module;
 mod opened;
 mod peer;

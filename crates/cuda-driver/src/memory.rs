@@ -3,10 +3,13 @@
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
-use crate::{Device, DeviceError, HostAccess, HostAllocFlags, HostRegion, PagesGot, Stream};
+use crate::{
+    Device, DeviceError, DriverError, ErrorCode, HostAccess, HostAllocFlags, HostRegion, PagesGot,
+    Stream,
+};
 
 /// A range that does not lie inside the memory it was asked of.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("{bytes} bytes at offset {offset} lie outside memory of {capacity} bytes")]
 pub struct OutOfBounds {
     /// Offset asked for, in bytes.
@@ -28,7 +31,7 @@ impl OutOfBounds {
 }
 
 /// Why a copy was not enqueued.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
     /// The range lies outside its memory.
@@ -100,7 +103,7 @@ impl DeviceSpan {
 }
 
 /// Pinned memory was to be read by work of which its owner does not know.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 pub enum ReaderError {
     /// By work on another stream than the one that the memory is for.
     #[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
@@ -117,6 +120,8 @@ pub enum ReaderError {
         stream: u64,
     },
 }
+
+crate::messages::one_line_debug!(OutOfBounds, CopyError, ReaderError);
 
 /// Device memory of its own (`cuMemAlloc`).
 ///
@@ -139,7 +144,8 @@ impl DeviceBuffer {
     #[track_caller]
     pub fn alloc(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         device.free_retired()?;
-        let address = device.run(|driver| driver.mem_alloc(bytes))?;
+        let address =
+            device.run(|driver| driver.mem_alloc(bytes).map_err(|error| error.of_bytes(bytes)))?;
         let device = Held::new(device, Kind::DeviceBuffer, bytes);
         Ok(Self { device, span: DeviceSpan::new_unchecked(address, bytes) })
     }
@@ -217,7 +223,12 @@ impl PinnedBuffer {
     pub fn alloc(device: &Device, bytes: u64, flags: HostAllocFlags) -> Result<Self, DeviceError> {
         device.free_retired()?;
         let (host, device_address) = device.run(|driver| {
-            let host = driver.mem_host_alloc(bytes, flags)?;
+            let refused = |error: DriverError| error.of_bytes(bytes);
+            if bytes == 0 {
+                // The driver answers that with success and the address 0.
+                return Err(refused(DriverError::new("cuMemHostAlloc", ErrorCode::INVALID_VALUE)));
+            }
+            let host = driver.mem_host_alloc(bytes, flags).map_err(refused)?;
             match driver.mem_host_get_device_pointer(host) {
                 Ok(address) => Ok((host, address)),
                 Err(error) => {

@@ -7,7 +7,7 @@ use crate::device::{Object, Retired};
 use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
 
 /// Why a module or a kernel could not be had.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModuleError {
     /// The driver did not compile the PTX.
@@ -29,6 +29,8 @@ pub enum ModuleError {
         source: DeviceError,
     },
 }
+
+crate::messages::one_line_debug!(ModuleError);
 
 /// A module: PTX, compiled for one device. A cheap handle; clones are the same module.
 #[derive(Clone, Debug)]
@@ -142,6 +144,7 @@ impl Kernel {
             // SAFETY: function and stream are live (their invariants) and of this driver object;
             // the rest is the caller's.
             unsafe { driver.launch_kernel(self.function, config, args, stream.raw()) }
+                .map_err(|error| error.of_launch(config))
         })
     }
 }

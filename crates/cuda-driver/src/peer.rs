@@ -149,8 +149,12 @@ impl Stream {
             source_context: from.context(),
             bytes,
         };
-        // SAFETY: contexts and stream are live, kept by their handles, and of this driver object;
-        // both spans are device memory (invariant of `DeviceSpan`).
-        Ok(device.run(|driver| unsafe { driver.memcpy_peer_async(copy, self.raw()) })?)
+        let copied = device.run(|driver| {
+            // SAFETY: contexts and stream are live, kept by their handles, and of this driver object;
+            // both spans are device memory (invariant of `DeviceSpan`).
+            let copied = unsafe { driver.memcpy_peer_async(copy, self.raw()) };
+            copied.map_err(|error| error.of_bytes(bytes))
+        });
+        Ok(copied?)
     }
 }

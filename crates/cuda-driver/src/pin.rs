@@ -20,7 +20,7 @@ pub enum HostMemory {
 }
 
 /// Why memory was not pinned. Nothing is left behind.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
     /// The system maps no such memory.
@@ -44,7 +44,7 @@ impl PinError {
 }
 
 /// A region that was not registered, and why.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("host memory was not registered")]
 pub struct RegisterError {
     /// The region, as it was handed over. None where the driver registered it, refused it an address, and
@@ -55,6 +55,8 @@ pub struct RegisterError {
     #[source]
     pub source: DeviceError,
 }
+
+crate::messages::one_line_debug!(PinError, RegisterError);
 
 /// Whose memory a pinned buffer is.
 pub(crate) enum Origin {
@@ -141,7 +143,8 @@ impl PinnedBuffer {
         let registered = device.run(|driver| {
             // SAFETY: the region is initialised memory that stays mapped until it is dropped (contract
             // of `HostRegion`), which is after it was unregistered.
-            unsafe { driver.mem_host_register(host, bytes, flags) }?;
+            unsafe { driver.mem_host_register(host, bytes, flags) }
+                .map_err(|error| error.of_range(host, bytes))?;
             driver.mem_host_get_device_pointer(host).inspect_err(|_| {
                 // SAFETY: registered just now; the device knows nothing of it.
                 let undone = unsafe { driver.mem_host_unregister(host) };

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use crate::{KernelArgs, LaunchConfig};
 
 /// An access that the device would answer with an illegal-address error.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("illegal access of {bytes} bytes at {address:#x}: {reason}")]
 pub struct AccessFault {
     /// First address of the access.
@@ -37,7 +37,7 @@ pub trait DeviceMemory: Sync {
 }
 
 /// Why a reference could not run.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
     /// The kernel accessed memory it may not access.
@@ -50,6 +50,8 @@ pub enum ReferenceError {
         index: usize,
     },
 }
+
+crate::messages::one_line_debug!(AccessFault, ReferenceError);
 
 /// What a kernel computes, as a function over device memory.
 pub type ReferenceFn =

@@ -5,7 +5,7 @@ use crate::{
 };
 
 /// Why an address does not name memory of a device.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResidencyError {
     /// The range overflows the address space.
@@ -39,6 +39,8 @@ pub enum ResidencyError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
+
+crate::messages::one_line_debug!(ResidencyError);
 
 impl DeviceSpan {
     /// A span over memory of `device` that the host program allocated, once the driver has said that it

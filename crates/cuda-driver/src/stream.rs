@@ -377,7 +377,10 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        Ok(self.inner.device.run(|driver| call(driver, self.raw()))?)
+        Ok(self
+            .inner
+            .device
+            .run(|driver| call(driver, self.raw()).map_err(|error| error.of_bytes(bytes)))?)
     }
 }
 

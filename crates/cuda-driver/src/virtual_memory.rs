@@ -27,7 +27,9 @@ impl AddressRange {
     /// `INVALID_VALUE` for a size that is 0 or not a multiple of the granularity.
     #[track_caller]
     pub fn reserve(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        let base = device.run(|driver| driver.mem_address_reserve(bytes, 0, 0))?;
+        let base = device.run(|driver| {
+            driver.mem_address_reserve(bytes, 0, 0).map_err(|error| error.of_bytes(bytes))
+        })?;
         Ok(Self { device: Held::new(device, Kind::AddressRange, bytes), base, bytes })
     }
 
@@ -70,6 +72,7 @@ impl AddressRange {
             // SAFETY: the handle is live (invariant of `handle`), as `memory` is borrowed, and of
             // this driver object.
             unsafe { driver.mem_map(address, memory.bytes, 0, memory.handle) }
+                .map_err(|error| error.of_range(address, memory.bytes))
         })
     }
 
@@ -85,7 +88,10 @@ impl AddressRange {
         access: &[AccessDesc],
     ) -> Result<(), DeviceError> {
         let address = self.address("cuMemSetAccess", offset, bytes)?;
-        self.device.run(|driver| driver.mem_set_access(address, bytes, access))
+        self.device.run(|driver| {
+            let set = driver.mem_set_access(address, bytes, access);
+            set.map_err(|error| error.of_range(address, bytes))
+        })
     }
 
     /// Takes the memory away from a range. Tried on a lost device too.
@@ -99,7 +105,9 @@ impl AddressRange {
     #[track_caller]
     pub fn unmap(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         let address = self.address("cuMemUnmap", offset, bytes)?;
-        self.device.clean_up(|driver| driver.mem_unmap(address, bytes))
+        self.device.clean_up(|driver| {
+            driver.mem_unmap(address, bytes).map_err(|error| error.of_range(address, bytes))
+        })
     }
 
     /// Gives the addresses back now. Nothing may be mapped in them.
@@ -111,12 +119,16 @@ impl AddressRange {
     pub fn free(mut self) -> Result<(), DeviceError> {
         let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
         // A length of 0 tells the destructor that there is nothing left to free.
-        self.device.clean_up(|driver| driver.mem_address_free(base, bytes))
+        self.device.clean_up(|driver| {
+            driver.mem_address_free(base, bytes).map_err(|error| error.of_range(base, bytes))
+        })
     }
 
     fn address(&self, call: &'static str, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
         OutOfBounds::check(offset, bytes, self.bytes)
-            .map_err(|_| DriverError::new(call, ErrorCode::INVALID_VALUE))?;
+            .map_err(|_| DriverError::new(call, ErrorCode::INVALID_VALUE))
+            .map_err(|error| error.of_range(self.base.wrapping_add(offset), bytes))
+            .map_err(|error| error.on_device(self.device.ordinal()))?;
         Ok(self.base + offset)
     }
 }
@@ -234,7 +246,8 @@ impl PhysicalMemory {
 
     #[track_caller]
     fn create_as(device: &Device, bytes: u64, prop: AllocationProp) -> Result<Self, DeviceError> {
-        let handle = device.run(|driver| driver.mem_create(bytes, prop))?;
+        let handle = device
+            .run(|driver| driver.mem_create(bytes, prop).map_err(|error| error.of_bytes(bytes)))?;
         let device = Held::new(device, Kind::PhysicalMemory, bytes);
         Ok(Self { device, handle, bytes, is_live: true })
     }
@@ -336,7 +349,7 @@ pub enum FabricSupport {
 }
 
 /// Physical memory that the driver refused to release.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{bytes} bytes of physical memory may not have been released")]
 pub struct ReleaseError {
     /// The memory, still owned, where the call did nothing for certain: the context could not be bound, or
@@ -348,3 +361,5 @@ pub struct ReleaseError {
     /// What the driver answered.
     pub source: DeviceError,
 }
+
+crate::messages::one_line_debug!(ReleaseError);

@@ -62,7 +62,7 @@ fn every_reason_reads_well() {
     let broken = cuda_driver::DriverError::new("cuInit", ErrorCode::STUB_LIBRARY);
     assert_eq!(
         report(&Unavailable::Init(broken)),
-        "the CUDA driver could not be initialised: cuInit answered CUDA_ERROR_STUB_LIBRARY (34)"
+        "the CUDA driver could not be initialised: cuInit: CUDA_ERROR_STUB_LIBRARY (34)"
     );
     assert_eq!(
         report(&Unavailable::MissingSymbol { symbol: "cuMemMap" }),

@@ -6,7 +6,8 @@
 //! `read_at`, `PinnedSpan::slice`; `HostPages::map`; `Stream` copies, `fill`, `upload` and `download` at any
 //! offset; `copy_between`; `AddressRange::reserve`, `span`, `map`, `set_access`, `unmap`;
 //! `PhysicalMemory::create`, `create_exportable`, `import`; `LaunchConfig` (grid, block, shared memory) in
-//! `Kernel::launch` and `prepare`, with any number of `KernelArgs`; `Module::load`.
+//! `Kernel::launch` and `prepare`, with any number of `KernelArgs`; `Module::load`;
+//! `DriverError::on_device`, `of_bytes`, `of_range`, `of_launch`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,9 +21,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuda_driver::{
     AccessDesc, AddressRange, AllocationProp, CopyError, Device, DeviceAttribute, DeviceBuffer,
-    DeviceError, DeviceSpan, ErrorCode, HostAllocFlags, HostMemory, HostPages, HostPagesOptions,
-    HostRegion, HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module, PeerAttribute,
-    PhysicalMemory, PinnedBuffer, ReaderError, ShareableKind, Stream,
+    DeviceError, DeviceSpan, DriverError, ErrorCode, HostAllocFlags, HostMemory, HostPages,
+    HostPagesOptions, HostRegion, HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module,
+    PeerAttribute, PhysicalMemory, PinnedBuffer, ReaderError, ShareableKind, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 
@@ -400,6 +401,20 @@ fn launches_of_any_geometry_run_or_are_refused() {
     }
     drop((kernel, memory));
     assert_clean(machine);
+}
+
+#[test]
+fn a_message_with_any_numbers_is_one_line() {
+    let error = DriverError::new("cuMemMap", ErrorCode::INVALID_VALUE);
+    for number in SIZES {
+        let config = LaunchConfig::linear(number as u32, number as u32);
+        let of = [error.of_bytes(number), error.of_range(number, number), error.of_launch(&config)];
+        for error in of {
+            let text = error.on_device(number as i32).to_string();
+            assert!(text.starts_with("cuMemMap of ") && !text.contains('\n'), "{text}");
+            assert!(text.ends_with(": CUDA_ERROR_INVALID_VALUE (1)"), "{text}");
+        }
+    }
 }
 
 #[test]

@@ -59,9 +59,10 @@ fn main() {
         vector_bytes: 16,
         ..raw_args::WHOLE_ROWS
     };
-    let transfer = transfer.args();
+    let transfer = transfer.one(0);
     let source = include_str!("../../kv-kernels/ptx/transfer_16.compute_80.ptx");
-    measure(&sim, source, "multi_layer_transfer_16", ([1024, 1, 1], 256), &transfer);
+    let tiles = (CHUNK_BYTES / 16).div_ceil(256) as u32;
+    measure(&sim, source, "transfer_16", ([tiles, 1, 1], 256), &transfer);
 
     let sum = KernelArgs::new().arg(table).arg(BLOCKS).arg(lengths).arg(1u32).arg(planes);
     let sum = sum.arg(PLANES as u32).arg(ROW_BYTES).arg(BLOCK_TOKENS).arg(BLOCK_STRIDE);

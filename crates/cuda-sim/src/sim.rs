@@ -22,8 +22,8 @@ use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 /// is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
-    /// The only lock of the crate. Nothing outside the crate is called while it is held, except
-    /// kernel references, which have no way to the driver that runs them.
+    /// All of the machine. Nothing outside the crate is called while this lock is held, except kernel
+    /// references, which have no way to the driver that runs them.
     state: Arc<Mutex<State>>,
 }
 

@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfun
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream, CUuuid};
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
 
-use super::descriptors::AnsweredProp;
+use super::descriptors::{Access, MemoryProp};
 use crate::{DriverError, DriverResult, ErrorCode, Unavailable};
 
 /// The type that we pass where `=>` names one, otherwise the binding's.
@@ -26,8 +26,17 @@ macro_rules! passed {
     };
 }
 
+/// Holds the argument types to those of cudarc's binding, made from NVIDIA's headers; not where the line says
+/// `unbound`, because not every version of the bindings has the call.
+macro_rules! checked {
+    (unbound $symbol:ident($($bound:ty),*)) => {};
+    ($symbol:ident($($bound:ty),*)) => {
+        const _: unsafe fn($($bound),*) -> sys::CUresult = sys::$symbol;
+    };
+}
+
 macro_rules! api {
-    ($($call:ident = $symbol:ident(
+    ($($call:ident = $symbol:ident $([$unbound:ident])? (
         $($arg:ident: $bound:ty $(=> $ours:ty)?),* $(,)?
     );)*) => {
         /// Addresses of the driver's calls.
@@ -38,8 +47,7 @@ macro_rules! api {
             $($call: unsafe extern "C" fn($(passed!($bound $(=> $ours)?)),*) -> u32,)*
         }
 
-        // The argument types are those of cudarc's bindings, made from NVIDIA's headers.
-        $(const _: unsafe fn($($bound),*) -> sys::CUresult = sys::$symbol;)*
+        $(checked!($($unbound)? $symbol($($bound),*));)*
 
         impl Api {
             /// Looks every call up; null means that the library lacks it.
@@ -147,7 +155,13 @@ api! {
     cuEventRecord = cuEventRecord(event: CUevent, stream: CUstream);
     cuEventQuery = cuEventQuery(event: CUevent);
     cuEventSynchronize = cuEventSynchronize(event: CUevent);
-    cuEventElapsedTime = cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
+    // Bindings of CUDA 13 have `cuEventElapsedTime_v2` alone, which drivers before 12.8 lack; the library of
+    // CUDA 13 has both.
+    cuEventElapsedTime = cuEventElapsedTime [unbound] (
+        milliseconds: *mut f32,
+        start: CUevent,
+        end: CUevent,
+    );
 
     cuPointerGetAttributes = cuPointerGetAttributes(
         count: c_uint,
@@ -202,7 +216,7 @@ api! {
 
     cuMemGetAllocationGranularity = cuMemGetAllocationGranularity(
         granularity: *mut usize,
-        prop: *const CUmemAllocationProp,
+        prop: *const CUmemAllocationProp => *const MemoryProp,
         option: sys::CUmemAllocationGranularity_flags,
     );
     cuMemAddressReserve = cuMemAddressReserve(
@@ -216,7 +230,7 @@ api! {
     cuMemCreate = cuMemCreate(
         handle: *mut CUmemGenericAllocationHandle,
         bytes: usize,
-        prop: *const CUmemAllocationProp,
+        prop: *const CUmemAllocationProp => *const MemoryProp,
         flags: c_ulonglong,
     );
     cuMemRelease = cuMemRelease(handle: CUmemGenericAllocationHandle);
@@ -232,7 +246,7 @@ api! {
         kind: sys::CUmemAllocationHandleType,
     );
     cuMemGetAllocationPropertiesFromHandle = cuMemGetAllocationPropertiesFromHandle(
-        prop: *mut CUmemAllocationProp => *mut AnsweredProp,
+        prop: *mut CUmemAllocationProp => *mut MemoryProp,
         handle: CUmemGenericAllocationHandle,
     );
     cuMemMap = cuMemMap(
@@ -246,7 +260,7 @@ api! {
     cuMemSetAccess = cuMemSetAccess(
         address: CUdeviceptr,
         bytes: usize,
-        descriptors: *const CUmemAccessDesc,
+        descriptors: *const CUmemAccessDesc => *const Access,
         count: usize,
     );
 
@@ -339,6 +353,6 @@ mod tests {
         assert_eq!(check("cuInit", 0), Ok(()));
         let error = check("cuMemAlloc", 987_654).unwrap_err();
         assert_eq!(error, DriverError::new("cuMemAlloc", ErrorCode(987_654)));
-        assert_eq!(error.to_string(), "cuMemAlloc answered CUDA error 987654");
+        assert_eq!(error.to_string(), "cuMemAlloc: CUDA error 987654");
     }
 }

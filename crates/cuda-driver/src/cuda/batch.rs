@@ -3,39 +3,36 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use cudarc::driver::sys::{
-    self, CUdeviceptr, CUmemLocation, CUmemLocationType, CUmemcpyAttributes,
-    CUmemcpySrcAccessOrder, CUstream,
-};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
+use super::descriptors::Location;
 use crate::{BatchCopy, DriverError, DriverResult, ErrorCode};
 
 /// The driver's name of the call. Without a suffix it is the one of CUDA 12.8 in newer libraries too.
 const CALL: &str = "cuMemcpyBatchAsync";
 
-type Bound = unsafe fn(
-    *mut CUdeviceptr,
-    *mut CUdeviceptr,
-    *mut usize,
-    usize,
-    *mut CUmemcpyAttributes,
-    *mut usize,
-    usize,
-    *mut usize,
-    CUstream,
-) -> sys::CUresult;
+/// `CUmemcpyAttributes`, as NVIDIA's header of CUDA 12.8 declares it; bindings before that have none.
+#[repr(C)]
+struct Attributes {
+    source_order: u32,
+    source_hint: Location,
+    destination_hint: Location,
+    flags: u32,
+}
 
-// The argument types are those of cudarc's binding, made from NVIDIA's headers; its last but one
-// argument is not in the `_v2` of CUDA 13.
-const _: Bound = sys::cuMemcpyBatchAsync;
+const _: () = assert!(size_of::<Attributes>() == 4 + 8 + 8 + 4);
 
-/// The same, but any 32 bits may come back.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`.
+const IN_STREAM_ORDER: u32 = 1;
+
+/// The signature in that header. The call of CUDA 13's bindings is `cuMemcpyBatchAsync_v2`, without the last
+/// argument but one; a library of CUDA 13 has both. Returns any 32 bits.
 type Address = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
     *mut usize,
     usize,
-    *mut CUmemcpyAttributes,
+    *mut Attributes,
     *mut usize,
     usize,
     *mut usize,
@@ -58,7 +55,7 @@ impl BatchCall {
             return Self(None);
         }
         // SAFETY: the address is not null and, as the caller promises, of the driver's function of
-        // this name, which takes the arguments checked above and returns a C enum: 32 bits, of
+        // this name, which takes the arguments of `Address` and returns a C enum: 32 bits, of
         // which any are a valid `u32`.
         Self(Some(unsafe { std::mem::transmute::<*mut c_void, Address>(address) }))
     }
@@ -112,12 +109,11 @@ impl BatchCall {
 }
 
 /// Sources are read in stream order, as those of every other copy; no hints.
-fn attributes() -> CUmemcpyAttributes {
-    let nowhere = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
-    CUmemcpyAttributes {
-        srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-        srcLocHint: nowhere,
-        dstLocHint: nowhere,
+fn attributes() -> Attributes {
+    Attributes {
+        source_order: IN_STREAM_ORDER,
+        source_hint: Location::default(),
+        destination_hint: Location::default(),
         flags: 0,
     }
 }
@@ -138,7 +134,9 @@ mod tests {
     #[test]
     fn sources_are_read_in_stream_order() {
         let attributes = attributes();
-        assert_eq!((attributes.srcAccessOrder as u32, attributes.flags), (1, 0));
-        assert_eq!((attributes.srcLocHint.type_ as u32, attributes.srcLocHint.id), (0, 0));
+        assert_eq!((attributes.source_order, attributes.flags), (1, 0));
+        for hint in [attributes.source_hint, attributes.destination_hint] {
+            assert_eq!((hint.kind, hint.id), (0, 0));
+        }
     }
 }

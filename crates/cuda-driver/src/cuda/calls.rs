@@ -9,7 +9,7 @@ use std::ptr;
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUDA_KERNEL_NODE_PARAMS, CUcontext,
-    CUevent, CUevent_flags, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmemAccessDesc,
+    CUevent, CUevent_flags, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
     CUmemAllocationGranularity_flags, CUmodule, CUstream, CUstream_flags, CUuuid,
 };
 use smallvec::SmallVec;
@@ -491,7 +491,7 @@ impl Driver for CudaDriver {
         &self,
         handle: u64,
     ) -> DriverResult<AllocationProp> {
-        let mut answered = descriptors::AnsweredProp::default();
+        let mut answered = descriptors::MemoryProp::default();
         // SAFETY: the caller passes a live handle; `answered` is live and laid out as what the call
         // writes.
         unsafe { self.api.cuMemGetAllocationPropertiesFromHandle(&mut answered, handle) }?;
@@ -519,7 +519,7 @@ impl Driver for CudaDriver {
     }
 
     fn mem_set_access(&self, address: u64, bytes: u64, access: &[AccessDesc]) -> DriverResult<()> {
-        let access: SmallVec<[CUmemAccessDesc; 8]> =
+        let access: SmallVec<[descriptors::Access; 8]> =
             access.iter().copied().map(descriptors::access_desc).collect();
         // SAFETY: the range is looked up, see above; there are as many fully initialised
         // descriptors as the call is told, and they outlive it.

@@ -89,7 +89,7 @@ pub fn stream(device: &Device, stream: &Arc<CudaStream>) -> Result<Stream, Devic
 }
 
 /// Why memory was not lent to cudarc.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LendError {
     /// The memory does not begin at an address that the elements can have.
@@ -112,6 +112,8 @@ pub enum LendError {
     #[error("cudarc refused the memory")]
     Cudarc(#[source] DriverError),
 }
+
+crate::messages::one_line_debug!(LendError);
 
 /// Memory lent to cudarc: a `CudaSlice` that is not freed when it is dropped.
 ///

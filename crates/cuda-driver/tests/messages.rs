@@ -1,0 +1,60 @@
+//! What refused calls say: operation, object, numbers, and CUDA's name and number, in one line.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+use std::error::Error;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use cuda_driver::{
+    AddressRange, Device, DeviceBuffer, HostAllocFlags, PhysicalMemory, PinnedBuffer,
+};
+use cuda_sim::{SimConfig, SimDriver};
+
+fn open() -> Device {
+    Device::open(Arc::new(SimDriver::new(SimConfig::default()).unwrap()), 0).unwrap()
+}
+
+/// What `?` in `main` prints, which is also what `Display` says of an error without causes.
+fn says<T: Debug, E: Error>(answer: Result<T, E>, line: &str) {
+    let error = answer.expect_err(line);
+    assert_eq!([format!("{error:?}"), error.to_string()], [line, line]);
+}
+
+#[test]
+fn memory_that_cannot_be_had_is_told_from_none_asked_for() {
+    let device = open();
+    says(
+        DeviceBuffer::alloc(&device, 1 << 60),
+        "cuMemAlloc of 1.0 EiB on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (2)",
+    );
+    says(
+        DeviceBuffer::alloc(&device, 0),
+        "cuMemAlloc of 0 bytes on GPU 0: CUDA_ERROR_INVALID_VALUE (1)",
+    );
+    says(
+        PinnedBuffer::alloc(&device, 0, HostAllocFlags::CACHED),
+        "cuMemHostAlloc of 0 bytes on GPU 0: CUDA_ERROR_INVALID_VALUE (1)",
+    );
+    says(
+        PhysicalMemory::create(&device, (2 << 20) + 1),
+        "cuMemCreate of 2.0 MiB (2097153 bytes) on GPU 0: CUDA_ERROR_INVALID_VALUE (1)",
+    );
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let driver = Arc::new(SimDriver::new(SimConfig::default()).unwrap());
+    says(Device::open(driver, 9), "cuDeviceGetName on GPU 9: CUDA_ERROR_INVALID_DEVICE (101)");
+}
+
+#[test]
+fn a_range_outside_its_reservation_is_named() {
+    let device = open();
+    let range = AddressRange::reserve(&device, 2 << 20).unwrap();
+    let line = format!(
+        "cuMemUnmap of 2.0 MiB at {:#x} on GPU 0: CUDA_ERROR_INVALID_VALUE (1)",
+        range.base() + (2 << 20)
+    );
+    says(range.unmap(2 << 20, 2 << 20), &line);
+}
