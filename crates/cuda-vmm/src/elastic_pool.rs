@@ -3,7 +3,7 @@
 mod ahead;
 mod closing;
 mod core;
-mod page_size;
+mod error;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,16 +11,16 @@ use std::sync::atomic::Ordering;
 pub use ahead::{AheadError, AheadStats};
 pub use closing::PoolClosing;
 use cuda_driver::{Device, DeviceSpan};
-pub use page_size::{PAGE_SIZES, PageSizeError, PageSizeReport, page_size_report};
+pub use error::{BlockNotReady, GrowError, PoolError};
 
-use self::ahead::{Place, WakesWorker};
-use self::core::Core;
+use self::ahead::{AtWorker, WakesWorker};
+use self::core::PoolCore;
 use crate::limit::Holder;
-use crate::{
-    BlockNotReady, EpochGate, Fence, GrowError, Health, MemoryRules, PageError, PagePool,
-    PagePoolOptions, PoolError, Reservation, ReservationOptions, UnmapFailure, UsersUnknown, Waker,
-    Worker,
+use crate::pages::{
+    PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
+use crate::worker::{Health, Waker};
+use crate::{EpochGate, Fence, MemoryRules, UsersUnknown, Worker};
 
 /// The shape of a pool.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -106,8 +106,8 @@ pub struct Park {
 #[derive(Debug)]
 pub struct ElasticPool {
     /// Dropped first, so that the worker begins no step any more.
-    place: Option<Place>,
-    core: Arc<Core>,
+    place: Option<AtWorker>,
+    core: Arc<PoolCore>,
 }
 
 impl ElasticPool {
@@ -160,7 +160,7 @@ impl ElasticPool {
             .ok_or(PoolError::Overflow { block_bytes, capacity_blocks, page_bytes })?;
         let reserve = ReservationOptions { bytes, page_bytes: Some(page_bytes), peers: Vec::new() };
         let reservation = Reservation::with_gate(device, reserve, gate)?;
-        let core = Arc::new(Core::new(reservation, pages, block_bytes, capacity_blocks));
+        let core = Arc::new(PoolCore::new(reservation, pages, block_bytes, capacity_blocks));
         if let Some(limit) = core.pages.limit() {
             let holder = Arc::downgrade(&core);
             limit.enroll(holder);
@@ -186,7 +186,7 @@ impl ElasticPool {
             limit.enroll(Arc::downgrade(&holder));
             wakes
         });
-        self.place = Some(Place { handle, _wakes: wakes });
+        self.place = Some(AtWorker { handle, _wakes: wakes });
     }
 
     /// The device that holds the blocks.
@@ -278,7 +278,7 @@ impl ElasticPool {
     /// How growth ahead of need is doing.
     #[must_use]
     pub fn ahead_stats(&self) -> AheadStats {
-        let Core { demand, ahead, counters, .. } = &*self.core;
+        let PoolCore { demand, ahead, counters, .. } = &*self.core;
         AheadStats {
             demand_blocks: demand.load(Ordering::Relaxed),
             ahead_blocks: ahead.load(Ordering::Relaxed),
@@ -434,12 +434,12 @@ impl ElasticPool {
     }
 }
 
-fn as_reserve_error(error: PageError) -> crate::ReserveError {
+fn as_reserve_error(error: PageError) -> crate::pages::ReserveError {
     match error {
         PageError::PageBytes { page_bytes, granularity } => {
-            crate::ReserveError::PageBytes { page_bytes, granularity }
+            crate::pages::ReserveError::PageBytes { page_bytes, granularity }
         }
-        PageError::Device(error) => crate::ReserveError::Device(error),
+        PageError::Device(error) => crate::pages::ReserveError::Device(error),
         error => unreachable!("an empty pool creates no page: {error}"),
     }
 }

@@ -4,14 +4,16 @@
 //! batches that are *not* enqueued yet but already carry addresses; no event can speak for them. Each
 //! such batch holds a [`Lease`], and memory retired while it does stays mapped until it is closed.
 
+use cuda_driver::messages::one_line_debug;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cuda_driver::DeviceError;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use crate::Fence;
+use crate::pages::access::AccessList;
 
 /// Hands out leases and tells when all that are older than a point in time are closed.
 ///
@@ -24,12 +26,12 @@ pub struct EpochGate {
 
 #[derive(Debug, Default)]
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     lease_closed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GateState {
     /// The epoch that leases are taken in now; each retire point begins the next.
     epoch: u64,
     /// Open leases by epoch; no epoch has none.
@@ -40,6 +42,8 @@ struct State {
     asked: usize,
     leased: bool,
     left: Left,
+    /// Who can access the memory that the leases are for.
+    guarded: Vec<Weak<AccessList>>,
 }
 
 /// Leases that were dropped. The work of their batches may be enqueued, with no fence after it.
@@ -106,11 +110,11 @@ impl EpochGate {
     /// Waits for nothing. What was dropped before this call is covered: `record` is called after that.
     ///
     /// # Errors
-    /// That of `record`; nothing is covered then.
+    /// [`CoverError`]; nothing is covered then.
     pub fn cover_dropped<E>(
         &self,
         record: impl FnOnce() -> Result<Vec<Fence>, E>,
-    ) -> Result<(), E> {
+    ) -> Result<(), CoverError<E>> {
         let (dropped, epoch) = {
             let Left { dropped, covered, epoch } = self.inner.state.lock().left;
             if dropped == covered {
@@ -118,10 +122,15 @@ impl EpochGate {
             }
             (dropped, epoch)
         };
-        let fences = record()?;
+        let fences = record().map_err(CoverError::Record)?;
         let over = {
             let mut state = self.inner.state.lock();
-            if !fences.is_empty() && dropped > state.left.covered {
+            // Nothing is known of the work, so it may be on any of the memory.
+            if fences.is_empty() || !state.guarded().all(|access| access.reaches_any(&fences)) {
+                drop(state);
+                return Err(CoverError::Uncovered { fences });
+            }
+            if dropped > state.left.covered {
                 state.left.covered = dropped;
                 state.submitted.extend(fences.into_iter().map(|fence| Submitted { epoch, fence }));
             }
@@ -129,6 +138,21 @@ impl EpochGate {
         };
         drop(over);
         Ok(())
+    }
+
+    /// Notes who can access memory that the leases are for, as long as the memory is there.
+    pub(crate) fn guard(&self, access: &Arc<AccessList>) {
+        let mut state = self.inner.state.lock();
+        state.guarded.retain(|access| access.strong_count() > 0);
+        state.guarded.push(Arc::downgrade(access));
+    }
+
+    /// Whether `fences` can be those of a batch that uses memory of this gate.
+    fn is_told_by(&self, fences: &[Fence]) -> bool {
+        let state = self.inner.state.lock();
+        let mut guarded = state.guarded().peekable();
+        let unguarded = guarded.peek().is_none();
+        !fences.is_empty() && (unguarded || guarded.any(|access| access.reaches_any(fences)))
     }
 
     /// Ends the current epoch: the point is passed when every lease taken so far is closed and the
@@ -200,7 +224,11 @@ impl Left {
     }
 }
 
-impl State {
+impl GateState {
+    fn guarded(&self) -> impl Iterator<Item = Arc<AccessList>> + '_ {
+        self.guarded.iter().filter_map(Weak::upgrade)
+    }
+
     fn leases_through(&self, last: u64) -> u64 {
         self.leases.range(..=last).map(|(_, open)| open).sum()
     }
@@ -265,15 +293,20 @@ pub struct Lease {
 
 impl Lease {
     /// Closes the lease of a batch whose work is enqueued: `fences`, recorded after that work, one
-    /// for each stream it is on, take its place. With no fence this is a drop.
+    /// for each stream it is on, take its place.
     ///
     /// # Ordering
     /// Waits for nothing. If many fences were submitted that nobody has seen to complete, asks the driver
     /// for at most two of them for each of `fences`.
-    pub fn submitted(self, fences: &[Fence]) {
-        if !fences.is_empty() {
-            self.end(LeaseEnd::Submitted(fences));
+    ///
+    /// # Errors
+    /// [`UncoveredLease`] with the lease, which is still open. Dropping it is a [drop](Lease) of the lease.
+    pub fn submitted(self, fences: &[Fence]) -> Result<(), UncoveredLease> {
+        if !self.gate.is_told_by(fences) {
+            return Err(UncoveredLease { lease: self, fences: fences.len() as u64 });
         }
+        self.end(LeaseEnd::Submitted(fences));
+        Ok(())
     }
 
     /// Closes the lease of a batch that has enqueued nothing, or whose work has completed.
@@ -298,6 +331,31 @@ impl Drop for Lease {
     }
 }
 
+/// A lease was not closed: no fence is of a device that can access the memory of the lease's gate.
+#[derive(thiserror::Error)]
+#[error("none of {fences} fences is of a device that can access the memory that the lease is for")]
+pub struct UncoveredLease {
+    /// The lease, still open.
+    pub lease: Lease,
+    /// Fences given.
+    pub fences: u64,
+}
+
+/// Why dropped leases are not covered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoverError<E> {
+    /// The fences could not be made.
+    #[error("no fences were recorded for dropped leases")]
+    Record(#[source] E),
+    /// Some memory of the gate can be accessed by no device that a fence is of.
+    #[error("{} fences do not cover all devices whose memory the gate guards", .fences.len())]
+    Uncovered {
+        /// The fences.
+        fences: Vec<Fence>,
+    },
+}
+
 /// The end of an epoch; see [`EpochGate::retire_point`].
 #[derive(Debug)]
 pub(crate) struct RetirePoint {
@@ -306,7 +364,7 @@ pub(crate) struct RetirePoint {
 }
 
 /// Why a point is not passed, or memory not at rest.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unrest {
     /// Batches that may use the memory are still on the CPU.
@@ -382,6 +440,8 @@ impl RetirePoint {
     }
 }
 
+one_line_debug!(UncoveredLease, Unrest);
+
 #[cfg(test)]
 mod tests {
     use cuda_driver::{Device, Stream};
@@ -402,7 +462,7 @@ mod tests {
         for _ in 0..10_000 {
             let fence = Fence::record(&stream).unwrap();
             stream.synchronize().unwrap();
-            gate.lease().submitted(&[fence]);
+            gate.lease().submitted(&[fence]).unwrap();
             assert!(held(&gate) <= UNASKED_MAX + ASKED_EACH);
         }
     }
@@ -416,12 +476,12 @@ mod tests {
         let gate = EpochGate::new();
         sim.hold(long.raw());
         for _ in 0..40 {
-            gate.lease().submitted(&[Fence::record(&long).unwrap()]);
+            gate.lease().submitted(&[Fence::record(&long).unwrap()]).unwrap();
         }
         for _ in 0..10_000 {
             let fence = Fence::record(&short).unwrap();
             short.synchronize().unwrap();
-            gate.lease().submitted(&[fence]);
+            gate.lease().submitted(&[fence]).unwrap();
             assert!(held(&gate) <= 40 + 2 * UNASKED_MAX + 40, "{}", held(&gate));
         }
         sim.release_hold(long.raw());
@@ -438,13 +498,13 @@ mod tests {
         let gate = EpochGate::new();
         let fence = Fence::record(&stream).unwrap();
         let event = fence.raw();
-        gate.lease().submitted(std::slice::from_ref(&fence));
+        gate.lease().submitted(std::slice::from_ref(&fence)).unwrap();
         fence.wait().unwrap();
         let next = gate.lease();
         // So its event can be used again.
         let fence = fence.renew(&stream).unwrap();
         assert_eq!((held(&gate), fence.raw()), (0, event));
-        next.submitted(std::slice::from_ref(&fence));
+        next.submitted(std::slice::from_ref(&fence)).unwrap();
         // A fence that somebody else holds is not recorded again.
         assert_ne!(fence.renew(&stream).unwrap().raw(), event);
         assert_eq!(sim.calls().get("cuEventQuery"), None);

@@ -10,7 +10,7 @@
 //!
 //! use cuda_driver::Device;
 //! use cuda_sim::{SimConfig, SimDriver};
-//! use cuda_vmm::{PagePool, PagePoolOptions, PageState, Reservation, ReservationOptions};
+//! use cuda_vmm::pages::{PagePool, PagePoolOptions, PageState, Reservation, ReservationOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Device::open(Arc::new(SimDriver::new(SimConfig::default())?), 0)?;
@@ -40,96 +40,69 @@
 //! ```
 //!
 //! # Who owns what
-//! A [`PagePool`] creates [`PhysicalPage`]s, each with one holder and an identity. A [`Reservation`]
-//! takes pages over when it maps them and hands them back when it has unmapped them; whatever fails
-//! returns what it was given. A page may have holders in other processes too, by way of the module
-//! `share`. An [`ElasticPool`] is one of each, seen as equal blocks; a
-//! [`SequenceSpace`] is a reservation seen as sequences with contiguous planes. A [`Worker`] makes
-//! their driver calls ahead of need.
+//! An [`ElasticPool`] has equal blocks on one range of addresses. A [`Worker`] makes its driver calls
+//! ahead of need. The parts below it are public too:
+//!
+//! - [`pages`]: a [`PagePool`](pages::PagePool) creates physical pages, each with an identity. A
+//!   [`Reservation`](pages::Reservation) takes pages over when it maps them, and hands them back when it
+//!   has unmapped them. A call that fails returns the pages that it was given. [`pages::share`] gives a
+//!   page to another process.
+//! - [`sequences`]: a [`SequenceSpace`](sequences::SequenceSpace) has contiguous addresses for each
+//!   sequence, mapped ahead of need.
+//! - [`limit`]: limits in bytes, and admission by what the device has free.
+//! - [`worker`]: how work ahead of need is doing.
 //!
 //! # Order
-//! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last
-//! step takes a proof that two kinds of users are done: work on the device, by the [`Fence`]s
-//! recorded after it, and batches that the CPU has not enqueued yet, by the [`Lease`]s of an
-//! [`EpochGate`]. Nothing else unmaps. Between retiring and free the page is reported as neither
-//! mapped nor free, so no new user finds it and nothing is mapped over it.
+//! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last step takes
+//! a proof that two kinds of users are done. Work on the device is done when the [`Fence`]s recorded after
+//! it are complete. Batches that the CPU has not enqueued yet are done when their [`Lease`]s of the
+//! [`EpochGate`] are closed. Nothing else unmaps. A retiring page counts as neither mapped nor free, so no
+//! new user finds it and nothing is mapped over it.
 //!
-//! A lease that is dropped counts as enqueued, with no fence after the work: see [`Lease`].
+//! A dropped lease counts as enqueued work with no fence after it: see [`Lease`].
 //!
-//! No fence and no lease is no proof, once an address was given out: then nothing is unmapped, or
-//! given to somebody else, without a wait for the device.
+//! Once an address was given out, no fence and no lease is no proof. Then only a call that waits for all
+//! work of the device unmaps memory or gives it to another user.
 //!
-//! On a lost device no work goes on, so its fences count as complete: clean-up finishes there too.
+//! No work goes on on a lost device. Its fences count as complete, so clean-up finishes there too.
 //!
-//! # How much there may be
-//! Pools charge every page to a [`MemoryLimit`] that they share and that any thread may move while they
-//! work, and ask an [`AdmissionPolicy`] whether the device can spare it; [`MemoryRules`] names both. What
-//! is refused is a typed error with all figures; what nobody needs is given back first.
+//! # How much memory there may be
+//! Pools charge every page to a [`MemoryLimit`]. Pools may share a limit, and any thread may move it while
+//! they work. An [`AdmissionPolicy`](limit::AdmissionPolicy) says whether the device can spare the memory.
+//! [`MemoryRules`] names both. A refusal is a typed error with all figures. Memory that has no user is given
+//! back before anything is refused.
 //!
 //! # Features
-//! - `nvml`: `NvmlProbe`, an admission policy's source that knows what other processes hold.
+//! - `nvml`: `limit::NvmlProbe`, a source of figures that knows what other processes hold of a device.
 //! - `sabotage`: in builds with debug assertions, lets a test take the protection out.
 //!
 //! # What it does not do
-//! It does not say which block belongs to whom, orders nothing between processes that share a page
-//! (module `share`), and cannot know of work on its addresses without a fence or a lease.
+//! It does not say which block belongs to whom. It orders nothing between processes that share a page. It
+//! cannot know of work on its addresses without a fence or a lease.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
-mod access;
-mod admission;
-mod close;
 mod elastic_pool;
 mod epoch;
-mod error;
 mod fence;
-mod limit;
-mod map;
-#[cfg(feature = "nvml")]
-mod nvml;
-mod page;
-mod page_pool;
-mod reservation;
+pub mod limit;
+pub mod pages;
 mod rest;
-mod retire;
-mod sequence_space;
-#[cfg(unix)]
-#[cfg_attr(docsrs, doc(cfg(unix)))]
-pub mod share;
-mod table;
-mod worker;
+pub mod sequences;
+pub mod worker;
 
-pub use admission::{
-    AdmissionError, AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict,
-};
-pub use close::{CloseReport, Closing};
 pub use elastic_pool::{
-    AheadError, AheadStats, ElasticPool, ElasticPoolOptions, ElasticPoolStats, PAGE_SIZES,
-    PageSizeError, PageSizeReport, Park, PollReport, PoolClosing, Shrink, page_size_report,
+    AheadError, AheadStats, BlockNotReady, ElasticPool, ElasticPoolOptions, ElasticPoolStats,
+    GrowError, Park, PollReport, PoolClosing, PoolError, Shrink,
 };
-pub use epoch::{EpochGate, Lease, Unrest};
-pub use error::{
-    BlockNotReady, CloseError, CloseStep, ForeignPage, GrowError, MapError, MapRefusal, MapStep,
-    NotAtRest, NotMapped, PageError, PoolError, ReserveError, RetireError, UsersUnknown,
-};
+pub use epoch::{CoverError, EpochGate, Lease, UncoveredLease, Unrest};
 pub use fence::Fence;
-pub use limit::{LimitStats, MemoryLimit, OverLimit, Reclaimed};
-#[cfg(feature = "nvml")]
-#[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
-pub use nvml::NvmlProbe;
-pub use page::{Page, PageId, PhysicalPage, SharedPage};
-pub use page_pool::{MemoryRules, PagePool, PagePoolOptions, PagePoolStats};
-pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats, leaked_bytes};
-pub use retire::{Retiring, UnmapFailure, UnmapReport};
-pub use sequence_space::{
-    AdmitError, BatchError, ExtendError, Layout, Plane, PlaneError, Sequence, SequenceSpace,
-    SpaceClosing, SpaceError, SpaceOptions, SpaceStats, StillLive, Strides, TrimReport,
-};
-pub use table::PageState;
-pub use worker::{
-    Fault, Health, Progress, SpawnError, Waker, WorkHandle, WorkSource, Worker, WorkerOptions,
-};
+pub use limit::{MemoryLimit, MemoryRules};
+pub use pages::close::CloseReport;
+pub use pages::reservation::leaked_bytes;
+pub use rest::{NotAtRest, UsersUnknown};
+pub use worker::{Worker, WorkerOptions};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,9 +1,38 @@
 //! The proof that nothing uses a range any more, without which nothing is unmapped.
 
+use std::fmt;
+
+use cuda_driver::messages::{Chain, one_line_debug};
 use smallvec::SmallVec;
 
 use crate::epoch::{RetirePoint, Unrest};
 use crate::{EpochGate, Fence};
+
+/// Nothing says when the uses of the memory end, so it was not given up: its addresses were given out, no
+/// lease was ever taken at its gate, and none of the fences given is of a device that can access it.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error("none of {fences} fences and no lease covers the uses of the memory")]
+pub struct UsersUnknown {
+    /// Fences given.
+    pub fences: u64,
+}
+
+/// The memory is still in use, so nothing was unmapped; here is the request back, to try again.
+#[derive(thiserror::Error)]
+#[error("the memory is not at rest")]
+pub struct NotAtRest<T> {
+    /// What was asked.
+    pub request: T,
+    /// Who uses the memory.
+    #[source]
+    pub reason: Unrest,
+}
+
+impl<T> fmt::Debug for NotAtRest<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}: {}", Chain(&self.reason))
+    }
+}
 
 /// Everybody who may still use memory that was retired: enqueued work, by its fences, and batches
 /// on the CPU, by the gate's leases.
@@ -88,3 +117,5 @@ impl AtRest {
         Self(())
     }
 }
+
+one_line_debug!(UsersUnknown);

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{DEVICE_PAGES, Machine, PAGE, machine};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::{
-    AdmissionPolicy, ElasticPool, ElasticPoolOptions, EpochGate, GrowError, Headroom,
-    MemoryFigures, MemoryProbe, MemoryRules, PageError, PagePool, PagePoolOptions, Verdict,
-};
+use cuda_vmm::limit::{AdmissionPolicy, Headroom, MemoryFigures, MemoryProbe, Verdict};
+use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryRules};
 
 fn headroom(pages: u64) -> Headroom {
     Headroom { keep_free_bytes: pages * PAGE }

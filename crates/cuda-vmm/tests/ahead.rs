@@ -10,9 +10,10 @@ use std::sync::Arc;
 use common::{DEVICE_PAGES, Machine, PAGE, machine, pattern, recorded, refusals};
 use cuda_driver::{CountingDriver, Device, Driver, ErrorCode};
 use cuda_sim::RaceCheck;
+use cuda_vmm::worker::{Fault, Health};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, Fault, GrowError, Health, MemoryLimit, MemoryRules,
-    Park, Worker, WorkerOptions,
+    ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Park, Worker,
+    WorkerOptions,
 };
 
 /// Four blocks on three pages: most blocks straddle two.
@@ -148,7 +149,7 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
 
 /// A second batch, closed with an event: it was taken after the parking, so nothing waits for it.
 fn lease_to_event(pool: &ElasticPool, stream: &cuda_driver::Stream) {
-    pool.gate().lease().submitted(&[recorded(stream)]);
+    pool.gate().lease().submitted(&[recorded(stream)]).unwrap();
 }
 
 #[test]
@@ -410,7 +411,7 @@ fn use_blocks(machine: &Machine, pool: &ElasticPool, thread: u64) {
         if let Ok(span) = pool.block_span(size) {
             stream.fill(span, thread as u8).unwrap();
         }
-        lease.submitted(&[recorded(&stream)]);
+        lease.submitted(&[recorded(&stream)]).unwrap();
     }
     stream.synchronize().unwrap();
 }

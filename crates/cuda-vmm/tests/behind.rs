@@ -11,9 +11,11 @@ use std::fmt::Debug;
 use common::{Machine, PAGE, machine, refusals};
 use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
 use cuda_sim::Pace;
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{
     CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, Lease, MemoryLimit,
-    MemoryRules, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker,
+    MemoryRules, Worker,
 };
 
 /// Four blocks on three pages, then a block that shares its page with the next.
@@ -231,7 +233,7 @@ impl Life {
             Some(fence) => fence.renew(stream),
             None => Fence::record(stream),
         });
-        lease.submitted(std::slice::from_ref(&fence));
+        lease.submitted(std::slice::from_ref(&fence)).unwrap();
         self.in_flight.push_back(Step { fence, place, tags });
     }
 
@@ -260,7 +262,10 @@ impl Life {
             [pool.close(&[]).wait(), space.close(&[]).unwrap().wait().map_err(drop_space)];
         let check = |report: &CloseReport| {
             assert_eq!(report.leaked_bytes, 0, "{:?}", report.errors);
-            report.errors.iter().all(|error| error.step != cuda_vmm::CloseStep::FreeAddresses)
+            report
+                .errors
+                .iter()
+                .all(|error| error.step != cuda_vmm::pages::CloseStep::FreeAddresses)
         };
         let all_freed = reports.iter().all(|report| check(report.as_ref().unwrap()));
         worker.close();
@@ -276,7 +281,7 @@ impl Life {
 }
 
 fn drop_space(
-    error: cuda_vmm::NotAtRest<cuda_vmm::SpaceClosing>,
+    error: cuda_vmm::NotAtRest<cuda_vmm::sequences::SpaceClosing>,
 ) -> cuda_vmm::NotAtRest<cuda_vmm::PoolClosing> {
     panic!("{error}")
 }

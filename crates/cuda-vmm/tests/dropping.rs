@@ -43,7 +43,7 @@ fn closed_leases_prove_rest() {
     let stream = machine.stream();
     let lease = pool.gate().lease();
     stream.fill(pool.block_span(3).unwrap(), 1).unwrap();
-    lease.submitted(&[recorded(&stream)]);
+    lease.submitted(&[recorded(&stream)]).unwrap();
     stream.synchronize().unwrap();
     drop((pool, stream));
     machine.assert_no_leak();
@@ -84,7 +84,7 @@ fn a_pending_batch_does_not_fault() {
     machine.sim.hold(stream.raw());
     let lease = pool.gate().lease();
     stream.fill(pool.block_span(1).unwrap(), 1).unwrap();
-    lease.submitted(&[recorded(&stream)]);
+    lease.submitted(&[recorded(&stream)]).unwrap();
     drop(pool);
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();

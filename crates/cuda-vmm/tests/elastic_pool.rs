@@ -240,7 +240,7 @@ fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
                         if let Ok(span) = pool.block_span(size.saturating_sub(1)) {
                             stream.fill(span, thread as u8).unwrap();
                         }
-                        lease.submitted(&[recorded(&stream)]);
+                        lease.submitted(&[recorded(&stream)]).unwrap();
                     }
                     stream.synchronize().unwrap();
                 });
@@ -287,7 +287,7 @@ fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
             assert_eq!(pool.demand(7), Ok(6), "{users}");
         }
         if let Some(lease) = lease {
-            lease.submitted(std::slice::from_ref(&fence));
+            lease.submitted(std::slice::from_ref(&fence)).unwrap();
             assert_eq!(pool.grow_to(7), Err(refused));
         }
         drop(fence);

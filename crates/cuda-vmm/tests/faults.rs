@@ -6,9 +6,8 @@ mod common;
 
 use common::{PAGE, close_into, machine, take};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
-use cuda_vmm::{
-    CloseStep, GrowError, MapRefusal, MapStep, Page, PageError, PageState, ReserveError,
-};
+use cuda_vmm::GrowError;
+use cuda_vmm::pages::{CloseStep, MapRefusal, MapStep, Page, PageError, PageState, ReserveError};
 
 fn refused(call: &'static str, code: ErrorCode) -> DeviceError {
     DeviceError::Driver(DriverError::new(call, code))
@@ -225,10 +224,10 @@ fn a_quarantined_page_does_not_stop_later_growth() {
 #[test]
 fn construction_that_fails_leaves_nothing() {
     let machine = machine();
-    let options = |bytes| cuda_vmm::ReservationOptions { bytes, ..Default::default() };
+    let options = |bytes| cuda_vmm::pages::ReservationOptions { bytes, ..Default::default() };
     for call in ["cuMemGetAllocationGranularity", "cuMemAddressReserve"] {
         machine.sim.fail_nth(call, 1, ErrorCode::NOT_SUPPORTED);
-        let error = cuda_vmm::Reservation::new(&machine.device, options(PAGE)).map(drop);
+        let error = cuda_vmm::pages::Reservation::new(&machine.device, options(PAGE)).map(drop);
         assert_eq!(error, Err(ReserveError::Device(refused(call, ErrorCode::NOT_SUPPORTED))));
     }
     machine.sim.fail_nth("cuMemMap", 2, ErrorCode::INVALID_VALUE);

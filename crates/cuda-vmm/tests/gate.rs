@@ -45,7 +45,7 @@ impl<'a> Steps<'a> {
                 None => recorded(stream),
             })
             .collect();
-        lease.submitted(&fences);
+        lease.submitted(&fences).unwrap();
         self.in_flight.push_back(fences);
         self.machine.calls("cuEventQuery") - before
     }
@@ -79,7 +79,7 @@ fn fences_that_nobody_looks_at_are_asked_a_bounded_number_of_times() {
     let long = machine.stream();
     machine.sim.hold(long.raw());
     // Work that goes on all the time stands in nobody's way.
-    (0..20).for_each(|_| steps.gate.lease().submitted(&[recorded(&long)]));
+    (0..20).for_each(|_| steps.gate.lease().submitted(&[recorded(&long)]).unwrap());
     for step in 0..20_000 {
         // Waited for without the fences: by their streams.
         let asked = steps.step(|_| ());
@@ -104,11 +104,11 @@ fn what_the_caller_computes_is_computed_before_its_lease_is_closed() {
             recorded(&stream)
         };
         let fences: Vec<_> = (0..2).map(looks).collect();
-        lease.submitted(&fences);
+        lease.submitted(&fences).unwrap();
         assert_eq!(gate.open_leases(), 0);
         let lease = gate.lease();
         let fences: Vec<Fence> = (0..2).map(|_| panic!("no fence")).collect();
-        lease.submitted(&fences);
+        lease.submitted(&fences).unwrap();
     }));
     assert!(closed.is_err());
     assert_eq!(gate.open_leases(), 0);

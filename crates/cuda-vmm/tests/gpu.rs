@@ -16,10 +16,8 @@ use std::sync::Arc;
 
 use common::{pattern, recorded, scenarios};
 use cuda_driver::{CudaDriver, Device, Stream, interop};
-use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, GrowError, PagePool, PagePoolOptions, Reservation,
-    ReservationOptions, Worker, WorkerOptions,
-};
+use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, GrowError, Worker, WorkerOptions};
 use cudarc::driver::CudaContext;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -215,7 +213,7 @@ fn cudarc_works_on_mapped_pages(_: &Device) {
         their_stream.memcpy_htod(&vec![0x1234u16; count], &mut lent.view_mut()).unwrap();
         let kept = their_stream.clone_dtod(&lent.slice(count / 2 - 8..count / 2 + 8)).unwrap();
         drop(lent);
-        lease.submitted(&[recorded(&lane)]);
+        lease.submitted(&[recorded(&lane)]).unwrap();
 
         let report = space.close(&[]).wait().unwrap();
         assert!(report.is_clean(), "{:?}", report.errors);
@@ -228,7 +226,7 @@ fn cudarc_works_on_mapped_pages(_: &Device) {
 
 #[cfg(feature = "nvml")]
 fn nvml_explains_what_the_driver_says(device: &Device) {
-    use cuda_vmm::{MemoryProbe, NvmlProbe};
+    use cuda_vmm::limit::{MemoryProbe, NvmlProbe};
 
     let (_, total) = device.memory_info().unwrap();
     let probe = NvmlProbe::load();

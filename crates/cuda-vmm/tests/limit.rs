@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Machine, PAGE, machine, recorded, refusals};
 use cuda_driver::ErrorCode;
+use cuda_vmm::limit::{OverLimit, Reclaimed};
+use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PhysicalPage};
+use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, OverLimit,
-    PageError, PagePool, PagePoolOptions, PhysicalPage, Reclaimed, SequenceSpace, SpaceOptions,
-    Worker,
+    ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Worker,
 };
 
 fn limited(machine: &Machine, limit: &MemoryLimit) -> PagePool {

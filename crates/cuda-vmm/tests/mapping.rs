@@ -8,7 +8,7 @@ use std::sync::Barrier;
 
 use common::{PAGE, close_into, machine, machine_with, pattern, recorded, take};
 use cuda_driver::{Device, Stream};
-use cuda_vmm::{
+use cuda_vmm::pages::{
     MapRefusal, Mapped, NotMapped, Page, PageState, Reservation, ReservationOptions, ReserveError,
 };
 
@@ -122,16 +122,17 @@ fn pages_that_do_not_fit_are_refused_before_any_call() {
         refuse(u64::MAX, page.into()),
         MapRefusal::OutOfRange { first: u64::MAX, count: 1, capacity: 8 }
     );
-    let options = cuda_vmm::PagePoolOptions { page_bytes: Some(2 * PAGE), capacity_pages: 1 };
-    let large = cuda_vmm::PagePool::new(&machine.device, options).unwrap().take().unwrap();
+    let options =
+        cuda_vmm::pages::PagePoolOptions { page_bytes: Some(2 * PAGE), capacity_pages: 1 };
+    let large = cuda_vmm::pages::PagePool::new(&machine.device, options).unwrap().take().unwrap();
     let page = large.id();
     assert_eq!(
         refuse(0, large.into()),
         MapRefusal::PageBytes { page, bytes: 2 * PAGE, page_bytes: PAGE }
     );
     let other = Device::open(machine.device.driver().clone(), 1).unwrap();
-    let options = cuda_vmm::PagePoolOptions { page_bytes: None, capacity_pages: 1 };
-    let foreign = cuda_vmm::PagePool::new(&other, options).unwrap().take().unwrap();
+    let options = cuda_vmm::pages::PagePoolOptions { page_bytes: None, capacity_pages: 1 };
+    let foreign = cuda_vmm::pages::PagePool::new(&other, options).unwrap().take().unwrap();
     let page = foreign.id();
     assert_eq!(refuse(0, foreign.into()), MapRefusal::ForeignDevice { page });
     assert_eq!(machine.calls("cuMemMap"), 0);

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Barrier;
 
 use common::{DEVICE_PAGES, PAGE, machine, take};
-use cuda_vmm::{PageError, PagePool, PagePoolOptions, PagePoolStats};
+use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PagePoolStats};
 
 #[track_caller]
 fn assert_adds_up(stats: PagePoolStats) {

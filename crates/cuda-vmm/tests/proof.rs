@@ -7,9 +7,10 @@ mod common;
 use common::{Machine, PAGE, machine, machine_with, recorded, take};
 use cuda_driver::{Device, DeviceError, ErrorCode, Stream};
 use cuda_sim::Pace;
+use cuda_vmm::pages::{PageState, Reservation, ReservationOptions, RetireError};
+use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    Fence, PageState, Reservation, ReservationOptions, RetireError, SequenceSpace, SpaceOptions,
-    Unrest, UsersUnknown, Worker,
+    CoverError, ElasticPool, ElasticPoolOptions, EpochGate, Fence, Unrest, UsersUnknown, Worker,
 };
 
 #[test]
@@ -104,6 +105,70 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
 }
 
 #[test]
+fn a_lease_is_not_closed_by_fences_of_devices_that_cannot_access_the_memory() {
+    let machine = machine_with(2, 0);
+    let others = machine_with(1, 0);
+    let pool = machine.pool(PAGE, 4, 4);
+    let stream = machine.stream();
+    let mut lease = pool.gate().lease();
+    machine.sim.hold(stream.raw());
+    stream.fill(pool.block_span(3).unwrap(), 5).unwrap();
+    // Another device of this machine, and the device with the same number of another.
+    for fence in [fence_of(&machine, 1), fence_of(&others, 0)] {
+        fence.wait().unwrap();
+        let refused = lease.submitted(&[fence]).unwrap_err();
+        assert_eq!((refused.fences, pool.gate().open_leases()), (1, 1));
+        lease = refused.lease;
+    }
+    // One that speaks for the work is enough, whatever others are given with it.
+    lease.submitted(&[fence_of(&machine, 1), recorded(&stream)]).unwrap();
+    assert_eq!(pool.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
+    assert_eq!(pool.poll_retired().unmapped_pages, 0);
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert_eq!(pool.poll_retired().unmapped_pages, 3);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    assert!(pool.close(&[]).try_complete().unwrap().is_clean());
+    drop(stream);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn dropped_leases_are_covered_for_each_device_whose_memory_the_gate_guards() {
+    let machine = machine_with(3, 0);
+    let gate = EpochGate::new();
+    let pool = |ordinal| {
+        let device = Device::open(machine.device.driver().clone(), ordinal).unwrap();
+        let options = ElasticPoolOptions {
+            block_bytes: PAGE,
+            capacity_blocks: 2,
+            page_bytes: None,
+            initial_blocks: 2,
+        };
+        ElasticPool::with_gate(&device, options, gate.clone()).unwrap()
+    };
+    let pools = [pool(0), pool(1)];
+    drop(gate.lease());
+    for strange in [vec![0], vec![1, 2], vec![2]] {
+        let record =
+            || Ok::<_, DeviceError>(strange.iter().map(|&at| fence_of(&machine, at)).collect());
+        let CoverError::Uncovered { fences } = gate.cover_dropped(record).unwrap_err() else {
+            panic!("the fences were recorded")
+        };
+        assert_eq!(fences.len(), strange.len());
+    }
+    let [first, second] = pools;
+    let closing = first.close(&[]).try_complete().unwrap_err();
+    assert_eq!(closing.reason, Unrest::Dropped { leases: 1 });
+    assert!(closing.request.wait().unwrap().is_clean());
+    // Memory that is gone needs no cover.
+    gate.cover_dropped(|| Ok::<_, DeviceError>(vec![fence_of(&machine, 1)])).unwrap();
+    assert!(second.close(&[]).wait().unwrap().is_clean());
+    drop(gate);
+    machine.assert_no_leak();
+}
+
+#[test]
 fn pages_retired_with_no_proof_stay_until_somebody_waits_for_the_device() {
     let machine = machine();
     machine.sim.set_pace(Pace::Slowest);
@@ -149,7 +214,7 @@ fn a_pool_that_closes_waits_for_the_users_of_its_ready_blocks_too() {
 }
 
 #[test]
-fn a_sequence_with_unknown_users_gives_nothing_up_and_its_slot_is_abandoned() {
+fn a_sequence_with_unknown_users_gives_nothing_up_and_its_seat_is_abandoned() {
     let machine = machine();
     machine.sim.set_pace(Pace::Slowest);
     let (pages, worker) = (machine.pages(16), Worker::manual());

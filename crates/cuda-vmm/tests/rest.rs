@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{PAGE, close_into, machine, recorded, take};
 use cuda_driver::Stream;
 use cuda_sim::Pace;
-use cuda_vmm::{EpochGate, MapRefusal, NotMapped, PageState, Reservation, Unrest};
+use cuda_vmm::pages::{MapRefusal, NotMapped, PageState, Reservation};
+use cuda_vmm::{CoverError, EpochGate, Unrest};
 
 #[test]
 fn pages_stay_mapped_until_the_event_completes() {
@@ -75,7 +76,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
     // The batch is enqueued after the pages were retired, with the old addresses.
     machine.sim.hold(stream.raw());
     stream.fill(space.span().slice(0, 2 * PAGE).unwrap(), 1).unwrap();
-    batch.submitted(&[recorded(&stream)]);
+    batch.submitted(&[recorded(&stream)]).unwrap();
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Events { pending: 1 });
 
@@ -156,8 +157,10 @@ fn fences_cover_the_work_of_dropped_leases() {
     let dropped = Unrest::Dropped { leases: 1 };
     let retiring = space.retire(0..2, &[]).unwrap();
     // Neither a refusal nor no fence at all covers anything.
-    assert_eq!(gate.cover_dropped(|| Err("refused")), Err("refused"));
-    gate.cover_dropped::<()>(|| Ok(vec![])).unwrap();
+    let unrecorded = gate.cover_dropped(|| Err("refused")).unwrap_err();
+    assert!(matches!(unrecorded, CoverError::Record("refused")), "{unrecorded:?}");
+    let none = gate.cover_dropped::<()>(|| Ok(vec![])).unwrap_err();
+    assert!(matches!(none, CoverError::Uncovered { fences } if fences.is_empty()));
     let refused = retiring.try_complete().unwrap_err();
     assert_eq!(refused.reason, dropped);
     // A lease that is dropped while the fences are made may have work after them.
@@ -205,7 +208,7 @@ fn waiting_ends_when_the_last_lease_and_event_do() {
             start.wait();
             stream.fill(space.span().slice(0, PAGE).unwrap(), 1).unwrap();
             submitted.store(true, Ordering::Relaxed);
-            batch.submitted(&[recorded(&stream)]);
+            batch.submitted(&[recorded(&stream)]).unwrap();
             waiter.join().unwrap();
         });
     }

@@ -8,9 +8,9 @@ mod common;
 use common::{Machine, PAGE, machine, machine_of_races, recorded};
 use cuda_driver::{DeviceError, ErrorCode, Stream};
 use cuda_sim::FindingKind;
-use cuda_vmm::{
-    ElasticPool, ExtendError, Fault, Health, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
-};
+use cuda_vmm::sequences::{ExtendError, SequenceSpace, SpaceOptions};
+use cuda_vmm::worker::{Fault, Health};
+use cuda_vmm::{ElasticPool, Worker, WorkerOptions};
 
 /// The detector says what nothing orders, whether or not the schedule shows the harm.
 #[track_caller]

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 
 use common::{Machine, PAGE, machine, refusals};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
-use cuda_vmm::{
-    CloseStep, ExtendError, Fault, Fence, Health, Layout, PagePool, Sequence, SequenceSpace,
-    SpaceOptions, Worker,
-};
+use cuda_vmm::pages::{CloseStep, PagePool};
+use cuda_vmm::sequences::{ExtendError, Layout, Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::worker::{Fault, Health};
+use cuda_vmm::{Fence, Worker};
 
 const TOKEN: u64 = PAGE / 2;
 const PLANES: u64 = 3;
@@ -108,7 +108,7 @@ impl Life {
         self.check();
         // Takes rows from the first, which is parked.
         extend(&mut second, if self.layout == Layout::PlaneMajor { 7 } else { 8 });
-        // A slot with a page in quarantine is given out when the worker has got rid of it.
+        // A seat with a page in quarantine is given out when the worker has got rid of it.
         let admit = |tokens| {
             again(|| {
                 self.worker.poll();
@@ -223,7 +223,7 @@ fn a_row_is_mapped_in_all_planes_or_none() {
 }
 
 #[test]
-fn a_quarantined_page_stops_its_slot_alone_until_it_is_unmapped() {
+fn a_quarantined_page_stops_its_seat_alone_until_it_is_unmapped() {
     let life = life(Layout::PlaneMajor);
     let mut first = life.space.admit(2).unwrap();
     // The second plane's access is refused, and the first page cannot be unmapped again, nor later.
@@ -275,23 +275,23 @@ fn a_lost_device_fails_the_space_and_lets_it_close() {
 }
 
 #[test]
-fn a_slot_with_a_quarantined_page_is_not_given_to_who_needs_that_page() {
+fn a_seat_with_a_quarantined_page_is_not_given_to_who_needs_that_page() {
     let life = life(Layout::PlaneMajor);
     let mut first = life.space.admit(2).unwrap();
     life.machine.sim.fail_nth("cuMemSetAccess", 2, ErrorCode::INVALID_VALUE);
     life.machine.sim.fail_nth("cuMemUnmap", 3, ErrorCode::INVALID_VALUE);
     first.extend_blocking(2).unwrap_err();
-    assert_eq!((first.slot(), life.space.stats().quarantined_bytes), (0, PAGE));
+    assert_eq!((first.seat(), life.space.stats().quarantined_bytes), (0, PAGE));
     first.finish(&[]);
-    // Both slots are free and empty. The worker has not come round to the page yet.
+    // Both seats are free and empty. The worker has not come round to the page yet.
     let mut second = life.space.admit(2).unwrap();
-    assert_eq!(second.slot(), 1);
+    assert_eq!(second.seat(), 1);
     second.extend_blocking(2).unwrap();
     assert!(life.space.admit(2).is_err());
     life.work();
     let third = life.space.admit(2).unwrap();
     life.work();
-    assert_eq!((third.slot(), third.ready_tokens() >= 2), (0, true));
+    assert_eq!((third.seat(), third.ready_tokens() >= 2), (0, true));
     second.finish(&[]);
     third.finish(&[]);
     life.close();

@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{ExploreLimits, Pace, SimConfig, SimDriver, explore};
-use cuda_vmm::{
-    AdmitError, Layout, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker,
-    WorkerOptions,
-};
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{AdmitError, Layout, Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::{Worker, WorkerOptions};
 
 use common::{pattern, recorded};
 
@@ -188,7 +187,7 @@ fn by_hand(load: &Load, seed: u64) -> Seen {
             serial += 1;
             match engine.admit(serial, &mut chance, load) {
                 Ok(admitted) => running.push(admitted),
-                Err(AdmitError::NoSlot { .. }) => break,
+                Err(AdmitError::NoSeat { .. }) => break,
                 Err(error) => panic!("{error}"),
             }
         }
@@ -198,8 +197,8 @@ fn by_hand(load: &Load, seed: u64) -> Seen {
         step(&engine, &mut running, &mut chance);
         engine.check();
     }
-    let slots: BTreeSet<_> = running.iter().map(|one| one.sequence.slot()).collect();
-    assert_eq!(slots.len(), running.len(), "two sequences share a slot");
+    let lengths: BTreeSet<_> = running.iter().map(|one| one.sequence.seat()).collect();
+    assert_eq!(lengths.len(), running.len(), "two sequences share a seat");
     running.into_iter().for_each(|one| engine.finish(one));
     let stats = engine.space.stats();
     let shrunk = engine.shrunk.load(Ordering::Relaxed);

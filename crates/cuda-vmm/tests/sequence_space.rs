@@ -7,10 +7,12 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{DEVICE_PAGES, Machine, PAGE, machine, recorded};
-use cuda_vmm::{
-    AdmitError, ExtendError, Fault, Health, Layout, MemoryLimit, MemoryRules, PagePool,
-    PagePoolOptions, PlaneError, Sequence, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{
+    AdmitError, ExtendError, Layout, PlaneError, Sequence, SequenceSpace, SpaceOptions,
 };
+use cuda_vmm::worker::{Fault, Health};
+use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 
 /// A page of a plane holds four tokens.
 const TOKEN: u64 = PAGE / 4;
@@ -121,8 +123,9 @@ fn what_is_not_there_is_refused_counted_and_then_there() {
     let refused = ExtendError::NotReady { asked_tokens: 5, ready_tokens: 0, cause: None };
     assert_eq!(sequence.extend_to(5), Err(refused.clone()));
     assert!(refused.is_retryable());
+    // Both rows in one step.
     assert!(t.worker.poll());
-    assert_eq!(sequence.ready_tokens(), 4);
+    assert_eq!(sequence.ready_tokens(), 8);
     t.work();
     sequence.extend_to(5).unwrap();
     assert_eq!(t.space.stats().stalls, 1);
@@ -133,6 +136,45 @@ fn what_is_not_there_is_refused_counted_and_then_there() {
     assert_eq!((stats.stalls, stats.mapped_bytes), (2, 8 * PAGE));
     assert!(!stats.stall_time.is_zero(), "the simulated machine's clock ran");
     drop(sequence);
+    t.close();
+}
+
+#[test]
+fn a_step_maps_rows_side_by_side_and_grants_access_to_them_at_once() {
+    let options = SpaceOptions { layout: Layout::TokenMajor, tokens_max: 64, ..options() };
+    let t = setup(options, 64);
+    t.work();
+    let before = t.machine.sim.calls();
+    let sequence = t.space.admit(32).unwrap();
+    t.work();
+    assert_eq!(sequence.ready_tokens(), 32);
+    let after = t.machine.sim.calls();
+    let made = |call| after.get(call).unwrap_or(&0) - before.get(call).unwrap_or(&0);
+    let rows = made("cuMemMap");
+    assert_eq!((made("cuMemCreate"), rows), (16, 16));
+    // Eight pages a step.
+    assert_eq!(made("cuMemSetAccess"), 2);
+    // The worker binds the context once for each piece of work, not for each call.
+    let bound = made("cuCtxSetCurrent");
+    assert!(bound < rows, "{bound} times for {rows} pages");
+    sequence.finish(&[]);
+    t.close();
+}
+
+#[test]
+fn a_step_maps_fewer_rows_of_one_sequence_when_several_want_some() {
+    let t = setup(options(), 64);
+    t.work();
+    let sequences: Vec<_> = (0..3).map(|_| t.space.admit(8).unwrap()).collect();
+    let ready = || sequences.iter().map(Sequence::ready_tokens).collect::<Vec<_>>();
+    // Two planes: a step has four rows, so one while three sequences want some, and two when two do.
+    for expected in [[4, 0, 0], [8, 0, 0], [8, 8, 0]] {
+        assert!(t.worker.poll());
+        assert_eq!(ready(), expected);
+    }
+    t.work();
+    assert_eq!(ready(), [8, 8, 8]);
+    sequences.into_iter().for_each(|sequence| sequence.finish(&[]));
     t.close();
 }
 
@@ -166,7 +208,7 @@ fn each_layout_puts_a_token_where_its_formula_says() {
             for token in 0..16 {
                 let span = view.span(token..token + 1).unwrap();
                 let offset = plane * strides.plane
-                    + sequence.slot() * strides.sequence
+                    + sequence.seat() * strides.sequence
                     + token * strides.token;
                 assert_eq!((span.address(), span.bytes()), (base + offset, TOKEN));
             }
@@ -197,9 +239,9 @@ fn the_next_sequence_adopts_what_fits_best_without_a_driver_call() {
     assert_eq!(t.space.stats().parked, 3);
     let before = calls(&t.machine);
     let mut taken: Vec<_> = [5, 9, 16].map(|tokens| t.space.admit(tokens).unwrap()).into();
-    let slots: Vec<_> = taken.iter().map(Sequence::slot).collect();
+    let seats: Vec<_> = taken.iter().map(Sequence::seat).collect();
     // Eight tokens are the least that is enough for five; then sixteen; then only four are left.
-    assert_eq!(slots, [2, 1, 0]);
+    assert_eq!(seats, [2, 1, 0]);
     taken[0].extend_to(5).unwrap();
     taken[1].extend_to(9).unwrap();
     assert_eq!(calls(&t.machine), before);
@@ -207,7 +249,7 @@ fn the_next_sequence_adopts_what_fits_best_without_a_driver_call() {
     let stats = t.space.stats();
     assert_eq!((stats.admitted, stats.adopted), (6, 3));
     assert_eq!(stats.adopted_bytes, (2 + 8 + 4) * PAGE);
-    let full = AdmitError::NoSlot { sequences: 3, live: 3, busy: 0 };
+    let full = AdmitError::NoSeat { sequences: 3, live: 3, busy: 0 };
     assert_eq!(t.space.admit(1).unwrap_err(), full);
     taken.into_iter().for_each(|sequence| sequence.finish(&[]));
     t.close();
@@ -224,7 +266,7 @@ fn nothing_is_adopted_or_unmapped_while_its_work_runs() {
     stream.fill(span, 7).unwrap();
     sequence.finish(&[recorded(&stream)]);
     t.work();
-    let busy = AdmitError::NoSlot { sequences: 1, live: 0, busy: 1 };
+    let busy = AdmitError::NoSeat { sequences: 1, live: 0, busy: 1 };
     assert_eq!(t.space.admit(1).unwrap_err(), busy);
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
     t.machine.sim.release_hold(stream.raw());
@@ -264,11 +306,11 @@ fn parked_memory_goes_to_who_needs_it_oldest_first_and_from_the_end() {
     assert_eq!(t.space.stats().parked_bytes, 8 * PAGE);
     last.extend_blocking(4).unwrap();
     assert_eq!(t.machine.calls("cuMemUnmap"), 2);
-    // Of the older slot one row is left, which the shorter request finds.
+    // Of the older seat one row is left, which the shorter request finds.
     let young = t.space.admit(8).unwrap();
-    assert_eq!((young.slot(), young.ready_tokens()), (1, 8));
+    assert_eq!((young.seat(), young.ready_tokens()), (1, 8));
     let old = t.space.admit(3).unwrap();
-    assert_eq!((old.slot(), old.ready_tokens()), (0, 4));
+    assert_eq!((old.seat(), old.ready_tokens()), (0, 4));
     t.check();
     // Everything is in use now.
     let error = last.extend_blocking(12).unwrap_err();
@@ -572,7 +614,7 @@ fn the_thread_maps_ahead_without_being_asked_to() {
     machine.assert_no_leak();
 }
 
-/// A sequence that needs one row on a slot with four, and the pages of all others in use.
+/// A sequence that needs one row on a seat with four, and the pages of all others in use.
 fn adopted_too_much(parked_pages_max: u64) -> (Setup, Sequence) {
     let t = setup(SpaceOptions { parked_pages_max, ..options() }, 8);
     let mut long = t.space.admit(16).unwrap();

@@ -12,8 +12,8 @@ use common::sharing::{close, holds, mapped, pool, write};
 use common::{Machine, PAGE, machine_with, sharing};
 use cuda_driver::{Device, DeviceError, ErrorCode};
 use cuda_sim::SimConfig;
-use cuda_vmm::share::{ExportError, ImportError, import_page};
-use cuda_vmm::{PageError, Reservation, ReservationOptions};
+use cuda_vmm::pages::share::{ExportError, ImportError, import_page};
+use cuda_vmm::pages::{PageError, Reservation, ReservationOptions};
 
 /// The exporting and the importing process.
 fn processes() -> (Machine, Machine) {

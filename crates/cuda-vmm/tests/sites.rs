@@ -14,11 +14,10 @@ use std::sync::Arc;
 use common::{DEVICE_PAGES, Machine, PAGE};
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::share::import_page;
-use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, Fence, MemoryLimit, MemoryRules, PagePool, PagePoolOptions,
-    Reservation, ReservationOptions, SequenceSpace, SpaceOptions, Worker,
-};
+use cuda_vmm::pages::share::import_page;
+use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
+use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, Fence, MemoryLimit, MemoryRules, Worker};
 use watch::{Watch, from_here};
 
 fn machine() -> (Watch, Machine) {

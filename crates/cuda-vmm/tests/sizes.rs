@@ -8,7 +8,6 @@
 //!   `map_range`, `retire`;
 //! - `ElasticPool::new` (`ElasticPoolOptions`), `grow_to`, `shrink_to`, `park_to`, `demand`, `set_ahead`,
 //!   `block_span`, `trim`;
-//! - `page_size_report`;
 //! - `SequenceSpace::new` (`SpaceOptions`), `admit`, `trim`, `Sequence::extend_to`, `extend_blocking`,
 //!   `shrink_to`, `plane`, `Plane::span`;
 //! - `Worker::spawn` (`WorkerOptions`);
@@ -29,11 +28,12 @@ use std::time::Duration;
 use common::{Machine, recorded};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
+use cuda_vmm::limit::{AdmissionPolicy, Headroom, MemoryFigures, MemoryProbe, Verdict};
+use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
+use cuda_vmm::sequences::{Layout, SequenceSpace, SpaceOptions};
+use cuda_vmm::worker::Fault;
 use cuda_vmm::{
-    AdmissionPolicy, ElasticPool, ElasticPoolOptions, EpochGate, Fault, Headroom, Layout,
-    MemoryFigures, MemoryLimit, MemoryProbe, MemoryRules, PAGE_SIZES, PagePool, PagePoolOptions,
-    Progress, Reservation, ReservationOptions, SequenceSpace, SpaceOptions, Verdict, WorkSource,
-    Worker, WorkerOptions, page_size_report,
+    ElasticPool, ElasticPoolOptions, EpochGate, MemoryLimit, MemoryRules, Worker, WorkerOptions,
 };
 
 /// Pages as large as those of cards: the simulated device keeps a note of each that is reserved.
@@ -187,7 +187,7 @@ fn reservations() {
                     if let Ok(page) = pages.take() {
                         drop(space.map(index, page));
                     }
-                    drop(space.map_range(index, Vec::<cuda_vmm::Page>::new()));
+                    drop(space.map_range(index, Vec::<cuda_vmm::pages::Page>::new()));
                     for end in NUMBERS {
                         let _ = space.mapped_span(index..end);
                         drop(space.retire(index..end, &[recorded(&machine.stream())]));
@@ -294,19 +294,6 @@ fn sweep_pool(
     }
 }
 
-#[test]
-fn reports_of_page_sizes() {
-    for blocks in NUMBERS {
-        for block_bytes in NUMBERS {
-            let _ = page_size_report(blocks, block_bytes, &NUMBERS);
-            let _ = page_size_report(blocks, block_bytes, &PAGE_SIZES);
-            for page_bytes in NUMBERS {
-                let _ = page_size_report(blocks, block_bytes, &[page_bytes]);
-            }
-        }
-    }
-}
-
 /// Options of a space that is as large as one may want, but for one or two of its numbers.
 fn spaces() -> Vec<SpaceOptions> {
     let usual = SpaceOptions {
@@ -328,7 +315,7 @@ fn spaces() -> Vec<SpaceOptions> {
     ];
     let mut all = Vec::new();
     for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
-        // The most slots that there may be.
+        // The most seats that there may be.
         all.push(SpaceOptions { sequences: 1 << 19, layout, ..usual.clone() });
         for (index, first) in set.iter().enumerate() {
             for number in NUMBERS {
@@ -399,26 +386,18 @@ fn spaces_and_their_sequences() {
     assert!(made > 50, "{made} of the sizes made a space");
 }
 
-struct Idle;
-
-impl WorkSource for Idle {
-    fn step(&self) -> Result<Progress, Fault> {
-        Ok(Progress::Done)
-    }
-}
-
 #[test]
 fn workers() {
+    let machine = machine();
+    let mut pool = machine.pool(PAGE, 4, 0);
     for nap in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
         for naps_before_sleep in [0, 1, u32::MAX] {
             for retry in [Duration::ZERO, Duration::MAX] {
                 let worker =
                     Worker::spawn(WorkerOptions { nap, naps_before_sleep, retry }).unwrap();
-                let place = worker.attach(Arc::new(Idle));
-                place.waker().wake();
-                place.waker().wake_now();
-                assert!(place.health().is_healthy());
-                drop(place);
+                pool.work_on(&worker);
+                assert_eq!(pool.demand(0), Ok(0));
+                assert!(pool.ahead_stats().health.is_healthy());
                 // Waits for the thread.
                 worker.close();
             }
@@ -434,7 +413,7 @@ fn pages_of_another_process() {
     let page = pages.take_exportable().unwrap().share();
     let exported = page.export().unwrap();
     for bytes in NUMBERS {
-        let imported = cuda_vmm::share::import_page(&machine.device, &exported, bytes);
+        let imported = cuda_vmm::pages::share::import_page(&machine.device, &exported, bytes);
         let options = ReservationOptions { bytes, page_bytes: Some(bytes), peers: vec![] };
         let (Ok(imported), Ok(space)) = (imported, Reservation::new(&machine.device, options))
         else {
@@ -454,11 +433,11 @@ fn gates_of_many_leases() {
     let leases: Vec<_> = (0..1 << 16).map(|_| gate.lease()).collect();
     let fence = recorded(&stream);
     for lease in leases {
-        lease.submitted(&[]);
+        // Refused, and so dropped.
+        assert_eq!(lease.submitted(&[]).unwrap_err().fences, 0);
     }
     let fences = vec![fence; 1 << 16];
-    gate.lease().submitted(&fences);
-    // With no fence those were dropped.
+    gate.lease().submitted(&fences).unwrap();
     gate.cover_dropped(|| Ok::<_, DeviceError>(fences)).unwrap();
     gate.cover_dropped::<()>(|| panic!("all is covered")).unwrap();
     assert_eq!(gate.open_leases(), 0);

@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
-use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, Layout, PagePool, PagePoolOptions, SequenceSpace,
-    SpaceOptions, Worker, WorkerOptions,
-};
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{Layout, SequenceSpace, SpaceOptions};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, Worker, WorkerOptions};
 
 use crate::raw::Raw;
 use crate::{TOKEN_BYTES, percentile};

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
-use cuda_vmm::{
-    Layout, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker, WorkerOptions,
-};
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{Layout, Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::{Worker, WorkerOptions};
 
 use crate::raw::Raw;
 use crate::{TOKEN_BYTES, micros, percentile};

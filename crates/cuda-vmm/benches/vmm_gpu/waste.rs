@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::{Layout, PagePool, PagePoolOptions, Sequence, SequenceSpace, SpaceOptions, Worker};
+use cuda_vmm::Worker;
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{Layout, Sequence, SequenceSpace, SpaceOptions};
 
 use crate::TOKEN_BYTES;
 

@@ -1,11 +1,15 @@
 //! Growth ahead of need: what the step path says, and what the worker does about it.
 
+use cuda_driver::messages::one_line_debug;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::core::{By, Core};
+use cuda_driver::Device;
+
+use super::core::{By, PoolCore};
+use crate::GrowError;
 use crate::limit::Holder;
-use crate::{Fault, GrowError, Health, Progress, Waker, WorkSource};
+use crate::worker::{Fault, Health, Progress, Waker, WorkSource};
 
 /// Most pages that one step of the worker maps: how long somebody who runs out may have to wait for it.
 const STEP_PAGES_MAX: u64 = 8;
@@ -31,7 +35,7 @@ pub struct AheadStats {
 }
 
 /// Growth ahead of need does not come, so waiting for it is no use.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("the pool does not grow ahead of need, {ready_blocks} blocks are ready")]
 pub struct AheadError {
     /// Blocks that are ready.
@@ -50,7 +54,7 @@ impl AheadError {
     }
 }
 
-impl Core {
+impl PoolCore {
     /// Blocks that should be ready.
     pub(super) fn target(&self) -> u64 {
         // SeqCst: see the fields.
@@ -155,7 +159,11 @@ impl Core {
     }
 }
 
-impl WorkSource for Core {
+impl WorkSource for PoolCore {
+    fn device(&self) -> Option<&Device> {
+        Some(self.reservation.device())
+    }
+
     fn step(&self) -> Result<Progress, Fault> {
         let outcome = Marked { core: self, fatal: true };
         let stepped = self.alone(|| self.work()).unwrap_or(Ok(Progress::Done));
@@ -166,7 +174,7 @@ impl WorkSource for Core {
 
 /// Tells the step path that a step ended for good, also if it did by a panic.
 struct Marked<'a> {
-    core: &'a Core,
+    core: &'a PoolCore,
     fatal: bool,
 }
 
@@ -185,7 +193,7 @@ impl Drop for Marked<'_> {
     }
 }
 
-impl Holder for Core {
+impl Holder for PoolCore {
     fn release_idle(&self, _bytes: u64) -> u64 {
         // The pool of pages is asked for itself.
         0
@@ -220,7 +228,9 @@ impl Holder for WakesWorker {
 
 /// A pool's place at its worker, and what keeps the worker told of the limit.
 #[derive(Debug)]
-pub(super) struct Place {
-    pub(super) handle: crate::WorkHandle,
+pub(super) struct AtWorker {
+    pub(super) handle: crate::worker::WorkHandle,
     pub(super) _wakes: Option<Arc<WakesWorker>>,
 }
+
+one_line_debug!(AheadError);

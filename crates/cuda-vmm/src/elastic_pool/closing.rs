@@ -1,11 +1,12 @@
 //! A pool on its way out.
 
-use crate::close::release_pages;
-use crate::{CloseReport, Closing, NotAtRest, PagePool};
+use crate::pages::close::release_pages;
+use crate::pages::{Closing, PagePool};
+use crate::{CloseReport, NotAtRest};
 
 /// A pool that is being closed; see [`ElasticPool::close`](crate::ElasticPool::close).
 ///
-/// Dropping it instead follows the rule for dropping a [`Reservation`](crate::Reservation).
+/// Dropping it instead follows the rule for dropping a [`Reservation`](crate::pages::Reservation).
 #[derive(Debug)]
 #[must_use = "nothing is unmapped until `try_complete` or `wait`"]
 pub struct PoolClosing {

@@ -6,18 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::{PollReport, Shrink};
+use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport};
 use crate::rest::{AtRest, Covered, Quiescence};
-use crate::{
-    Closing, Fence, GrowError, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport,
-    Unrest, UsersUnknown,
-};
+use crate::{Fence, GrowError, Unrest, UsersUnknown};
 
 /// What the pool's handle and the thread that works ahead share.
 ///
 /// From the start of the reservation on lie, in this order: the pages of ready blocks, the pages of
 /// parked ones, and addresses without memory.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct PoolCore {
     /// Dropped before `pages`: what it unmaps while dropping is released, not given back.
     pub(super) reservation: Reservation,
     pub(super) pages: PagePool,
@@ -96,7 +94,7 @@ pub(super) enum By {
     Worker,
 }
 
-impl Core {
+impl PoolCore {
     pub(super) fn new(
         reservation: Reservation,
         pages: PagePool,
@@ -140,7 +138,7 @@ impl Core {
         self.is_open().then(work)
     }
 
-    /// As [`alone`](Core::alone), unless somebody is at it: for callers who hold another pool's lock.
+    /// As [`alone`](PoolCore::alone), unless somebody is at it: for callers who hold another pool's lock.
     pub(super) fn try_alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let _growing = self.growing.try_lock()?;
         self.is_open().then(work)
@@ -404,7 +402,7 @@ impl Core {
         PollReport { unmapped_pages, failed: report.failed }
     }
 
-    fn give_back(&self, pages: Vec<crate::Page>) {
+    fn give_back(&self, pages: Vec<crate::pages::Page>) {
         for page in pages {
             let returned = self.pages.give_back(page);
             debug_assert!(returned.is_ok(), "a page of the pool came from elsewhere");

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{Fault, Health, Owner, Progress, Shared, WorkSource};
 
 /// A source as its worker sees it.
-pub(super) struct Entry {
+pub(super) struct Attached {
     /// Set by whoever has work for the source, cleared before the step that will see the work.
     woken: AtomicBool,
     detached: AtomicBool,
@@ -18,11 +18,11 @@ pub(super) struct Entry {
     /// path never takes it. `None` once the source was detached.
     source: Mutex<Option<Arc<dyn WorkSource>>>,
     /// Never held across a step.
-    status: Mutex<Status>,
+    status: Mutex<AttachedStatus>,
 }
 
 #[derive(Debug, Default)]
-struct Status {
+struct AttachedStatus {
     health: Health,
     next: Next,
 }
@@ -39,7 +39,7 @@ pub(super) enum Next {
     Now,
 }
 
-impl Entry {
+impl Attached {
     pub(super) fn new(source: Arc<dyn WorkSource>) -> Self {
         Self {
             woken: AtomicBool::new(true),
@@ -104,7 +104,7 @@ impl Entry {
             (None, _) => return Err(Fault::Stopped),
             (_, Health::Failed { cause }) if cause != Fault::Stopped => return Err(cause),
             // What a panic leaves half done is not touched again: the source has failed for good.
-            (Some(source), _) => catch_unwind(AssertUnwindSafe(|| work(&**source))),
+            (Some(source), _) => catch_unwind(AssertUnwindSafe(|| bound(&**source, work))),
         };
         let outcome = outcome.unwrap_or_else(|payload| Err(panicked(payload.as_ref())));
         if let Err(fault) = &outcome {
@@ -126,6 +126,18 @@ impl Entry {
     }
 }
 
+/// Does `work` with the context of the source's device kept current. Where it cannot be bound, each driver
+/// call says so itself.
+fn bound<T>(source: &dyn WorkSource, work: impl FnOnce(&dyn WorkSource) -> T) -> T {
+    let mut work = Some(work);
+    let mut once = || work.take().map(|work| work(source));
+    let done = source.device().and_then(|device| device.while_current(&mut once).ok());
+    match done.flatten().or_else(once) {
+        Some(done) => done,
+        None => unreachable!("the work was done twice"),
+    }
+}
+
 fn panicked(payload: &(dyn std::any::Any + Send)) -> Fault {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
@@ -134,29 +146,29 @@ fn panicked(payload: &(dyn std::any::Any + Send)) -> Fault {
 
 /// Wakes one source's worker. A cheap handle, for any thread.
 #[derive(Clone)]
-pub struct Waker {
-    pub(super) entry: Arc<Entry>,
+pub(crate) struct Waker {
+    pub(super) entry: Arc<Attached>,
     pub(super) shared: Arc<Shared>,
 }
 
 impl Waker {
     /// Says that there is work ahead of need. One atomic exchange; a system call only if the thread
     /// has slept for long, because from its naps it returns by itself.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if self.entry.wake() {
             self.shared.rouse();
         }
     }
 
     /// Says that somebody needs the work now: ends also a nap, by a system call.
-    pub fn wake_now(&self) {
+    pub(crate) fn wake_now(&self) {
         self.entry.wake();
         self.shared.unpark();
     }
 
     /// How the source's work is doing.
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         self.entry.health()
     }
 
@@ -170,7 +182,7 @@ impl Waker {
     /// # Errors
     /// The fault of `work`; [`Fault::Stopped`] for a detached source; the fault by which the source
     /// failed earlier.
-    pub fn run<T>(&self, work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn run<T>(&self, work: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
         self.entry.alone(|_| work())
     }
 
@@ -196,7 +208,7 @@ impl fmt::Debug for Waker {
 /// Dropping it takes the source away without waiting for a step that runs.
 #[derive(Debug)]
 #[must_use = "dropping it takes the source away from the worker"]
-pub struct WorkHandle {
+pub(crate) struct WorkHandle {
     waker: Waker,
     _owner: Arc<Owner>,
 }
@@ -208,18 +220,18 @@ impl WorkHandle {
 
     /// What wakes this source's worker.
     #[must_use]
-    pub fn waker(&self) -> &Waker {
+    pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }
 
     /// How the source's work is doing.
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         self.waker.health()
     }
 
     /// Takes the source away, after waiting for a step that runs. No step begins afterwards.
-    pub fn detach(self) {
+    pub(crate) fn detach(self) {
         self.waker.entry.detached.store(true, Ordering::SeqCst);
         let source = self.waker.entry.source.lock().take();
         drop(source);

@@ -1,15 +1,16 @@
 //! How background work is doing, and what stands in its way.
 
+use cuda_driver::messages::one_line_debug;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceError};
 
 /// Why background work could not be done.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// The device has too little memory: expected, tried again.
-    #[error("the device has too little memory for {bytes} bytes more")]
+    #[error("memory for {bytes} bytes ahead of need: CUDA_ERROR_OUT_OF_MEMORY (2)")]
     OutOfMemory {
         /// Bytes asked for.
         bytes: u64,
@@ -27,7 +28,7 @@ pub enum Fault {
         index: u64,
     },
     /// The driver refused a call; tried again.
-    #[error("the device refused")]
+    #[error("work ahead of need was refused")]
     Device(#[source] DeviceError),
     /// The device is lost: nothing is tried any more.
     #[error("the device is lost")]
@@ -117,3 +118,5 @@ impl Health {
         }
     }
 }
+
+one_line_debug!(Fault);

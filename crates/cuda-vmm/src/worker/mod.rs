@@ -1,43 +1,54 @@
-//! A thread that does driver calls ahead of need, so that the step path does none.
+//! A thread that makes driver calls ahead of need, so that the step path makes none.
 //!
-//! A [`WorkSource`] is something that has such calls to make: a space whose sequences grow, a pool
-//! that keeps pages ready. A [`Worker`] steps its sources, one bounded piece of work at a time, when
-//! they are woken; several may share one. The thread holds sources and device handles and nothing
-//! of any other runtime.
+//! An [`ElasticPool`](crate::ElasticPool) and a [`SequenceSpace`](crate::sequences::SequenceSpace) have such
+//! calls to make. A [`Worker`] steps them, one bounded piece of work at a time, when they are woken. Several
+//! may share one worker. The thread holds them and device handles, and nothing of any other runtime.
 //!
 //! A worker made by [`Worker::manual`] has no thread: [`Worker::poll`] takes the same steps on the
 //! calling thread, so a test decides when ahead of need is.
 //!
-//! What goes wrong is a state, [`Health`], of each source: a fault that may pass is tried again, a
-//! panic or a lost device ends the work of that source alone.
+//! A fault is a state, [`Health`], of the pool or space that met it. A fault that may pass is tried again.
+//! A panic or a lost device ends the work of that pool or space alone.
 
 mod handle;
 mod health;
+one_line_debug!(SpawnError);
 
+#[cfg(test)]
+mod tests;
+
+use cuda_driver::messages::one_line_debug;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use handle::{Entry, Next};
-pub use handle::{Waker, WorkHandle};
+use cuda_driver::Device;
+use handle::{Attached, Next};
+pub(crate) use handle::{Waker, WorkHandle};
 pub use health::{Fault, Health};
 use parking_lot::Mutex;
 
 /// Something with work to be done ahead of need.
-pub trait WorkSource: Send + Sync + 'static {
+pub(crate) trait WorkSource: Send + Sync + 'static {
     /// Does one bounded piece of work. Never called twice at once.
     ///
     /// # Errors
     /// [`Fault`]: what could not be done, and so is tried again unless it
     /// [is fatal](Fault::is_fatal). It must have been undone.
     fn step(&self) -> Result<Progress, Fault>;
+
+    /// The device whose context is kept current while the source works, so that its driver calls need not
+    /// bind it one by one.
+    fn device(&self) -> Option<&Device> {
+        None
+    }
 }
 
 /// What a step leaves to do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Progress {
+pub(crate) enum Progress {
     /// Nothing until the source is woken.
     Done,
     /// Something that waits for what wakes nobody, such as an event: worth another step soon.
@@ -70,7 +81,7 @@ impl Default for WorkerOptions {
 }
 
 /// The thread could not be started.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("no thread for work ahead of need")]
 pub struct SpawnError {
     /// What the operating system answered.
@@ -82,9 +93,9 @@ pub struct SpawnError {
 /// handle: clones are the same worker.
 ///
 /// # Drop
-/// Dropping the last clone and the last [`WorkHandle`] tells the thread to stop and does not wait for
-/// it. [`close`](Worker::close) waits. Close workers before the process exits: a thread in the midst
-/// of a driver call then meets a driver that is gone.
+/// The thread is told to stop when the last clone is dropped and no pool or space has the worker any more.
+/// Nothing waits for it. [`close`](Worker::close) waits. Close workers before the process exits: a thread in
+/// the midst of a driver call then meets a driver that is gone.
 #[derive(Clone, Debug)]
 pub struct Worker {
     owner: Arc<Owner>,
@@ -99,7 +110,7 @@ pub(crate) struct Owner {
 /// What the thread and the handles share.
 struct Shared {
     /// Held to look at the list only, never across a step.
-    entries: Mutex<Vec<Arc<Entry>>>,
+    entries: Mutex<Vec<Arc<Attached>>>,
     /// Whether the thread sleeps until it is unparked, rather than naps.
     asleep: AtomicBool,
     stop: AtomicBool,
@@ -137,9 +148,9 @@ impl Worker {
     }
 
     /// Takes a source on; it counts as woken.
-    pub fn attach(&self, source: Arc<dyn WorkSource>) -> WorkHandle {
+    pub(crate) fn attach(&self, source: Arc<dyn WorkSource>) -> WorkHandle {
         let shared = &self.owner.shared;
-        let entry = Arc::new(Entry::new(source));
+        let entry = Arc::new(Attached::new(source));
         shared.entries.lock().push(Arc::clone(&entry));
         if shared.stop.load(Ordering::SeqCst) {
             entry.fail(Fault::Stopped);
@@ -280,7 +291,7 @@ impl Shared {
         }
     }
 
-    fn forget(&self, gone: &Arc<Entry>) {
+    fn forget(&self, gone: &Arc<Attached>) {
         self.entries.lock().retain(|entry| !Arc::ptr_eq(entry, gone));
     }
 

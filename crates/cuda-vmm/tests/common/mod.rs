@@ -13,10 +13,8 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
-use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, Fence, PagePool, PagePoolOptions, PhysicalPage,
-    Reservation, ReservationOptions,
-};
+use cuda_vmm::pages::{PagePool, PagePoolOptions, PhysicalPage, Reservation, ReservationOptions};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence};
 
 /// Granularity of the simulated machine.
 pub(crate) const PAGE: u64 = 64 << 10;

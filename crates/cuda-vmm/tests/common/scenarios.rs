@@ -6,10 +6,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::{Device, Stream};
-use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, MapRefusal, Mapped, PagePool, PagePoolOptions, Reservation,
-    ReservationOptions,
+use cuda_vmm::pages::{
+    MapRefusal, Mapped, PagePool, PagePoolOptions, Reservation, ReservationOptions,
 };
+use cuda_vmm::{ElasticPool, ElasticPoolOptions};
 
 use super::{pattern, recorded, take};
 
@@ -161,7 +161,7 @@ fn retired_pages_wait_for_running_work(device: &Device) {
             stream.fill(*span, 5).unwrap();
         }
         let done = recorded(&stream);
-        lease.submitted(std::slice::from_ref(&done));
+        lease.submitted(std::slice::from_ref(&done)).unwrap();
         // Polling may come too early, and then unmaps nothing; it must never fault.
         let early = pool.poll_retired().unmapped_pages;
         done.wait().unwrap();

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 
 use cuda_driver::{Device, Stream};
-use cuda_vmm::share::{ImportError, import_page};
-use cuda_vmm::{
+use cuda_vmm::pages::share::{ImportError, import_page};
+use cuda_vmm::pages::{
     MapRefusal, MapStep, PagePool, PagePoolOptions, Reservation, ReservationOptions, SharedPage,
 };
 

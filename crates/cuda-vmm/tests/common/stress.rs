@@ -8,10 +8,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_driver::{Device, Stream};
-use cuda_vmm::{
-    AdmitError, ExtendError, Fence, PagePool, PagePoolOptions, Sequence, SequenceSpace,
-    SpaceOptions, SpaceStats, Worker,
+use cuda_vmm::pages::{PagePool, PagePoolOptions};
+use cuda_vmm::sequences::{
+    AdmitError, ExtendError, Sequence, SequenceSpace, SpaceOptions, SpaceStats,
 };
+use cuda_vmm::{Fence, Worker};
 
 use super::ranges::{Range, Ranges};
 
@@ -162,7 +163,7 @@ impl<'a> Decoder<'a> {
             let tokens = 1 + self.random.below(self.plan.tokens_max / 4);
             let sequence = match self.space.admit(tokens) {
                 Ok(sequence) => sequence,
-                Err(AdmitError::NoSlot { .. }) => return,
+                Err(AdmitError::NoSeat { .. }) => return,
                 Err(error) => panic!("{error}"),
             };
             self.incarnation += 1;
@@ -235,7 +236,7 @@ impl<'a> Decoder<'a> {
         }
         self.outcome.checked_bytes += checks.iter().map(|range| 8 * range.words).sum::<u64>();
         self.ranges.enqueue(&self.stream, &stamps, &checks, self.plan.parts);
-        lease.submitted(&[Fence::record(&self.stream).unwrap()]);
+        lease.submitted(&[Fence::record(&self.stream).unwrap()]).unwrap();
     }
 
     /// While the work that was just submitted reads it; the lease of that speaks for it.

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use cuda_driver::{Device, Stream};
-use cuda_vmm::share::import_page;
-use cuda_vmm::{PagePool, PagePoolOptions, Reservation, ReservationOptions, SharedPage};
+use cuda_vmm::pages::share::import_page;
+use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions, SharedPage};
 
 use super::pattern;
 use super::scenarios::Scenario;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError, PhysicalMemory};
 use parking_lot::Mutex;
 
-use crate::admission::{AdmissionError, Admitted};
 use crate::limit::Holder;
-use crate::page::{PhysicalPage, Unreleased};
-use crate::{
-    AdmissionPolicy, CloseError, CloseStep, ForeignPage, MemoryLimit, OverLimit, Page, PageError,
-};
+use crate::limit::admission::{AdmissionError, Admitted};
+use crate::limit::{AdmissionPolicy, OverLimit};
+use crate::pages::page::{PhysicalPage, Unreleased};
+use crate::pages::{CloseError, CloseStep, ForeignPage, Page, PageError};
+use crate::{MemoryLimit, MemoryRules};
 
 /// How large a pool's pages are and how many there may be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,15 +19,6 @@ pub struct PagePoolOptions {
     pub page_bytes: Option<u64>,
     /// Most pages that may exist at once, idle ones included.
     pub capacity_pages: u64,
-}
-
-/// What a pool asks before it creates a page, beside its own capacity.
-#[derive(Clone, Debug, Default)]
-pub struct MemoryRules {
-    /// A limit in bytes, shared with whatever else was given a clone of it.
-    pub limit: Option<MemoryLimit>,
-    /// What the device has to have free.
-    pub admission: Option<AdmissionPolicy>,
 }
 
 /// A look at a pool's accounts, taken at one instant.
@@ -275,7 +266,7 @@ impl PagePool {
         }
     }
 
-    /// A new page that can be [exported](crate::SharedPage::export) to another process. It counts like
+    /// A new page that can be [exported](crate::pages::SharedPage::export) to another process. It counts like
     /// any other; at the pool's capacity an idle page makes room for it.
     ///
     /// # Errors
@@ -368,12 +359,16 @@ impl PagePool {
     /// Creates `count` pages, or none.
     fn create_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
         let mut admitted = self.admit(count)?;
-        let mut created = Vec::new();
-        for _ in 0..count {
-            self.begin()?;
-            created.push(self.create(&mut admitted)?);
-        }
-        Ok(created)
+        let mut create = || {
+            let mut created = Vec::new();
+            for _ in 0..count {
+                self.begin()?;
+                created.push(self.create(&mut admitted)?);
+            }
+            Ok(created)
+        };
+        // The context is bound once for all of them.
+        if count > 1 { self.inner.device.while_current(create)? } else { create() }
     }
 
     /// Asks whether the device can spare `count` pages. Each is promised until it exists.

@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan};
 use parking_lot::{Mutex, RwLock};
 
-use crate::access::AccessList;
-use crate::page::quiet_if_lost;
-use crate::page_pool::PageSize;
-use crate::rest::{AtRest, Covered, Quiescence};
-use crate::retire::Retiring;
-use crate::table::{PageCounts, PageState, Table};
-use crate::{
-    Closing, EpochGate, Fence, MapError, MapRefusal, NotMapped, Page, ReserveError, RetireError,
-    UnmapReport, Unrest, UsersUnknown,
+use crate::pages::access::AccessList;
+use crate::pages::page::quiet_if_lost;
+use crate::pages::pool::PageSize;
+use crate::pages::retire::Retiring;
+use crate::pages::table::{PageCounts, PageState, Table};
+use crate::pages::{
+    Closing, MapError, MapRefusal, NotMapped, Page, ReserveError, RetireError, UnmapReport,
 };
+use crate::rest::{AtRest, Covered, Quiescence};
+use crate::{EpochGate, Fence, Unrest, UsersUnknown};
 
 /// What to reserve.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -89,7 +89,7 @@ pub(crate) struct Inner {
     pub(crate) span: DeviceSpan,
     pub(crate) page_bytes: u64,
     page_count: u64,
-    pub(crate) access: AccessList,
+    pub(crate) access: Arc<AccessList>,
     gate: EpochGate,
     /// `None` once closed. Users of the addresses hold the lock for reading during a driver call;
     /// only closing, which has outlasted them all, takes it for writing.
@@ -133,11 +133,12 @@ impl Reservation {
         if options.bytes == 0 || !options.bytes.is_multiple_of(page_bytes) {
             return Err(ReserveError::Misaligned { bytes: options.bytes, page_bytes });
         }
-        let access = AccessList::new(device, &options.peers)?;
+        let access = Arc::new(AccessList::new(device, &options.peers)?);
         let addresses = AddressRange::reserve(device, options.bytes)?;
         let span = addresses
             .span(0, options.bytes)
             .unwrap_or_else(|error| unreachable!("a range contains itself: {error}"));
+        gate.guard(&access);
         Ok(Self {
             inner: Arc::new(Inner {
                 device: device.clone(),
@@ -323,7 +324,7 @@ impl Inner {
     pub(crate) fn covers(&self, fences: &[Fence]) -> Covered {
         let spoken_for = !self.exposed.load(Ordering::Acquire)
             || self.gate.was_leased()
-            || fences.iter().any(|fence| self.is_reached_by(fence.device()));
+            || self.access.reaches_any(fences);
         if spoken_for { Covered::Yes } else { Covered::No }
     }
 
@@ -347,12 +348,6 @@ impl Inner {
     /// Whether devices beside the owner can access the memory.
     fn has_peers(&self) -> bool {
         self.access.as_slice().len() > 1
-    }
-
-    /// Whether work of a device can touch the memory.
-    fn is_reached_by(&self, device: &Device) -> bool {
-        let same_driver = Arc::ptr_eq(device.driver(), self.device.driver());
-        same_driver && self.access.names(device.ordinal())
     }
 
     /// Waits for all work of the owner, if no other device can access the memory.

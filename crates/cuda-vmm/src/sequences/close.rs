@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::core::Core;
+use super::core::SpaceCore;
 use super::{SequenceSpace, StillLive};
+use crate::pages::{Closing, Reservation};
 use crate::rest::Covered;
-use crate::{CloseReport, Closing, Fence, NotAtRest, Reservation};
+use crate::{CloseReport, Fence, NotAtRest};
 
 /// A space that is being closed: nothing can be admitted or mapped any more.
 ///
@@ -14,7 +15,7 @@ use crate::{CloseReport, Closing, Fence, NotAtRest, Reservation};
 #[must_use = "nothing is unmapped until `try_complete` or `wait`"]
 pub struct SpaceClosing {
     closing: Closing,
-    core: Arc<Core>,
+    core: Arc<SpaceCore>,
 }
 
 impl SequenceSpace {
@@ -82,7 +83,7 @@ impl SpaceClosing {
 
     fn finish(
         closed: Result<CloseReport, NotAtRest<Closing>>,
-        core: Arc<Core>,
+        core: Arc<SpaceCore>,
     ) -> Result<CloseReport, NotAtRest<Self>> {
         match closed {
             Ok(mut report) => {

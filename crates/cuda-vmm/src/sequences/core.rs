@@ -1,30 +1,33 @@
 //! The work of a space: settle what is at rest, map ahead of need, unmap under pressure.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cuda_driver::Device;
 use parking_lot::Mutex;
 
-use super::book::{Book, Seat, Slot, Tenancy};
+use super::book::{Book, Lengths, Seat, Tenancy};
 use super::shape::Shape;
 use super::stats::Counters;
-use crate::rest::AtRest;
-use crate::{
-    Fault, MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Progress, Reservation,
-    UnmapFailure, UnmapReport, Unrest, WorkSource,
+use crate::Unrest;
+use crate::pages::{
+    MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Reservation, UnmapFailure,
+    UnmapReport,
 };
+use crate::rest::AtRest;
+use crate::worker::{Fault, Progress, WorkSource};
 
 /// A space, as its sequences and its worker share it.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct SpaceCore {
     pub(super) shape: Shape,
     pub(super) parked_pages_max: u64,
     pub(super) prepared_pages: u64,
     pub(super) reservation: Reservation,
     pub(super) pages: PagePool,
-    pub(super) slots: Box<[Slot]>,
-    /// Held for a look at the slots or a few words, never across a driver call.
+    pub(super) lengths: Box<[Lengths]>,
+    /// Held for a look at the seats or a few words, never across a driver call.
     pub(super) book: Mutex<Book>,
     pub(super) counters: Counters,
     /// Whether the addresses of the whole space were given out.
@@ -33,7 +36,11 @@ pub(super) struct Core {
     pub(super) sabotage: super::sabotage::Sabotage,
 }
 
-impl WorkSource for Core {
+impl WorkSource for SpaceCore {
+    fn device(&self) -> Option<&Device> {
+        Some(self.reservation.device())
+    }
+
     fn step(&self) -> Result<Progress, Fault> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.sabotage.panic_if_asked();
@@ -52,17 +59,17 @@ impl WorkSource for Core {
 
 /// All methods that change what is mapped are called from steps and from `Waker::run` alone, hence by
 /// one thread at a time.
-impl Core {
-    /// Parked slots whose users are done come to rest; returns whether others still wait.
+impl SpaceCore {
+    /// Parked seats whose users are done come to rest; returns whether others still wait.
     pub(super) fn settle(&self) -> bool {
         let parked = self.book.lock().parked();
         let mut waiting = false;
-        for slot in &parked {
-            match slot.check() {
-                Ok(proof) => self.book.lock().settle(slot, proof),
+        for place in &parked {
+            match place.check() {
+                Ok(proof) => self.book.lock().settle(place, proof),
                 Err(unrest) => {
                     if let Unrest::Device(error) = unrest {
-                        tracing::warn!(%error, "a fence cannot be queried: its slot stays parked");
+                        tracing::warn!(%error, "a fence cannot be queried: its seat stays parked");
                     }
                     waiting = true;
                 }
@@ -81,20 +88,23 @@ impl Core {
             let mut book = self.book.lock();
             book.seats.iter_mut().for_each(|seat| seat.stuck = false);
             for failure in &report.failed {
-                book.seat(self.shape.slot_of(failure.index)).stuck = true;
+                book.seat(self.shape.seat_of(failure.index)).stuck = true;
             }
         }
         self.take_back(report);
     }
 
-    /// Maps one row where it is needed most; returns whether one was mapped.
+    /// Maps rows where they are needed most; returns whether any were mapped.
     fn grow_most_urgent(&self) -> Result<bool, Fault> {
         let mut refused = Ok(false);
-        for slot in self.in_want() {
-            match self.grow(slot) {
+        let wanting = self.in_want();
+        // The pages of a step are for all that want some, so that the last of them does not wait long.
+        let rows_max = self.shape.step_rows() / (wanting.len() as u64).max(1);
+        for place in wanting {
+            match self.grow(place, rows_max) {
                 Ok(grown) if grown => return Ok(true),
                 Ok(_) => {}
-                // In the way of this slot alone.
+                // In the way of this seat alone.
                 Err(fault @ Fault::Quarantined { .. }) => refused = refused.and(Err(fault)),
                 Err(fault) => return Err(fault),
             }
@@ -102,7 +112,7 @@ impl Core {
         refused
     }
 
-    /// Live slots that want more memory, those first that have run out, then by what they have left.
+    /// Live seats that want more memory, those first that have run out, then by what they have left.
     fn in_want(&self) -> Vec<u64> {
         let mut wanting: Vec<_> = self
             .book
@@ -110,76 +120,91 @@ impl Core {
             .seats
             .iter()
             .enumerate()
-            .filter(|(slot, seat)| self.wants(&self.slots[*slot], seat))
-            .map(|(slot, seat)| {
-                let used = self.slots[slot].used.load(Ordering::Relaxed);
-                (self.shape.tokens_in(seat.rows).saturating_sub(used), slot as u64)
+            .filter(|(place, seat)| self.wants(&self.lengths[*place], seat))
+            .map(|(place, seat)| {
+                let used = self.lengths[place].used.load(Ordering::Relaxed);
+                (self.shape.tokens_in(seat.rows).saturating_sub(used), place as u64)
             })
             .collect();
         wanting.sort_unstable();
-        wanting.into_iter().map(|(_, slot)| slot).collect()
+        wanting.into_iter().map(|(_, place)| place).collect()
     }
 
-    fn wants(&self, slot: &Slot, seat: &Seat) -> bool {
+    fn wants(&self, place: &Lengths, seat: &Seat) -> bool {
         // Acquire is not needed: the number stands for itself.
         matches!(seat.tenancy, Tenancy::Live)
-            && slot.wanted.load(Ordering::Relaxed) > self.shape.tokens_in(seat.rows)
+            && place.wanted.load(Ordering::Relaxed) > self.shape.tokens_in(seat.rows)
     }
 
-    /// Maps the next row of a slot over all its planes, or nothing; false when the slot does not
-    /// want one any more.
-    pub(super) fn grow(&self, slot: u64) -> Result<bool, Fault> {
-        let shared = &self.slots[slot as usize];
-        let row = {
+    /// Maps the next rows of a seat over all its planes, as many as it wants and at most `rows_max`, but
+    /// at least one; all or nothing. False when the seat wants none any more.
+    pub(super) fn grow(&self, place: u64, rows_max: u64) -> Result<bool, Fault> {
+        let rows = {
             let mut book = self.book.lock();
-            let seat = book.seat(slot);
+            let seat = book.seat(place);
+            let shared = &self.lengths[place as usize];
             if !self.wants(shared, seat) {
                 return Ok(false);
             }
-            seat.rows
+            let wanted = self.shape.rows_for(shared.wanted.load(Ordering::Relaxed));
+            seat.rows..wanted.min(seat.rows.saturating_add(rows_max)).max(seat.rows + 1)
         };
-        self.check_row(slot, row)?;
-        let pages = self.take_pages()?;
-        let places = self.shape.row(slot, row).zip(pages.into_iter().map(Page::from)).collect();
+        let first = rows.start..rows.start + 1;
+        let grown = self.map_rows(place, rows.clone());
+        match grown {
+            // What is short for several may do for one.
+            Err(fault) if rows != first && !fault.is_fatal() => self.map_rows(place, first)?,
+            grown => grown?,
+        }
+        Ok(true)
+    }
+
+    /// Maps `rows`, the next ones of a seat: all or nothing.
+    fn map_rows(&self, place: u64, rows: Range<u64>) -> Result<(), Fault> {
+        self.check_rows(place, rows.clone())?;
+        let pages = self.take_pages(rows.end - rows.start)?;
+        let indices = self.shape.rows(place, rows.clone());
+        let places = indices.zip(pages).map(|(index, page)| (index, Page::from(page))).collect();
         match self.reservation.inner.map_at(places) {
             Ok(_) => {
                 let mut book = self.book.lock();
-                book.seat(slot).rows = row + 1;
-                // Partner: the loads of `ready` by the slot's sequence. All access was granted.
-                shared.ready.store(self.shape.tokens_in(row + 1), Ordering::Release);
-                Ok(true)
+                book.seat(place).rows = rows.end;
+                // Partner: the loads of `ready` by the seat's sequence. All access was granted.
+                let ready = self.shape.tokens_in(rows.end);
+                self.lengths[place as usize].ready.store(ready, Ordering::Release);
+                Ok(())
             }
             Err(MapError { reason, pages, quarantined }) => {
                 self.give_back(pages);
                 if quarantined > 0 {
-                    self.book.lock().seat(slot).stuck = true;
+                    self.book.lock().seat(place).stuck = true;
                 }
                 Err(self.fault(reason))
             }
         }
     }
 
-    /// Whether something stands in the way of a row, before any page is created in vain.
-    fn check_row(&self, slot: u64, row: u64) -> Result<(), Fault> {
+    /// Whether something stands in the way of rows, before any page is created in vain.
+    fn check_rows(&self, place: u64, rows: Range<u64>) -> Result<(), Fault> {
         let bytes = self.reservation.stats();
-        // Of what is mapped no page lies behind the rows of its slot. A look at each page of a row takes
+        // Of what is mapped no page lies behind the rows of its seat. A look at each page of a row takes
         // as long as there are planes, which may be more than there is memory for.
         if bytes.retiring_bytes == 0 && bytes.quarantined_bytes == 0 {
             return Ok(());
         }
         let check = |index| self.reservation.check_free(index..index + 1);
-        self.shape.row(slot, row).try_for_each(check).map_err(|reason| self.fault(reason))
+        self.shape.rows(place, rows).try_for_each(check).map_err(|reason| self.fault(reason))
     }
 
-    /// Pages for one row: idle ones, new ones, or those of slots that rest.
-    fn take_pages(&self) -> Result<Vec<PhysicalPage>, Fault> {
+    /// Pages for so many rows: idle ones, new ones, or, for one row, those of seats that rest.
+    fn take_pages(&self, rows: u64) -> Result<Vec<PhysicalPage>, Fault> {
         loop {
-            let error = match self.pages.take_many(self.shape.ranges) {
+            let error = match self.pages.take_many(rows * self.shape.ranges) {
                 Ok(pages) => return Ok(pages),
                 Err(error) => error,
             };
             let fault = self.page_fault(error);
-            if !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
+            if rows > 1 || !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
                 return Err(fault);
             }
             // Over its limit the pool hands out nothing, not even what is idle.
@@ -202,16 +227,16 @@ impl Core {
 
     /// Rows that live sequences have adopted beyond their needs.
     pub(super) fn all_spare_rows(&self, book: &Book) -> u64 {
-        let seats = book.seats.iter().zip(&self.slots);
-        seats.map(|(seat, slot)| self.spare_rows(slot, seat)).sum()
+        let seats = book.seats.iter().zip(&self.lengths);
+        seats.map(|(seat, place)| self.spare_rows(place, seat)).sum()
     }
 
-    /// Unmaps the last row of the slot that has rested longest, and keeps the pages idle; returns what
-    /// was refused. Nothing, when no slot rests.
+    /// Unmaps the last row of the seat that has rested longest, and keeps the pages idle; returns what
+    /// was refused. Nothing, when no seat rests.
     pub(super) fn unmap_oldest_row(&self) -> Option<Unmapped> {
         let tokens_in = |rows| self.shape.tokens_in(rows);
-        let taken = self.book.lock().take_row(&self.slots, tokens_in)?;
-        let indices: Vec<_> = self.shape.row(taken.slot, taken.row).collect();
+        let taken = self.book.lock().take_row(&self.lengths, tokens_in)?;
+        let indices: Vec<_> = self.shape.row(taken.place, taken.row).collect();
         let report = self.unmap(&indices, &taken.proof);
         self.book.lock().hand_back(taken, !report.failed.is_empty());
         Some(report)
@@ -310,14 +335,14 @@ pub(super) struct Unmapped {
     pub(super) failed: Vec<UnmapFailure>,
 }
 
-impl Drop for Core {
+impl Drop for SpaceCore {
     /// Unmaps, without waiting, what is at rest. What its sequences' users may still have follows the
     /// rule for dropping a [`Reservation`], which comes next.
     fn drop(&mut self) {
         let seats = std::mem::take(&mut self.book.get_mut().seats);
-        for (slot, seat) in (0..).zip(seats) {
+        for (place, seat) in (0..).zip(seats) {
             let rows = (0..seat.rows).rev();
-            let indices: Vec<_> = rows.flat_map(|row| self.shape.row(slot, row).rev()).collect();
+            let indices: Vec<_> = rows.flat_map(|row| self.shape.row(place, row).rev()).collect();
             match seat.tenancy {
                 _ if indices.is_empty() => {}
                 Tenancy::Resting { proof, .. } => drop(self.unmap(&indices, &proof)),

@@ -1,5 +1,6 @@
 //! Asking the device what memory it has before any is created, and keeping some of it free.
 
+use cuda_driver::messages::one_line_debug;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ pub struct Headroom {
 }
 
 /// Whether memory may be created, and all that the answer rests on.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 pub struct Verdict {
     /// Bytes asked for.
     pub wanted_bytes: u64,
@@ -100,9 +101,8 @@ impl fmt::Display for Verdict {
 }
 
 /// Why nothing was admitted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AdmissionError {
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+pub(crate) enum AdmissionError {
     /// The device has too little free memory: an expected outcome.
     #[error("too little memory is free")]
     NoHeadroom(#[source] Verdict),
@@ -239,6 +239,8 @@ impl Drop for Admitted {
         self.keep(&mut pending, left);
     }
 }
+
+one_line_debug!(Verdict, AdmissionError);
 
 #[cfg(test)]
 mod tests {

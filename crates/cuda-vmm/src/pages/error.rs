@@ -1,11 +1,14 @@
-//! What can go wrong, one enum for each family of operations.
+//! What can go wrong with pages, addresses and clean-up, one enum for each family of operations.
 
 use cuda_driver::DeviceError;
+use cuda_driver::messages::one_line_debug;
 
-use crate::{OverLimit, Page, PageId, Unrest, Verdict};
+use super::{Page, PageId};
+use crate::UsersUnknown;
+use crate::limit::{OverLimit, Verdict};
 
 /// Why there is no page.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
     /// The device cannot map pages of this size.
@@ -26,10 +29,12 @@ pub enum PageError {
     #[error("a shared limit leaves no room for another page")]
     OverLimit(#[from] OverLimit),
     /// The device has less free than is to stay free: an expected outcome.
-    #[error("the device cannot spare the memory")]
+    #[error("the device cannot spare the memory for a page")]
     NoHeadroom(#[source] Verdict),
     /// The device has no memory left for another page: an expected outcome.
-    #[error("the device has no {page_bytes} bytes left for another page, {live} exist")]
+    #[error(
+        "cuMemCreate of a page of {page_bytes} bytes, beside {live} pages: CUDA_ERROR_OUT_OF_MEMORY (2)"
+    )]
     OutOfMemory {
         /// Bytes of a page.
         page_bytes: u64,
@@ -51,7 +56,7 @@ impl PageError {
 }
 
 /// A page was given back to a pool that it did not come from.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{} belongs to another pool", .page.id())]
 pub struct ForeignPage {
     /// The page.
@@ -59,7 +64,7 @@ pub struct ForeignPage {
 }
 
 /// Why addresses were not reserved.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
     /// The device cannot map pages of this size.
@@ -98,8 +103,8 @@ pub enum ReserveError {
 }
 
 /// Nothing was mapped; here are the pages back.
-#[derive(Debug, thiserror::Error)]
-#[error("no page was mapped")]
+#[derive(thiserror::Error)]
+#[error("none of {} pages was mapped", .pages.len() as u64 + .quarantined)]
 pub struct MapError {
     /// Why.
     #[source]
@@ -112,7 +117,7 @@ pub struct MapError {
 }
 
 /// Why pages were not mapped.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapRefusal {
     /// The range does not lie inside the reservation.
@@ -156,7 +161,7 @@ pub enum MapRefusal {
         index: u64,
     },
     /// An earlier unmapping failed there; see
-    /// [`Reservation::retry_quarantined`](crate::Reservation::retry_quarantined).
+    /// [`Reservation::retry_quarantined`](crate::pages::Reservation::retry_quarantined).
     #[error("page {index} is in quarantine after a failed unmapping")]
     Quarantined {
         /// Where.
@@ -194,24 +199,15 @@ impl std::fmt::Display for MapStep {
 }
 
 /// A page that should be mapped is not.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("page {index} is not mapped")]
 pub struct NotMapped {
     /// The first such page.
     pub index: u64,
 }
 
-/// Nothing says when the uses of the memory end, so it was not given up: its addresses were given out, no
-/// lease was ever taken at its gate, and none of the fences given is of a device that can access it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("none of {fences} fences and no lease covers the uses of the memory")]
-pub struct UsersUnknown {
-    /// Fences given.
-    pub fences: u64,
-}
-
 /// Why pages were not retired; all of them are as they were.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetireError {
     /// One of them is not mapped.
@@ -223,19 +219,8 @@ pub enum RetireError {
     UsersUnknown(#[from] UsersUnknown),
 }
 
-/// The memory is still in use, so nothing was unmapped; here is the request back, to try again.
-#[derive(Debug, thiserror::Error)]
-#[error("the memory is not at rest")]
-pub struct NotAtRest<T> {
-    /// What was asked.
-    pub request: T,
-    /// Who uses the memory.
-    #[source]
-    pub reason: Unrest,
-}
-
 /// One step of a clean-up that the driver refused.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("{step} was refused")]
 pub struct CloseError {
     /// The step.
@@ -272,129 +257,13 @@ impl std::fmt::Display for CloseStep {
     }
 }
 
-/// Why an elastic pool could not be made.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolError {
-    /// A block or the pool has no bytes.
-    #[error("a pool of {capacity_blocks} blocks of {block_bytes} bytes has no bytes")]
-    Empty {
-        /// Bytes of a block.
-        block_bytes: u64,
-        /// Blocks of the pool.
-        capacity_blocks: u64,
-    },
-    /// The pool's size does not fit in 64 bits.
-    #[error(
-        "{capacity_blocks} blocks of {block_bytes} bytes, in pages of {page_bytes}, overflow 64 bits"
-    )]
-    Overflow {
-        /// Bytes of a block.
-        block_bytes: u64,
-        /// Blocks of the pool.
-        capacity_blocks: u64,
-        /// Bytes of a page.
-        page_bytes: u64,
-    },
-    /// The addresses could not be reserved.
-    #[error(transparent)]
-    Reserve(#[from] ReserveError),
-    /// The first blocks could not be mapped.
-    #[error(transparent)]
-    Grow(#[from] GrowError),
-}
-
-/// Why a pool did not grow. `ready_blocks` are ready: those from before, and parked ones that were at rest.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GrowError {
-    /// More blocks than the pool's addresses have room for.
-    #[error("{asked_blocks} blocks asked of a pool of {capacity_blocks}")]
-    OverCapacity {
-        /// Blocks asked for.
-        asked_blocks: u64,
-        /// Most blocks of the pool.
-        capacity_blocks: u64,
-    },
-    /// The device has too little memory now: an expected outcome, worth a retry when some is free.
-    #[error("the device has too little memory for {asked_blocks} blocks, {ready_blocks} are ready")]
-    OutOfMemory {
-        /// Blocks asked for.
-        asked_blocks: u64,
-        /// Blocks that are ready.
-        ready_blocks: u64,
-    },
-    /// A limit that several pools share leaves no room; worth a retry when it was raised or memory
-    /// under it has gone.
-    #[error("a shared limit leaves no room for {asked_blocks} blocks, {ready_blocks} are ready")]
-    OverLimit {
-        /// Blocks asked for.
-        asked_blocks: u64,
-        /// Blocks that are ready.
-        ready_blocks: u64,
-        /// The limit and what is in use.
-        #[source]
-        source: OverLimit,
-    },
-    /// The device has less free than is to stay free; worth a retry when others have freed memory.
-    #[error("the device cannot spare memory for {asked_blocks} blocks, {ready_blocks} are ready")]
-    NoHeadroom {
-        /// Blocks asked for.
-        asked_blocks: u64,
-        /// Blocks that are ready.
-        ready_blocks: u64,
-        /// What the device has.
-        #[source]
-        source: Verdict,
-    },
-    /// Pages that an earlier shrinking retired are still in use; worth a retry when they are not.
-    #[error("page {index} is not yet at rest after shrinking, {ready_blocks} blocks are ready")]
-    Retiring {
-        /// The first such page.
-        index: u64,
-        /// Blocks that are ready.
-        ready_blocks: u64,
-    },
-    /// A page cannot be unmapped after an earlier failure and stands in the way.
-    #[error("page {index} is in quarantine, {ready_blocks} blocks are ready")]
-    Quarantined {
-        /// The first such page.
-        index: u64,
-        /// Blocks that are ready.
-        ready_blocks: u64,
-    },
-    /// The device refused.
-    #[error("the device refused, {ready_blocks} blocks are ready")]
-    Device {
-        /// Blocks that are ready.
-        ready_blocks: u64,
-        /// What it answered.
-        #[source]
-        source: DeviceError,
-    },
-}
-
-impl GrowError {
-    /// Whether the same call may succeed later without anything being repaired.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        self.is_out_of_memory() || matches!(self, Self::Retiring { .. })
-    }
-
-    /// Whether memory is what is missing: the device's, or what a limit or headroom leaves of it. A
-    /// smaller growth may succeed.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::OutOfMemory { .. } | Self::OverLimit { .. } | Self::NoHeadroom { .. })
-    }
-}
-
-/// A block that is not ready: beyond the pool's present size.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("block {block} asked of {ready_blocks} ready blocks")]
-pub struct BlockNotReady {
-    /// The block.
-    pub block: u64,
-    /// Blocks that are ready.
-    pub ready_blocks: u64,
-}
+one_line_debug!(
+    PageError,
+    ForeignPage,
+    ReserveError,
+    MapError,
+    MapRefusal,
+    NotMapped,
+    RetireError,
+    CloseError
+);

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::page::quiet_if_lost;
-use crate::page_pool::release;
+use crate::pages::page::quiet_if_lost;
+use crate::pages::pool::release;
+use crate::pages::table::{Retirement, Ticket};
+use crate::pages::{CloseError, CloseStep, Page, Reservation, UnmapReport};
 use crate::rest::AtRest;
-use crate::table::{Retirement, Ticket};
-use crate::{CloseError, CloseStep, NotAtRest, Page, Reservation, UnmapReport, Unrest};
+use crate::{NotAtRest, Unrest};
 
 /// What a clean-up did.
 ///

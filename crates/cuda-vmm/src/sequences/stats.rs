@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::core::Core;
+use super::core::SpaceCore;
 
 /// A look at a space's accounts.
 ///
@@ -36,7 +36,7 @@ pub struct SpaceStats {
     pub live: u64,
     /// Finished sequences whose memory is still mapped, abandoned ones aside.
     pub parked: u64,
-    /// Slots whose sequence was dropped while its users are unknown; see
+    /// Seats whose sequence was dropped while its users are unknown; see
     /// [`SequenceSpace::recover`](super::SequenceSpace::recover).
     pub abandoned: u64,
     /// Sequences admitted.
@@ -79,15 +79,15 @@ impl Counters {
     }
 }
 
-impl Core {
+impl SpaceCore {
     pub(super) fn stats(&self) -> SpaceStats {
         // The book is held while the reservation's is looked at: pages enter that one before this one
         // and leave it after, so the difference is what is on its way.
         let (census, spare_rows, used_tokens, bytes) = {
             let book = self.book.lock();
-            let used = book.seats.iter().zip(&self.slots).map(|(seat, slot)| {
+            let used = book.seats.iter().zip(&self.lengths).map(|(seat, place)| {
                 let ready = self.shape.tokens_in(seat.rows);
-                slot.used.load(Ordering::Relaxed).min(ready)
+                place.used.load(Ordering::Relaxed).min(ready)
             });
             let used_tokens = used.sum();
             (book.census(), self.all_spare_rows(&book), used_tokens, self.reservation.stats())

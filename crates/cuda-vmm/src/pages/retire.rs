@@ -1,14 +1,16 @@
 //! Unmapping, in its two steps: retire now, unmap when at rest.
 
+use cuda_driver::messages::one_line_debug;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::DeviceError;
 
-use crate::reservation::Inner;
+use crate::pages::Page;
+use crate::pages::reservation::Inner;
+use crate::pages::table::{Retirement, Ticket};
 use crate::rest::{AtRest, Quiescence};
-use crate::table::{Retirement, Ticket};
-use crate::{NotAtRest, Page, Unrest};
+use crate::{NotAtRest, Unrest};
 
 /// What was unmapped, and what would not be.
 #[derive(Debug, Default)]
@@ -22,7 +24,7 @@ pub struct UnmapReport {
 }
 
 /// A page that the driver would not unmap.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("page {index} could not be unmapped")]
 pub struct UnmapFailure {
     /// Which page of the reservation.
@@ -40,7 +42,7 @@ impl UnmapReport {
 }
 
 /// Pages that were retired together. They are unmapped by this handle, or by
-/// [`Reservation::poll_retired`](crate::Reservation::poll_retired); dropping the handle unmaps
+/// [`Reservation::poll_retired`](crate::pages::Reservation::poll_retired); dropping the handle unmaps
 /// nothing and loses nothing.
 #[derive(Debug)]
 #[must_use = "the pages stay mapped until this or `poll_retired` unmaps them"]
@@ -189,3 +191,5 @@ impl Inner {
         report
     }
 }
+
+one_line_debug!(UnmapFailure);

@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use super::core::Core;
+use super::core::SpaceCore;
 use crate::limit::Holder;
-use crate::{Fault, Waker};
+use crate::worker::{Fault, Waker};
 
 /// Stands for a space with the limit of its pool.
 #[derive(Debug)]
 pub(super) struct SpaceHolder {
-    core: Arc<Core>,
+    core: Arc<SpaceCore>,
     waker: Waker,
 }
 
 impl SpaceHolder {
     /// Enrolls the space, if its pool has a limit; the limit forgets it when this is dropped.
-    pub(super) fn enroll(core: &Arc<Core>, waker: &Waker) -> Option<Arc<Self>> {
+    pub(super) fn enroll(core: &Arc<SpaceCore>, waker: &Waker) -> Option<Arc<Self>> {
         let limit = core.pages.limit()?;
         let holder = Arc::new(Self { core: Arc::clone(core), waker: waker.clone() });
         let weak = Arc::downgrade(&holder);
@@ -41,7 +41,7 @@ impl Holder for SpaceHolder {
     }
 }
 
-impl Core {
+impl SpaceCore {
     /// Unmaps what nobody needs and releases the pages, until `bytes` are released or nothing is left;
     /// returns the bytes.
     fn release_parked(&self, bytes: u64) -> u64 {

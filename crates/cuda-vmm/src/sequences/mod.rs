@@ -3,7 +3,7 @@
 //! Attention over a contiguous range needs no block table. A [`SequenceSpace`] reserves addresses for
 //! every sequence at its longest, and puts pages under them as sequences grow:
 //!
-//! - [`SequenceSpace::admit`] gives a [`Sequence`], if possible on a slot whose memory an earlier
+//! - [`SequenceSpace::admit`] gives a [`Sequence`], if possible on a seat whose memory an earlier
 //!   sequence left mapped;
 //! - [`Sequence::extend_to`], and [`SequenceSpace::extend`] for a batch, are the step path: compare,
 //!   store, and now and then wake the [`Worker`], which maps within the look-ahead;
@@ -36,23 +36,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuda_driver::{Device, DeviceSpan};
 use parking_lot::Mutex;
 
-use self::book::{Book, Slot};
-use self::core::Core;
+use self::book::{Book, Lengths};
+use self::core::SpaceCore;
 use self::holder::SpaceHolder;
 use self::shape::Shape;
-use crate::{
-    CloseError, EpochGate, Fault, Fence, Health, PagePool, Reservation, ReservationOptions,
-    UnmapFailure, UsersUnknown, WorkHandle, Worker,
-};
+use crate::pages::{CloseError, PagePool, Reservation, ReservationOptions, UnmapFailure};
+use crate::worker::{Fault, Health, WorkHandle};
+use crate::{EpochGate, Fence, UsersUnknown, Worker};
 
 pub use close::SpaceClosing;
 pub use error::{AdmitError, BatchError, ExtendError, PlaneError, SpaceError, StillLive};
 use sequence::Demand;
 pub use sequence::{Plane, Sequence};
-pub use shape::{Layout, SpaceOptions, Strides};
+pub use shape::{Layout, SpaceOptions, SpaceStrides};
 pub use stats::SpaceStats;
 
-/// Slots for sequences, each with contiguous addresses for every plane; see the
+/// Seats for sequences, each with contiguous addresses for every plane; see the
 /// [page of the crate](crate).
 ///
 /// # Drop
@@ -62,7 +61,7 @@ pub use stats::SpaceStats;
 /// nothing.
 #[derive(Debug)]
 pub struct SequenceSpace {
-    core: Arc<Core>,
+    core: Arc<SpaceCore>,
     handle: WorkHandle,
     /// Kept for the pool's limit, which finds the space by it.
     holder: Option<Arc<SpaceHolder>>,
@@ -114,13 +113,13 @@ impl SequenceSpace {
             page_bytes: Some(shape.page_bytes),
             peers: options.peers,
         };
-        let core = Arc::new(Core {
+        let core = Arc::new(SpaceCore {
             shape,
             parked_pages_max: options.parked_pages_max,
             prepared_pages: options.prepared_pages,
             reservation: Reservation::with_gate(pages.device(), reserve, gate)?,
             pages: pages.clone(),
-            slots: (0..shape.sequences).map(|_| Slot::default()).collect(),
+            lengths: (0..shape.sequences).map(|_| Lengths::default()).collect(),
             book: Mutex::new(Book::new(shape.sequences)),
             counters: stats::Counters::default(),
             exposed: AtomicBool::new(false),
@@ -132,11 +131,11 @@ impl SequenceSpace {
         Ok(Self { core, handle, holder })
     }
 
-    /// Gives a slot to a sequence that will soon have `tokens` tokens. It is the slot at rest whose
+    /// Gives a seat to a sequence that will soon have `tokens` tokens. It is the seat at rest whose
     /// mapped memory fits best: the least that is enough, else the most. The worker maps what is
     /// missing; [`extend_to`](Sequence::extend_to) answers whether it has.
     ///
-    /// Calls the driver only if no slot known to be at rest has enough: then to ask the events of
+    /// Calls the driver only if no seat known to be at rest has enough: then to ask the events of
     /// finished sequences.
     ///
     /// # Errors
@@ -155,7 +154,7 @@ impl SequenceSpace {
             let claim = book.claim(rows, enough)?;
             // In the same hold, or what is adopted would seem to be to spare.
             let wanted = if tokens == 0 { 0 } else { shape.cover(tokens) };
-            self.core.slots[claim.slot as usize].wanted.store(wanted, Ordering::SeqCst);
+            self.core.lengths[claim.place as usize].wanted.store(wanted, Ordering::SeqCst);
             Some(claim)
         };
         let claim = claim(true).or_else(|| {
@@ -165,10 +164,10 @@ impl SequenceSpace {
         let Some(claim) = claim else {
             let live = self.core.book.lock().census().live;
             let sequences = shape.sequences;
-            return Err(AdmitError::NoSlot { sequences, live, busy: sequences - live });
+            return Err(AdmitError::NoSeat { sequences, live, busy: sequences - live });
         };
         self.core.counters.admit(shape.row_bytes(claim.rows));
-        Ok(self.sequence(claim.slot, tokens))
+        Ok(self.sequence(claim.place, tokens))
     }
 
     /// [`Sequence::extend_to`] for each of a batch, of this space or others; wakes this space's worker
@@ -199,7 +198,7 @@ impl SequenceSpace {
     }
 
     /// Says what covers the uses of the memory of sequences that were dropped with unknown users:
-    /// their slots are parked until the work before `fences` has completed. Returns how many there
+    /// their seats are parked until the work before `fences` has completed. Returns how many there
     /// were.
     ///
     /// # Errors
@@ -209,9 +208,9 @@ impl SequenceSpace {
         if !abandoned.is_empty() {
             self.core.reservation.inner.check_covers(fences)?;
         }
-        for &slot in &abandoned {
+        for &place in &abandoned {
             let users = self.core.users(fences, None);
-            self.core.book.lock().park_abandoned(slot, users);
+            self.core.book.lock().park_abandoned(place, users);
         }
         self.handle.waker().wake();
         Ok(abandoned.len() as u64)
@@ -281,9 +280,9 @@ impl SequenceSpace {
         &self.core.pages
     }
 
-    /// Distances between planes, slots and tokens; see [`Layout`].
+    /// Distances between planes, seats and tokens; see [`Layout`].
     #[must_use]
-    pub fn strides(&self) -> Strides {
+    pub fn strides(&self) -> SpaceStrides {
         self.core.shape.strides
     }
 

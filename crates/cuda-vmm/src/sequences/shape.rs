@@ -1,15 +1,17 @@
 //! Where a token of a plane of a sequence lies: the arithmetic of a space, checked once.
 
-use crate::SpaceError;
+use std::ops::Range;
+
+use crate::sequences::SpaceError;
 
 /// How the planes of a sequence lie in its addresses.
 ///
 /// In both layouts, in bytes from the base of the space,
-/// `offset = plane * strides.plane + slot * strides.sequence + token * strides.token`.
+/// `offset = plane * strides.plane + seat * strides.sequence + token * strides.token`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Layout {
     /// Each plane of a sequence is one contiguous range: token stride = token bytes. A plane of all
-    /// slots is a tensor `[sequences, tokens, token_bytes]` with a fixed stride from slot to slot, which
+    /// seats is a tensor `[sequences, tokens, token_bytes]` with a fixed stride from seat to seat, which
     /// is what attention kernels for contiguous K and V read (such as FlashAttention with a batch
     /// stride and lengths). A growth maps one page for each plane.
     #[default]
@@ -23,10 +25,10 @@ pub enum Layout {
 
 /// Distances in bytes; see [`Layout`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Strides {
+pub struct SpaceStrides {
     /// From a plane to the next, same sequence and token.
     pub plane: u64,
-    /// From a slot to the next, same plane and token.
+    /// From a seat to the next, same plane and token.
     pub sequence: u64,
     /// From a token to the next, same sequence and plane.
     pub token: u64,
@@ -35,7 +37,7 @@ pub struct Strides {
 /// What to reserve for how many sequences.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SpaceOptions {
-    /// Slots: most sequences at once, parked ones included; at most 524,288.
+    /// Seats: most sequences at once, parked ones included; at most 524,288.
     pub sequences: u64,
     /// Planes, such as layers times two for K and V.
     pub planes: u64,
@@ -73,8 +75,11 @@ impl Default for SpaceOptions {
     }
 }
 
-/// Most slots of a space: bounds what its books take on the host, 64 MiB or so.
+/// Most seats of a space: bounds what its books take on the host, 64 MiB or so.
 const SEQUENCES_MAX: u64 = 1 << 19;
+
+/// Most pages that one piece of work maps, if a row has no more.
+const STEP_PAGES_MAX: u64 = 8;
 
 /// The checked arithmetic of a space.
 ///
@@ -88,7 +93,7 @@ pub(super) struct Shape {
     pub(super) tokens_max: u64,
     pub(super) page_bytes: u64,
     pub(super) look_ahead: u64,
-    pub(super) strides: Strides,
+    pub(super) strides: SpaceStrides,
     /// Ranges of a sequence that are mapped together: a row is one page of each.
     pub(super) ranges: u64,
     /// Pages of each range.
@@ -122,7 +127,7 @@ impl Shape {
                 tokens_max,
                 page_bytes,
                 look_ahead: options.look_ahead_tokens,
-                strides: Strides { plane, sequence, token },
+                strides: SpaceStrides { plane, sequence, token },
                 ranges,
                 rows_max: sequence / page_bytes,
             })
@@ -157,14 +162,31 @@ impl Shape {
         if covered == self.tokens_max { covered } else { covered.saturating_sub(self.look_ahead) }
     }
 
-    /// The pages of the reservation that make up a row of a slot, in ascending order.
-    pub(super) fn row(&self, slot: u64, row: u64) -> impl DoubleEndedIterator<Item = u64> + use<> {
-        let Self { sequences, rows_max, .. } = *self;
-        (0..self.ranges).map(move |range| (range * sequences + slot) * rows_max + row)
+    /// The pages of the reservation that make up a row of a seat, in ascending order.
+    pub(super) fn row(&self, place: u64, row: u64) -> impl DoubleEndedIterator<Item = u64> + use<> {
+        self.rows(place, row..row + 1)
     }
 
-    /// The slot that a page of the reservation belongs to.
-    pub(super) fn slot_of(&self, page: u64) -> u64 {
+    /// The same of several rows.
+    pub(super) fn rows(
+        &self,
+        place: u64,
+        rows: Range<u64>,
+    ) -> impl DoubleEndedIterator<Item = u64> + use<> {
+        let Self { sequences, rows_max, .. } = *self;
+        (0..self.ranges).flat_map(move |range| {
+            let first = (range * sequences + place) * rows_max;
+            first + rows.start..first + rows.end
+        })
+    }
+
+    /// Most rows that one piece of work maps: how long others may have to wait for it.
+    pub(super) fn step_rows(&self) -> u64 {
+        (STEP_PAGES_MAX / self.ranges).max(1)
+    }
+
+    /// The seat that a page of the reservation belongs to.
+    pub(super) fn seat_of(&self, page: u64) -> u64 {
         page / self.rows_max % self.sequences
     }
 
@@ -179,9 +201,9 @@ impl Shape {
     }
 
     /// Offset of a token from the base; all within bounds.
-    pub(super) fn offset(&self, slot: u64, plane: u64, token: u64) -> u64 {
-        let Strides { plane: by_plane, sequence, token: by_token } = self.strides;
-        plane * by_plane + slot * sequence + token * by_token
+    pub(super) fn offset(&self, place: u64, plane: u64, token: u64) -> u64 {
+        let SpaceStrides { plane: by_plane, sequence, token: by_token } = self.strides;
+        plane * by_plane + place * sequence + token * by_token
     }
 }
 
@@ -207,16 +229,16 @@ mod tests {
         for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
             let shape = shape(layout, 0);
             let mut taken = vec![false; shape.bytes() as usize];
-            for (slot, plane, token) in (0..3).flat_map(|slot| {
-                (0..4).flat_map(move |plane| (0..100).map(move |token| (slot, plane, token)))
+            for (place, plane, token) in (0..3).flat_map(|place| {
+                (0..4).flat_map(move |plane| (0..100).map(move |token| (place, plane, token)))
             }) {
-                let offset = shape.offset(slot, plane, token);
+                let offset = shape.offset(place, plane, token);
                 for byte in offset..offset + 48 {
                     assert!(!std::mem::replace(&mut taken[byte as usize], true));
                     let page = byte / 1024;
-                    assert_eq!(shape.slot_of(page), slot);
+                    assert_eq!(shape.seat_of(page), place);
                     let rows = shape.rows_for(token + 1);
-                    assert!((0..rows).any(|row| shape.row(slot, row).any(|own| own == page)));
+                    assert!((0..rows).any(|row| shape.row(place, row).any(|own| own == page)));
                 }
             }
         }

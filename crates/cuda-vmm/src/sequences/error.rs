@@ -1,11 +1,15 @@
 //! What can go wrong with a space and its sequences.
 
 use cuda_driver::OutOfBounds;
+use std::fmt;
 
-use crate::{Fault, ReserveError};
+use cuda_driver::messages::one_line_debug;
+
+use crate::pages::ReserveError;
+use crate::worker::Fault;
 
 /// Why a space could not be made.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpaceError {
     /// One of the sizes is 0.
@@ -13,7 +17,7 @@ pub enum SpaceError {
         "{sequences} sequences of {planes} planes and {tokens_max} tokens of {token_bytes} bytes have no bytes"
     )]
     Empty {
-        /// Slots.
+        /// Seats.
         sequences: u64,
         /// Planes.
         planes: u64,
@@ -27,7 +31,7 @@ pub enum SpaceError {
         "{sequences} sequences of {planes} planes and {tokens_max} tokens of {token_bytes} bytes overflow 64 bits"
     )]
     Overflow {
-        /// Slots.
+        /// Seats.
         sequences: u64,
         /// Planes.
         planes: u64,
@@ -36,12 +40,12 @@ pub enum SpaceError {
         /// Most tokens of a sequence.
         tokens_max: u64,
     },
-    /// More slots than a space keeps books of.
+    /// More seats than a space keeps books of.
     #[error("{sequences} sequences asked of a space, which has at most {sequences_max}")]
     TooMany {
-        /// Slots asked for.
+        /// Seats asked for.
         sequences: u64,
-        /// Most slots.
+        /// Most seats.
         sequences_max: u64,
     },
     /// The addresses could not be reserved.
@@ -50,7 +54,7 @@ pub enum SpaceError {
 }
 
 /// Why no sequence was admitted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
     /// A sequence never has so many tokens.
@@ -61,21 +65,21 @@ pub enum AdmitError {
         /// Most tokens of a sequence.
         tokens_max: u64,
     },
-    /// No slot is both free and at rest: an expected outcome, worth a retry when sequences have
+    /// No seat is both free and at rest: an expected outcome, worth a retry when sequences have
     /// finished and their work is done.
-    #[error("none of {sequences} slots is free: {live} live, {busy} finished but in use or stuck")]
-    NoSlot {
-        /// Slots.
+    #[error("none of {sequences} seats is free: {live} live, {busy} finished but in use or stuck")]
+    NoSeat {
+        /// Seats.
         sequences: u64,
-        /// Slots with a sequence.
+        /// Seats with a sequence.
         live: u64,
-        /// Slots whose sequence has finished but whose memory may be in use, or cannot grow.
+        /// Seats whose sequence has finished but whose memory may be in use, or cannot grow.
         busy: u64,
     },
 }
 
 /// Why a sequence may not use as many tokens as asked. What it had it still has.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
     /// A sequence never has so many tokens.
@@ -119,7 +123,7 @@ impl ExtendError {
 }
 
 /// Some sequences of a batch may not use as many tokens as asked; all others may.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("{refused} sequences of the batch were refused, first that at place {first}")]
 pub struct BatchError {
     /// How many.
@@ -132,7 +136,7 @@ pub struct BatchError {
 }
 
 /// A plane or token that a sequence does not have, or not yet.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaneError {
     /// There is no such plane.
@@ -157,11 +161,19 @@ pub enum PlaneError {
 }
 
 /// A space was not closed because it has live sequences; here it is back.
-#[derive(Debug, thiserror::Error)]
-#[error("{live} sequences are live")]
+#[derive(thiserror::Error)]
+#[error("the space was not closed: {live} sequences are live")]
 pub struct StillLive<T> {
     /// The space.
     pub space: T,
     /// How many.
     pub live: u64,
+}
+
+one_line_debug!(SpaceError, AdmitError, ExtendError, BatchError, PlaneError);
+
+impl<T> fmt::Debug for StillLive<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuda_driver::DeviceSpan;
 
-use super::core::Core;
+use super::core::SpaceCore;
 use super::{ExtendError, PlaneError, SequenceSpace};
+use crate::Fence;
 use crate::rest::{AtRest, Covered};
 use crate::worker::Waker;
-use crate::{Fault, Fence, Health};
+use crate::worker::{Fault, Health};
 
-/// A slot of a [`SequenceSpace`] with a contiguous range of addresses for each plane, held by one
+/// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane, held by one
 /// sequence until it is finished or dropped. Any thread may have it.
 ///
 /// # Ordering
@@ -23,17 +24,17 @@ use crate::{Fault, Fence, Health};
 /// # Drop
 /// [`finish`](Sequence::finish) says what may still use the memory; a drop does not, so it takes the
 /// safe side. If no address was ever given out (by [`plane`](Sequence::plane) of this sequence or by
-/// [`SequenceSpace::span`]), nothing can use it, and the slot is free at once. If leases were ever taken at the space's gate,
-/// they cover every use, and the slot is parked until those taken so far are closed and their work is
-/// done. Else the users are unknown: the slot is abandoned, neither reused nor unmapped until
+/// [`SequenceSpace::span`]), nothing can use it, and the seat is free at once. If leases were ever taken at the space's gate,
+/// they cover every use, and the seat is parked until those taken so far are closed and their work is
+/// done. Else the users are unknown: the seat is abandoned, neither reused nor unmapped until
 /// [`SequenceSpace::recover`] or [`SequenceSpace::close`] is told of fences that cover them. So is the
-/// slot of a sequence that is finished with no fence, or with those of a device that cannot access it.
+/// seat of a sequence that is finished with no fence, or with those of a device that cannot access it.
 #[derive(Debug)]
-#[must_use = "dropping a sequence may abandon its slot: finish it"]
+#[must_use = "dropping a sequence may abandon its seat: finish it"]
 pub struct Sequence {
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<SpaceCore>,
     waker: Waker,
-    slot: u64,
+    place: u64,
     /// Up to so many tokens there is memory and no need to ask for more: the step path compares with
     /// this and is done.
     quiet_until: u64,
@@ -70,9 +71,9 @@ impl Demand {
 }
 
 impl Sequence {
-    pub(super) fn new(core: Arc<Core>, waker: Waker, slot: u64) -> Self {
+    pub(super) fn new(core: Arc<SpaceCore>, waker: Waker, place: u64) -> Self {
         let exposed = AtomicBool::new(false);
-        Self { core, waker, slot, quiet_until: 0, asked: 0, exposed }
+        Self { core, waker, place, quiet_until: 0, asked: 0, exposed }
     }
 
     /// Notes that the sequence has `tokens` tokens from now on, and answers whether they may be used.
@@ -131,7 +132,7 @@ impl Sequence {
     #[must_use]
     pub fn ready_tokens(&self) -> u64 {
         // Partner: the worker's store after access was granted on all planes.
-        let ready = self.core.slots[self.slot as usize].ready.load(Ordering::Acquire);
+        let ready = self.core.lengths[self.place as usize].ready.load(Ordering::Acquire);
         // What was not asked for may be mapped, and may be about to go.
         ready.min(self.asked)
     }
@@ -139,14 +140,14 @@ impl Sequence {
     /// Tokens in use, as last told to [`extend_to`](Sequence::extend_to).
     #[must_use]
     pub fn tokens(&self) -> u64 {
-        self.core.slots[self.slot as usize].used.load(Ordering::Relaxed)
+        self.core.lengths[self.place as usize].used.load(Ordering::Relaxed)
     }
 
-    /// Index of the slot: the place of this sequence in each plane's tensor; see
+    /// Index of the seat: the place of this sequence in each plane's tensor; see
     /// [`Layout`](super::Layout).
     #[must_use]
-    pub fn slot(&self) -> u64 {
-        self.slot
+    pub fn seat(&self) -> u64 {
+        self.place
     }
 
     /// Where a plane of this sequence lies, for as many tokens as may be used now.
@@ -159,7 +160,7 @@ impl Sequence {
             return Err(PlaneError::NoPlane { plane, planes: shape.planes });
         }
         let tokens = self.ready_tokens();
-        let offset = shape.offset(self.slot, plane, 0);
+        let offset = shape.offset(self.place, plane, 0);
         let stride = shape.strides.token;
         // Up to the last byte of the last token; the rest of its stride belongs to other planes.
         let bytes = tokens.saturating_sub(1) * stride + shape.token_bytes * tokens.min(1);
@@ -189,7 +190,7 @@ impl Sequence {
     #[inline]
     pub(super) fn demand(&mut self, tokens: u64) -> Demand {
         if tokens <= self.quiet_until {
-            self.core.slots[self.slot as usize].used.store(tokens, Ordering::Relaxed);
+            self.core.lengths[self.place as usize].used.store(tokens, Ordering::Relaxed);
             return Demand::QUIET;
         }
         self.demand_more(tokens)
@@ -200,21 +201,21 @@ impl Sequence {
         if tokens > shape.tokens_max {
             return Demand { ready: false, more: false };
         }
-        let slot = &self.core.slots[self.slot as usize];
-        slot.used.store(tokens, Ordering::Relaxed);
+        let place = &self.core.lengths[self.place as usize];
+        place.used.store(tokens, Ordering::Relaxed);
         let covered = shape.cover(tokens);
         let more = covered > self.asked;
         if more {
             self.asked = covered;
-            // SeqCst, as the load below: see `Core::lower`.
-            slot.wanted.store(covered, Ordering::SeqCst);
+            // SeqCst, as the load below: see `SpaceCore::lower`.
+            place.wanted.store(covered, Ordering::SeqCst);
         }
-        let ready = slot.ready.load(Ordering::SeqCst);
+        let ready = place.ready.load(Ordering::SeqCst);
         self.quiet_until = self.quiet(ready);
         Demand { ready: tokens <= ready, more }
     }
 
-    /// Lowers what is wanted here, not yet in the slot: from here on nothing beyond it is relied on.
+    /// Lowers what is wanted here, not yet in the seat: from here on nothing beyond it is relied on.
     pub(super) fn want_less(&mut self, tokens: u64) -> u64 {
         self.asked = self.core.shape.cover(tokens);
         self.quiet_until = self.quiet_until.min(self.core.shape.quiet_until(self.asked));
@@ -250,10 +251,14 @@ impl Sequence {
         }
     }
 
-    /// Row by row, so that others who have run out get their turn.
+    /// A few rows at a time, so that others who have run out get their turn.
     fn map_here(&self, tokens: u64) -> Result<(), Fault> {
+        let shape = &self.core.shape;
         while self.ready_tokens() < tokens {
-            self.waker.run(|| self.core.grow(self.slot))?;
+            // No more than is needed now: the rest is ahead of need.
+            let missing =
+                shape.rows_for(tokens).saturating_sub(shape.rows_for(self.ready_tokens()));
+            self.waker.run(|| self.core.grow(self.place, missing.min(shape.step_rows())))?;
         }
         Ok(())
     }
@@ -280,39 +285,39 @@ impl Sequence {
         }
     }
 
-    /// Gives the slot up, to be used again when its users are done; `None` says nothing of them.
+    /// Gives the seat up, to be used again when its users are done; `None` says nothing of them.
     fn leave(&mut self, fences: Option<&[Fence]>) {
         // Nothing can use what no address was given out of.
         let unused = fences.is_none() && !self.is_exposed();
         let fences = fences.unwrap_or_default();
         let covered = self.covers(fences);
-        let earlier = self.core.book.lock().seat(self.slot).given_up.clone();
+        let earlier = self.core.book.lock().seat(self.place).given_up.clone();
         // The handle is consumed: no new user finds the addresses from here on.
         let users = self.core.users(fences, earlier.as_deref());
-        let slot = &self.core.slots[self.slot as usize];
+        let place = &self.core.lengths[self.place as usize];
         let (forgotten, unneeded);
         {
             let mut book = self.core.book.lock();
-            // All at once: the memory of a live slot that wants nothing is the worker's to take.
-            slot.wanted.store(0, Ordering::Relaxed);
-            slot.used.store(0, Ordering::Relaxed);
-            forgotten = book.seat(self.slot).given_up.take();
+            // All at once: the memory of a live seat that wants nothing is the worker's to take.
+            place.wanted.store(0, Ordering::Relaxed);
+            place.used.store(0, Ordering::Relaxed);
+            forgotten = book.seat(self.place).given_up.take();
             unneeded = match covered {
                 #[cfg(all(feature = "sabotage", debug_assertions))]
                 _ if self.core.sabotage.rests_at_once() => {
-                    book.rest(self.slot, AtRest::sabotage());
+                    book.rest(self.place, AtRest::sabotage());
                     Some(users)
                 }
                 Covered::Yes if unused => {
-                    book.rest(self.slot, AtRest::never_exposed());
+                    book.rest(self.place, AtRest::never_exposed());
                     Some(users)
                 }
                 Covered::Yes => {
-                    book.park(self.slot, users);
+                    book.park(self.place, users);
                     None
                 }
                 Covered::No => {
-                    book.abandon(self.slot);
+                    book.abandon(self.place);
                     Some(users)
                 }
             };
@@ -320,16 +325,16 @@ impl Sequence {
         // Outside the lock: they may hold the last reference to an event.
         drop((earlier, forgotten, unneeded));
         self.waker.wake();
-        self.slot = GONE;
+        self.place = GONE;
     }
 }
 
-/// In place of the slot of a sequence that has left it.
+/// In place of the seat of a sequence that has left it.
 const GONE: u64 = u64::MAX;
 
 impl Drop for Sequence {
     fn drop(&mut self) {
-        if self.slot != GONE {
+        if self.place != GONE {
             self.leave(None);
         }
     }
@@ -390,9 +395,9 @@ impl Plane {
 }
 
 impl SequenceSpace {
-    pub(super) fn sequence(&self, slot: u64, tokens: u64) -> Sequence {
+    pub(super) fn sequence(&self, place: u64, tokens: u64) -> Sequence {
         let waker = self.handle.waker().clone();
-        let mut sequence = Sequence::new(Arc::clone(&self.core), waker, slot);
+        let mut sequence = Sequence::new(Arc::clone(&self.core), waker, place);
         sequence.demand(tokens).tell(&sequence.waker);
         sequence
     }

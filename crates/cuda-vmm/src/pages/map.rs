@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use cuda_driver::AddressRange;
 
-use crate::reservation::Inner;
-use crate::{MapError, MapRefusal, MapStep, Page};
+use crate::pages::reservation::Inner;
+use crate::pages::{MapError, MapRefusal, MapStep, Page};
 
 impl Inner {
     /// Maps `pages` from page `first` on; returns how many were new. See
-    /// [`Reservation::map_range`](crate::Reservation::map_range).
+    /// [`Reservation::map_range`](crate::pages::Reservation::map_range).
     pub(crate) fn map(&self, first: u64, pages: Vec<Page>) -> Result<u64, MapError> {
         match self.check_range(first, pages.len() as u64) {
             Ok(()) => self.map_at((first..).zip(pages).collect()),
@@ -37,7 +37,13 @@ impl Inner {
         let Some(addresses) = addresses.as_ref() else {
             unreachable!("a reservation is consumed when it is closed");
         };
-        match self.commit(addresses, &runs, &places) {
+        let commit = || self.commit(addresses, &runs, &places);
+        // The context is bound once for all calls. Where it cannot be, each call says so itself.
+        let committed = match self.device.while_current(commit) {
+            Ok(committed) => committed,
+            Err(_) => commit(),
+        };
+        match committed {
             Ok(()) => Ok(self.record(&runs, places)),
             Err((mapped, reason)) => Err(self.roll_back(addresses, mapped, reason, places)),
         }

@@ -1,6 +1,6 @@
 //! Pages whose memory another process uses too, by way of a file descriptor.
 //!
-//! The exporter takes a page with [`PagePool::take_exportable`](crate::PagePool::take_exportable),
+//! The exporter takes a page with [`PagePool::take_exportable`](crate::pages::PagePool::take_exportable),
 //! [exports](SharedPage::export) it, and hands the descriptor to the other process: as its standard
 //! input, or over a Unix socket. The other [imports](import_page) it, and maps the page like any other.
 //!
@@ -25,15 +25,16 @@
 //! back by the driver. Work of the dead that had not run is lost: the survivor learns that its partner
 //! died from the operating system, and must take as torn whatever was promised and not announced.
 
+use cuda_driver::messages::one_line_debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use cuda_driver::{
     Device, DeviceError, ErrorCode, PhysicalMemory, ShareableHandle, ShareableKind, ShareableRef,
 };
 
-use crate::page::Origin;
-use crate::page_pool::PageSize;
-use crate::{PageId, SharedPage};
+use crate::pages::page::Origin;
+use crate::pages::pool::PageSize;
+use crate::pages::{PageId, SharedPage};
 
 /// A page's memory as a file descriptor, for another process.
 ///
@@ -81,10 +82,10 @@ impl AsFd for ExportedPage {
 }
 
 /// Why a page was not exported.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// It was not created for export, see [`PagePool::take_exportable`](crate::PagePool::take_exportable).
+    /// It was not created for export, see [`PagePool::take_exportable`](crate::pages::PagePool::take_exportable).
     #[error("{page} was not created for export")]
     NotExportable {
         /// The page.
@@ -96,7 +97,7 @@ pub enum ExportError {
 }
 
 /// Why memory of another process was not imported.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
     /// The device cannot map pages of this size.
@@ -123,7 +124,7 @@ impl SharedPage {
     /// memory is given to nobody else.
     ///
     /// # Ordering
-    /// None: see [the module](crate::share#order).
+    /// None: see [the module](crate::pages::share#order).
     ///
     /// # Errors
     /// [`ExportError`].
@@ -152,7 +153,7 @@ impl SharedPage {
 /// wrong `bytes`, the page is refused when it is mapped.
 ///
 /// # Ordering
-/// None: see [the module](crate::share#order).
+/// None: see [the module](crate::pages::share#order).
 ///
 /// # Errors
 /// [`ImportError`].
@@ -173,3 +174,5 @@ pub fn import_page(device: &Device, fd: impl AsFd, bytes: u64) -> Result<SharedP
     })?;
     Ok(SharedPage::imported(memory))
 }
+
+one_line_debug!(ExportError, ImportError);

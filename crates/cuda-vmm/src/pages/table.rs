@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::UsersUnknown;
+use crate::pages::{MapRefusal, NotMapped, Page, PageId, RetireError};
 use crate::rest::Quiescence;
-use crate::{MapRefusal, NotMapped, Page, PageId, RetireError, UsersUnknown};
 
 /// What lies at one page of a reservation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -23,13 +24,13 @@ pub enum PageState {
 /// An entry of the book; a page without one is free. Between the states lie only these steps: free to
 /// mapped, mapped to retiring, retiring to free or quarantined, and quarantined to free.
 #[derive(Debug)]
-enum Slot {
+enum Occupant {
     Mapped(Page),
     Retiring(Page),
     Quarantined(Page),
 }
 
-impl Slot {
+impl Occupant {
     fn state(&self) -> PageState {
         match self {
             Self::Mapped(page) => PageState::Mapped(page.id()),
@@ -80,11 +81,11 @@ pub(crate) struct PageCounts {
 }
 
 /// # Invariants
-/// Every page in `retirements` has a slot in the state `Retiring`, and the other way round, but for
-/// pages that are being unmapped; `counts` counts the slots.
+/// Every page in `retirements` has a occupant in the state `Retiring`, and the other way round, but for
+/// pages that are being unmapped; `counts` counts the occupants.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    slots: BTreeMap<u64, Slot>,
+    occupants: BTreeMap<u64, Occupant>,
     retirements: BTreeMap<Ticket, Arc<Retirement>>,
     next_ticket: u64,
     counts: PageCounts,
@@ -92,7 +93,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn state(&self, index: u64) -> PageState {
-        self.slots.get(&index).map_or(PageState::Free, Slot::state)
+        self.occupants.get(&index).map_or(PageState::Free, Occupant::state)
     }
 
     pub(crate) fn counts(&self) -> PageCounts {
@@ -100,46 +101,46 @@ impl Table {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.occupants.is_empty()
     }
 
     /// Whether `page` has yet to be mapped at `index`: false when it already is.
     pub(crate) fn wants(&self, index: u64, page: PageId) -> Result<bool, MapRefusal> {
-        match self.slots.get(&index) {
+        match self.occupants.get(&index) {
             None => Ok(true),
-            Some(Slot::Mapped(held)) if held.id() == page => Ok(false),
-            Some(slot) => Err(slot.refusal(index)),
+            Some(Occupant::Mapped(held)) if held.id() == page => Ok(false),
+            Some(occupant) => Err(occupant.refusal(index)),
         }
     }
 
     /// Whether nothing lies in `range`.
     pub(crate) fn check_free(&self, range: Range<u64>) -> Result<(), MapRefusal> {
-        match self.slots.range(range).next() {
+        match self.occupants.range(range).next() {
             None => Ok(()),
-            Some((&index, slot)) => Err(slot.refusal(index)),
+            Some((&index, occupant)) => Err(occupant.refusal(index)),
         }
     }
 
     /// Free to mapped.
     pub(crate) fn set_mapped(&mut self, index: u64, page: Page) {
-        let before = self.slots.insert(index, Slot::Mapped(page));
+        let before = self.occupants.insert(index, Occupant::Mapped(page));
         assert!(before.is_none(), "page {index} was mapped over {before:?}");
         self.counts.mapped += 1;
     }
 
     /// Free to quarantined, for a page that could not be unmapped after a failed mapping.
     pub(crate) fn set_quarantined(&mut self, index: u64, page: Page) {
-        let before = self.slots.insert(index, Slot::Quarantined(page));
+        let before = self.occupants.insert(index, Occupant::Quarantined(page));
         assert!(before.is_none(), "page {index} went into quarantine over {before:?}");
         self.counts.quarantined += 1;
     }
 
     /// Whether all of `range` is mapped.
     pub(crate) fn check_mapped(&self, range: Range<u64>) -> Result<(), NotMapped> {
-        let mut slots = self.slots.range(range.clone());
+        let mut occupants = self.occupants.range(range.clone());
         for index in range {
-            match slots.next() {
-                Some((&at, Slot::Mapped(_))) if at == index => {}
+            match occupants.next() {
+                Some((&at, Occupant::Mapped(_))) if at == index => {}
                 _ => return Err(NotMapped { index }),
             }
         }
@@ -163,10 +164,10 @@ impl Table {
     /// Mapped to retiring, whatever is mapped.
     pub(crate) fn retire_all(&mut self, users: impl FnOnce() -> Quiescence) {
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (&index, slot) in &self.slots {
-            match (slot, ranges.last_mut()) {
-                (Slot::Mapped(_), Some(last)) if last.end == index => last.end += 1,
-                (Slot::Mapped(_), _) => ranges.push(index..index + 1),
+        for (&index, occupant) in &self.occupants {
+            match (occupant, ranges.last_mut()) {
+                (Occupant::Mapped(_), Some(last)) if last.end == index => last.end += 1,
+                (Occupant::Mapped(_), _) => ranges.push(index..index + 1),
                 _ => {}
             }
         }
@@ -184,16 +185,16 @@ impl Table {
 
     /// Mapped to retiring, for a page that is retired or about to be unmapped.
     pub(crate) fn begin_unmapping(&mut self, index: u64) {
-        let Some(slot) = self.slots.remove(&index) else { return };
-        let slot = match slot {
-            Slot::Mapped(page) => {
+        let Some(occupant) = self.occupants.remove(&index) else { return };
+        let occupant = match occupant {
+            Occupant::Mapped(page) => {
                 self.counts.mapped -= 1;
                 self.counts.retiring += 1;
-                Slot::Retiring(page)
+                Occupant::Retiring(page)
             }
-            slot => slot,
+            occupant => occupant,
         };
-        self.slots.insert(index, slot);
+        self.occupants.insert(index, occupant);
     }
 
     /// Mapped to retiring, of several ranges, whatever of them is mapped.
@@ -226,13 +227,13 @@ impl Table {
 
     /// Retiring or quarantined to free: the page was unmapped.
     pub(crate) fn set_free(&mut self, index: u64) -> Option<Page> {
-        let slot = self.slots.remove(&index)?;
-        match slot {
-            Slot::Mapped(_) => self.counts.mapped -= 1,
-            Slot::Retiring(_) => self.counts.retiring -= 1,
-            Slot::Quarantined(_) => self.counts.quarantined -= 1,
+        let occupant = self.occupants.remove(&index)?;
+        match occupant {
+            Occupant::Mapped(_) => self.counts.mapped -= 1,
+            Occupant::Retiring(_) => self.counts.retiring -= 1,
+            Occupant::Quarantined(_) => self.counts.quarantined -= 1,
         }
-        Some(slot.into_page())
+        Some(occupant.into_page())
     }
 
     /// Retiring to quarantined: the page could not be unmapped.
@@ -243,14 +244,18 @@ impl Table {
     }
 
     pub(crate) fn quarantined(&self) -> Vec<u64> {
-        let stuck = |slot: &Slot| matches!(slot, Slot::Quarantined(_));
-        self.slots.iter().filter(|(_, slot)| stuck(slot)).map(|(&index, _)| index).collect()
+        let stuck = |occupant: &Occupant| matches!(occupant, Occupant::Quarantined(_));
+        self.occupants
+            .iter()
+            .filter(|(_, occupant)| stuck(occupant))
+            .map(|(&index, _)| index)
+            .collect()
     }
 
     /// Empties the book and hands over what was left in it.
     pub(crate) fn take_rest(&mut self) -> Vec<Page> {
         self.retirements.clear();
         self.counts = PageCounts::default();
-        std::mem::take(&mut self.slots).into_values().map(Slot::into_page).collect()
+        std::mem::take(&mut self.occupants).into_values().map(Occupant::into_page).collect()
     }
 }

@@ -1,16 +1,22 @@
 //! The one place where access descriptors are built and checked.
 
-use cuda_driver::{AccessDesc, Device};
+use std::sync::Arc;
+
+use cuda_driver::{AccessDesc, Device, Driver};
 use smallvec::SmallVec;
 
-use crate::ReserveError;
+use crate::Fence;
+use crate::pages::ReserveError;
 
 /// Read-write access of the owner, first, and of peers, checked before any mapping is made.
 ///
 /// # Invariants
-/// Not empty; no device twice; every peer was said to reach the owner's memory.
-#[derive(Clone, Debug)]
-pub(crate) struct AccessList(SmallVec<[AccessDesc; 8]>);
+/// `devices` is not empty and has no device twice; every peer was said to reach the owner's memory.
+#[derive(Debug)]
+pub(crate) struct AccessList {
+    driver: Arc<dyn Driver>,
+    devices: SmallVec<[AccessDesc; 8]>,
+}
 
 impl AccessList {
     pub(crate) fn new(owner: &Device, peers: &[i32]) -> Result<Self, ReserveError> {
@@ -27,23 +33,27 @@ impl AccessList {
             }
             list.push(AccessDesc { device: peer });
         }
-        Ok(Self(list))
+        Ok(Self { driver: Arc::clone(owner.driver()), devices: list })
     }
 
-    /// Whether the device with this ordinal has access.
-    pub(crate) fn names(&self, device: i32) -> bool {
-        self.0.iter().any(|desc| desc.device == device)
+    /// Whether work of `device` can touch the memory.
+    pub(crate) fn reaches(&self, device: &Device) -> bool {
+        let same_driver = Arc::ptr_eq(device.driver(), &self.driver);
+        same_driver && self.devices.iter().any(|desc| desc.device == device.ordinal())
+    }
+
+    /// Whether work before one of `fences` can touch the memory.
+    pub(crate) fn reaches_any(&self, fences: &[Fence]) -> bool {
+        fences.iter().any(|fence| self.reaches(fence.device()))
     }
 
     pub(crate) fn as_slice(&self) -> &[AccessDesc] {
-        &self.0
+        &self.devices
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use cuda_sim::{SimConfig, SimDriver};
 
     use super::*;

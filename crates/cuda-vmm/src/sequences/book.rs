@@ -1,4 +1,4 @@
-//! Who has which slot, and how much is mapped under it.
+//! Who has which seat, and how much is mapped under it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::rest::{AtRest, Quiescence};
 use crate::{Fence, Unrest};
 
-/// What the step path and the worker share of one slot; each on a cache line of its own.
+/// What the step path and the worker share of one seat; each on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Slot {
+pub(super) struct Lengths {
     /// Tokens that may be used. Stored with `Release` once access to all planes was granted, loaded
-    /// with `Acquire`: who reads a number may use that many tokens. Lowered only while the slot is
-    /// with the worker, which no sequence sees, or to no less than `wanted`, by [`Core::lower`].
+    /// with `Acquire`: who reads a number may use that many tokens. Lowered only while the seat is
+    /// with the worker, which no sequence sees, or to no less than `wanted`, by [`SpaceCore::lower`].
     ///
-    /// [`Core::lower`]: super::core::Core::lower
+    /// [`SpaceCore::lower`]: super::core::SpaceCore::lower
     pub(super) ready: AtomicU64,
     /// Tokens that memory should be there for. Written by the sequence alone, before it reads
     /// `ready`, both `SeqCst`.
@@ -23,7 +23,7 @@ pub(super) struct Slot {
     pub(super) used: AtomicU64,
 }
 
-/// Who has a slot. Between the states lie only these steps: resting to live, live to parked, abandoned
+/// Who has a seat. Between the states lie only these steps: resting to live, live to parked, abandoned
 /// or (never exposed) resting, abandoned to parked, parked to resting, and resting to unmapping and
 /// back.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(super) enum Tenancy {
     Unmapping,
 }
 
-/// One slot in the book.
+/// One seat in the book.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) tenancy: Tenancy,
@@ -56,21 +56,21 @@ pub(super) struct Seat {
     pub(super) rested: Option<AtRest>,
 }
 
-/// Slots by tenancy, their rows with them.
+/// Seats by tenancy, their rows with them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Census {
     pub(super) live: u64,
     pub(super) parked: u64,
     pub(super) abandoned: u64,
     pub(super) live_rows: u64,
-    /// Of parked, resting and abandoned slots, and of those that the worker is at.
+    /// Of parked, resting and abandoned seats, and of those that the worker is at.
     pub(super) parked_rows: u64,
 }
 
-/// A slot that was just given to a sequence.
+/// A seat that was just given to a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    pub(super) slot: u64,
+    pub(super) place: u64,
     pub(super) rows: u64,
 }
 
@@ -93,18 +93,18 @@ impl Book {
         Self { seats: (0..sequences).map(seat).collect(), parkings: sequences }
     }
 
-    pub(super) fn seat(&mut self, slot: u64) -> &mut Seat {
-        &mut self.seats[slot as usize]
+    pub(super) fn seat(&mut self, place: u64) -> &mut Seat {
+        &mut self.seats[place as usize]
     }
 
-    /// The resting slot that fits `rows` best: of those with enough the one with the fewest, else the
+    /// The resting seat that fits `rows` best: of those with enough the one with the fewest, else the
     /// one with the most. With `enough`, only one that has enough.
     pub(super) fn claim(&mut self, rows: u64, enough: bool) -> Option<Claim> {
         let fit = |seat: &Seat| match seat.rows >= rows {
             true => (0, seat.rows - rows),
             false => (1, rows - seat.rows),
         };
-        let (slot, seat) = self
+        let (place, seat) = self
             .seats
             .iter_mut()
             .enumerate()
@@ -115,40 +115,40 @@ impl Book {
         {
             seat.rested = Some(proof);
         }
-        Some(Claim { slot: slot as u64, rows: seat.rows })
+        Some(Claim { place: place as u64, rows: seat.rows })
     }
 
-    pub(super) fn park(&mut self, slot: u64, users: Quiescence) {
+    pub(super) fn park(&mut self, place: u64, users: Quiescence) {
         let order = self.next_order();
-        self.seat(slot).tenancy = Tenancy::Parked { users: Arc::new(users), order };
+        self.seat(place).tenancy = Tenancy::Parked { users: Arc::new(users), order };
     }
 
-    pub(super) fn rest(&mut self, slot: u64, proof: AtRest) {
+    pub(super) fn rest(&mut self, place: u64, proof: AtRest) {
         let order = self.next_order();
-        self.seat(slot).tenancy = Tenancy::Resting { proof, order };
+        self.seat(place).tenancy = Tenancy::Resting { proof, order };
     }
 
-    pub(super) fn abandon(&mut self, slot: u64) {
-        self.seat(slot).tenancy = Tenancy::Abandoned;
+    pub(super) fn abandon(&mut self, place: u64) {
+        self.seat(place).tenancy = Tenancy::Abandoned;
     }
 
     pub(super) fn abandoned(&self) -> Vec<u64> {
         let abandoned = |seat: &Seat| matches!(seat.tenancy, Tenancy::Abandoned);
-        (0..).zip(&self.seats).filter(|(_, seat)| abandoned(seat)).map(|(slot, _)| slot).collect()
+        (0..).zip(&self.seats).filter(|(_, seat)| abandoned(seat)).map(|(place, _)| place).collect()
     }
 
     /// Abandoned to parked, unless somebody else did it meanwhile.
-    pub(super) fn park_abandoned(&mut self, slot: u64, users: Quiescence) {
-        if matches!(self.seat(slot).tenancy, Tenancy::Abandoned) {
-            self.park(slot, users);
+    pub(super) fn park_abandoned(&mut self, place: u64, users: Quiescence) {
+        if matches!(self.seat(place).tenancy, Tenancy::Abandoned) {
+            self.park(place, users);
         }
     }
 
-    /// Live slots of which something was given up, and who may use it.
+    /// Live seats of which something was given up, and who may use it.
     pub(super) fn given_up(&self) -> Vec<(u64, Arc<Quiescence>)> {
-        let given_up = |(slot, seat): (u64, &Seat)| {
+        let given_up = |(place, seat): (u64, &Seat)| {
             let live = matches!(seat.tenancy, Tenancy::Live);
-            Some((slot, Arc::clone(seat.given_up.as_ref().filter(|_| live)?)))
+            Some((place, Arc::clone(seat.given_up.as_ref().filter(|_| live)?)))
         };
         (0..).zip(&self.seats).filter_map(given_up).collect()
     }
@@ -156,10 +156,10 @@ impl Book {
     /// Forgets what was given up, unless more has been meanwhile. Returned to be dropped elsewhere.
     pub(super) fn forget_given_up(
         &mut self,
-        slot: u64,
+        place: u64,
         users: &Arc<Quiescence>,
     ) -> Option<Arc<Quiescence>> {
-        self.seat(slot).given_up.take_if(|held| Arc::ptr_eq(held, users))
+        self.seat(place).given_up.take_if(|held| Arc::ptr_eq(held, users))
     }
 
     fn next_order(&mut self) -> u64 {
@@ -167,53 +167,57 @@ impl Book {
         self.parkings
     }
 
-    /// The parked slots, by their parkings.
+    /// The parked seats, by their parkings.
     pub(super) fn parked(&self) -> Vec<Waiting> {
-        let waiting = |(slot, seat): (usize, &Seat)| match &seat.tenancy {
+        let waiting = |(place, seat): (usize, &Seat)| match &seat.tenancy {
             Tenancy::Parked { users, order } => {
-                Some(Waiting { slot: slot as u64, order: *order, users: Arc::clone(users) })
+                Some(Waiting { place: place as u64, order: *order, users: Arc::clone(users) })
             }
             _ => None,
         };
         self.seats.iter().enumerate().filter_map(waiting).collect()
     }
 
-    /// Parked to resting, unless the slot has gone another way meanwhile.
+    /// Parked to resting, unless the seat has gone another way meanwhile.
     pub(super) fn settle(&mut self, waiting: &Waiting, proof: AtRest) {
-        let seat = self.seat(waiting.slot);
+        let seat = self.seat(waiting.place);
         if matches!(seat.tenancy, Tenancy::Parked { order, .. } if order == waiting.order) {
             seat.tenancy = Tenancy::Resting { proof, order: waiting.order };
         }
     }
 
-    /// Takes the last row of the slot that has rested longest away, to be unmapped by the caller, who
+    /// Takes the last row of the seat that has rested longest away, to be unmapped by the caller, who
     /// then calls [`hand_back`](Book::hand_back).
-    pub(super) fn take_row(&mut self, slots: &[Slot], ready: impl Fn(u64) -> u64) -> Option<Taken> {
+    pub(super) fn take_row(
+        &mut self,
+        lengths: &[Lengths],
+        ready: impl Fn(u64) -> u64,
+    ) -> Option<Taken> {
         let resting = |seat: &Seat| match seat.tenancy {
             Tenancy::Resting { order, .. } if seat.rows > 0 => Some(order),
             _ => None,
         };
-        let (slot, _) = self
+        let (place, _) = self
             .seats
             .iter()
             .enumerate()
-            .filter_map(|(slot, seat)| Some((slot, resting(seat)?)))
+            .filter_map(|(place, seat)| Some((place, resting(seat)?)))
             .min_by_key(|&(_, order)| order)?;
-        let seat = &mut self.seats[slot];
+        let seat = &mut self.seats[place];
         let Tenancy::Resting { proof, order } =
             std::mem::replace(&mut seat.tenancy, Tenancy::Unmapping)
         else {
-            unreachable!("slot {slot} was seen to rest")
+            unreachable!("seat {place} was seen to rest")
         };
         seat.rows -= 1;
-        // Relaxed would do: no sequence has the slot, and the next gets it under the book's lock.
-        slots[slot].ready.store(ready(seat.rows), Ordering::Release);
-        Some(Taken { slot: slot as u64, row: seat.rows, proof, order })
+        // Relaxed would do: no sequence has the seat, and the next gets it under the book's lock.
+        lengths[place].ready.store(ready(seat.rows), Ordering::Release);
+        Some(Taken { place: place as u64, row: seat.rows, proof, order })
     }
 
     pub(super) fn hand_back(&mut self, taken: Taken, stuck: bool) {
-        let Taken { slot, proof, order, .. } = taken;
-        let seat = self.seat(slot);
+        let Taken { place, proof, order, .. } = taken;
+        let seat = self.seat(place);
         seat.stuck |= stuck;
         seat.tenancy = Tenancy::Resting { proof, order };
     }
@@ -236,10 +240,10 @@ impl Book {
     }
 }
 
-/// A parked slot whose users may be done.
+/// A parked seat whose users may be done.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    slot: u64,
+    place: u64,
     order: u64,
     users: Arc<Quiescence>,
 }
@@ -254,10 +258,10 @@ impl Waiting {
     }
 }
 
-/// A row to be unmapped, with the proof that its slot is at rest.
+/// A row to be unmapped, with the proof that its seat is at rest.
 #[derive(Debug)]
 pub(super) struct Taken {
-    pub(super) slot: u64,
+    pub(super) place: u64,
     pub(super) row: u64,
     pub(super) proof: AtRest,
     order: u64,

@@ -1,14 +1,13 @@
 //! Work ahead of need: stepped by hand or by a thread, with what goes wrong as a state.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use cuda_vmm::{Fault, Health, Progress, Waker, WorkHandle, WorkSource, Worker, WorkerOptions};
+use super::{Fault, Health, Progress, Waker, WorkHandle, WorkSource, Worker, WorkerOptions};
 
 /// Steps that were agreed on beforehand, then nothing.
 #[derive(Default)]
@@ -43,11 +42,7 @@ impl WorkSource for Panics {
 }
 
 /// Tells of every step.
-struct Tells(Mutex<Sender<thread_id::Id>>);
-
-mod thread_id {
-    pub(crate) type Id = std::thread::ThreadId;
-}
+struct Tells(Mutex<Sender<ThreadId>>);
 
 impl WorkSource for Tells {
     fn step(&self) -> Result<Progress, Fault> {
@@ -56,7 +51,7 @@ impl WorkSource for Tells {
     }
 }
 
-fn tells() -> (Arc<Tells>, Receiver<thread_id::Id>) {
+fn tells() -> (Arc<Tells>, Receiver<ThreadId>) {
     let (sender, receiver) = channel();
     (Arc::new(Tells(Mutex::new(sender))), receiver)
 }

@@ -6,7 +6,7 @@ use cuda_driver::{Device, DeviceError};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 
-use crate::{DriverProbe, MemoryFigures, MemoryProbe};
+use crate::limit::{DriverProbe, MemoryFigures, MemoryProbe};
 
 /// Asks the driver, as [`DriverProbe`] does, and NVML for what other processes hold.
 ///

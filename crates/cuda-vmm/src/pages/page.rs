@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cuda_driver::{Device, DeviceError, PhysicalMemory, ShareableKind};
 
-use crate::page_pool::Ledger;
+use crate::pages::pool::Ledger;
 
 /// Tells one physical page from another for as long as the process runs; never given out twice.
 ///
@@ -115,9 +115,9 @@ impl Drop for Body {
     }
 }
 
-/// One physical page with exactly one holder, from a [`PagePool`](crate::PagePool).
+/// One physical page with exactly one holder, from a [`PagePool`](crate::pages::PagePool).
 ///
-/// Dropping it releases the memory; [`PagePool::give_back`](crate::PagePool::give_back) keeps it for
+/// Dropping it releases the memory; [`PagePool::give_back`](crate::pages::PagePool::give_back) keeps it for
 /// reuse. It is not `Clone`: a page that should lie under several addresses is
 /// [shared](PhysicalPage::share) first, so that no two holders ever believe that they own it.
 #[derive(Debug)]

@@ -1,7 +1,16 @@
 //! A limit in bytes that several pools share and that others may move while they work.
 
+pub(crate) mod admission;
+#[cfg(feature = "nvml")]
+mod nvml;
+
+use cuda_driver::messages::one_line_debug;
 use std::sync::{Arc, Weak};
 
+pub use admission::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict};
+#[cfg(feature = "nvml")]
+#[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
+pub use nvml::NvmlProbe;
 use parking_lot::Mutex;
 
 /// Memory that may exist at once, in bytes, over all pools that were given this limit.
@@ -20,15 +29,24 @@ pub struct MemoryLimit {
     inner: Arc<Inner>,
 }
 
+/// What a pool asks before it creates a page, beside its own capacity.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryRules {
+    /// A limit in bytes, shared with whatever else was given a clone of it.
+    pub limit: Option<MemoryLimit>,
+    /// What the device has to have free.
+    pub admission: Option<AdmissionPolicy>,
+}
+
 #[derive(Debug)]
 struct Inner {
-    book: Mutex<Book>,
+    book: Mutex<Account>,
     /// Never held while a holder is called.
     holders: Mutex<Vec<Weak<dyn Holder>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Book {
+struct Account {
     limit_bytes: u64,
     used_bytes: u64,
     revision: u64,
@@ -57,7 +75,7 @@ impl LimitStats {
 }
 
 /// The limit leaves no room: an expected outcome, worth a retry when it was raised or memory has gone.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error(
     "{asked_bytes} bytes asked with {used_bytes} of {limit_bytes} in use (revision {revision} of the limit)"
 )]
@@ -106,7 +124,7 @@ impl MemoryLimit {
     /// At most `bytes` bytes, revision 0.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
-        let book = Book { limit_bytes: bytes, used_bytes: 0, revision: 0, refusals: 0 };
+        let book = Account { limit_bytes: bytes, used_bytes: 0, revision: 0, refusals: 0 };
         Self { inner: Arc::new(Inner { book: Mutex::new(book), holders: Mutex::new(Vec::new()) }) }
     }
 
@@ -153,7 +171,7 @@ impl MemoryLimit {
     /// The accounts.
     #[must_use]
     pub fn stats(&self) -> LimitStats {
-        let Book { limit_bytes, used_bytes, revision, refusals } = *self.inner.book.lock();
+        let Account { limit_bytes, used_bytes, revision, refusals } = *self.inner.book.lock();
         LimitStats { revision, limit_bytes, used_bytes, refusals }
     }
 
@@ -204,7 +222,7 @@ impl MemoryLimit {
             }
             None => {
                 book.refusals += 1;
-                let Book { limit_bytes, used_bytes, revision, .. } = *book;
+                let Account { limit_bytes, used_bytes, revision, .. } = *book;
                 Err(OverLimit { limit_bytes, used_bytes, asked_bytes: bytes, revision })
             }
         }
@@ -217,7 +235,7 @@ impl MemoryLimit {
             return Ok(());
         }
         book.refusals += 1;
-        let Book { limit_bytes, used_bytes, revision, .. } = *book;
+        let Account { limit_bytes, used_bytes, revision, .. } = *book;
         Err(OverLimit { limit_bytes, used_bytes, asked_bytes, revision })
     }
 
@@ -239,6 +257,8 @@ impl MemoryLimit {
         self.inner.holders.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }
+
+one_line_debug!(OverLimit);
 
 #[cfg(test)]
 mod tests {

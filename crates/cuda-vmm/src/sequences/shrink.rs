@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::book::{Seat, Slot, Tenancy};
-use super::core::{Core, Unmapped};
+use super::book::{Lengths, Seat, Tenancy};
+use super::core::{SpaceCore, Unmapped};
 use super::sequence::Sequence;
 use crate::rest::{AtRest, Covered, Quiescence};
-use crate::{Fence, Progress, Unrest, UsersUnknown};
+use crate::worker::Progress;
+use crate::{Fence, Unrest, UsersUnknown};
 
 impl Sequence {
     /// Gives up the memory beyond `tokens` tokens and the look-ahead. It is unmapped once the work
@@ -31,15 +32,15 @@ impl Sequence {
         }
         let wanted = self.want_less(tokens);
         let core = &self.core;
-        let slot = &core.slots[self.slot() as usize];
-        let earlier = core.book.lock().seat(self.slot()).given_up.clone();
+        let place = &core.lengths[self.seat() as usize];
+        let earlier = core.book.lock().seat(self.seat()).given_up.clone();
         let users = Arc::new(core.users(fences, earlier.as_deref()));
         let replaced = {
             let mut book = core.book.lock();
             // All at once: what is not wanted is given up, with these users, or was never used.
-            slot.used.store(tokens, Ordering::Relaxed);
-            slot.wanted.store(wanted, Ordering::SeqCst);
-            book.seat(self.slot()).given_up.replace(users)
+            place.used.store(tokens, Ordering::Relaxed);
+            place.wanted.store(wanted, Ordering::SeqCst);
+            book.seat(self.seat()).given_up.replace(users)
         };
         drop((earlier, replaced));
         self.waker().wake();
@@ -47,7 +48,7 @@ impl Sequence {
     }
 }
 
-impl Core {
+impl SpaceCore {
     /// Who may use memory as of now: with `fences`, or the gate's leases, that speak for them, those of
     /// `earlier`.
     pub(super) fn users(&self, fences: &[Fence], earlier: Option<&Quiescence>) -> Quiescence {
@@ -65,15 +66,15 @@ impl Core {
     pub(super) fn take_given_up(&self) -> Progress {
         let given_up = self.book.lock().given_up();
         let mut left = Progress::Done;
-        for (slot, users) in given_up {
-            if !self.has_surplus(slot) {
-                drop(self.book.lock().forget_given_up(slot, &users));
+        for (place, users) in given_up {
+            if !self.has_surplus(place) {
+                drop(self.book.lock().forget_given_up(place, &users));
                 continue;
             }
             match self.given_up_at_rest(&users) {
                 Ok(proof) => {
-                    if let Some(row) = self.lower(slot, &users) {
-                        self.unmap_row(slot, row, &proof);
+                    if let Some(row) = self.lower(place, &users) {
+                        self.unmap_row(place, row, &proof);
                         return Progress::More;
                     }
                 }
@@ -96,24 +97,24 @@ impl Core {
         users.check()
     }
 
-    /// Whether the last row of a slot is more than its sequence wants.
-    fn has_surplus(&self, slot: u64) -> bool {
-        let rows = self.book.lock().seat(slot).rows;
-        let wanted = self.slots[slot as usize].wanted.load(Ordering::SeqCst);
+    /// Whether the last row of a seat is more than its sequence wants.
+    fn has_surplus(&self, place: u64) -> bool {
+        let rows = self.book.lock().seat(place).rows;
+        let wanted = self.lengths[place as usize].wanted.load(Ordering::SeqCst);
         rows > 0 && self.shape.tokens_in(rows - 1) >= wanted
     }
 
-    /// Takes the last row of a slot away from its sequence, unless that wants it again, has given up
+    /// Takes the last row of a seat away from its sequence, unless that wants it again, has given up
     /// more, or is gone; returns the row, which no new work will use.
-    pub(super) fn lower(&self, slot: u64, users: &Arc<Quiescence>) -> Option<u64> {
+    pub(super) fn lower(&self, place: u64, users: &Arc<Quiescence>) -> Option<u64> {
         let mut book = self.book.lock();
-        let seat = book.seat(slot);
+        let seat = book.seat(place);
         let same = seat.given_up.as_ref().is_some_and(|held| Arc::ptr_eq(held, users));
-        if same { self.lower_seat(&self.slots[slot as usize], seat) } else { None }
+        if same { self.lower_seat(&self.lengths[place as usize], seat) } else { None }
     }
 
-    /// The same for a slot whose book is held.
-    fn lower_seat(&self, shared: &Slot, seat: &mut Seat) -> Option<u64> {
+    /// The same for a seat whose book is held.
+    fn lower_seat(&self, shared: &Lengths, seat: &mut Seat) -> Option<u64> {
         if !matches!(seat.tenancy, Tenancy::Live) || seat.rows == 0 {
             return None;
         }
@@ -130,15 +131,15 @@ impl Core {
         Some(row)
     }
 
-    fn unmap_row(&self, slot: u64, row: u64, proof: &AtRest) -> Unmapped {
-        let indices: Vec<_> = self.shape.row(slot, row).collect();
+    fn unmap_row(&self, place: u64, row: u64, proof: &AtRest) -> Unmapped {
+        let indices: Vec<_> = self.shape.row(place, row).collect();
         let unmapped = self.unmap(&indices, proof);
-        self.book.lock().seat(slot).stuck |= !unmapped.failed.is_empty();
+        self.book.lock().seat(place).stuck |= !unmapped.failed.is_empty();
         unmapped
     }
 
-    /// Unmaps a row that nobody needs: the last of the slot that has rested longest, else the last of
-    /// the live slot with most to spare.
+    /// Unmaps a row that nobody needs: the last of the seat that has rested longest, else the last of
+    /// the live seat with most to spare.
     pub(super) fn unmap_unneeded_row(&self) -> Option<Unmapped> {
         self.unmap_oldest_row().or_else(|| self.unmap_spare_row())
     }
@@ -146,11 +147,11 @@ impl Core {
     /// Unmaps a row that a live sequence found mapped and never asked for: what was at rest when the
     /// sequence came still is.
     fn unmap_spare_row(&self) -> Option<Unmapped> {
-        let (slot, row, proof) = self.lower_spare()?;
-        let unmapped = self.unmap_row(slot, row, &proof);
+        let (place, row, proof) = self.lower_spare()?;
+        let unmapped = self.unmap_row(place, row, &proof);
         let mut book = self.book.lock();
-        let seat = book.seat(slot);
-        // Another sequence may have the slot by now, with a proof of its own.
+        let seat = book.seat(place);
+        // Another sequence may have the seat by now, with a proof of its own.
         if matches!(seat.tenancy, Tenancy::Live) {
             seat.rested.get_or_insert(proof);
         }
@@ -159,15 +160,16 @@ impl Core {
 
     fn lower_spare(&self) -> Option<(u64, u64, AtRest)> {
         let mut book = self.book.lock();
-        let rows = |(slot, seat): (usize, &Seat)| (self.spare_rows(&self.slots[slot], seat), slot);
-        let (spare, slot) = book.seats.iter().enumerate().map(rows).max()?;
-        let seat = &mut book.seats[slot];
+        let rows =
+            |(place, seat): (usize, &Seat)| (self.spare_rows(&self.lengths[place], seat), place);
+        let (spare, place) = book.seats.iter().enumerate().map(rows).max()?;
+        let seat = &mut book.seats[place];
         if spare == 0 {
             return None;
         }
         let proof = seat.rested.take()?;
-        match self.lower_seat(&self.slots[slot], seat) {
-            Some(row) => Some((slot as u64, row, proof)),
+        match self.lower_seat(&self.lengths[place], seat) {
+            Some(row) => Some((place as u64, row, proof)),
             None => {
                 seat.rested = Some(proof);
                 None
@@ -175,8 +177,8 @@ impl Core {
         }
     }
 
-    /// Rows of a live slot that were at rest when its sequence came, and that it has not asked for.
-    pub(super) fn spare_rows(&self, shared: &Slot, seat: &Seat) -> u64 {
+    /// Rows of a live seat that were at rest when its sequence came, and that it has not asked for.
+    pub(super) fn spare_rows(&self, shared: &Lengths, seat: &Seat) -> u64 {
         // What was given up has users of its own.
         let is_spare = matches!(seat.tenancy, Tenancy::Live)
             && seat.given_up.is_none()
@@ -192,7 +194,9 @@ mod tests {
     use cuda_sim::{SimConfig, SimDriver};
 
     use super::*;
-    use crate::{PagePool, PagePoolOptions, SequenceSpace, SpaceOptions, Worker};
+    use crate::Worker;
+    use crate::pages::{PagePool, PagePoolOptions};
+    use crate::sequences::{SequenceSpace, SpaceOptions};
 
     const PAGE: u64 = 64 << 10;
 

@@ -1,0 +1,28 @@
+//! Physical pages, and reserved addresses under which they are mapped.
+//!
+//! A [`PagePool`] creates [`PhysicalPage`]s. A [`Reservation`] maps them, and unmaps them with proof of
+//! rest. Clean-up takes every step in order and reports all refusals once: [`Closing`].
+
+pub(crate) mod access;
+pub(crate) mod close;
+mod error;
+mod map;
+pub(crate) mod page;
+mod pool;
+pub(crate) mod reservation;
+mod retire;
+#[cfg(unix)]
+#[cfg_attr(docsrs, doc(cfg(unix)))]
+pub mod share;
+mod table;
+
+pub use close::Closing;
+pub use error::{
+    CloseError, CloseStep, ForeignPage, MapError, MapRefusal, MapStep, NotMapped, PageError,
+    ReserveError, RetireError,
+};
+pub use page::{Page, PageId, PhysicalPage, SharedPage};
+pub use pool::{PagePool, PagePoolOptions, PagePoolStats};
+pub use reservation::{Mapped, Reservation, ReservationOptions, ReservationStats};
+pub use retire::{Retiring, UnmapFailure, UnmapReport};
+pub use table::PageState;
