@@ -13,8 +13,6 @@ pub trait Contender: Send + Sync + Sized + 'static {
     type Pin: Clone + Send + Sync + 'static;
     /// The cheapest further reference to what is pinned already.
     type CheapPin;
-    /// What one thread makes further references of; the peer has no such thing, and makes its cheapest.
-    type Stock;
     /// An allocated block without content.
     type Claim;
 
@@ -71,12 +69,6 @@ pub trait Contender: Send + Sync + Sized + 'static {
 
     /// A further reference, of the cheapest kind that the pool offers.
     fn pin_cheaply(pin: &Self::Pin) -> Self::CheapPin;
-
-    /// What one thread makes further references of.
-    fn stock(pin: &Self::Pin) -> Self::Stock;
-
-    /// Makes one and gives it back.
-    fn pin_of_stock(stock: &mut Self::Stock);
 
     /// Allocates one block and keeps it; in a full pool this evicts one.
     fn claim(&self) -> Self::Claim;

@@ -1,6 +1,5 @@
 //! The peer: `kvbm-logical`, with its LRU backend and with the backend that it uses by default.
 
-use std::hint::black_box;
 use std::marker::PhantomData;
 
 use kvbm_logical::manager::BlockManagerConfigBuilder;
@@ -57,7 +56,6 @@ impl<B: Backend> Contender for Kvbm<B> {
     type Hash = SequenceHash;
     type Pin = ImmutableBlock<Marker>;
     type CheapPin = LifecyclePinRef;
-    type Stock = ImmutableBlock<Marker>;
     type Claim = MutableBlock<Marker>;
 
     fn with_blocks(blocks: usize) -> Self {
@@ -115,15 +113,6 @@ impl<B: Backend> Contender for Kvbm<B> {
     #[inline]
     fn pin_cheaply(pin: &Self::Pin) -> LifecyclePinRef {
         pin.pin()
-    }
-
-    fn stock(pin: &Self::Pin) -> Self::Pin {
-        pin.clone()
-    }
-
-    #[inline]
-    fn pin_of_stock(stock: &mut Self::Pin) {
-        black_box(stock.pin());
     }
 
     fn claim(&self) -> Self::Claim {

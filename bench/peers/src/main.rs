@@ -256,9 +256,6 @@ fn operations(threads: &[usize]) -> Vec<(String, Operation)> {
         operations.push((label, Operation::Pin { threads }));
         let label = format!("the cheapest pin and unpin, {threads} {}", plural(threads));
         operations.push((label, Operation::PinCheaply { threads }));
-        let label =
-            format!("the same of a stock of the thread's own, {threads} {}", plural(threads));
-        operations.push((label, Operation::PinOfStock { threads }));
     }
     for &threads in threads {
         let label = format!("mixed load, {threads} {}", plural(threads));

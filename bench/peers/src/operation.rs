@@ -63,11 +63,6 @@ pub enum Operation {
         /// Threads that do so at once, on the same blocks.
         threads: usize,
     },
-    /// The same with what each thread can prepare for that.
-    PinOfStock {
-        /// Threads that do so at once, of the same blocks.
-        threads: usize,
-    },
     /// A prefix of 64 blocks looked up, held and released, then 16 blocks stored one by one.
     Mixed {
         /// Threads that do so at once, in one pool.
@@ -112,7 +107,6 @@ impl Operation {
             Self::Miss => miss::<C>(),
             Self::Pin { threads } => pin::<C, _>(threads, C::Pin::clone),
             Self::PinCheaply { threads } => pin::<C, _>(threads, C::pin_cheaply),
-            Self::PinOfStock { threads } => pin_of_stock::<C>(threads),
             Self::Mixed { threads } => mixed::<C>(threads, full::<C>(C::with_blocks(BLOCKS))),
             Self::MixedForThreads { threads } => {
                 mixed::<C>(threads, full::<C>(C::for_threads(BLOCKS)))
@@ -244,22 +238,6 @@ fn pin<C: Contender, P>(threads: usize, further: impl Fn(&C::Pin) -> P + Sync + 
         let elapsed = on_threads(vec![(); threads], |thread, ()| {
             for i in 0..each as usize {
                 black_box(further(&pins[(i + 16 * thread) % CHAIN]));
-            }
-        });
-        Timed { elapsed, operations: each * threads as u64 }
-    })
-}
-
-fn pin_of_stock<C: Contender>(threads: usize) -> Runner {
-    let pool = C::with_blocks(BLOCKS);
-    let pins = pool.store_and_hold(None, &chain::<C>(FILL, 0));
-    Box::new(move |iterations| {
-        let _pool = &pool;
-        let each = iterations.div_ceil(threads as u64);
-        let elapsed = on_threads(vec![(); threads], |thread, ()| {
-            let mut stocks: Vec<_> = pins.iter().map(C::stock).collect();
-            for i in 0..each as usize {
-                C::pin_of_stock(&mut stocks[(i + 16 * thread) % CHAIN]);
             }
         });
         Timed { elapsed, operations: each * threads as u64 }

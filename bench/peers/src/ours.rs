@@ -1,11 +1,9 @@
 //! `kv-pool` as a caller uses it: one tier, the default policy, no epochs.
 
-use std::hint::black_box;
 use std::num::NonZeroUsize;
 
 use kv_pool::{
-    BlockHash, BlockPin, BlockPool, ClaimedBlock, Naming, PinStock, PoolConfig, Registration,
-    ShardedPool,
+    BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, ShardedPool,
 };
 
 use crate::contender::Contender;
@@ -33,18 +31,16 @@ impl Ours {
 
 #[inline]
 fn store_one(pool: &BlockPool, parent: Option<BlockHash>, hash: BlockHash) -> usize {
-    let block = pool.claim_one().expect("nothing is held");
-    match block.register(hash, following(parent)) {
-        Registration::New(pin) => pin.slot().index(),
-        Registration::Duplicate { .. } => unreachable!("every name is new"),
-    }
+    let mut block = pool.claim_one().expect("nothing is held");
+    let pins = block.register(&[hash], following(parent)).expect("a block for the name");
+    pins.ids().next().map_or(0, |id| id.index())
 }
 
 #[inline]
 fn store_batch(pool: &BlockPool, hashes: &[BlockHash]) -> usize {
     let mut blocks = pool.claim(hashes.len()).expect("there is room");
     let pins = blocks.register(hashes, Naming::default()).expect("a block for each name");
-    pins.slots().last().map_or(0, |slot| slot.index())
+    pins.ids().last().map_or(0, |id| id.index())
 }
 
 /// What follows `parent`, which this pool is told, for its names do not tell it.
@@ -56,10 +52,9 @@ fn following(parent: Option<BlockHash>) -> Naming {
 impl Contender for Ours {
     const NAME: &'static str = "kv-pool";
     type Hash = BlockHash;
-    type Pin = BlockPin;
-    type CheapPin = BlockPin;
-    type Stock = PinStock;
-    type Claim = ClaimedBlock;
+    type Pin = Pinned;
+    type CheapPin = Pinned;
+    type Claim = Claimed;
 
     fn with_blocks(blocks: usize) -> Self {
         let config = PoolConfig::primary_only(blocks as u64);
@@ -92,9 +87,9 @@ impl Contender for Ours {
     #[inline]
     fn store_one_shortly(&self, parent: Option<BlockHash>, hash: BlockHash) -> usize {
         let block = self.pool.claim_one().expect("nothing is held");
-        let slot = block.slot().index();
-        block.cache(hash, following(parent));
-        slot
+        let id = block.ids().next().map_or(0, |id| id.index());
+        block.cache(&[hash], following(parent)).expect("a block for the name");
+        id
     }
 
     #[inline]
@@ -117,32 +112,22 @@ impl Contender for Ours {
         self.pool.match_prefix(hashes).len()
     }
 
-    fn store_and_hold(&self, parent: Option<BlockHash>, hashes: &[BlockHash]) -> Vec<BlockPin> {
+    fn store_and_hold(&self, parent: Option<BlockHash>, hashes: &[BlockHash]) -> Vec<Pinned> {
         let mut blocks = self.pool.claim(hashes.len()).expect("there is room");
         let pins = blocks.register(hashes, following(parent)).expect("a block for each name");
         pins.into_iter().collect()
     }
 
-    fn release(&self, pins: Vec<BlockPin>) {
+    fn release(&self, pins: Vec<Pinned>) {
         self.pool.release(pins);
     }
 
     #[inline]
-    fn pin_cheaply(pin: &BlockPin) -> BlockPin {
+    fn pin_cheaply(pin: &Pinned) -> Pinned {
         pin.clone()
     }
 
-    fn stock(pin: &BlockPin) -> PinStock {
-        PinStock::new(pin.clone())
-    }
-
-    #[inline]
-    fn pin_of_stock(stock: &mut PinStock) {
-        let pin = black_box(stock.take());
-        stock.give_back(pin).expect("it is of this stock");
-    }
-
-    fn claim(&self) -> ClaimedBlock {
+    fn claim(&self) -> Claimed {
         self.pool.claim_one().expect("not all is held")
     }
 }

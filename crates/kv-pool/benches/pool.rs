@@ -7,9 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use kv_pool::{
-    Admit, BlockHash, BlockPool, Naming, Onboarded, PoolConfig, Priority, Registration, Tier,
-};
+use kv_pool::{Admit, BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -59,18 +57,16 @@ fn serve(pool: &BlockPool, hashes: &[BlockHash]) {
 /// The same, one block at a time.
 fn serve_singly(pool: &BlockPool, hashes: &[BlockHash]) {
     for &hash in hashes {
-        let block = pool.claim_one().unwrap();
-        match block.register(hash, Priority::DEFAULT) {
-            Registration::New(pin) => drop(pin),
-            Registration::Duplicate { .. } => unreachable!("every name is new"),
-        }
+        let mut block = pool.claim_one().unwrap();
+        drop(block.register(&[hash], Priority::DEFAULT).unwrap());
     }
 }
 
 /// The same, for who names what it has written only to have it cached.
 fn cache_singly(pool: &BlockPool, hashes: &[BlockHash]) {
     for &hash in hashes {
-        assert!(pool.claim_one().unwrap().cache(hash, Priority::DEFAULT), "every name is new");
+        let named = pool.claim_one().unwrap().cache(&[hash], Priority::DEFAULT);
+        assert_eq!(named, Ok(1), "every name is new");
     }
 }
 
@@ -242,10 +238,8 @@ fn two_tiers() {
             if let Some(offload) = target.take_offload() {
                 offload.commit();
             }
-            match pool.begin_onboard(pin, target).unwrap().commit() {
-                Onboarded::Moved(pin) => drop(pin),
-                Onboarded::Copied { .. } => unreachable!("nobody else is there"),
-            }
+            let done = pool.begin_onboard(pin, target).unwrap().commit();
+            assert!(done.copies.is_empty(), "nobody else is there");
         }
     });
     row("find, claim, offload, onboard and release a block", nanoseconds);
@@ -287,7 +281,7 @@ fn fan_out(roots: usize) {
         (0..roots as u32).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
     let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
     for &root in &all {
-        assert!(pool.claim_one().unwrap().cache(root, Priority::MAX));
+        assert_eq!(pool.claim_one().unwrap().cache(&[root], Priority::MAX), Ok(1));
     }
     let children = BLOCKS as usize - roots;
     let mut count = 0;
@@ -296,7 +290,7 @@ fn fan_out(roots: usize) {
             count += 1;
             let root = all[at % roots];
             let child = BlockHash::chain(root, &[count]);
-            pool.claim_one().unwrap().cache(child, Naming::after(root));
+            pool.claim_one().unwrap().cache(&[child], Naming::after(root)).unwrap();
         }
     };
     evict_all();

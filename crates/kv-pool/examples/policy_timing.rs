@@ -10,7 +10,7 @@ use kv_pool::policy::{
     AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyTime,
     PriorityLru, S3Fifo, Slru,
 };
-use kv_pool::{BlockHash, BlockId};
+use kv_pool::{BlockHash, policy::RecordId};
 
 const BLOCKS: u32 = 1 << 16;
 const REQUEST: u32 = 16;
@@ -27,7 +27,7 @@ fn measure(policy: &mut dyn EvictionPolicy) -> [f64; 3] {
     let mut facts = vec![BlockFacts::new(BlockHash::ROOT); BLOCKS as usize];
     for (number, facts) in (0..).zip(&mut facts) {
         facts.hash = name(number);
-        let block = BlockId::from_index(number as u32);
+        let block = RecordId::from_index(number as u32);
         policy.stored(block, facts);
         policy.evictable(block, facts);
     }
@@ -55,7 +55,7 @@ fn measure(policy: &mut dyn EvictionPolicy) -> [f64; 3] {
         // Blocks that lie far apart, as those of another request would.
         let first = (round as u32).wrapping_mul(0x9E37_79B9) % BLOCKS;
         for place in 0..REQUEST {
-            let block = BlockId::from_index((first + place) % BLOCKS);
+            let block = RecordId::from_index((first + place) % BLOCKS);
             facts[block.index()].found += 1;
             facts[block.index()].used = now;
             policy.found(block, now);

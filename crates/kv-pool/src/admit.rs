@@ -1,13 +1,11 @@
 //! Admission of a batch: all matches first, then all allocations, all or nothing.
 
+use crate::RecordId;
 use crate::blocks::Flag;
-use crate::claim::ClaimedBlocks;
 use crate::hold::BlockAt;
-use crate::pin::{BlockPin, PinnedBlocks};
-use crate::state::{Claim, State};
-use crate::sync::Arc;
+use crate::state::{Claim, PoolState};
 use crate::tenants::{Need, Tenant, need_of};
-use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantId, Tier};
+use crate::{BlockHash, BlockPool, ClaimError, Claimed, Pinned, TenantId, Tier};
 
 /// What one sequence of a batch needs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,12 +26,22 @@ pub struct Admit<'a> {
 #[derive(Debug)]
 pub struct Admitted {
     /// The cached prefix.
-    pub prefix: PinnedBlocks,
+    pub prefix: Pinned,
     /// The blocks to write: first one for each block of the prefix that lies in another tier than
     /// the primary one, in order, to be moved there; then those that follow the prefix.
-    pub claimed: ClaimedBlocks,
+    pub claimed: Claimed,
     /// What the first block that follows the prefix can begin with.
     pub partial: Option<Partial>,
+}
+
+/// What came of a batch of which as much was admitted as fits.
+#[derive(Debug)]
+pub struct Admission {
+    /// What the first sequences of the batch were given, in their order.
+    pub admitted: Vec<Admitted>,
+    /// Why the next sequence was not admitted: what it and those before it need together, and what there
+    /// is. `None` if all were admitted.
+    pub refused: Option<ClaimError>,
 }
 
 /// Cached content that is the beginning of what a block is to hold.
@@ -45,7 +53,7 @@ pub enum Partial {
         /// Which of the names was found.
         candidate: usize,
         /// The block that has it.
-        source: BlockPin,
+        source: Pinned,
     },
     /// There already: the block was unused and none followed it, so it was taken over and has lost
     /// its name.
@@ -68,7 +76,7 @@ struct Found {
 struct Plan {
     found: Vec<Found>,
     /// Of all sequences, in their order.
-    blocks: Vec<BlockId>,
+    blocks: Vec<RecordId>,
     needs: Vec<Need>,
     /// How many blocks more may be in use.
     slack: usize,
@@ -85,7 +93,28 @@ impl BlockPool {
     /// [`ClaimError`]; nothing was pinned, claimed or evicted then.
     pub fn admit(&self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, ClaimError> {
         let mut state = self.shared.state.lock();
-        let mut plan = state.plan(batch)?;
+        let (plan, refused) = state.plan(batch, true);
+        match refused {
+            Some(error) => Err(error),
+            None => Ok(self.serve(&mut state, batch, plan)),
+        }
+    }
+
+    /// Admits as many of the first sequences of a batch as fit, in one step: those up to the first for
+    /// which there is no room beside those before it. What the others would find is neither pinned nor
+    /// kept for them.
+    ///
+    /// Beside that it is as [`admit`](BlockPool::admit).
+    #[must_use = "dropping it gives back what was admitted"]
+    pub fn admit_fitting(&self, batch: &[Admit<'_>]) -> Admission {
+        let mut state = self.shared.state.lock();
+        let (plan, refused) = state.plan(batch, false);
+        let batch = &batch[..plan.found.len()];
+        Admission { admitted: self.serve(&mut state, batch, plan), refused }
+    }
+
+    /// Pins and claims what was planned for a batch.
+    fn serve(&self, state: &mut PoolState, batch: &[Admit<'_>], mut plan: Plan) -> Vec<Admitted> {
         for &block in &plan.blocks {
             // Policies hear of the find first, and then that the block is held.
             state.note_use(block, true);
@@ -106,13 +135,13 @@ impl BlockPool {
         for ((request, found), partial) in batch.iter().zip(found).zip(partials) {
             let (own, others) = rest.split_at(found.matched);
             rest = others;
-            let prefix = self.hold_counted(&mut state, own);
-            let (claimed, partial) = self.claim_rest(&mut state, request, *found, partial);
+            let prefix = self.hold_counted(state, own);
+            let (claimed, partial) = self.claim_rest(state, request, *found, partial);
             admitted.push(Admitted { prefix, claimed, partial });
         }
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
-        Ok(admitted)
+        admitted
     }
 
     /// How many blocks [`admit`](BlockPool::admit) would claim for a batch as of now, for a caller who
@@ -134,11 +163,11 @@ impl BlockPool {
     }
 
     /// A list of blocks whose references are counted.
-    fn hold_counted(&self, state: &mut State, own: &[BlockId]) -> PinnedBlocks {
+    fn hold_counted(&self, state: &mut PoolState, own: &[RecordId]) -> Pinned {
         if own.is_empty() {
-            return PinnedBlocks::default();
+            return Pinned::default();
         }
-        PinnedBlocks::counted(state, &self.shared, |state, pins| {
+        Pinned::counted(state, &self.shared, |state, pins| {
             let at = |&block| BlockAt { block, location: state.blocks.location(block) };
             pins.extend(own.iter().map(at));
         })
@@ -146,89 +175,71 @@ impl BlockPool {
 
     fn claim_rest(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         request: &Admit<'_>,
         found: Found,
         partial: Option<(usize, Begin)>,
-    ) -> (ClaimedBlocks, Option<Partial>) {
-        let mut claims = state.take_claims();
+    ) -> (Claimed, Option<Partial>) {
+        let mut list = state.take_claims();
+        let claims = &mut list.claims;
         let after = request.blocks.saturating_sub(found.matched);
-        state.claim(Tier::Primary, found.tenant, found.far, &mut claims);
+        state.claim(Tier::Primary, found.tenant, found.far, claims);
         let partial = match partial {
             None => {
-                state.claim(Tier::Primary, found.tenant, after, &mut claims);
+                state.claim(Tier::Primary, found.tenant, after, claims);
                 None
             }
             Some((candidate, Begin::TakenOver(claim))) => {
                 claims.push(claim);
-                state.claim(Tier::Primary, found.tenant, after - 1, &mut claims);
+                state.claim(Tier::Primary, found.tenant, after - 1, claims);
                 Some(Partial::TakenOver { candidate })
             }
             Some((candidate, Begin::Copy(block))) => {
-                state.claim(Tier::Primary, found.tenant, after, &mut claims);
+                state.claim(Tier::Primary, found.tenant, after, claims);
                 let at = BlockAt { block, location: state.blocks.location(block) };
-                let source = BlockPin::counted(state.take_token(&self.shared), at);
+                let source = Pinned::one(state.take_token(&self.shared), at);
                 Some(Partial::Copy { candidate, source })
             }
         };
-        (ClaimedBlocks::new(Arc::clone(&self.shared), Tier::Primary, claims), partial)
+        (Claimed::list(&self.shared, Tier::Primary, list), partial)
     }
 }
 
 /// Where the beginning of a block is.
 #[derive(Debug)]
 enum Begin {
-    Copy(BlockId),
+    Copy(RecordId),
     TakenOver(Claim),
 }
 
-impl State {
-    /// Finds what is cached of every prefix, and whether there is room for the rest. Pins nothing.
-    fn plan(&mut self, batch: &[Admit<'_>]) -> Result<Plan, ClaimError> {
-        let mut plan = Plan::default();
-        for request in batch {
-            let tenant = self.tenant(request.tenant)?;
-            plan.found.push(Found { tenant, matched: 0, far: 0 });
-        }
-        // Unused blocks that will be in use.
+impl PoolState {
+    /// Finds what is cached of the prefixes, for as many of the first sequences as there is room for, and
+    /// why there is none for the next; for none of them if `all` are wanted. Pins nothing.
+    fn plan(&mut self, batch: &[Admit<'_>], all: bool) -> (Plan, Option<ClaimError>) {
+        let mut plan = Plan { slack: self.tier(Tier::Primary).claimable(), ..Plan::default() };
+        let mut refused = None;
         let (mut needed, mut reused) = (0_usize, 0);
-        for (at, request) in batch.iter().enumerate() {
-            let (start, mut before) = (plan.blocks.len(), None);
-            let mut far = 0;
-            for &hash in request.prefix.iter().take(request.blocks) {
-                let Some(block) = self.find_after(hash, before) else { break };
-                let new = !self.blocks.is(block, Flag::MARK);
-                if new && !self.may_use_beside(block, &mut plan.needs) {
-                    break;
-                }
-                before = Some(block);
-                far += usize::from(self.blocks.tier(block) != Tier::Primary);
-                reused += usize::from(new && self.is_unused_near(block));
-                self.blocks.set(block, Flag::MARK);
-                plan.blocks.push(block);
+        for request in batch {
+            if let Err(error) = self.plan_next(request, all, &mut plan, &mut needed, &mut reused) {
+                refused = Some(error);
+                break;
             }
-            let matched = plan.blocks.len() - start;
-            let claimed = request.blocks - matched + far;
-            needed = needed.saturating_add(claimed);
-            let found = &mut plan.found[at];
-            (found.matched, found.far) = (matched, far);
-            if self.watch.tenancy.is_some() {
-                let need = need_of(&mut plan.needs, found.tenant, Tier::Primary);
-                need.claimed = need.claimed.saturating_add(claimed as u64);
+        }
+        if all && refused.is_none() {
+            match self.room_for(needed, reused, &plan.needs) {
+                Ok(slack) => plan.slack = slack,
+                Err(error) => refused = Some(error),
             }
         }
         for &block in &plan.blocks {
             self.blocks.clear(block, Flag::MARK);
         }
-        let claimable = self.tier(Tier::Primary).claimable() - reused;
-        if needed > claimable {
-            let retiring = self.tier(Tier::Primary).retiring();
-            return Err(ClaimError::Exhausted { requested: needed, claimable, retiring });
-        }
-        plan.slack = claimable - needed;
-        if let Some(tenancy) = &self.watch.tenancy {
-            let slack = tenancy.tenants.admit_batch(Tier::Primary, &plan.needs)?;
-            plan.slack = plan.slack.min(slack as usize);
+        if refused.is_some() {
+            if all {
+                plan.found.clear();
+            }
+            let matched = plan.found.iter().map(|found| found.matched).sum();
+            plan.blocks.truncate(matched);
         }
         for (request, found) in batch.iter().zip(&plan.found) {
             let asked = request.prefix.len().min(request.blocks);
@@ -238,11 +249,83 @@ impl State {
                 self.note_miss(request.prefix[found.matched]);
             }
         }
-        Ok(plan)
+        (plan, refused)
+    }
+
+    /// Adds a sequence to a plan, if there is room for it or that is looked at later: `needed` blocks are claimed for the plan, and
+    /// `reused` blocks that nobody uses will be in use. After a refusal, what the plan found for it is left
+    /// behind its blocks.
+    fn plan_next(
+        &mut self,
+        request: &Admit<'_>,
+        later: bool,
+        plan: &mut Plan,
+        needed: &mut usize,
+        reused: &mut usize,
+    ) -> Result<(), ClaimError> {
+        let tenant = self.tenant(request.tenant)?;
+        let needs_before = if later { Vec::new() } else { plan.needs.clone() };
+        let start = plan.blocks.len();
+        let (mut before, mut far, mut again) = (None, 0, *reused);
+        for &hash in request.prefix.iter().take(request.blocks) {
+            let Some(block) = self.find_after(hash, before) else { break };
+            let new = !self.blocks.is(block, Flag::MARK);
+            if new && !self.may_use_beside(block, &mut plan.needs) {
+                break;
+            }
+            before = Some(block);
+            far += usize::from(self.blocks.tier(block) != Tier::Primary);
+            again += usize::from(new && self.is_unused_near(block));
+            self.blocks.set(block, Flag::MARK);
+            plan.blocks.push(block);
+        }
+        let matched = plan.blocks.len() - start;
+        let claimed = request.blocks - matched + far;
+        let requested = needed.saturating_add(claimed);
+        if self.watch.tenancy.is_some() {
+            let need = need_of(&mut plan.needs, tenant, Tier::Primary);
+            need.claimed = need.claimed.saturating_add(claimed as u64);
+        }
+        if !later {
+            match self.room_for(requested, again, &plan.needs) {
+                Ok(slack) => plan.slack = slack,
+                Err(error) => {
+                    plan.needs = needs_before;
+                    return Err(error);
+                }
+            }
+        }
+        (*needed, *reused) = (requested, again);
+        plan.found.push(Found { tenant, matched, far });
+        Ok(())
+    }
+
+    /// How many blocks more may be in use when `requested` are claimed and `reused` that nobody uses are
+    /// used again.
+    fn room_for(
+        &self,
+        requested: usize,
+        reused: usize,
+        needs: &[Need],
+    ) -> Result<usize, ClaimError> {
+        let tier = self.tier(Tier::Primary);
+        let claimable = tier.claimable() - reused;
+        if requested > claimable {
+            let retiring = tier.retiring();
+            return Err(ClaimError::Exhausted { requested, claimable, retiring });
+        }
+        let slack = claimable - requested;
+        match &self.watch.tenancy {
+            None => Ok(slack),
+            Some(tenancy) => {
+                let most = tenancy.tenants.admit_batch(Tier::Primary, needs)?;
+                Ok(slack.min(most as usize))
+            }
+        }
     }
 
     /// Whether nobody uses this block of the primary tier.
-    fn is_unused_near(&self, block: BlockId) -> bool {
+    fn is_unused_near(&self, block: RecordId) -> bool {
         self.blocks.tier(block) == Tier::Primary && self.is_unused(block)
     }
 

@@ -10,7 +10,7 @@
 
 use std::collections::TryReserveError;
 
-use crate::{BlockHash, BlockId, Location, Priority, SlotIndex, Tier};
+use crate::{BlockHash, BlockId, Location, Priority, RecordId, Tier};
 
 /// What changes with every use.
 type Use = [u32; 5];
@@ -69,7 +69,7 @@ impl Flag {
 /// Where a block is in its life.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
-pub(crate) enum Place {
+pub(crate) enum BlockPhase {
     /// Its slot has no memory yet, or nobody has asked for it yet.
     Absent = 0,
     /// In its tier's eviction queues.
@@ -112,17 +112,17 @@ impl Kind {
     /// In a queue, with content, and nothing else.
     #[inline]
     pub(crate) fn is_only_cached(self) -> bool {
-        self.0 & Self::STATE == Place::Queued as u32 | Flag::NAMED.0
+        self.0 & Self::STATE == BlockPhase::Queued as u32 | Flag::NAMED.0
     }
 
     /// Referenced, with content, and nothing else.
     #[inline]
     pub(crate) fn is_only_pinned(self) -> bool {
-        self.0 & Self::STATE == Place::Pinned as u32 | Flag::NAMED.0
+        self.0 & Self::STATE == BlockPhase::Pinned as u32 | Flag::NAMED.0
     }
 }
 
-impl Place {
+impl BlockPhase {
     pub(crate) const COUNT: usize = 8;
 
     #[inline]
@@ -194,52 +194,52 @@ impl Blocks {
         self.uses.len()
     }
 
-    pub(crate) fn ids(&self) -> impl Iterator<Item = BlockId> + use<> {
-        (0..self.uses.len() as u32).map(BlockId)
+    pub(crate) fn ids(&self) -> impl Iterator<Item = RecordId> + use<> {
+        (0..self.uses.len() as u32).map(RecordId)
     }
 
     #[inline]
-    fn record(&self, id: BlockId) -> &Use {
+    fn record(&self, id: RecordId) -> &Use {
         &self.uses[id.index()]
     }
 
     #[inline]
-    fn record_mut(&mut self, id: BlockId) -> &mut Use {
+    fn record_mut(&mut self, id: RecordId) -> &mut Use {
         &mut self.uses[id.index()]
     }
 
     #[inline]
-    fn kin(&self, id: BlockId) -> &Kin {
+    fn kin(&self, id: RecordId) -> &Kin {
         &self.kin[id.index()]
     }
 
     #[inline]
-    fn kin_mut(&mut self, id: BlockId) -> &mut Kin {
+    fn kin_mut(&mut self, id: RecordId) -> &mut Kin {
         &mut self.kin[id.index()]
     }
 
     #[inline]
-    pub(crate) fn before(&self, id: BlockId) -> u32 {
+    pub(crate) fn before(&self, id: RecordId) -> u32 {
         self.record(id)[BEFORE]
     }
 
     #[inline]
-    pub(crate) fn after(&self, id: BlockId) -> u32 {
+    pub(crate) fn after(&self, id: RecordId) -> u32 {
         self.record(id)[AFTER]
     }
 
     #[inline]
-    pub(crate) fn set_before(&mut self, id: BlockId, to: u32) {
+    pub(crate) fn set_before(&mut self, id: RecordId, to: u32) {
         self.record_mut(id)[BEFORE] = to;
     }
 
     #[inline]
-    pub(crate) fn set_after(&mut self, id: BlockId, to: u32) {
+    pub(crate) fn set_after(&mut self, id: RecordId, to: u32) {
         self.record_mut(id)[AFTER] = to;
     }
 
     #[inline]
-    pub(crate) fn set_links(&mut self, id: BlockId, before: u32, after: u32) {
+    pub(crate) fn set_links(&mut self, id: RecordId, before: u32, after: u32) {
         let record = self.record_mut(id);
         record[BEFORE] = before;
         record[AFTER] = after;
@@ -248,13 +248,13 @@ impl Blocks {
     /// Of a block whose content is on its way, the block that has the slot that the copy reads; of
     /// that one, the block whose content the copy brings away.
     #[inline]
-    pub(crate) fn partner(&self, id: BlockId) -> BlockId {
-        BlockId(self.after(id))
+    pub(crate) fn partner(&self, id: RecordId) -> RecordId {
+        RecordId(self.after(id))
     }
 
     /// Has the slot of `holder` wait for the copy of the content that block `moving` gets.
     #[inline]
-    pub(crate) fn pair(&mut self, moving: BlockId, holder: BlockId) {
+    pub(crate) fn pair(&mut self, moving: RecordId, holder: RecordId) {
         self.set(holder, Flag::COPYING);
         self.set_after(holder, moving.0);
         self.set_after(moving, holder.0);
@@ -262,7 +262,7 @@ impl Blocks {
 
     /// Ends what [`pair`](Self::pair) began: nothing reads the slot of `holder` any more.
     #[inline]
-    pub(crate) fn part(&mut self, moving: BlockId, holder: BlockId) {
+    pub(crate) fn part(&mut self, moving: RecordId, holder: RecordId) {
         self.clear(holder, Flag::COPYING);
         self.set_after(holder, 0);
         self.set_after(moving, 0);
@@ -270,7 +270,7 @@ impl Blocks {
 
     /// Gives each of two blocks that are in no list the copies that read the other's slot.
     #[inline]
-    pub(crate) fn swap_readers(&mut self, one: BlockId, other: BlockId) {
+    pub(crate) fn swap_readers(&mut self, one: RecordId, other: RecordId) {
         let reader = |id| self.is(id, Flag::COPYING).then(|| self.partner(id));
         let (of_one, of_other) = (reader(one), reader(other));
         if let Some(reader) = of_one {
@@ -287,22 +287,22 @@ impl Blocks {
 
     /// References to a pinned block; meaningless for one that is in a list.
     #[inline]
-    pub(crate) fn references(&self, id: BlockId) -> u32 {
+    pub(crate) fn references(&self, id: RecordId) -> u32 {
         self.record(id)[BEFORE]
     }
 
     #[inline]
-    pub(crate) fn set_references(&mut self, id: BlockId, references: u32) {
+    pub(crate) fn set_references(&mut self, id: RecordId, references: u32) {
         self.record_mut(id)[BEFORE] = references;
     }
 
     /// Pins a block that is in its tier's own queue, in one pass over its record, and says where it
     /// was. `None`, and nothing has changed, if it is elsewhere or has a duration.
     #[inline]
-    pub(crate) fn pin_queued(&mut self, id: BlockId) -> Option<Unlinked> {
+    pub(crate) fn pin_queued(&mut self, id: RecordId) -> Option<Unlinked> {
         let record = self.record_mut(id);
         let meta = record[META];
-        if meta & (PLACE_MASK | Flag::TIMED.0) != Place::Queued as u32 {
+        if meta & (PLACE_MASK | Flag::TIMED.0) != BlockPhase::Queued as u32 {
             return None;
         }
         let unlinked = Unlinked {
@@ -313,49 +313,49 @@ impl Blocks {
         };
         record[BEFORE] = 1;
         record[AFTER] = 0;
-        record[META] = meta & !PLACE_MASK | Place::Pinned as u32;
+        record[META] = meta & !PLACE_MASK | BlockPhase::Pinned as u32;
         Some(unlinked)
     }
 
     /// Makes a block queued whose last reference goes, if it has content, no duration, and nothing
     /// copies from it; the caller puts it into the list of the tier and class that this returns.
     #[inline]
-    pub(crate) fn unpin_last(&mut self, id: BlockId, stamp: u32) -> Option<(Tier, usize)> {
+    pub(crate) fn unpin_last(&mut self, id: RecordId, stamp: u32) -> Option<(Tier, usize)> {
         const WATCHED: u32 = PLACE_MASK | Flag::TIMED.0 | Flag::COPYING.0 | Flag::NAMED.0;
         let record = self.record_mut(id);
         let meta = record[META];
-        if meta & WATCHED != Place::Pinned as u32 | Flag::NAMED.0 || record[BEFORE] != 1 {
+        if meta & WATCHED != BlockPhase::Pinned as u32 | Flag::NAMED.0 || record[BEFORE] != 1 {
             return None;
         }
         record[STAMP] = stamp;
-        record[META] = meta & !PLACE_MASK | Place::Queued as u32;
+        record[META] = meta & !PLACE_MASK | BlockPhase::Queued as u32;
         Some((Tier::from_bits(meta >> TIER_SHIFT), class_of(meta)))
     }
 
     #[inline]
-    pub(crate) fn kind(&self, id: BlockId) -> Kind {
+    pub(crate) fn kind(&self, id: RecordId) -> Kind {
         Kind(self.record(id)[META] & Kind::ALL)
     }
 
     /// Takes the first reference to a block in a queue if it is of this kind, and says what lay before
     /// it there. Queue and counts are the caller's to change.
     #[inline]
-    pub(crate) fn pin_first(&mut self, id: BlockId, kind: Kind) -> Option<u32> {
+    pub(crate) fn pin_first(&mut self, id: RecordId, kind: Kind) -> Option<u32> {
         let record = self.record_mut(id);
         let meta = record[META];
         if meta & Kind::ALL != kind.0 {
             return None;
         }
         record[AFTER] = 0;
-        record[META] = meta & !PLACE_MASK | Place::Pinned as u32;
+        record[META] = meta & !PLACE_MASK | BlockPhase::Pinned as u32;
         Some(std::mem::replace(&mut record[BEFORE], 1))
     }
 
     /// Takes a further reference to a block; `false`, and nothing has changed, if there is none.
     #[inline]
-    pub(crate) fn pin_again(&mut self, id: BlockId) -> bool {
+    pub(crate) fn pin_again(&mut self, id: RecordId) -> bool {
         let record = self.record_mut(id);
-        let pinned = record[META] & PLACE_MASK == Place::Pinned as u32;
+        let pinned = record[META] & PLACE_MASK == BlockPhase::Pinned as u32;
         if pinned {
             // A count that ever got this high stays there: better held for good than given away
             // early.
@@ -366,9 +366,9 @@ impl Blocks {
 
     /// Takes a reference from a block that has others; `false`, and nothing has changed, if not.
     #[inline]
-    pub(crate) fn unpin_one_of_many(&mut self, id: BlockId) -> bool {
+    pub(crate) fn unpin_one_of_many(&mut self, id: RecordId) -> bool {
         let record = self.record_mut(id);
-        let pinned = record[META] & PLACE_MASK == Place::Pinned as u32;
+        let pinned = record[META] & PLACE_MASK == BlockPhase::Pinned as u32;
         let many = pinned && record[BEFORE] > 1;
         if many && record[BEFORE] < u32::MAX {
             record[BEFORE] -= 1;
@@ -379,7 +379,7 @@ impl Blocks {
     /// Takes the last reference from a block if it is of this kind, and makes it the last of a queue
     /// behind `back`; counts, and the links that lead to it, are the caller's to change.
     #[inline]
-    pub(crate) fn queue_last(&mut self, id: BlockId, kind: Kind, stamp: u32, back: u32) -> bool {
+    pub(crate) fn queue_last(&mut self, id: RecordId, kind: Kind, stamp: u32, back: u32) -> bool {
         let record = self.record_mut(id);
         let meta = record[META];
         if meta & Kind::ALL != kind.0 || record[BEFORE] != 1 {
@@ -387,7 +387,7 @@ impl Blocks {
         }
         record[BEFORE] = back;
         record[AFTER] = u32::MAX;
-        record[META] = meta & !PLACE_MASK | Place::Queued as u32;
+        record[META] = meta & !PLACE_MASK | BlockPhase::Queued as u32;
         record[STAMP] = stamp;
         true
     }
@@ -395,31 +395,31 @@ impl Blocks {
     /// Makes a block the claimant's, in one pass over its record. Returns the place and the tier
     /// where it was, and its slot.
     #[inline]
-    pub(crate) fn claim(&mut self, id: BlockId, tenant: u16) -> (Place, Tier, SlotIndex) {
+    pub(crate) fn claim(&mut self, id: RecordId, tenant: u16) -> (BlockPhase, Tier, BlockId) {
         const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
         let record = self.record_mut(id);
         let meta = record[META];
-        record[META] = meta & !(PLACE_MASK | PRIORITY_MASK) | Place::Claimed as u32 | DEFAULT;
-        let slot = SlotIndex(record[SLOT]);
+        record[META] = meta & !(PLACE_MASK | PRIORITY_MASK) | BlockPhase::Claimed as u32 | DEFAULT;
+        let slot = BlockId(record[SLOT]);
         self.kin_mut(id)[ORIGIN] = tenant.into();
-        (Place::of(meta), Tier::from_bits(meta >> TIER_SHIFT), slot)
+        (BlockPhase::of(meta), Tier::from_bits(meta >> TIER_SHIFT), slot)
     }
 
     /// Takes the name, the parent and the duration's absence from a queued block without children, and
     /// makes it the claimant's, in one pass over its records; it has left its queue and the index.
     /// Returns its parent, its slot, and since when it was unused.
     #[inline]
-    pub(crate) fn evict(&mut self, id: BlockId, tenant: u16) -> (Option<BlockId>, SlotIndex, u32) {
+    pub(crate) fn evict(&mut self, id: RecordId, tenant: u16) -> (Option<RecordId>, BlockId, u32) {
         const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
         const LEFT: u32 = TIER_MASK;
         let record = self.record_mut(id);
-        record[META] = record[META] & LEFT | Place::Claimed as u32 | DEFAULT;
+        record[META] = record[META] & LEFT | BlockPhase::Claimed as u32 | DEFAULT;
         (record[BEFORE], record[AFTER]) = (0, 0);
-        let (slot, stamp) = (SlotIndex(record[SLOT]), record[STAMP]);
+        let (slot, stamp) = (BlockId(record[SLOT]), record[STAMP]);
         let kin = self.kin_mut(id);
         let (parent, generation) = (kin[PARENT], kin[PARENT_GENERATION]);
         (kin[PARENT], kin[PARENT_GENERATION], kin[ORIGIN]) = (0, 0, tenant.into());
-        let Some(parent) = parent.checked_sub(1).map(BlockId) else { return (None, slot, stamp) };
+        let Some(parent) = parent.checked_sub(1).map(RecordId) else { return (None, slot, stamp) };
         if self.kin(parent)[GENERATION] == generation {
             return (Some(parent), slot, stamp);
         }
@@ -429,9 +429,9 @@ impl Blocks {
 
     /// Whether [`evict`](Self::evict) is all that there is to do when content in a queue goes.
     #[inline]
-    pub(crate) fn is_plain_content(&self, id: BlockId) -> bool {
+    pub(crate) fn is_plain_content(&self, id: RecordId) -> bool {
         const SPECIAL: u32 = Kind::STATE | Flag::EXPECTED.0 | Flag::MARK.0 | Flag::ASIDE.0;
-        self.record(id)[META] & SPECIAL == Place::Queued as u32 | Flag::NAMED.0
+        self.record(id)[META] & SPECIAL == BlockPhase::Queued as u32 | Flag::NAMED.0
     }
 
     /// Gives a claimed block without a name its name, its priority and its first reference, in one
@@ -439,7 +439,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn name_claimed(
         &mut self,
-        id: BlockId,
+        id: RecordId,
         hash: BlockHash,
         priority: Priority,
         chained: bool,
@@ -447,12 +447,12 @@ impl Blocks {
         const KEPT: u32 = !(PLACE_MASK | PRIORITY_MASK);
         let record = self.record_mut(id);
         let meta = record[META];
-        if meta & (PLACE_MASK | Flag::NAMED.0 | Flag::TIMED.0) != Place::Claimed as u32 {
+        if meta & (PLACE_MASK | Flag::NAMED.0 | Flag::TIMED.0) != BlockPhase::Claimed as u32 {
             return None;
         }
         let chained = if chained { Flag::CHAINED.0 } else { 0 };
         let priority = u32::from(priority.get()) << PRIORITY_SHIFT;
-        record[META] = meta & KEPT | Place::Pinned as u32 | Flag::NAMED.0 | chained | priority;
+        record[META] = meta & KEPT | BlockPhase::Pinned as u32 | Flag::NAMED.0 | chained | priority;
         record[BEFORE] = 1;
         self.set_hash(id, hash);
         Some(Tier::from_bits(meta >> TIER_SHIFT))
@@ -460,7 +460,7 @@ impl Blocks {
 
     /// Makes `parent` the parent of a block that has none, if it may have children.
     #[inline]
-    pub(crate) fn follow(&mut self, id: BlockId, parent: BlockId) {
+    pub(crate) fn follow(&mut self, id: RecordId, parent: RecordId) {
         let kin = self.kin_mut(parent);
         let generation = kin[GENERATION];
         if generation == u32::MAX || parent == id {
@@ -477,22 +477,22 @@ impl Blocks {
 
     /// Counts one child less; whether it was the last, and the block waits for that.
     #[inline]
-    pub(crate) fn lose_child(&mut self, id: BlockId) -> bool {
+    pub(crate) fn lose_child(&mut self, id: RecordId) -> bool {
         let children = &mut self.kin_mut(id)[CHILDREN];
         *children -= 1;
-        *children == 0 && self.place(id) == Place::Shadowed
+        *children == 0 && self.place(id) == BlockPhase::Shadowed
     }
 
     /// The hash in the record, whether the index leads there or not.
     #[inline]
-    pub(crate) fn hash(&self, id: BlockId) -> BlockHash {
+    pub(crate) fn hash(&self, id: RecordId) -> BlockHash {
         let [low, high] = self.hashes[id.index()];
         BlockHash::from_u128(u128::from(low) | u128::from(high) << 64)
     }
 
     /// Whether there is such a block, and the hash is in its record.
     #[inline]
-    pub(crate) fn has_hash(&self, id: BlockId, hash: BlockHash) -> bool {
+    pub(crate) fn has_hash(&self, id: RecordId, hash: BlockHash) -> bool {
         let hash = hash.to_u128();
         let halves = [hash as u64, (hash >> 64) as u64];
         self.hashes.get(id.index()).is_some_and(|own| *own == halves)
@@ -500,20 +500,20 @@ impl Blocks {
 
     /// Whether there is such a block, and lookups find it by this name.
     #[inline]
-    pub(crate) fn bears(&self, id: BlockId, hash: BlockHash) -> bool {
+    pub(crate) fn bears(&self, id: RecordId, hash: BlockHash) -> bool {
         self.has_hash(id, hash) && self.is(id, Flag::NAMED)
     }
 
     /// The same, with what [`location_and_lack`](Self::location_and_lack) says of it.
     #[inline]
-    pub(crate) fn bearing(&self, id: BlockId, hash: BlockHash) -> Option<(Location, bool)> {
+    pub(crate) fn bearing(&self, id: RecordId, hash: BlockHash) -> Option<(Location, bool)> {
         if self.has_hash(id, hash) { self.location_and_lack(id) } else { None }
     }
 
     /// Where a block lies that lookups find, and whether its content was named as a successor and the
     /// record names no parent. `None` of content on its way.
     #[inline]
-    pub(crate) fn location_and_lack(&self, id: BlockId) -> Option<(Location, bool)> {
+    pub(crate) fn location_and_lack(&self, id: RecordId) -> Option<(Location, bool)> {
         const BOTH: u32 = Flag::CHAINED.0 | Flag::LINKED.0;
         let record = self.record(id);
         let meta = record[META];
@@ -521,105 +521,102 @@ impl Blocks {
             return None;
         }
         let tier = Tier::from_bits(meta >> TIER_SHIFT);
-        let location = Location { tier, slot: SlotIndex(record[SLOT]) };
+        let location = Location { tier, id: BlockId(record[SLOT]) };
         Some((location, meta & BOTH == Flag::CHAINED.0))
     }
 
     /// Whether the index leads to the block: lookups find it, or will.
     #[inline]
-    pub(crate) fn bears_a_name(&self, id: BlockId) -> bool {
+    pub(crate) fn bears_a_name(&self, id: RecordId) -> bool {
         const EITHER: u32 = Flag::NAMED.0 | Flag::EXPECTED.0;
         self.record(id)[META] & EITHER != 0
     }
 
     #[inline]
-    pub(crate) fn set_hash(&mut self, id: BlockId, hash: BlockHash) {
+    pub(crate) fn set_hash(&mut self, id: RecordId, hash: BlockHash) {
         let hash = hash.to_u128();
         self.hashes[id.index()] = [hash as u64, (hash >> 64) as u64];
     }
 
     /// The name by which lookups find the block.
     #[inline]
-    pub(crate) fn name(&self, id: BlockId) -> Option<BlockHash> {
+    pub(crate) fn name(&self, id: RecordId) -> Option<BlockHash> {
         self.is(id, Flag::NAMED).then(|| self.hash(id))
     }
 
     #[inline]
-    pub(crate) fn is(&self, id: BlockId, flag: Flag) -> bool {
+    pub(crate) fn is(&self, id: RecordId, flag: Flag) -> bool {
         self.record(id)[META] & flag.0 != 0
     }
 
     #[inline]
-    pub(crate) fn set(&mut self, id: BlockId, flag: Flag) {
+    pub(crate) fn set(&mut self, id: RecordId, flag: Flag) {
         self.record_mut(id)[META] |= flag.0;
     }
 
     #[inline]
-    pub(crate) fn clear(&mut self, id: BlockId, flag: Flag) {
+    pub(crate) fn clear(&mut self, id: RecordId, flag: Flag) {
         self.record_mut(id)[META] &= !flag.0;
     }
 
     #[inline]
-    pub(crate) fn place(&self, id: BlockId) -> Place {
-        Place::of(self.record(id)[META])
+    pub(crate) fn place(&self, id: RecordId) -> BlockPhase {
+        BlockPhase::of(self.record(id)[META])
     }
 
-    /// To be called by [`State::put`](crate::state::State::put) alone, which counts.
+    /// To be called by [`PoolState::put`](crate::state::PoolState::put) alone, which counts.
     #[inline]
-    pub(crate) fn set_place(&mut self, id: BlockId, place: Place) {
+    pub(crate) fn set_place(&mut self, id: RecordId, place: BlockPhase) {
         let meta = &mut self.record_mut(id)[META];
         *meta = *meta & !PLACE_MASK | place as u32;
     }
 
     #[inline]
-    pub(crate) fn tier(&self, id: BlockId) -> Tier {
+    pub(crate) fn tier(&self, id: RecordId) -> Tier {
         Tier::from_bits(self.record(id)[META] >> TIER_SHIFT)
     }
 
     #[inline]
-    pub(crate) fn location(&self, id: BlockId) -> Location {
+    pub(crate) fn location(&self, id: RecordId) -> Location {
         let record = self.record(id);
-        Location {
-            tier: Tier::from_bits(record[META] >> TIER_SHIFT),
-            slot: SlotIndex(record[SLOT]),
-        }
+        Location { tier: Tier::from_bits(record[META] >> TIER_SHIFT), id: BlockId(record[SLOT]) }
     }
 
     #[inline]
-    pub(crate) fn set_location(&mut self, id: BlockId, location: Location) {
+    pub(crate) fn set_location(&mut self, id: RecordId, location: Location) {
         let record = self.record_mut(id);
-        record[SLOT] = location.slot.0;
+        record[SLOT] = location.id.0;
         record[META] = record[META] & !TIER_MASK | (location.tier as u32) << TIER_SHIFT;
     }
 
     #[inline]
-    pub(crate) fn priority(&self, id: BlockId) -> Priority {
+    pub(crate) fn priority(&self, id: RecordId) -> Priority {
         Priority::from_bits(self.record(id)[META] >> PRIORITY_SHIFT)
     }
 
     /// Of a block that is in no queue, for its queue is named by the priority.
     #[inline]
-    pub(crate) fn set_priority(&mut self, id: BlockId, priority: Priority) {
+    pub(crate) fn set_priority(&mut self, id: RecordId, priority: Priority) {
         let meta = &mut self.record_mut(id)[META];
         *meta = *meta & !PRIORITY_MASK | (u32::from(priority.get())) << PRIORITY_SHIFT;
     }
 
     /// The block that holds the content before this one's, as long as it does.
     #[inline]
-    pub(crate) fn parent(&self, id: BlockId) -> Option<BlockId> {
+    pub(crate) fn parent(&self, id: RecordId) -> Option<RecordId> {
         let kin = self.kin(id);
-        let parent = BlockId(kin[PARENT].checked_sub(1)?);
+        let parent = RecordId(kin[PARENT].checked_sub(1)?);
         (self.kin(parent)[GENERATION] == kin[PARENT_GENERATION]).then_some(parent)
     }
 
     /// Whether there is a [`parent`](Self::parent), mostly without a look at the kin.
     #[inline]
-    pub(crate) fn has_parent(&self, id: BlockId) -> bool {
+    pub(crate) fn has_parent(&self, id: RecordId) -> bool {
         self.is(id, Flag::LINKED) && (self.orphans == 0 || self.parent(id).is_some())
     }
 
     #[inline]
-    pub(crate) fn set_parent(&mut self, id: BlockId, parent: Option<BlockId>) {
+    pub(crate) fn set_parent(&mut self, id: RecordId, parent: Option<RecordId>) {
         if self.kin(id)[PARENT] != 0 && self.parent(id).is_none() {
             self.orphans -= 1;
         }
@@ -634,19 +631,19 @@ impl Blocks {
     }
 
     #[inline]
-    pub(crate) fn children(&self, id: BlockId) -> u32 {
+    pub(crate) fn children(&self, id: RecordId) -> u32 {
         self.kin(id)[CHILDREN]
     }
 
     #[inline]
-    pub(crate) fn set_children(&mut self, id: BlockId, children: u32) {
+    pub(crate) fn set_children(&mut self, id: RecordId, children: u32) {
         self.kin_mut(id)[CHILDREN] = children;
     }
 
     /// Cuts off all children: they have no parent from now on. Whether there can be a next time; if
     /// not, the block must be given no children any more.
     #[inline]
-    pub(crate) fn disown(&mut self, id: BlockId) {
+    pub(crate) fn disown(&mut self, id: RecordId) {
         let kin = self.kin_mut(id);
         let children = std::mem::take(&mut kin[CHILDREN]);
         kin[GENERATION] = kin[GENERATION].saturating_add(1);
@@ -659,40 +656,40 @@ impl Blocks {
     }
 
     /// Whether a parent is named that has disowned the block.
-    pub(crate) fn is_orphan(&self, id: BlockId) -> bool {
+    pub(crate) fn is_orphan(&self, id: RecordId) -> bool {
         self.is(id, Flag::LINKED) && self.parent(id).is_none()
     }
 
     /// Whether children of this block can still be told from those of its former contents.
     #[inline]
-    pub(crate) fn may_have_children(&self, id: BlockId) -> bool {
+    pub(crate) fn may_have_children(&self, id: RecordId) -> bool {
         self.kin(id)[GENERATION] != u32::MAX
     }
 
     /// Blocks before this one in its chain, at most 65,535.
     #[inline]
-    pub(crate) fn depth(&self, id: BlockId) -> u16 {
+    pub(crate) fn depth(&self, id: RecordId) -> u16 {
         (self.kin(id)[ORIGIN] >> 16) as u16
     }
 
     #[inline]
-    pub(crate) fn tenant(&self, id: BlockId) -> u16 {
+    pub(crate) fn tenant(&self, id: RecordId) -> u16 {
         self.kin(id)[ORIGIN] as u16
     }
 
     #[inline]
-    pub(crate) fn set_origin(&mut self, id: BlockId, tenant: u16, depth: u16) {
+    pub(crate) fn set_origin(&mut self, id: RecordId, tenant: u16, depth: u16) {
         self.kin_mut(id)[ORIGIN] = u32::from(tenant) | u32::from(depth) << 16;
     }
 
     /// The low half of an epoch while retiring, of a time in milliseconds while queued.
     #[inline]
-    pub(crate) fn stamp(&self, id: BlockId) -> u32 {
+    pub(crate) fn stamp(&self, id: RecordId) -> u32 {
         self.record(id)[STAMP]
     }
 
     #[inline]
-    pub(crate) fn set_stamp(&mut self, id: BlockId, stamp: u32) {
+    pub(crate) fn set_stamp(&mut self, id: RecordId, stamp: u32) {
         self.record_mut(id)[STAMP] = stamp;
     }
 }

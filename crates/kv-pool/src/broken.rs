@@ -1,18 +1,16 @@
 //! Published defects as they were, two holds of the lock for what must be one, so that loom
 //! can show that it finds such. They are in no build but its.
 
-use crate::blocks::{Flag, Place};
-use crate::claim::Handle;
+use crate::RecordId;
+use crate::blocks::{BlockPhase, Flag};
 use crate::hold::BlockAt;
-use crate::pin::BlockPin;
 use crate::state::Claim;
-use crate::sync::Arc;
-use crate::{BlockHash, BlockId, BlockPool, ClaimedBlock, Tier};
+use crate::{BlockHash, BlockPool, Claimed, Pinned, Tier};
 
 impl BlockPool {
     /// The block that the next claim in a tier would take, as far as it has been used before.
     #[must_use]
-    pub fn broken_peek(&self, tier: Tier) -> Option<BlockId> {
+    pub fn broken_peek(&self, tier: Tier) -> Option<RecordId> {
         let mut guard = self.shared.state.lock();
         let state = &mut *guard;
         let queues = &mut state.tiers[tier.index()].queues;
@@ -23,46 +21,47 @@ impl BlockPool {
     }
 
     /// Takes the block of a peek, whatever has become of it meanwhile (H10).
-    pub fn broken_claim(&self, peeked: BlockId) -> ClaimedBlock {
+    pub fn broken_claim(&self, peeked: RecordId) -> Claimed {
         let mut state = self.shared.state.lock();
         let evicted = state.blocks.is(peeked, Flag::NAMED);
         state.take_out(peeked);
         if evicted {
             state.unname(peeked);
         }
-        state.put(peeked, Place::Claimed);
+        state.put(peeked, BlockPhase::Claimed);
         let location = state.blocks.location(peeked);
-        let claim = Claim::new(peeked, location.slot, evicted);
+        let claim = Claim::new(peeked, location.id, evicted);
+        let token = state.take_token(&self.shared);
         drop(state);
-        ClaimedBlock::new(Handle::Pool(Arc::clone(&self.shared)), location.tier, claim)
+        Claimed::one(token, location.tier, claim)
     }
 
     /// Finds a block and, if nobody has it pinned, takes it out of its queue; then counts the
     /// reference. In between another owner's last reference may bring it back there (H9).
     #[must_use]
-    pub fn broken_find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<BlockPin> {
+    pub fn broken_find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<Pinned> {
         let mut state = self.shared.state.lock();
         let block = state.find(hash)?;
         let location = state.blocks.location(block);
         if location.tier != tier {
             return None;
         }
-        if state.blocks.place(block) != Place::Pinned {
+        if state.blocks.place(block) != BlockPhase::Pinned {
             state.take_out(block);
             state.blocks.set_references(block, 0);
-            state.put(block, Place::Pinned);
+            state.put(block, BlockPhase::Pinned);
         }
         drop(state);
 
         let mut state = self.shared.state.lock();
         let references = match state.blocks.place(block) {
-            Place::Pinned => state.blocks.references(block) + 1,
+            BlockPhase::Pinned => state.blocks.references(block) + 1,
             _ => 1,
         };
         state.blocks.set_references(block, references);
-        state.put(block, Place::Pinned);
+        state.put(block, BlockPhase::Pinned);
         let token = state.take_token(&self.shared);
         drop(state);
-        Some(BlockPin::counted(token, BlockAt { block, location }))
+        Some(Pinned::one(token, BlockAt { block, location }))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, SystemClock};
 use crate::policy::EvictionPolicy;
-use crate::state::{SlotNumbers, State, Watch};
+use crate::state::{PoolState, SlotNumbers, Watch};
 use crate::{BlockPool, ConfigError, PoolConfig, Tier};
 
 /// Puts a [`BlockPool`] together; see [`BlockPool::builder`].
@@ -51,7 +51,7 @@ impl PoolBuilder {
         let blocks = config.blocks().iter().sum::<u64>();
         let refused = |_| ConfigError::OutOfMemory { blocks };
         let watch = Watch::new(clock, events, policies, blocks as usize).map_err(refused)?;
-        let state = State::new(&config, watch, slots).map_err(refused)?;
+        let state = PoolState::new(&config, watch, slots).map_err(refused)?;
         Ok(BlockPool::with_state(&config, state))
     }
 }

@@ -1,15 +1,12 @@
 //! Claimed blocks: blocks that one owner writes, until the content gets a name.
 
+use crate::RecordId;
 use crate::blocks::Flag;
 use crate::hold::{BlockAt, Token, give_token_back};
-use crate::pin::BlockPin;
 use crate::pool::Shared;
-use crate::state::{Claim, Move, Named, State};
+use crate::state::{Claim, Move, Named, PoolState};
 use crate::sync::Arc;
-use crate::{
-    BlockHash, BlockId, BlockPool, Location, PinnedBlocks, Priority, RegisterError, Retention,
-    SlotIndex, Tier,
-};
+use crate::{BlockHash, BlockId, BlockPool, Pinned, Priority, RegisterError, Retention, Tier};
 
 /// What is said of content when it is given a name.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -47,194 +44,98 @@ impl From<Retention> for Naming {
     }
 }
 
-/// A block that belongs to the holder alone. No lookup finds it.
+/// Blocks that one owner writes, in the order in which they were claimed. No lookup finds them. One
+/// block is a list of one.
 ///
-/// Dropped without a name, it is the next to be claimed once its epoch is complete.
-#[derive(Debug)]
-#[must_use = "dropping a claimed block gives it back"]
-pub struct ClaimedBlock {
-    /// `None` only when the block was handed on.
-    handle: Option<Handle>,
-    claim: Claim,
-    tier: Tier,
-}
-
-/// How a claimed block reaches its pool.
-#[derive(Debug)]
-pub(crate) enum Handle {
-    /// By a token, which becomes that of the pin.
-    Token(Arc<Token>),
-    /// As one of many that were claimed together.
-    Pool(Arc<Shared>),
-}
-
-impl Handle {
-    #[inline]
-    fn pool(&self) -> &Arc<Shared> {
-        match self {
-            Self::Token(token) => &token.pool,
-            Self::Pool(pool) => pool,
-        }
-    }
-
-    /// Does the last of what the block was claimed for.
-    #[inline]
-    fn end(self, last: impl FnOnce(&mut State)) {
-        match self {
-            Self::Token(token) => give_token_back(token, last),
-            Self::Pool(pool) => last(&mut pool.state.lock()),
-        }
-    }
-}
-
-/// What became of content that was given a name.
-#[derive(Debug)]
-pub enum Registration {
-    /// Lookups find it from now on, in the slot of the claimed block. The pin is of that block, or of the
-    /// one that bore the name before with a copy that nobody used in another tier, or that was on its
-    /// way there: then this one has got the slot, and keeps the blocks that follow it.
-    New(BlockPin),
-    /// The same content was cached already. Whoever asks for the hash is given `existing`.
-    ///
-    /// Which of the two blocks to go on with is the caller's choice; dropping the other loses nothing.
-    /// `existing` holds the content as soon as the move that brought it there is done, which its mover
-    /// has said by [`Onboard::commit`](crate::Onboard::commit). Who commits a move before its copy is
-    /// enqueued goes on with `own` until it is.
-    Duplicate {
-        /// A pin of the block that has the name; it may lie in any tier.
-        existing: BlockPin,
-        /// The block that was to be named, still claimed, with its slot and what was written there.
-        own: ClaimedBlock,
-    },
-}
-
-impl ClaimedBlock {
-    pub(crate) fn new(handle: Handle, tier: Tier, claim: Claim) -> Self {
-        Self { handle: Some(handle), claim, tier }
-    }
-
-    /// The block.
-    #[must_use]
-    pub fn block(&self) -> BlockId {
-        self.claim.block()
-    }
-
-    /// Its slot in its tier.
-    #[must_use]
-    pub fn slot(&self) -> SlotIndex {
-        self.claim.slot()
-    }
-
-    /// Where it lies: in the primary tier unless it was claimed in another.
-    #[must_use]
-    pub fn location(&self) -> Location {
-        Location { tier: self.tier, slot: self.claim.slot() }
-    }
-
-    /// Whether cached content lost this slot to the claim.
-    #[must_use]
-    pub fn evicted(&self) -> bool {
-        self.claim.evicted()
-    }
-
-    /// The move of the evicted content to the secondary tier, if there is to be one, once.
-    ///
-    /// The slot must not be written before that copy has read it. The pool sees to it that nobody
-    /// else is given the slot before the [`Offload`] has ended, even if this block is dropped; the
-    /// holder orders its own writes after the copy.
-    #[must_use]
-    pub fn take_offload(&mut self) -> Option<Offload> {
-        let handle = self.handle.as_ref()?;
-        take_offload(handle.pool(), &mut self.claim)
-    }
-
-    /// Gives the content of the block its name, so that lookups find and share it.
-    ///
-    /// The content must have been written, or its writing enqueued where all readers come after
-    /// it. An offload that was not taken is given up.
-    #[inline]
-    pub fn register(mut self, hash: BlockHash, naming: impl Into<Naming>) -> Registration {
-        let (naming, claim, tier) = (naming.into(), self.claim, self.tier);
-        // Taken only by methods that consume the block.
-        let Some(handle) = self.handle.take() else { unreachable!("a claimed block has a pool") };
-        let (named, location, spare) = register(handle.pool(), &handle, claim, hash, &naming);
-        match (named, spare, handle) {
-            (Named::New(block), None, Handle::Token(token))
-            | (Named::New(block), Some(token), _) => {
-                Registration::New(BlockPin::counted(token, BlockAt { block, location }))
-            }
-            (Named::Duplicate(block), Some(token), handle) => {
-                let existing = BlockPin::counted(token, BlockAt { block, location });
-                let own = Self::new(handle, tier, claim.without_offload());
-                Registration::Duplicate { existing, own }
-            }
-            (..) => unreachable!("a token was taken"),
-        }
-    }
-
-    /// Names the content of the block and releases it, in one step: what
-    /// [`register`](Self::register) does, for who needs it no longer. Whether the block has the name;
-    /// if not, the same content was cached already, and this block is given back.
-    pub fn cache(mut self, hash: BlockHash, naming: impl Into<Naming>) -> bool {
-        let naming = naming.into();
-        // Taken only by methods that consume the block.
-        let Some(handle) = self.handle.take() else { return false };
-        let mut named = false;
-        handle.end(|state| named = state.cache_claim(&self.claim, hash, &naming));
-        named
-    }
-
-    pub(crate) fn has_offload(&self) -> bool {
-        self.claim.offload().is_some()
-    }
-
-    pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.handle.as_ref().is_some_and(|own| pool.is(own.pool()))
-    }
-
-    /// Hands the block over to the caller, who holds it from now on.
-    pub(crate) fn into_block(mut self) -> BlockId {
-        self.handle = None;
-        self.claim.block()
-    }
-}
-
-impl Drop for ClaimedBlock {
-    fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            handle.end(|state| state.release_claim(&self.claim));
-        }
-    }
-}
-
-/// Blocks that were claimed in one step, which belong to the holder alone.
-///
-/// Operations on the list take the lock once for all blocks. Dropped, the blocks are given back.
-#[derive(Debug)]
+/// Operations on the list take the lock once for all its blocks. Dropped, the blocks are given back: those
+/// without a name are the next to be claimed, once their epoch is complete.
+#[derive(Debug, Default)]
 #[must_use = "dropping claimed blocks gives them back"]
-pub struct ClaimedBlocks {
-    pool: Arc<Shared>,
+pub struct Claimed {
+    blocks: Own,
+}
+
+#[derive(Debug, Default)]
+enum Own {
+    #[default]
+    Nothing,
+    /// The token becomes that of the pin.
+    One(Arc<Token>, Claim, Tier),
+    List(Box<ClaimList>),
+}
+
+/// Claims of one pool and tier.
+#[derive(Debug)]
+pub(crate) struct ClaimList {
+    pool: Option<Arc<Shared>>,
     tier: Tier,
     /// # Invariants
     ///
     /// - Those before `first` have left the list: what takes the first ones away moves no others.
     /// - Those before `offloads` have no move to be taken, so each is looked at once for all calls.
-    claims: Vec<Claim>,
+    pub(crate) claims: Vec<Claim>,
     first: usize,
     offloads: usize,
 }
 
-impl ClaimedBlocks {
-    pub(crate) fn new(pool: Arc<Shared>, tier: Tier, claims: Vec<Claim>) -> Self {
-        Self { pool, tier, claims, first: 0, offloads: 0 }
+impl Default for ClaimList {
+    fn default() -> Self {
+        Self { pool: None, tier: Tier::Primary, claims: Vec::new(), first: 0, offloads: 0 }
     }
+}
 
+impl ClaimList {
     fn claims(&self) -> &[Claim] {
         &self.claims[self.first..]
     }
 
-    fn single(&self, claim: Claim) -> ClaimedBlock {
-        ClaimedBlock::new(Handle::Pool(Arc::clone(&self.pool)), self.tier, claim)
+    /// The pool, which this list forgets with its claims.
+    fn empty(&mut self) -> Option<Arc<Shared>> {
+        self.claims.clear();
+        (self.first, self.offloads) = (0, 0);
+        self.pool.take()
+    }
+
+    fn take_offload(&mut self) -> Option<Offload> {
+        self.offloads = self.offloads.max(self.first);
+        while let Some(claim) = self.claims.get_mut(self.offloads) {
+            self.offloads += 1;
+            if claim.offload().is_some() {
+                return take_offload(self.pool.as_ref()?, claim);
+            }
+        }
+        None
+    }
+}
+
+/// What became of content that was to be named block by block; see [`Claimed::register_new`].
+#[derive(Debug)]
+pub struct Registered {
+    /// The blocks that have got their names.
+    pub named: Pinned,
+    /// The block that has borne the next name before, in whatever tier. `None` if all were named.
+    pub existing: Option<Pinned>,
+}
+
+impl Claimed {
+    #[inline]
+    pub(crate) fn one(token: Arc<Token>, tier: Tier, claim: Claim) -> Self {
+        Self { blocks: Own::One(token, claim, tier) }
+    }
+
+    /// The claims in `list`.
+    pub(crate) fn list(pool: &Arc<Shared>, tier: Tier, mut list: Box<ClaimList>) -> Self {
+        list.pool = Some(Arc::clone(pool));
+        list.tier = tier;
+        Self { blocks: Own::List(list) }
+    }
+
+    fn claims(&self) -> &[Claim] {
+        match &self.blocks {
+            Own::Nothing => &[],
+            Own::One(_, claim, _) => std::slice::from_ref(claim),
+            Own::List(list) => list.claims(),
+        }
     }
 
     /// How many blocks there are.
@@ -249,90 +150,186 @@ impl ClaimedBlocks {
         self.claims().is_empty()
     }
 
-    /// The slots of the blocks, in their order.
-    pub fn slots(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = SlotIndex> + '_ {
+    /// The block ids, in the order of the list.
+    pub fn ids(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
         self.claims().iter().map(|claim| claim.slot())
     }
 
-    /// The blocks, in their order.
-    pub fn blocks(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
+    /// The tier that the blocks were claimed in.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        match &self.blocks {
+            Own::Nothing => Tier::Primary,
+            Own::One(_, _, tier) => *tier,
+            Own::List(list) => list.tier,
+        }
+    }
+
+    /// The pool's records of the blocks, as policies, events and snapshots name them.
+    pub fn records(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = RecordId> + '_ {
         self.claims().iter().map(|claim| claim.block())
     }
 
-    /// Whether block `index` is there and cached content lost its slot to the claim.
+    /// Whether block `index` is there and cached content lost its place to the claim.
     #[must_use]
     pub fn evicted(&self, index: usize) -> bool {
         self.claims().get(index).is_some_and(|claim| claim.evicted())
     }
 
-    /// The next move of evicted content to the secondary tier, until there is none left; see
-    /// [`ClaimedBlock::take_offload`]. Takes no lock. To take all moves of a list takes time in
-    /// proportion to its length.
+    /// The next move of evicted content to the secondary tier, until there is none left. Takes no lock.
+    /// To take all moves of a list takes time in proportion to its length.
+    ///
+    /// A block must not be written before that copy has read it. The pool sees to it that nobody else is
+    /// given the block id before the [`Offload`] has ended, even if this list is dropped; the holder
+    /// orders its own writes after the copy.
     #[must_use]
     pub fn take_offload(&mut self) -> Option<Offload> {
-        self.offloads = self.offloads.max(self.first);
-        while let Some(claim) = self.claims.get_mut(self.offloads) {
-            self.offloads += 1;
-            if claim.offload().is_some() {
-                return take_offload(&self.pool, claim);
-            }
+        match &mut self.blocks {
+            Own::Nothing => None,
+            Own::One(token, claim, _) => take_offload(&token.pool, claim),
+            Own::List(list) => list.take_offload(),
         }
-        None
     }
 
-    /// Takes the first block out of the list.
-    pub fn take_first(&mut self) -> Option<ClaimedBlock> {
-        let claim = *self.claims().first()?;
-        self.first += 1;
-        Some(self.single(claim))
+    /// Takes the first block out of the list. Takes the lock if there are several.
+    pub fn take_first(&mut self) -> Option<Self> {
+        let Own::List(list) = &mut self.blocks else {
+            return (!self.is_empty()).then(|| std::mem::take(self));
+        };
+        let claim = *list.claims().first()?;
+        list.first += 1;
+        Self::single(list, claim)
     }
 
-    /// Takes the last block out of the list.
-    pub fn pop(&mut self) -> Option<ClaimedBlock> {
-        let claim = *self.claims().last()?;
-        self.claims.pop();
-        Some(self.single(claim))
+    /// Takes the last block out of the list. Takes the lock if there are several.
+    pub fn pop(&mut self) -> Option<Self> {
+        let Own::List(list) = &mut self.blocks else {
+            return (!self.is_empty()).then(|| std::mem::take(self));
+        };
+        let claim = *list.claims().last()?;
+        list.claims.pop();
+        Self::single(list, claim)
+    }
+
+    fn single(list: &ClaimList, claim: Claim) -> Option<Self> {
+        let pool = list.pool.as_ref()?;
+        let token = pool.state.lock().take_token(pool);
+        Some(Self::one(token, list.tier, claim))
     }
 
     /// Takes the blocks from `at` on out of the list; none if there are fewer.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let at = self.first + at.min(self.len());
-        let claims = self.claims.split_off(at);
-        let offloads = self.offloads.saturating_sub(at);
-        Self { pool: Arc::clone(&self.pool), tier: self.tier, claims, first: 0, offloads }
+        if at == 0 {
+            return std::mem::take(self);
+        }
+        let Own::List(list) = &mut self.blocks else { return Self::default() };
+        let at = list.first + at;
+        let Some(pool) = list.pool.as_ref().filter(|_| at < list.claims.len()) else {
+            return Self::default();
+        };
+        let mut rest = pool.state.lock().take_claims();
+        rest.claims.extend(list.claims.drain(at..));
+        rest.offloads = list.offloads.saturating_sub(at);
+        Self::list(pool, list.tier, rest)
+    }
+
+    /// Adds blocks behind those that are there. Takes the lock. Lists of two pools or tiers are not
+    /// joined.
+    ///
+    /// # Errors
+    /// Returns `more` if it belongs to another pool or tier.
+    pub fn append(&mut self, mut more: Self) -> Result<(), Self> {
+        if more.is_empty() {
+            return Ok(());
+        }
+        if self.is_empty() {
+            *self = more;
+            return Ok(());
+        }
+        let Some(pool) = self.pool().cloned() else { return Err(more) };
+        let tier = self.tier();
+        let same_pool = more.pool().is_some_and(|other| Arc::ptr_eq(&pool, other));
+        if !same_pool || more.tier() != tier {
+            return Err(more);
+        }
+        let mut state = pool.state.lock();
+        let mut list = match std::mem::take(&mut self.blocks) {
+            Own::List(list) => list,
+            Own::One(token, claim, _) => {
+                let mut list = state.take_claims();
+                list.claims.push(claim);
+                drop(state.keep_token(token));
+                list
+            }
+            Own::Nothing => state.take_claims(),
+        };
+        match std::mem::take(&mut more.blocks) {
+            Own::List(mut behind) => {
+                list.claims.extend_from_slice(behind.claims());
+                drop(behind.empty());
+                state.keep_claims(behind);
+            }
+            Own::One(token, claim, _) => {
+                list.claims.push(claim);
+                drop(state.keep_token(token));
+            }
+            Own::Nothing => {}
+        }
+        *self = Self::list(&pool, tier, list);
+        drop(state);
+        Ok(())
     }
 
     /// Gives the first blocks names, as consecutive content that follows `naming.parent`, in one
-    /// step. They leave this list; the others stay claimed.
+    /// step, so that lookups find and share them. They leave this list; the others stay claimed.
     ///
     /// Block `n` of the result is the one that lookups of `hashes[n]` find, unless that lies in
     /// another tier and is in use there: then it is the block of this list, without a name. Where
-    /// the same content was cached in this tier already, the block of this list is given back. Who
-    /// commits moves before their copies are enqueued registers block by block instead, and chooses.
+    /// the same content was cached in this tier already, the block of this list is given back. A caller
+    /// that commits moves before their copies are enqueued uses [`register_new`](Self::register_new), and
+    /// chooses.
     ///
-    /// Contents must have been written as for [`ClaimedBlock::register`]. Offloads of these blocks
-    /// that were not taken are given up.
+    /// The contents must have been written, or their writing enqueued where all readers come after it.
+    /// Offloads of these blocks that were not taken are given up.
     ///
     /// # Errors
     /// [`RegisterError::TooMany`] if there are fewer blocks than names; nothing was named then.
+    #[inline]
     pub fn register(
         &mut self,
         hashes: &[BlockHash],
         naming: impl Into<Naming>,
-    ) -> Result<PinnedBlocks, RegisterError> {
+    ) -> Result<Pinned, RegisterError> {
+        let naming = naming.into();
+        if let ([hash], Own::One(..)) = (hashes, &self.blocks) {
+            // Only this arm: the block is handed on.
+            let Own::One(token, claim, tier) = std::mem::take(&mut self.blocks) else {
+                unreachable!("it was one block")
+            };
+            let at = register_one(&token, claim, tier, *hash, &naming);
+            return Ok(Pinned::one(token, at));
+        }
+        self.register_list(hashes, naming)
+    }
+
+    fn register_list(
+        &mut self,
+        hashes: &[BlockHash],
+        naming: Naming,
+    ) -> Result<Pinned, RegisterError> {
         let (names, blocks) = (hashes.len(), self.len());
         if names > blocks {
             return Err(RegisterError::TooMany { names, blocks });
         }
-        if names == 0 {
-            return Ok(PinnedBlocks::default());
-        }
-        let naming = naming.into();
-        let mut state = self.pool.state.lock();
+        let Own::List(list) = &mut self.blocks else { return Ok(Pinned::default()) };
+        let Some(pool) = list.pool.as_ref().filter(|_| names > 0) else {
+            return Ok(Pinned::default());
+        };
+        let mut state = pool.state.lock();
         let mut parent = naming.parent.and_then(|parent| state.find_parent(parent));
         let mut following = naming;
-        let (tier, claims) = (self.tier, &self.claims()[..names]);
-        let pins = PinnedBlocks::counted(&mut state, &self.pool, |state, pins| {
+        let (tier, claims) = (list.tier, &list.claims()[..names]);
+        let pins = Pinned::counted(&mut state, pool, |state, pins| {
             pins.reserve(names);
             state.warm(hashes);
             for (claim, &hash) in claims.iter().zip(hashes) {
@@ -345,60 +342,209 @@ impl ClaimedBlocks {
             }
         });
         drop(state);
-        self.first += names;
+        list.first += names;
         Ok(pins)
+    }
+
+    /// Gives the first blocks names as [`register`](Self::register) does, up to the first whose content
+    /// is cached already. That block stays claimed, as the first of this list, with what was written to
+    /// it; which of the two blocks to go on with is the caller's choice, and dropping the other loses
+    /// nothing.
+    ///
+    /// `existing` holds the content as soon as the move that brought it there is done, which its mover
+    /// has said by [`Onboard::commit`](crate::Onboard::commit). A caller that commits a move before its
+    /// copy is enqueued goes on with its own block until it is.
+    ///
+    /// Content that was cached, unused, in a farther tier, or on its way there, is no duplicate: it takes
+    /// the place of the claimed block, and keeps the blocks that follow it.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_new(
+        &mut self,
+        hashes: &[BlockHash],
+        naming: impl Into<Naming>,
+    ) -> Result<Registered, RegisterError> {
+        let (names, blocks) = (hashes.len(), self.len());
+        if names > blocks {
+            return Err(RegisterError::TooMany { names, blocks });
+        }
+        let none = Registered { named: Pinned::default(), existing: None };
+        let Some(pool) = self.pool().filter(|_| names > 0).cloned() else { return Ok(none) };
+        let (mut following, mut existing, mut done) = (naming.into(), None, 0);
+        let mut state = pool.state.lock();
+        let named = Pinned::counted(&mut state, &pool, |state, pins| {
+            let mut parent = following.parent.and_then(|parent| state.find_parent(parent));
+            state.warm(hashes);
+            for (claim, &hash) in self.claims_mut().iter_mut().zip(hashes) {
+                let named = state.register_claim(claim, hash, parent, &following);
+                let (Named::New(block) | Named::Duplicate(block)) = named;
+                let at = BlockAt { block, location: state.blocks.location(block) };
+                if let Named::Duplicate(_) = named {
+                    *claim = claim.without_offload();
+                    existing = Some(at);
+                    break;
+                }
+                pins.push(at);
+                (following.parent, parent) = (Some(hash), Some(block));
+                done += 1;
+            }
+        });
+        let existing = existing.map(|at| Pinned::one(state.take_token(&pool), at));
+        let spare = match &mut self.blocks {
+            Own::List(list) => {
+                list.first += done;
+                None
+            }
+            blocks if done > 0 => Some(std::mem::take(blocks)),
+            _ => None,
+        };
+        if let Some(Own::One(token, ..)) = spare {
+            drop(state.keep_token(token));
+        }
+        drop(state);
+        Ok(Registered { named, existing })
+    }
+
+    /// Names the first blocks and releases them: what [`register`](Self::register) does, for content that
+    /// its writer needs no longer, in one step if it is one block. The other blocks are given back. How
+    /// many blocks have got their names; the content of the others was cached already.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn cache(
+        mut self,
+        hashes: &[BlockHash],
+        naming: impl Into<Naming>,
+    ) -> Result<usize, RegisterError> {
+        let naming = naming.into();
+        if let ([hash], Own::One(..)) = (hashes, &self.blocks)
+            && let Own::One(token, claim, _) = std::mem::take(&mut self.blocks)
+        {
+            let mut named = false;
+            give_token_back(token, |state| named = state.cache_claim(&claim, *hash, &naming));
+            return Ok(usize::from(named));
+        }
+        let own = self.records().take(hashes.len()).collect::<Vec<_>>();
+        let pins = self.register_list(hashes, naming)?;
+        Ok(pins.records().zip(own).filter(|(pinned, own)| pinned == own).count())
+    }
+
+    pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
+        match &self.blocks {
+            Own::Nothing => None,
+            Own::One(token, ..) => Some(&token.pool),
+            Own::List(list) => list.pool.as_ref(),
+        }
+    }
+
+    pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
+        self.pool().is_some_and(|own| pool.is(own))
+    }
+
+    pub(crate) fn any_claim(&self, is: impl FnMut(&Claim) -> bool) -> bool {
+        self.claims().iter().any(is)
+    }
+
+    fn claims_mut(&mut self) -> &mut [Claim] {
+        match &mut self.blocks {
+            Own::Nothing => &mut [],
+            Own::One(_, claim, _) => std::slice::from_mut(claim),
+            Own::List(list) => &mut list.claims[list.first..],
+        }
+    }
+
+    /// Hands over to `take`, in their order, the blocks that it answers `true` for. None of them has a
+    /// move to be taken.
+    pub(crate) fn hand_over(
+        &mut self,
+        state: &mut PoolState,
+        mut take: impl FnMut(&mut PoolState, RecordId) -> bool,
+    ) {
+        match &mut self.blocks {
+            Own::Nothing => {}
+            Own::List(list) => {
+                let mut at = 0;
+                let first = list.first;
+                list.claims.retain(|claim| {
+                    at += 1;
+                    at <= first || !take(state, claim.block())
+                });
+                list.offloads = first;
+            }
+            Own::One(_, claim, _) => {
+                if take(state, claim.block())
+                    && let Own::One(token, ..) = std::mem::take(&mut self.blocks)
+                {
+                    drop(state.keep_token(token));
+                }
+            }
+        }
     }
 }
 
-impl IntoIterator for ClaimedBlocks {
-    type Item = ClaimedBlock;
-    type IntoIter = std::vec::IntoIter<ClaimedBlock>;
+impl IntoIterator for Claimed {
+    type Item = Claimed;
+    type IntoIter = std::vec::IntoIter<Claimed>;
 
+    /// Takes the list apart into lists of one, in one step.
     fn into_iter(mut self) -> Self::IntoIter {
-        let (pool, tier) = (&self.pool, self.tier);
-        let single = |claim| ClaimedBlock::new(Handle::Pool(Arc::clone(pool)), tier, claim);
-        let singles = self.claims[self.first..].iter().copied().map(single).collect::<Vec<_>>();
-        self.first = self.claims.len();
+        let Own::List(list) = &mut self.blocks else {
+            return if self.is_empty() { Vec::new() } else { vec![self] }.into_iter();
+        };
+        let Some(pool) = &list.pool else { return Vec::new().into_iter() };
+        let mut singles = Vec::with_capacity(list.claims().len());
+        let mut state = pool.state.lock();
+        for &claim in list.claims() {
+            singles.push(Self::one(state.take_token(pool), list.tier, claim));
+        }
+        drop(state);
+        list.first = list.claims.len();
         singles.into_iter()
     }
 }
 
-impl Drop for ClaimedBlocks {
+impl Drop for Claimed {
+    #[inline]
     fn drop(&mut self) {
-        let claims = std::mem::take(&mut self.claims);
-        if claims.capacity() == 0 {
-            return;
+        match std::mem::take(&mut self.blocks) {
+            Own::Nothing => {}
+            Own::One(token, claim, _) => {
+                give_token_back(token, |state| state.release_claim(&claim))
+            }
+            Own::List(list) => give_list_back(list),
         }
-        let mut state = self.pool.state.lock();
-        // The first one is the next to be claimed.
-        for claim in claims[self.first..].iter().rev() {
-            state.release_claim(claim);
-        }
-        state.keep_claims(claims);
     }
 }
 
-/// Names a claimed block. The block that has the name, with its reference counted, where that lies, and
-/// a token for the pin if there is need of one.
-#[inline(never)]
-fn register(
-    pool: &Arc<Shared>,
-    handle: &Handle,
-    claim: Claim,
-    hash: BlockHash,
-    naming: &Naming,
-) -> (Named, Location, Option<Arc<Token>>) {
+fn give_list_back(mut list: Box<ClaimList>) {
+    let Some(pool) = list.pool.take() else { return };
     let mut state = pool.state.lock();
-    let parent = naming.parent.and_then(|parent| state.find_parent(parent));
-    let named = state.register_claim(&claim, hash, parent, naming);
-    let (Named::New(block) | Named::Duplicate(block)) = named;
-    let location = state.blocks.location(block);
-    let has_token = matches!((handle, named), (Handle::Token(_), Named::New(_)));
-    let spare = if has_token { None } else { Some(state.take_token(pool)) };
-    (named, location, spare)
+    // The first one is the next to be claimed.
+    for claim in list.claims().iter().rev() {
+        state.release_claim(claim);
+    }
+    drop(list.empty());
+    state.keep_claims(list);
 }
 
-impl State {
+/// Names a claimed block, or changes over to the one that has the name. The block that the pin is of,
+/// with its reference counted.
+#[inline(never)]
+fn register_one(
+    token: &Arc<Token>,
+    claim: Claim,
+    tier: Tier,
+    hash: BlockHash,
+    naming: &Naming,
+) -> BlockAt {
+    let mut state = token.pool.state.lock();
+    let parent = naming.parent.and_then(|parent| state.find_parent(parent));
+    let block = state.register_or_share(&claim, tier, hash, parent, naming);
+    BlockAt { block, location: state.blocks.location(block) }
+}
+
+impl PoolState {
     /// Gives a claimed block back, with what was to be moved away from it.
     pub(crate) fn release_claim(&mut self, claim: &Claim) {
         if let Some(moved) = claim.offload() {
@@ -428,7 +574,7 @@ impl State {
         &mut self,
         claim: &Claim,
         hash: BlockHash,
-        parent: Option<BlockId>,
+        parent: Option<RecordId>,
         naming: &Naming,
     ) -> Named {
         let named = self.register(claim.block(), hash, parent, naming);
@@ -445,9 +591,9 @@ impl State {
         claim: &Claim,
         tier: Tier,
         hash: BlockHash,
-        parent: Option<BlockId>,
+        parent: Option<RecordId>,
         naming: &Naming,
-    ) -> BlockId {
+    ) -> RecordId {
         let own = claim.block();
         match self.register_claim(claim, hash, parent, naming) {
             Named::New(block) => block,
@@ -486,13 +632,13 @@ pub struct Offload {
 impl Offload {
     /// The primary slot that holds the content.
     #[must_use]
-    pub fn from(&self) -> SlotIndex {
+    pub fn from(&self) -> BlockId {
         self.moved.from
     }
 
     /// The secondary slot that it goes to.
     #[must_use]
-    pub fn to(&self) -> SlotIndex {
+    pub fn to(&self) -> BlockId {
         self.moved.to
     }
 
@@ -518,7 +664,7 @@ mod tests {
     use crate::PoolConfig;
 
     /// Every block that is claimed has content to be moved away.
-    fn evicting(blocks: u64) -> ClaimedBlocks {
+    fn evicting(blocks: u64) -> Claimed {
         let config = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
         let pool = BlockPool::new(&config).unwrap();
         let names: Vec<_> = (0..blocks).map(|name| BlockHash::from_u128(name.into())).collect();
@@ -529,7 +675,7 @@ mod tests {
     #[test]
     fn a_block_is_looked_at_for_its_move_once_for_all_calls() {
         let mut blocks = evicting(64);
-        let whole = blocks.claims.clone();
+        let whole = blocks.claims().to_vec();
         let mut taken = Vec::new();
         while taken.len() < whole.len()
             && let Some(offload) = blocks.take_offload()
@@ -538,10 +684,10 @@ mod tests {
             // None of them shall end twice.
             std::mem::forget(offload);
             // What came before is put back as it was: nobody looks there again.
-            blocks.claims[..taken.len()].copy_from_slice(&whole[..taken.len()]);
+            blocks.claims_mut()[..taken.len()].copy_from_slice(&whole[..taken.len()]);
         }
         let no_more = blocks.take_offload().is_none();
-        blocks.claims.iter_mut().for_each(|claim| *claim = claim.without_offload());
+        blocks.claims_mut().iter_mut().for_each(|claim| *claim = claim.without_offload());
         let moves = whole.iter().filter_map(Claim::offload);
         assert_eq!(taken, moves.map(|moved| moved.block).collect::<Vec<_>>());
         assert!(no_more);
@@ -550,21 +696,25 @@ mod tests {
     #[test]
     fn the_first_blocks_leave_a_list_without_the_others_being_moved() {
         let mut blocks = evicting(64);
-        let at = blocks.claims.as_ptr();
+        let inner = |blocks: &Claimed| match &blocks.blocks {
+            Own::List(list) => (list.claims.len(), list.claims.as_ptr()),
+            _ => panic!("it is no list"),
+        };
+        let before = inner(&blocks);
         let names: Vec<_> = (100..132).map(BlockHash::from_u128).collect();
         for name in names {
             drop(blocks.take_first());
             drop(blocks.register(&[name], Naming::default()).unwrap());
-            assert_eq!(blocks.claims.len(), 64, "the others have been moved");
+            assert_eq!(inner(&blocks), before, "the others have been moved");
         }
-        assert_eq!((blocks.len(), blocks.claims.as_ptr()), (0, at));
+        assert_eq!(blocks.len(), 0);
     }
 
     #[test]
     fn every_move_is_taken_once_whatever_has_left_the_list() {
         for program in 0..256_u32 {
             let mut blocks = evicting(24);
-            let mut expected = blocks.claims.clone();
+            let mut expected = blocks.claims().to_vec();
             let mut taken = Vec::new();
             for step in 0..4 {
                 let (mut singles, mut lists) = (Vec::new(), Vec::new());
@@ -578,7 +728,7 @@ mod tests {
                         lists.push(std::mem::replace(&mut blocks, tail));
                     }
                 }
-                taken.extend(singles.iter_mut().filter_map(ClaimedBlock::take_offload));
+                taken.extend(singles.iter_mut().filter_map(Claimed::take_offload));
                 for list in &mut lists {
                     taken.extend(std::iter::from_fn(|| list.take_offload()));
                 }

@@ -1,6 +1,6 @@
 //! What can go wrong, one enum for each family of operations.
 
-use crate::{BlockHash, BlockId, Epoch, LoanId, Location, TenantError, Tier};
+use crate::{BlockHash, Epoch, LoanId, Location, RecordId, TenantError, Tier};
 
 /// Why no blocks were claimed. Nothing was evicted then.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -72,9 +72,17 @@ pub enum OnboardError {
         /// Where it is.
         location: Location,
     },
-    /// The pin and the claimed block belong to two pools.
-    #[error("the pin and the target belong to different pools")]
+    /// The pinned and the claimed blocks belong to two pools, or to none.
+    #[error("the pinned blocks and the target belong to different pools")]
     DifferentPools,
+    /// There is not one target for each block.
+    #[error("{sources} pinned blocks cannot move to {targets} claimed blocks")]
+    Lengths {
+        /// Pinned blocks.
+        sources: usize,
+        /// Claimed blocks.
+        targets: usize,
+    },
     /// The target still carries the content of an evicted block, or a copy of that is under way.
     #[error("the target's evicted content must be offloaded or dropped first")]
     TargetNotEmpty,
@@ -100,9 +108,9 @@ pub enum GrowError {
 pub enum IntegrityError {
     /// A block is in a list that its state does not name, or missing from the one it names.
     #[error("block {} is {place}, but the lists say otherwise", block.index())]
-    Place {
+    Phase {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// Its recorded state.
         place: String,
     },
@@ -130,7 +138,7 @@ pub enum IntegrityError {
     #[error("block {} has {references} references and is {place}", block.index())]
     References {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// References counted.
         references: u32,
         /// Its recorded state.
@@ -154,7 +162,7 @@ pub enum IntegrityError {
     #[error("block {} counts {recorded} successors, and has {counted}", block.index())]
     Children {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// What it counts.
         recorded: u32,
         /// What it has.

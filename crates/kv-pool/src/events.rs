@@ -2,7 +2,7 @@
 
 use std::collections::TryReserveError;
 
-use crate::{BlockHash, BlockId, Location, Priority};
+use crate::{BlockHash, Location, Priority, RecordId};
 
 /// Something that happened to cached content, as a router or another host wants to know it.
 ///
@@ -17,7 +17,7 @@ pub enum PoolEvent {
     /// Content got a name: lookups find it from now on.
     Stored {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// Its name.
         hash: BlockHash,
         /// The name of the block before it; the start of the chain for a first block.
@@ -30,7 +30,7 @@ pub enum PoolEvent {
     /// Content lost its name: no lookup finds it any more.
     Removed {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// The name that it had.
         hash: BlockHash,
         /// Where it lay; of content on its way, where it came from.
@@ -39,7 +39,7 @@ pub enum PoolEvent {
     /// Content lies elsewhere from now on, under the same name.
     Moved {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// Its name.
         hash: BlockHash,
         /// Where it lay.
@@ -50,7 +50,7 @@ pub enum PoolEvent {
     /// Content is worth more or less than before.
     PriorityChanged {
         /// The block.
-        block: BlockId,
+        block: RecordId,
         /// Its name.
         hash: BlockHash,
         /// Its priority before.
@@ -164,12 +164,12 @@ impl EventLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SlotIndex, Tier};
+    use crate::{BlockId, Tier};
 
     fn event(number: u64) -> PoolEvent {
-        let location = Location { tier: Tier::Primary, slot: SlotIndex(number as u32) };
+        let location = Location { tier: Tier::Primary, id: BlockId(number as u32) };
         PoolEvent::Removed {
-            block: BlockId(0),
+            block: RecordId(0),
             hash: BlockHash::from_u128(number.into()),
             location,
         }

@@ -2,7 +2,7 @@
 
 use crate::blocks::{Blocks, Kind};
 use crate::list::List;
-use crate::{BlockId, Priority};
+use crate::{Priority, RecordId};
 
 /// What a queued block is queued as: the priority of its content, `None` without content. Blocks
 /// leave in the order of their classes, so those without content come before all others.
@@ -42,41 +42,41 @@ impl EvictionQueues {
 
     /// Inserts a block that will be handed out after all others of its class.
     #[inline]
-    pub(crate) fn insert_last(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
+    pub(crate) fn insert_last(&mut self, blocks: &mut Blocks, block: RecordId, class: Class) {
         self.lists[index(class)].push_back(blocks, block);
         self.inserted(class);
     }
 
     /// Inserts a block that will be handed out before all others of its class.
     #[inline]
-    pub(crate) fn insert_first(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
+    pub(crate) fn insert_first(&mut self, blocks: &mut Blocks, block: RecordId, class: Class) {
         self.lists[index(class)].push_front(blocks, block);
         self.inserted(class);
     }
 
     /// Takes out a block that was inserted with `class`.
     #[inline]
-    pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: BlockId, class: Class) {
+    pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: RecordId, class: Class) {
         self.remove_at(blocks, block, index(class));
     }
 
     /// Finds and takes out the next block, in one step.
     #[inline]
-    pub(crate) fn pop(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
+    pub(crate) fn pop(&mut self, blocks: &mut Blocks) -> Option<RecordId> {
         let lowest = self.occupied.trailing_zeros() as usize;
         self.pop_at(blocks, lowest)
     }
 
     /// The same, of blocks with content.
     #[inline]
-    pub(crate) fn pop_cached(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
+    pub(crate) fn pop_cached(&mut self, blocks: &mut Blocks) -> Option<RecordId> {
         let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
         self.pop_at(blocks, lowest)
     }
 
     /// The class and the block that [`pop`](Self::pop) would take.
     #[inline]
-    pub(crate) fn first(&self) -> Option<(usize, BlockId)> {
+    pub(crate) fn first(&self) -> Option<(usize, RecordId)> {
         let lowest = self.occupied.trailing_zeros() as usize;
         Some((lowest, self.lists.get(lowest)?.front()?))
     }
@@ -96,7 +96,7 @@ impl EvictionQueues {
 
     /// Inserts a block with content that will be handed out before all others of its class.
     #[inline]
-    pub(crate) fn push_cached_first(&mut self, blocks: &mut Blocks, block: BlockId, class: usize) {
+    pub(crate) fn push_cached_first(&mut self, blocks: &mut Blocks, block: RecordId, class: usize) {
         let Some(list) = self.lists.get_mut(class) else { return };
         let first = list.is_empty();
         list.push_front(blocks, block);
@@ -110,7 +110,7 @@ impl EvictionQueues {
     pub(crate) fn iter<'a>(
         &'a self,
         blocks: &'a Blocks,
-    ) -> impl Iterator<Item = (BlockId, Class)> + 'a {
+    ) -> impl Iterator<Item = (RecordId, Class)> + 'a {
         let priorities = (0..=Priority::MAX.get()).filter_map(Priority::new).map(Some);
         std::iter::once(None).chain(priorities).flat_map(move |class| {
             self.lists[index(class)].iter(blocks).map(move |block| (block, class))
@@ -149,7 +149,7 @@ impl EvictionQueues {
     pub(crate) fn push_run_cached(
         &mut self,
         blocks: &mut Blocks,
-        run: impl Iterator<Item = BlockId>,
+        run: impl Iterator<Item = RecordId>,
         kind: Kind,
         stamp: u32,
     ) -> usize {
@@ -165,7 +165,7 @@ impl EvictionQueues {
 
     /// Inserts a block with content that will be handed out after all others of its class.
     #[inline]
-    pub(crate) fn push_cached(&mut self, blocks: &mut Blocks, block: BlockId, class: usize) {
+    pub(crate) fn push_cached(&mut self, blocks: &mut Blocks, block: RecordId, class: usize) {
         let Some(list) = self.lists.get_mut(class) else { return };
         let first = list.is_empty();
         list.push_back(blocks, block);
@@ -179,13 +179,13 @@ impl EvictionQueues {
     pub(crate) fn next_cached<'a>(
         &'a self,
         blocks: &'a Blocks,
-    ) -> impl Iterator<Item = BlockId> + 'a {
+    ) -> impl Iterator<Item = RecordId> + 'a {
         let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
         self.lists.get(lowest).into_iter().flat_map(|list| list.iter(blocks))
     }
 
     #[inline]
-    fn pop_at(&mut self, blocks: &mut Blocks, index: usize) -> Option<BlockId> {
+    fn pop_at(&mut self, blocks: &mut Blocks, index: usize) -> Option<RecordId> {
         let list = self.lists.get_mut(index)?;
         let block = list.pop_front(blocks)?;
         if list.is_empty() {
@@ -197,7 +197,7 @@ impl EvictionQueues {
     }
 
     #[inline]
-    fn remove_at(&mut self, blocks: &mut Blocks, block: BlockId, index: usize) {
+    fn remove_at(&mut self, blocks: &mut Blocks, block: RecordId, index: usize) {
         let list = &mut self.lists[index];
         list.remove(blocks, block);
         if list.is_empty() {
@@ -224,7 +224,7 @@ mod tests {
         let mut links = Blocks::new(blocks as usize).unwrap();
         let mut queues = EvictionQueues::new();
         for block in 0..blocks {
-            queues.insert_last(&mut links, BlockId(block), DEFAULT);
+            queues.insert_last(&mut links, RecordId(block), DEFAULT);
         }
         (queues, links)
     }
@@ -261,12 +261,12 @@ mod tests {
     fn blocks_without_content_leave_before_the_lowest_priority() {
         let mut links = Blocks::new(3).unwrap();
         let mut queues = EvictionQueues::new();
-        queues.insert_last(&mut links, BlockId(0), MIN);
-        queues.insert_last(&mut links, BlockId(1), None);
-        queues.insert_last(&mut links, BlockId(2), None);
+        queues.insert_last(&mut links, RecordId(0), MIN);
+        queues.insert_last(&mut links, RecordId(1), None);
+        queues.insert_last(&mut links, RecordId(2), None);
         assert_eq!((queues.len(), queues.empty()), (3, 2));
         let order: Vec<_> = std::iter::from_fn(|| queues.pop(&mut links)).collect();
-        assert_eq!(order, [BlockId(1), BlockId(2), BlockId(0)]);
+        assert_eq!(order, [RecordId(1), RecordId(2), RecordId(0)]);
         assert_eq!((queues.len(), queues.empty()), (0, 0));
     }
 
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn removal_from_the_middle_leaves_the_counts_right() {
         let (mut queues, mut links) = queues(3);
-        queues.remove(&mut links, BlockId(1), DEFAULT);
+        queues.remove(&mut links, RecordId(1), DEFAULT);
         assert_eq!(queues.len(), 2);
         let left: Vec<u32> = queues.iter(&links).map(|(block, _)| block.0).collect();
         assert_eq!(left, [0, 2]);

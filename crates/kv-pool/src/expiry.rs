@@ -3,7 +3,7 @@
 use std::collections::TryReserveError;
 use std::time::Duration;
 
-use crate::BlockId;
+use crate::RecordId;
 use crate::clock::nanos;
 
 /// Children of a node: a wider heap than a binary one is flatter, and its children share a line.
@@ -44,13 +44,13 @@ impl Expiries {
     }
 
     /// When the block expires, if it has a time.
-    pub(crate) fn of(&self, block: BlockId) -> Option<Duration> {
+    pub(crate) fn of(&self, block: RecordId) -> Option<Duration> {
         let place = self.place(block)?;
         self.heap.get(place).map(|entry| Duration::from_nanos(entry.nanos))
     }
 
     /// Sets the time of a block, in place of one that it may have had.
-    pub(crate) fn insert(&mut self, block: BlockId, expiry: Duration) {
+    pub(crate) fn insert(&mut self, block: RecordId, expiry: Duration) {
         let entry = Entry { nanos: nanos(expiry), block: block.0 };
         match self.place(block) {
             Some(place) => {
@@ -65,26 +65,26 @@ impl Expiries {
     }
 
     /// Takes a block out; whether it had a time.
-    pub(crate) fn remove(&mut self, block: BlockId) -> bool {
+    pub(crate) fn remove(&mut self, block: RecordId) -> bool {
         let Some(place) = self.place(block) else { return false };
         self.remove_at(place);
         true
     }
 
     /// The block that expires next, and when.
-    pub(crate) fn first(&self) -> Option<(Duration, BlockId)> {
+    pub(crate) fn first(&self) -> Option<(Duration, RecordId)> {
         let entry = self.heap.first()?;
-        Some((Duration::from_nanos(entry.nanos), BlockId(entry.block)))
+        Some((Duration::from_nanos(entry.nanos), RecordId(entry.block)))
     }
 
     /// Takes out the block that expires first, if it has expired at `now`.
-    pub(crate) fn pop_expired(&mut self, now: Duration) -> Option<BlockId> {
+    pub(crate) fn pop_expired(&mut self, now: Duration) -> Option<RecordId> {
         let entry = *self.heap.first()?;
         if entry.nanos > nanos(now) {
             return None;
         }
         self.remove_at(0);
-        Some(BlockId(entry.block))
+        Some(RecordId(entry.block))
     }
 
     /// Whether every entry is where its block says, and none before its parent.
@@ -97,7 +97,7 @@ impl Expiries {
             })
     }
 
-    fn place(&self, block: BlockId) -> Option<usize> {
+    fn place(&self, block: RecordId) -> Option<usize> {
         (self.places[block.index()] as usize).checked_sub(1)
     }
 
@@ -162,11 +162,11 @@ mod tests {
     #[test]
     fn a_block_expires_at_its_time_and_not_before() {
         let mut expiries = Expiries::new(1).unwrap();
-        expiries.insert(BlockId(0), at(1));
-        assert_eq!(expiries.first(), Some((at(1), BlockId(0))));
+        expiries.insert(RecordId(0), at(1));
+        assert_eq!(expiries.first(), Some((at(1), RecordId(0))));
         assert_eq!(expiries.pop_expired(at(0)), None);
         assert_eq!(expiries.pop_expired(at(1) - Duration::from_nanos(1)), None);
-        assert_eq!(expiries.pop_expired(at(1)), Some(BlockId(0)));
+        assert_eq!(expiries.pop_expired(at(1)), Some(RecordId(0)));
         assert_eq!(expiries.pop_expired(Duration::MAX), None);
         assert_eq!(expiries.len(), 0);
     }
@@ -175,31 +175,31 @@ mod tests {
     fn blocks_with_the_same_time_are_all_kept_and_leave_by_number() {
         let mut expiries = Expiries::new(9).unwrap();
         for block in [4, 8, 0, 6, 2] {
-            expiries.insert(BlockId(block), at(7));
+            expiries.insert(RecordId(block), at(7));
         }
         let order: Vec<_> = std::iter::from_fn(|| expiries.pop_expired(at(7))).collect();
-        assert_eq!(order, [0, 2, 4, 6, 8].map(BlockId));
+        assert_eq!(order, [0, 2, 4, 6, 8].map(RecordId));
     }
 
     #[test]
     fn a_removed_block_never_expires_and_a_second_time_replaces_the_first() {
         let mut expiries = Expiries::new(3).unwrap();
-        (0..3).for_each(|block| expiries.insert(BlockId(block), at(1)));
-        assert!(expiries.remove(BlockId(1)));
-        assert!(!expiries.remove(BlockId(1)));
-        expiries.insert(BlockId(0), at(5));
-        assert_eq!(expiries.of(BlockId(0)), Some(at(5)));
-        assert_eq!(expiries.of(BlockId(1)), None);
+        (0..3).for_each(|block| expiries.insert(RecordId(block), at(1)));
+        assert!(expiries.remove(RecordId(1)));
+        assert!(!expiries.remove(RecordId(1)));
+        expiries.insert(RecordId(0), at(5));
+        assert_eq!(expiries.of(RecordId(0)), Some(at(5)));
+        assert_eq!(expiries.of(RecordId(1)), None);
         let order: Vec<_> = std::iter::from_fn(|| expiries.pop_expired(at(9))).collect();
-        assert_eq!(order, [BlockId(2), BlockId(0)]);
+        assert_eq!(order, [RecordId(2), RecordId(0)]);
     }
 
     #[test]
     fn a_time_beyond_the_end_of_the_clock_is_never_reached_early() {
         let mut expiries = Expiries::new(2).unwrap();
-        expiries.insert(BlockId(0), Duration::MAX);
+        expiries.insert(RecordId(0), Duration::MAX);
         assert_eq!(expiries.pop_expired(Duration::from_nanos(u64::MAX - 1)), None);
-        assert_eq!(expiries.pop_expired(Duration::from_nanos(u64::MAX)), Some(BlockId(0)));
+        assert_eq!(expiries.pop_expired(Duration::from_nanos(u64::MAX)), Some(RecordId(0)));
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
         let mut set = BTreeSet::new();
         let mut now = 0;
         for step in 0..60_000 {
-            let block = BlockId(below(BLOCKS) as u32);
+            let block = RecordId(below(BLOCKS) as u32);
             match below(10) {
                 0..6 => {
                     let expiry = at(now + below(40));

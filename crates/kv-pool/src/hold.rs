@@ -9,17 +9,15 @@
 //! goes from the pool to a claim, to a pin and back without a count being touched.
 
 use crate::pool::Shared;
-use crate::state::State;
+use crate::state::PoolState;
 use crate::sync::{Arc, into_inner, is_sole};
-use crate::{BlockId, Location};
+use crate::{Location, RecordId};
 
 /// A block, and where its content lies for as long as it is pinned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct BlockAt {
-    /// The block.
-    pub block: BlockId,
-    /// Where it is.
-    pub location: Location,
+pub(crate) struct BlockAt {
+    pub(crate) block: RecordId,
+    pub(crate) location: Location,
 }
 
 /// # Invariants
@@ -44,6 +42,17 @@ impl Hold {
 
     pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
         self.pool.as_ref()
+    }
+
+    /// The pool, which this hold forgets. The references are the caller's to give back.
+    pub(crate) fn take_pool(&mut self) -> Option<Arc<Shared>> {
+        self.pool.take()
+    }
+
+    /// Gives the references back, the last one first.
+    pub(crate) fn give_back(&mut self, state: &mut PoolState) {
+        state.unpin_all(&self.blocks);
+        self.blocks.clear();
     }
 }
 
@@ -82,22 +91,20 @@ fn give_back(mut hold: Arc<Hold>) {
     let Some(own) = Arc::get_mut(&mut hold) else { return };
     let Some(pool) = own.pool.take() else { return };
     let mut state = pool.state.lock();
-    state.unpin_all(&own.blocks);
-    own.blocks.clear();
+    own.give_back(&mut state);
     state.keep_hold(hold);
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         let Some(pool) = self.pool.take() else { return };
-        let mut state = pool.state.lock();
-        state.unpin_all(&self.blocks);
+        self.give_back(&mut pool.state.lock());
     }
 }
 
 /// Drops one owner of a token, and gives the block back if it was the last.
 #[inline]
-pub(crate) fn unpin(token: Arc<Token>, block: BlockId) {
+pub(crate) fn unpin(token: Arc<Token>, block: RecordId) {
     if is_sole(&token) {
         give_token_back(token, |state| state.unpin(block));
     } else if let Some(Token { pool }) = into_inner(token) {
@@ -107,7 +114,7 @@ pub(crate) fn unpin(token: Arc<Token>, block: BlockId) {
 }
 
 /// Does the last of what the token was for, and keeps it for the next user.
-pub(crate) fn give_token_back(token: Arc<Token>, last: impl FnOnce(&mut State)) {
+pub(crate) fn give_token_back(token: Arc<Token>, last: impl FnOnce(&mut PoolState)) {
     // While it is locked, the pool is this function's, wherever the token goes.
     let pool = Arc::clone(&token.pool);
     let mut state = pool.state.lock();

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// When content moves to another tier, the block keeps its id and gets another slot.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct BlockId(pub(crate) u32);
+pub struct RecordId(pub(crate) u32);
 
-impl BlockId {
+impl RecordId {
     /// The id as an index, from 0 to one below the number of blocks in all tiers.
     #[must_use]
     #[inline]
@@ -20,9 +20,9 @@ impl BlockId {
 
 /// Where in its tier a block lies, counted in blocks from the start of the tier's memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct SlotIndex(pub(crate) u32);
+pub struct BlockId(pub(crate) u32);
 
-impl SlotIndex {
+impl BlockId {
     /// The index, counted in blocks.
     #[must_use]
     #[inline]
@@ -38,7 +38,7 @@ impl SlotIndex {
     }
 }
 
-impl fmt::Display for SlotIndex {
+impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -97,7 +97,7 @@ pub struct Location {
     /// The tier.
     pub tier: Tier,
     /// The slot in that tier.
-    pub slot: SlotIndex,
+    pub id: BlockId,
 }
 
 /// How much a cached block is worth keeping: of two blocks the one with the lower number is

@@ -10,7 +10,7 @@
 use std::collections::TryReserveError;
 
 use crate::blocks::Blocks;
-use crate::{BlockHash, BlockId};
+use crate::{BlockHash, RecordId};
 
 /// How many names are looked up together.
 pub(crate) const TOGETHER: usize = 16;
@@ -69,19 +69,19 @@ impl Index {
 
     /// The block that bears the name.
     #[inline]
-    pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<BlockId> {
+    pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<RecordId> {
         self.get_or_mixed(blocks, hash).ok()
     }
 
     /// The block that bears the name, or what [`insert_new`](Self::insert_new) needs to know of it.
     #[inline]
-    pub(crate) fn get_or_mixed(&self, blocks: &Blocks, hash: BlockHash) -> Result<BlockId, Mixed> {
+    pub(crate) fn get_or_mixed(&self, blocks: &Blocks, hash: BlockHash) -> Result<RecordId, Mixed> {
         let mixed = mix(hash);
         self.search(blocks, hash, mixed).ok_or(Mixed(mixed))
     }
 
     #[inline]
-    fn search(&self, blocks: &Blocks, hash: BlockHash, mixed: u64) -> Option<BlockId> {
+    fn search(&self, blocks: &Blocks, hash: BlockHash, mixed: u64) -> Option<RecordId> {
         let (tag, id_mask) = (self.tag(mixed), self.id_mask);
         let mut line = self.home(mixed);
         for _ in 0..self.lines {
@@ -114,7 +114,7 @@ impl Index {
         &self,
         blocks: &Blocks,
         hashes: &[BlockHash],
-        found: &mut [BlockId; TOGETHER],
+        found: &mut [RecordId; TOGETHER],
     ) -> usize {
         let count = hashes.len().min(TOGETHER);
         let hashes = &hashes[..count];
@@ -137,13 +137,13 @@ impl Index {
     /// The first block with the tag of a mixed hash in its line, which is the right one but for one
     /// name in hundreds; or none of the pool's blocks.
     #[inline]
-    fn likely(&self, mixed: u64) -> BlockId {
-        let Some(places) = self.line(self.home(mixed)) else { return BlockId(u32::MAX) };
+    fn likely(&self, mixed: u64) -> RecordId {
+        let Some(places) = self.line(self.home(mixed)) else { return RecordId(u32::MAX) };
         let (tag, id_mask) = (self.tag(mixed), self.id_mask);
         let alike = alike(places, !id_mask, tag) & self.places_mask;
         // Only what a place leads to counts: a record keeps its hash when the name is gone.
         let place = if alike == 0 { 0 } else { places[first(alike)] };
-        BlockId((place & self.id_mask).wrapping_sub(1))
+        RecordId((place & self.id_mask).wrapping_sub(1))
     }
 
     /// Reads the line of a name, so that it is at hand when it is needed. Of many names the reads
@@ -155,13 +155,13 @@ impl Index {
 
     /// Adds a name that nobody bears. The block's record has the name already.
     #[inline]
-    pub(crate) fn insert(&mut self, hash: BlockHash, id: BlockId) {
+    pub(crate) fn insert(&mut self, hash: BlockHash, id: RecordId) {
         self.insert_new(Mixed(mix(hash)), id);
     }
 
     /// The same for a name that was looked for and not found.
     #[inline]
-    pub(crate) fn insert_new(&mut self, Mixed(mixed): Mixed, id: BlockId) {
+    pub(crate) fn insert_new(&mut self, Mixed(mixed): Mixed, id: RecordId) {
         let places_mask = self.places_mask;
         let place = (id.0 + 1) | self.tag(mixed);
         let mut line = self.home(mixed);
@@ -182,7 +182,7 @@ impl Index {
 
     /// Removes the name of a block, whose record has it still.
     #[inline]
-    pub(crate) fn remove(&mut self, blocks: &Blocks, id: BlockId) {
+    pub(crate) fn remove(&mut self, blocks: &Blocks, id: RecordId) {
         let home = self.home(mix(blocks.hash(id)));
         let (wanted, id_mask, places_mask) = (id.0 + 1, self.id_mask, self.places_mask);
         let mut line = home;
@@ -200,7 +200,7 @@ impl Index {
     }
 
     /// Every block in the table, in no particular order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = RecordId> + '_ {
         (0..self.lines)
             .filter_map(|line| self.line(line))
             .flat_map(|places| places[..OVERFLOW].iter())
@@ -248,8 +248,8 @@ impl Index {
     }
 
     #[inline]
-    fn block(&self, place: u32) -> Option<BlockId> {
-        (place & self.id_mask).checked_sub(1).map(BlockId)
+    fn block(&self, place: u32) -> Option<RecordId> {
+        (place & self.id_mask).checked_sub(1).map(RecordId)
     }
 
     #[cfg(test)]
@@ -302,13 +302,13 @@ mod tests {
             let names = (0..).map(BlockHash::from_u128).filter(|&hash| index.home(mix(hash)) == 0);
             let names: Vec<_> = names.take(blocks as usize).collect();
             for (n, &hash) in names.iter().enumerate() {
-                records.set_hash(BlockId(n as u32), hash);
-                index.insert(hash, BlockId(n as u32));
+                records.set_hash(RecordId(n as u32), hash);
+                index.insert(hash, RecordId(n as u32));
             }
             for gone in 0..blocks {
-                index.remove(&records, BlockId(gone));
+                index.remove(&records, RecordId(gone));
                 for start in 0..names.len() {
-                    let mut found = [BlockId(0); TOGETHER];
+                    let mut found = [RecordId(0); TOGETHER];
                     let names = &names[start..];
                     let count = index.get_many(&records, names, &mut found);
                     let single = names.iter().map_while(|&hash| index.get(&records, hash));
@@ -323,7 +323,7 @@ mod tests {
     fn agree(blocks: u32, steps: u32, name: impl Fn(u64) -> u128) {
         let mut records = Blocks::new(blocks as usize).unwrap();
         let mut index = Index::new(blocks as usize).unwrap();
-        let mut map: HashMap<BlockHash, BlockId> = HashMap::new();
+        let mut map: HashMap<BlockHash, RecordId> = HashMap::new();
         let mut random = 1_u64;
         for step in 0..steps {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::{BlockPhase, Flag};
 use crate::list::List;
-use crate::state::State;
-use crate::{BlockId, IntegrityError, Tier};
+use crate::state::PoolState;
+use crate::{IntegrityError, RecordId, Tier};
 
-pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
+pub(crate) fn check(state: &PoolState) -> Result<(), IntegrityError> {
     check_places(state)?;
     check_copies(state)?;
     check_counts(state)?;
@@ -25,11 +25,11 @@ pub(crate) fn check(state: &State) -> Result<(), IntegrityError> {
 }
 
 /// Every block is in the list that its place names, once, and in no other.
-fn check_places(state: &State) -> Result<(), IntegrityError> {
+fn check_places(state: &PoolState) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     let mut listed = vec![false; blocks.len()];
     // Stops at a block that is met twice, so a torn list that has become a ring ends as well.
-    let mut meet = |id: BlockId, place: Place, tier: Option<Tier>| {
+    let mut meet = |id: RecordId, place: BlockPhase, tier: Option<Tier>| {
         let twice = std::mem::replace(&mut listed[id.index()], true);
         let elsewhere = tier.is_some_and(|tier| tier != blocks.tier(id));
         if twice || elsewhere || blocks.place(id) != place {
@@ -39,20 +39,20 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
     };
     let mut meet_all =
         |list: &List, place, tier| list.iter(blocks).try_for_each(|id| meet(id, place, tier));
-    meet_all(&state.retiring, Place::Retiring, None)?;
+    meet_all(&state.retiring, BlockPhase::Retiring, None)?;
     for tier in Tier::ALL {
-        meet_all(&state.tier(tier).shadowed, Place::Shadowed, Some(tier))?;
+        meet_all(&state.tier(tier).shadowed, BlockPhase::Shadowed, Some(tier))?;
     }
     for tier in Tier::ALL {
         for (id, class) in state.tier(tier).queues.iter(blocks) {
             let expected = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
-            meet(id, Place::Queued, Some(tier))?;
+            meet(id, BlockPhase::Queued, Some(tier))?;
             if class != expected || blocks.is(id, Flag::PASSED) {
                 return Err(misplaced(id, blocks.place(id)));
             }
         }
         for (id, class) in state.passed_over(tier) {
-            meet(id, Place::Queued, Some(tier))?;
+            meet(id, BlockPhase::Queued, Some(tier))?;
             if class != Some(blocks.priority(id)) || !blocks.is(id, Flag::PASSED) {
                 return Err(misplaced(id, blocks.place(id)));
             }
@@ -60,9 +60,10 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
     }
     for (id, listed) in blocks.ids().zip(listed) {
         let place = blocks.place(id);
-        let in_list = matches!(place, Place::Queued | Place::Shadowed | Place::Retiring);
+        let in_list =
+            matches!(place, BlockPhase::Queued | BlockPhase::Shadowed | BlockPhase::Retiring);
         // A policy's order is its own.
-        let by_policy = place == Place::Queued
+        let by_policy = place == BlockPhase::Queued
             && blocks.is(id, Flag::NAMED)
             && !blocks.is(id, Flag::PASSED)
             && state.watch.policies[blocks.tier(id).index()].is_some();
@@ -74,26 +75,27 @@ fn check_places(state: &State) -> Result<(), IntegrityError> {
 }
 
 /// Every copy under way has a block for the slot that it writes, and one for the slot that it reads.
-fn check_copies(state: &State) -> Result<(), IntegrityError> {
+fn check_copies(state: &PoolState) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     for id in blocks.ids() {
         let (place, copying) = (blocks.place(id), blocks.is(id, Flag::COPYING));
-        let pairs = place == Place::Moving || copying;
+        let pairs = place == BlockPhase::Moving || copying;
         // Each is one of a pair, so what is in a list, and has links, is not.
-        let listed = matches!(place, Place::Queued | Place::Shadowed | Place::Retiring);
-        let (draining, other) = (place == Place::Draining, blocks.partner(id));
+        let listed =
+            matches!(place, BlockPhase::Queued | BlockPhase::Shadowed | BlockPhase::Retiring);
+        let (draining, other) = (place == BlockPhase::Draining, blocks.partner(id));
         let paired = pairs
             && !listed
             && other.index() < blocks.len()
             && blocks.partner(other) == id
             && blocks.is(other, Flag::COPYING) != copying
-            && (blocks.place(other) == Place::Moving) == copying;
+            && (blocks.place(other) == BlockPhase::Moving) == copying;
         if pairs != paired || draining && !copying {
             return Err(misplaced(id, place));
         }
     }
     for &id in state.stand_ins.values() {
-        if blocks.place(id) != Place::Moving || blocks.bears_a_name(id) {
+        if blocks.place(id) != BlockPhase::Moving || blocks.bears_a_name(id) {
             return Err(misplaced(id, blocks.place(id)));
         }
     }
@@ -101,8 +103,8 @@ fn check_copies(state: &State) -> Result<(), IntegrityError> {
 }
 
 /// The counts are those of the blocks, and the lists are as long as they say. They are known to end.
-fn check_counts(state: &State) -> Result<(), IntegrityError> {
-    let mut counts = [[0_u32; Place::COUNT]; Tier::COUNT];
+fn check_counts(state: &PoolState) -> Result<(), IntegrityError> {
+    let mut counts = [[0_u32; BlockPhase::COUNT]; Tier::COUNT];
     for id in state.blocks.ids() {
         counts[state.blocks.tier(id).index()][state.blocks.place(id) as usize] += 1;
     }
@@ -110,7 +112,7 @@ fn check_counts(state: &State) -> Result<(), IntegrityError> {
         let own = state.tier(tier);
         for (place, &counted) in counts[tier.index()].iter().enumerate() {
             let recorded = own.counts[place];
-            if place != Place::Absent as usize && counted != recorded {
+            if place != BlockPhase::Absent as usize && counted != recorded {
                 let (counted, recorded) = (counted as usize, recorded as usize);
                 return Err(IntegrityError::Count { tier, counted, recorded });
             }
@@ -119,7 +121,7 @@ fn check_counts(state: &State) -> Result<(), IntegrityError> {
         let by_policy =
             state.watch.policies[tier.index()].as_ref().map_or(0, |policy| policy.len());
         let queued = recorded + by_policy + state.passed_over(tier).count();
-        if counted != recorded || queued != own.count(Place::Queued) {
+        if counted != recorded || queued != own.count(BlockPhase::Queued) {
             return Err(IntegrityError::Count { tier, counted, recorded });
         }
         let cached = own.queues.iter(&state.blocks).filter(|(_, class)| class.is_some()).count();
@@ -131,20 +133,22 @@ fn check_counts(state: &State) -> Result<(), IntegrityError> {
     Ok(())
 }
 
-fn misplaced(block: BlockId, place: Place) -> IntegrityError {
-    IntegrityError::Place { block, place: format!("{place:?}") }
+fn misplaced(block: RecordId, place: BlockPhase) -> IntegrityError {
+    IntegrityError::Phase { block, place: format!("{place:?}") }
 }
 
 /// A block is referenced exactly if it is pinned.
-fn check_references(state: &State) -> Result<(), IntegrityError> {
+fn check_references(state: &PoolState) -> Result<(), IntegrityError> {
     for block in state.blocks.ids() {
         let place = state.blocks.place(block);
         let references = match place {
-            Place::Pinned | Place::Claimed | Place::Draining => state.blocks.references(block),
+            BlockPhase::Pinned | BlockPhase::Claimed | BlockPhase::Draining => {
+                state.blocks.references(block)
+            }
             // The word is a link.
             _ => continue,
         };
-        if (references > 0) != (place == Place::Pinned) {
+        if (references > 0) != (place == BlockPhase::Pinned) {
             return Err(IntegrityError::References {
                 block,
                 references,
@@ -157,7 +161,7 @@ fn check_references(state: &State) -> Result<(), IntegrityError> {
 
 /// Every name leads to the block that bears it. Only resting, pinned and moving blocks bear one, of
 /// which lookups do not find the moving ones.
-fn check_index(state: &State) -> Result<(), IntegrityError> {
+fn check_index(state: &PoolState) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     for id in state.index.iter() {
         if !blocks.bears_a_name(id) {
@@ -171,9 +175,9 @@ fn check_index(state: &State) -> Result<(), IntegrityError> {
             continue;
         }
         named += 1;
-        let nameless = matches!(place, Place::Absent | Place::Claimed);
+        let nameless = matches!(place, BlockPhase::Absent | BlockPhase::Claimed);
         // One or the other, never both.
-        let expected = place == Place::Moving;
+        let expected = place == BlockPhase::Moving;
         let wrong =
             blocks.is(id, Flag::EXPECTED) != expected || blocks.is(id, Flag::NAMED) == expected;
         if nameless || wrong || state.bearer(hash) != Some(id) {
@@ -187,7 +191,7 @@ fn check_index(state: &State) -> Result<(), IntegrityError> {
 }
 
 /// Every block counts the blocks that follow it, and what was set aside for them has some.
-fn check_chains(state: &State) -> Result<(), IntegrityError> {
+fn check_chains(state: &PoolState) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     let mut children = vec![0_u32; blocks.len()];
     for id in blocks.ids() {
@@ -197,7 +201,7 @@ fn check_chains(state: &State) -> Result<(), IntegrityError> {
     }
     for (block, counted) in blocks.ids().zip(children) {
         let recorded = blocks.children(block);
-        let idle = blocks.place(block) == Place::Shadowed && recorded == 0;
+        let idle = blocks.place(block) == BlockPhase::Shadowed && recorded == 0;
         let leftover = blocks.is(block, Flag::MARK);
         if counted != recorded || idle || leftover {
             return Err(IntegrityError::Children { block, recorded, counted });
@@ -212,14 +216,14 @@ fn check_chains(state: &State) -> Result<(), IntegrityError> {
 }
 
 /// No slot belongs to two blocks.
-fn check_slots(state: &State) -> Result<(), IntegrityError> {
+fn check_slots(state: &PoolState) -> Result<(), IntegrityError> {
     let mut owners = HashMap::new();
     for id in state.blocks.ids() {
-        if state.blocks.place(id) == Place::Absent {
+        if state.blocks.place(id) == BlockPhase::Absent {
             continue;
         }
         let location = state.blocks.location(id);
-        let (tier, slot) = (location.tier, location.slot.index());
+        let (tier, slot) = (location.tier, location.id.index());
         if owners.insert((tier, slot), ()).is_some() {
             return Err(IntegrityError::SharedSlot { tier, slot });
         }
@@ -231,29 +235,29 @@ fn check_slots(state: &State) -> Result<(), IntegrityError> {
 mod tests {
     use super::*;
     use crate::state::{Claim, Named};
-    use crate::{BlockHash, Location, Naming, PoolConfig, SlotIndex};
+    use crate::{BlockHash, BlockId, Location, Naming, PoolConfig};
 
     const HASH: BlockHash = BlockHash::from_u128(7);
 
     /// Block 0 is pinned and named, 1 follows it and is cached, 2 and 3 are empty; 4 is secondary.
-    fn state() -> State {
+    fn state() -> PoolState {
         let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(4) };
-        let mut state = State::plain(&config).unwrap();
+        let mut state = PoolState::plain(&config).unwrap();
         let mut claims: Vec<Claim> = Vec::new();
         state.claim(Tier::Primary, crate::tenants::Tenant::NOBODY, 4, &mut claims);
-        let (first, second) = (BlockId(0), BlockId(1));
+        let (first, second) = (RecordId(0), RecordId(1));
         assert_eq!(state.register(first, HASH, None, &Naming::default()), Named::New(first));
         let next = BlockHash::from_u128(8);
         let naming = Naming::after(HASH);
         assert_eq!(state.register(second, next, Some(first), &naming), Named::New(second));
-        state.unpin(BlockId(1));
-        state.release_claimed(BlockId(3));
-        state.release_claimed(BlockId(2));
+        state.unpin(RecordId(1));
+        state.release_claimed(RecordId(3));
+        state.release_claimed(RecordId(2));
         assert_eq!(check(&state), Ok(()));
         state
     }
 
-    fn damaged(damage: impl FnOnce(&mut State)) -> IntegrityError {
+    fn damaged(damage: impl FnOnce(&mut PoolState)) -> IntegrityError {
         let mut state = state();
         damage(&mut state);
         check(&state).unwrap_err()
@@ -261,87 +265,87 @@ mod tests {
 
     #[test]
     fn a_block_missing_from_its_list_or_listed_twice_is_found() {
-        let missing = damaged(|state| state.put(BlockId(1), Place::Claimed));
+        let missing = damaged(|state| state.put(RecordId(1), BlockPhase::Claimed));
         let place = "Claimed".to_owned();
-        assert_eq!(missing, IntegrityError::Place { block: BlockId(1), place });
+        assert_eq!(missing, IntegrityError::Phase { block: RecordId(1), place });
         // Into a ring: a check that did not stop at the second meeting would never end.
         let ring = damaged(|state| {
-            state.tiers[0].queues.insert_first(&mut state.blocks, BlockId(3), None);
+            state.tiers[0].queues.insert_first(&mut state.blocks, RecordId(3), None);
         });
-        assert!(matches!(ring, IntegrityError::Place { block: BlockId(3), .. }), "{ring}");
+        assert!(matches!(ring, IntegrityError::Phase { block: RecordId(3), .. }), "{ring}");
         let lost = damaged(|state| {
             state.tiers[0].queues.pop(&mut state.blocks);
         });
-        assert!(matches!(lost, IntegrityError::Place { block: BlockId(2), .. }), "{lost}");
+        assert!(matches!(lost, IntegrityError::Phase { block: RecordId(2), .. }), "{lost}");
         let unlisted = damaged(|state| {
             state.tiers[0].queues.pop(&mut state.blocks);
-            state.retiring.push_back(&mut state.blocks, BlockId(2));
+            state.retiring.push_back(&mut state.blocks, RecordId(2));
         });
-        assert!(matches!(unlisted, IntegrityError::Place { block: BlockId(2), .. }), "{unlisted}");
+        assert!(matches!(unlisted, IntegrityError::Phase { block: RecordId(2), .. }), "{unlisted}");
     }
 
     #[test]
     fn wrong_counts_are_found() {
-        let count = damaged(|state| state.tiers[0].counts[Place::Retiring as usize] += 1);
+        let count = damaged(|state| state.tiers[0].counts[BlockPhase::Retiring as usize] += 1);
         assert_eq!(count, IntegrityError::Count { tier: Tier::Primary, counted: 0, recorded: 1 });
-        let references = damaged(|state| state.blocks.set_references(BlockId(0), 0));
+        let references = damaged(|state| state.blocks.set_references(RecordId(0), 0));
         assert!(matches!(references, IntegrityError::References { references: 0, .. }));
-        let misuse = damaged(|state| state.unpin(BlockId(1)));
+        let misuse = damaged(|state| state.unpin(RecordId(1)));
         assert_eq!(misuse, IntegrityError::Misuse { count: 1 });
-        let children = damaged(|state| state.blocks.set_children(BlockId(0), 2));
-        let block = BlockId(0);
+        let children = damaged(|state| state.blocks.set_children(RecordId(0), 2));
+        let block = RecordId(0);
         assert_eq!(children, IntegrityError::Children { block, recorded: 2, counted: 1 });
     }
 
     #[test]
     fn an_index_that_disagrees_with_the_blocks_is_found() {
         let index = IntegrityError::Index { hash: HASH };
-        assert_eq!(damaged(|state| state.blocks.clear(BlockId(0), Flag::NAMED)), index);
+        assert_eq!(damaged(|state| state.blocks.clear(RecordId(0), Flag::NAMED)), index);
         assert_eq!(damaged(|state| state.index.forget_all()), index);
-        let unexpected = damaged(|state| state.blocks.set(BlockId(0), Flag::EXPECTED));
+        let unexpected = damaged(|state| state.blocks.set(RecordId(0), Flag::EXPECTED));
         assert_eq!(unexpected, index);
     }
 
     /// Block 1 is on its way to the secondary slot, and 4, which is claimed, has the slot that it left.
-    fn moving() -> State {
+    fn moving() -> PoolState {
         let mut state = state();
         for _ in 0..3 {
             state.claim_one(Tier::Primary, crate::tenants::Tenant::NOBODY).unwrap();
         }
-        assert_eq!(state.blocks.place(BlockId(1)), Place::Moving);
+        assert_eq!(state.blocks.place(RecordId(1)), BlockPhase::Moving);
         assert_eq!(check(&state), Ok(()));
         state
     }
 
     #[test]
     fn a_copy_that_no_slot_waits_for_is_found() {
-        let damages: [fn(&mut State); 5] = [
-            |state| state.blocks.part(BlockId(1), BlockId(4)),
-            |state| state.blocks.clear(BlockId(4), Flag::COPYING),
-            |state| state.blocks.pair(BlockId(1), BlockId(2)),
-            |state| state.blocks.set_after(BlockId(4), u32::MAX),
-            |state| _ = state.stand_ins.insert(SlotIndex(0), BlockId(1)),
+        let damages: [fn(&mut PoolState); 5] = [
+            |state| state.blocks.part(RecordId(1), RecordId(4)),
+            |state| state.blocks.clear(RecordId(4), Flag::COPYING),
+            |state| state.blocks.pair(RecordId(1), RecordId(2)),
+            |state| state.blocks.set_after(RecordId(4), u32::MAX),
+            |state| _ = state.stand_ins.insert(BlockId(0), RecordId(1)),
         ];
         for (at, damage) in damages.into_iter().enumerate() {
             let mut state = moving();
             damage(&mut state);
             let error = check(&state).unwrap_err();
-            assert!(matches!(error, IntegrityError::Place { .. }), "{at}: {error}");
+            assert!(matches!(error, IntegrityError::Phase { .. }), "{at}: {error}");
         }
     }
 
     #[test]
     fn a_name_on_its_way_that_the_index_has_lost_is_found() {
         let mut state = moving();
-        state.index.remove(&state.blocks, BlockId(1));
+        state.index.remove(&state.blocks, RecordId(1));
         let hash = BlockHash::from_u128(8);
         assert_eq!(check(&state), Err(IntegrityError::Index { hash }));
     }
 
     #[test]
     fn a_slot_of_two_blocks_is_found() {
-        let location = Location { tier: Tier::Primary, slot: SlotIndex(1) };
-        let shared = damaged(|state| state.blocks.set_location(BlockId(0), location));
+        let location = Location { tier: Tier::Primary, id: BlockId(1) };
+        let shared = damaged(|state| state.blocks.set_location(RecordId(0), location));
         assert_eq!(shared, IntegrityError::SharedSlot { tier: Tier::Primary, slot: 1 });
     }
 }

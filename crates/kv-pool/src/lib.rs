@@ -1,20 +1,23 @@
 //! A block pool for LLM KV caches: prefix index, eviction, pins and tiers, with atomic claims.
 //!
-//! The pool decides which KV block lies in which slot of which tier. It knows nothing of CUDA,
-//! copies nothing and allocates no device memory: slots are numbers, and what is to be copied is
-//! handed to the caller as a token that is committed when the copy is enqueued.
+//! The pool decides what each KV block of each tier holds. It knows nothing of CUDA, copies nothing and
+//! allocates no device memory: blocks are numbers ([`BlockId`]), and what is to be copied is handed to
+//! the caller as a token that is committed when the copy is enqueued.
+//!
+//! Two handles are lists of blocks: [`Claimed`] for blocks that one owner writes, [`Pinned`] for blocks
+//! that others may read. One block is a list of one.
 //!
 //! | want | call |
 //! | --- | --- |
 //! | the cached prefix of a prompt, pinned | [`BlockPool::match_prefix`] |
 //! | new blocks, all or none | [`BlockPool::claim`], or [`claim_one`](BlockPool::claim_one) |
-//! | others to find what was written | [`ClaimedBlocks::register`], [`ClaimedBlock::register`] |
-//! | blocks given back, tail first | drop the [`PinnedBlocks`]; [`BlockPool::release`] |
-//! | another reference to what is held | clone the [`PinnedBlocks`] or the [`BlockPin`]: no lock; a [`PinStock`]: no atomic operation either |
-//! | evicted content to host memory | [`ClaimedBlocks::take_offload`], then [`Offload::commit`] |
+//! | others to find what was written | [`Claimed::register`]; [`Claimed::register_new`], to choose where content is cached already |
+//! | blocks given back, tail first | drop the [`Pinned`]; [`BlockPool::release`] for several lists |
+//! | another reference to what is held | clone the [`Pinned`]: no lock |
+//! | evicted content to host memory | [`Claimed::take_offload`], then [`Offload::commit`] |
 //! | content back from host memory | [`BlockPool::begin_onboard`], then [`Onboard::commit`] |
 //! | no reuse before the device is done | [`BlockPool::begin_epoch`], [`BlockPool::complete_epoch`] |
-//! | a batch: all matches, then all claims | [`BlockPool::admit`], also for parts of a last block; [`BlockPool::blocks_to_claim`] before |
+//! | a batch: all matches, then all claims | [`BlockPool::admit`]; as many as fit, [`BlockPool::admit_fitting`]; also for parts of a last block; [`BlockPool::blocks_to_claim`] before |
 //! | content moved down ahead of need | [`BlockPool::pin_victims`], [`BlockPool::claim_in`], [`BlockPool::begin_onboard`] |
 //! | readers in other processes | [`BlockPool::lend`], [`BlockPool::end_loan`], [`BlockPool::end_overdue_loans`] |
 //! | priorities that end | [`Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |
@@ -22,6 +25,7 @@
 //! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
 //! | a clock, events, other policies | [`BlockPool::builder`], [`BlockPool::events`], [`policy`] |
 //! | more threads than one lock serves | [`ShardedPool`] |
+//! | to show a pool and keep it | [`BlockPool::view`] |
 //! | what it holds | [`BlockPool::stats`], [`BlockPool::snapshot`], [`BlockPool::check_integrity`] |
 //!
 //! Lists of blocks take the lock once, whatever their length: a request looks up its prefix, claims
@@ -41,7 +45,7 @@
 //!
 //! let mut held = pool.match_prefix(&prompt);
 //! let mut new = pool.claim(prompt.len() - held.len())?;
-//! let block_table: Vec<i32> = held.slots().chain(new.slots()).map(|slot| slot.as_i32()).collect();
+//! let block_table: Vec<i32> = held.ids().chain(new.ids()).map(|id| id.as_i32()).collect();
 //! // ... enqueue the work that writes the new blocks ...
 //! let written = new.register(&prompt[held.len()..], Naming::default())?;
 //! held.append(written).expect("of the same pool");
@@ -101,20 +105,20 @@
 //! # Examples
 //!
 //! ```
-//! use kv_pool::{BlockHash, BlockPool, PoolConfig, Priority, Registration};
+//! use kv_pool::{BlockHash, BlockPool, PoolConfig, Priority};
 //!
 //! let pool = BlockPool::new(&PoolConfig::primary_only(8))?;
 //! let hash = BlockHash::chain(BlockHash::ROOT, &[1, 2, 3, 4]);
 //!
 //! // One request computes a block and gives it a name.
-//! let block = pool.claim_one()?;
-//! let slot = block.slot();
-//! let Registration::New(pin) = block.register(hash, Priority::DEFAULT) else { panic!() };
-//! drop(pin);
+//! let mut block = pool.claim(1)?;
+//! let written = block.register(&[hash], Priority::DEFAULT)?;
+//! let id = written.ids().next();
+//! drop(written);
 //!
 //! // Another one finds it.
 //! let pins = pool.match_prefix(&[hash]);
-//! assert_eq!(pins.slots().next(), Some(slot));
+//! assert_eq!(pins.ids().next(), id);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -154,10 +158,11 @@ mod state;
 mod stats;
 mod sync;
 mod tenants;
+mod view;
 
-pub use admit::{Admit, Admitted, Partial};
+pub use admit::{Admission, Admit, Admitted, Partial};
 pub use builder::PoolBuilder;
-pub use claim::{ClaimedBlock, ClaimedBlocks, Naming, Offload, Registration};
+pub use claim::{Claimed, Naming, Offload, Registered};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{
@@ -165,17 +170,18 @@ pub use error::{
 };
 pub use events::{PoolEvent, Reading};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
-pub use hold::BlockAt;
-pub use ids::{BlockId, Epoch, Location, Priority, SlotIndex, Tier};
+pub(crate) use ids::RecordId;
+pub use ids::{BlockId, Epoch, Location, Priority, Tier};
 pub use loan::{Loan, LoanId};
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
-pub use pin::{BlockPin, PinStock, PinnedBlocks};
+pub use pin::Pinned;
 pub use pool::BlockPool;
 pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
-pub use sharded::{ShardedClaim, ShardedPool};
+pub use sharded::ShardedPool;
 pub use snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
 pub use stats::{EvictionAges, PoolCounters, PoolStats, TierStats};
 pub use tenants::{TenantCounts, TenantError, TenantId, TenantQuota};
+pub use view::PoolView;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -3,7 +3,7 @@
 //! A block is in at most one list at a time, so one pair of links a block serves all lists, and
 //! nothing is allocated after construction.
 
-use crate::BlockId;
+use crate::RecordId;
 use crate::blocks::Blocks;
 
 const NONE: u32 = u32::MAX;
@@ -24,16 +24,16 @@ impl List {
     }
 
     #[inline]
-    pub(crate) fn front(&self) -> Option<BlockId> {
-        (self.front != NONE).then_some(BlockId(self.front))
+    pub(crate) fn front(&self) -> Option<RecordId> {
+        (self.front != NONE).then_some(RecordId(self.front))
     }
 
     #[inline]
-    pub(crate) fn push_back(&mut self, blocks: &mut Blocks, block: BlockId) {
+    pub(crate) fn push_back(&mut self, blocks: &mut Blocks, block: RecordId) {
         blocks.set_links(block, self.back, NONE);
         match self.back {
             NONE => self.front = block.0,
-            back => blocks.set_after(BlockId(back), block.0),
+            back => blocks.set_after(RecordId(back), block.0),
         }
         self.back = block.0;
     }
@@ -44,8 +44,8 @@ impl List {
     pub(crate) fn push_run_back(
         &mut self,
         blocks: &mut Blocks,
-        run: impl Iterator<Item = BlockId>,
-        queue: impl Fn(&mut Blocks, BlockId, u32) -> bool,
+        run: impl Iterator<Item = RecordId>,
+        queue: impl Fn(&mut Blocks, RecordId, u32) -> bool,
     ) -> usize {
         let (mut count, mut back) = (0, self.back);
         for block in run {
@@ -54,7 +54,7 @@ impl List {
             }
             match back {
                 NONE => self.front = block.0,
-                back => blocks.set_after(BlockId(back), block.0),
+                back => blocks.set_after(RecordId(back), block.0),
             }
             back = block.0;
             count += 1;
@@ -64,17 +64,17 @@ impl List {
     }
 
     #[inline]
-    pub(crate) fn push_front(&mut self, blocks: &mut Blocks, block: BlockId) {
+    pub(crate) fn push_front(&mut self, blocks: &mut Blocks, block: RecordId) {
         blocks.set_links(block, NONE, self.front);
         match self.front {
             NONE => self.back = block.0,
-            front => blocks.set_before(BlockId(front), block.0),
+            front => blocks.set_before(RecordId(front), block.0),
         }
         self.front = block.0;
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: BlockId) {
+    pub(crate) fn remove(&mut self, blocks: &mut Blocks, block: RecordId) {
         let (before, after) = (blocks.before(block), blocks.after(block));
         blocks.set_links(block, 0, 0);
         self.close(blocks, before, after);
@@ -82,7 +82,7 @@ impl List {
 
     /// Takes out the first block.
     #[inline]
-    pub(crate) fn pop_front(&mut self, blocks: &mut Blocks) -> Option<BlockId> {
+    pub(crate) fn pop_front(&mut self, blocks: &mut Blocks) -> Option<RecordId> {
         let front = self.front()?;
         // The other link was written a moment ago, by the last call; a read of both would wait.
         let after = blocks.after(front);
@@ -90,7 +90,7 @@ impl List {
         self.front = after;
         match after {
             NONE => self.back = NONE,
-            after => blocks.set_before(BlockId(after), NONE),
+            after => blocks.set_before(RecordId(after), NONE),
         }
         Some(front)
     }
@@ -100,19 +100,19 @@ impl List {
     pub(crate) fn close(&mut self, blocks: &mut Blocks, before: u32, after: u32) {
         match before {
             NONE => self.front = after,
-            before => blocks.set_after(BlockId(before), after),
+            before => blocks.set_after(RecordId(before), after),
         }
         match after {
             NONE => self.back = before,
-            after => blocks.set_before(BlockId(after), before),
+            after => blocks.set_before(RecordId(after), before),
         }
     }
 
     /// The blocks from front to back.
-    pub(crate) fn iter<'a>(&self, blocks: &'a Blocks) -> impl Iterator<Item = BlockId> + use<'a> {
+    pub(crate) fn iter<'a>(&self, blocks: &'a Blocks) -> impl Iterator<Item = RecordId> + use<'a> {
         let mut at = self.front;
         std::iter::from_fn(move || {
-            let block = (at != NONE).then_some(BlockId(at))?;
+            let block = (at != NONE).then_some(RecordId(at))?;
             at = blocks.after(block);
             Some(block)
         })
@@ -129,16 +129,16 @@ mod tests {
             let mut blocks = Blocks::new(4).unwrap();
             let mut list = List::EMPTY;
             for block in [1, 2, 3] {
-                list.push_back(&mut blocks, BlockId(block));
+                list.push_back(&mut blocks, RecordId(block));
             }
-            list.push_front(&mut blocks, BlockId(0));
-            list.remove(&mut blocks, BlockId(removed));
+            list.push_front(&mut blocks, RecordId(0));
+            list.remove(&mut blocks, RecordId(removed));
             let rest: Vec<u32> = list.iter(&blocks).map(|block| block.0).collect();
             let expected: Vec<u32> = (0..4).filter(|&block| block != removed).collect();
             assert_eq!(rest, expected);
 
-            list.push_back(&mut blocks, BlockId(removed));
-            assert_eq!(list.iter(&blocks).last(), Some(BlockId(removed)));
+            list.push_back(&mut blocks, RecordId(removed));
+            assert_eq!(list.iter(&blocks).last(), Some(RecordId(removed)));
         }
     }
 }

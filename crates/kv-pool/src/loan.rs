@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::nanos;
 use crate::hold::BlockAt;
-use crate::{BlockHash, BlockPool, LoanError, Tier};
+use crate::{BlockHash, BlockPool, LoanError, Location, Tier};
 
 /// The name of a loan, which a reader in another process can be told.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -37,8 +37,8 @@ impl LoanId {
 pub struct Loan {
     /// Its name.
     pub id: LoanId,
-    /// The blocks, in the order of the names that were asked for.
-    pub blocks: Vec<BlockAt>,
+    /// Where the blocks lie, in the order of the names that were asked for.
+    pub blocks: Vec<Location>,
     /// When it may be taken back, by the pool's clock.
     pub deadline: Duration,
 }
@@ -75,9 +75,10 @@ impl BlockPool {
         let deadline = deadline?;
         let loans = &mut state.loans;
         let id = LoanId::next().0;
-        loans.open.insert(id, (nanos(deadline), blocks.clone()));
+        let locations = blocks.iter().map(|at: &BlockAt| at.location).collect();
+        loans.open.insert(id, (nanos(deadline), blocks));
         loans.by_deadline.insert((nanos(deadline), id));
-        Some(Loan { id: LoanId(id), blocks, deadline })
+        Some(Loan { id: LoanId(id), blocks: locations, deadline })
     }
 
     /// Ends a loan: its blocks may be evicted and moved again.

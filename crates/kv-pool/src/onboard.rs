@@ -1,35 +1,32 @@
 //! Moves of pinned content to another tier, most of all from host memory to the primary one.
 
+use crate::RecordId;
 use crate::blocks::Flag;
-use crate::claim::ClaimedBlock;
-use crate::pin::BlockPin;
-use crate::state::State;
-use crate::{BlockId, BlockPool, Location, OnboardError, SlotIndex};
+use crate::state::PoolState;
+use crate::{BlockPool, Claimed, Location, OnboardError, Pinned};
 
-/// Pinned content on its way to a claimed block of another tier.
+/// Pinned content on its way to claimed blocks of another tier, each to the block in the same position.
 ///
-/// The caller copies, then commits. Dropped without a commit, the pin and the block are released
-/// and the content stays where it was.
+/// The caller copies, then commits. Dropped without a commit, both lists are released and the content
+/// stays where it was.
 #[derive(Debug)]
 #[must_use = "the content stays where it is unless its copy is committed"]
 pub struct Onboard {
-    source: BlockPin,
-    target: ClaimedBlock,
+    source: Pinned,
+    target: Claimed,
 }
 
 /// What a committed move leaves the caller with.
+///
+/// Content that nobody else has pinned lies in the target's tier now, for everybody, and the block that it
+/// left is released. Content that another owner has pinned stays where it is and keeps its name; the
+/// caller has a copy of its own, which no lookup finds.
 #[derive(Debug)]
-pub enum Onboarded {
-    /// The content lies in the target's tier now, for everybody. The slot that it had is released.
-    Moved(BlockPin),
-    /// Somebody else has the block pinned, so it stays where it is and keeps its name.
-    /// The caller has a copy of its own, which no lookup finds.
-    Copied {
-        /// The copy, in the target's tier.
-        copy: ClaimedBlock,
-        /// The block that it was copied from.
-        source: BlockPin,
-    },
+pub struct Onboarded {
+    /// The content, in the order of the list that was to be moved. What has moved lies in the target's tier.
+    pub pinned: Pinned,
+    /// A copy of each block of `pinned` that has not moved, in their order, in the target's tier.
+    pub copies: Claimed,
 }
 
 /// Why a move did not begin, with what it was to begin with.
@@ -38,71 +35,54 @@ pub enum Onboarded {
 pub struct OnboardRefused {
     /// The reason.
     pub reason: OnboardError,
-    /// The pin, unharmed.
-    pub pin: BlockPin,
-    /// The claimed block, unharmed.
-    pub target: ClaimedBlock,
+    /// The pinned blocks, unharmed.
+    pub pinned: Pinned,
+    /// The claimed blocks, unharmed.
+    pub target: Claimed,
 }
 
 impl Onboard {
-    /// The slot that holds the content.
-    #[must_use]
-    pub fn from(&self) -> SlotIndex {
-        self.source.slot()
+    /// The copies to be made: where each block lies, and where it goes.
+    pub fn pairs(
+        &self,
+    ) -> impl DoubleEndedIterator + ExactSizeIterator<Item = (Location, Location)> + '_ {
+        let tier = self.target.tier();
+        let to = self.target.ids().map(move |id| Location { tier, id });
+        self.source.locations().zip(to)
     }
 
-    /// The slot that it goes to.
-    #[must_use]
-    pub fn to(&self) -> SlotIndex {
-        self.target.slot()
-    }
-
-    /// The tier and slot that hold the content.
-    #[must_use]
-    pub fn source(&self) -> Location {
-        self.source.location()
-    }
-
-    /// The tier and slot that it goes to.
-    #[must_use]
-    pub fn target(&self) -> Location {
-        self.target.location()
-    }
-
-    /// Says that the copy is done, or enqueued where every later use of either slot comes after
-    /// it. From here on the pool hands the target's slot to everybody who looks the content up, and to
-    /// those who register the same content as [`Duplicate`](crate::Registration::Duplicate). Whether anybody else has the block pinned is decided, and acted upon, in one step: a
-    /// pinned block never moves (H8).
+    /// Says that the copies are done, or enqueued where every later use of either block comes after
+    /// them. From here on the pool hands the target's blocks to everybody who looks the content up, and to
+    /// those who register the same content as [existing](crate::Registered::existing). Whether anybody
+    /// else has a block pinned is decided, and acted upon, in one step: a pinned block never moves (H8).
     pub fn commit(self) -> Onboarded {
-        let Self { mut source, target } = self;
-        let (from, to) = (source.location(), target.location());
-        let (source_block, target_block) = (source.block(), target.block());
-        let Some(pool) = source.pool().cloned() else {
-            return Onboarded::Copied { copy: target, source };
-        };
+        let Self { source: mut pinned, target: mut copies } = self;
+        let Some(pool) = pinned.pool().cloned() else { return Onboarded { pinned, copies } };
+        let tier = copies.tier();
         let mut state = pool.state.lock();
-        if to.tier < from.tier {
-            state.counters.onboarded += 1;
+        let ups = pinned.blocks().iter().filter(|at| tier < at.location.tier).count();
+        state.counters.onboarded += ups as u64;
+        // A clone of this list counts like any other's.
+        if let Some(blocks) = pinned.sole_blocks() {
+            let mut blocks = blocks.iter_mut();
+            copies.hand_over(&mut state, |state, target| {
+                let Some(at) = blocks.next() else { return false };
+                let alone = state.blocks.references(at.block) == 1;
+                if alone {
+                    state.counters.offloaded += u64::from(tier > at.location.tier);
+                    move_to(state, at.block, target);
+                    at.location = state.blocks.location(at.block);
+                }
+                alone
+            });
         }
-        // A clone of this pin counts like any other's.
-        let alone = source.is_sole() && state.blocks.references(source_block) == 1;
-        if !alone || !source.relocate(to) {
-            drop(state);
-            return Onboarded::Copied { copy: target, source };
-        }
-        if to.tier > from.tier {
-            state.counters.offloaded += 1;
-        }
-        move_to(&mut state, source_block, target_block);
         drop(state);
-        // What the claimed block held is released with the slot that the content has left.
-        target.into_block();
-        Onboarded::Moved(source)
+        Onboarded { pinned, copies }
     }
 }
 
-/// Gives `source` the slot of the claimed block `target`, and releases that with the other slot.
-fn move_to(state: &mut State, source: BlockId, target: BlockId) {
+/// Gives `source` the place of the claimed block `target`, and releases that at the place it leaves.
+fn move_to(state: &mut PoolState, source: RecordId, target: RecordId) {
     let from = state.blocks.location(source);
     state.swap_locations(source, target);
     state.emit_moved(source, from);
@@ -110,35 +90,44 @@ fn move_to(state: &mut State, source: BlockId, target: BlockId) {
 }
 
 impl BlockPool {
-    /// Begins to bring pinned content into a claimed block of another tier: from host memory to the
-    /// primary tier, or any other way.
+    /// Begins to bring pinned content into claimed blocks of another tier, each into the one in the same
+    /// position: from host memory to the primary tier, or any other way.
     ///
-    /// The caller copies from the first slot to the second, then commits.
+    /// The caller makes the [copies](Onboard::pairs), then commits.
     ///
     /// # Errors
-    /// [`OnboardRefused`] holds the reason, the pin and the block.
+    /// [`OnboardRefused`] holds the reason and both lists.
     pub fn begin_onboard(
         &self,
-        source: BlockPin,
-        target: ClaimedBlock,
+        source: Pinned,
+        target: Claimed,
     ) -> Result<Onboard, Box<OnboardRefused>> {
+        let tier = target.tier();
         let refusal = if !source.belongs_to(self) || !target.belongs_to(self) {
             Some(OnboardError::DifferentPools)
-        } else if source.location().tier == target.location().tier {
-            Some(OnboardError::SameTier { location: source.location() })
-        } else if target.has_offload() || self.is_being_copied(&target) {
+        } else if source.len() != target.len() {
+            Some(OnboardError::Lengths { sources: source.len(), targets: target.len() })
+        } else if let Some(location) = source.locations().find(|location| location.tier == tier) {
+            Some(OnboardError::SameTier { location })
+        } else if target.any_claim(|claim| claim.offload().is_some())
+            || self.is_being_copied(&target)
+        {
             Some(OnboardError::TargetNotEmpty)
         } else {
             None
         };
         match refusal {
-            Some(reason) => Err(Box::new(OnboardRefused { reason, pin: source, target })),
+            Some(reason) => Err(Box::new(OnboardRefused { reason, pinned: source, target })),
             None => Ok(Onboard { source, target }),
         }
     }
 
-    /// Whether a copy of evicted content may still read the block. If not, none will.
-    fn is_being_copied(&self, target: &ClaimedBlock) -> bool {
-        target.evicted() && self.shared.state.lock().blocks.is(target.block(), Flag::COPYING)
+    /// Whether a copy of evicted content may still read one of the blocks. If not, none will.
+    fn is_being_copied(&self, target: &Claimed) -> bool {
+        if !target.any_claim(|claim| claim.evicted()) {
+            return false;
+        }
+        let state = self.shared.state.lock();
+        target.any_claim(|claim| state.blocks.is(claim.block(), Flag::COPYING))
     }
 }

@@ -1,213 +1,99 @@
-//! Pins: references to cached content that keep it where it is.
+//! Pinned blocks: references to cached content that keep it where it is.
 
 use crate::hold::{BlockAt, Hold, Token, fill, let_go, unpin};
 use crate::pool::Shared;
-use crate::state::State;
+use crate::state::PoolState;
 use crate::sync::{Arc, into_inner, is_sole};
-use crate::{BlockHash, BlockId, BlockPool, Location, SlotIndex};
+use crate::{BlockHash, BlockId, BlockPool, Location, RecordId};
 
-/// A reference to a block with content. While it lives, the block is neither evicted nor moved.
+/// Pinned blocks in their order, such as the cached prefix of a prompt. Others may read them; while the
+/// list lives, none is evicted or moved. One block is a list of one.
 ///
-/// Clones are further references; cloning, and dropping all but the last clone, takes no lock. For
-/// the blocks of one request use [`PinnedBlocks`] or [`BlockPool::release`], which keep their order.
-#[derive(Clone, Debug)]
-pub struct BlockPin {
-    /// `None` only while being dropped.
-    token: Option<Arc<Token>>,
-    at: BlockAt,
-}
-
-impl BlockPin {
-    /// A pin for a reference that has been counted. The location was read in the same hold of the
-    /// lock, and stays true as long as the reference is counted.
-    #[inline]
-    pub(crate) fn counted(token: Arc<Token>, at: BlockAt) -> Self {
-        Self { token: Some(token), at }
-    }
-
-    /// The block.
-    #[must_use]
-    pub fn block(&self) -> BlockId {
-        self.at.block
-    }
-
-    /// Where its content lies, for as long as this pin lives.
-    #[must_use]
-    pub fn location(&self) -> Location {
-        self.at.location
-    }
-
-    /// The slot of the location.
-    #[must_use]
-    pub fn slot(&self) -> SlotIndex {
-        self.at.location.slot
-    }
-
-    /// The name of the content; `None` if it was [removed](BlockPool::remove) from the index.
-    #[must_use]
-    pub fn hash(&self) -> Option<BlockHash> {
-        self.pool()?.state.lock().blocks.name(self.at.block)
-    }
-
-    pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
-        self.token.as_ref().map(|token| &token.pool)
-    }
-
-    pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.pool().is_some_and(|own| pool.is(own))
-    }
-
-    /// Whether this pin has no clones. Nobody can make one while it is borrowed mutably or owned.
-    pub(crate) fn is_sole(&self) -> bool {
-        self.token.as_ref().is_some_and(is_sole)
-    }
-
-    /// The new location of a block that this pin alone holds, or nothing if there are clones.
-    pub(crate) fn relocate(&mut self, location: Location) -> bool {
-        let sole = self.is_sole();
-        if sole {
-            self.at.location = location;
-        }
-        sole
-    }
-}
-
-impl Drop for BlockPin {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(token) = self.token.take() {
-            unpin(token, self.at.block);
-        }
-    }
-}
-
-/// A pin of which one thread makes further pins, and takes them back, without an atomic operation.
-///
-/// To clone a [`BlockPin`] and to drop the clone are an atomic addition and subtraction. A stock keeps
-/// what is given back to it for the next that is asked for, so that where pins come back to the
-/// thread that handed them out, as after each step of a scheduler, only the highest number that was
-/// ever out at once was counted. Pins of a stock are like all others: they may go to other threads,
-/// be cloned, be dropped, and outlive the stock.
-///
-/// Spare pins are owners like others: a block of which there are some is never moved by
-/// [`Onboard::commit`](crate::Onboard::commit).
-#[derive(Debug)]
-pub struct PinStock {
-    pin: BlockPin,
-    /// Owners of the pin's token.
-    spare: Vec<Arc<Token>>,
-}
-
-impl Drop for PinStock {
-    fn drop(&mut self) {
-        // As pins, so that whoever is the last of all owners gives the block back.
-        let at = self.pin.at;
-        self.spare.drain(..).for_each(|token| drop(BlockPin::counted(token, at)));
-    }
-}
-
-impl PinStock {
-    /// A stock without spares; nothing is allocated before one is given back.
-    #[must_use]
-    pub fn new(pin: BlockPin) -> Self {
-        Self { pin, spare: Vec::new() }
-    }
-
-    /// The stock's own pin.
-    #[must_use]
-    pub fn pin(&self) -> &BlockPin {
-        &self.pin
-    }
-
-    /// A further pin: a spare one, else a clone.
-    #[must_use]
-    #[inline]
-    pub fn take(&mut self) -> BlockPin {
-        match self.spare.pop() {
-            Some(token) => BlockPin::counted(token, self.pin.at),
-            None => self.pin.clone(),
-        }
-    }
-
-    /// Takes back a pin, for the next [`take`](Self::take).
-    ///
-    /// # Errors
-    /// Returns `pin` if it is neither of this stock nor of its pin's clones.
-    #[inline]
-    pub fn give_back(&mut self, mut pin: BlockPin) -> Result<(), BlockPin> {
-        match (pin.token.take(), &self.pin.token) {
-            (Some(token), Some(own)) if Arc::ptr_eq(&token, own) => {
-                self.spare.push(token);
-                Ok(())
-            }
-            (token, _) => {
-                pin.token = token;
-                Err(pin)
-            }
-        }
-    }
-}
-
-/// Pinned blocks in their order, such as the cached prefix of a prompt.
-///
-/// One count of owners stands for all of them: cloning the list, and dropping all but the last
-/// clone, is one atomic operation whatever its length. The last one gives the blocks back from last
-/// to first in one step, so that the tail of a prefix is evicted before its head.
+/// One count of owners stands for the whole list: cloning it, and dropping all but the last clone, is one
+/// atomic operation whatever its length, and takes no lock. The last owner gives the blocks back from
+/// last to first in one step, so that the tail of a prefix is evicted before its head.
 #[derive(Clone, Debug, Default)]
-pub struct PinnedBlocks {
-    /// `None` for no blocks.
-    hold: Option<Arc<Hold>>,
+pub struct Pinned {
+    held: Held,
 }
 
-impl PinnedBlocks {
-    /// A list of references that `pin` counts. None is made if there is nothing to pin.
+#[derive(Clone, Debug, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    /// The location was read in the same hold of the lock in which the reference was counted, and stays
+    /// true as long as it is.
+    One(Arc<Token>, BlockAt),
+    List(Arc<Hold>),
+}
+
+impl Pinned {
+    /// A list of one, for a reference that has been counted.
+    #[inline]
+    pub(crate) fn one(token: Arc<Token>, at: BlockAt) -> Self {
+        Self { held: Held::One(token, at) }
+    }
+
+    /// A list of references that `pin` counts.
     pub(crate) fn counted(
-        state: &mut State,
+        state: &mut PoolState,
         pool: &Arc<Shared>,
-        pin: impl FnOnce(&mut State, &mut Vec<BlockAt>),
+        pin: impl FnOnce(&mut PoolState, &mut Vec<BlockAt>),
     ) -> Self {
         let spare = state.take_hold();
         let hold = fill(spare, Arc::clone(pool), |blocks| pin(state, blocks));
-        Self { hold: Some(hold) }
+        Self { held: Held::List(hold) }
     }
 
     /// How many blocks there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.as_slice().len()
+        self.blocks().len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.as_slice().is_empty()
+        self.blocks().is_empty()
     }
 
-    /// The blocks and where they lie, for as long as this list lives.
+    /// The block ids, in the order of the list. Blocks of several tiers may be in it:
+    /// [`locations`](Self::locations) says which.
+    pub fn ids(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
+        self.locations().map(|location| location.id)
+    }
+
+    /// The tier and the block id of each block, which stay as they are while this list lives.
+    pub fn locations(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = Location> + '_ {
+        self.blocks().iter().map(|at| at.location)
+    }
+
+    /// The pool's records of the blocks, as policies, events and snapshots name them.
+    pub fn records(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = RecordId> + '_ {
+        self.blocks().iter().map(|at| at.block)
+    }
+
+    /// The name of block `index`; `None` if it was [removed](BlockPool::remove) from the index, or if
+    /// there is no such block. Takes the lock.
     #[must_use]
-    pub fn as_slice(&self) -> &[BlockAt] {
-        self.hold.as_ref().map_or(&[], |hold| &hold.blocks)
+    pub fn hash(&self, index: usize) -> Option<BlockHash> {
+        let at = self.blocks().get(index)?;
+        self.pool()?.state.lock().blocks.name(at.block)
     }
 
-    /// The slots of the blocks, in their order.
-    pub fn slots(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = SlotIndex> + '_ {
-        self.as_slice().iter().map(|at| at.location.slot)
-    }
-
-    /// A pin of block `index` alone, which outlives the list. Takes the lock; `None` if there is no
+    /// A list of block `index` alone, which outlives this one. Takes the lock; `None` if there is no
     /// such block.
     #[must_use]
-    pub fn pin(&self, index: usize) -> Option<BlockPin> {
-        let hold = self.hold.as_ref()?;
-        let (at, pool) = (*hold.blocks.get(index)?, hold.pool()?);
+    pub fn pin(&self, index: usize) -> Option<Self> {
+        let (at, pool) = (*self.blocks().get(index)?, self.pool()?);
         let mut state = pool.state.lock();
         state.pin(at.block);
         let token = state.take_token(pool);
         drop(state);
-        Some(BlockPin::counted(token, at))
+        Some(Self::one(token, at))
     }
 
-    /// Adds blocks behind those that are there. A list that has clones is given a record of its own
+    /// Adds blocks behind those that are there. A list that has clones is given references of its own
     /// first. Lists of two pools are not joined.
     ///
     /// # Errors
@@ -225,9 +111,8 @@ impl PinnedBlocks {
         }
         self.make_own();
         more.make_own();
-        let from = more.hold.as_mut().and_then(Arc::get_mut);
-        if let (Some(to), Some(from)) = (self.hold.as_mut().and_then(Arc::get_mut), from) {
-            to.blocks.append(&mut from.blocks);
+        if let (Some(to), Some(from)) = (self.own_list(), more.own_list()) {
+            to.append(from);
         }
         Ok(())
     }
@@ -237,95 +122,163 @@ impl PinnedBlocks {
         if len >= self.len() {
             return;
         }
+        let Some(pool) = self.pool().cloned() else { return };
         self.make_own();
-        let Some(own) = self.hold.as_mut().and_then(Arc::get_mut) else { return };
-        let Some(pool) = own.pool().cloned() else { return };
+        let Some(own) = self.own_list() else { return };
         let mut state = pool.state.lock();
-        for at in own.blocks.drain(len..).rev() {
+        for at in own.drain(len..).rev() {
             state.unpin(at.block);
         }
     }
 
+    /// Takes the blocks from `at` on out of the list; none if there are fewer. A list that has clones is
+    /// given references of its own first.
+    #[must_use = "dropping the list releases the blocks"]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        if at >= self.len() {
+            return Self::default();
+        }
+        if at == 0 {
+            return std::mem::take(self);
+        }
+        let Some(pool) = self.pool().cloned() else { return Self::default() };
+        self.make_own();
+        let Some(own) = self.own_list() else { return Self::default() };
+        let mut state = pool.state.lock();
+        Self::counted(&mut state, &pool, |_, blocks| blocks.extend(own.drain(at..)))
+    }
+
+    pub(crate) fn blocks(&self) -> &[BlockAt] {
+        match &self.held {
+            Held::Nothing => &[],
+            Held::One(_, at) => std::slice::from_ref(at),
+            Held::List(hold) => &hold.blocks,
+        }
+    }
+
+    /// The blocks, if this list has no clones. Nobody can make one while it is borrowed mutably.
+    pub(crate) fn sole_blocks(&mut self) -> Option<&mut [BlockAt]> {
+        match &mut self.held {
+            Held::One(token, at) if is_sole(token) => Some(std::slice::from_mut(at)),
+            Held::List(hold) => Arc::get_mut(hold).map(|own| &mut own.blocks[..]),
+            Held::Nothing | Held::One(..) => None,
+        }
+    }
+
+    pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
+        match &self.held {
+            Held::Nothing => None,
+            Held::One(token, _) => Some(&token.pool),
+            Held::List(hold) => hold.pool(),
+        }
+    }
+
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
-        self.hold.as_ref().and_then(|hold| hold.pool()).is_some_and(|own| pool.is(own))
+        self.pool().is_some_and(|own| pool.is(own))
     }
 
     fn same_pool(&self, other: &Self) -> bool {
-        let pool = |list: &Self| list.hold.as_ref().and_then(|hold| hold.pool().cloned());
-        match (pool(self), pool(other)) {
-            (Some(one), Some(other)) => Arc::ptr_eq(&one, &other),
+        match (self.pool(), other.pool()) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
 
-    /// Gives a list that has clones references of its own.
+    /// The list that [`make_own`](Self::make_own) has made.
+    fn own_list(&mut self) -> Option<&mut Vec<BlockAt>> {
+        match &mut self.held {
+            Held::List(hold) => Arc::get_mut(hold).map(|own| &mut own.blocks),
+            _ => None,
+        }
+    }
+
+    /// Gives a list that has clones references of its own, and a list of one a record that can grow.
     fn make_own(&mut self) {
-        let Some(hold) = &mut self.hold else { return };
-        if Arc::get_mut(hold).is_some() {
+        if self.own_list().is_some() {
             return;
         }
-        let Some(pool) = hold.pool().cloned() else { return };
-        let own = {
-            let mut state = pool.state.lock();
-            Self::counted(&mut state, &pool, |state, blocks| {
-                for at in &hold.blocks {
-                    state.pin(at.block);
-                    blocks.push(*at);
-                }
-            })
-        };
+        let Some(pool) = self.pool().cloned() else { return };
+        let mut state = pool.state.lock();
+        let own = Self::counted(&mut state, &pool, |state, blocks| {
+            for at in self.blocks() {
+                state.pin(at.block);
+                blocks.push(*at);
+            }
+        });
+        drop(state);
         *self = own;
     }
 }
 
-impl IntoIterator for PinnedBlocks {
-    type Item = BlockPin;
-    type IntoIter = std::vec::IntoIter<BlockPin>;
+impl IntoIterator for Pinned {
+    type Item = Pinned;
+    type IntoIter = std::vec::IntoIter<Pinned>;
 
-    /// Takes the list apart into pins of single blocks, in one step.
+    /// Takes the list apart into lists of one, in one step. A list that has clones is given references of
+    /// its own first.
     fn into_iter(mut self) -> Self::IntoIter {
+        if matches!(&self.held, Held::One(token, _) if is_sole(token)) {
+            return vec![self].into_iter();
+        }
+        let Some(pool) = self.pool().cloned() else { return Vec::new().into_iter() };
         self.make_own();
-        let Some(mut hold) = self.hold.take() else { return Vec::new().into_iter() };
-        let Some(pool) = hold.pool().cloned() else { return Vec::new().into_iter() };
-        let mut pins = Vec::with_capacity(hold.blocks.len());
+        let Some(own) = self.own_list() else { return Vec::new().into_iter() };
+        let mut pins = Vec::with_capacity(own.len());
         let mut state = pool.state.lock();
-        if let Some(own) = Arc::get_mut(&mut hold) {
-            for at in own.blocks.drain(..) {
-                pins.push(BlockPin::counted(state.take_token(&pool), at));
-            }
+        for at in own.drain(..) {
+            pins.push(Self::one(state.take_token(&pool), at));
         }
         drop(state);
-        let_go(hold);
         pins.into_iter()
     }
 }
 
-impl Drop for PinnedBlocks {
+impl Drop for Pinned {
     #[inline]
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            let_go(hold);
+        match std::mem::take(&mut self.held) {
+            Held::Nothing => {}
+            Held::One(token, at) => unpin(token, at.block),
+            Held::List(hold) => let_go(hold),
         }
     }
 }
 
-/// Releases pins from last to first in one hold of the lock, as far as they belong to `pool`.
-pub(crate) fn release_in_order(pool: &BlockPool, mut pins: Vec<BlockPin>) {
+/// Releases lists from last to first in one hold of the lock, as far as they belong to `pool`.
+pub(crate) fn release_in_order(pool: &BlockPool, mut lists: Vec<Pinned>) {
     let mut state = pool.shared.state.lock();
-    for pin in pins.iter_mut().rev() {
-        // A foreign pin takes its own pool's lock, after this one is free.
-        if !pin.belongs_to(pool) {
+    for list in lists.iter_mut().rev() {
+        // A foreign list takes its own pool's lock, after this one is free.
+        if !list.belongs_to(pool) {
             continue;
         }
-        let Some(token) = pin.token.take() else { continue };
-        if is_sole(&token) {
-            state.unpin(pin.at.block);
-            // A pool that has a handle keeps it, or has enough.
-            drop(state.keep_token(token));
-        } else if into_inner(token).is_some() {
-            state.unpin(pin.at.block);
+        match std::mem::take(&mut list.held) {
+            Held::One(token, at) if is_sole(&token) => {
+                state.unpin(at.block);
+                // A pool that has a handle keeps it.
+                drop(state.keep_token(token));
+            }
+            Held::One(token, at) => {
+                if into_inner(token).is_some() {
+                    state.unpin(at.block);
+                }
+            }
+            Held::List(mut hold) => match Arc::get_mut(&mut hold) {
+                Some(own) => {
+                    drop(own.take_pool());
+                    own.give_back(&mut state);
+                    state.keep_hold(hold);
+                }
+                None => {
+                    if let Some(mut own) = into_inner(hold) {
+                        drop(own.take_pool());
+                        own.give_back(&mut state);
+                    }
+                }
+            },
+            Held::Nothing => {}
         }
     }
     drop(state);
-    pins.into_iter().rev().for_each(drop);
+    lists.into_iter().rev().for_each(drop);
 }

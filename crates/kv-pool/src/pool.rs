@@ -3,17 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::claim::{ClaimedBlock, ClaimedBlocks, Handle};
 use crate::hold::{BlockAt, Token};
 use crate::integrity;
-use crate::pin::{BlockPin, PinnedBlocks, release_in_order};
-use crate::state::{Claim, State};
+use crate::pin::release_in_order;
+use crate::state::{Claim, PoolState};
 use crate::stats::{EvictionAges, PoolStats};
 use crate::sync::{Arc, Mutex};
 use crate::tenants::Tenant;
 use crate::{
-    BlockHash, ClaimError, ConfigError, Epoch, EpochError, GrowError, IntegrityError, PoolConfig,
-    Retention, TenantId, Tier,
+    BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, GrowError, IntegrityError,
+    Pinned, PoolConfig, Retention, TenantId, Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -35,7 +34,7 @@ pub struct BlockPool {
 
 /// What a pool's handles, its claims and its pins have in common.
 pub(crate) struct Shared {
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<PoolState>,
     primary_blocks: u64,
 }
 
@@ -59,7 +58,7 @@ impl BlockPool {
         Self::builder(config).build()
     }
 
-    pub(crate) fn with_state(config: &PoolConfig, state: State) -> Self {
+    pub(crate) fn with_state(config: &PoolConfig, state: PoolState) -> Self {
         let state = Mutex::new(state);
         let shared = Arc::new(Shared { state, primary_blocks: config.primary_blocks });
         Self { _handles: Arc::new(Handles(Arc::clone(&shared))), shared }
@@ -108,15 +107,15 @@ impl BlockPool {
     ///
     /// [onboarded]: BlockPool::begin_onboard
     #[must_use]
-    pub fn match_prefix(&self, hashes: &[BlockHash]) -> PinnedBlocks {
+    pub fn match_prefix(&self, hashes: &[BlockHash]) -> Pinned {
         let mut state = self.shared.state.lock();
         state.counters.lookups += hashes.len() as u64;
-        let Some(&first) = hashes.first() else { return PinnedBlocks::default() };
+        let Some(&first) = hashes.first() else { return Pinned::default() };
         if state.bearer(first).is_none() {
             state.note_miss(first);
-            return PinnedBlocks::default();
+            return Pinned::default();
         }
-        let pins = PinnedBlocks::counted(&mut state, &self.shared, |state, pins| {
+        let pins = Pinned::counted(&mut state, &self.shared, |state, pins| {
             pins.reserve(hashes.len());
             state.pin_prefix(hashes, pins);
         });
@@ -127,7 +126,7 @@ impl BlockPool {
     /// Finds cached content in one tier and pins it, in one step: what a reader in another process
     /// does, whose transfer must not meet a moved block. `None` if it is not in that tier.
     #[must_use]
-    pub fn find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<BlockPin> {
+    pub fn find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<Pinned> {
         let mut state = self.shared.state.lock();
         let block = state.find(hash)?;
         let location = state.blocks.location(block);
@@ -137,7 +136,7 @@ impl BlockPool {
         state.pin(block);
         let token = state.take_token(&self.shared);
         drop(state);
-        Some(BlockPin::counted(token, BlockAt { block, location }))
+        Some(Pinned::one(token, BlockAt { block, location }))
     }
 
     /// Finds `count` primary blocks that nobody uses and takes them, in one step: all or none.
@@ -147,7 +146,7 @@ impl BlockPool {
     ///
     /// # Errors
     /// [`ClaimError::Exhausted`]; nothing was evicted then.
-    pub fn claim(&self, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+    pub fn claim(&self, count: usize) -> Result<Claimed, ClaimError> {
         self.claim_by(Tier::Primary, TenantId::NOBODY, count)
     }
 
@@ -156,7 +155,7 @@ impl BlockPool {
     ///
     /// # Errors
     /// As [`claim`](BlockPool::claim), and [`ClaimError::Tenant`].
-    pub fn claim_for(&self, tenant: TenantId, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+    pub fn claim_for(&self, tenant: TenantId, count: usize) -> Result<Claimed, ClaimError> {
         self.claim_by(Tier::Primary, tenant, count)
     }
 
@@ -164,22 +163,25 @@ impl BlockPool {
     ///
     /// # Errors
     /// As [`claim`](BlockPool::claim).
-    pub fn claim_in(&self, tier: Tier, count: usize) -> Result<ClaimedBlocks, ClaimError> {
+    pub fn claim_in(&self, tier: Tier, count: usize) -> Result<Claimed, ClaimError> {
         self.claim_by(tier, TenantId::NOBODY, count)
     }
 
-    fn claim_by(
-        &self,
-        tier: Tier,
-        by: TenantId,
-        count: usize,
-    ) -> Result<ClaimedBlocks, ClaimError> {
+    fn claim_by(&self, tier: Tier, by: TenantId, count: usize) -> Result<Claimed, ClaimError> {
         let mut state = self.shared.state.lock();
         let by = state.tenant(by)?;
         state.check_claimable(tier, by, count)?;
+        if count == 1 {
+            let claim = state.claim_one(tier, by);
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            state.sabotage.next_caller();
+            let Some(claim) = claim else { return Err(state.exhausted(tier, 1)) };
+            let token = state.take_token(&self.shared);
+            return Ok(Claimed::one(token, tier, claim));
+        }
         let claims = state.claim_list(tier, by, count);
         drop(state);
-        Ok(ClaimedBlocks::new(Arc::clone(&self.shared), tier, claims))
+        Ok(Claimed::list(&self.shared, tier, claims))
     }
 
     /// Finds one primary block that nobody uses and takes it, in one step: as
@@ -188,12 +190,12 @@ impl BlockPool {
     /// # Errors
     /// As [`claim`](BlockPool::claim).
     #[inline]
-    pub fn claim_one(&self) -> Result<ClaimedBlock, ClaimError> {
+    pub fn claim_one(&self) -> Result<Claimed, ClaimError> {
         let mut outcome = Err(ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
         let claim = self.claim_one_with(&mut outcome);
         let token = outcome?;
         let Some(claim) = claim else { unreachable!("a token is for a claim") };
-        Ok(ClaimedBlock::new(Handle::Token(token), Tier::Primary, claim))
+        Ok(Claimed::one(token, Tier::Primary, claim))
     }
 
     /// A block, with a token for it or the reason that there is none; what does not fit into registers
@@ -218,13 +220,13 @@ impl BlockPool {
     /// Says what held blocks are worth from their release on: their priority, and for how long.
     /// Without this, a block keeps the priority that it was named with, and a block that is used again
     /// keeps it for good. Blocks of another pool are left alone.
-    pub fn retain(&self, pins: &PinnedBlocks, retention: impl Into<Retention>) {
+    pub fn retain(&self, pins: &Pinned, retention: impl Into<Retention>) {
         if !pins.belongs_to(self) {
             return;
         }
         let retention = retention.into();
         let mut state = self.shared.state.lock();
-        for at in pins.as_slice() {
+        for at in pins.blocks() {
             state.set_retention(at.block, retention);
         }
     }
@@ -247,9 +249,9 @@ impl BlockPool {
         self.shared.state.lock().watch.now()
     }
 
-    /// Releases pins from last to first, in one step, so that of one request's blocks the tail is
-    /// evicted before the head. Pins of another pool are released to theirs.
-    pub fn release(&self, pins: Vec<BlockPin>) {
+    /// Releases lists from last to first, in one step, so that of one request's blocks the tail is
+    /// evicted before the head. Lists of another pool are released to theirs.
+    pub fn release(&self, pins: Vec<Pinned>) {
         release_in_order(self, pins);
     }
 

@@ -1,10 +1,11 @@
 //! Removal of content by name, by what it follows, and by tenant; and victims for a move downwards.
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::{BlockPhase, Flag};
 use crate::hold::BlockAt;
-use crate::pin::PinnedBlocks;
-use crate::state::State;
-use crate::{BlockHash, BlockId, BlockPool, ClaimError, TenantError, TenantId, Tier};
+
+use crate::RecordId;
+use crate::state::PoolState;
+use crate::{BlockHash, BlockPool, ClaimError, Pinned, TenantError, TenantId, Tier};
 
 impl BlockPool {
     /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
@@ -56,14 +57,14 @@ impl BlockPool {
         tier: Tier,
         count: usize,
         protected: &[BlockHash],
-    ) -> Result<PinnedBlocks, ClaimError> {
+    ) -> Result<Pinned, ClaimError> {
         let mut state = self.shared.state.lock();
         let marked = state.mark(tier, protected);
         let result = state.check_victims(tier, count, marked).map(|()| {
             if count == 0 {
-                return PinnedBlocks::default();
+                return Pinned::default();
             }
-            PinnedBlocks::counted(&mut state, &self.shared, |state, pins| {
+            Pinned::counted(&mut state, &self.shared, |state, pins| {
                 state.take_victims(tier, count, pins);
             })
         });
@@ -76,13 +77,13 @@ impl BlockPool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Marks unused blocks of a tier by name; how many there are.
     fn mark(&mut self, tier: Tier, names: &[BlockHash]) -> usize {
         let mut marked = 0;
         for &hash in names {
             let Some(id) = self.find(hash) else { continue };
-            let unused = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
+            let unused = matches!(self.blocks.place(id), BlockPhase::Queued | BlockPhase::Shadowed);
             if unused && self.blocks.tier(id) == tier && !self.blocks.is(id, Flag::MARK) {
                 self.blocks.set(id, Flag::MARK);
                 marked += 1;
@@ -119,7 +120,7 @@ impl State {
     }
 
     /// The block, and all that follow it.
-    fn following(&self, first: BlockId) -> Vec<BlockId> {
+    fn following(&self, first: RecordId) -> Vec<RecordId> {
         let blocks = &self.blocks;
         // Whether a block follows the first one, as far as that is known.
         let mut known: Vec<Option<bool>> = vec![None; blocks.len()];
@@ -146,7 +147,7 @@ impl State {
         blocks.ids().filter(|id| known[id.index()] == Some(true)).collect()
     }
 
-    fn forget_all(&mut self, ids: &[BlockId]) -> usize {
+    fn forget_all(&mut self, ids: &[RecordId]) -> usize {
         let mut forgotten = 0;
         // Those that follow come after what they follow as often as not, so all links are cut first.
         for &id in ids {

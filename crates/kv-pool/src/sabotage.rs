@@ -2,23 +2,23 @@
 
 use std::collections::VecDeque;
 
-use crate::{BlockId, BlockPool};
+use crate::{BlockPool, RecordId};
 
 /// What peek-then-claim does in the worst interleaving: two callers peek, then both claim.
 #[derive(Debug, Default)]
 pub(crate) struct Sabotage {
     on: bool,
     second_caller: bool,
-    peeked: VecDeque<BlockId>,
+    peeked: VecDeque<RecordId>,
 }
 
 impl Sabotage {
     /// What the second of two callers claims: blocks that the first one peeked at as well.
-    pub(crate) fn stale(&mut self) -> Option<BlockId> {
+    pub(crate) fn stale(&mut self) -> Option<RecordId> {
         if self.on && self.second_caller { self.peeked.pop_front() } else { None }
     }
 
-    pub(crate) fn peeked(&mut self, block: BlockId) {
+    pub(crate) fn peeked(&mut self, block: RecordId) {
         if self.on && !self.second_caller {
             self.peeked.push_back(block);
         }

@@ -6,8 +6,7 @@ use std::num::NonZeroUsize;
 use crate::sync::Arc;
 use crate::tenants::Tenant;
 use crate::{
-    BlockHash, BlockPool, ClaimError, ClaimedBlocks, ConfigError, GrowError, PoolConfig, PoolStats,
-    Tier,
+    BlockHash, BlockPool, ClaimError, Claimed, ConfigError, GrowError, PoolConfig, PoolStats, Tier,
 };
 
 /// The most shards that a pool can be divided into: each has queues of its own, some 4 KiB.
@@ -43,34 +42,16 @@ const SHARDS_MAX: usize = 4096;
 /// drop(new.register(&prompt[..1], Naming::default())?);
 /// assert_eq!(own.match_prefix(&prompt).len(), 1);
 ///
-/// // More than a quarter of the slots: the rest is lent by other shards.
+/// // More than a quarter of the blocks: the rest is lent by other shards.
 /// let claimed = pool.claim(prompt[0], 20)?;
-/// assert_eq!((claimed.own.len(), claimed.lent()), (16, 4));
+/// assert_eq!(claimed[0].len(), 16);
+/// assert_eq!(claimed[1..].iter().map(|lent| lent.len()).sum::<usize>(), 4);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ShardedPool {
     shards: Arc<Vec<BlockPool>>,
     primary_blocks: u64,
-}
-
-/// Blocks for one key, of its shard as far as that had any.
-#[derive(Debug)]
-#[must_use = "dropping claimed blocks gives them back"]
-pub struct ShardedClaim {
-    /// Blocks of the key's shard, whose content can be named there.
-    pub own: ClaimedBlocks,
-    /// Blocks of other shards, a list for each. They serve for content that no lookup is to find:
-    /// a name given to them would be known to their shard, where nobody looks for it.
-    pub others: Vec<ClaimedBlocks>,
-}
-
-impl ShardedClaim {
-    /// How many blocks other shards have lent.
-    #[must_use]
-    pub fn lent(&self) -> usize {
-        self.others.iter().map(ClaimedBlocks::len).sum()
-    }
 }
 
 /// Slots of a shard below `upto`, where slot `n` is of shard `n` modulo `shards`.
@@ -133,7 +114,9 @@ impl ShardedPool {
     }
 
     /// Claims `count` primary blocks for content of `key`: of its shard, and what that lacks of those
-    /// that can spare most.
+    /// that can spare most. The first list is of the key's shard, whose content can be named there. The
+    /// others are blocks that other shards lend, a list for each: they serve for content that no lookup
+    /// is to find, for a name given to them would be known to their shard, where nobody looks for it.
     ///
     /// Takes the lock of the key's shard. If that has too few, takes the locks of all shards together,
     /// so that the blocks are claimed in one step, or none is.
@@ -141,10 +124,10 @@ impl ShardedPool {
     /// # Errors
     /// [`ClaimError::Exhausted`] if all shards together had too few at that moment, without those that
     /// a shard keeps for its tenants; nothing was evicted then.
-    pub fn claim(&self, key: BlockHash, count: usize) -> Result<ShardedClaim, ClaimError> {
+    pub fn claim(&self, key: BlockHash, count: usize) -> Result<Vec<Claimed>, ClaimError> {
         let home = self.home(key);
         if let Ok(own) = self.shards[home].claim(count) {
-            return Ok(ShardedClaim { own, others: Vec::new() });
+            return Ok(vec![own]);
         }
         const TIER: Tier = Tier::Primary;
         const BY: Tenant = Tenant::NOBODY;
@@ -160,22 +143,22 @@ impl ShardedPool {
         let own = states[home].claim_list(TIER, BY, count.min(most[home]));
         let mut lenders: Vec<_> = (0..most.len()).filter(|&at| at != home).collect();
         lenders.sort_by_key(|&at| Reverse(most[at]));
-        let (mut missing, mut lent) = (count - own.len(), Vec::new());
+        let (mut missing, mut lists) = (count - own.claims.len(), vec![(home, own)]);
         for at in lenders {
             let part = missing.min(most[at]);
             if part == 0 {
                 break;
             }
             missing -= part;
-            lent.push((at, states[at].claim_list(TIER, BY, part)));
+            lists.push((at, states[at].claim_list(TIER, BY, part)));
         }
         // A list that is dropped takes its shard's lock.
         drop(states);
         let list = |(at, claims)| {
             let shard: &BlockPool = &self.shards[at];
-            ClaimedBlocks::new(Arc::clone(&shard.shared), TIER, claims)
+            Claimed::list(&shard.shared, TIER, claims)
         };
-        Ok(ShardedClaim { own: list((home, own)), others: lent.into_iter().map(list).collect() })
+        Ok(lists.into_iter().map(list).collect())
     }
 
     /// [`BlockPool::add_primary_slots`] of the slots below `upto`.

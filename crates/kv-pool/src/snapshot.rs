@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::{BlockPhase, Flag};
 use crate::events::EventCursor;
 use crate::tenants::Tenant;
 use crate::{
-    BlockHash, BlockId, BlockPool, Location, PoolStats, Priority, Reading, TenantCounts,
+    BlockHash, BlockPool, Location, PoolStats, Priority, Reading, RecordId, TenantCounts,
     TenantError, TenantId, TenantQuota, Tier,
 };
 
@@ -29,7 +29,7 @@ pub enum BlockUse {
 #[non_exhaustive]
 pub struct BlockView {
     /// The block.
-    pub block: BlockId,
+    pub block: RecordId,
     /// Where it lies.
     pub location: Location,
     /// What it is doing.
@@ -40,7 +40,7 @@ pub struct BlockView {
     /// the events know it until it has moved.
     pub expected: Option<(BlockHash, Location)>,
     /// The block that its content follows.
-    pub parent: Option<BlockId>,
+    pub parent: Option<RecordId>,
     /// How many blocks follow it.
     pub children: u32,
     /// Blocks before it in its chain, at most 65,535.
@@ -115,11 +115,11 @@ impl BlockPool {
         views.reserve(blocks.len());
         for block in blocks.ids() {
             let usage = match blocks.place(block) {
-                Place::Absent => continue,
-                Place::Queued | Place::Shadowed => BlockUse::Unused,
-                Place::Retiring | Place::Draining => BlockUse::Retiring,
-                Place::Claimed | Place::Moving => BlockUse::Claimed,
-                Place::Pinned => BlockUse::Pinned(blocks.references(block)),
+                BlockPhase::Absent => continue,
+                BlockPhase::Queued | BlockPhase::Shadowed => BlockUse::Unused,
+                BlockPhase::Retiring | BlockPhase::Draining => BlockUse::Retiring,
+                BlockPhase::Claimed | BlockPhase::Moving => BlockUse::Claimed,
+                BlockPhase::Pinned => BlockUse::Pinned(blocks.references(block)),
             };
             views.push(BlockView {
                 block,

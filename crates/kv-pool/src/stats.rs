@@ -1,7 +1,7 @@
 //! Counts of what a pool holds and has done.
 
-use crate::blocks::Place;
-use crate::state::{State, TierState};
+use crate::blocks::BlockPhase;
+use crate::state::{PoolState, TierState};
 
 /// What one tier holds. Every slot that has memory is counted in exactly one field but `slots`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -104,7 +104,7 @@ pub struct PoolStats {
     pub counters: PoolCounters,
 }
 
-impl State {
+impl PoolState {
     pub(crate) fn stats(&self) -> PoolStats {
         let [primary, secondary, third, fourth] = self.tiers.each_ref().map(TierState::stats);
         PoolStats { primary, secondary, further: [third, fourth], counters: self.counters }
@@ -133,8 +133,8 @@ impl TierState {
             empty,
             cached: self.claimable() as u64 - empty,
             retiring: self.retiring() as u64,
-            pinned: count(Place::Pinned),
-            claimed: count(Place::Claimed) + count(Place::Moving),
+            pinned: count(BlockPhase::Pinned),
+            claimed: count(BlockPhase::Claimed) + count(BlockPhase::Moving),
         }
     }
 }

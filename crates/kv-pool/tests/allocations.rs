@@ -6,8 +6,9 @@ mod common;
 mod counting;
 
 use common::name;
+use common::{OneClaimed, Registration};
 use counting::allocations;
-use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Registration, TenantId, Tier};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, TenantId, Tier};
 
 const BLOCKS: u32 = 512;
 
@@ -30,12 +31,12 @@ fn requests(
         pool.complete_epoch(epoch).unwrap();
 
         let block = pool.claim_one().unwrap();
-        let Registration::New(pin) = block.register(names.next().unwrap(), Naming::default())
+        let Registration::New(pin) = block.register_one(names.next().unwrap(), Naming::default())
         else {
             panic!("every name is new")
         };
         drop((pin.clone(), pin));
-        assert!(pool.claim_one().unwrap().cache(names.next().unwrap(), Naming::default()));
+        assert!(pool.claim_one().unwrap().cache_one(names.next().unwrap(), Naming::default()));
     }
 }
 
@@ -51,6 +52,32 @@ fn nothing_is_allocated_in_steady_state() {
     // The count is seen to count.
     drop(std::hint::black_box(Vec::<u8>::with_capacity(64)));
     assert_eq!(allocations() - before, 1);
+    pool.check_integrity().unwrap();
+}
+
+/// Lists longer than any that is kept for its shortness, and more handles at once than a few.
+#[test]
+fn long_lists_and_many_handles_allocate_nothing_in_steady_state() {
+    const LONG: usize = 8_192;
+    let pool = BlockPool::new(&PoolConfig::primary_only(2 * LONG as u64)).unwrap();
+    let mut names = (0..).map(name);
+    let mut buffer = vec![BlockHash::ROOT; LONG];
+    let mut singles = Vec::with_capacity(LONG);
+    let mut round = || {
+        buffer.iter_mut().zip(&mut names).for_each(|(place, name)| *place = name);
+        let mut claimed = pool.claim(LONG).unwrap();
+        drop(claimed.register(&buffer, Naming::default()).unwrap());
+        let found = pool.match_prefix(&buffer);
+        assert_eq!(found.len(), LONG);
+        singles.extend((0..1_000).map(|at| found.pin(at).unwrap()));
+        drop(found);
+        singles.clear();
+    };
+    round();
+    round();
+    let before = allocations();
+    round();
+    assert_eq!(allocations() - before, 0);
     pool.check_integrity().unwrap();
 }
 

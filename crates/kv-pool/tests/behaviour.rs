@@ -4,10 +4,11 @@
 
 mod common;
 
+use common::{One, OneClaimed, Registration};
 use common::{cache, checked, claim, find, name, named, pool, priority, write};
 use kv_pool::{
     BLOCKS_MAX, BlockHash, BlockId, BlockPool, ClaimError, ConfigError, EpochError, GrowError,
-    PoolConfig, Priority, Registration, SlotIndex, Tier,
+    PoolConfig, Priority, Tier, policy::RecordId,
 };
 
 mod eviction {
@@ -19,14 +20,14 @@ mod eviction {
         assert_eq!((pool.claimable(), pool.stats().secondary.claimable()), (8, 4));
         let block = claim(&pool);
         assert_eq!((pool.claimable(), pool.stats().secondary.claimable()), (7, 4));
-        assert!(!block.evicted());
+        assert!(!block.evicted(0));
         checked(&pool);
     }
 
     #[test]
     fn every_slot_is_handed_out_once_before_any_returns() {
         let pool = pool(8, 4);
-        let mut slots: Vec<_> = pool.claim(8).unwrap().slots().map(|slot| slot.index()).collect();
+        let mut slots: Vec<_> = pool.claim(8).unwrap().ids().map(|slot| slot.index()).collect();
         slots.sort_unstable();
         assert_eq!(slots, (0..8).collect::<Vec<_>>());
         let all = pool.claim(8).unwrap();
@@ -48,11 +49,11 @@ mod eviction {
         cache(&pool, 1, Priority::DEFAULT);
         let cached = find(&pool, 1).unwrap().slot();
         let others = pool.claim(7).unwrap();
-        assert!(others.slots().all(|slot| slot != cached));
+        assert!(others.ids().all(|slot| slot != cached));
         assert!((0..7).all(|at| !others.evicted(at)));
         assert_eq!(pool.empty(), 0);
         let last = claim(&pool);
-        assert!(last.slot() == cached && last.evicted());
+        assert!(last.slot() == cached && last.evicted(0));
     }
 
     #[test]
@@ -64,7 +65,7 @@ mod eviction {
         drop(first);
         let untouched = pool.claim(6).unwrap();
         let order = pool.claim(2).unwrap();
-        assert_eq!(order.slots().collect::<Vec<_>>(), slots);
+        assert_eq!(order.ids().collect::<Vec<_>>(), slots);
         drop(untouched);
         checked(&pool);
     }
@@ -78,7 +79,7 @@ mod eviction {
         drop(high);
         drop(low);
         let order = pool.claim(2).unwrap();
-        assert_eq!(order.slots().collect::<Vec<_>>(), slots);
+        assert_eq!(order.ids().collect::<Vec<_>>(), slots);
     }
 
     #[test]
@@ -97,7 +98,7 @@ mod eviction {
         let pins: Vec<_> = (0..3).map(|content| write(&pool, content)).collect();
         let slots: Vec<_> = pins.iter().map(|pin| pin.slot()).rev().collect();
         pool.release(pins);
-        let order: Vec<_> = pool.claim(3).unwrap().slots().collect();
+        let order: Vec<_> = pool.claim(3).unwrap().ids().collect();
         assert_eq!(order, slots);
     }
 
@@ -156,7 +157,7 @@ mod eviction {
         assert_ne!(other.slot(), again.slot());
         assert!(pool.claim(1).is_err());
         drop(again);
-        assert!(claim(&pool).evicted());
+        assert!(claim(&pool).evicted(0));
     }
 }
 
@@ -175,7 +176,7 @@ mod growth {
         assert_eq!(pool.add_primary_slots(5), Err(over));
         assert_eq!(pool.claimable(), 3);
         pool.add_primary_slots(4).unwrap();
-        let slots: Vec<_> = pool.claim(4).unwrap().slots().map(|slot| slot.index()).collect();
+        let slots: Vec<_> = pool.claim(4).unwrap().ids().map(|slot| slot.index()).collect();
         assert_eq!(slots, [0, 1, 2, 3]);
         checked(&pool);
     }
@@ -188,7 +189,7 @@ mod growth {
         pool.add_primary_slots(2).unwrap();
         assert_eq!(pool.empty(), 1);
         let block = claim(&pool);
-        assert_eq!((block.slot().index(), block.evicted()), (1, false));
+        assert_eq!((block.slot().index(), block.evicted(0)), (1, false));
         assert!(find(&pool, 1).is_some());
     }
 
@@ -224,7 +225,7 @@ mod names {
         drop(pins);
         let found = pool.match_prefix(&[1, 2, 3, 4].map(name));
         assert_eq!(
-            (0..2).map(|at| found.pin(at).unwrap().hash()).collect::<Vec<_>>(),
+            (0..2).map(|at| found.pin(at).unwrap().hash(0)).collect::<Vec<_>>(),
             [Some(name(1)), Some(name(2))]
         );
         assert_eq!(pool.stats().primary.pinned, 2);
@@ -238,7 +239,8 @@ mod names {
         let first = write(&pool, 1);
         let own = claim(&pool);
         let own_slot = own.slot();
-        let Registration::Duplicate { existing, own } = own.register(name(1), priority(90)) else {
+        let Registration::Duplicate { existing, own } = own.register_one(name(1), priority(90))
+        else {
             panic!("the name was given twice");
         };
         assert_eq!((existing.block(), existing.location()), (first.block(), first.location()));
@@ -262,7 +264,7 @@ mod names {
         assert!(pool.remove(name(1)));
         assert!(!pool.remove(name(1)));
         assert!(find(&pool, 1).is_none());
-        assert_eq!((pin.hash(), pin.slot()), (None, slot));
+        assert_eq!((pin.hash(0), pin.slot()), (None, slot));
         let again = write(&pool, 1);
         assert_ne!(again.slot(), slot);
         drop(pin);
@@ -281,7 +283,7 @@ mod names {
         assert_eq!((pool.empty(), pool.stats().primary.cached), (1, 1));
         checked(&pool);
         let block = claim(&pool);
-        assert_eq!((block.slot(), block.evicted()), (slot, false));
+        assert_eq!((block.slot(), block.evicted(0)), (slot, false));
     }
 
     #[test]
@@ -410,7 +412,7 @@ fn errors_say_their_numbers() {
     assert!(refused.to_string().starts_with("the block to onboard is already at"), "{refused}");
 }
 
-fn write_target(pool: &BlockPool, epoch: kv_pool::Epoch) -> kv_pool::ClaimedBlock {
+fn write_target(pool: &BlockPool, epoch: kv_pool::Epoch) -> kv_pool::Claimed {
     pool.complete_epoch(epoch).unwrap();
     claim(pool)
 }
@@ -435,11 +437,11 @@ fn counters_account_for_every_name() {
 fn handles_cross_threads() {
     fn crosses<T: Send + Sync>() {}
     crosses::<BlockPool>();
-    crosses::<kv_pool::BlockPin>();
-    crosses::<kv_pool::PinnedBlocks>();
-    crosses::<kv_pool::ClaimedBlock>();
-    crosses::<kv_pool::ClaimedBlocks>();
+    crosses::<kv_pool::Pinned>();
+    crosses::<kv_pool::Pinned>();
+    crosses::<kv_pool::Claimed>();
+    crosses::<kv_pool::Claimed>();
     crosses::<kv_pool::Offload>();
     crosses::<kv_pool::Onboard>();
-    crosses::<(BlockHash, BlockId, SlotIndex)>();
+    crosses::<(BlockHash, RecordId, BlockId)>();
 }

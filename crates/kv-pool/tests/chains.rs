@@ -5,10 +5,10 @@
 
 mod common;
 
+use common::{One, OneClaimed, Registration};
 use common::{checked, claim, pool, priority};
 use kv_pool::{
-    Admit, BlockHash, BlockPool, ClaimError, Naming, Partial, PinnedBlocks, RegisterError,
-    Registration, Tier,
+    Admit, BlockHash, BlockPool, ClaimError, Naming, Partial, Pinned, RegisterError, Tier,
 };
 
 /// The names of the first `blocks` blocks of a prompt.
@@ -22,7 +22,7 @@ fn chain(prompt: u32, blocks: u32) -> Vec<BlockHash> {
         .collect()
 }
 
-fn hold(pool: &BlockPool, names: &[BlockHash], naming: impl Into<Naming>) -> PinnedBlocks {
+fn hold(pool: &BlockPool, names: &[BlockHash], naming: impl Into<Naming>) -> Pinned {
     let mut claimed = pool.claim(names.len()).unwrap();
     let pins = claimed.register(names, naming).unwrap();
     assert!(claimed.is_empty());
@@ -41,7 +41,7 @@ fn a_head_of_low_priority_outlives_its_tail() {
     drop(hold(&pool, &names[1..], Naming::after(names[0]).keep(priority(100))));
     let empty = pool.claim(2).unwrap();
     let first = claim(&pool);
-    assert!(first.evicted());
+    assert!(first.evicted(0));
     assert_eq!(cached(&pool, &names), 1, "the tail went");
     checked(&pool);
     drop((empty, first));
@@ -55,7 +55,7 @@ fn a_head_that_was_passed_over_is_next_when_its_tail_is_gone() {
     drop(hold(&pool, &names[1..], Naming::after(names[0]).keep(priority(1))));
     drop(hold(&pool, &other, priority(0)));
     // The head comes up, waits, and is the first again after its tail.
-    let order: Vec<_> = pool.claim(3).unwrap().slots().map(|slot| slot.index()).collect();
+    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|slot| slot.index()).collect();
     assert_eq!(order, [2, 1, 0]);
     checked(&pool);
 }
@@ -68,11 +68,13 @@ fn a_head_whose_tail_is_in_use_goes_only_when_nothing_else_is_left() {
     let tail = hold(&pool, &names[1..], Naming::after(names[0]));
     drop(head);
     let block = claim(&pool);
-    assert!(block.evicted(), "memory that nobody uses is never refused");
+    assert!(block.evicted(0), "memory that nobody uses is never refused");
     checked(&pool);
-    assert_eq!(tail.pin(0).unwrap().hash(), Some(names[1]));
+    assert_eq!(tail.pin(0).unwrap().hash(0), Some(names[1]));
     // Computed again, the head is found with its tail, and goes after it as before.
-    let Registration::New(head) = block.register(names[0], priority(0)) else { panic!("twice") };
+    let Registration::New(head) = block.register_one(names[0], priority(0)) else {
+        panic!("twice")
+    };
     drop(tail);
     assert_eq!(cached(&pool, &names), 2);
     drop(head);
@@ -91,7 +93,7 @@ fn a_root_with_many_children_goes_last() {
         drop(hold(&pool, &[name], Naming::after(root[0])));
     }
     let all = pool.claim(101).unwrap();
-    assert_eq!(all.slots().next_back().unwrap().index(), 0);
+    assert_eq!(all.ids().next_back().unwrap().index(), 0);
     checked(&pool);
 }
 
@@ -101,10 +103,10 @@ fn a_list_names_consecutive_blocks_and_shares_what_is_there() {
     let names = chain(1, 4);
     let first = hold(&pool, &names[..2], Naming::default());
     let mut claimed = pool.claim(4).unwrap();
-    let spare = claimed.slots().next_back().unwrap();
+    let spare = claimed.ids().next_back().unwrap();
     let pins = claimed.register(&names[..3], Naming::default()).unwrap();
-    assert_eq!(claimed.slots().collect::<Vec<_>>(), [spare]);
-    assert_eq!(pins.as_slice()[..2], *first.as_slice());
+    assert_eq!(claimed.ids().collect::<Vec<_>>(), [spare]);
+    assert!(pins.locations().take(2).eq(first.locations()));
     assert_eq!((pool.counters().duplicates, pool.counters().registered), (2, 3));
     // Two of the four went back.
     assert_eq!(pool.claimable(), 8 - 2 - 1 - 1);
@@ -118,9 +120,9 @@ fn a_list_names_consecutive_blocks_and_shares_what_is_there() {
 fn content_is_named_and_released_in_one_step() {
     let pool = pool(3, 0);
     let names = chain(1, 2);
-    assert!(claim(&pool).cache(names[0], priority(0)));
-    assert!(claim(&pool).cache(names[1], Naming::after(names[0])));
-    assert!(!claim(&pool).cache(names[0], priority(0)), "it is there");
+    assert!(claim(&pool).cache_one(names[0], priority(0)));
+    assert!(claim(&pool).cache_one(names[1], Naming::after(names[0])));
+    assert!(!claim(&pool).cache_one(names[0], priority(0)), "it is there");
     assert_eq!((pool.stats().primary.pinned, pool.claimable(), pool.empty()), (0, 3, 1));
     checked(&pool);
     drop(pool.claim(2).unwrap());
@@ -151,9 +153,9 @@ fn lists_of_pins_are_cloned_joined_and_cut() {
     assert_eq!(ours.stats().primary.pinned, 2);
     drop(singles);
     assert_eq!((ours.stats().primary.pinned, ours.claimable()), (0, 8));
-    let mut empty = PinnedBlocks::default();
+    let mut empty = Pinned::default();
     empty.truncate(0);
-    empty.append(PinnedBlocks::default()).unwrap();
+    empty.append(Pinned::default()).unwrap();
     assert!(empty.is_empty() && empty.pin(0).is_none());
     checked(&ours);
     checked(&other);
@@ -210,7 +212,7 @@ mod batches {
         let mut admitted = pool.admit(&[admit(&names, 2)]).unwrap();
         let admitted = admitted.remove(0);
         assert_eq!((admitted.prefix.len(), admitted.claimed.len()), (2, 2));
-        assert!(admitted.prefix.as_slice().iter().all(|at| at.location.tier == Tier::Secondary));
+        assert!(admitted.prefix.locations().all(|at| at.tier == Tier::Secondary));
         checked(&pool);
     }
 
@@ -220,12 +222,12 @@ mod batches {
         let names = chain(1, 2);
         let short = [9, 8].map(|tokens| BlockHash::chain(names[0], &[tokens]));
         drop(hold(&pool, &names[..1], Naming::default()));
-        let slot = hold(&pool, &short[1..], Naming::after(names[0])).slots().next().unwrap();
+        let slot = hold(&pool, &short[1..], Naming::after(names[0])).ids().next().unwrap();
         let request = Admit { prefix: &names[..1], partial: &short, blocks: 3, ..Admit::default() };
         let admitted = pool.admit(&[request, request]).unwrap();
         let [first, second] = &admitted[..] else { panic!("two were asked for") };
         assert!(matches!(first.partial, Some(Partial::TakenOver { candidate: 1 })));
-        assert_eq!((first.claimed.len(), first.claimed.slots().next()), (2, Some(slot)));
+        assert_eq!((first.claimed.len(), first.claimed.ids().next()), (2, Some(slot)));
         assert!(second.partial.is_none(), "it has lost its name");
         assert_eq!(second.claimed.len(), 2);
         checked(&pool);
@@ -237,7 +239,7 @@ mod batches {
         let Some(Partial::Copy { candidate: 0, source }) = &admitted.partial else {
             panic!("{:?}", admitted.partial)
         };
-        assert_eq!(source.block(), reader.as_slice()[0].block);
+        assert_eq!(source.block(), reader.records().next().unwrap());
         assert_eq!(admitted.claimed.len(), 2);
         drop(reader);
         // With a successor, too.
@@ -313,7 +315,7 @@ fn a_prefix_is_found_whole_wherever_its_blocks_lie() {
     let mut parent = None;
     for (at, &name) in order.zip(&names) {
         let naming = Naming { parent, ..Naming::default() };
-        let Registration::New(pin) = free[at].take().unwrap().register(name, naming) else {
+        let Registration::New(pin) = free[at].take().unwrap().register_one(name, naming) else {
             panic!("every name is new")
         };
         drop(pin);
@@ -321,8 +323,8 @@ fn a_prefix_is_found_whole_wherever_its_blocks_lie() {
     }
     let found = pool.match_prefix(&names);
     assert_eq!(found.len(), 40);
-    let single = names.iter().map(|&name| pool.match_prefix(&[name]).slots().next().unwrap());
-    assert!(found.slots().eq(single));
+    let single = names.iter().map(|&name| pool.match_prefix(&[name]).ids().next().unwrap());
+    assert!(found.ids().eq(single));
     drop(found);
     checked(&pool);
 }

@@ -6,10 +6,11 @@ mod common;
 
 use std::time::Duration;
 
+use common::{OneClaimed, Registration};
 use common::{cache, checked, claim, name, named, pool, priority};
 use kv_pool::{
-    Admit, BlockPool, ClaimError, ManualClock, Naming, PoolConfig, Priority, Registration,
-    Retention, TenantError, TenantQuota, Tier,
+    Admit, BlockPool, ClaimError, ManualClock, Naming, PoolConfig, Priority, Retention,
+    TenantError, TenantQuota, Tier,
 };
 
 const FIVE_MS: Duration = Duration::from_millis(5);
@@ -30,7 +31,7 @@ fn protected_blocks_of_low_priority_do_not_stand_before_the_victims() {
     cache(&pool, 2, priority(50));
     cache(&pool, 3, priority(50));
     let victims = pool.pin_victims(Tier::Primary, 2, &[name(1)]).unwrap();
-    let found: Vec<_> = victims.slots().map(|slot| slot.index()).collect();
+    let found: Vec<_> = victims.ids().map(|slot| slot.index()).collect();
     assert_eq!(found, [1, 2]);
     let refused = pool.pin_victims(Tier::Primary, 1, &[name(1)]).unwrap_err();
     assert_eq!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
@@ -44,7 +45,7 @@ fn what_is_passed_over_keeps_its_place() {
         cache(&pool, content, Priority::DEFAULT);
     }
     drop(pool.pin_victims(Tier::Primary, 1, &[name(1)]).unwrap());
-    let order: Vec<_> = pool.claim(3).unwrap().slots().map(|slot| slot.index()).collect();
+    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|slot| slot.index()).collect();
     assert_eq!(order, [0, 2, 1]);
 }
 
@@ -95,7 +96,7 @@ fn a_block_kept_in_host_memory_does_not_give_way_to_the_content_of_others() {
     drop(named(block, 2, Priority::DEFAULT));
     // The content of nobody finds no room beside what is kept.
     let mut block = claim(&pool);
-    assert!(block.evicted() && block.take_offload().is_none());
+    assert!(block.evicted(0) && block.take_offload().is_none());
     assert!(pool.find_and_pin(name(1), Tier::Secondary).is_some());
     checked(&pool);
 }
@@ -133,7 +134,7 @@ fn the_next_of_a_list_follows_the_block_with_the_name() {
     let near = near.register(&[name(1), name(2)], Naming::default()).unwrap();
     let snapshot = pool.snapshot();
     let view = |hash| snapshot.blocks.iter().find(|block| block.hash == Some(hash)).unwrap();
-    assert_eq!(view(name(2)).parent, Some(far.as_slice()[0].block));
+    assert_eq!(view(name(2)).parent, Some(far.records().next().unwrap()));
     assert_eq!(view(name(1)).children, 1);
     drop((near, far));
     checked(&pool);
@@ -143,7 +144,7 @@ fn the_next_of_a_list_follows_the_block_with_the_name() {
 fn a_duration_goes_on_while_the_content_moves() {
     let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(1) };
     let (pool, clock) = timed(&config);
-    let Registration::New(pin) = claim(&pool).register(name(1), for_five_ms(80)) else {
+    let Registration::New(pin) = claim(&pool).register_one(name(1), for_five_ms(80)) else {
         panic!("twice")
     };
     drop(pin);

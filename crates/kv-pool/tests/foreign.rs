@@ -7,9 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{cache, checked, claim, find, name, pool, write};
-use kv_pool::{
-    Admit, BlockPool, PinStock, Priority, Retention, TenantError, TenantId, TenantQuota, Tier,
-};
+use kv_pool::{Admit, BlockPool, Priority, Retention, TenantError, TenantId, TenantQuota, Tier};
 
 /// A pool of eight blocks with a tenant or without, and a tenant of another pool with the same or a
 /// higher number.
@@ -105,14 +103,18 @@ fn a_loan_of_another_pool_is_not_ended() {
 fn pins_blocks_and_lists_of_another_pool_are_left_alone_or_come_back() {
     let (ours, other) = (pool(4, 2), pool(4, 2));
     let (own, foreign) = (write(&ours, 1), write(&other, 1));
-    let mut stock = PinStock::new(own.clone());
-    let foreign = stock.give_back(foreign).unwrap_err();
     let target = ours.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
     let refused = ours.begin_onboard(foreign, target).unwrap_err();
-    let (foreign, target) = (refused.pin, refused.target);
+    let (foreign, target) = (refused.pinned, refused.target);
     let refused = other.begin_onboard(own, target).unwrap_err();
-    let own = refused.pin;
+    let own = refused.pinned;
     drop(refused.target);
+
+    let mut blocks = ours.claim(2).unwrap();
+    let blocks_of_other = other.claim(1).unwrap();
+    let back = blocks.append(blocks_of_other).unwrap_err();
+    assert_eq!((blocks.len(), back.len()), (2, 1));
+    drop((blocks, back));
 
     let mut list = ours.match_prefix(&[name(1)]);
     let list_of_other = other.match_prefix(&[name(1)]);
@@ -130,7 +132,7 @@ fn pins_blocks_and_lists_of_another_pool_are_left_alone_or_come_back() {
     drop(write(&ours, 2));
     assert_eq!(reader.read(8, &mut Vec::new()), 0);
 
-    drop((stock, own, foreign, list, back));
+    drop((own, foreign, list, back));
     assert!(find(&ours, 1).is_some() && find(&other, 1).is_some());
     assert_eq!((ours.claimable(), other.claimable()), (4, 4));
     checked(&ours);

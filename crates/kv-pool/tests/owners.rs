@@ -6,62 +6,104 @@ mod common;
 #[allow(dead_code, reason = "other tests count allocations")]
 mod counting;
 
+use common::{OneClaimed, Registration};
 use common::{cache, checked, find, name, pool};
 use counting::bytes;
-use kv_pool::{BlockPool, Naming, Onboarded, PinStock, PoolConfig, Priority, Registration, Tier};
+use kv_pool::{BlockPool, Naming, OnboardError, Onboarded, PoolConfig, Priority, Tier};
 
 #[test]
-fn a_block_is_held_until_its_stock_and_all_pins_of_it_are_gone() {
+fn a_block_is_held_until_all_clones_and_lists_of_it_are_gone() {
     let pool = pool(1, 0);
     cache(&pool, 1, Priority::DEFAULT);
-    let mut stock = PinStock::new(find(&pool, 1).unwrap());
-    let (first, second) = (stock.take(), stock.take());
-    assert_eq!((first.block(), first.slot()), (stock.pin().block(), stock.pin().slot()));
-    stock.give_back(first).unwrap();
-    let third = stock.take();
-    stock.give_back(third).unwrap();
-    assert_eq!(pool.claimable(), 0);
-    drop(stock);
-    assert_eq!(pool.claimable(), 0, "one pin is out still");
-    std::thread::scope(|scope| scope.spawn(move || drop(second)).join().unwrap());
+    let list = pool.match_prefix(&[name(1)]);
+    let (single, clone) = (list.pin(0).unwrap(), list.clone());
+    assert!(single.locations().eq(list.locations()) && single.records().eq(clone.records()));
+    drop(list);
+    let mut joined = single.clone();
+    joined.append(single).unwrap();
+    drop(clone);
+    assert_eq!((joined.len(), pool.claimable()), (2, 0));
+    let rest = joined.split_off(1);
+    drop(joined);
+    assert_eq!(pool.claimable(), 0, "one reference is out still");
+    std::thread::scope(|scope| scope.spawn(move || drop(rest)).join().unwrap());
     assert_eq!(pool.claimable(), 1);
     checked(&pool);
 }
 
 #[test]
-fn a_stock_takes_back_what_is_of_its_block_and_count_alone() {
-    let pool = pool(2, 0);
-    cache(&pool, 1, Priority::DEFAULT);
-    cache(&pool, 2, Priority::DEFAULT);
-    let mut stock = PinStock::new(find(&pool, 1).unwrap());
-    let other = stock.give_back(find(&pool, 2).unwrap()).unwrap_err();
-    assert_eq!(other.hash(), Some(name(2)));
-    // The same block, pinned anew, has a count of its own.
-    let counted_apart = stock.give_back(find(&pool, 1).unwrap()).unwrap_err();
-    let clone = stock.pin().clone();
-    stock.give_back(clone).unwrap();
-    drop((other, stock));
-    assert_eq!(pool.claimable(), 1);
-    drop(counted_apart);
-    assert_eq!(pool.claimable(), 2);
+fn claimed_lists_are_joined_and_parted_and_every_block_comes_back() {
+    let pool = pool(8, 0);
+    let mut blocks = pool.claim_one().unwrap();
+    blocks.append(pool.claim(3).unwrap()).unwrap();
+    blocks.append(pool.claim_one().unwrap()).unwrap();
+    blocks.append(Default::default()).unwrap();
+    assert_eq!(blocks.ids().map(|id| id.index()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+    let rest = blocks.split_off(2);
+    let first = blocks.take_first().unwrap();
+    assert_eq!((first.len(), blocks.len(), rest.len(), pool.claimable()), (1, 1, 3, 3));
+    drop((first, rest));
+    assert_eq!(pool.claimable(), 7);
+    drop(blocks);
+    assert_eq!(pool.claimable(), 8);
     checked(&pool);
 }
 
+/// A list of which some blocks are read elsewhere: those stay, and the others move, in one step.
 #[test]
-fn a_spare_pin_of_a_stock_keeps_a_block_where_it_is() {
-    let pool = pool(1, 1);
-    cache(&pool, 1, Priority::DEFAULT);
-    let mut block = pool.claim_one().unwrap();
-    block.take_offload().unwrap().commit();
-    let pin = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
-    let mut stock = PinStock::new(pin.clone());
-    let spare = stock.take();
-    stock.give_back(spare).unwrap();
-    let onboard = pool.begin_onboard(pin, block).unwrap();
-    let Onboarded::Copied { copy, source } = onboard.commit() else { panic!("it has moved") };
-    assert_eq!(source.location(), stock.pin().location());
-    drop((copy, source, stock));
+fn of_a_list_the_blocks_that_nobody_else_has_move() {
+    let pool = pool(3, 3);
+    let mut blocks = pool.claim(3).unwrap();
+    let names: Vec<_> = (1..4).map(name).collect();
+    drop(blocks.register(&names, Naming::default()).unwrap());
+    let mut evicted = pool.claim(3).unwrap();
+    while let Some(offload) = evicted.take_offload() {
+        offload.commit();
+    }
+    let reader = pool.find_and_pin(names[1], Tier::Secondary).unwrap();
+    let far = pool.match_prefix(&names);
+    let refused = pool.begin_onboard(far, evicted.split_off(1)).unwrap_err();
+    let expected = OnboardError::Lengths { sources: 3, targets: 2 };
+    assert_eq!(refused.reason, expected);
+    let (far, rest) = (refused.pinned, refused.target);
+    evicted.append(rest).unwrap();
+    let ids: Vec<_> = evicted.ids().collect();
+    let onboard = pool.begin_onboard(far, evicted).unwrap();
+    assert!(onboard.pairs().map(|(_, to)| to.id).eq(ids.iter().copied()));
+    let Onboarded { pinned, copies } = onboard.commit();
+    let tiers: Vec<_> = pinned.locations().map(|at| at.tier).collect();
+    assert_eq!(tiers, [Tier::Primary, Tier::Secondary, Tier::Primary]);
+    assert_eq!(pinned.locations().nth(1), reader.locations().next());
+    assert!(copies.ids().eq([ids[1]]));
     checked(&pool);
+    drop((pinned, copies, reader));
+    checked(&pool);
+    assert_eq!(pool.claimable(), 3);
+}
+
+/// The first block whose content is there already stops a list, and nothing is lost whichever of the two
+/// the caller goes on with.
+#[test]
+fn a_list_is_named_up_to_the_first_duplicate() {
+    for keeps_own in [true, false] {
+        let pool = pool(5, 0);
+        let names: Vec<_> = (1..5).map(name).collect();
+        let there = pool.claim_one().unwrap().register(&names[2..3], Priority::DEFAULT).unwrap();
+        let mut blocks = pool.claim(4).unwrap();
+        let ids: Vec<_> = blocks.ids().collect();
+        let first = blocks.register_new(&names, Naming::default()).unwrap();
+        assert!(first.named.ids().eq(ids[..2].iter().copied()));
+        assert!(first.existing.unwrap().ids().eq(there.ids()));
+        assert!(blocks.ids().eq(ids[2..].iter().copied()), "the duplicate is still claimed");
+        let own = blocks.take_first().unwrap();
+        if !keeps_own {
+            drop(own);
+        }
+        let last = blocks.register_new(&names[3..], Naming::after(names[2])).unwrap();
+        assert_eq!((last.named.len(), last.existing.is_none(), blocks.len()), (1, true, 0));
+        assert_eq!(pool.match_prefix(&names).len(), 4);
+        checked(&pool);
+    }
 }
 
 /// Uses a pool in all ways that leave something spare behind, and hands out what holds it.
@@ -69,7 +111,7 @@ fn used() -> (BlockPool, impl Sized) {
     let pool = BlockPool::new(&PoolConfig::primary_only(64)).unwrap();
     for content in 0..200 {
         let block = pool.claim_one().unwrap();
-        let Registration::New(pin) = block.register(name(content), Naming::default()) else {
+        let Registration::New(pin) = block.register_one(name(content), Naming::default()) else {
             panic!("every name is new")
         };
         drop((pin.clone(), pin));
@@ -77,7 +119,7 @@ fn used() -> (BlockPool, impl Sized) {
     let pins: Vec<_> = (190..200).map(|content| find(&pool, content).unwrap()).collect();
     drop(pins);
     let held = (find(&pool, 199).unwrap(), pool.match_prefix(&[name(198)]), pool.claim_one());
-    let more = (pool.claim(3).unwrap(), PinStock::new(find(&pool, 197).unwrap()));
+    let more = (pool.claim(3).unwrap(), find(&pool, 197).unwrap());
     (pool, (held, more))
 }
 

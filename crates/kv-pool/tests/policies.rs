@@ -6,7 +6,7 @@ use kv_pool::policy::{
     AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyTime, Prioritized,
     PriorityLru, S3Fifo, Slru,
 };
-use kv_pool::{BlockHash, BlockId, Priority};
+use kv_pool::{BlockHash, Priority, policy::RecordId};
 
 const BLOCKS: usize = 24;
 
@@ -51,9 +51,9 @@ impl Caller {
         (self.random >> 33) % bound
     }
 
-    fn block(&mut self) -> (BlockId, usize) {
+    fn block(&mut self) -> (RecordId, usize) {
         let index = self.below(BLOCKS as u64) as usize;
-        (BlockId::from_index(index as u32), index)
+        (RecordId::from_index(index as u32), index)
     }
 
     /// One call of a kind and to a block chosen at random.
@@ -81,7 +81,7 @@ impl Caller {
         assert_eq!((self.policy.len(), self.policy.is_empty()), (evictable, evictable == 0));
     }
 
-    fn store(&mut self, block: BlockId, index: usize) {
+    fn store(&mut self, block: RecordId, index: usize) {
         let (parent, parent_index) = self.block();
         let parent = self.cached[parent_index].is_some().then_some(parent);
         if let Some(cached) = parent.and(self.cached[parent_index].as_mut()) {
@@ -104,7 +104,7 @@ impl Caller {
         self.cached[index] = Some(Cached { facts, held: true, children: 0 });
     }
 
-    fn find(&mut self, block: BlockId, index: usize) {
+    fn find(&mut self, block: RecordId, index: usize) {
         let now = self.now;
         let cached = self.cached[index].as_mut().unwrap();
         cached.facts.found += 1;
@@ -115,7 +115,7 @@ impl Caller {
         }
     }
 
-    fn release(&mut self, block: BlockId, index: usize) {
+    fn release(&mut self, block: RecordId, index: usize) {
         let cached = self.cached[index].as_mut().unwrap();
         cached.held = false;
         cached.facts.has_children = cached.children > 0;
@@ -158,7 +158,7 @@ fn no_policy_evicts_what_is_held_or_has_children_or_keeps_what_may_go() {
             // All are released: tails go before heads, until nothing is left.
             for index in 0..BLOCKS {
                 if caller.cached[index].is_some_and(|cached| cached.held) {
-                    caller.release(BlockId::from_index(index as u32), index);
+                    caller.release(RecordId::from_index(index as u32), index);
                 }
             }
             for _ in 0..caller.policy.len() {
@@ -196,19 +196,19 @@ fn equal_calls_give_equal_victims() {
 fn calls_that_make_no_sense_change_nothing() {
     let facts = BlockFacts::new(BlockHash::from_u128(1));
     for mut policy in policies() {
-        for block in [0, BLOCKS as u32, u32::MAX].map(BlockId::from_index) {
+        for block in [0, BLOCKS as u32, u32::MAX].map(RecordId::from_index) {
             policy.found(block, facts.used);
             policy.held(block);
             policy.children(block, false);
             policy.children(block, true);
             policy.removed(block);
         }
-        let beyond = BlockId::from_index(BLOCKS as u32);
+        let beyond = RecordId::from_index(BLOCKS as u32);
         policy.stored(beyond, &facts);
         policy.evictable(beyond, &facts);
         assert_eq!((policy.len(), policy.victim(facts.used)), (0, None), "{}", policy.name());
         // Twice evictable is once.
-        let block = BlockId::from_index(0);
+        let block = RecordId::from_index(0);
         policy.evictable(block, &facts);
         policy.evictable(block, &facts);
         assert_eq!(policy.len(), 1, "{}", policy.name());

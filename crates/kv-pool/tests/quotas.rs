@@ -7,10 +7,11 @@ mod common;
 
 use std::time::Duration;
 
+use common::{OneClaimed, Registration};
 use common::{checked, name, pool};
 use kv_pool::{
-    Admit, BlockHash, BlockPool, ClaimError, Naming, Partial, Registration, TenantError, TenantId,
-    TenantQuota, Tier,
+    Admit, BlockHash, BlockPool, ClaimError, Naming, Partial, TenantError, TenantId, TenantQuota,
+    Tier,
 };
 
 fn names(range: std::ops::Range<u32>) -> Vec<BlockHash> {
@@ -21,7 +22,7 @@ fn names(range: std::ops::Range<u32>) -> Vec<BlockHash> {
 fn cache_for(pool: &BlockPool, tenant: TenantId, contents: std::ops::Range<u32>) {
     for content in contents {
         let block = pool.claim_for(tenant, 1).unwrap().pop().unwrap();
-        assert!(block.cache(name(content), Naming::default()));
+        assert!(block.cache_one(name(content), Naming::default()));
     }
 }
 
@@ -171,13 +172,13 @@ fn a_name_that_is_cached_already_goes_to_the_new_block_if_its_owner_may_not_hold
     let (pool, tenant) = beyond_a_bound();
     let holds = pool.match_prefix(&names(0..4));
     let block = pool.claim_one().unwrap();
-    let Registration::New(pin) = block.register(name(5), Naming::default()) else {
+    let Registration::New(pin) = block.register_one(name(5), Naming::default()) else {
         panic!("its owner holds more than it may")
     };
     assert_eq!(held(&pool, tenant), 4);
     // In use, it is shared as ever.
     let block = pool.claim_one().unwrap();
-    let known = block.register(name(1), Naming::default());
+    let known = block.register_one(name(1), Naming::default());
     assert!(matches!(known, Registration::Duplicate { .. }));
     assert_eq!(held(&pool, tenant), 4);
     drop((holds, pin, known));
@@ -218,7 +219,7 @@ fn the_owner_takes_its_own_kept_blocks_and_a_move_down_takes_all() {
     cache_for(&pool, TenantId::NOBODY, 2..4);
     drop(pool.claim(1).unwrap());
     let victims = pool.pin_victims(Tier::Primary, 3, &[]).unwrap();
-    let order: Vec<_> = victims.as_slice().iter().map(|at| at.block.index()).collect();
+    let order: Vec<_> = victims.records().map(|record| record.index()).collect();
     assert_eq!(order, [0, 1, 3]);
     drop(victims);
     let taken = pool.claim_for(owner, 4).unwrap();

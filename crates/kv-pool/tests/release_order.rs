@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{checked, claim, name, priority};
 use kv_pool::policy::PriorityLru;
 use kv_pool::{
-    Admit, BlockHash, BlockPool, ManualClock, Naming, PinnedBlocks, PoolConfig, Retention, Tier,
+    Admit, BlockHash, BlockPool, ManualClock, Naming, Pinned, PoolConfig, Retention, Tier,
 };
 
 const BLOCKS: u32 = 6;
@@ -36,8 +36,8 @@ fn pools() -> Vec<BlockPool> {
 }
 
 /// Content in all blocks, pinned; none follows another.
-fn hold(pool: &BlockPool, naming: Naming) -> PinnedBlocks {
-    let mut all = PinnedBlocks::default();
+fn hold(pool: &BlockPool, naming: Naming) -> Pinned {
+    let mut all = Pinned::default();
     for content in 0..BLOCKS {
         let mut block = pool.claim(1).unwrap();
         all.append(block.register(&[name(content)], naming).unwrap()).unwrap();
@@ -64,7 +64,7 @@ fn evicted(pool: &BlockPool) -> Vec<u32> {
 }
 
 /// What is given back in `release` leaves its blocks from last to first.
-fn check(what: &str, naming: Naming, release: impl Fn(&BlockPool, PinnedBlocks)) {
+fn check(what: &str, naming: Naming, release: impl Fn(&BlockPool, Pinned)) {
     for pool in pools() {
         let held = hold(&pool, naming);
         release(&pool, held);
@@ -161,9 +161,9 @@ fn a_loan() {
 fn claimed_blocks_are_claimed_again_in_their_order() {
     for pool in pools() {
         let claimed = pool.claim(4).unwrap();
-        let slots: Vec<_> = claimed.slots().collect();
+        let slots: Vec<_> = claimed.ids().collect();
         drop(claimed);
         let again = pool.claim(4).unwrap();
-        assert_eq!(again.slots().collect::<Vec<_>>(), slots);
+        assert_eq!(again.ids().collect::<Vec<_>>(), slots);
     }
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use common::{Moved, OneMove};
 use common::{checked, claim, name, named, pool, priority};
 use kv_pool::policy::{PriorityLru, Slru};
 use kv_pool::{
     BlockPool, BlockUse, ClaimError, Clock, EvictionAges, LoanError, LoanId, ManualClock, Naming,
-    PinnedBlocks, PoolConfig, PoolEvent, Priority, Reading, Retention, TenantError, TenantQuota,
-    Tier,
+    Pinned, PoolConfig, PoolEvent, Priority, Reading, Retention, TenantError, TenantQuota, Tier,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -25,7 +25,7 @@ fn timed(blocks: u64) -> (BlockPool, ManualClock) {
     (BlockPool::builder(&config).clock(clock.clone()).build().unwrap(), clock)
 }
 
-fn one(pool: &BlockPool, content: u32, naming: impl Into<Naming>) -> PinnedBlocks {
+fn one(pool: &BlockPool, content: u32, naming: impl Into<Naming>) -> Pinned {
     pool.claim(1).unwrap().register(&[name(content)], naming).unwrap()
 }
 
@@ -314,14 +314,14 @@ mod loans {
         let too_many = pool.pin_victims(Tier::Primary, 3, &[name(1)]).unwrap_err();
         assert_eq!(too_many, ClaimError::Exhausted { requested: 3, claimable: 2, retiring: 0 });
         let victims = pool.pin_victims(Tier::Primary, 2, &[name(1), name(9)]).unwrap();
-        let found: Vec<_> = victims.clone().into_iter().map(|pin| pin.hash()).collect();
+        let found: Vec<_> = victims.clone().into_iter().map(|pin| pin.hash(0)).collect();
         assert_eq!(found, [Some(name(2)), Some(name(3))]);
         checked(&pool);
         // Moved to the tier below, they are found there.
         for pin in victims {
             let target = pool.claim_in(Tier::Secondary, 1).unwrap().take_first().unwrap();
-            let moved = pool.begin_onboard(pin, target).unwrap().commit();
-            assert!(matches!(moved, kv_pool::Onboarded::Moved(_)));
+            let moved = pool.begin_onboard(pin, target).unwrap().commit_one();
+            assert!(matches!(moved, Moved::Moved(_)));
         }
         assert!(pool.find_and_pin(name(2), Tier::Secondary).is_some());
         assert_eq!((pool.counters().offloaded, pool.counters().onboarded), (2, 0));
@@ -410,7 +410,7 @@ fn a_policy_of_the_callers_choice_decides_who_goes() {
     drop(one(&pool, 1, priority(0)));
     let tail = one(&pool, 2, Naming::after(name(1)));
     let block = claim(&pool);
-    assert!(block.evicted());
+    assert!(block.evicted(0));
     checked(&pool);
     drop((block, tail));
     drop(one(&pool, 1, priority(0)));

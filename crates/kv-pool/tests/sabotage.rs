@@ -7,8 +7,9 @@
 mod common;
 
 use common::memory::{Harm, Memory};
+use common::{One, OneClaimed, Registration};
 use common::{claim, name, named, pool};
-use kv_pool::{BlockPool, IntegrityError, Priority, Registration};
+use kv_pool::{BlockPool, IntegrityError, Priority};
 
 const FIRST: u32 = 1;
 const SECOND: u32 = 2;
@@ -26,7 +27,7 @@ fn two_requests(pool: &BlockPool) -> Vec<Harm> {
     harms.extend(memory.own(&second, SECOND.into()));
     for (block, owner) in [(first, FIRST), (second, SECOND)] {
         harms.extend(memory.give(&block, owner));
-        match block.register(name(owner), Priority::DEFAULT) {
+        match block.register_one(name(owner), Priority::DEFAULT) {
             Registration::New(pin) => harms.extend(memory.shared(&pin, owner.into())),
             duplicate => panic!("{duplicate:?}"),
         }

@@ -8,10 +8,11 @@ use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use common::OneClaimed;
 use common::name;
 use kv_pool::{
-    BlockHash, ClaimError, ConfigError, GrowError, Naming, PoolConfig, ShardedPool, TenantQuota,
-    Tier,
+    BlockHash, ClaimError, Claimed, ConfigError, GrowError, Naming, PoolConfig, ShardedPool,
+    TenantQuota, Tier,
 };
 
 fn pool(blocks: u64, shards: usize) -> ShardedPool {
@@ -21,6 +22,11 @@ fn pool(blocks: u64, shards: usize) -> ShardedPool {
 
 fn check(pool: &ShardedPool) {
     pool.shards().iter().for_each(|shard| shard.check_integrity().unwrap());
+}
+
+/// Blocks that other shards than the first have lent.
+fn lent(claim: &[Claimed]) -> usize {
+    claim[1..].iter().map(|list| list.len()).sum()
 }
 
 #[test]
@@ -34,8 +40,8 @@ fn every_slot_is_of_one_shard() {
                 let stats = shard.stats();
                 let own = if tier == Tier::Primary { stats.primary } else { stats.secondary };
                 let claimed = shard.claim_in(tier, own.slots as usize).unwrap();
-                assert!(claimed.slots().all(|slot| slot.index() % shards == number));
-                seen.extend(claimed.slots());
+                assert!(claimed.ids().all(|slot| slot.index() % shards == number));
+                seen.extend(claimed.ids());
             }
             let expected: HashSet<_> = (0..slots as usize).collect();
             assert_eq!(seen.iter().map(|slot| slot.index()).collect::<HashSet<_>>(), expected);
@@ -66,13 +72,13 @@ fn a_shard_that_has_too_few_is_lent_the_rest() {
     let pool = pool(10, 3);
     let key = name(1);
     let held = pool.claim(key, 2).unwrap();
-    assert_eq!(held.lent(), 0);
+    assert_eq!(lent(&held), 0);
     let rest = pool.claim(key, 8).unwrap();
-    assert!(rest.lent() >= 6);
+    assert!(lent(&rest) >= 6);
     let slots: HashSet<_> = [&held, &rest]
         .into_iter()
-        .flat_map(|claim| claim.others.iter().chain([&claim.own]))
-        .flat_map(|list| list.slots().collect::<Vec<_>>())
+        .flatten()
+        .flat_map(|list| list.ids().collect::<Vec<_>>())
         .collect();
     assert_eq!(slots.len(), 10);
     let refused = pool.claim(key, 1).unwrap_err();
@@ -117,8 +123,8 @@ fn threads_that_claim_more_than_their_shards_have_never_share_a_slot() {
                 for round in 0..2_000 {
                     let wanted = 1 + (round * thread as usize) % 9;
                     let Ok(claim) = pool.claim(name(round as u32 % 7), wanted) else { continue };
-                    let lists = || claim.others.iter().chain([&claim.own]);
-                    let slots: Vec<_> = lists().flat_map(|list| list.slots()).collect();
+                    let lists = || claim.iter();
+                    let slots: Vec<_> = lists().flat_map(|list| list.ids()).collect();
                     assert_eq!(slots.len(), wanted);
                     for slot in &slots {
                         assert_eq!(owners[slot.index()].swap(thread, Ordering::Relaxed), 0);
@@ -141,7 +147,7 @@ fn full() -> (ShardedPool, Vec<BlockHash>) {
     for shard in pool.shards() {
         for content in 0..4 {
             let hash = name(100 * contents.len() as u32 + content);
-            assert!(shard.claim_one().unwrap().cache(hash, Naming::default()));
+            assert!(shard.claim_one().unwrap().cache_one(hash, Naming::default()));
             contents.push(hash);
         }
     }
@@ -178,7 +184,7 @@ fn a_claim_that_fails_leaves_what_there_is_claimable_under_open_epochs() {
     }
     assert!(pool.claim(name(1), 9).is_err());
     assert_eq!(pool.stats().primary.claimable(), 8);
-    assert_eq!(pool.claim(name(1), 8).unwrap().lent(), 4);
+    assert_eq!(lent(&pool.claim(name(1), 8).unwrap()), 4);
     check(&pool);
 }
 
@@ -193,8 +199,8 @@ fn what_is_kept_in_one_shard_is_lent_by_others() {
     }
     for key in (0..16).map(name) {
         let claim = pool.claim(key, 5).unwrap();
-        assert_eq!(claim.own.len() + claim.lent(), 5);
-        assert!(claim.others.iter().all(|list| !list.is_empty()));
+        assert_eq!(claim[0].len() + lent(&claim), 5);
+        assert!(claim[1..].iter().all(|list| !list.is_empty()));
         drop(claim);
         let refused = pool.claim(key, 6).unwrap_err();
         assert_eq!(refused, ClaimError::Exhausted { requested: 6, claimable: 5, retiring: 0 });
@@ -213,7 +219,7 @@ fn claims_that_fit_together_are_never_refused() {
             scope.spawn(move || {
                 for round in 0..40_000_u32 {
                     let claim = pool.claim(name((round * 7 + thread * 3) % 11), COUNT).unwrap();
-                    assert_eq!(claim.own.len() + claim.lent(), COUNT);
+                    assert_eq!(claim[0].len() + lent(&claim), COUNT);
                 }
             });
         }

@@ -12,7 +12,7 @@
 //! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
 //! | `TokenRange`, `RetentionPolicy::new`, `at`, `per_block`; `Priority::new` | [`tokens`] |
 //! | policies: `new`, `with_memory`, `PolicyKind::make`, `Prioritized::new` | [`policies`] |
-//! | what policies are told: `BlockId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
+//! | what policies are told: `RecordId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
 //! | hashes: tokens, salts, `ExtraKey`, `prefix` | [`names_of_any_length`] |
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
@@ -25,15 +25,16 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use common::OneClaimed;
 use common::{checked, name};
 use kv_pool::policy::{
     AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyKind,
     PolicyTime, Prioritized, PriorityLru, S3Fifo, Slru,
 };
 use kv_pool::{
-    Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, ClaimError, ConfigError,
-    ExtraKey, LoanError, LoanId, ManualClock, Naming, PoolConfig, Priority, Retention,
-    RetentionPolicy, ShardedPool, TenantError, TenantId, TenantQuota, Tier, TokenRange,
+    Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockPool, ClaimError, ConfigError, ExtraKey,
+    LoanError, LoanId, ManualClock, Naming, PoolConfig, Priority, Retention, RetentionPolicy,
+    ShardedPool, TenantError, TenantId, TenantQuota, Tier, TokenRange, policy::RecordId,
 };
 
 /// Gives a gibibyte in all. Who asks for more is refused, and aborts if it cannot be.
@@ -249,7 +250,9 @@ fn shards() {
             };
             for count in COUNTS {
                 match pool.claim(name(1), count) {
-                    Ok(claim) => assert_eq!(claim.own.len() + claim.lent(), count),
+                    Ok(claim) => {
+                        assert_eq!(claim.iter().map(|list| list.len()).sum::<usize>(), count)
+                    }
                     Err(ClaimError::Exhausted { requested, claimable, .. }) => {
                         assert_eq!((requested, claimable as u64), (count, blocks));
                     }
@@ -297,6 +300,7 @@ fn counts_of_blocks() {
                 let batch = [request, Admit { blocks: other, ..request }];
                 let needed = pool.blocks_to_claim(&batch);
                 assert!(needed <= count.saturating_add(other));
+                drop(pool.admit_fitting(&batch));
                 match pool.admit(&batch) {
                     Ok(admitted) => assert_eq!(admitted.len(), 2),
                     Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. }), "{error}"),
@@ -306,6 +310,8 @@ fn counts_of_blocks() {
         checked(&pool);
     }
     assert!(pool.admit(&[]).unwrap().is_empty());
+    let none = pool.admit_fitting(&[]);
+    assert!(none.admitted.is_empty() && none.refused.is_none());
     assert_eq!(pool.blocks_to_claim(&[]), 0);
 }
 
@@ -315,6 +321,7 @@ fn lists() {
     for at in COUNTS {
         let mut pins = pool.match_prefix(&names(8));
         assert_eq!(pins.pin(at).is_some(), at < 8);
+        assert_eq!(pins.hash(at).is_some(), at < 8);
         pins.truncate(at);
         assert_eq!(pins.len(), at.min(8));
         drop(pins);
@@ -406,7 +413,7 @@ fn times() {
                 clock.advance(first);
                 pool.tick();
                 let block = pool.claim_one().unwrap();
-                drop(block.register(name(round), Naming::from(retention)));
+                drop(block.register_one(name(round), Naming::from(retention)));
                 let pins = pool.match_prefix(&[name(round)]);
                 pool.retain(&pins, retention);
                 let loan = pool.lend(&[name(round)], Tier::Primary, second).unwrap();
@@ -463,7 +470,7 @@ fn policies() {
             made += usize::from(policy.is_ok());
             match policy {
                 Ok(mut policy) => {
-                    tell(policy.as_mut(), BlockId::from_index(0), PolicyTime::default())
+                    tell(policy.as_mut(), RecordId::from_index(0), PolicyTime::default())
                 }
                 Err(PolicyError::TooManyBlocks { blocks }) => assert!(blocks > BLOCKS_MAX),
                 Err(PolicyError::OutOfMemory { .. }) => assert!(blocks >= 1 << 20),
@@ -491,14 +498,14 @@ fn policy(which: usize, blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyEr
 }
 
 /// Tells a policy the whole life of a block.
-fn tell(policy: &mut dyn EvictionPolicy, block: BlockId, now: PolicyTime) {
+fn tell(policy: &mut dyn EvictionPolicy, block: RecordId, now: PolicyTime) {
     for value in [0, 1, u32::MAX] {
         let facts = BlockFacts {
             depth: value,
             tokens: value,
             found: value,
             tenant: value.into(),
-            parent: Some(BlockId::from_index(value)),
+            parent: Some(RecordId::from_index(value)),
             used: now,
             full: value != 1,
             ..BlockFacts::new(name(value))
@@ -522,7 +529,7 @@ fn tell(policy: &mut dyn EvictionPolicy, block: BlockId, now: PolicyTime) {
 fn what_policies_are_told() {
     let times = [0, 1, 1 << 32, u64::MAX - 1, u64::MAX];
     for mut policy in (0..POLICIES).map(|which| policy(which, 4).unwrap()) {
-        for block in [0, 3, 4, u32::MAX - 1, u32::MAX].map(BlockId::from_index) {
+        for block in [0, 3, 4, u32::MAX - 1, u32::MAX].map(RecordId::from_index) {
             for (lookups, ms) in times.into_iter().flat_map(|l| times.map(|ms| (l, ms))) {
                 tell(policy.as_mut(), block, PolicyTime { lookups, ms });
             }

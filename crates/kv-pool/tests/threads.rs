@@ -10,11 +10,12 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 
 use common::memory::{Harm, Memory};
+use common::{Moved, One, OneClaimed, OneMove, Registration};
 use common::{cache, cache_secondary, checked, claim, find, name, pool, write};
-use kv_pool::{BlockPin, BlockPool, ClaimedBlock, Onboarded, Priority, Registration, Tier};
+use kv_pool::{BlockPool, Claimed, Pinned, Priority, Tier};
 
 /// Claims in steps of `count` until the pool is empty, from `threads` threads at once.
-fn claim_all(pool: &BlockPool, threads: usize, count: usize) -> Vec<ClaimedBlock> {
+fn claim_all(pool: &BlockPool, threads: usize, count: usize) -> Vec<Claimed> {
     let start = Barrier::new(threads);
     let claim_until_empty = || {
         start.wait();
@@ -82,7 +83,7 @@ fn a_reader_that_comes_during_an_onboarding_keeps_its_slot() {
         let (onboarded, reader) = thread::scope(|scope| {
             let onboarder = scope.spawn(|| {
                 start.wait();
-                onboard.commit()
+                onboard.commit_one()
             });
             let reader = scope.spawn(|| {
                 start.wait();
@@ -90,7 +91,7 @@ fn a_reader_that_comes_during_an_onboarding_keeps_its_slot() {
             });
             (onboarder.join().unwrap(), reader.join().unwrap())
         });
-        let moved = matches!(onboarded, Onboarded::Moved(_));
+        let moved = matches!(onboarded, Moved::Moved(_));
         assert!(moved != reader.is_some(), "{onboarded:?} and {reader:?}");
         checked(&pool);
     }
@@ -115,8 +116,8 @@ struct Worker<'a> {
     harms: &'a Mutex<Vec<Harm>>,
     id: u32,
     random: u64,
-    blocks: Vec<ClaimedBlock>,
-    pins: Vec<(BlockPin, u64)>,
+    blocks: Vec<Claimed>,
+    pins: Vec<(Pinned, u64)>,
 }
 
 impl Worker<'_> {
@@ -183,7 +184,7 @@ impl Worker<'_> {
         self.drop_block();
     }
 
-    fn block(&mut self) -> Option<ClaimedBlock> {
+    fn block(&mut self) -> Option<Claimed> {
         let block = self.blocks.pop()?;
         self.saw(self.memory.own(&block, u64::MAX - u64::from(self.id)));
         Some(block)
@@ -201,10 +202,10 @@ impl Worker<'_> {
         self.register_as(block, content);
     }
 
-    fn register_as(&mut self, block: ClaimedBlock, content: u64) {
+    fn register_as(&mut self, block: Claimed, content: u64) {
         self.memory.write(&block, content);
         self.saw(self.memory.give(&block, self.id));
-        match block.register(name(content as u32), Priority::DEFAULT) {
+        match block.register_one(name(content as u32), Priority::DEFAULT) {
             Registration::New(pin) => self.pins.push((pin, content)),
             // Not released between the two, so nobody else can have had it.
             Registration::Duplicate { existing, own } => {
@@ -241,7 +242,7 @@ impl Worker<'_> {
     }
 
     fn onboard(&mut self) {
-        let far = |(pin, _): &(BlockPin, u64)| pin.location().tier == Tier::Secondary;
+        let far = |(pin, _): &(Pinned, u64)| pin.location().tier == Tier::Secondary;
         let Some(at) = self.pins.iter().position(far) else { return };
         let Some(target) = self.block() else { return };
         let (pin, content) = self.pins.swap_remove(at);
@@ -249,9 +250,9 @@ impl Worker<'_> {
         self.memory.onboard(&onboard);
         // The block stays this thread's until the commit. Only then may another take its slot.
         self.saw(self.memory.give_target(&onboard, self.id));
-        match onboard.commit() {
-            Onboarded::Moved(pin) => self.pins.push((pin, content)),
-            Onboarded::Copied { copy, source } => {
+        match onboard.commit_one() {
+            Moved::Moved(pin) => self.pins.push((pin, content)),
+            Moved::Copied { copy, source } => {
                 self.pins.push((source, content));
                 self.saw(self.memory.take(&copy, self.id));
                 self.saw(self.memory.own(&copy, content));
@@ -329,7 +330,7 @@ fn pins_taken_and_given_back_by_many_threads_hold_the_block() {
                     };
                     assert_eq!(pin.slot(), slot);
                     if let Ok(other) = pool.claim(1) {
-                        assert_ne!(other.slots().next().unwrap(), slot);
+                        assert_ne!(other.ids().next().unwrap(), slot);
                     }
                     drop(pin.clone());
                 }

@@ -4,10 +4,11 @@
 
 mod common;
 
+use common::{Moved, One, OneClaimed, OneMove, Registration};
 use common::{
     cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority, write,
 };
-use kv_pool::{BlockPool, OnboardError, Onboarded, PoolConfig, Priority, Registration, Tier};
+use kv_pool::{BlockPool, OnboardError, PoolConfig, Priority, Tier};
 
 #[test]
 fn evicted_content_is_found_in_the_secondary_tier_after_the_commit() {
@@ -15,8 +16,8 @@ fn evicted_content_is_found_in_the_secondary_tier_after_the_commit() {
     cache(&pool, 1, Priority::DEFAULT);
     let primary = find(&pool, 1).unwrap().location();
     let (block, offload) = displace(&pool);
-    assert!(block.evicted());
-    assert_eq!((offload.from(), block.slot()), (primary.slot, primary.slot));
+    assert!(block.evicted(0));
+    assert_eq!((offload.from(), block.slot()), (primary.id, primary.id));
     assert!(find(&pool, 1).is_none(), "the copy is not made");
     assert_eq!(pool.stats().secondary.claimed, 1);
     checked(&pool);
@@ -52,7 +53,7 @@ fn content_is_dropped_where_the_secondary_tier_is_in_use() {
     let reader = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
     cache(&pool, 2, Priority::DEFAULT);
     let mut block = claim(&pool);
-    assert!(block.evicted() && block.take_offload().is_none());
+    assert!(block.evicted(0) && block.take_offload().is_none());
     assert!(find(&pool, 2).is_none());
     assert_eq!(pool.counters().dropped, 1);
     drop(reader);
@@ -126,7 +127,7 @@ fn content_nobody_else_has_pinned_comes_back() {
     let to = target.slot();
     let onboard = pool.begin_onboard(pin, target).unwrap();
     assert_eq!((onboard.from(), onboard.to()), (from, to));
-    let Onboarded::Moved(pin) = onboard.commit() else { panic!("nobody else had it pinned") };
+    let Moved::Moved(pin) = onboard.commit_one() else { panic!("nobody else had it pinned") };
     assert_eq!((pin.block(), pin.location().tier, pin.slot()), (id, Tier::Primary, to));
     let found = find(&pool, 1).unwrap();
     assert_eq!(found.location(), pin.location());
@@ -143,7 +144,7 @@ fn content_somebody_else_has_pinned_is_copied() {
     let to = onboard.to();
     // The reader comes while the copy runs.
     let reader = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
-    let Onboarded::Copied { copy, source } = onboard.commit() else {
+    let Moved::Copied { copy, source } = onboard.commit_one() else {
         panic!("a pinned block was moved");
     };
     assert_eq!(copy.slot(), to);
@@ -151,7 +152,7 @@ fn content_somebody_else_has_pinned_is_copied() {
     assert_eq!(find(&pool, 1).unwrap().location(), reader.location());
     checked(&pool);
     // The copy has no name, and gets none as long as the other is in use.
-    let Registration::Duplicate { own, .. } = copy.register(name(1), Priority::DEFAULT) else {
+    let Registration::Duplicate { own, .. } = copy.register_one(name(1), Priority::DEFAULT) else {
         panic!("a pinned block lost its name");
     };
     drop((reader, source));
@@ -180,14 +181,14 @@ fn a_refused_onboarding_returns_pin_and_block_unharmed() {
 
     let refused = ours.begin_onboard(pin, target).unwrap_err();
     assert_eq!(refused.reason, OnboardError::SameTier { location });
-    assert_eq!((refused.pin.slot(), refused.target.slot()), slots);
+    assert_eq!((refused.pinned.slot(), refused.target.slot()), slots);
     drop(refused.target);
 
-    let refused = ours.begin_onboard(refused.pin, claim(&other)).unwrap_err();
+    let refused = ours.begin_onboard(refused.pinned, claim(&other)).unwrap_err();
     assert_eq!(refused.reason, OnboardError::DifferentPools);
-    let refused = other.begin_onboard(refused.pin, refused.target).unwrap_err();
+    let refused = other.begin_onboard(refused.pinned, refused.target).unwrap_err();
     assert_eq!(refused.reason, OnboardError::DifferentPools);
-    assert_eq!(refused.pin.hash(), Some(name(1)));
+    assert_eq!(refused.pinned.hash(0), Some(name(1)));
     drop(refused);
     assert_eq!((ours.claimable(), other.claimable()), (2, 1));
     checked(&ours);
@@ -203,8 +204,8 @@ fn a_target_that_still_holds_content_is_refused() {
     assert_eq!(refused.reason, OnboardError::TargetNotEmpty);
     let mut target = refused.target;
     target.take_offload().unwrap().commit();
-    let onboard = pool.begin_onboard(refused.pin, target).unwrap();
-    assert!(matches!(onboard.commit(), Onboarded::Moved(_)));
+    let onboard = pool.begin_onboard(refused.pinned, target).unwrap();
+    assert!(matches!(onboard.commit_one(), Moved::Moved(_)));
     assert!(find(&pool, 2).is_some());
     checked(&pool);
 }
@@ -227,13 +228,13 @@ fn a_pinned_secondary_copy_keeps_its_name() {
     cache_secondary(&pool, 1);
     let reader = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
     let Registration::Duplicate { existing, own } =
-        claim(&pool).register(name(1), Priority::DEFAULT)
+        claim(&pool).register_one(name(1), Priority::DEFAULT)
     else {
         panic!("a pinned block lost its name");
     };
     assert_eq!((existing.block(), existing.location().tier), (reader.block(), Tier::Secondary));
     drop((existing, own));
-    assert_eq!(reader.hash(), Some(name(1)));
+    assert_eq!(reader.hash(0), Some(name(1)));
     checked(&pool);
 }
 
@@ -257,7 +258,7 @@ fn slots_of_both_tiers_wait() {
     cache_secondary(&pool, 1);
     let epoch = pool.begin_epoch();
     let onboard = pool.begin_onboard(find(&pool, 1).unwrap(), claim(&pool)).unwrap();
-    let Onboarded::Moved(pin) = onboard.commit() else { panic!("nobody else had it pinned") };
+    let Moved::Moved(pin) = onboard.commit_one() else { panic!("nobody else had it pinned") };
     drop(pin);
     let stats = pool.stats();
     assert_eq!((stats.primary.retiring, stats.secondary.retiring), (1, 1));

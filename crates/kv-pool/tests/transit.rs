@@ -8,11 +8,12 @@ mod common;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use common::{Moved, One, OneClaimed, OneMove, Registration};
 use common::{cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority};
 use kv_pool::{
-    Admit, BlockHash, BlockPin, BlockPool, ClaimedBlock, ClaimedBlocks, EventReader, Location,
-    ManualClock, Naming, Offload, OnboardError, Onboarded, PoolConfig, PoolEvent, Priority,
-    Reading, Registration, Retention, SlotIndex, Tier, policy::PolicyKind,
+    Admit, BlockHash, BlockId, BlockPool, Claimed, EventReader, Location, ManualClock, Naming,
+    Offload, OnboardError, Pinned, PoolConfig, PoolEvent, Priority, Reading, Retention, Tier,
+    policy::PolicyKind,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -27,15 +28,15 @@ fn chain(blocks: u32) -> Vec<BlockHash> {
 }
 
 /// Caches a chain in the primary tier, and has its first block evicted.
-fn with_head_on_its_way(pool: &BlockPool, names: &[BlockHash]) -> (ClaimedBlocks, SlotIndex) {
+fn with_head_on_its_way(pool: &BlockPool, names: &[BlockHash]) -> (Claimed, BlockId) {
     let mut blocks = pool.claim(names.len()).unwrap();
     drop(blocks.register(names, Priority::DEFAULT).unwrap());
     let held = pool.match_prefix(names);
-    let head = held.slots().next().unwrap();
+    let head = held.ids().next().unwrap();
     let tail: Vec<_> = (1..names.len()).map(|at| held.pin(at).unwrap()).collect();
     drop(held);
     let claimed = pool.claim(1).unwrap();
-    assert_eq!(claimed.slots().next(), Some(head));
+    assert_eq!(claimed.ids().next(), Some(head));
     pool.release(tail);
     (claimed, head)
 }
@@ -172,7 +173,7 @@ fn content_computed_again_in_its_own_slot_keeps_its_successors() {
     let (pool, names) = (pool(2, 1), chain(2));
     let (mut claimed, head) = with_head_on_its_way(&pool, &names);
     let pins = claimed.register(&names[..1], Priority::DEFAULT).unwrap();
-    assert_eq!(pins.slots().next(), Some(head));
+    assert_eq!(pins.ids().next(), Some(head));
     assert_eq!(pool.stats().secondary.claimable(), 1, "the move was given up");
     assert_eq!(pool.remove_with_successors(names[0]), 2);
     drop(pins);
@@ -197,10 +198,10 @@ fn content_computed_again_on_its_way_has_its_slots_wait_for_the_copy() {
             checked(&pool);
             // Neither end of the copy is anybody else's.
             let near = pool.claim(pool.claimable()).unwrap();
-            assert!(near.slots().all(|slot| slot != offload.from()), "the copy reads the slot");
+            assert!(near.ids().all(|slot| slot != offload.from()), "the copy reads the slot");
             let empty = pool.stats().secondary.claimable() as usize;
             let far = pool.claim_in(Tier::Secondary, empty).unwrap();
-            assert!(far.slots().all(|slot| slot != offload.to()), "the copy writes the slot");
+            assert!(far.ids().all(|slot| slot != offload.to()), "the copy writes the slot");
             drop((near, far));
             if commits {
                 offload.commit()
@@ -250,7 +251,7 @@ fn a_slot_that_an_offload_reads_waits_also_when_its_content_moves_down() {
     let (block, offload) = displace(&pool);
     let pin = named(block, 2, Priority::DEFAULT);
     let target = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
-    let Onboarded::Moved(pin) = pool.begin_onboard(pin, target).unwrap().commit() else {
+    let Moved::Moved(pin) = pool.begin_onboard(pin, target).unwrap().commit_one() else {
         panic!("nobody else had it pinned")
     };
     assert_eq!(pin.location().tier, Tier::Secondary);
@@ -269,7 +270,7 @@ fn content_that_left_a_slot_does_not_wait_for_its_reader() {
     let (block, offload) = displace(&pool);
     let pin = named(block, 2, Priority::DEFAULT);
     let target = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
-    drop(pool.begin_onboard(pin, target).unwrap().commit());
+    drop(pool.begin_onboard(pin, target).unwrap().commit_one());
     assert_eq!(pool.stats().secondary.claimable(), 1);
     drop(offload);
     assert_eq!(pool.stats().secondary.claimable(), 2);
@@ -291,8 +292,8 @@ fn a_slot_that_an_offload_reads_is_no_target_of_a_move() {
     let refused = pool.begin_onboard(far, target).unwrap_err();
     assert_eq!(refused.reason, OnboardError::TargetNotEmpty);
     offload.commit();
-    let onboard = pool.begin_onboard(refused.pin, refused.target).unwrap();
-    assert!(matches!(onboard.commit(), Onboarded::Moved(_)));
+    let onboard = pool.begin_onboard(refused.pinned, refused.target).unwrap();
+    assert!(matches!(onboard.commit_one(), Moved::Moved(_)));
     checked(&pool);
 }
 
@@ -397,7 +398,7 @@ fn a_mirror_follows_a_priority_that_ends_on_the_way() {
     let mut mirror = Mirror::of(&pool);
     let second = Duration::from_secs(1);
     let retention = Retention { priority: priority(80), duration: Some(second) };
-    let Registration::New(pin) = claim(&pool).register(name(1), retention) else { panic!() };
+    let Registration::New(pin) = claim(&pool).register_one(name(1), retention) else { panic!() };
     drop(pin);
     let (block, offload) = displace(&pool);
     clock.advance(2 * second);
@@ -428,10 +429,10 @@ fn a_duplicate_leaves_the_choice_between_both_blocks() {
     offload.commit();
     let far = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
     let own_slot = kept.slot();
-    let Onboarded::Moved(arriving) = pool.begin_onboard(far, target).unwrap().commit() else {
+    let Moved::Moved(arriving) = pool.begin_onboard(far, target).unwrap().commit_one() else {
         panic!("nobody else had it pinned")
     };
-    let Registration::Duplicate { existing, own } = kept.register(name(1), Priority::DEFAULT)
+    let Registration::Duplicate { existing, own } = kept.register_one(name(1), Priority::DEFAULT)
     else {
         panic!("the name has a bearer")
     };
@@ -440,7 +441,7 @@ fn a_duplicate_leaves_the_choice_between_both_blocks() {
     drop((existing, arriving));
     assert_eq!(pool.claimable(), 1);
     let others = pool.claim(1).unwrap();
-    assert!(others.slots().all(|slot| slot != own_slot), "the block is its holder's still");
+    assert!(others.ids().all(|slot| slot != own_slot), "the block is its holder's still");
     drop((own, others));
     checked(&pool);
 }
@@ -448,9 +449,9 @@ fn a_duplicate_leaves_the_choice_between_both_blocks() {
 /// What a random program holds of a pool under a policy.
 #[derive(Debug, Default)]
 struct Hands {
-    claimed: Vec<ClaimedBlock>,
+    claimed: Vec<Claimed>,
     offloads: Vec<Offload>,
-    pins: Vec<BlockPin>,
+    pins: Vec<Pinned>,
 }
 
 /// SplitMix64, below a bound.
@@ -470,7 +471,7 @@ impl Hands {
         match below(seed, 9) {
             0 | 1 => self.claimed.extend(pool.claim_one()),
             2 => {
-                let offload = self.claimed.iter_mut().find_map(ClaimedBlock::take_offload);
+                let offload = self.claimed.iter_mut().find_map(Claimed::take_offload);
                 self.offloads.extend(offload);
             }
             3 => match (pick(&mut self.offloads, seed), below(seed, 3)) {
@@ -482,7 +483,7 @@ impl Hands {
                 let naming = at
                     .checked_sub(1)
                     .map_or_else(Naming::default, |before| Naming::after(names[before]));
-                match block.register(names[at], naming) {
+                match block.register_one(names[at], naming) {
                     Registration::New(pin) => self.pins.push(pin),
                     Registration::Duplicate { existing, own } => {
                         self.pins.push(existing);
@@ -506,9 +507,9 @@ impl Hands {
         let target = pool.claim_in(to, 1).ok().and_then(|mut blocks| blocks.pop());
         let Some(mut target) = target else { return };
         drop(target.take_offload());
-        match pool.begin_onboard(pin, target).unwrap().commit() {
-            Onboarded::Moved(pin) => self.pins.push(pin),
-            Onboarded::Copied { copy, source } => {
+        match pool.begin_onboard(pin, target).unwrap().commit_one() {
+            Moved::Moved(pin) => self.pins.push(pin),
+            Moved::Copied { copy, source } => {
                 self.claimed.push(copy);
                 self.pins.push(source);
             }
@@ -558,7 +559,7 @@ fn a_mirror_that_begins_at_a_snapshot_knows_what_is_on_its_way() {
         cache(&pool, 2, priority(60));
         let from = pool.find_and_pin(name(1), Tier::Primary).unwrap().location();
         let (block, offload) = displace(&pool);
-        let to = Location { tier: Tier::Secondary, slot: offload.to() };
+        let to = Location { tier: Tier::Secondary, id: offload.to() };
         let mut mirror = Mirror::from_now(&pool);
         assert_eq!(mirror.get(name(1)), Some((from, priority(50))));
         if committed {
@@ -587,12 +588,12 @@ fn a_copy_that_is_no_nearer_is_a_duplicate() {
         cache_secondary(&pool, 1);
         let known = find(&pool, 1).unwrap().location();
         let mut blocks = pool.claim_in(tier, 1).unwrap();
-        let own = blocks.slots().next();
+        let own = blocks.ids().next();
         let pins = blocks.register(&[name(1)], Priority::DEFAULT).unwrap();
         assert_eq!(find(&pool, 1).unwrap().location(), known);
         // The list gives its block back where the other is as near, and keeps it without a name if not.
-        let slot = if tier == Tier::Secondary { Some(known.slot) } else { own };
-        assert_eq!((pins.slots().next(), pins.as_slice()[0].location.tier), (slot, tier));
+        let slot = if tier == Tier::Secondary { Some(known.id) } else { own };
+        assert_eq!((pins.ids().next(), pins.locations().next().unwrap().tier), (slot, tier));
         drop(pins);
         checked(&pool);
     }

@@ -6,9 +6,10 @@ mod common;
 
 use std::collections::HashSet;
 
+use common::{One, OneClaimed};
 use common::{cache, checked, name};
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, PriorityLru};
-use kv_pool::{BlockId, BlockPool, Naming, PoolConfig, Priority, TenantQuota, Tier};
+use kv_pool::{BlockPool, Naming, PoolConfig, Priority, TenantQuota, Tier, policy::RecordId};
 
 const BLOCKS: u64 = 8;
 const FAR: u64 = 4;
@@ -33,7 +34,7 @@ struct WrongPolicy {
     wrong: Wrong,
     order: PriorityLru,
     asked: u32,
-    first: Option<BlockId>,
+    first: Option<RecordId>,
 }
 
 impl WrongPolicy {
@@ -48,27 +49,27 @@ impl EvictionPolicy for WrongPolicy {
         "wrong"
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         self.first.get_or_insert(block);
         self.order.evictable(block, facts);
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.order.children(block, has_children);
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.order.held(block);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.order.removed(block);
     }
 
-    fn victim(&mut self, now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
         self.asked += 1;
         match self.wrong {
-            Wrong::Always(index) => Some(BlockId::from_index(index)),
+            Wrong::Always(index) => Some(RecordId::from_index(index)),
             Wrong::Twice if self.asked.is_multiple_of(2) => self.first,
             Wrong::Twice => {
                 self.first = self.order.victim(now);
@@ -103,10 +104,10 @@ fn use_up(pool: &BlockPool, what: &str) {
     (0..BLOCKS as u32).for_each(|content| cache(pool, content, Priority::MAX));
     let pinned = pool.match_prefix(&[name(0)]);
     assert_eq!(pinned.len(), 1);
-    let slot = pinned.slots().next().unwrap();
+    let slot = pinned.ids().next().unwrap();
     for round in 0..6 {
         let mut claimed = pool.claim(BLOCKS as usize - 1).unwrap();
-        let slots: HashSet<_> = claimed.slots().collect();
+        let slots: HashSet<_> = claimed.ids().collect();
         assert_eq!(slots.len(), BLOCKS as usize - 1, "{what}, round {round}");
         assert!(!slots.contains(&slot), "{what}: a pinned block was claimed");
         assert!(pool.claim(1).is_err());
@@ -174,7 +175,7 @@ fn a_policy_s_order_goes_on_after_blocks_that_are_kept() {
     pool.set_quota(owner, Tier::Primary, quota).unwrap();
     for content in 0..3 {
         let block = pool.claim_for(owner, 1).unwrap().pop().unwrap();
-        assert!(block.cache(name(content), Priority::MIN));
+        assert!(block.cache_one(name(content), Priority::MIN));
     }
     (3..8).for_each(|content| cache(&pool, content, Priority::MIN));
     let claimed = pool.claim(5).unwrap();

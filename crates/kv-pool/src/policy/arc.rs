@@ -4,7 +4,7 @@ use super::error::table;
 use super::ghosts::{GhostList, Ghosts};
 use super::queues::{Queue, Queues};
 use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use crate::{BlockHash, BlockId};
+use crate::{BlockHash, RecordId};
 
 /// Looked up once lately.
 const RECENT: Queue = Queue(0);
@@ -54,7 +54,7 @@ impl AdaptiveReplacement {
         Ok(Self { lists, ghosts, cached, recent_target: 0, last_missed: Missed::Unknown })
     }
 
-    fn evict_from(&mut self, list: Queue) -> Option<BlockId> {
+    fn evict_from(&mut self, list: Queue) -> Option<RecordId> {
         let block = self.lists.pop_front(list)?;
         let hash = self.cached[block.index()].0;
         let recent = self.lists.members(RECENT) + 1;
@@ -110,7 +110,7 @@ impl EvictionPolicy for AdaptiveReplacement {
         };
     }
 
-    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn stored(&mut self, block: RecordId, facts: &BlockFacts) {
         if !self.lists.knows(block) {
             return;
         }
@@ -121,7 +121,7 @@ impl EvictionPolicy for AdaptiveReplacement {
         }
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         let Some(cached) = self.cached.get_mut(block.index()) else { return };
         if cached.0 != facts.hash {
             *cached = (facts.hash, false);
@@ -130,19 +130,19 @@ impl EvictionPolicy for AdaptiveReplacement {
         self.lists.push_back(if frequent { FREQUENT } else { RECENT }, block, facts);
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.lists.children(block, has_children);
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.lists.remove(block);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.lists.remove(block);
     }
 
-    fn victim(&mut self, _now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, _now: PolicyTime) -> Option<RecordId> {
         let recent = self.lists.members(RECENT);
         let at_target =
             self.last_missed == Missed::Ghost(FREQUENT_GHOSTS) && recent == self.recent_target;
@@ -172,17 +172,17 @@ mod tests {
     #[test]
     fn what_comes_back_is_frequent_and_stays_while_new_blocks_pass() {
         let mut policy = AdaptiveReplacement::new(4).unwrap();
-        let place = |policy: &mut AdaptiveReplacement, block: BlockId, name: u32| {
+        let place = |policy: &mut AdaptiveReplacement, block: RecordId, name: u32| {
             policy.missed(facts(name).hash, NOW);
             policy.stored(block, &facts(name));
             policy.evictable(block, &facts(name));
         };
         for index in 0..4 {
-            place(&mut policy, BlockId::from_index(index), index);
+            place(&mut policy, RecordId::from_index(index), index);
         }
         // Block 3 is found again, so that the recent list has room for ghosts.
-        policy.held(BlockId::from_index(3));
-        policy.evictable(BlockId::from_index(3), &BlockFacts { found: 1, ..facts(3) });
+        policy.held(RecordId::from_index(3));
+        policy.evictable(RecordId::from_index(3), &BlockFacts { found: 1, ..facts(3) });
         let first = policy.victim(NOW).unwrap();
         assert_eq!(first.index(), 0);
         place(&mut policy, first, 4);
@@ -192,7 +192,7 @@ mod tests {
         place(&mut policy, second, 0);
         assert_eq!(policy.recent_target, 1);
         let order: Vec<_> = std::iter::from_fn(|| policy.victim(NOW)).collect();
-        let order: Vec<usize> = order.into_iter().map(BlockId::index).collect();
+        let order: Vec<usize> = order.into_iter().map(RecordId::index).collect();
         assert_eq!(order, [2, 3, 1, 0]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::queues::{Queue, Queues};
 use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use crate::{BlockId, Priority};
+use crate::{Priority, RecordId};
 
 /// Evicts from the lowest priority first, and in it the block that became evictable first.
 ///
@@ -13,14 +13,14 @@ use crate::{BlockId, Priority};
 ///
 /// ```
 /// use kv_pool::policy::{BlockFacts, EvictionPolicy, PriorityLru};
-/// use kv_pool::{BlockHash, BlockId, Priority};
+/// use kv_pool::{BlockHash, Priority, policy::RecordId};
 ///
 /// let mut policy = PriorityLru::new(2)?;
 /// let facts = BlockFacts::new(BlockHash::from_u128(1));
 /// let keep = BlockFacts { priority: Priority::MAX, ..facts };
-/// policy.evictable(BlockId::from_index(0), &keep);
-/// policy.evictable(BlockId::from_index(1), &facts);
-/// assert_eq!(policy.victim(facts.used), Some(BlockId::from_index(1)));
+/// policy.evictable(RecordId::from_index(0), &keep);
+/// policy.evictable(RecordId::from_index(1), &facts);
+/// assert_eq!(policy.victim(facts.used), Some(RecordId::from_index(1)));
 /// # Ok::<(), kv_pool::policy::PolicyError>(())
 /// ```
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl EvictionPolicy for PriorityLru {
         "lru"
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         if self.queues.knows(block) {
             let queue = facts.priority.get();
             self.queues.push_back(Queue(queue), block, facts);
@@ -67,22 +67,22 @@ impl EvictionPolicy for PriorityLru {
         }
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.queues.children(block, has_children);
         if let Some(queue) = self.queues.queue_of(block) {
             self.occupied |= 1 << queue.0;
         }
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.queues.remove(block);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.queues.remove(block);
     }
 
-    fn victim(&mut self, _now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, _now: PolicyTime) -> Option<RecordId> {
         let priority = self.lowest()?;
         self.queues.pop_front(Queue(priority.get()))
     }
@@ -99,8 +99,8 @@ mod tests {
 
     const NOW: PolicyTime = PolicyTime { lookups: 0, ms: 0 };
 
-    fn block(index: u32) -> BlockId {
-        BlockId::from_index(index)
+    fn block(index: u32) -> RecordId {
+        RecordId::from_index(index)
     }
 
     fn facts(index: u32, priority: u8) -> BlockFacts {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn drain(policy: &mut PriorityLru) -> Vec<usize> {
-        std::iter::from_fn(|| policy.victim(NOW)).map(BlockId::index).collect()
+        std::iter::from_fn(|| policy.victim(NOW)).map(RecordId::index).collect()
     }
 
     #[test]

@@ -61,6 +61,7 @@ mod slru;
 
 use std::fmt;
 
+pub use crate::ids::RecordId;
 pub use arc::AdaptiveReplacement;
 pub use error::PolicyError;
 pub use hit_density::HitDensity;
@@ -70,7 +71,7 @@ pub use prioritized::Prioritized;
 pub use s3fifo::S3Fifo;
 pub use slru::Slru;
 
-use crate::{BlockHash, BlockId, Priority};
+use crate::{BlockHash, Priority};
 
 /// When something happens, by two clocks that never run backwards.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
@@ -87,7 +88,7 @@ pub struct BlockFacts {
     /// The name of its content.
     pub hash: BlockHash,
     /// The block of the same level that holds the content before it, if one does.
-    pub parent: Option<BlockId>,
+    pub parent: Option<RecordId>,
     /// Blocks before it in its chain: 0 for the first block of a prompt.
     pub depth: u32,
     /// Tokens that it holds; fewer than a block has room for at most in the last one of a chain.
@@ -150,38 +151,38 @@ pub trait EvictionPolicy: fmt::Debug + Send {
     /// `block` was cached. Somebody holds it still.
     ///
     /// Of one request's blocks the head comes first, so that what is known of its parent is there.
-    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn stored(&mut self, block: RecordId, facts: &BlockFacts) {
         let _ = (block, facts);
     }
 
     /// A lookup found `block`, whether somebody holds it already or not.
     ///
     /// All blocks that one lookup finds are found at the same time.
-    fn found(&mut self, block: BlockId, now: PolicyTime) {
+    fn found(&mut self, block: RecordId, now: PolicyTime) {
         let _ = (block, now);
     }
 
     /// Nobody holds the cached `block` any more: it may be chosen, unless it has children.
     ///
     /// Of one request's blocks the tail is to come first, which makes the head the most recent.
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts);
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts);
 
     /// Whether the evictable `block` has cached children has changed to `has_children`.
     ///
     /// Of a block that is held nothing needs to be said: [`evictable`](Self::evictable) will tell.
-    fn children(&mut self, block: BlockId, has_children: bool);
+    fn children(&mut self, block: RecordId, has_children: bool);
 
     /// Somebody holds `block`: it is not to be chosen until it is evictable again.
-    fn held(&mut self, block: BlockId);
+    fn held(&mut self, block: RecordId);
 
     /// The content of `block` was dropped, or has left the level, other than as a victim.
-    fn removed(&mut self, block: BlockId);
+    fn removed(&mut self, block: RecordId);
 
     /// Finds the next block and takes it out, in one step; `None` if none is evictable.
     ///
     /// The caller drops or moves its content, and calls [`children`](Self::children) for its
     /// parent if it was the last child.
-    fn victim(&mut self, now: PolicyTime) -> Option<BlockId>;
+    fn victim(&mut self, now: PolicyTime) -> Option<RecordId>;
 
     /// Blocks that the policy would rather have evicted together with the last victim.
     ///
@@ -199,7 +200,7 @@ pub trait EvictionPolicy: fmt::Debug + Send {
     }
 }
 
-impl BlockId {
+impl RecordId {
     /// The block with an index below the number of blocks that a policy was made for.
     ///
     /// Policies are usable without a pool; a pool gives its blocks their ids itself.

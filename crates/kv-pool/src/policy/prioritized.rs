@@ -1,7 +1,7 @@
 //! Priorities for policies that know none.
 
 use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, PriorityLru};
-use crate::{BlockId, Priority};
+use crate::{Priority, RecordId};
 
 /// Any policy for the blocks of default priority, with priority LRU for all others.
 ///
@@ -36,15 +36,15 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
         self.default.missed(hash, now);
     }
 
-    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn stored(&mut self, block: RecordId, facts: &BlockFacts) {
         self.default.stored(block, facts);
     }
 
-    fn found(&mut self, block: BlockId, now: PolicyTime) {
+    fn found(&mut self, block: RecordId, now: PolicyTime) {
         self.default.found(block, now);
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         if facts.priority == Priority::DEFAULT {
             self.others.removed(block);
             self.default.evictable(block, facts);
@@ -54,22 +54,22 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
         }
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.default.children(block, has_children);
         self.others.children(block, has_children);
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.default.held(block);
         self.others.held(block);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.default.removed(block);
         self.others.removed(block);
     }
 
-    fn victim(&mut self, now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
         if self.others.lowest().is_some_and(|lowest| lowest < Priority::DEFAULT) {
             return self.others.victim(now);
         }
@@ -98,16 +98,17 @@ mod tests {
             let facts = BlockFacts::new(BlockHash::from_u128(u128::from(index)));
             let priority = Priority::new(priority).unwrap();
             let facts = BlockFacts { priority, found, ..facts };
-            policy.evictable(BlockId::from_index(index), &facts);
+            policy.evictable(RecordId::from_index(index), &facts);
         }
         assert_eq!(policy.len(), 5);
         // A new priority moves a block from one side to the other.
-        policy.held(BlockId::from_index(4));
+        policy.held(RecordId::from_index(4));
         policy.evictable(
-            BlockId::from_index(4),
+            RecordId::from_index(4),
             &BlockFacts { found: 1, ..BlockFacts::new(BlockHash::from_u128(4)) },
         );
-        let order: Vec<_> = std::iter::from_fn(|| policy.victim(NOW)).map(BlockId::index).collect();
+        let order: Vec<_> =
+            std::iter::from_fn(|| policy.victim(NOW)).map(RecordId::index).collect();
         assert_eq!(order, [3, 2, 1, 4, 0]);
         assert!(policy.is_empty());
     }

@@ -6,7 +6,7 @@
 
 use super::error::{check_blocks, table};
 use super::{BlockFacts, PolicyError};
-use crate::BlockId;
+use crate::RecordId;
 
 /// One of the queues, by number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -74,12 +74,12 @@ impl<const N: usize> Queues<N> {
     }
 
     /// Whether there is such a block at all.
-    pub(super) fn knows(&self, block: BlockId) -> bool {
+    pub(super) fn knows(&self, block: RecordId) -> bool {
         block.index() < self.nodes.len()
     }
 
     /// The queue that `block` is a member of.
-    pub(super) fn queue_of(&self, block: BlockId) -> Option<Queue> {
+    pub(super) fn queue_of(&self, block: RecordId) -> Option<Queue> {
         let queue = self.nodes.get(block.index())?.queue;
         (queue != NO_QUEUE).then_some(queue)
     }
@@ -95,7 +95,7 @@ impl<const N: usize> Queues<N> {
     }
 
     /// Puts a block that may be evicted at the back of `queue`, out of the queue that it was in.
-    pub(super) fn push_back(&mut self, queue: Queue, block: BlockId, facts: &BlockFacts) {
+    pub(super) fn push_back(&mut self, queue: Queue, block: RecordId, facts: &BlockFacts) {
         self.remove(block);
         self.link_back(queue, block);
         self.evictable += 1;
@@ -105,19 +105,19 @@ impl<const N: usize> Queues<N> {
     }
 
     /// Puts a block that somebody holds at the back of `queue`, out of the queue that it was in.
-    pub(super) fn enter(&mut self, queue: Queue, block: BlockId) {
+    pub(super) fn enter(&mut self, queue: Queue, block: RecordId) {
         self.remove(block);
         self.link_back(queue, block);
     }
 
     /// Moves the member `block` to the back of `queue`, whether it may be evicted or not.
-    pub(super) fn move_back(&mut self, queue: Queue, block: BlockId) {
+    pub(super) fn move_back(&mut self, queue: Queue, block: RecordId) {
         self.unlink(block);
         self.link_back(queue, block);
     }
 
     /// The member `block` keeps its place, and whether it may be evicted changes.
-    pub(super) fn mark(&mut self, block: BlockId, evictable: bool, has_children: bool) {
+    pub(super) fn mark(&mut self, block: RecordId, evictable: bool, has_children: bool) {
         let Some(node) = self.nodes.get_mut(block.index()) else { return };
         if node.queue == NO_QUEUE {
             return;
@@ -133,14 +133,14 @@ impl<const N: usize> Queues<N> {
     }
 
     /// As [`mark`](Self::mark), for a block that nobody holds.
-    pub(super) fn children(&mut self, block: BlockId, has_children: bool) {
+    pub(super) fn children(&mut self, block: RecordId, has_children: bool) {
         if self.nodes.get(block.index()).is_some_and(|node| node.evictable) {
             self.mark(block, true, has_children);
         }
     }
 
     /// Takes `block` out of the queue that it is a member of, if any.
-    pub(super) fn remove(&mut self, block: BlockId) {
+    pub(super) fn remove(&mut self, block: RecordId) {
         if self.queue_of(block).is_some() {
             self.unlink(block);
             self.evictable -= usize::from(self.nodes[block.index()].evictable);
@@ -149,17 +149,17 @@ impl<const N: usize> Queues<N> {
     }
 
     /// The first block of `queue` that has a place, whether it may be evicted or not.
-    pub(super) fn oldest(&self, queue: Queue) -> Option<BlockId> {
+    pub(super) fn oldest(&self, queue: Queue) -> Option<RecordId> {
         let front = self.ends[usize::from(queue.0)].front;
-        (front != NONE).then_some(BlockId(front))
+        (front != NONE).then_some(RecordId(front))
     }
 
     /// The first block of `queue` that may be evicted, which stays. Those before it are set aside.
-    pub(super) fn front(&mut self, queue: Queue) -> Option<BlockId> {
+    pub(super) fn front(&mut self, queue: Queue) -> Option<RecordId> {
         loop {
             let front = self.ends[usize::from(queue.0)].front;
             let node = self.nodes.get(front as usize)?;
-            let block = BlockId(front);
+            let block = RecordId(front);
             if node.evictable && !node.has_children {
                 return Some(block);
             }
@@ -169,13 +169,13 @@ impl<const N: usize> Queues<N> {
     }
 
     /// Takes out the first block of `queue` that may be evicted. Those before it are set aside.
-    pub(super) fn pop_front(&mut self, queue: Queue) -> Option<BlockId> {
+    pub(super) fn pop_front(&mut self, queue: Queue) -> Option<RecordId> {
         let block = self.front(queue)?;
         self.remove(block);
         Some(block)
     }
 
-    fn link_back(&mut self, queue: Queue, block: BlockId) {
+    fn link_back(&mut self, queue: Queue, block: RecordId) {
         let ends = &mut self.ends[usize::from(queue.0)];
         let before = std::mem::replace(&mut ends.back, block.0);
         ends.members += 1;
@@ -188,7 +188,7 @@ impl<const N: usize> Queues<N> {
         (node.queue, node.aside) = (queue, false);
     }
 
-    fn link_front(&mut self, queue: Queue, block: BlockId) {
+    fn link_front(&mut self, queue: Queue, block: RecordId) {
         let ends = &mut self.ends[usize::from(queue.0)];
         let after = std::mem::replace(&mut ends.front, block.0);
         ends.members += 1;
@@ -202,7 +202,7 @@ impl<const N: usize> Queues<N> {
     }
 
     /// Ends the membership of `block`, which is a member of some queue.
-    fn unlink(&mut self, block: BlockId) {
+    fn unlink(&mut self, block: RecordId) {
         let Node { queue, aside, .. } = self.nodes[block.index()];
         if !aside {
             self.detach(block);
@@ -213,7 +213,7 @@ impl<const N: usize> Queues<N> {
     }
 
     /// Takes away the place of `block`, which has one, but not its membership.
-    fn detach(&mut self, block: BlockId) {
+    fn detach(&mut self, block: RecordId) {
         let Node { queue, before, after, .. } = self.nodes[block.index()];
         let ends = &mut self.ends[usize::from(queue.0)];
         match before {

@@ -4,7 +4,7 @@ use super::error::table;
 use super::ghosts::{GhostList, Ghosts};
 use super::queues::{Queue, Queues};
 use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use crate::{BlockHash, BlockId};
+use crate::{BlockHash, RecordId};
 
 const SMALL: Queue = Queue(0);
 const MAIN: Queue = Queue(1);
@@ -54,7 +54,7 @@ impl S3Fifo {
 
     /// The first block of the small queue that was found at most once; those before it go on to the
     /// main queue, which may make one there overdue.
-    fn next_of_small(&mut self) -> Option<BlockId> {
+    fn next_of_small(&mut self) -> Option<RecordId> {
         while let Some(block) = self.queues.front(SMALL) {
             let (hash, frequency) = self.cached[block.index()];
             if frequency <= 1 {
@@ -73,7 +73,7 @@ impl S3Fifo {
     }
 
     /// The first block of the main queue whose hits are used up, which stays a member.
-    fn next_of_main(&mut self) -> Option<BlockId> {
+    fn next_of_main(&mut self) -> Option<RecordId> {
         while let Some(block) = self.queues.front(MAIN) {
             match &mut self.cached[block.index()].1 {
                 0 => return Some(block),
@@ -90,7 +90,7 @@ impl EvictionPolicy for S3Fifo {
         "s3fifo"
     }
 
-    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn stored(&mut self, block: RecordId, facts: &BlockFacts) {
         if !self.queues.knows(block) {
             return;
         }
@@ -99,7 +99,7 @@ impl EvictionPolicy for S3Fifo {
         self.queues.enter(if remembered { MAIN } else { SMALL }, block);
     }
 
-    fn found(&mut self, block: BlockId, _now: PolicyTime) {
+    fn found(&mut self, block: RecordId, _now: PolicyTime) {
         if let Some((_, frequency)) = self.cached.get_mut(block.index()) {
             *frequency = FREQUENCY_MAX.min(*frequency + 1);
         }
@@ -108,26 +108,26 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         if self.queues.queue_of(block).is_none() {
             self.stored(block, facts);
         }
         self.queues.mark(block, true, facts.has_children);
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.queues.children(block, has_children);
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.queues.mark(block, false, false);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.queues.remove(block);
     }
 
-    fn victim(&mut self, _now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, _now: PolicyTime) -> Option<RecordId> {
         if let Some(overdue) = self.queues.pop_front(OVERDUE) {
             return Some(overdue);
         }
@@ -173,22 +173,22 @@ mod tests {
     fn what_was_found_twice_or_comes_back_outlives_newer_blocks() {
         let mut policy = S3Fifo::new(10).unwrap();
         for index in 0..10 {
-            policy.stored(BlockId::from_index(index), &facts(index));
-            policy.evictable(BlockId::from_index(index), &facts(index));
+            policy.stored(RecordId::from_index(index), &facts(index));
+            policy.evictable(RecordId::from_index(index), &facts(index));
         }
         for _ in 0..2 {
-            policy.found(BlockId::from_index(0), NOW);
+            policy.found(RecordId::from_index(0), NOW);
         }
         let victim = policy.victim(NOW).unwrap();
         assert_eq!(victim.index(), 1);
         // The evicted content comes back and goes straight to the main queue.
         policy.stored(victim, &facts(1));
         policy.evictable(victim, &facts(1));
-        policy.held(BlockId::from_index(3));
+        policy.held(RecordId::from_index(3));
         let order: Vec<_> = std::iter::from_fn(|| policy.victim(NOW)).collect();
-        let order: Vec<usize> = order.into_iter().map(BlockId::index).collect();
+        let order: Vec<usize> = order.into_iter().map(RecordId::index).collect();
         assert_eq!(order, [2, 4, 5, 6, 7, 8, 9, 1, 0]);
-        policy.evictable(BlockId::from_index(3), &facts(3));
-        assert_eq!(policy.victim(NOW), Some(BlockId::from_index(3)));
+        policy.evictable(RecordId::from_index(3), &facts(3));
+        assert_eq!(policy.victim(NOW), Some(RecordId::from_index(3)));
     }
 }

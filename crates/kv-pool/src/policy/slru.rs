@@ -2,7 +2,7 @@
 
 use super::queues::{Queue, Queues};
 use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use crate::BlockId;
+use crate::RecordId;
 
 const PROBATION: Queue = Queue(0);
 const PROTECTED: Queue = Queue(1);
@@ -38,7 +38,7 @@ impl EvictionPolicy for Slru {
         "slru"
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         if !self.segments.knows(block) {
             return;
         }
@@ -54,19 +54,19 @@ impl EvictionPolicy for Slru {
         }
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.segments.children(block, has_children);
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.segments.remove(block);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.segments.remove(block);
     }
 
-    fn victim(&mut self, _now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, _now: PolicyTime) -> Option<RecordId> {
         self.segments.pop_front(PROBATION).or_else(|| self.segments.pop_front(PROTECTED))
     }
 
@@ -89,9 +89,10 @@ mod tests {
             let hash = BlockHash::from_u128(u128::from(index));
             let found = u32::from(index < 3);
             let facts = BlockFacts { found, ..BlockFacts::new(hash) };
-            policy.evictable(BlockId::from_index(index), &facts);
+            policy.evictable(RecordId::from_index(index), &facts);
         }
-        let order: Vec<_> = std::iter::from_fn(|| policy.victim(NOW)).map(BlockId::index).collect();
+        let order: Vec<_> =
+            std::iter::from_fn(|| policy.victim(NOW)).map(RecordId::index).collect();
         // Two of the three that were found are protected; the oldest of them was sent back first.
         assert_eq!(order, [0, 3, 4, 5, 6, 7, 8, 9, 1, 2]);
     }

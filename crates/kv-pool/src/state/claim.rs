@@ -2,10 +2,11 @@
 
 use std::num::NonZeroU64;
 
-use crate::blocks::{Flag, Place};
-use crate::state::{State, Turn};
+use crate::blocks::{BlockPhase, Flag};
+use crate::claim::ClaimList;
+use crate::state::{PoolState, Turn};
 use crate::tenants::Tenant;
-use crate::{BlockId, ClaimError, Location, SlotIndex, Tier};
+use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
 ///
@@ -24,26 +25,26 @@ impl Claim {
     const EVICTED: u64 = 1 << 63;
 
     #[inline]
-    pub(crate) fn new(block: BlockId, slot: SlotIndex, evicted: bool) -> Self {
+    pub(crate) fn new(block: RecordId, slot: BlockId, evicted: bool) -> Self {
         let block = NonZeroU64::MIN.saturating_add(block.0.into());
         let ids = block | u64::from(slot.0) << 32;
         Self { ids, moved: if evicted { Self::EVICTED } else { 0 } }
     }
 
     /// The same with content that goes to a slot of the secondary tier. Slots are below 2^31.
-    fn with_offload(self, content: BlockId, to: SlotIndex) -> Self {
+    fn with_offload(self, content: RecordId, to: BlockId) -> Self {
         let content = u64::from(content.0) + 1;
         Self { moved: self.moved & Self::EVICTED | u64::from(to.0) << 32 | content, ..self }
     }
 
     #[inline]
-    pub(crate) fn block(&self) -> BlockId {
-        BlockId((self.ids.get() as u32) - 1)
+    pub(crate) fn block(&self) -> RecordId {
+        RecordId((self.ids.get() as u32) - 1)
     }
 
     #[inline]
-    pub(crate) fn slot(&self) -> SlotIndex {
-        SlotIndex((self.ids.get() >> 32) as u32)
+    pub(crate) fn slot(&self) -> BlockId {
+        BlockId((self.ids.get() >> 32) as u32)
     }
 
     #[inline]
@@ -53,8 +54,8 @@ impl Claim {
 
     #[inline]
     pub(crate) fn offload(&self) -> Option<Move> {
-        let block = BlockId((self.moved as u32).checked_sub(1)?);
-        let to = SlotIndex((self.moved >> 32) as u32 & (u32::MAX >> 1));
+        let block = RecordId((self.moved as u32).checked_sub(1)?);
+        let to = BlockId((self.moved >> 32) as u32 & (u32::MAX >> 1));
         Some(Move { block, from: self.slot(), to })
     }
 
@@ -69,14 +70,14 @@ impl Claim {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     /// The block of the content, which lies in slot `to` already, unless another one
-    /// [stands in](State::stand_ins) for it.
-    pub(crate) block: BlockId,
+    /// [stands in](PoolState::stand_ins) for it.
+    pub(crate) block: RecordId,
     /// The slot that the copy reads. It is not handed on before the copy has ended.
-    pub(crate) from: SlotIndex,
-    pub(crate) to: SlotIndex,
+    pub(crate) from: BlockId,
+    pub(crate) to: BlockId,
 }
 
-impl State {
+impl PoolState {
     /// Whether there are `count` blocks that nobody uses.
     #[inline]
     pub(crate) fn check_claimable(
@@ -123,12 +124,12 @@ impl State {
     }
 
     /// The same, as all that one caller claims, in a list of its own.
-    pub(crate) fn claim_list(&mut self, tier: Tier, by: Tenant, count: usize) -> Vec<Claim> {
-        let mut claims = self.take_claims();
-        self.claim(tier, by, count, &mut claims);
+    pub(crate) fn claim_list(&mut self, tier: Tier, by: Tenant, count: usize) -> Box<ClaimList> {
+        let mut list = self.take_claims();
+        self.claim(tier, by, count, &mut list.claims);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.sabotage.next_caller();
-        claims
+        list
     }
 
     /// Reads the places of the names that are about to be removed.
@@ -186,7 +187,7 @@ impl State {
     /// Takes the next block out of a tier's queues that is not kept for another tenant than `by`; the
     /// last resort if others follow it.
     #[inline]
-    fn pop_for(&mut self, tier: Tier, by: Tenant) -> Option<(BlockId, bool)> {
+    fn pop_for(&mut self, tier: Tier, by: Tenant) -> Option<(RecordId, bool)> {
         loop {
             let (id, last_resort) = self.pop(tier, by)?;
             if !self.blocks.is(id, Flag::NAMED) || !self.is_kept(id, by) {
@@ -198,7 +199,7 @@ impl State {
 
     /// Puts blocks back that were popped one after the other and set aside, each where it was; a
     /// policy puts them where it puts what is released.
-    pub(crate) fn put_back(&mut self, aside: &[(BlockId, Turn)]) {
+    pub(crate) fn put_back(&mut self, aside: &[(RecordId, Turn)]) {
         for &(id, turn) in aside.iter().rev() {
             self.blocks.clear(id, Flag::ASIDE);
             let tier = self.blocks.tier(id);
@@ -207,7 +208,7 @@ impl State {
             } else if self.watch.policies[tier.index()].is_some() {
                 self.enqueue_by_policy(id, tier);
             } else if turn == Turn::Last {
-                self.put(id, Place::Shadowed);
+                self.put(id, BlockPhase::Shadowed);
                 self.tiers[tier.index()].shadowed.push_front(&mut self.blocks, id);
             } else {
                 let class = Some(self.blocks.priority(id));
@@ -220,7 +221,7 @@ impl State {
     /// from `by`. Blocks that wait for those that follow them come when there is nothing else: what
     /// follows them is then in use or elsewhere.
     #[inline]
-    fn pop(&mut self, tier: Tier, by: Tenant) -> Option<(BlockId, bool)> {
+    fn pop(&mut self, tier: Tier, by: Tenant) -> Option<(RecordId, bool)> {
         let state = &mut self.tiers[tier.index()];
         if (state.queues.empty() > 0 || self.watch.tenancy.is_none())
             && let Some(id) = state.queues.pop(&mut self.blocks)
@@ -232,7 +233,11 @@ impl State {
     }
 
     /// The same, of blocks with content; for anybody if no tenant is named.
-    pub(crate) fn pop_cached(&mut self, tier: Tier, by: Option<Tenant>) -> Option<(BlockId, Turn)> {
+    pub(crate) fn pop_cached(
+        &mut self,
+        tier: Tier,
+        by: Option<Tenant>,
+    ) -> Option<(RecordId, Turn)> {
         if let Some((class, id)) = self.first_passed(tier, by) {
             let queued = self.tier(tier).queues.first_cached();
             if queued.is_none_or(|queued| class <= queued) {
@@ -253,37 +258,37 @@ impl State {
     }
 
     /// Takes a block that waits for those that follow it.
-    pub(super) fn pop_shadowed(&mut self, tier: Tier) -> Option<(BlockId, Turn)> {
+    pub(super) fn pop_shadowed(&mut self, tier: Tier) -> Option<(RecordId, Turn)> {
         let state = &mut self.tiers[tier.index()];
         let id = state.shadowed.front()?;
         state.shadowed.remove(&mut self.blocks, id);
         // Like every block that was popped: the end of what follows it must not look for it in a list.
-        self.put(id, Place::Queued);
+        self.put(id, BlockPhase::Queued);
         Some((id, Turn::Last))
     }
 
     /// Sets a block aside that is evicted only after those that follow it.
     #[inline]
-    pub(super) fn shadow(&mut self, id: BlockId) {
-        self.put(id, Place::Shadowed);
+    pub(super) fn shadow(&mut self, id: RecordId) {
+        self.put(id, BlockPhase::Shadowed);
         let tier = self.blocks.tier(id);
         self.tiers[tier.index()].shadowed.push_back(&mut self.blocks, id);
     }
 
     /// The last block that followed this one is gone: its turn, which has come up before, is now.
     #[inline]
-    pub(crate) fn unshadow(&mut self, id: BlockId) {
+    pub(crate) fn unshadow(&mut self, id: RecordId) {
         let tier = self.blocks.tier(id).index();
         self.tiers[tier].shadowed.remove(&mut self.blocks, id);
         if self.plain {
             let state = &mut self.tiers[tier];
-            state.counts[Place::Shadowed as usize] -= 1;
-            state.counts[Place::Queued as usize] += 1;
-            self.blocks.set_place(id, Place::Queued);
+            state.counts[BlockPhase::Shadowed as usize] -= 1;
+            state.counts[BlockPhase::Queued as usize] += 1;
+            self.blocks.set_place(id, BlockPhase::Queued);
             let class = self.blocks.kind(id).class();
             return state.queues.push_cached_first(&mut self.blocks, id, class);
         }
-        self.put(id, Place::Queued);
+        self.put(id, BlockPhase::Queued);
         if self.watch.policies[tier].is_some() {
             return self.enqueue_by_policy(id, self.blocks.tier(id));
         }
@@ -300,7 +305,7 @@ impl State {
         self.ages.max_ms = self.ages.max_ms.max(age.into());
     }
 
-    fn drop_content(&mut self, id: BlockId) {
+    fn drop_content(&mut self, id: RecordId) {
         self.unname(id);
         self.counters.dropped += 1;
         if self.blocks.tier(id) == Tier::Primary {
@@ -312,7 +317,7 @@ impl State {
     /// A block of the tier below for the content of a victim of the primary tier, if it is worth
     /// keeping. The content of that block is dropped.
     #[inline]
-    fn offload_target(&mut self, tier: Tier, victim: BlockId) -> Option<BlockId> {
+    fn offload_target(&mut self, tier: Tier, victim: RecordId) -> Option<RecordId> {
         let keep =
             tier == Tier::Primary && self.blocks.priority(victim) >= self.offload_min_priority;
         if !keep {
@@ -341,17 +346,17 @@ impl State {
     /// Gives the content of `victim` the slot of `target`, and claims `target` at the slot that it
     /// leaves.
     #[inline]
-    fn displace(&mut self, victim: BlockId, target: BlockId, by: Tenant) -> Claim {
+    fn displace(&mut self, victim: RecordId, target: RecordId, by: Tenant) -> Claim {
         self.counters.evicted += 1;
         self.count_age(self.blocks.stamp(victim));
         self.swap_locations(victim, target);
-        let from = self.blocks.location(target).slot;
-        let to = self.blocks.location(victim).slot;
+        let from = self.blocks.location(target).id;
+        let to = self.blocks.location(victim).id;
         // No lookup can find the content before the copy is committed. The name keeps its place in the
         // index, so that all else that is asked by name meets the content on its way.
         self.blocks.clear(victim, Flag::NAMED);
         self.blocks.set(victim, Flag::EXPECTED);
-        self.put(victim, Place::Moving);
+        self.put(victim, BlockPhase::Moving);
         self.blocks.pair(victim, target);
         let claim = self.claimed(target, by, true);
         debug_assert_eq!(claim.slot(), from);
@@ -359,13 +364,13 @@ impl State {
     }
 
     #[inline]
-    pub(crate) fn claimed(&mut self, id: BlockId, by: Tenant, evicted: bool) -> Claim {
+    pub(crate) fn claimed(&mut self, id: RecordId, by: Tenant, evicted: bool) -> Claim {
         // What was said of it while it had no name is not said of what it will hold.
         self.untime(id);
         let (place, tier, slot) = self.blocks.claim(id, by.0);
         let counts = &mut self.tiers[tier.index()].counts;
         counts[place as usize] -= 1;
-        counts[Place::Claimed as usize] += 1;
+        counts[BlockPhase::Claimed as usize] += 1;
         self.account(id);
         Claim::new(id, slot, evicted)
     }
@@ -379,7 +384,7 @@ impl State {
             self.blocks.clear(id, Flag::EXPECTED);
             self.blocks.set(id, Flag::NAMED);
             self.counters.offloaded += 1;
-            self.emit_moved(id, Location { tier: Tier::Primary, slot: moved.from });
+            self.emit_moved(id, Location { tier: Tier::Primary, id: moved.from });
         }
         self.arrive(id);
     }
@@ -396,7 +401,7 @@ impl State {
 
     /// The block that has the slot which the content of a move goes to.
     #[inline]
-    fn moving_to(&mut self, moved: Move) -> BlockId {
+    fn moving_to(&mut self, moved: Move) -> RecordId {
         if self.stand_ins.is_empty() {
             return moved.block;
         }
@@ -405,34 +410,34 @@ impl State {
 
     /// Ends a move: both of its slots are free of the copy.
     #[inline]
-    fn arrive(&mut self, id: BlockId) {
+    fn arrive(&mut self, id: RecordId) {
         let holder = self.blocks.partner(id);
         self.blocks.part(id, holder);
-        self.put(id, Place::Claimed);
+        self.put(id, BlockPhase::Claimed);
         self.rest(id);
-        if self.blocks.place(holder) == Place::Draining {
+        if self.blocks.place(holder) == BlockPhase::Draining {
             self.rest(holder);
         }
     }
 
     /// Has the claimed block `own` wait in the place of `id` for the copy that brings content on its way
     /// to the slot of `id`, which is the other's from now on.
-    pub(super) fn stand_in(&mut self, id: BlockId, own: BlockId) {
-        let (to, holder) = (self.blocks.location(id).slot, self.blocks.partner(id));
+    pub(super) fn stand_in(&mut self, id: RecordId, own: RecordId) {
+        let (to, holder) = (self.blocks.location(id).id, self.blocks.partner(id));
         self.blocks.part(id, holder);
         self.swap_locations(id, own);
         // The slot that the copy reads may be the one that was just given away.
         let holder = if holder == own { id } else { holder };
         self.blocks.pair(own, holder);
-        self.put(own, Place::Moving);
+        self.put(own, BlockPhase::Moving);
         self.stand_ins.insert(to, own);
     }
 }
 
 #[cfg(all(feature = "sabotage", debug_assertions))]
-impl State {
+impl PoolState {
     /// Claims a block that somebody else has claimed, and may have released, named or shared.
-    fn claim_stale(&mut self, stale: BlockId) -> Claim {
+    fn claim_stale(&mut self, stale: RecordId) -> Claim {
         self.take_out(stale);
         self.counters.claimed += 1;
         if !self.blocks.is(stale, Flag::NAMED) {

@@ -20,7 +20,8 @@ pub(crate) use tenancy::Turn;
 pub(crate) use tier::{SlotNumbers, TierState};
 pub(crate) use watch::Watch;
 
-use crate::blocks::{Blocks, Flag, Place, Unlinked};
+use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
+use crate::claim::ClaimList;
 use crate::hold::{Hold, Token};
 use crate::ids::PoolMark;
 use crate::index::Index;
@@ -30,15 +31,46 @@ use crate::pool::Shared;
 use crate::stats::{EvictionAges, PoolCounters};
 use crate::sync::Arc;
 use crate::tenants::Tenant;
-use crate::{BlockId, Location, PoolConfig, Priority, SlotIndex, Tier};
+use crate::{BlockId, Location, PoolConfig, Priority, RecordId, Tier};
 
-/// Buffers kept for the next user; what is beyond is freed.
-const SPARES_MAX: usize = 256;
-/// A list longer than this is not worth keeping.
-const SPARE_LEN_MAX: usize = 4096;
+/// Lists kept for the next user; what is beyond is freed.
+const SPARES_MAX: usize = 1024;
+/// Spare lists of each kind have room for as many blocks as the pool has twice, and for this many more.
+const SPARE_ROOM_MIN: usize = 4096;
+
+/// Emptied lists, kept for the next user.
+#[derive(Debug)]
+struct Spares<T> {
+    lists: Vec<T>,
+    /// Blocks that they have room for, and may have.
+    room: usize,
+    room_max: usize,
+}
+
+impl<T> Spares<T> {
+    fn new(blocks: usize) -> Self {
+        Self { lists: Vec::new(), room: 0, room_max: 2 * blocks + SPARE_ROOM_MIN }
+    }
+
+    #[inline]
+    fn take(&mut self, room: impl FnOnce(&T) -> usize) -> Option<T> {
+        let list = self.lists.pop()?;
+        self.room -= room(&list);
+        Some(list)
+    }
+
+    /// Keeps a list with room for so many blocks, or drops it.
+    #[inline]
+    fn keep(&mut self, list: T, room: usize) {
+        if self.lists.len() < SPARES_MAX && self.room + room <= self.room_max {
+            self.room += room;
+            self.lists.push(list);
+        }
+    }
+}
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct PoolState {
     /// The pool that ids belong to which its callers have been given.
     pub(crate) mark: PoolMark,
     pub(crate) blocks: Blocks,
@@ -48,7 +80,7 @@ pub(crate) struct State {
     pub(crate) retiring: List,
     /// Blocks that wait for the end of an [`Offload`](crate::Offload) in the place of the one that it
     /// names, by the slot that it copies to.
-    pub(crate) stand_ins: HashMap<SlotIndex, BlockId>,
+    pub(crate) stand_ins: HashMap<BlockId, RecordId>,
     /// The numbers of the epochs that were begun last, and completed.
     pub(crate) current: u64,
     pub(crate) completed: u64,
@@ -60,19 +92,19 @@ pub(crate) struct State {
     /// No log of events either, when it was made.
     quiet: bool,
     /// What was named last: mostly the parent of what is named next.
-    last_named: BlockId,
+    last_named: RecordId,
     pub(crate) loans: Loans,
     offload_min_priority: Priority,
-    spare_holds: Vec<Arc<Hold>>,
+    spare_holds: Spares<Arc<Hold>>,
     spare_tokens: Vec<Arc<Token>>,
     /// Nobody has a handle of the pool any more.
     closed: bool,
-    pub(crate) spare_claims: Vec<Vec<Claim>>,
+    spare_claims: Spares<Box<ClaimList>>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) sabotage: crate::sabotage::Sabotage,
 }
 
-impl State {
+impl PoolState {
     /// `config` has been checked.
     pub(crate) fn new(
         config: &PoolConfig,
@@ -98,14 +130,14 @@ impl State {
             ages: EvictionAges::default(),
             plain: watch.policies.iter().all(Option::is_none),
             quiet: watch.events.is_none(),
-            last_named: BlockId(0),
+            last_named: RecordId(0),
             watch,
             loans: Loans::default(),
             offload_min_priority: config.offload_min_priority,
-            spare_holds: Vec::new(),
+            spare_holds: Spares::new(base as usize),
             spare_tokens: Vec::new(),
             closed: false,
-            spare_claims: Vec::new(),
+            spare_claims: Spares::new(base as usize),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: crate::sabotage::Sabotage::default(),
         };
@@ -138,7 +170,7 @@ impl State {
 
     /// Changes a block's place, and the counts with it. Lists are the caller's to change.
     #[inline]
-    pub(crate) fn put(&mut self, id: BlockId, place: Place) {
+    pub(crate) fn put(&mut self, id: RecordId, place: BlockPhase) {
         let counts = &mut self.tiers[self.blocks.tier(id).index()].counts;
         counts[self.blocks.place(id) as usize] -= 1;
         counts[place as usize] += 1;
@@ -148,20 +180,20 @@ impl State {
 
     /// Takes one reference: the block leaves the lists if it is the first.
     #[inline]
-    pub(crate) fn pin(&mut self, id: BlockId) {
+    pub(crate) fn pin(&mut self, id: RecordId) {
         if self.plain
             && let Some(Unlinked { tier, class, before, after }) = self.blocks.pin_queued(id)
         {
             let tier = &mut self.tiers[tier.index()];
-            tier.counts[Place::Queued as usize] -= 1;
-            tier.counts[Place::Pinned as usize] += 1;
+            tier.counts[BlockPhase::Queued as usize] -= 1;
+            tier.counts[BlockPhase::Pinned as usize] += 1;
             return tier.queues.unlinked(&mut self.blocks, class, before, after, 1);
         }
         self.pin_anywhere(id);
     }
 
-    fn pin_anywhere(&mut self, id: BlockId) {
-        if self.blocks.place(id) == Place::Pinned {
+    fn pin_anywhere(&mut self, id: RecordId) {
+        if self.blocks.place(id) == BlockPhase::Pinned {
             // A count that ever got this high stays there: better held for good than given away
             // early.
             let references = self.blocks.references(id).saturating_add(1);
@@ -171,26 +203,26 @@ impl State {
         self.take_out(id);
         self.untime(id);
         self.blocks.set_references(id, 1);
-        self.put(id, Place::Pinned);
+        self.put(id, BlockPhase::Pinned);
     }
 
     /// Gives one reference back; the block rests if it was the last.
     #[inline]
-    pub(crate) fn unpin(&mut self, id: BlockId) {
+    pub(crate) fn unpin(&mut self, id: RecordId) {
         if self.plain
             && self.current <= self.completed
             && let Some((tier, class)) = self.blocks.unpin_last(id, self.watch.now_ms() as u32)
         {
             let tier = &mut self.tiers[tier.index()];
-            tier.counts[Place::Pinned as usize] -= 1;
-            tier.counts[Place::Queued as usize] += 1;
+            tier.counts[BlockPhase::Pinned as usize] -= 1;
+            tier.counts[BlockPhase::Queued as usize] += 1;
             return tier.queues.push_cached(&mut self.blocks, id, class);
         }
         self.unpin_anywhere(id);
     }
 
-    fn unpin_anywhere(&mut self, id: BlockId) {
-        if self.blocks.place(id) != Place::Pinned {
+    fn unpin_anywhere(&mut self, id: RecordId) {
+        if self.blocks.place(id) != BlockPhase::Pinned {
             self.counters.misuses += 1;
             return;
         }
@@ -207,8 +239,8 @@ impl State {
 
     /// Releases a claimed block that was given no content worth a name.
     #[inline]
-    pub(crate) fn release_claimed(&mut self, id: BlockId) {
-        if self.blocks.place(id) == Place::Claimed {
+    pub(crate) fn release_claimed(&mut self, id: RecordId) {
+        if self.blocks.place(id) == BlockPhase::Claimed {
             self.rest(id);
         } else {
             self.counters.misuses += 1;
@@ -217,19 +249,19 @@ impl State {
 
     /// Puts a block that nobody holds where it waits for its next user.
     #[inline]
-    pub(crate) fn rest(&mut self, id: BlockId) {
+    pub(crate) fn rest(&mut self, id: RecordId) {
         // Of two owners the other may have released it before.
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.take_out(id);
         self.arm(id);
         if self.blocks.is(id, Flag::COPYING) {
-            self.put(id, Place::Draining);
+            self.put(id, BlockPhase::Draining);
         } else if self.current <= self.completed {
             self.enqueue(id);
         } else {
             // Fewer than 2^31 epochs are ever open at once, so half of the number tells them apart.
             self.blocks.set_stamp(id, self.current as u32);
-            self.put(id, Place::Retiring);
+            self.put(id, BlockPhase::Retiring);
             self.retiring.push_back(&mut self.blocks, id);
         }
     }
@@ -251,7 +283,7 @@ impl State {
     /// Exchanges the slots of two blocks, and with them the copies that read these. Neither is in a
     /// list, or the list would be wrong.
     #[inline]
-    pub(crate) fn swap_locations(&mut self, one: BlockId, other: BlockId) {
+    pub(crate) fn swap_locations(&mut self, one: RecordId, other: RecordId) {
         let (first, second) = (self.blocks.location(one), self.blocks.location(other));
         self.relocate(one, second);
         self.relocate(other, first);
@@ -259,7 +291,7 @@ impl State {
     }
 
     #[inline]
-    fn relocate(&mut self, id: BlockId, to: Location) {
+    fn relocate(&mut self, id: RecordId, to: Location) {
         let (place, from) = (self.blocks.place(id) as usize, self.blocks.tier(id));
         self.uncount(id);
         self.tiers[from.index()].counts[place] -= 1;
@@ -278,30 +310,34 @@ impl State {
 
     /// Removes a block from the list that its place names, if any.
     #[inline]
-    pub(crate) fn take_out(&mut self, id: BlockId) {
+    pub(crate) fn take_out(&mut self, id: RecordId) {
         if self.blocks.is(id, Flag::PASSED) {
             return self.take_out_passed(id);
         }
         let blocks = &mut self.blocks;
         let tier = &mut self.tiers[blocks.tier(id).index()];
         match blocks.place(id) {
-            Place::Queued => {
+            BlockPhase::Queued => {
                 let class = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
                 match &mut self.watch.policies[blocks.tier(id).index()] {
                     Some(policy) if class.is_some() => policy.held(id),
                     _ => tier.queues.remove(blocks, id, class),
                 }
             }
-            Place::Shadowed => tier.shadowed.remove(blocks, id),
-            Place::Retiring => self.retiring.remove(blocks, id),
-            Place::Absent | Place::Claimed | Place::Pinned | Place::Moving | Place::Draining => {}
+            BlockPhase::Shadowed => tier.shadowed.remove(blocks, id),
+            BlockPhase::Retiring => self.retiring.remove(blocks, id),
+            BlockPhase::Absent
+            | BlockPhase::Claimed
+            | BlockPhase::Pinned
+            | BlockPhase::Moving
+            | BlockPhase::Draining => {}
         }
     }
 
     /// Content goes to the back of its priority, a block without content before all others.
     #[inline]
-    pub(crate) fn enqueue(&mut self, id: BlockId) {
-        self.put(id, Place::Queued);
+    pub(crate) fn enqueue(&mut self, id: RecordId) {
+        self.put(id, BlockPhase::Queued);
         let tier = self.blocks.tier(id);
         if !self.blocks.is(id, Flag::NAMED) {
             return self.tiers[tier.index()].queues.insert_first(&mut self.blocks, id, None);
@@ -318,7 +354,7 @@ impl State {
         }
     }
 
-    pub(crate) fn enqueue_by_policy(&mut self, id: BlockId, tier: Tier) {
+    pub(crate) fn enqueue_by_policy(&mut self, id: RecordId, tier: Tier) {
         let facts = self.facts(id);
         if let Some(policy) = &mut self.watch.policies[tier.index()] {
             policy.evictable(id, &facts);
@@ -327,15 +363,15 @@ impl State {
 
     /// The next slot of a tier that has never been used, with a block for it.
     #[inline]
-    fn appear(&mut self, tier: Tier) -> Option<BlockId> {
+    fn appear(&mut self, tier: Tier) -> Option<RecordId> {
         let state = &mut self.tiers[tier.index()];
         if state.appeared == state.ready {
             return None;
         }
-        let (id, slot) = (BlockId(state.base + state.appeared), state.slot(state.appeared));
+        let (id, slot) = (RecordId(state.base + state.appeared), state.slot(state.appeared));
         state.appeared += 1;
-        state.counts[Place::Absent as usize] += 1;
-        self.blocks.set_location(id, Location { tier, slot });
+        state.counts[BlockPhase::Absent as usize] += 1;
+        self.blocks.set_location(id, Location { tier, id: slot });
         self.blocks.set_priority(id, Priority::DEFAULT);
         Some(id)
     }
@@ -343,15 +379,14 @@ impl State {
     /// A hold for blocks that are pinned now, with an empty list.
     #[inline]
     pub(crate) fn take_hold(&mut self) -> Arc<Hold> {
-        self.spare_holds.pop().unwrap_or_default()
+        self.spare_holds.take(|hold| hold.capacity()).unwrap_or_default()
     }
 
     /// Keeps an empty hold for the next user.
     #[inline]
     pub(crate) fn keep_hold(&mut self, hold: Arc<Hold>) {
-        if self.spare_holds.len() < SPARES_MAX && hold.capacity() <= SPARE_LEN_MAX {
-            self.spare_holds.push(hold);
-        }
+        let room = hold.capacity();
+        self.spare_holds.keep(hold, room);
     }
 
     /// A token without another owner.
@@ -363,10 +398,11 @@ impl State {
         }
     }
 
-    /// Keeps a token without another owner for the next user, or gives it back.
+    /// Keeps a token without another owner for the next user, or gives it back. As many are kept as were
+    /// ever out at once, which each stood for a block.
     #[inline]
     pub(crate) fn keep_token(&mut self, token: Arc<Token>) -> Option<Arc<Token>> {
-        if self.closed || self.spare_tokens.len() >= SPARES_MAX {
+        if self.closed || self.spare_tokens.len() >= self.blocks.len() {
             return Some(token);
         }
         self.spare_tokens.push(token);
@@ -379,17 +415,17 @@ impl State {
         std::mem::take(&mut self.spare_tokens)
     }
 
+    /// An empty list for blocks that are claimed now.
     #[inline]
-    pub(crate) fn take_claims(&mut self) -> Vec<Claim> {
-        self.spare_claims.pop().unwrap_or_default()
+    pub(crate) fn take_claims(&mut self) -> Box<ClaimList> {
+        self.spare_claims.take(|list| list.claims.capacity()).unwrap_or_default()
     }
 
+    /// Keeps an empty list for the next user.
     #[inline]
-    pub(crate) fn keep_claims(&mut self, mut claims: Vec<Claim>) {
-        claims.clear();
-        if self.spare_claims.len() < SPARES_MAX && claims.capacity() <= SPARE_LEN_MAX {
-            self.spare_claims.push(claims);
-        }
+    pub(crate) fn keep_claims(&mut self, list: Box<ClaimList>) {
+        let room = list.claims.capacity();
+        self.spare_claims.keep(list, room);
     }
 }
 
@@ -398,11 +434,11 @@ mod tests {
     use super::*;
     use crate::{BlockHash, Naming};
 
-    fn state() -> State {
-        State::plain(&PoolConfig::primary_only(2)).unwrap()
+    fn state() -> PoolState {
+        PoolState::plain(&PoolConfig::primary_only(2)).unwrap()
     }
 
-    fn claim(state: &mut State) -> BlockId {
+    fn claim(state: &mut PoolState) -> RecordId {
         state.claim_one(Tier::Primary, Tenant::NOBODY).unwrap().block()
     }
 
@@ -432,6 +468,6 @@ mod tests {
             state.unpin(id);
         }
         assert_eq!(state.blocks.references(id), u32::MAX);
-        assert_eq!(state.blocks.place(id), Place::Pinned);
+        assert_eq!(state.blocks.place(id), BlockPhase::Pinned);
     }
 }

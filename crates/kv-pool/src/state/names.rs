@@ -1,11 +1,11 @@
 //! Names: who bears one, who follows whom, and how a name is lost.
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::{BlockPhase, Flag};
 use crate::claim::Naming;
 use crate::hold::BlockAt;
 use crate::index::TOGETHER;
-use crate::state::State;
-use crate::{BlockHash, BlockId};
+use crate::state::PoolState;
+use crate::{BlockHash, RecordId};
 
 /// How many names of a prefix are looked up before the next one is guessed from their blocks.
 const TOGETHER_AT_FIRST: usize = 4;
@@ -14,27 +14,27 @@ const TOGETHER_AT_FIRST: usize = 4;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Named {
     /// This block bears it, in the slot of the one that was to be named, and is mostly that one.
-    New(BlockId),
+    New(RecordId),
     /// This block has borne it before, elsewhere.
-    Duplicate(BlockId),
+    Duplicate(RecordId),
 }
 
-impl State {
+impl PoolState {
     /// The block that bears a name, also if its content is on its way: at most one does.
     #[inline]
-    pub(crate) fn bearer(&self, hash: BlockHash) -> Option<BlockId> {
+    pub(crate) fn bearer(&self, hash: BlockHash) -> Option<RecordId> {
         self.index.get(&self.blocks, hash)
     }
 
     /// The block that lookups of this name find.
     #[inline]
-    pub(crate) fn find(&self, hash: BlockHash) -> Option<BlockId> {
+    pub(crate) fn find(&self, hash: BlockHash) -> Option<RecordId> {
         self.bearer(hash).filter(|&id| self.blocks.is(id, Flag::NAMED))
     }
 
     /// The bearer of the name of what comes before content that is about to be named.
     #[inline]
-    pub(crate) fn find_parent(&self, hash: BlockHash) -> Option<BlockId> {
+    pub(crate) fn find_parent(&self, hash: BlockHash) -> Option<RecordId> {
         let last = self.last_named;
         if self.blocks.bears(last, hash) {
             return Some(last);
@@ -48,8 +48,8 @@ impl State {
     pub(crate) fn find_after(
         &mut self,
         hash: BlockHash,
-        before: Option<BlockId>,
-    ) -> Option<BlockId> {
+        before: Option<RecordId>,
+    ) -> Option<RecordId> {
         let id = self.find(hash)?;
         self.adopt(id, before);
         Some(id)
@@ -57,7 +57,7 @@ impl State {
 
     /// Makes `before` the parent of a block that was named as a successor and has none.
     #[inline]
-    fn adopt(&mut self, id: BlockId, before: Option<BlockId>) {
+    fn adopt(&mut self, id: RecordId, before: Option<RecordId>) {
         if let Some(before) = before
             && self.blocks.is(id, Flag::CHAINED)
             && !self.blocks.has_parent(id)
@@ -92,18 +92,18 @@ impl State {
     /// index is not asked.
     fn find_prefix(&self, hashes: &[BlockHash], found: &mut Vec<BlockAt>) -> bool {
         let mut alone = false;
-        let (mut last, mut step) = (BlockId(u32::MAX), 1);
+        let (mut last, mut step) = (RecordId(u32::MAX), 1);
         let (mut rest, mut together) = (hashes, TOGETHER_AT_FIRST);
         while !rest.is_empty() {
             let mut guessed = 0;
             for &hash in rest {
-                let block = BlockId(last.0.wrapping_add(step));
+                let block = RecordId(last.0.wrapping_add(step));
                 let Some((location, lacks)) = self.blocks.bearing(block, hash) else { break };
                 found.push(BlockAt { block, location });
                 (last, alone, guessed) = (block, alone | lacks, guessed + 1);
             }
             rest = &rest[guessed..];
-            let mut ids = [BlockId(0); TOGETHER];
+            let mut ids = [RecordId(0); TOGETHER];
             let names = &rest[..rest.len().min(together)];
             let count = self.index.get_many(&self.blocks, names, &mut ids);
             for &block in &ids[..count] {
@@ -136,9 +136,9 @@ impl State {
     #[inline]
     pub(crate) fn register(
         &mut self,
-        own: BlockId,
+        own: RecordId,
         hash: BlockHash,
-        parent: Option<BlockId>,
+        parent: Option<RecordId>,
         naming: &Naming,
     ) -> Named {
         let bearer = self.index.get_or_mixed(&self.blocks, hash);
@@ -150,7 +150,7 @@ impl State {
             Ok(known) => {
                 let as_near = self.blocks.tier(known) <= self.blocks.tier(own);
                 let found = as_near && self.blocks.is(known, Flag::NAMED);
-                let found = found || self.blocks.place(known) == Place::Pinned;
+                let found = found || self.blocks.place(known) == BlockPhase::Pinned;
                 if found && self.may_use(known) {
                     self.counters.duplicates += 1;
                     self.pin(known);
@@ -184,11 +184,11 @@ impl State {
             self.link(id, parent);
         }
         let references = match self.blocks.place(id) {
-            Place::Pinned => self.blocks.references(id).saturating_add(1),
+            BlockPhase::Pinned => self.blocks.references(id).saturating_add(1),
             _ => 1,
         };
         self.blocks.set_references(id, references);
-        self.put(id, Place::Pinned);
+        self.put(id, BlockPhase::Pinned);
         self.note_stored(id);
         self.counters.registered += 1;
         self.last_named = id;
@@ -199,7 +199,7 @@ impl State {
     /// Gives content that is far and unused, or on its way, the slot of the claimed block `own`, where it
     /// has been computed again. It keeps its name and those that follow it, and nothing else.
     #[cold]
-    fn come_near(&mut self, id: BlockId, own: BlockId) {
+    fn come_near(&mut self, id: RecordId, own: RecordId) {
         self.emit_removed(id);
         self.counters.dropped += 1;
         self.untime(id);
@@ -212,18 +212,18 @@ impl State {
         self.blocks.clear(id, Flag::NAMED);
         self.blocks.clear(id, Flag::EXPECTED);
         let before = self.blocks.place(id);
-        if before == Place::Moving {
+        if before == BlockPhase::Moving {
             self.stand_in(id, own);
         } else {
             self.swap_locations(id, own);
         }
         self.uncount(id);
         self.blocks.set_origin(id, self.blocks.tenant(own), 0);
-        self.put(id, Place::Claimed);
+        self.put(id, BlockPhase::Claimed);
         self.blocks.set(id, Flag::NAMED);
         match before {
-            Place::Moving => {}
-            Place::Queued | Place::Shadowed => self.enqueue(own),
+            BlockPhase::Moving => {}
+            BlockPhase::Queued | BlockPhase::Shadowed => self.enqueue(own),
             // Its slot may be in use still.
             _ => self.rest(own),
         }
@@ -231,14 +231,14 @@ impl State {
 
     /// Pins a claimed block without giving it a name.
     #[inline]
-    pub(crate) fn take_unnamed(&mut self, id: BlockId) {
+    pub(crate) fn take_unnamed(&mut self, id: RecordId) {
         self.blocks.set_references(id, 1);
-        self.put(id, Place::Pinned);
+        self.put(id, BlockPhase::Pinned);
     }
 
     /// Makes `parent` the block that `id` follows.
     #[inline]
-    fn link(&mut self, id: BlockId, parent: BlockId) {
+    fn link(&mut self, id: RecordId, parent: RecordId) {
         if parent == id || !self.blocks.may_have_children(parent) {
             return;
         }
@@ -252,21 +252,21 @@ impl State {
     }
 
     #[inline]
-    fn unlink(&mut self, id: BlockId) {
+    fn unlink(&mut self, id: RecordId) {
         let parent = self.blocks.parent(id);
         self.blocks.set_parent(id, None);
         let Some(parent) = parent else { return };
         let children = self.blocks.children(parent) - 1;
         self.blocks.set_children(parent, children);
         self.note_child(parent, self.blocks.tier(id), false);
-        if children == 0 && self.blocks.place(parent) == Place::Shadowed {
+        if children == 0 && self.blocks.place(parent) == BlockPhase::Shadowed {
             self.unshadow(parent);
         }
     }
 
     /// Takes a block out of its chain, on both sides.
     #[inline]
-    pub(crate) fn cut(&mut self, id: BlockId) {
+    pub(crate) fn cut(&mut self, id: RecordId) {
         self.unlink(id);
         self.blocks.clear(id, Flag::CHAINED);
         self.note_removed(id);
@@ -287,8 +287,8 @@ impl State {
 
     /// Takes the name from a block's content, also on its way: no lookup finds it any more.
     #[inline]
-    pub(crate) fn forget(&mut self, id: BlockId) {
-        let queued = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
+    pub(crate) fn forget(&mut self, id: RecordId) {
+        let queued = matches!(self.blocks.place(id), BlockPhase::Queued | BlockPhase::Shadowed);
         if queued {
             // The queue that it is in is named by the name.
             self.take_out(id);
@@ -302,7 +302,7 @@ impl State {
 
     /// Takes a name from a block that is in no queue.
     #[inline]
-    pub(crate) fn unname(&mut self, id: BlockId) {
+    pub(crate) fn unname(&mut self, id: RecordId) {
         self.emit_removed(id);
         self.index.remove(&self.blocks, id);
         self.blocks.clear(id, Flag::NAMED);
@@ -314,11 +314,11 @@ impl State {
 }
 
 #[cfg(all(feature = "sabotage", debug_assertions))]
-impl State {
+impl PoolState {
     /// Keeps the lists whole when a block with two owners is named by the second: its bytes are what
     /// a test wants to see damaged.
     #[inline]
-    fn part_from_other_owner(&mut self, id: BlockId) {
+    fn part_from_other_owner(&mut self, id: RecordId) {
         self.take_out(id);
         if self.blocks.is(id, Flag::NAMED) {
             self.unname(id);

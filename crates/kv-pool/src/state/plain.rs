@@ -4,14 +4,14 @@
 //! for the case that has none of them, in one pass over each record. The outcome is the same; whoever
 //! meets something special returns before anything has changed.
 
-use crate::blocks::Place;
+use crate::blocks::BlockPhase;
 use crate::claim::Naming;
 use crate::index::Mixed;
-use crate::state::{Claim, State};
+use crate::state::{Claim, PoolState};
 use crate::tenants::Tenant;
-use crate::{BlockHash, BlockId, Tier};
+use crate::{BlockHash, RecordId, Tier};
 
-impl State {
+impl PoolState {
     #[inline]
     fn is_plain(&self) -> bool {
         self.plain && self.quiet
@@ -40,21 +40,21 @@ impl State {
             }
             // It waits for those that follow it.
             state.queues.pop_class(blocks, class);
-            state.counts[Place::Queued as usize] -= 1;
-            state.counts[Place::Shadowed as usize] += 1;
-            blocks.set_place(id, Place::Shadowed);
+            state.counts[BlockPhase::Queued as usize] -= 1;
+            state.counts[BlockPhase::Shadowed as usize] += 1;
+            blocks.set_place(id, BlockPhase::Shadowed);
             state.shadowed.push_back(blocks, id);
         }
     }
 
     #[inline]
-    fn evict(&mut self, id: BlockId, tier: Tier, by: Tenant) -> Claim {
+    fn evict(&mut self, id: RecordId, tier: Tier, by: Tenant) -> Claim {
         let Self { blocks, tiers, .. } = self;
         let state = &mut tiers[tier.index()];
         self.index.remove(blocks, id);
         let (parent, slot, stamp) = blocks.evict(id, by.0);
-        state.counts[Place::Queued as usize] -= 1;
-        state.counts[Place::Claimed as usize] += 1;
+        state.counts[BlockPhase::Queued as usize] -= 1;
+        state.counts[BlockPhase::Claimed as usize] += 1;
         self.counters.dropped += 1;
         if tier == Tier::Primary {
             self.counters.evicted += 1;
@@ -81,9 +81,9 @@ impl State {
     #[inline]
     pub(super) fn name_plainly(
         &mut self,
-        id: BlockId,
+        id: RecordId,
         (hash, mixed): (BlockHash, Mixed),
-        parent: Option<BlockId>,
+        parent: Option<RecordId>,
         naming: &Naming,
     ) -> bool {
         if !self.is_plain() || naming.retention.duration.is_some() {
@@ -99,8 +99,8 @@ impl State {
             self.blocks.follow(id, parent);
         }
         let counts = &mut self.tiers[tier.index()].counts;
-        counts[Place::Claimed as usize] -= 1;
-        counts[Place::Pinned as usize] += 1;
+        counts[BlockPhase::Claimed as usize] -= 1;
+        counts[BlockPhase::Pinned as usize] += 1;
         self.counters.registered += 1;
         true
     }

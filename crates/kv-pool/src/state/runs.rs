@@ -4,11 +4,11 @@
 //! other until something comes between them. Such a run is taken out, or put back, with one change
 //! of the queue and of the counts for all of it. Other blocks go one by one, with the same outcome.
 
-use crate::blocks::Place;
+use crate::blocks::BlockPhase;
 use crate::hold::BlockAt;
-use crate::state::State;
+use crate::state::PoolState;
 
-impl State {
+impl PoolState {
     /// Takes one reference to each block, in their order.
     pub(crate) fn pin_all(&mut self, found: &[BlockAt]) {
         let mut rest = found;
@@ -65,8 +65,8 @@ impl State {
         }
         let tier = &mut self.tiers[kind.tier().index()];
         tier.queues.unlinked(&mut self.blocks, kind.class(), before, after, pinned);
-        tier.counts[Place::Queued as usize] -= pinned as u32;
-        tier.counts[Place::Pinned as usize] += pinned as u32;
+        tier.counts[BlockPhase::Queued as usize] -= pinned as u32;
+        tier.counts[BlockPhase::Pinned as usize] += pinned as u32;
         pinned
     }
 
@@ -81,8 +81,8 @@ impl State {
         let run = held.iter().rev().map(|at| at.block);
         let tier = &mut self.tiers[kind.tier().index()];
         let released = tier.queues.push_run_cached(&mut self.blocks, run, kind, stamp);
-        tier.counts[Place::Pinned as usize] -= released as u32;
-        tier.counts[Place::Queued as usize] += released as u32;
+        tier.counts[BlockPhase::Pinned as usize] -= released as u32;
+        tier.counts[BlockPhase::Queued as usize] += released as u32;
         released
     }
 }
@@ -94,14 +94,14 @@ mod tests {
     use super::*;
     use crate::integrity;
     use crate::tenants::Tenant;
-    use crate::{BlockHash, BlockId, Naming, PoolConfig, Priority, Retention, Tier};
+    use crate::{BlockHash, Naming, PoolConfig, Priority, RecordId, Retention, Tier};
 
     const BLOCKS: u64 = 48;
 
     /// A pool full of unused content; every seventh block has a priority of its own, and every
     /// eleventh keeps its priority for a while only.
-    fn full() -> (State, Vec<BlockId>) {
-        let mut state = State::plain(&PoolConfig::primary_only(BLOCKS)).unwrap();
+    fn full() -> (PoolState, Vec<RecordId>) {
+        let mut state = PoolState::plain(&PoolConfig::primary_only(BLOCKS)).unwrap();
         let mut ids = Vec::new();
         for n in 0..BLOCKS {
             let id = state.claim_one(Tier::Primary, Tenant::NOBODY).unwrap().block();
@@ -115,23 +115,23 @@ mod tests {
         (state, ids)
     }
 
-    fn at(state: &State, ids: &[BlockId]) -> Vec<BlockAt> {
+    fn at(state: &PoolState, ids: &[RecordId]) -> Vec<BlockAt> {
         ids.iter().map(|&block| BlockAt { block, location: state.blocks.location(block) }).collect()
     }
 
     /// Everything that a run changes.
     #[derive(Debug, PartialEq)]
     struct Picture {
-        queue: Vec<BlockId>,
+        queue: Vec<RecordId>,
         /// References, stamp, and when the priority ends.
         blocks: Vec<(u32, u32, Option<Duration>)>,
-        counts: [u32; Place::COUNT],
+        counts: [u32; BlockPhase::COUNT],
     }
 
-    fn picture(state: &State) -> Picture {
+    fn picture(state: &PoolState) -> Picture {
         integrity::check(state).unwrap();
         let of = |id| {
-            let pinned = state.blocks.place(id) == Place::Pinned;
+            let pinned = state.blocks.place(id) == BlockPhase::Pinned;
             let references = if pinned { state.blocks.references(id) } else { 0 };
             (references, state.blocks.stamp(id), state.watch.expiry(id))
         };
@@ -153,7 +153,7 @@ mod tests {
     fn together_is_the_same_as_one_by_one() {
         for seed in 0..200 {
             let ((mut together, ids), (mut single, _)) = (full(), full());
-            let (mut random_state, mut held) = (seed, Vec::<Vec<BlockId>>::new());
+            let (mut random_state, mut held) = (seed, Vec::<Vec<RecordId>>::new());
             for _ in 0..40 {
                 let mut next = |end| random(&mut random_state, end);
                 if next(2) == 0 {
@@ -212,7 +212,7 @@ mod tests {
             state.pin_prefix(&names, &mut pins);
             let pinned: Vec<_> = pins.iter().map(|at| at.block).collect();
             assert_eq!(pinned, ids[..missing as usize]);
-            assert_eq!(state.tier(Tier::Primary).count(Place::Pinned), missing as usize);
+            assert_eq!(state.tier(Tier::Primary).count(BlockPhase::Pinned), missing as usize);
             state.unpin_all(&pins);
             assert_eq!(picture(&state).queue, picture(&full().0).queue);
         }

@@ -2,11 +2,11 @@
 
 use std::collections::TryReserveError;
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::{BlockPhase, Flag};
 use crate::eviction::EvictionQueues;
-use crate::state::State;
+use crate::state::PoolState;
 use crate::tenants::{Need, Tenant, Tenants};
-use crate::{BlockId, Priority, TenantCounts, TenantError, TenantId, TenantQuota, Tier};
+use crate::{Priority, RecordId, TenantCounts, TenantError, TenantId, TenantQuota, Tier};
 
 const NONE: u32 = u32::MAX;
 
@@ -79,7 +79,7 @@ impl Tenancy {
         self.ends.push([[NONE; 2]; Tier::COUNT]);
     }
 
-    fn push(&mut self, id: BlockId, tenant: Tenant, tier: Tier) {
+    fn push(&mut self, id: RecordId, tenant: Tenant, tier: Tier) {
         let [front, back] = &mut self.ends[tenant.index()][tier.index()];
         self.links[id.index()] = [*back, NONE];
         match *back {
@@ -89,7 +89,7 @@ impl Tenancy {
         *back = id.0;
     }
 
-    fn remove(&mut self, id: BlockId, tenant: Tenant, tier: Tier) {
+    fn remove(&mut self, id: RecordId, tenant: Tenant, tier: Tier) {
         let [front, back] = &mut self.ends[tenant.index()][tier.index()];
         let [before, after] = self.links[id.index()];
         match before {
@@ -102,17 +102,17 @@ impl Tenancy {
         }
     }
 
-    fn oldest(&self, tenant: Tenant, tier: Tier) -> impl Iterator<Item = BlockId> + '_ {
+    fn oldest(&self, tenant: Tenant, tier: Tier) -> impl Iterator<Item = RecordId> + '_ {
         let [mut at, _] = self.ends[tenant.index()][tier.index()];
         std::iter::from_fn(move || {
-            let id = (at != NONE).then_some(BlockId(at))?;
+            let id = (at != NONE).then_some(RecordId(at))?;
             at = self.links[id.index()][1];
             Some(id)
         })
     }
 }
 
-impl State {
+impl PoolState {
     /// The tenant of this pool that an id names.
     #[inline]
     pub(crate) fn tenant(&self, id: TenantId) -> Result<Tenant, TenantError> {
@@ -178,19 +178,19 @@ impl State {
 
     /// Counts a block for its tenant as what it is by now.
     #[inline]
-    pub(crate) fn account(&mut self, id: BlockId) {
+    pub(crate) fn account(&mut self, id: RecordId) {
         if self.watch.tenancy.is_some() {
             self.recount(id);
         }
     }
 
-    pub(crate) fn recount(&mut self, id: BlockId) {
+    pub(crate) fn recount(&mut self, id: RecordId) {
         let blocks = &mut self.blocks;
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (tenant, tier) = (Tenant(blocks.tenant(id)), blocks.tier(id));
         let (held, cached) = match blocks.place(id) {
-            Place::Absent => (false, false),
-            Place::Queued | Place::Shadowed => (false, blocks.is(id, Flag::NAMED)),
+            BlockPhase::Absent => (false, false),
+            BlockPhase::Queued | BlockPhase::Shadowed => (false, blocks.is(id, Flag::NAMED)),
             _ => (true, false),
         };
         if blocks.is(id, Flag::COUNTED_HELD) && !held {
@@ -214,7 +214,7 @@ impl State {
     }
 
     /// Counts a block no more, before it changes its tenant or its tier.
-    pub(crate) fn uncount(&mut self, id: BlockId) {
+    pub(crate) fn uncount(&mut self, id: RecordId) {
         let blocks = &mut self.blocks;
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (tenant, tier) = (Tenant(blocks.tenant(id)), blocks.tier(id));
@@ -231,7 +231,7 @@ impl State {
 
     /// Whether a claim of `by` must pass over this victim, which is kept for its owner.
     #[inline]
-    pub(crate) fn is_kept(&self, id: BlockId, by: Tenant) -> bool {
+    pub(crate) fn is_kept(&self, id: RecordId, by: Tenant) -> bool {
         let Some(tenancy) = &self.watch.tenancy else { return false };
         let owner = Tenant(self.blocks.tenant(id));
         !tenancy.tenants.may_evict(by, owner, self.blocks.tier(id))
@@ -240,7 +240,7 @@ impl State {
     /// Whether the owner of a block may hold it, if nobody does yet. Whoever comes to use cached
     /// content, it counts for its owner, and takes from what is kept for others.
     #[inline]
-    pub(crate) fn may_use(&self, id: BlockId) -> bool {
+    pub(crate) fn may_use(&self, id: RecordId) -> bool {
         let Some(tenancy) = &self.watch.tenancy else { return true };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
         !self.is_unused(id) || tenancy.tenants.most(owner, tier) > 0
@@ -248,17 +248,17 @@ impl State {
 
     /// The same beside what is needed; it is needed from now on if so.
     #[inline]
-    pub(crate) fn may_use_beside(&self, id: BlockId, needs: &mut Vec<Need>) -> bool {
+    pub(crate) fn may_use_beside(&self, id: RecordId, needs: &mut Vec<Need>) -> bool {
         let Some(tenancy) = &self.watch.tenancy else { return true };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
         !self.is_unused(id) || tenancy.tenants.reuse(owner, tier, needs)
     }
 
     /// How many of the first blocks of a list may be used together.
-    pub(crate) fn usable(&mut self, found: &[crate::BlockAt]) -> usize {
+    pub(crate) fn usable(&mut self, found: &[crate::hold::BlockAt]) -> usize {
         let Some(tenancy) = &mut self.watch.tenancy else { return found.len() };
         let mut needs = std::mem::take(&mut tenancy.needs);
-        let may = |at: &&crate::BlockAt| self.may_use_beside(at.block, &mut needs);
+        let may = |at: &&crate::hold::BlockAt| self.may_use_beside(at.block, &mut needs);
         let usable = found.iter().take_while(may).count();
         needs.clear();
         if let Some(tenancy) = &mut self.watch.tenancy {
@@ -269,15 +269,15 @@ impl State {
 
     /// Whether nobody uses this block.
     #[inline]
-    pub(crate) fn is_unused(&self, id: BlockId) -> bool {
-        matches!(self.blocks.place(id), Place::Queued | Place::Shadowed)
+    pub(crate) fn is_unused(&self, id: RecordId) -> bool {
+        matches!(self.blocks.place(id), BlockPhase::Queued | BlockPhase::Shadowed)
     }
 
     /// Every block that was passed over in a tier, with the class that it is queued by.
     pub(crate) fn passed_over(
         &self,
         tier: Tier,
-    ) -> impl Iterator<Item = (BlockId, Option<Priority>)> + '_ {
+    ) -> impl Iterator<Item = (RecordId, Option<Priority>)> + '_ {
         let queues =
             self.watch.tenancy.iter().flat_map(move |own| &own.passed.queues[tier.index()]);
         queues.flat_map(|(_, queues)| queues.iter(&self.blocks))
@@ -292,7 +292,7 @@ impl State {
 
     /// Sets a victim aside that is kept for its owner. It goes first in its priority when it is kept
     /// no longer, for it is older than all that have not come up.
-    pub(crate) fn pass_over(&mut self, id: BlockId) {
+    pub(crate) fn pass_over(&mut self, id: RecordId) {
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
         tenancy.passed.last_turn += 1;
@@ -303,7 +303,7 @@ impl State {
     }
 
     /// Puts a block back that was the first of those that were passed over.
-    pub(crate) fn put_back_passed(&mut self, id: BlockId) {
+    pub(crate) fn put_back_passed(&mut self, id: RecordId) {
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
         let class = Some(self.blocks.priority(id));
@@ -312,7 +312,7 @@ impl State {
     }
 
     /// Takes a block out of those that were passed over.
-    pub(crate) fn take_out_passed(&mut self, id: BlockId) {
+    pub(crate) fn take_out_passed(&mut self, id: RecordId) {
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
         let class = Some(self.blocks.priority(id));
@@ -322,7 +322,7 @@ impl State {
 
     /// The class and the block that goes first of those that were passed over: of all, or of those
     /// that `by` may take now.
-    pub(crate) fn first_passed(&self, tier: Tier, by: Option<Tenant>) -> Option<(usize, BlockId)> {
+    pub(crate) fn first_passed(&self, tier: Tier, by: Option<Tenant>) -> Option<(usize, RecordId)> {
         let tenancy = self.watch.tenancy.as_ref()?;
         let may = |owner| by.is_none_or(|by| tenancy.tenants.may_evict(by, owner, tier));
         let queues = tenancy.passed.queues[tier.index()].iter();
@@ -338,7 +338,7 @@ impl State {
             if tenancy.tenants.cached_beyond(tenant, tier) == 0 {
                 return;
             }
-            let leaf = |&id: &BlockId| self.blocks.children(id) == 0;
+            let leaf = |&id: &RecordId| self.blocks.children(id) == 0;
             let leaf = tenancy.oldest(tenant, tier).take(LOOKS_MAX).find(leaf);
             let Some(id) = leaf.or_else(|| tenancy.oldest(tenant, tier).next()) else { return };
             self.forget(id);
@@ -356,7 +356,8 @@ mod tests {
     fn cache(pool: &BlockPool, tenant: TenantId, contents: std::ops::Range<u32>) {
         for content in contents {
             let block = pool.claim_for(tenant, 1).unwrap().pop().unwrap();
-            assert!(block.cache(BlockHash::from_u128(content.into()), Naming::default()));
+            let name = [BlockHash::from_u128(content.into())];
+            assert_eq!(block.cache(&name, Naming::default()), Ok(1));
         }
     }
 

@@ -1,7 +1,7 @@
 //! One tier: its slots, its queues, and how many of its blocks are where.
 
-use crate::SlotIndex;
-use crate::blocks::Place;
+use crate::BlockId;
+use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
 use crate::list::List;
 
@@ -24,7 +24,7 @@ pub(crate) struct TierState {
     /// Blocks that are evicted only after those that follow them, in the order of their turns.
     pub(crate) shadowed: List,
     /// Blocks by place; those that have not appeared are not counted.
-    pub(crate) counts: [u32; Place::COUNT],
+    pub(crate) counts: [u32; BlockPhase::COUNT],
     pub(crate) base: u32,
     slots: SlotNumbers,
     /// Slots that have memory.
@@ -38,7 +38,7 @@ impl TierState {
         Self {
             queues: EvictionQueues::new(),
             shadowed: List::EMPTY,
-            counts: [0; Place::COUNT],
+            counts: [0; BlockPhase::COUNT],
             base,
             slots,
             ready: capacity,
@@ -47,11 +47,11 @@ impl TierState {
     }
 
     /// The slot that is the `n`th of this pool.
-    pub(crate) fn slot(&self, n: u32) -> SlotIndex {
-        SlotIndex(self.slots.first + n * self.slots.step)
+    pub(crate) fn slot(&self, n: u32) -> BlockId {
+        BlockId(self.slots.first + n * self.slots.step)
     }
 
-    pub(crate) fn count(&self, place: Place) -> usize {
+    pub(crate) fn count(&self, place: BlockPhase) -> usize {
         self.counts[place as usize] as usize
     }
 
@@ -62,7 +62,7 @@ impl TierState {
 
     /// Blocks that nobody uses.
     pub(crate) fn claimable(&self) -> usize {
-        self.count(Place::Queued) + self.count(Place::Shadowed) + self.fresh()
+        self.count(BlockPhase::Queued) + self.count(BlockPhase::Shadowed) + self.fresh()
     }
 
     /// Blocks that nobody uses and that have no content.
@@ -72,6 +72,6 @@ impl TierState {
 
     /// Released blocks that wait for an epoch or for the end of a copy.
     pub(crate) fn retiring(&self) -> usize {
-        self.count(Place::Retiring) + self.count(Place::Draining)
+        self.count(BlockPhase::Retiring) + self.count(BlockPhase::Draining)
     }
 }

@@ -3,14 +3,14 @@
 //! A policy decides on an order and on nothing else: what it answers is checked, and one that answers
 //! wrongly, or loses a block, is asked no more. Its tier goes on with priority LRU.
 
-use crate::blocks::{Flag, Place};
-use crate::state::{State, Turn};
-use crate::{BlockId, Tier};
+use crate::blocks::{BlockPhase, Flag};
+use crate::state::{PoolState, Turn};
+use crate::{RecordId, Tier};
 
-impl State {
+impl PoolState {
     /// Takes the block out of its tier that the policy chooses. `None` if it chooses none, or if it was
     /// wrong: then its blocks are in the queues of the tier.
-    pub(super) fn pop_by_policy(&mut self, tier: Tier) -> Option<BlockId> {
+    pub(super) fn pop_by_policy(&mut self, tier: Tier) -> Option<RecordId> {
         let now = self.policy_time();
         let victim = self.watch.policies[tier.index()].as_mut()?.victim(now)?;
         if self.is_ordered_by_policy(victim, tier) {
@@ -23,11 +23,11 @@ impl State {
     /// Takes a block that a policy holds back because others follow it, which are in use. A search of
     /// all blocks, when nothing else is left in the tier: what it finds waits outside of the policy for
     /// what follows it, so that the next claim need not search again.
-    pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(BlockId, Turn)> {
+    pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(RecordId, Turn)> {
         self.watch.policies[tier.index()].as_ref()?;
         let state = self.tier(tier);
         // By the pool's own counts: the policy may be wrong about what it has.
-        if state.count(Place::Queued) == state.queues.len() + self.passed_count(tier) {
+        if state.count(BlockPhase::Queued) == state.queues.len() + self.passed_count(tier) {
             return None;
         }
         let mut ordered = self.blocks.ids().filter(|&id| self.is_ordered_by_policy(id, tier));
@@ -47,12 +47,12 @@ impl State {
     }
 
     /// Whether a block is among those whose order is the policy's.
-    fn is_ordered_by_policy(&self, id: BlockId, tier: Tier) -> bool {
+    fn is_ordered_by_policy(&self, id: RecordId, tier: Tier) -> bool {
         #[cfg(test)]
         tests::LOOKS.set(tests::LOOKS.get() + 1);
         let blocks = &self.blocks;
         id.index() < blocks.len()
-            && blocks.place(id) == Place::Queued
+            && blocks.place(id) == BlockPhase::Queued
             && blocks.tier(id) == tier
             && blocks.is(id, Flag::NAMED)
             && !blocks.is(id, Flag::ASIDE)
@@ -109,7 +109,7 @@ mod tests {
         let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(BLOCKS) };
         let pool = pool(&config, Tier::Secondary);
         for name in names() {
-            assert!(pool.claim_one().unwrap().cache(name, Naming::default()));
+            assert_eq!(pool.claim_one().unwrap().cache(&[name], Naming::default()), Ok(1));
         }
         // Four of them are on their way to the tier below, which has no room for the others.
         let (claimed, looks) = looks(|| pool.claim(BLOCKS as usize).unwrap());

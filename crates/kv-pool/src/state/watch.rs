@@ -5,15 +5,15 @@
 use std::collections::{HashMap, TryReserveError};
 use std::time::Duration;
 
-use crate::blocks::{Flag, Place};
+use crate::blocks::{BlockPhase, Flag};
 use crate::clock::{Clock, nanos};
 use crate::events::EventLog;
 use crate::expiry::Expiries;
 use crate::hold::BlockAt;
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime};
-use crate::state::State;
+use crate::state::PoolState;
 use crate::state::tenancy::Tenancy;
-use crate::{BlockHash, BlockId, Location, PoolEvent, Priority, Retention, Tier};
+use crate::{BlockHash, Location, PoolEvent, Priority, RecordId, Retention, Tier};
 
 /// What a policy wants to know of a block and the record has no room for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,7 +75,7 @@ impl Watch {
     }
 
     /// When the duration of a block is over, if it has begun.
-    pub(crate) fn expiry(&self, id: BlockId) -> Option<Duration> {
+    pub(crate) fn expiry(&self, id: RecordId) -> Option<Duration> {
         self.expiries.as_ref()?.of(id)
     }
 
@@ -100,10 +100,10 @@ impl Watch {
     }
 }
 
-impl State {
+impl PoolState {
     /// Says that content got its name.
     #[inline]
-    pub(crate) fn emit_stored(&mut self, id: BlockId) {
+    pub(crate) fn emit_stored(&mut self, id: RecordId) {
         let blocks = &self.blocks;
         self.watch.emit(|| PoolEvent::Stored {
             block: id,
@@ -116,7 +116,7 @@ impl State {
 
     /// Says that content loses its name, which it has still.
     #[inline]
-    pub(crate) fn emit_removed(&mut self, id: BlockId) {
+    pub(crate) fn emit_removed(&mut self, id: RecordId) {
         let hash = self.blocks.hash(id);
         // Of content on its way, readers know where it came from.
         let expected = self.blocks.is(id, Flag::EXPECTED);
@@ -125,7 +125,7 @@ impl State {
         self.watch.emit(|| PoolEvent::Removed { block: id, hash, location });
     }
 
-    pub(crate) fn emit_moved(&mut self, id: BlockId, from: Location) {
+    pub(crate) fn emit_moved(&mut self, id: RecordId, from: Location) {
         let (hash, to) = (self.blocks.hash(id), self.blocks.location(id));
         if self.blocks.is(id, Flag::NAMED) {
             self.watch.emit(|| PoolEvent::Moved { block: id, hash, from, to });
@@ -133,7 +133,7 @@ impl State {
     }
 
     /// Says what a held block is worth from its release on.
-    pub(crate) fn set_retention(&mut self, id: BlockId, retention: Retention) {
+    pub(crate) fn set_retention(&mut self, id: RecordId, retention: Retention) {
         let Retention { priority, duration } = retention;
         self.set_priority(id, priority);
         match duration {
@@ -146,7 +146,7 @@ impl State {
     }
 
     /// Changes the priority of a block that is in no queue.
-    fn set_priority(&mut self, id: BlockId, to: Priority) {
+    fn set_priority(&mut self, id: RecordId, to: Priority) {
         let from = self.blocks.priority(id);
         self.blocks.set_priority(id, to);
         if from != to && self.blocks.bears_a_name(id) {
@@ -157,7 +157,7 @@ impl State {
 
     /// Forgets the duration of a block: it is used again, or has lost its content.
     #[inline]
-    pub(crate) fn untime(&mut self, id: BlockId) {
+    pub(crate) fn untime(&mut self, id: RecordId) {
         if self.blocks.is(id, Flag::TIMED) {
             self.blocks.clear(id, Flag::TIMED);
             self.watch.durations.remove(&id.0);
@@ -169,13 +169,13 @@ impl State {
 
     /// Lets the duration of a block begin, which nobody holds any more.
     #[inline]
-    pub(crate) fn arm(&mut self, id: BlockId) {
+    pub(crate) fn arm(&mut self, id: RecordId) {
         if self.blocks.is(id, Flag::TIMED) {
             self.arm_timed(id);
         }
     }
 
-    fn arm_timed(&mut self, id: BlockId) {
+    fn arm_timed(&mut self, id: RecordId) {
         let Some(&duration) = self.watch.durations.get(&id.0) else { return };
         if self.blocks.priority(id) == Priority::DEFAULT || !self.blocks.is(id, Flag::NAMED) {
             return;
@@ -202,7 +202,7 @@ impl State {
             let now = self.watch.now();
             let next = self.watch.expiries.as_mut().and_then(|expiries| expiries.pop_expired(now));
             let Some(id) = next else { break };
-            let queued = matches!(self.blocks.place(id), Place::Queued | Place::Shadowed);
+            let queued = matches!(self.blocks.place(id), BlockPhase::Queued | BlockPhase::Shadowed);
             if queued {
                 self.take_out(id);
             }
@@ -224,7 +224,7 @@ impl State {
     /// Notes that a lookup found the block, or that its content is new. To be called before the block
     /// is pinned, so that its policy hears of the find first.
     #[inline]
-    pub(crate) fn note_use(&mut self, id: BlockId, found: bool) {
+    pub(crate) fn note_use(&mut self, id: RecordId, found: bool) {
         if self.watch.notes.is_empty() {
             return;
         }
@@ -247,7 +247,7 @@ impl State {
 
     /// Tells the policy of the block's tier that it was found, and those of nearer tiers that it was
     /// not found there.
-    fn tell_found(&mut self, id: BlockId, now: PolicyTime) {
+    fn tell_found(&mut self, id: RecordId, now: PolicyTime) {
         let (tier, hash) = (self.blocks.tier(id).index(), self.blocks.hash(id));
         for policy in self.watch.policies[..tier].iter_mut().flatten() {
             policy.missed(hash, now);
@@ -259,7 +259,7 @@ impl State {
 
     /// Tells the policy of the block's tier that content was named there, or has come there.
     #[inline]
-    pub(crate) fn note_stored(&mut self, id: BlockId) {
+    pub(crate) fn note_stored(&mut self, id: RecordId) {
         if self.watch.notes.is_empty() {
             return;
         }
@@ -271,7 +271,7 @@ impl State {
 
     /// Tells the policy of a tier that content has left it for another.
     #[inline]
-    pub(crate) fn note_left(&mut self, id: BlockId, tier: Tier) {
+    pub(crate) fn note_left(&mut self, id: RecordId, tier: Tier) {
         if let Some(policy) = &mut self.watch.policies[tier.index()] {
             policy.removed(id);
         }
@@ -297,7 +297,7 @@ impl State {
 
     /// Counts a successor of `parent` that lies in `tier`, or one less.
     #[inline]
-    pub(crate) fn note_child(&mut self, parent: BlockId, tier: Tier, one_more: bool) {
+    pub(crate) fn note_child(&mut self, parent: RecordId, tier: Tier, one_more: bool) {
         if self.watch.notes.is_empty() {
             return;
         }
@@ -307,7 +307,7 @@ impl State {
         let has_children = one_more;
         if changed
             && self.blocks.tier(parent) == tier
-            && self.blocks.place(parent) == Place::Queued
+            && self.blocks.place(parent) == BlockPhase::Queued
             && let Some(policy) = &mut self.watch.policies[tier.index()]
         {
             policy.children(parent, has_children);
@@ -316,7 +316,7 @@ impl State {
 
     /// Cuts off the counts of a block that has lost its name.
     #[inline]
-    pub(crate) fn note_removed(&mut self, id: BlockId) {
+    pub(crate) fn note_removed(&mut self, id: RecordId) {
         if self.watch.notes.is_empty() {
             return;
         }
@@ -326,7 +326,7 @@ impl State {
         }
     }
 
-    pub(crate) fn facts(&self, id: BlockId) -> BlockFacts {
+    pub(crate) fn facts(&self, id: RecordId) -> BlockFacts {
         let (blocks, note) = (&self.blocks, self.watch.notes[id.index()]);
         let tier = blocks.tier(id);
         BlockFacts {

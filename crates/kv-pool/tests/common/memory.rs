@@ -9,7 +9,9 @@ use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 #[cfg(not(any(loom, shuttle)))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use kv_pool::{BlockPin, ClaimedBlock, Location, Offload, Onboard, SlotIndex, Tier};
+use kv_pool::{BlockId, Claimed, Location, Offload, Onboard, Pinned, Tier};
+
+use super::one::{One, OneMove};
 
 const NOBODY: u32 = 0;
 
@@ -39,7 +41,7 @@ impl Memory {
 
     fn at(&self, location: Location) -> &AtomicU64 {
         let tier = usize::from(location.tier == Tier::Secondary);
-        &self.tiers[tier][location.slot.index()]
+        &self.tiers[tier][location.id.index()]
     }
 
     fn copy(&self, from: Location, to: Location) {
@@ -47,14 +49,14 @@ impl Memory {
     }
 
     /// Records that `owner`, which is not 0, has claimed a block.
-    pub fn take(&self, block: &ClaimedBlock, owner: u32) -> Option<Harm> {
+    pub fn take(&self, block: &Claimed, owner: u32) -> Option<Harm> {
         let slot = block.slot().index();
         let first = self.owners[slot].swap(owner, Relaxed);
         (first != NOBODY).then_some(Harm::HandedOutTwice { slot, owner: first, second: owner })
     }
 
     /// Records that a block is about to be shared or given back by its owner.
-    pub fn give(&self, block: &ClaimedBlock, owner: u32) -> Option<Harm> {
+    pub fn give(&self, block: &Claimed, owner: u32) -> Option<Harm> {
         self.give_slot(block.slot().index(), owner)
     }
 
@@ -68,22 +70,22 @@ impl Memory {
         self.give_slot(onboard.to().index(), owner)
     }
 
-    pub fn write(&self, block: &ClaimedBlock, content: u64) {
+    pub fn write(&self, block: &Claimed, content: u64) {
         self.at(block.location()).store(content, Relaxed);
     }
 
     /// Writes a slot of the primary tier.
-    pub fn fill(&self, slot: SlotIndex, content: u64) {
+    pub fn fill(&self, slot: BlockId, content: u64) {
         self.at(primary(slot)).store(content, Relaxed);
     }
 
     /// Reads a block that is claimed.
-    pub fn own(&self, block: &ClaimedBlock, expected: u64) -> Option<Harm> {
+    pub fn own(&self, block: &Claimed, expected: u64) -> Option<Harm> {
         self.expect(block.location(), expected)
     }
 
     /// Reads a block that is pinned.
-    pub fn shared(&self, pin: &BlockPin, expected: u64) -> Option<Harm> {
+    pub fn shared(&self, pin: &Pinned, expected: u64) -> Option<Harm> {
         self.expect(pin.location(), expected)
     }
 
@@ -104,7 +106,7 @@ impl Memory {
 
     fn expect(&self, location: Location, expected: u64) -> Option<Harm> {
         let read = self.at(location).load(Relaxed);
-        let slot = location.slot.index();
+        let slot = location.id.index();
         (read != expected).then_some(Harm::Overwritten { slot, read, expected })
     }
 
@@ -117,10 +119,10 @@ impl Memory {
     }
 }
 
-fn primary(slot: SlotIndex) -> Location {
-    Location { tier: Tier::Primary, slot }
+fn primary(slot: BlockId) -> Location {
+    Location { tier: Tier::Primary, id: slot }
 }
 
-fn secondary(slot: SlotIndex) -> Location {
-    Location { tier: Tier::Secondary, slot }
+fn secondary(slot: BlockId) -> Location {
+    Location { tier: Tier::Secondary, id: slot }
 }

@@ -1,12 +1,12 @@
 //! What the tests of the pool share: pools, names and content.
 
-#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
+#![allow(dead_code, unused_imports, unreachable_pub, reason = "each test program uses a part")]
 
 pub mod memory;
+pub mod one;
 
-use kv_pool::{
-    BlockHash, BlockPin, BlockPool, ClaimedBlock, Offload, PoolConfig, Priority, Registration,
-};
+pub use self::one::{Moved, One, OneClaimed, OneMove, Registration};
+use kv_pool::{BlockHash, BlockPool, Claimed, Offload, Pinned, PoolConfig, Priority};
 
 pub fn pool(primary: u64, secondary: u64) -> BlockPool {
     let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
@@ -22,14 +22,14 @@ pub fn name(content: u32) -> BlockHash {
     BlockHash::chain(BlockHash::ROOT, &[content])
 }
 
-pub fn claim(pool: &BlockPool) -> ClaimedBlock {
+pub fn claim(pool: &BlockPool) -> Claimed {
     pool.claim_one().unwrap()
 }
 
 /// Names the content of a claimed block, which nobody has named before.
 #[track_caller]
-pub fn named(block: ClaimedBlock, content: u32, priority: Priority) -> BlockPin {
-    match block.register(name(content), priority) {
+pub fn named(block: Claimed, content: u32, priority: Priority) -> Pinned {
+    match block.register_one(name(content), priority) {
         Registration::New(pin) => pin,
         duplicate => panic!("{duplicate:?}"),
     }
@@ -37,7 +37,7 @@ pub fn named(block: ClaimedBlock, content: u32, priority: Priority) -> BlockPin 
 
 /// Content in a new block, pinned.
 #[track_caller]
-pub fn write(pool: &BlockPool, content: u32) -> BlockPin {
+pub fn write(pool: &BlockPool, content: u32) -> Pinned {
     named(claim(pool), content, Priority::DEFAULT)
 }
 
@@ -49,7 +49,7 @@ pub fn cache(pool: &BlockPool, content: u32, priority: Priority) {
 
 /// Claims a block whose content goes to the secondary tier, and begins that.
 #[track_caller]
-pub fn displace(pool: &BlockPool) -> (ClaimedBlock, Offload) {
+pub fn displace(pool: &BlockPool) -> (Claimed, Offload) {
     let mut block = claim(pool);
     let offload = block.take_offload().unwrap();
     (block, offload)
@@ -65,7 +65,7 @@ pub fn cache_secondary(pool: &BlockPool, content: u32) {
 }
 
 /// The one content that is cached under this name, pinned.
-pub fn find(pool: &BlockPool, content: u32) -> Option<BlockPin> {
+pub fn find(pool: &BlockPool, content: u32) -> Option<Pinned> {
     pool.match_prefix(&[name(content)]).pin(0)
 }
 

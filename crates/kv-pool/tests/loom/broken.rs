@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kv_pool::{BlockPin, ClaimedBlock, Tier};
+use kv_pool::{Claimed, Pinned, Tier};
 use loom::thread;
 
 use crate::explore::{Bound, defect, explore};
@@ -19,7 +19,7 @@ enum Steps {
 }
 
 impl Steps {
-    fn claim(self, world: &World, tier: Tier) -> Option<ClaimedBlock> {
+    fn claim(self, world: &World, tier: Tier) -> Option<Claimed> {
         match self {
             Self::One => world.pool.claim_in(tier, 1).ok()?.pop(),
             Self::Two => {
@@ -29,7 +29,7 @@ impl Steps {
         }
     }
 
-    fn find_and_pin(self, world: &World, content: u32, tier: Tier) -> Option<BlockPin> {
+    fn find_and_pin(self, world: &World, content: u32, tier: Tier) -> Option<Pinned> {
         match self {
             Self::One => world.pool.find_and_pin(name(content), tier),
             Self::Two => world.pool.broken_find_and_pin(name(content), tier),

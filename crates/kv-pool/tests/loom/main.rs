@@ -13,9 +13,12 @@ mod broken;
 mod explore;
 #[path = "../common/memory.rs"]
 mod memory;
+#[path = "../common/one.rs"]
+mod one;
 mod ops;
 
 use explore::{Bound, explore};
+use one::OneClaimed;
 use ops::Op;
 
 fn deep() -> bool {
@@ -75,6 +78,7 @@ fn every_triple_of_operations() {
 
 /// A clock that lives as long as its pool.
 #[derive(Debug)]
+#[expect(dead_code, reason = "only how long it lives is asked")]
 struct Probe(std::sync::Arc<()>);
 
 impl kv_pool::Clock for Probe {
@@ -91,7 +95,7 @@ fn a_pool_ends_with_the_last_of_its_handles_and_pins() {
             let config = kv_pool::PoolConfig::primary_only(2);
             let builder = kv_pool::BlockPool::builder(&config).clock(Probe(alive.clone()));
             let pool = builder.build().unwrap();
-            assert!(pool.claim_one().unwrap().cache(ops::name(1), kv_pool::Naming::default()));
+            assert!(pool.claim_one().unwrap().cache_one(ops::name(1), kv_pool::Naming::default()));
             let pin = ops::find(&pool, 1).unwrap();
             let (again, another) = (pin.clone(), pool.clone());
             let claimed = pool.claim_one().unwrap();

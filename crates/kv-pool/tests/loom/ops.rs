@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_pool::{
-    Admit, Admitted, BlockHash, BlockPin, BlockPool, ClaimedBlock, Onboarded, PoolConfig, Priority,
-    Registration, Tier,
-};
+use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
+use kv_pool::{Admit, Admitted, BlockHash, BlockPool, Claimed, Pinned, PoolConfig, Priority, Tier};
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
 
@@ -86,7 +84,7 @@ pub fn name(content: u32) -> BlockHash {
     BlockHash::from_u128(content.into())
 }
 
-pub fn find(pool: &BlockPool, content: u32) -> Option<BlockPin> {
+pub fn find(pool: &BlockPool, content: u32) -> Option<Pinned> {
     pool.match_prefix(&[name(content)]).pin(0)
 }
 
@@ -120,7 +118,7 @@ impl World {
     fn cache(&self, content: u32) {
         let block = self.pool.claim_one().unwrap();
         self.memory.write(&block, content.into());
-        let Registration::New(pin) = block.register(name(content), Priority::DEFAULT) else {
+        let Registration::New(pin) = block.register_one(name(content), Priority::DEFAULT) else {
             panic!("{content} is cached already")
         };
         drop(pin);
@@ -130,37 +128,37 @@ impl World {
         self.turn.fetch_add(1, Relaxed);
     }
 
-    pub fn read(&self, pin: &BlockPin, content: u32) {
+    pub fn read(&self, pin: &Pinned, content: u32) {
         none(self.memory.shared(pin, content.into()));
         self.others_turn();
         none(self.memory.shared(pin, content.into()));
     }
 
-    fn own(&self, owner: u32) -> Option<ClaimedBlock> {
+    fn own(&self, owner: u32) -> Option<Claimed> {
         let block = self.pool.claim_one().ok()?;
         none(self.memory.take(&block, owner));
         Some(block)
     }
 
     /// Writes a block that the thread has claimed, and sees that nobody else does.
-    pub fn write(&self, block: &ClaimedBlock, content: u32) {
+    pub fn write(&self, block: &Claimed, content: u32) {
         self.memory.write(block, content.into());
         self.others_turn();
         none(self.memory.own(block, content.into()));
     }
 
     /// Takes, writes and gives back a block that the thread should have alone.
-    pub fn own_it(&self, block: &ClaimedBlock, owner: u32) {
+    pub fn own_it(&self, block: &Claimed, owner: u32) {
         none(self.memory.take(block, owner));
         self.write(block, WRITTEN + owner);
         self.give(block, owner);
     }
 
-    fn give(&self, block: &ClaimedBlock, owner: u32) {
+    fn give(&self, block: &Claimed, owner: u32) {
         none(self.memory.give(block, owner));
     }
 
-    fn act(&self, op: Op, owner: u32, held: Option<BlockPin>) {
+    fn act(&self, op: Op, owner: u32, held: Option<Pinned>) {
         match op {
             Op::Find => {
                 if let Some(pin) = find(&self.pool, NEAR) {
@@ -211,9 +209,9 @@ impl World {
             Op::Lend => {
                 let loan = self.pool.lend(&[name(FAR)], Tier::Secondary, Duration::ZERO);
                 if let Some(loan) = loan {
-                    none(self.memory.holds(loan.blocks[0].location, FAR.into()));
+                    none(self.memory.holds(loan.blocks[0], FAR.into()));
                     self.others_turn();
-                    none(self.memory.holds(loan.blocks[0].location, FAR.into()));
+                    none(self.memory.holds(loan.blocks[0], FAR.into()));
                     self.pool.end_loan(loan.id).unwrap();
                 }
             }
@@ -227,14 +225,14 @@ impl World {
         let request = Admit { prefix: &prefix, blocks: 2, ..Admit::default() };
         let Ok(mut admitted) = self.pool.admit(&[request]) else { return };
         let Admitted { prefix, claimed, .. } = admitted.remove(0);
-        for at in prefix.as_slice() {
-            none(self.memory.holds(at.location, NEAR.into()));
+        for at in prefix.locations() {
+            none(self.memory.holds(at, NEAR.into()));
         }
         for block in claimed {
             self.own_it(&block, owner);
         }
-        for at in prefix.as_slice() {
-            none(self.memory.holds(at.location, NEAR.into()));
+        for at in prefix.locations() {
+            none(self.memory.holds(at, NEAR.into()));
         }
     }
 
@@ -247,9 +245,9 @@ impl World {
         let onboard = self.pool.begin_onboard(pin, target).unwrap();
         self.memory.move_content(&onboard);
         self.others_turn();
-        let (pin, copy) = match onboard.commit() {
-            Onboarded::Moved(pin) => (pin, None),
-            Onboarded::Copied { copy, source } => (source, Some(copy)),
+        let (pin, copy) = match onboard.commit_one() {
+            Moved::Moved(pin) => (pin, None),
+            Moved::Copied { copy, source } => (source, Some(copy)),
         };
         assert_eq!(self.memory.read(pin.location()), before, "thread {owner}");
         drop(copy);
@@ -259,7 +257,7 @@ impl World {
         let Some(block) = self.own(owner) else { return };
         self.write(&block, WRITTEN);
         self.give(&block, owner);
-        match block.register(name(WRITTEN), Priority::DEFAULT) {
+        match block.register_one(name(WRITTEN), Priority::DEFAULT) {
             Registration::New(pin) | Registration::Duplicate { existing: pin, .. } => {
                 self.read(&pin, WRITTEN);
             }
@@ -283,7 +281,7 @@ impl World {
         offload.iter().for_each(|offload| self.memory.offload(offload));
         self.write(&block, NEAR);
         self.give(&block, owner);
-        let pin = match block.register(name(NEAR), Priority::DEFAULT) {
+        let pin = match block.register_one(name(NEAR), Priority::DEFAULT) {
             Registration::New(pin) | Registration::Duplicate { existing: pin, .. } => pin,
         };
         self.read(&pin, NEAR);
@@ -314,12 +312,12 @@ impl World {
         self.memory.onboard(&onboard);
         self.others_turn();
         none(self.memory.give_target(&onboard, owner));
-        match onboard.commit() {
-            Onboarded::Moved(pin) => {
+        match onboard.commit_one() {
+            Moved::Moved(pin) => {
                 assert_eq!(pin.location().tier, Tier::Primary);
                 self.read(&pin, FAR);
             }
-            Onboarded::Copied { copy, source } => {
+            Moved::Copied { copy, source } => {
                 none(self.memory.take(&copy, owner));
                 none(self.memory.own(&copy, FAR.into()));
                 self.read(&source, FAR);
@@ -344,7 +342,7 @@ impl World {
 }
 
 /// What each thread has from the start: all that hold the near content share one count of owners.
-fn prepare(ops: &[Op], world: &World) -> Vec<(Op, u32, Option<BlockPin>)> {
+fn prepare(ops: &[Op], world: &World) -> Vec<(Op, u32, Option<Pinned>)> {
     let mut shared = None;
     let mut prepared = Vec::new();
     for (&op, owner) in ops.iter().zip(1..) {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::operations::Refusal;
-use crate::reference::{Block, Claimed, Model, PRIMARY};
+use crate::reference::{Block, Model, ModelClaim, PRIMARY};
 
 /// What one sequence needs.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub enum Begun {
 #[derive(Debug)]
 pub struct Served {
     pub prefix: Vec<usize>,
-    pub claimed: Vec<Claimed>,
+    pub claimed: Vec<ModelClaim>,
     pub partial: Option<(usize, Begun)>,
 }
 
@@ -202,7 +202,7 @@ impl Model {
         taken_over: &mut bool,
         slack: &mut usize,
         needs: &mut Needs,
-    ) -> Option<(usize, Result<Claimed, usize>)> {
+    ) -> Option<(usize, Result<ModelClaim, usize>)> {
         if matched < request.prefix.len() || matched >= request.blocks {
             return None;
         }

@@ -3,14 +3,15 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    BlockHash, BlockPin, ClaimError, ClaimedBlock, ClaimedBlocks, Naming, OnboardError, Onboarded,
-    PinnedBlocks, Priority, Registration, Retention, TenantError, Tier,
+    BlockHash, ClaimError, Claimed, Naming, OnboardError, Pinned, Priority, Retention, TenantError,
+    Tier,
 };
 
 use crate::driver::{Coming, Driver, Owner};
 use crate::operations::{Refusal, Words};
-use crate::reference::{Block, Claimed, Now, name};
+use crate::reference::{Block, ModelClaim, Now, name};
 
 pub fn names(contents: &[u32]) -> Vec<BlockHash> {
     contents.iter().copied().map(name).collect()
@@ -69,8 +70,8 @@ impl Driver {
         }
     }
 
-    fn hold(&mut self, block: ClaimedBlock, claim: Claimed) {
-        let seen = (block.block().index(), block.slot().index(), block.evicted());
+    fn hold(&mut self, block: Claimed, claim: ModelClaim) {
+        let seen = (block.block().index(), block.slot().index(), block.evicted(0));
         assert_eq!(seen, (claim.block, claim.slot, claim.evicted));
         self.held.push((block, claim));
     }
@@ -86,7 +87,7 @@ impl Driver {
         };
         match (real, expected) {
             (Ok(blocks), Ok(claims)) => {
-                let seen = blocks.blocks().map(|block| block.index()).zip(blocks.slots());
+                let seen = blocks.records().map(|record| record.index()).zip(blocks.ids());
                 let seen: Vec<_> = seen.map(|(block, slot)| (block, slot.index())).collect();
                 let wanted: Vec<_> = claims.iter().map(|c| (c.block, c.slot)).collect();
                 assert_eq!(seen, wanted);
@@ -192,14 +193,14 @@ impl Driver {
         self.random.pick(&mut self.model.blocks.iter().filter_map(content).collect())
     }
 
-    fn name(&mut self, block: ClaimedBlock, claim: Claimed, content: u32) {
+    fn name(&mut self, block: Claimed, claim: ModelClaim, content: u32) {
         let words = self.words(content);
         let bearer = self.model.bearer(content);
         let on_its_way = |id: usize| matches!(self.model.blocks[id].now, Now::Moving { .. });
         self.seen.saw("computed again on its way", bearer.is_some_and(on_its_way).into());
         let parent = self.model.parent(words);
         let expected = self.model.register(claim.block, claim.moving, content, parent, words);
-        match (block.register(name(content), naming(words)), expected) {
+        match (block.register_one(name(content), naming(words)), expected) {
             (Registration::New(pin), Ok(named)) => {
                 self.seen.saw("secondary copy gave way", bearer.is_some().into());
                 self.pins.push((pin, named, Rc::new(())));
@@ -207,7 +208,7 @@ impl Driver {
             (Registration::Duplicate { existing, own }, Err(expected)) => {
                 assert_eq!(own.block().index(), claim.block);
                 self.pins.push((existing, expected, Rc::new(())));
-                self.held.push((own, Claimed { moving: None, ..claim }));
+                self.held.push((own, ModelClaim { moving: None, ..claim }));
             }
             (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
         }
@@ -223,7 +224,7 @@ impl Driver {
         let expected = self.model.register_list(&named, &contents, words);
         let pins = blocks.register(&names(&contents), naming(words)).unwrap();
         assert_eq!(blocks.len(), claims.len());
-        let seen: Vec<_> = pins.as_slice().iter().map(|at| at.block.index()).collect();
+        let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
         assert_eq!(seen, expected);
         self.pin_lists.push((pins, expected, Rc::new(())));
         self.held_lists.push((blocks, claims));
@@ -255,7 +256,7 @@ impl Driver {
         }
     }
 
-    pub fn drop_claimed_list(&mut self, blocks: ClaimedBlocks, claims: &[Claimed]) {
+    pub fn drop_claimed_list(&mut self, blocks: Claimed, claims: &[ModelClaim]) {
         drop(blocks);
         for claim in claims.iter().rev() {
             self.model.release_claimed(claim.block, claim.moving);
@@ -337,8 +338,7 @@ impl Driver {
             }
             1 => {
                 let more = self.random.pick(&mut self.pin_lists);
-                let more =
-                    more.unwrap_or_else(|| (PinnedBlocks::default(), Vec::new(), Rc::default()));
+                let more = more.unwrap_or_else(|| (Pinned::default(), Vec::new(), Rc::default()));
                 self.append((pins, blocks, owner), more);
             }
             2 => {
@@ -353,7 +353,7 @@ impl Driver {
             }
             _ => {
                 drop(self.make_own(&blocks, owner));
-                let singles: Vec<BlockPin> = pins.into_iter().collect();
+                let singles: Vec<Pinned> = pins.into_iter().collect();
                 assert_eq!(singles.len(), blocks.len());
                 let singles = singles.into_iter().zip(blocks);
                 self.pins.extend(singles.map(|(pin, block)| (pin, block, Rc::new(()))));
@@ -363,8 +363,8 @@ impl Driver {
 
     fn append(
         &mut self,
-        (mut pins, mut blocks, owner): (PinnedBlocks, Vec<usize>, Owner),
-        (more, more_blocks, more_owner): (PinnedBlocks, Vec<usize>, Owner),
+        (mut pins, mut blocks, owner): (Pinned, Vec<usize>, Owner),
+        (more, more_blocks, more_owner): (Pinned, Vec<usize>, Owner),
     ) {
         let owner = match (blocks.is_empty(), more_blocks.is_empty()) {
             (_, true) => owner,
@@ -391,7 +391,7 @@ impl Driver {
         let there = contents.iter().map_while(|&content| self.model.find(content)).count();
         let expected = self.model.match_prefix(&contents);
         self.seen.saw("found less than there is", u64::from(expected.len() < there));
-        let seen: Vec<_> = pins.as_slice().iter().map(|at| at.block.index()).collect();
+        let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
         assert_eq!(seen, expected);
         self.pin_lists.push((pins, expected, Rc::new(())));
     }
@@ -431,8 +431,8 @@ impl Driver {
 
     fn begin(
         &mut self,
-        (pin, source, owner): (BlockPin, usize, Owner),
-        (block, claim): (ClaimedBlock, Claimed),
+        (pin, source, owner): (Pinned, usize, Owner),
+        (block, claim): (Claimed, ModelClaim),
     ) {
         let (from, to) = (self.model.at(source), self.model.at(claim.block));
         let location = pin.location();
@@ -451,7 +451,7 @@ impl Driver {
             (Err(refused), Some(expected)) => {
                 self.seen.saw("move refused", 1);
                 assert_eq!(refused.reason, expected);
-                self.pins.push((refused.pin, source, owner));
+                self.pins.push((refused.pinned, source, owner));
                 self.held.push((refused.target, claim));
             }
             (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
@@ -459,8 +459,8 @@ impl Driver {
     }
 
     /// A claimed block: mostly one that nothing is copied from.
-    fn pick_target(&mut self) -> Option<(ClaimedBlock, Claimed)> {
-        let clean = |(_, claim): &(ClaimedBlock, Claimed)| {
+    fn pick_target(&mut self) -> Option<(Claimed, ModelClaim)> {
+        let clean = |(_, claim): &(Claimed, ModelClaim)| {
             claim.moving.is_none() && !self.model.is_read(claim.block)
         };
         match self.held.iter().position(clean).filter(|_| self.random.below(8) > 0) {
@@ -470,9 +470,9 @@ impl Driver {
     }
 
     /// A pinned block: mostly one of another tier than `target`.
-    fn pick_source(&mut self, target: usize) -> Option<(BlockPin, usize, Owner)> {
+    fn pick_source(&mut self, target: usize) -> Option<(Pinned, usize, Owner)> {
         let tier = self.model.at(target).0;
-        let elsewhere = |(_, block, _): &(BlockPin, usize, Owner)| self.model.at(*block).0 != tier;
+        let elsewhere = |(_, block, _): &(Pinned, usize, Owner)| self.model.at(*block).0 != tier;
         match self.pins.iter().position(elsewhere).filter(|_| self.random.below(8) > 0) {
             Some(at) => Some(self.pins.swap_remove(at)),
             None => self.random.pick(&mut self.pins),
@@ -491,23 +491,26 @@ impl Driver {
         let up = self.model.at(target).0 < self.model.at(source).0;
         let read = self.model.is_read(source);
         let sole = Rc::strong_count(&owner) == 1;
-        match (onboard.commit(), self.model.commit_move(source, target, sole)) {
-            (Onboarded::Moved(pin), true) => {
+        match (onboard.commit_one(), self.model.commit_move(source, target, sole)) {
+            (Moved::Moved(pin), true) => {
                 self.seen.saw(if up { "moved up" } else { "moved down" }, 1);
                 self.seen.saw("left a slot that a copy reads", read.into());
                 self.pins.push((pin, source, owner));
             }
-            (Onboarded::Copied { copy, source: pin }, false) => {
+            (Moved::Copied { copy, source: pin }, false) => {
                 self.seen.saw("copied", 1);
                 self.pins.push((pin, source, owner));
                 let slot = self.model.at(target).1;
-                self.hold_copy(copy, Claimed { block: target, slot, evicted: false, moving: None });
+                self.hold_copy(
+                    copy,
+                    ModelClaim { block: target, slot, evicted: false, moving: None },
+                );
             }
             (real, moved) => panic!("{real:?}, but moved was expected to be {moved}"),
         }
     }
 
-    fn hold_copy(&mut self, copy: ClaimedBlock, claim: Claimed) {
+    fn hold_copy(&mut self, copy: Claimed, claim: ModelClaim) {
         assert_eq!((copy.block().index(), copy.slot().index()), (claim.block, claim.slot));
         self.held.push((copy, claim));
     }

@@ -4,14 +4,15 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::one::One;
 use kv_pool::{
-    BlockPin, BlockPool, BlockUse, BlockView, ClaimedBlock, ClaimedBlocks, Epoch, EventReader,
-    Loan, Location, ManualClock, Offload, Onboard, PinnedBlocks, PoolConfig, PoolEvent, Priority,
-    Reading, TenantId, TenantQuota, Tier,
+    BlockPool, BlockUse, BlockView, Claimed, Epoch, EventReader, Loan, Location, ManualClock,
+    Offload, Onboard, Pinned, PoolConfig, PoolEvent, Priority, Reading, TenantId, TenantQuota,
+    Tier,
 };
 
 use crate::mirror::Mirror;
-use crate::reference::{Block, Claimed, Happened, Model, Now, name};
+use crate::reference::{Block, Happened, Model, ModelClaim, Now, name};
 
 pub const CONTENTS: u64 = 24;
 const PRIORITIES: [u8; 8] = [0, 5, 29, 30, 35, 35, 80, 100];
@@ -63,7 +64,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 26] = [
+pub const OUTCOMES: [&str; 27] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -86,6 +87,7 @@ pub const OUTCOMES: [&str; 26] = [
     "victims refused",
     "removed with successors",
     "batch refused",
+    "some of a batch fit",
     "taken over",
     "partly copied",
     "evicted in the common case",
@@ -125,10 +127,10 @@ pub struct Driver {
     pub model: Model,
     pub capacity: u64,
     pub tenants: Vec<TenantId>,
-    pub held: Vec<(ClaimedBlock, Claimed)>,
-    pub held_lists: Vec<(ClaimedBlocks, Vec<Claimed>)>,
-    pub pins: Vec<(BlockPin, usize, Owner)>,
-    pub pin_lists: Vec<(PinnedBlocks, Vec<usize>, Owner)>,
+    pub held: Vec<(Claimed, ModelClaim)>,
+    pub held_lists: Vec<(Claimed, Vec<ModelClaim>)>,
+    pub pins: Vec<(Pinned, usize, Owner)>,
+    pub pin_lists: Vec<(Pinned, Vec<usize>, Owner)>,
     pub offloads: Vec<Offload>,
     pub coming: Vec<Coming>,
     pub loans: Vec<(Loan, Vec<usize>)>,
@@ -272,12 +274,12 @@ impl Driver {
         assert_eq!(self.clock.reads(), self.model.reads);
         for (pin, block, _) in &self.pins {
             self.same_place(pin.block().index(), pin.location(), *block);
-            assert_eq!(pin.hash(), self.model.blocks[*block].content.map(name));
+            assert_eq!(pin.hash(0), self.model.blocks[*block].content.map(name));
         }
         for (pins, blocks, _) in &self.pin_lists {
             assert_eq!(pins.len(), blocks.len());
-            for (at, block) in pins.as_slice().iter().zip(blocks) {
-                self.same_place(at.block.index(), at.location, *block);
+            for ((record, location), block) in pins.records().zip(pins.locations()).zip(blocks) {
+                self.same_place(record.index(), location, *block);
             }
         }
         self.compare_events();
@@ -288,7 +290,7 @@ impl Driver {
     }
 
     pub fn same_place(&self, real: usize, location: Location, block: usize) {
-        let seen = (location.tier.index(), location.slot.index());
+        let seen = (location.tier.index(), location.id.index());
         assert_eq!((real, seen), (block, self.model.at(block)));
     }
 
@@ -381,7 +383,7 @@ impl Driver {
 }
 
 fn at(location: Location) -> (usize, usize) {
-    (location.tier.index(), location.slot.index())
+    (location.tier.index(), location.id.index())
 }
 
 fn happened(event: PoolEvent) -> Happened {

@@ -10,6 +10,8 @@ mod batch;
 mod blocks;
 mod driver;
 mod mirror;
+#[path = "../common/one.rs"]
+mod one;
 mod operations;
 mod reference;
 mod world;

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use kv_pool::{BlockHash, BlockId, EventReader, Location, PoolEvent, Priority, Reading};
+use kv_pool::{BlockHash, EventReader, Location, PoolEvent, Priority, Reading, policy::RecordId};
 
 /// Each name at most once, with the block that bears it.
 pub struct Mirror {
     reader: EventReader,
-    pub names: HashMap<BlockHash, (BlockId, Location, Priority)>,
+    pub names: HashMap<BlockHash, (RecordId, Location, Priority)>,
 }
 
 impl Mirror {

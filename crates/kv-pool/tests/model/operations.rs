@@ -1,7 +1,7 @@
 //! What callers ask of the pool, done to the reference.
 
 use crate::batch::Needs;
-use crate::reference::{Block, Claimed, Happened, Model, Now, PRIMARY, SECONDARY, name};
+use crate::reference::{Block, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name};
 
 /// Why a claim is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,7 +41,12 @@ impl Model {
         if count + kept > unheld { Err(Refusal::KeptForOthers) } else { Ok(()) }
     }
 
-    pub fn claim(&mut self, tier: usize, by: usize, count: usize) -> Result<Vec<Claimed>, Refusal> {
+    pub fn claim(
+        &mut self,
+        tier: usize,
+        by: usize,
+        count: usize,
+    ) -> Result<Vec<ModelClaim>, Refusal> {
         self.check_claim(tier, by, count)?;
         Ok((0..count).map(|_| self.claim_one(tier, by).unwrap()).collect())
     }
@@ -145,7 +150,7 @@ impl Model {
     /// Names claimed blocks as consecutive content; which blocks are pinned for it.
     pub fn register_list(
         &mut self,
-        claims: &[Claimed],
+        claims: &[ModelClaim],
         contents: &[u32],
         mut words: Words,
     ) -> Vec<usize> {

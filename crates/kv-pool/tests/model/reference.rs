@@ -72,7 +72,7 @@ pub enum Happened {
 
 /// What a claim must yield.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Claimed {
+pub struct ModelClaim {
     pub block: usize,
     pub slot: usize,
     pub evicted: bool,
@@ -269,7 +269,7 @@ impl Model {
     }
 
     /// Takes the next block of a tier for `by`.
-    pub fn claim_one(&mut self, tier: usize, by: usize) -> Option<Claimed> {
+    pub fn claim_one(&mut self, tier: usize, by: usize) -> Option<ModelClaim> {
         self.counters.claimed += 1;
         loop {
             let (victim, last) = self.next(tier, |id| !self.is_kept(id, by))?;
@@ -314,7 +314,7 @@ impl Model {
         }
     }
 
-    fn displace(&mut self, victim: usize, target: usize, by: usize) -> Claimed {
+    fn displace(&mut self, victim: usize, target: usize, by: usize) -> ModelClaim {
         self.counters.evicted += 1;
         let from = self.at(victim);
         self.swap(victim, target);
@@ -331,11 +331,11 @@ impl Model {
         by: usize,
         evicted: bool,
         moving: Option<usize>,
-    ) -> Claimed {
+    ) -> ModelClaim {
         let claimed = &mut self.blocks[block];
         (claimed.now, claimed.tenant, claimed.depth) = (Now::Claimed, by, 0);
         (claimed.priority, claimed.duration) = (DEFAULT_PRIORITY, None);
-        Claimed { block, slot: claimed.slot, evicted, moving }
+        ModelClaim { block, slot: claimed.slot, evicted, moving }
     }
 
     pub fn swap(&mut self, one: usize, other: usize) {

@@ -3,7 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use kv_pool::{Admit, Admitted, BlockHash, LoanError, Partial, TenantError, TenantQuota, Tier};
+use crate::one::One;
+use kv_pool::{
+    Admission, Admit, Admitted, BlockHash, LoanError, Partial, TenantError, TenantQuota, Tier,
+};
 
 use crate::batch::{Begun, Request, Served};
 use crate::blocks::{names, refusal, retention};
@@ -145,7 +148,7 @@ impl Driver {
         assert_eq!(loan.blocks.len(), found.len());
         for (at, &id) in loan.blocks.iter().zip(&found) {
             self.model.pin(id);
-            self.same_place(at.block.index(), at.location, id);
+            assert_eq!((at.tier.index(), at.id.index()), self.model.at(id));
         }
         self.loans.push((loan, found));
     }
@@ -179,7 +182,7 @@ impl Driver {
         let real = self.pool.pin_victims(tier, count, &names(&protected));
         match (real, self.model.pin_victims(tier.index(), count, &protected)) {
             (Ok(pins), Ok(expected)) => {
-                let seen: Vec<_> = pins.as_slice().iter().map(|at| at.block.index()).collect();
+                let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
                 assert_eq!(seen, expected);
                 self.pin_lists.push((pins, expected, Rc::new(())));
             }
@@ -205,6 +208,9 @@ impl Driver {
                 tenant: self.tenants[request.tenant],
             })
             .collect();
+        if self.random.below(3) == 0 {
+            return self.admit_fitting(&asked, &batch);
+        }
         match (self.pool.admit(&asked), self.model.admit(&batch)) {
             (Ok(admitted), Ok(served)) => {
                 assert_eq!(admitted.len(), served.len());
@@ -222,6 +228,20 @@ impl Driver {
         }
     }
 
+    /// As many as fit: the reference refuses one more, for the same reason, and admits as many.
+    fn admit_fitting(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
+        let Admission { admitted, refused } = self.pool.admit_fitting(asked);
+        let fitting = admitted.len();
+        let expected = batch.get(..fitting + 1).map(|more| self.model.admit(more).unwrap_err());
+        let served = self.model.admit(&batch[..fitting]).unwrap();
+        self.seen.saw("some of a batch fit", u64::from(expected.is_some() && !served.is_empty()));
+        assert_eq!(refused.as_ref().map(refusal), expected);
+        assert_eq!(admitted.len(), served.len());
+        for (real, served) in admitted.into_iter().zip(served) {
+            self.served(real, served);
+        }
+    }
+
     fn request(&mut self) -> Request {
         let (first, len) = (self.random.content(), self.random.below(4) as u32);
         Request {
@@ -233,9 +253,9 @@ impl Driver {
     }
 
     fn served(&mut self, real: Admitted, served: Served) {
-        let seen: Vec<_> = real.prefix.as_slice().iter().map(|at| at.block.index()).collect();
+        let seen: Vec<_> = real.prefix.records().map(|record| record.index()).collect();
         assert_eq!(seen, served.prefix);
-        let seen: Vec<_> = real.claimed.blocks().map(|block| block.index()).collect();
+        let seen: Vec<_> = real.claimed.records().map(|record| record.index()).collect();
         assert_eq!(seen, served.claimed.iter().map(|claim| claim.block).collect::<Vec<_>>());
         match (real.partial, served.partial) {
             (None, None) => {}

@@ -14,6 +14,8 @@
 
 #[path = "../common/memory.rs"]
 mod memory;
+#[path = "../common/one.rs"]
+mod one;
 mod worker;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    Admit, BlockHash, BlockPin, BlockPool, ClaimedBlock, Loan, ManualClock, Naming, Onboarded,
-    PinnedBlocks, PoolConfig, Priority, Registration, Retention, TenantId, TenantQuota, Tier,
+    Admit, BlockHash, BlockPool, Claimed, Loan, ManualClock, Naming, Pinned, PoolConfig, Priority,
+    Retention, TenantId, TenantQuota, Tier,
 };
 use shuttle::sync::Mutex;
 use shuttle::thread;
@@ -25,7 +26,7 @@ pub struct Shape {
 
 /// Content and where it lies, with what keeps it there.
 struct Held {
-    pins: PinnedBlocks,
+    pins: Pinned,
     first: u64,
 }
 
@@ -43,8 +44,8 @@ struct Worker {
     world: Arc<World>,
     id: u32,
     random: u64,
-    blocks: Vec<ClaimedBlock>,
-    pins: Vec<(BlockPin, u64)>,
+    blocks: Vec<Claimed>,
+    pins: Vec<(Pinned, u64)>,
     loans: Vec<(Loan, u64)>,
 }
 
@@ -88,8 +89,8 @@ impl Worker {
             none(self.world.memory.shared(pin, *content));
         }
         for (loan, first) in &self.loans {
-            for (at, content) in loan.blocks.iter().zip(*first..) {
-                none(self.world.memory.holds(at.location, content));
+            for (&at, content) in loan.blocks.iter().zip(*first..) {
+                none(self.world.memory.holds(at, content));
             }
         }
     }
@@ -106,14 +107,14 @@ impl Worker {
         self.check_list(&pins, first);
         let found = pins.len();
         // Room to move what lies elsewhere comes first, and is given back here.
-        let far = pins.as_slice().iter().filter(|at| at.location.tier != Tier::Primary).count();
+        let far = pins.locations().filter(|at| at.tier != Tier::Primary).count();
         let mut claimed = admitted.claimed.split_off(far);
         drop(admitted.claimed);
         while let Some(offload) = claimed.take_offload() {
             self.world.memory.offload(&offload);
             offload.commit();
         }
-        for (slot, content) in claimed.slots().zip(first + found as u64..) {
+        for (slot, content) in claimed.ids().zip(first + found as u64..) {
             self.world.memory.fill(slot, content);
         }
         let retention = Retention {
@@ -129,9 +130,9 @@ impl Worker {
         self.check_list(&pins, first);
     }
 
-    fn check_list(&self, pins: &PinnedBlocks, first: u64) {
-        for (at, content) in pins.as_slice().iter().zip(first..) {
-            none(self.world.memory.holds(at.location, content));
+    fn check_list(&self, pins: &Pinned, first: u64) {
+        for (at, content) in pins.locations().zip(first..) {
+            none(self.world.memory.holds(at, content));
         }
     }
 
@@ -175,9 +176,9 @@ impl Worker {
         let Some(target) = target.and_then(|mut targets| targets.pop()) else { return };
         let onboard = self.world.pool.begin_onboard(pin, target).unwrap();
         self.world.memory.move_content(&onboard);
-        let (pin, copy) = match onboard.commit() {
-            Onboarded::Moved(pin) => (pin, None),
-            Onboarded::Copied { copy, source } => (source, Some(copy)),
+        let (pin, copy) = match onboard.commit_one() {
+            Moved::Moved(pin) => (pin, None),
+            Moved::Copied { copy, source } => (source, Some(copy)),
         };
         none(self.world.memory.shared(&pin, content));
         drop(copy);
@@ -217,7 +218,7 @@ impl Worker {
         self.drop_block();
     }
 
-    fn block(&mut self) -> Option<ClaimedBlock> {
+    fn block(&mut self) -> Option<Claimed> {
         let block = self.blocks.pop()?;
         none(self.world.memory.own(&block, self.mark()));
         Some(block)
@@ -235,11 +236,11 @@ impl Worker {
         self.register_as(block, content);
     }
 
-    fn register_as(&mut self, block: ClaimedBlock, content: u64) {
+    fn register_as(&mut self, block: Claimed, content: u64) {
         self.world.memory.write(&block, content);
         none(self.world.memory.give(&block, self.id));
         let priority = Priority::new([0, 30, 35, 80][self.below(4) as usize]).unwrap();
-        match block.register(name(content as u32), priority) {
+        match block.register_one(name(content as u32), priority) {
             Registration::New(pin) => self.pins.push((pin, content)),
             Registration::Duplicate { existing, own } => {
                 self.pins.push((existing, content));
@@ -291,16 +292,16 @@ impl Worker {
     }
 
     fn onboard(&mut self) {
-        let far = |(pin, _): &(BlockPin, u64)| pin.location().tier == Tier::Secondary;
+        let far = |(pin, _): &(Pinned, u64)| pin.location().tier == Tier::Secondary;
         let Some(at) = self.pins.iter().position(far) else { return };
         let Some(target) = self.block() else { return };
         let (pin, content) = self.pins.swap_remove(at);
         let onboard = self.world.pool.begin_onboard(pin, target).unwrap();
         self.world.memory.onboard(&onboard);
         none(self.world.memory.give_target(&onboard, self.id));
-        match onboard.commit() {
-            Onboarded::Moved(pin) => self.pins.push((pin, content)),
-            Onboarded::Copied { copy, source } => {
+        match onboard.commit_one() {
+            Moved::Moved(pin) => self.pins.push((pin, content)),
+            Moved::Copied { copy, source } => {
                 self.pins.push((source, content));
                 none(self.world.memory.take(&copy, self.id));
                 none(self.world.memory.own(&copy, content));

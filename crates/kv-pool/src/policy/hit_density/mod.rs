@@ -13,7 +13,7 @@ use memory::{Memories, Memory};
 
 use super::error::{check_blocks, table};
 use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use crate::{BlockHash, BlockId};
+use crate::{BlockHash, RecordId};
 
 /// What is remembered by default: names of evicted content for each block, and at least so many.
 const REMEMBERED_PER_BLOCK: u64 = 8;
@@ -227,7 +227,7 @@ impl HitDensity {
     }
 
     /// Takes a block out of the list that it is in, if any: it is evictable no more.
-    fn withdraw(&mut self, block: BlockId) {
+    fn withdraw(&mut self, block: RecordId) {
         let phase = self.nodes[block.index()].phase;
         if phase == Phase::Listed {
             self.unlist(block.0);
@@ -236,7 +236,7 @@ impl HitDensity {
     }
 
     /// Makes a block that is held evictable in its cohort.
-    fn offer(&mut self, block: BlockId, has_children: bool, in_front: bool) {
+    fn offer(&mut self, block: RecordId, has_children: bool, in_front: bool) {
         self.evictable += 1;
         if has_children {
             self.nodes[block.index()].phase = Phase::Aside;
@@ -246,7 +246,7 @@ impl HitDensity {
     }
 
     /// Ends the membership of `block` in its cohort.
-    fn part(&mut self, block: BlockId, is_alive: bool) {
+    fn part(&mut self, block: RecordId, is_alive: bool) {
         if let Some(place) = self.cohorts.place_of(self.nodes[block.index()].cohort) {
             let cohort = self.cohorts.at(place);
             cohort.members = cohort.members.saturating_sub(1);
@@ -255,7 +255,7 @@ impl HitDensity {
     }
 
     /// Makes `block` a member of the cohort of its kind and use. `None` if there is none to be had.
-    fn join(&mut self, block: BlockId, facts: &BlockFacts) -> Option<()> {
+    fn join(&mut self, block: RecordId, facts: &BlockFacts) -> Option<()> {
         let Node { found, turns, .. } = self.nodes[block.index()];
         let kind = Kind::of(facts.full, found, turns);
         let (latest, used) = self.latest[kind.index()];
@@ -295,7 +295,7 @@ impl EvictionPolicy for HitDensity {
         "hit_density"
     }
 
-    fn stored(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn stored(&mut self, block: RecordId, facts: &BlockFacts) {
         if block.index() >= self.nodes.len() {
             return;
         }
@@ -307,7 +307,7 @@ impl EvictionPolicy for HitDensity {
             Node { name, cohort: 0, before: NONE, after: NONE, phase, found, turns };
     }
 
-    fn found(&mut self, block: BlockId, now: PolicyTime) {
+    fn found(&mut self, block: RecordId, now: PolicyTime) {
         let Some(&node) = self.nodes.get(block.index()) else { return };
         if node.phase == Phase::Absent {
             return;
@@ -326,7 +326,7 @@ impl EvictionPolicy for HitDensity {
         node.turns = node.turns.saturating_add(1);
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         let Some(node) = self.nodes.get(block.index()) else { return };
         match node.phase {
             Phase::Listed | Phase::Aside => return self.children(block, facts.has_children),
@@ -342,7 +342,7 @@ impl EvictionPolicy for HitDensity {
         }
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         match (self.nodes.get(block.index()).map(|node| node.phase), has_children) {
             (Some(Phase::Listed), true) => {
                 self.unlist(block.0);
@@ -353,7 +353,7 @@ impl EvictionPolicy for HitDensity {
         }
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         let phase = self.nodes.get(block.index()).map(|node| node.phase);
         if matches!(phase, Some(Phase::Listed | Phase::Aside)) {
             self.withdraw(block);
@@ -361,7 +361,7 @@ impl EvictionPolicy for HitDensity {
         }
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         let Some(phase) = self.nodes.get(block.index()).map(|node| node.phase) else { return };
         match phase {
             Phase::Absent | Phase::New => {}
@@ -374,10 +374,10 @@ impl EvictionPolicy for HitDensity {
         self.nodes[block.index()].phase = Phase::Absent;
     }
 
-    fn victim(&mut self, now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
         self.settle(now);
         let place = self.cohorts.lowest()?;
-        let block = BlockId(self.cohorts.at(place).front);
+        let block = RecordId(self.cohorts.at(place).front);
         self.withdraw(block);
         self.part(block, true);
         let node = &mut self.nodes[block.index()];
@@ -410,8 +410,8 @@ mod tests {
         BlockFacts { used, ..BlockFacts::new(BlockHash::from_u128(u128::from(name))) }
     }
 
-    fn block(index: u32) -> BlockId {
-        BlockId::from_index(index)
+    fn block(index: u32) -> RecordId {
+        RecordId::from_index(index)
     }
 
     fn store(policy: &mut HitDensity, index: u32, facts: &BlockFacts) {
@@ -432,7 +432,8 @@ mod tests {
             store(&mut policy, index, &facts(u64::from(index), 1 + ms, ms));
         }
         let now = PolicyTime { lookups: 1_000_000, ms: 101_000 };
-        let order: Vec<_> = std::iter::from_fn(|| policy.victim(now)).map(BlockId::index).collect();
+        let order: Vec<_> =
+            std::iter::from_fn(|| policy.victim(now)).map(RecordId::index).collect();
         assert_eq!(order, [2, 0, 3, 1]);
     }
 
