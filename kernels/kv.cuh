@@ -17,20 +17,22 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 
 // Threads of a block, at most, for kernels that move or fill rows.
 #define KV_ROW_THREADS 256
-// Threads of a block, at most, for the transfer.
-#define KV_TRANSFER_THREADS 1024
-// Vectors that a thread of the transfer has in flight at once.
-#define KV_TRANSFER_UNROLL 4
+// Threads of a block, at most, for the transfer, of which a thread moves one vector.
+#define KV_TRANSFER_THREADS 256
 // Chunks that one launch of the transfer moves, at most: their descriptions travel as parameters.
 #define KV_TRANSFER_CHUNKS 16
-// Threads of a block, at most, for the narrow transfer, of which a thread moves one vector.
-#define KV_NARROW_THREADS 256
-// The first two for the narrow walk.
+// Threads of a block, at most, for the walk, and the vectors that a thread has in flight at once.
 #define KV_WALK_THREADS 1024
 #define KV_WALK_UNROLL 4
 // The same two, threads and vectors, for the copy of blocks by pairs.
 #define KV_COPY_THREADS 1024
 #define KV_COPY_UNROLL 2
+// The same two for its batched walk, which fetches the addresses of so many parts at once. A part has at
+// most so many vectors that 32 bits count those of a batch.
+#define KV_COPY_BATCH_THREADS 512
+#define KV_COPY_BATCH_UNROLL 4
+#define KV_COPY_BATCH 256
+#define KV_COPY_PART_VECTORS_MAX (1u << 24)
 // Vectors that a thread of a conversion has in flight at once.
 #define KV_CONVERT_UNROLL 2
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
@@ -115,23 +117,11 @@ static __device__ __forceinline__ void store_streaming(u64 to, Bytes1 from) {
     asm volatile("st.global.cs.u8 [%0], %1;" ::"l"(to), "r"((u32)from.byte) : "memory");
 }
 
-// Division by a number that the host knows: one high product and one correction instead of some
-// hundred instructions. `magic` is floor((2^32 - 1) / divisor). The estimate is the quotient or one
-// less, for every 32-bit number: with 2^32 - 1 = magic * divisor + r it falls short of n / divisor by
-// n * (1 + r) / (divisor * 2^32), which is less than 1.
-struct Divider32 {
-    u32 divisor;
-    u32 magic;
-
-    __device__ __forceinline__ u32 quotient(u32 n) const {
-        const u32 estimate = __umulhi(n, magic);
-        return estimate + (n - estimate * divisor >= divisor ? 1 : 0);
-    }
-};
-// The same for numbers below 2^31, without a correction: with 2^shift the least power of two that is not
-// below the divisor, `magic` is floor(2^32 * (2^shift - divisor) / divisor) + 1 (Granlund and Montgomery,
-// "Division by Invariant Integers using Multiplication", 1994). The sum does not wrap, because the
-// product is not above the number.
+// Division by a number that the host knows, for numbers below 2^31: one high product instead of some
+// hundred instructions. With 2^shift the least power of two that is not below the divisor, `magic` is
+// floor(2^32 * (2^shift - divisor) / divisor) + 1 (Granlund and Montgomery, "Division by Invariant
+// Integers using Multiplication", 1994). The sum does not wrap, because the product is not above the
+// number.
 struct Divider31 {
     u32 divisor;
     u32 magic;
@@ -141,7 +131,9 @@ struct Divider31 {
         return (__umulhi(n, magic) + n) >> shift;
     }
 };
-// The first with 64 bits: `magic` is floor((2^64 - 1) / divisor).
+// The same for every 64-bit number, with one correction: `magic` is floor((2^64 - 1) / divisor). The
+// estimate is the quotient or one less: with 2^64 - 1 = magic * divisor + r it falls short of
+// n / divisor by n * (1 + r) / (divisor * 2^64), which is less than 1.
 struct Divider64 {
     u64 divisor;
     u64 magic;

@@ -19,8 +19,8 @@ use std::process::ExitCode;
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
 use kv_kernels::{
-    ChecksumArgs, Direction, FillPattern, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
-    Transfer, token_word, weight,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    verify::{ChecksumArgs, FillPattern, token_word, weight},
 };
 pub(crate) use ways::Ways;
 use ways::{all, noise, shuffled};

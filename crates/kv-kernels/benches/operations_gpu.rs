@@ -23,9 +23,11 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, Blocks, Conversion, HostBlocks,
-    HostOffsets, KvKernels, KvShape, KvShapeOptions, NarrowFormat, PackedOffsets, PagedKv,
-    PagedLayout, RowRange, ScalePer, WideFormat, block_offsets_on_host, block_sum,
+    Append, BlockCopy, BlockPair, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions, PagedKv,
+    PagedLayout, RowRange,
+    convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    tables::{BlockOffsets, HostOffsets, PackedOffsets, block_offsets_on_host},
+    verify::{BlockSums, block_sum},
 };
 pub(crate) use ways::Ways;
 use ways::{all, noise, shuffled};

@@ -145,8 +145,8 @@ impl Bench {
             vector_bytes: 8,
             ..raw_args::WHOLE_ROWS
         }
-        .args();
-        best_gbs(tokens * self.shape.token_bytes(), || self.run("multi_layer_transfer_8", &args))
+        .one(0);
+        best_gbs(tokens * self.shape.token_bytes(), || self.run("transfer_8", &args))
     }
 
     /// What this machine can at most: adding up the words of the pages, in order, on one thread.

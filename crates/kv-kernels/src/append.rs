@@ -7,14 +7,14 @@ use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
     RawBlockSide, RawBlockUnits, RowSide, Run, Strides, counted, launches, runs,
 };
+use crate::divider::Divider64;
 use crate::kernels::planes_of;
-use crate::launch::Divider64;
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint, check_length};
 use crate::places::first_repeat;
 use crate::{
-    Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, OperandError,
-    PagedKv,
+    Blocks, DeviceReport, KernelError, KernelSource, KvKernels, PagedKv,
+    error::{BlocksError, Operand, OperandError},
 };
 
 /// What [`KvKernels::append`] scatters.

@@ -2,15 +2,22 @@
 //! between layouts, and between shards of heads.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_driver::{KernelArgs, LaunchConfig, Stream};
+use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, counted, launches, runs};
+use crate::block_units::{
+    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, counted, launches, runs,
+};
+use crate::kernels::entry;
 use crate::layout::alignment_of;
+use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint};
 use crate::places::{Places, first_repeat};
 use crate::{
-    Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels, Operand, Side,
+    Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
+    error::{BlocksError, Operand, Side},
 };
+
+const PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 
 /// Which block goes where.
 #[repr(C)]
@@ -82,8 +89,99 @@ pub struct RawBlockCopy {
     pub report: u64,
     /// Blocks of the grid, no more than have vectors.
     pub grid: u32,
-    /// Threads of a block, 1 to 1,024.
+    /// Threads of a block, 1 to 1,024, and to 512 in a batched walk.
     pub threads: u32,
+    /// Whether a block of threads fetches the addresses of many blocks at once before it moves them: for pairs
+    /// and plane tables in host memory, and for few blocks of threads over a link between GPUs.
+    pub batched: bool,
+}
+
+impl RawBlockCopy {
+    /// Vectors of one block in one plane that a [batched](RawBlockCopy::batched) launch takes at most.
+    pub const BATCHED_VECTORS_MAX: u64 = 1 << 24;
+    /// Threads of a block that a batched launch takes at most.
+    pub const BATCHED_THREADS_MAX: u32 = 512;
+    /// Vectors of all pairs that a launch takes at most.
+    pub const ITEMS_MAX: u64 = ITEMS_MAX;
+}
+
+/// The kernels of block copies alone, loaded on one device: what moves between GPUs need.
+#[derive(Debug)]
+pub struct BlockCopyKernels {
+    device: Device,
+    module: LazyModule<10>,
+}
+
+impl BlockCopyKernels {
+    /// Kernels that are compiled at their first launch.
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), module: LazyModule::new(PTX, entry::COPY_BLOCKS) }
+    }
+
+    /// Compiles the kernels for `device`.
+    ///
+    /// # Ordering
+    /// Waits for the compiler the first time; not for the device's work.
+    ///
+    /// # Errors
+    /// [`ModuleError`], with the compiler's log.
+    #[track_caller]
+    pub fn load(device: &Device) -> Result<Self, ModuleError> {
+        let _site = cuda_driver::site::enter();
+        let kernels = Self::new(device);
+        kernels.prepare()?;
+        Ok(kernels)
+    }
+
+    pub(crate) fn prepare(&self) -> Result<(), ModuleError> {
+        self.module.get(&self.device).map(|_| ())
+    }
+
+    /// Launches one kernel with these parameters, unchecked.
+    ///
+    /// # Errors
+    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
+    /// [`KernelError::Device`].
+    ///
+    /// # Safety
+    /// - every address is of memory that the kernels' device can access, and stays allocated until
+    ///   the kernel has completed; all of what the head of `kernels/block_copy.cu` names as read or
+    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
+    /// - `units` and `grid` are as their fields say;
+    /// - host memory that is written is not accessed by the host until then.
+    #[track_caller]
+    pub unsafe fn launch(&self, stream: &Stream, raw: &RawBlockCopy) -> Result<(), BlocksError> {
+        let _site = cuda_driver::site::enter();
+        let vectors = raw.units.vectors()?;
+        let items = counted("vectors", Some(raw.items))?;
+        let part = vectors / raw.units.planes.max(1);
+        if raw.batched && part > RawBlockCopy::BATCHED_VECTORS_MAX {
+            return Err(BlocksError::TooMany {
+                what: "vectors of a block in a plane",
+                count: part,
+            });
+        }
+        let args = KernelArgs::new()
+            .arg(raw.to)
+            .arg(raw.from)
+            .arg(raw.units.dividers())
+            .arg(raw.pairs)
+            .arg(items)
+            .arg(named_by_ids(raw.by_place))
+            .arg(raw.first_pair)
+            .arg(raw.report);
+        let width = raw.vector_bytes.trailing_zeros().min(4) as usize;
+        let (first, threads_max) = if raw.batched {
+            (5, RawBlockCopy::BATCHED_THREADS_MAX)
+        } else {
+            (0, COPY_THREADS_MAX)
+        };
+        let kernel = &self.module.get(&self.device).map_err(KernelError::from)?[first + width];
+        let config = LaunchConfig::linear(raw.grid.max(1), raw.threads.clamp(1, threads_max));
+        // SAFETY: the 8 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
+        // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
+        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+    }
 }
 
 impl KvKernels {
@@ -116,7 +214,7 @@ impl KvKernels {
     /// `x < bytes`, `to[d][p][t][to_byte + x] = from[s][p][t][from_byte + x]`.
     ///
     /// With rows of heads it takes some heads of one shard to their place in another;
-    /// [`reshard`](crate::reshard) says which. Rows of the two sides may differ in length.
+    /// `ReshardPlan` of `kv-multigpu` says which. Rows of the two sides may differ in length.
     ///
     /// # Ordering
     /// As of [`copy_blocks`](KvKernels::copy_blocks).
@@ -169,23 +267,8 @@ impl KvKernels {
         raw: &RawBlockCopy,
     ) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
-        raw.units.vectors()?;
-        let items = counted("vectors", Some(raw.items))?;
-        let args = KernelArgs::new()
-            .arg(raw.to)
-            .arg(raw.from)
-            .arg(raw.units.dividers())
-            .arg(raw.pairs)
-            .arg(items)
-            .arg(named_by_ids(raw.by_place))
-            .arg(raw.first_pair)
-            .arg(raw.report);
-        let kernel = self.by_vector(&self.copy_blocks, raw.vector_bytes)?;
-        let threads = raw.threads.clamp(1, COPY_THREADS_MAX);
-        let config = LaunchConfig::linear(raw.grid.max(1), threads);
-        // SAFETY: the 8 arguments are the parameters of `copy_blocks_*` in `kernels/block_copy.cu`, in
-        // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
-        Ok(unsafe { kernel.launch(stream, &config, &args) }?)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.copy_blocks.launch(stream, raw) }
     }
 
     pub(crate) fn check_copy(
@@ -313,6 +396,7 @@ impl KvKernels {
                 report: copy.report.map_or(0, DeviceReport::address),
                 grid: blocks.clamp(1, blocks_max) as u32,
                 threads,
+                batched: false,
             }
         };
         let cut = launches(("vectors of a block", copy.count), vectors)?;

@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceError, ModuleError};
 
-use crate::{KernelError, OperandError, ScalePer};
+use crate::{KernelError, convert::ScalePer, error::OperandError};
 
 /// A side of a copy of blocks.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -4,7 +4,10 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
 use crate::operand::{Extent, check_aligned, check_array, check_disjoint, check_length};
-use crate::{DeviceReport, KernelError, KernelSource, KvKernels, Operand, OperandError};
+use crate::{
+    DeviceReport, KernelError, KernelSource, KvKernels,
+    error::{Operand, OperandError},
+};
 
 /// Bytes of an entry, which is an `i32` or a `u32`.
 const ENTRY_BYTES: u64 = 4;
@@ -90,7 +93,7 @@ impl KvKernels {
     /// kernel runs: their bytes must not change before an event recorded after this call has
     /// completed. Where kernels may not read host memory, copy a dense or packed source and its
     /// arrays to the device with one copy and name them as [`KernelSource::Device`]; or gather on
-    /// the host with [`block_offsets_on_host`](crate::block_offsets_on_host).
+    /// the host with [`block_offsets_on_host`](crate::tables::block_offsets_on_host).
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.

@@ -7,8 +7,9 @@ use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
 use crate::{
-    Blocks, BlocksError, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels, Operand,
-    Side, weight,
+    Blocks, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels,
+    error::{BlocksError, Operand, Side},
+    verify::weight,
 };
 
 /// What [`KvKernels::sum_blocks`] sums.
@@ -115,7 +116,7 @@ impl HostBlocks {
 
 impl KvKernels {
     /// Writes the sum of each block: `sums[n]` becomes [`block_sum`] of the bytes of block `ids[n]` in
-    /// the order `[plane][token][byte of the row]`, and [`BAD_BLOCK`](crate::BAD_BLOCK) where the id
+    /// the order `[plane][token][byte of the row]`, and [`BAD_BLOCK`](crate::verify::BAD_BLOCK) where the id
     /// names no ready block, which is then not read.
     ///
     /// The order is that of no layout in particular, so a block that was copied to another layout, to

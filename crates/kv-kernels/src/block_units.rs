@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::narrow::Divider31;
-use crate::{Blocks, BlocksError, KvShape, PagedLayout, RowPart};
+use crate::divider::Divider31;
+use crate::{Blocks, KvShape, PagedLayout, error::BlocksError, layout::RowPart};
 
 /// One side, as `BlockSide` of `kernels/blocks.cuh`.
 #[repr(C)]
@@ -88,7 +88,7 @@ pub(crate) fn dividers<const N: usize, const M: usize>(counts: [u64; N]) -> [u32
 }
 
 /// Items of one launch, and places of one axis, at most: kernels count both in 31 bits.
-const ITEMS_MAX: u64 = i32::MAX as u64;
+pub(crate) const ITEMS_MAX: u64 = i32::MAX as u64;
 
 /// The number of a launch's items, `None` where 64 bits do not count them, as kernels count them.
 pub(crate) fn counted(what: &'static str, items: Option<u64>) -> Result<u32, BlocksError> {

@@ -6,7 +6,11 @@ use cuda_driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
 
 use crate::block_units::plane_offset;
 use crate::operand::{Extent, check_length};
-use crate::{KvShape, Operand, PagedKv, PagedKvError, PagedLayout, RowPart};
+use crate::{
+    KvShape, PagedKv, PagedLayout,
+    error::{Operand, PagedKvError},
+    layout::RowPart,
+};
 
 /// Blocks of KV in pinned host memory, with the table of their planes' addresses on a device whose
 /// kernels reach them over the bus.

@@ -5,7 +5,7 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 use crate::kernels::{GRID_Y_MAX, SUM_THREADS, check_words, planes_of};
 use crate::operand::{TableExtent, check_array, check_disjoint, check_table};
 use crate::shape::WORD_BYTES;
-use crate::{KernelError, KvKernels, Operand, PagedKv};
+use crate::{KernelError, KvKernels, PagedKv, error::Operand};
 
 /// What [`KvKernels::paged_checksum`] reads.
 #[derive(Clone, Copy, Debug)]
@@ -25,11 +25,11 @@ pub struct ChecksumArgs {
 }
 
 impl KvKernels {
-    /// Sums every block of every sequence, weighted by [`weight`](crate::weight), over the tokens
+    /// Sums every block of every sequence, weighted by [`weight`](crate::verify::weight), over the tokens
     /// that the sequence has in it.
     ///
     /// Entries beyond a sequence's blocks are not written. An entry that names no ready block
-    /// becomes [`BAD_BLOCK`](crate::BAD_BLOCK). [`Expected`](crate::Expected) says what a block must
+    /// becomes [`BAD_BLOCK`](crate::verify::BAD_BLOCK). [`Expected`](crate::verify::Expected) says what a block must
     /// sum to. Nothing is launched without sequences or entries. Rows must be whole, and they and
     /// their addresses multiples of 8 bytes.
     ///

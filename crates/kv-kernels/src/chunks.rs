@@ -10,7 +10,8 @@ use crate::launch::{CHUNKS_MAX, COUNT_MAX, LaunchLimits, RawChunk, RawMapping, R
 use crate::operand::{Extent, check_array, check_disjoint, check_length};
 use crate::stored::{Named, check_stored};
 use crate::{
-    DeviceReport, Direction, KernelError, KernelSource, KvKernels, Operand, OperandError, PagedKv,
+    DeviceReport, Direction, KernelError, KernelSource, KvKernels, PagedKv,
+    error::{Operand, OperandError},
 };
 
 /// Where a chunk lies.

@@ -4,7 +4,10 @@ use std::fmt;
 
 use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
 
-use crate::LayoutError;
+use crate::layout::LayoutError;
+
+pub use crate::block_error::{BlocksError, Side};
+pub use crate::shape::ShapeError;
 
 /// The memory that a kernel is given, by its role.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -28,12 +31,8 @@ pub enum Operand {
     Table,
     /// Which row to gather, for each row of the result.
     RowIndex,
-    /// The memory that is written: the gathered rows, or where words are scattered.
+    /// The memory that is written: the gathered rows.
     Out,
-    /// The words to scatter.
-    Words,
-    /// Where each word goes.
-    WordIndex,
     /// What block ids, or values, are multiplied with.
     Scales,
     /// What is added to block ids for values.
@@ -61,8 +60,6 @@ impl fmt::Display for Operand {
             Self::Table => "table",
             Self::RowIndex => "row index",
             Self::Out => "output",
-            Self::Words => "words",
-            Self::WordIndex => "word index",
             Self::Scales => "scales",
             Self::Offsets => "offsets",
             Self::HostBlocks => "host blocks",
@@ -251,22 +248,6 @@ pub enum KernelError {
         first_chunk: usize,
         /// The token there.
         first_token: u64,
-    },
-    /// A packet cannot have so many words.
-    #[error("packets of {words_max} words, where {most} are most")]
-    PacketWords {
-        /// Words asked for.
-        words_max: u32,
-        /// The most there can be.
-        most: u32,
-    },
-    /// The packet is not where the launches were prepared for.
-    #[error("a packet at {address:#x}, where launches were prepared for {prepared:#x}")]
-    OtherPacket {
-        /// Address of the packet given.
-        address: u64,
-        /// Address that was prepared for.
-        prepared: u64,
     },
     /// The launch names more blocks than the paged memory has.
     #[error("{num_blocks} blocks, of {capacity}")]

@@ -5,7 +5,7 @@ use cuda_driver::{DeviceSpan, KernelArgs, Stream};
 use crate::kernels::{check_chunk, check_words};
 use crate::operand::{check_aligned, check_array, check_disjoint};
 use crate::shape::WORD_BYTES;
-use crate::{KernelError, KvKernels, KvShape, Operand};
+use crate::{KernelError, KvKernels, KvShape, error::Operand};
 
 /// What [`KvKernels::fill_pattern`] fills.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub struct FillPattern {
 
 impl KvKernels {
     /// Writes the pattern of every token: word `plane * row_words + word` of a token becomes
-    /// [`token_word`](crate::token_word) of its key. Nothing is launched for no tokens.
+    /// [`token_word`](crate::verify::token_word) of its key. Nothing is launched for no tokens.
     ///
     /// # Ordering
     /// Waits for nothing; see [`KvKernels`].

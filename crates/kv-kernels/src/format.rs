@@ -1,7 +1,7 @@
 //! The layouts of serving engines by name, each as axes and strides.
 
 use crate::layout::{LayoutOptions, RowPart, Tensors};
-use crate::{KvShape, KvShapeOptions, LayoutError, PagedLayout, ShapeError};
+use crate::{KvShape, KvShapeOptions, PagedLayout, error::ShapeError, layout::LayoutError};
 
 /// How a serving engine lays out its paged KV.
 ///

@@ -4,7 +4,7 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
 use crate::operand::{TableExtent, check_array, check_disjoint, check_table};
-use crate::{KernelError, KvKernels, Operand};
+use crate::{KernelError, KvKernels, error::Operand};
 
 /// What [`KvKernels::gather_rows`] gathers.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use cuda_driver::{CopyError, DeviceSpan, PinnedBuffer, Stream};
 
-use crate::{BlockOffsets, KernelSource};
+use crate::{KernelSource, tables::BlockOffsets};
 
 /// Rows of block ids in host memory, as [`BlockOffsets`] describes them.
 #[derive(Clone, Copy, Debug)]

@@ -5,44 +5,45 @@ use cuda_driver::{
     Stream,
 };
 
+use crate::block_copy::BlockCopyKernels;
 use crate::lazy::{LazyKernel, LazyModule};
-use crate::narrow::NarrowKernel;
 use crate::shape::WORD_BYTES;
+use crate::walk::TransferKernel;
 use crate::{DeviceReport, HostBlocks, KernelError, KvShape, PagedKv};
 
 /// Names of the kernels in their modules.
 pub(crate) mod entry {
-    /// By the logarithm of the bytes that a thread moves at once.
-    pub(crate) const TRANSFERS: [&str; 5] = [
-        "multi_layer_transfer_1",
-        "multi_layer_transfer_2",
-        "multi_layer_transfer_4",
-        "multi_layer_transfer_8",
-        "multi_layer_transfer_16",
+    /// By the logarithm of the bytes that a thread moves at once; for one chunk, and for several.
+    pub(crate) const TRANSFERS: [[&str; 2]; 5] = [
+        ["transfer_1", "transfers_1"],
+        ["transfer_2", "transfers_2"],
+        ["transfer_4", "transfers_4"],
+        ["transfer_8", "transfers_8"],
+        ["transfer_16", "transfers_16"],
     ];
-    /// Likewise, as those that follow; for one chunk, and for several.
-    pub(crate) const NARROW_TRANSFERS: [[&str; 2]; 5] = [
-        ["narrow_transfer_1", "narrow_transfers_1"],
-        ["narrow_transfer_2", "narrow_transfers_2"],
-        ["narrow_transfer_4", "narrow_transfers_4"],
-        ["narrow_transfer_8", "narrow_transfers_8"],
-        ["narrow_transfer_16", "narrow_transfers_16"],
-    ];
-    pub(crate) const NARROW_WALKS: [&str; 5] =
-        ["narrow_walk_1", "narrow_walk_2", "narrow_walk_4", "narrow_walk_8", "narrow_walk_16"];
+    pub(crate) const WALKS: [&str; 5] = ["walk_1", "walk_2", "walk_4", "walk_8", "walk_16"];
     pub(crate) const CHECKSUM: &str = "paged_checksum";
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
-    pub(crate) const SCATTER: &str = "scatter_words";
-    pub(crate) const SCATTER_PACKET: &str = "scatter_packet";
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
     /// By the logarithm of the bytes that a thread takes at once, as the two that follow.
     pub(crate) const APPEND: [&str; 5] =
         ["append_1", "append_2", "append_4", "append_8", "append_16"];
     pub(crate) const SUM_BLOCKS: [&str; 5] =
         ["sum_blocks_1", "sum_blocks_2", "sum_blocks_4", "sum_blocks_8", "sum_blocks_16"];
-    pub(crate) const COPY_BLOCKS: [&str; 5] =
-        ["copy_blocks_1", "copy_blocks_2", "copy_blocks_4", "copy_blocks_8", "copy_blocks_16"];
+    /// By the logarithm of the bytes of a vector; then the batched ones likewise.
+    pub(crate) const COPY_BLOCKS: [&str; 10] = [
+        "copy_blocks_1",
+        "copy_blocks_2",
+        "copy_blocks_4",
+        "copy_blocks_8",
+        "copy_blocks_16",
+        "copy_blocks_batched_1",
+        "copy_blocks_batched_2",
+        "copy_blocks_batched_4",
+        "copy_blocks_batched_8",
+        "copy_blocks_batched_16",
+    ];
     pub(crate) const CONVERSIONS: [&str; 6] = [
         "quantize_blocks_8",
         "quantize_blocks_1",
@@ -53,7 +54,7 @@ pub(crate) mod entry {
     ];
 }
 
-/// In the order of [`entry::TRANSFERS`].
+/// In the order of [`entry::TRANSFERS`], as those that follow.
 const TRANSFER_PTX: [&str; 5] = [
     include_str!("../ptx/transfer_1.compute_80.ptx"),
     include_str!("../ptx/transfer_2.compute_80.ptx"),
@@ -61,25 +62,16 @@ const TRANSFER_PTX: [&str; 5] = [
     include_str!("../ptx/transfer_8.compute_80.ptx"),
     include_str!("../ptx/transfer_16.compute_80.ptx"),
 ];
-/// Likewise, as those that follow.
-const NARROW_TRANSFER_PTX: [&str; 5] = [
-    include_str!("../ptx/narrow_transfer_1.compute_80.ptx"),
-    include_str!("../ptx/narrow_transfer_2.compute_80.ptx"),
-    include_str!("../ptx/narrow_transfer_4.compute_80.ptx"),
-    include_str!("../ptx/narrow_transfer_8.compute_80.ptx"),
-    include_str!("../ptx/narrow_transfer_16.compute_80.ptx"),
-];
-const NARROW_WALK_PTX: [&str; 5] = [
-    include_str!("../ptx/narrow_walk_1.compute_80.ptx"),
-    include_str!("../ptx/narrow_walk_2.compute_80.ptx"),
-    include_str!("../ptx/narrow_walk_4.compute_80.ptx"),
-    include_str!("../ptx/narrow_walk_8.compute_80.ptx"),
-    include_str!("../ptx/narrow_walk_16.compute_80.ptx"),
+const WALK_PTX: [&str; 5] = [
+    include_str!("../ptx/walk_1.compute_80.ptx"),
+    include_str!("../ptx/walk_2.compute_80.ptx"),
+    include_str!("../ptx/walk_4.compute_80.ptx"),
+    include_str!("../ptx/walk_8.compute_80.ptx"),
+    include_str!("../ptx/walk_16.compute_80.ptx"),
 ];
 const CHECKSUM_PTX: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
-const SCATTER_PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
 const APPEND_PTX: &str = include_str!("../ptx/append.compute_80.ptx");
 const BLOCK_SUM_PTX: &str = include_str!("../ptx/block_sum.compute_80.ptx");
 /// For every device, and for those from compute capability [`NEWER`] on.
@@ -89,17 +81,7 @@ const QUANTIZE_PTX: [&str; 2] = [
 ];
 /// Major number of the compute capability whose own instructions some kernels use.
 const NEWER: i32 = 9;
-const BLOCK_COPY_PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
-
-/// Which kernel a transfer takes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum TransferKernel {
-    /// That of any transfer.
-    General,
-    /// One of those for numbers of 31 bits.
-    Narrow(NarrowKernel),
-}
 
 /// The kernels of this crate, loaded on one device.
 ///
@@ -120,18 +102,15 @@ pub struct KvKernels {
     device: Device,
     /// # Invariants
     /// Each the entry of its name, whose parameters are those of `kernels/*.cu`.
-    /// In the order of [`entry::TRANSFERS`], as the two that follow.
-    pub(crate) transfers: [LazyKernel; 5],
-    pub(crate) narrow_transfers: [LazyModule<2>; 5],
-    pub(crate) narrow_walks: [LazyKernel; 5],
+    /// In the order of [`entry::TRANSFERS`], as those that follow.
+    pub(crate) transfers: [LazyModule<2>; 5],
+    pub(crate) walks: [LazyKernel; 5],
     pub(crate) checksum: Kernel,
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
-    pub(crate) scatter: Kernel,
-    pub(crate) scatter_packet: Kernel,
     pub(crate) block_offsets: LazyKernel,
     /// By the logarithm of the bytes of a vector, as the two that follow.
-    pub(crate) copy_blocks: LazyModule<5>,
+    pub(crate) copy_blocks: BlockCopyKernels,
     pub(crate) append: LazyModule<5>,
     pub(crate) sum_blocks: LazyModule<5>,
     /// In the order of `entry::CONVERSIONS`.
@@ -178,29 +157,22 @@ impl KvKernels {
     /// Loads the kernels, of those that have variants this one.
     fn load_variant(device: &Device, variant: usize) -> Result<Self, ModuleError> {
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
-        let lazy = |ptx: [&'static str; 5], entries: [&'static str; 5]| {
-            std::array::from_fn(|i| LazyKernel::new(ptx[i], entries[i]))
-        };
-        let scatter = Module::load(device, SCATTER_PTX)?;
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
         Ok(Self {
             device: device.clone(),
-            transfers: lazy(TRANSFER_PTX, entry::TRANSFERS),
-            narrow_transfers: std::array::from_fn(|i| {
-                LazyModule::new(NARROW_TRANSFER_PTX[i], entry::NARROW_TRANSFERS[i])
+            transfers: std::array::from_fn(|i| {
+                LazyModule::new(TRANSFER_PTX[i], entry::TRANSFERS[i])
             }),
-            narrow_walks: lazy(NARROW_WALK_PTX, entry::NARROW_WALKS),
+            walks: std::array::from_fn(|i| LazyKernel::new(WALK_PTX[i], entry::WALKS[i])),
             checksum: load(CHECKSUM_PTX, entry::CHECKSUM)?,
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
-            scatter: scatter.kernel(entry::SCATTER)?,
-            scatter_packet: scatter.kernel(entry::SCATTER_PACKET)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
             append: LazyModule::new(APPEND_PTX, entry::APPEND),
             sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),
             conversions: LazyModule::new(QUANTIZE_PTX[variant], entry::CONVERSIONS),
-            copy_blocks: LazyModule::new(BLOCK_COPY_PTX, entry::COPY_BLOCKS),
+            copy_blocks: BlockCopyKernels::new(device),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             ignore_skip: false.into(),
@@ -222,9 +194,8 @@ impl KvKernels {
         let _site = cuda_driver::site::enter();
         self.check_device("paged memory", paged.device())?;
         let alignment = paged.alignment();
-        self.transfer(alignment, TransferKernel::General)?;
-        self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::One))?;
-        self.transfer(alignment, TransferKernel::Narrow(NarrowKernel::Walk)).map(|_| ())
+        self.transfer(alignment, TransferKernel::One)?;
+        self.transfer(alignment, TransferKernel::Walk).map(|_| ())
     }
 
     /// Compiles what copies, appends, converts and sums blocks and gathers their offsets, so that the
@@ -239,7 +210,7 @@ impl KvKernels {
     pub fn prepare_operations(&self) -> Result<(), ModuleError> {
         let _site = cuda_driver::site::enter();
         self.block_offsets.get(&self.device)?;
-        self.copy_blocks.get(&self.device)?;
+        self.copy_blocks.prepare()?;
         self.append.get(&self.device)?;
         self.sum_blocks.get(&self.device)?;
         self.conversions.get(&self.device).map(|_| ())
@@ -261,14 +232,11 @@ impl KvKernels {
         kernel: TransferKernel,
     ) -> Result<&Kernel, KernelError> {
         let index = vector_bytes.trailing_zeros() as usize;
-        let narrow = |which| Ok(&self.narrow_transfers[index].get(&self.device)?[which]);
+        let transfers = |which| Ok(&self.transfers[index].get(&self.device)?[which]);
         match kernel {
-            TransferKernel::General => Ok(self.transfers[index].get(&self.device)?),
-            TransferKernel::Narrow(NarrowKernel::One) => narrow(0),
-            TransferKernel::Narrow(NarrowKernel::Several) => narrow(1),
-            TransferKernel::Narrow(NarrowKernel::Walk) => {
-                Ok(self.narrow_walks[index].get(&self.device)?)
-            }
+            TransferKernel::One => transfers(0),
+            TransferKernel::Several => transfers(1),
+            TransferKernel::Walk => Ok(self.walks[index].get(&self.device)?),
         }
     }
 

@@ -17,23 +17,21 @@
 //!   live byte through a block table, as attention does;
 //!   [`fill_pattern`](KvKernels::fill_pattern) writes bytes that only their token can have;
 //!   [`gather_rows`](KvKernels::gather_rows) gathers rows of a table on the device;
-//!   [`scatter_words`](KvKernels::scatter_words) writes few changed words of pinned memory to it, and
-//!   [`ScatterPackets`] do so at less cost to the host, from places that they were made ready for;
 //!   [`gather_block_offsets`](KvKernels::gather_block_offsets) makes offset tables of block ids.
 //!   [`copy_blocks`](KvKernels::copy_blocks) copies blocks by pairs of ids, on a device, between peers,
 //!   to and from pinned memory, from any layout to any other; with
-//!   [`copy_block_rows`](KvKernels::copy_block_rows) and [`reshard`] from one tensor-parallel degree
+//!   [`copy_block_rows`](KvKernels::copy_block_rows) from one tensor-parallel degree
 //!   to another.
 //!   [`append`](KvKernels::append) writes the rows of new tokens to their slots;
 //!   [`quantize_blocks`](KvKernels::quantize_blocks) and
 //!   [`dequantize_blocks`](KvKernels::dequantize_blocks) copy blocks between 16 and 8 bits;
-//!   [`sum_blocks`](KvKernels::sum_blocks) and [`block_sum`] sum blocks alike in every layout.
-//! * [`HostLink`]: chunks and blocks between pages and pinned host memory, by the cheapest of three ways
-//!   ([`Transport`]) that a measured [`TransportProfile`] names, on few multiprocessors, and layer by
-//!   layer where a model waits for it ([`LayerEvents`]); one behind the other without a gap, with the
-//!   host's end in an order of its own ([`HostLink::start_chunks`], [`HostArrival`]).
+//!   [`sum_blocks`](KvKernels::sum_blocks) and [`verify::block_sum`] sum blocks alike in every layout.
+//! * [`link::HostLink`]: chunks and blocks between pages and pinned host memory, by the cheapest of three ways
+//!   ([`link::Transport`]) that a measured [`link::TransportProfile`] names, on few multiprocessors, and layer by
+//!   layer where a model waits for it ([`link::LayerEvents`]); one behind the other without a gap, with the
+//!   host's end in an order of its own ([`start_chunks`](link::HostLink::start_chunks), [`link::HostArrival`]).
 //! * [`DeviceReport`]: where launches tell of indices that only the device sees to be out of range.
-//! * [`Expected`], [`token_word`], [`weight`]: pattern and checksums in closed form, so that the host
+//! * [`verify`]: pattern and checksums in closed form, so that the host
 //!   knows what every block must sum to without holding its bytes.
 //! * [`references()`]: what the kernels compute, for simulated devices.
 //!
@@ -105,6 +103,14 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod convert;
+pub mod error;
+pub mod layout;
+pub mod link;
+pub mod raw;
+pub mod tables;
+pub mod verify;
+
 mod append;
 mod block_copy;
 mod block_error;
@@ -114,7 +120,7 @@ mod block_units;
 mod blocks;
 mod checksum;
 mod chunks;
-mod error;
+mod divider;
 mod fill;
 mod floats;
 mod format;
@@ -122,9 +128,7 @@ mod gather;
 mod host_offsets;
 mod kernels;
 mod launch;
-mod layout;
 mod lazy;
-mod narrow;
 mod operand;
 mod paged_kv;
 mod pattern;
@@ -132,53 +136,29 @@ mod places;
 mod quantize;
 mod references;
 mod report;
-mod reshard;
-mod scatter;
 mod shape;
 mod source;
 mod stored;
 mod transfer;
-mod transport;
+mod walk;
 
 use kernels::entry;
 
-pub use append::{Append, RawAppend, RawAppendRows};
-pub use block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
-pub use block_error::{BlocksError, Side};
-pub use block_offsets::{BlockOffsets, RawBlockOffsets};
-pub use block_sum::{BlockSums, RawBlockSums, block_sum};
-pub use block_units::{RawBlockSide, RawBlockUnits};
+pub use append::Append;
+pub use block_copy::{BlockCopy, BlockPair, RowRange};
 pub use blocks::{Blocks, HostBlocks};
-pub use checksum::ChecksumArgs;
 pub use chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer};
-pub use error::{KernelError, Operand, OperandError, PagedKvError};
-pub use fill::FillPattern;
-pub use floats::{NarrowFormat, WideFormat};
-pub use format::{FormatOptions, KvFormat};
-pub use gather::GatherRows;
-pub use host_offsets::{
-    HostGatherError, HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets,
-};
+pub use error::KernelError;
+pub use format::KvFormat;
 pub use kernels::KvKernels;
-pub use launch::{CHUNKS_MAX, LaunchLimits, RawChunk, RawMapping, RawTransfer};
-pub use layout::{LayoutError, LayoutOptions, PagedLayout, RowPart, Strides, Tensors};
+pub use launch::LaunchLimits;
+pub use layout::PagedLayout;
 pub use paged_kv::PagedKv;
-pub use pattern::{BAD_BLOCK, Expected, plane_word, token_word, weight};
-pub use quantize::{Conversion, ConversionKind, RawConversion, RawFormats, RawScales, ScalePer};
 pub use references::references;
 pub use report::{DeviceReport, OutOfRange};
-pub use reshard::{HeadMove, ReshardError, reshard};
-pub use scatter::{ScatterPackets, ScatterWords};
-pub use shape::{KvShape, KvShapeOptions, ShapeError};
+pub use shape::{KvShape, KvShapeOptions};
 pub use source::KernelSource;
 pub use transfer::{Direction, Transfer};
-#[cfg(all(feature = "sabotage", debug_assertions))]
-pub use transport::LinkEdge;
-pub use transport::{
-    DirectionCosts, HostArrival, HostDirection, HostLink, HostLinkOptions, HostReady, HostTransfer,
-    LayerEvents, Load, MeasureOptions, RateBySize, Transport, TransportError, TransportProfile,
-    TransportProfileError,
-};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

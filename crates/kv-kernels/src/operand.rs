@@ -2,7 +2,10 @@
 
 use cuda_driver::DeviceSpan;
 
-use crate::{KernelSource, Operand, OperandError};
+use crate::{
+    KernelSource,
+    error::{Operand, OperandError},
+};
 
 /// Checks that `span` holds `count` values of `size` bytes each, aligned to that size.
 ///

@@ -4,7 +4,10 @@ use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream};
 
 use crate::layout::alignment_of;
 use crate::operand::{Extent, check_length};
-use crate::{KvShape, Operand, PagedKvError, PagedLayout};
+use crate::{
+    KvShape, PagedLayout,
+    error::{Operand, PagedKvError},
+};
 
 /// Paged KV memory of one device, with the table of its planes' addresses on that device.
 ///

@@ -1,7 +1,7 @@
 //! What the pattern and its checksums are, in closed form: the host knows what every block must
 //! read, without holding a byte of it.
 
-use crate::{KvShape, ShapeError};
+use crate::{KvShape, error::ShapeError};
 
 /// 2^64 divided by the golden ratio, odd.
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;

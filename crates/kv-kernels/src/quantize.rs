@@ -10,8 +10,9 @@ use crate::block_units::{
 use crate::layout::alignment_of;
 use crate::operand::{Extent, check_aligned, check_array, check_disjoint};
 use crate::{
-    BlockPair, Blocks, BlocksError, DeviceReport, KernelError, KernelSource, KvKernels,
-    NarrowFormat, Operand, Side, WideFormat,
+    BlockPair, Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
+    convert::{NarrowFormat, WideFormat},
+    error::{BlocksError, Operand, Side},
 };
 
 /// Which elements share a scale.

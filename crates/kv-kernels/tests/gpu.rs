@@ -9,11 +9,11 @@ mod ops;
 
 use std::sync::Arc;
 
-use cuda_driver::{CudaDriver, Device, HostAllocFlags, PinnedBuffer};
+use cuda_driver::{CudaDriver, Device};
 use kv_kernels::{
-    BAD_BLOCK, ChecksumArgs, Direction, Expected, FillPattern, GatherRows, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, ScatterPackets, ScatterWords, Transfer, plane_word,
-    references,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer, references,
+    tables::GatherRows,
+    verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, plane_word},
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 use ops::on::{On, Outputs, Random, compare, noise};
@@ -27,8 +27,6 @@ fn main() {
         ("rows_of_128_bytes_equal_the_references", |gpu| every_shape(gpu, 128)),
         ("rows_of_2048_bytes_equal_the_references", |gpu| every_shape(gpu, 2048)),
         ("gathered_rows_equal_the_reference", gathered_rows),
-        ("scattered_words_equal_the_reference", scattered_words),
-        ("scattered_packets_equal_the_reference", scattered_packets),
         ("tables_and_mappings_are_checked_on_the_device", device_side_checks),
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
@@ -249,64 +247,6 @@ fn gathered_rows(gpu: &On) {
             side.read(out.span())
         });
         assert!(gathered[0] == gathered[1], "{rows} rows of {width}, of {table_rows}");
-    }
-}
-
-fn scattered_words(gpu: &On) {
-    let reference = On::sim(references());
-    for (count, out_words) in [(1u32, 1u64), (16, 1 << 17), (4_096, 5_000), (70_000, 60_000)] {
-        // Some beyond the end, which are written nowhere.
-        let mut index: Vec<u32> = (0..(count + count / 4).max(out_words as u32)).collect();
-        Random(u64::from(count)).shuffle(&mut index);
-        index.truncate(count as usize);
-        let (data_bytes, index_bytes) = (u64::from(count) * 16, u64::from(count) * 4);
-        let scattered = [gpu, &reference].map(|side| {
-            let bytes = 48 + data_bytes + index_bytes;
-            let mut source =
-                PinnedBuffer::alloc(side.stream.device(), bytes, HostAllocFlags::CACHED).unwrap();
-            source.write_at(48, &noise(data_bytes)).unwrap();
-            source.write_at(48 + data_bytes, bytemuck::cast_slice(&index)).unwrap();
-            let out = side.upload(&noise(out_words * 16 + 8));
-            let scatter = ScatterWords {
-                out: out.span(),
-                source: source.span(0, bytes).unwrap(),
-                data_offset: 48,
-                index_offset: 48 + data_bytes,
-                count,
-            };
-            side.kernels.scatter_words(&side.stream, scatter).unwrap();
-            side.read(out.span())
-        });
-        assert!(scattered[0] == scattered[1], "{count} words over {out_words}");
-    }
-}
-
-fn scattered_packets(gpu: &On) {
-    let reference = On::sim(references());
-    for (count, words_max) in [(1u32, 32u32), (16, 32), (32, 32), (33, 240), (240, 240)] {
-        let mut index: Vec<u32> = (0..5_000).collect();
-        Random(u64::from(count)).shuffle(&mut index);
-        let scattered = [gpu, &reference].map(|side| {
-            let bytes = ScatterPackets::BYTES;
-            let device = side.stream.device();
-            let mut packet = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap();
-            packet.write_at(0, &noise(bytes)).unwrap();
-            let named = bytemuck::cast_slice(&index[..count as usize]);
-            packet.write_at(ScatterPackets::INDEX_OFFSET, named).unwrap();
-            packet.write_at(ScatterPackets::COUNT_OFFSET, &count.to_le_bytes()).unwrap();
-            // Some beyond the end, which are written nowhere.
-            let out = side.upload(&noise(4_000 * 16 + 8));
-            let span = packet.span(0, bytes).unwrap();
-            let ready = side.kernels.scatter_packets(out.span(), span, words_max).unwrap();
-            ready.launch(&side.stream, span).unwrap();
-            side.stream.synchronize().unwrap();
-            // The same launch with other words.
-            packet.write_at(0, &noise(bytes / 2)).unwrap();
-            let span = packet.span(0, bytes).unwrap();
-            ready.launch(&side.stream, span).unwrap();
-            side.read(out.span())
-        });
-        assert!(scattered[0] == scattered[1], "{count} words of {words_max}");
     }
 }
 

@@ -8,13 +8,13 @@
 #[path = "kernels/machine.rs"]
 mod machine;
 
-use cuda_driver::{
-    AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, HostAllocFlags, PhysicalMemory,
-    PinnedBuffer,
-};
+use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
 use kv_kernels::{
-    ChecksumArgs, Direction, FillPattern, GatherRows, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, ScatterPackets, ScatterWords, Strides, Transfer, references,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    layout::Strides,
+    references,
+    tables::GatherRows,
+    verify::{ChecksumArgs, FillPattern},
 };
 use machine::{Machine, Paged, Random, noise};
 
@@ -186,7 +186,7 @@ fn patterns_are_those_of_the_reference() {
     for shape in shapes() {
         for (tokens, shift) in [(1, 0), (37, 8)] {
             compare(&format!("{shape:?}, {tokens} tokens"), |machine| {
-                let keys: Vec<u64> = (0..tokens).map(kv_kernels::plane_word).collect();
+                let keys: Vec<u64> = (0..tokens).map(kv_kernels::verify::plane_word).collect();
                 let token_keys = machine.upload(&keys);
                 // 24 bytes that nobody may touch on either side.
                 let chunk = machine.memory(48 + shift + tokens * shape.token_bytes());
@@ -224,64 +224,6 @@ fn gathered_rows_are_those_of_the_reference() {
             };
             machine.kernels.gather_rows(&machine.stream, gather).unwrap();
             vec![out, table, row_index]
-        });
-    }
-}
-
-#[test]
-fn scattered_words_are_those_of_the_reference() {
-    for (count, out_words) in [(1u32, 1u64), (16, 300), (257, 300), (5_000, 4_000)] {
-        compare(&format!("{count} words over {out_words}"), |machine| {
-            // Some beyond the end, which are written nowhere.
-            let mut index: Vec<u32> = (0..(count + count / 4).max(out_words as u32 + 9)).collect();
-            Random(count.into()).shuffle(&mut index);
-            index.truncate(count as usize);
-            let (data_bytes, index_bytes) = (u64::from(count) * 16, u64::from(count) * 4);
-            let bytes = 32 + data_bytes + index_bytes;
-            let mut source =
-                PinnedBuffer::alloc(&machine.device, bytes, HostAllocFlags::CACHED).unwrap();
-            source.write_at(32, &noise(data_bytes)).unwrap();
-            source.write_at(32 + data_bytes, bytemuck::cast_slice(&index)).unwrap();
-            let out = machine.upload(&noise(out_words * 16 + 8));
-            let scatter = ScatterWords {
-                out: out.span(),
-                source: source.span(0, bytes).unwrap(),
-                data_offset: 32,
-                index_offset: 32 + data_bytes,
-                count,
-            };
-            machine.kernels.scatter_words(&machine.stream, scatter).unwrap();
-            vec![out]
-        });
-    }
-}
-
-/// A packet of `count` words with indices below `limit`, of which the rest holds noise.
-fn packet(machine: &Machine, count: u32, limit: u32) -> PinnedBuffer {
-    let bytes = ScatterPackets::BYTES;
-    let mut packet = PinnedBuffer::alloc(&machine.device, bytes, HostAllocFlags::CACHED).unwrap();
-    packet.write_at(0, &noise(bytes)).unwrap();
-    let mut index: Vec<u32> = (0..limit).collect();
-    Random(count.into()).shuffle(&mut index);
-    index.truncate(count as usize);
-    packet.write_at(ScatterPackets::INDEX_OFFSET, bytemuck::cast_slice(&index)).unwrap();
-    packet.write_at(ScatterPackets::COUNT_OFFSET, &count.to_le_bytes()).unwrap();
-    packet
-}
-
-#[test]
-fn packets_of_words_are_those_of_the_reference() {
-    for (count, words_max) in [(0, 32), (1, 32), (32, 32), (33, 240), (239, 240), (240, 240)] {
-        compare(&format!("a packet of {count} words, of {words_max}"), |machine| {
-            // Some beyond the end, which are written nowhere.
-            let packet = packet(machine, count, 310);
-            let span = packet.span(0, ScatterPackets::BYTES).unwrap();
-            let out = machine.upload(&noise(300 * 16 + 8));
-            let ready = machine.kernels.scatter_packets(out.span(), span, words_max).unwrap();
-            for _ in 0..2 {
-                ready.launch(&machine.stream, span).unwrap();
-            }
-            vec![out]
         });
     }
 }

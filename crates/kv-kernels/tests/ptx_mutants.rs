@@ -14,17 +14,14 @@ mod raw_args;
 mod operations;
 
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig, Module};
-use kv_kernels::ScatterPackets;
 use machine::{Machine, noise};
 use raw_args::{RawArgs, WHOLE_ROWS};
 
 const TRANSFER: &str = include_str!("../ptx/transfer_16.compute_80.ptx");
-const NARROW_TRANSFER: &str = include_str!("../ptx/narrow_transfer_16.compute_80.ptx");
-const NARROW_WALK: &str = include_str!("../ptx/narrow_walk_16.compute_80.ptx");
+const WALK: &str = include_str!("../ptx/walk_16.compute_80.ptx");
 const CHECKSUM: &str = include_str!("../ptx/checksum.compute_80.ptx");
 const PATTERN: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER: &str = include_str!("../ptx/gather.compute_80.ptx");
-const SCATTER: &str = include_str!("../ptx/scatter.compute_80.ptx");
 
 /// Memory as it is before a launch, and the arguments that name it.
 type Setup = (Vec<DeviceBuffer>, KernelArgs);
@@ -130,68 +127,26 @@ fn planes(machine: &Machine, planes: u64, row_bytes: u64) -> (DeviceBuffer, Devi
     (pages, table)
 }
 
-/// Rows whole, in three pieces and with a tail; by slots and by blocks; both ways; in one chunk and in
-/// two. One entry stands for all widths: they are one template.
-fn transfers() -> Vec<Scenario> {
-    let mut all = Vec::new();
-    for (segments, tail_bytes) in [(3, 0), (1, 0), (1, 16)] {
-        for (skip, by_blocks, direction, split_rows) in
-            [(2, false, 0, 17), (3, true, 1, 0), (0, false, 1, 5)]
-        {
-            let shape = RawArgs {
-                by_blocks,
-                skip,
-                layers: 2,
-                kv_count: 2,
-                split_rows,
-                row_bytes: 18 * 16,
-                segments,
-                tail_bytes,
-                direction,
-                threads: 32,
-                vector_bytes: 16,
-                ..WHOLE_ROWS
-            };
-            all.push(transfer("multi_layer_transfer_16", shape));
-        }
-    }
-    all
-}
-
-/// The narrow kernels by their entries: transfers, which cover their items exactly, and the walk, whose
-/// tiles of 128 items are not all full.
-fn narrow(entry: &'static str) -> Vec<Scenario> {
-    let (walk, alone) = (entry == "narrow_walk_16", entry == "narrow_transfer_16");
+/// Transfers, which cover their items exactly, by entry; rows whole and in three pieces; by slots and by
+/// blocks; both ways; in one chunk and in two. One width stands for all: they are one source.
+fn transfers(entry: &'static str) -> Vec<Scenario> {
+    let alone = entry == "transfer_16";
     let mut all = Vec::new();
     for segments in [3, 1] {
         for (skip, by_blocks, direction, split_rows) in
-            [(2, false, 0, 11), (3, !walk, 1, 0), (1, !walk, 0, 0), (0, false, 1, 13)]
+            [(2, false, 0, 11), (3, true, 1, 0), (1, true, 0, 0), (0, false, 1, 13)]
         {
             let split_rows = if alone { 0 } else { split_rows };
-            let shape = RawArgs {
-                by_blocks,
-                skip,
-                layers: 2,
-                kv_count: 2,
-                split_rows,
-                row_bytes: 18 * 16,
-                segments,
-                direction,
-                vector_bytes: 16,
-                ..WHOLE_ROWS
-            };
+            let shape =
+                RawArgs { by_blocks, skip, split_rows, segments, direction, ..ROWS_OF_18_VECTORS };
             let rows = (4 * (9 - skip) - split_rows).max(split_rows);
-            let config = if walk {
-                LaunchConfig::linear(2, 32)
-            } else {
-                let chunks = 1 + u32::from(split_rows > 0);
-                let grid = [(rows * 18).div_ceil(64) as u32, chunks, 1];
-                LaunchConfig { grid, block: [64, 1, 1], shared_bytes: 0 }
-            };
+            let chunks = 1 + u32::from(split_rows > 0);
+            let grid = [(rows * 18).div_ceil(64) as u32, chunks, 1];
+            let config = LaunchConfig { grid, block: [64, 1, 1], shared_bytes: 0 };
             let setup = if alone {
-                operands(shape, |args, report| args.narrow(report, true))
+                operands(shape, |args, report| args.one(report))
             } else {
-                operands(shape, |args, report| args.narrow(report, false))
+                operands(shape, |args, report| args.several(report))
             };
             all.push(Scenario { entry, config, setup });
         }
@@ -199,10 +154,38 @@ fn narrow(entry: &'static str) -> Vec<Scenario> {
     all
 }
 
-fn transfer(entry: &'static str, shape: RawArgs) -> Scenario {
-    let setup = operands(shape, |args, _| args.args());
-    Scenario { entry, config: LaunchConfig::linear(2, 32), setup }
+/// Walks, whose tiles of 128 items, or 64 of wide rows, are not all full: by slots, and wide by slots and by
+/// blocks, also with 16 bytes of each row in a second part.
+fn walks() -> Vec<Scenario> {
+    let mut all = Vec::new();
+    for (segments, tail_bytes) in [(3, 0), (1, 0), (1, 16)] {
+        for (skip, by_blocks, direction, split_rows) in
+            [(2, false, 0, 11), (3, true, 1, 0), (1, true, 0, 0), (0, false, 1, 13)]
+        {
+            let shape = RawArgs {
+                by_blocks,
+                skip,
+                split_rows,
+                segments,
+                tail_bytes,
+                direction,
+                ..ROWS_OF_18_VECTORS
+            };
+            let config = LaunchConfig::linear(2, 32);
+            let wide = operands(shape, |args, report| args.walk(report, true));
+            all.push(Scenario { entry: "walk_16", config, setup: wide });
+            let shape = RawArgs { by_blocks: false, ..shape };
+            if tail_bytes == 0 {
+                let setup = operands(shape, |args, report| args.walk(report, false));
+                all.push(Scenario { entry: "walk_16", config, setup });
+            }
+        }
+    }
+    all
 }
+
+const ROWS_OF_18_VECTORS: RawArgs =
+    RawArgs { layers: 2, kv_count: 2, row_bytes: 18 * 16, vector_bytes: 16, ..WHOLE_ROWS };
 
 /// Chunk, pages, mapping and report, and the arguments that name them.
 fn operands(
@@ -268,7 +251,7 @@ fn checksums() -> Vec<Scenario> {
 fn fills() -> Vec<Scenario> {
     let scenario = |(row_bytes, layers, kv_count): (u64, u32, u32)| {
         let setup = move |machine: &Machine| {
-            let keys: Vec<u64> = (5..14).map(kv_kernels::plane_word).collect();
+            let keys: Vec<u64> = (5..14).map(kv_kernels::verify::plane_word).collect();
             let tokens = keys.len() as u64;
             let chunk = machine.upload(&noise(tokens * u64::from(layers * kv_count) * row_bytes));
             let keys = machine.upload(&keys);
@@ -312,56 +295,15 @@ fn gathers() -> Vec<Scenario> {
     vec![Scenario { entry: "gather_rows", config, setup: Box::new(setup) }]
 }
 
-fn scatters() -> Vec<Scenario> {
-    let setup = |machine: &Machine| {
-        // More words than threads, the first one beyond the end, and one far beyond.
-        let index: Vec<u32> =
-            (0..70).map(|i| [i * 3, 200, u32::MAX][(i % 23 / 21) as usize]).collect();
-        let (data, index) = (machine.upload(&noise(70 * 16)), machine.upload(&index));
-        let out = machine.upload(&noise(210 * 16));
-        let args = KernelArgs::new()
-            .arg(address(&out))
-            .arg(200u64)
-            .arg(address(&data))
-            .arg(address(&index))
-            .arg(70u32);
-        (vec![out, data, index], args)
-    };
-    let config = LaunchConfig::linear(2, 32);
-    vec![Scenario { entry: "scatter_words", config, setup: Box::new(setup) }]
-}
-
-fn packets() -> Vec<Scenario> {
-    let setup = |machine: &Machine| {
-        // As many words as threads would be one too many: the count is what ends them.
-        let mut bytes = noise(ScatterPackets::BYTES);
-        let index: Vec<u32> =
-            (0..240).map(|i| [i * 3 % 200, 200][(i % 23 / 22) as usize]).collect();
-        let (first, at) = (ScatterPackets::INDEX_OFFSET, ScatterPackets::COUNT_OFFSET as usize);
-        bytes[first as usize..at].copy_from_slice(bytemuck::cast_slice(&index));
-        bytes[at..].copy_from_slice(&60u32.to_le_bytes());
-        let (packet, out) = (machine.upload(&bytes), machine.upload(&noise(210 * 16)));
-        let args = KernelArgs::new().arg(address(&out)).arg(200u64).arg(address(&packet));
-        (vec![out, packet], args)
-    };
-    let config = LaunchConfig::linear(1, 256);
-    vec![Scenario { entry: "scatter_packet", config, setup: Box::new(setup) }]
-}
-
 /// Every change of `mutation` to a kernel is noticed in one of its scenarios; how many there were.
 #[track_caller]
 fn assert_noticed(mutation: Mutation) -> usize {
     let kernels = [
-        (TRANSFER, transfers()),
-        (
-            NARROW_TRANSFER,
-            ["narrow_transfer_16", "narrow_transfers_16"].into_iter().flat_map(narrow).collect(),
-        ),
-        (NARROW_WALK, narrow("narrow_walk_16")),
+        (TRANSFER, ["transfer_16", "transfers_16"].into_iter().flat_map(transfers).collect()),
+        (WALK, walks()),
         (CHECKSUM, checksums()),
         (PATTERN, fills()),
         (GATHER, gathers()),
-        (SCATTER, scatters().into_iter().chain(packets()).collect()),
     ];
     let mut all = 0;
     for (ptx, scenarios) in kernels {

@@ -9,16 +9,22 @@ mod watch;
 use std::sync::Arc;
 
 use cuda_driver::{
-    Device, DeviceBuffer, DeviceSpan, HostAccess, HostAllocFlags, PinnedBuffer, PinnedSpan, Stream,
+    Device, DeviceBuffer, DeviceSpan, HostAccess, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, ChecksumArgs, Chunk, ChunkMapping,
-    ChunkTransfer, Conversion, DeviceReport, Direction, FillPattern, GatherRows, HostBlocks,
-    HostLink, HostLinkOptions, HostReady, HostTransfer, KvKernels, KvShape, KvShapeOptions,
-    LaunchLimits, LayerEvents, MeasureOptions, NarrowFormat, PagedKv, PagedLayout, RowRange,
-    ScalePer, ScatterPackets, ScatterWords, Strides, Transfer, Transport, TransportProfile,
-    WideFormat, references,
+    Append, BlockCopy, BlockPair, Chunk, ChunkMapping, ChunkTransfer, DeviceReport, Direction,
+    HostBlocks, KvKernels, KvShape, KvShapeOptions, LaunchLimits, PagedKv, PagedLayout, RowRange,
+    Transfer,
+    convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    layout::Strides,
+    link::{
+        HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, MeasureOptions, Transport,
+        TransportProfile,
+    },
+    references,
+    tables::{BlockOffsets, GatherRows},
+    verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 use watch::{Watch, from_here};
 
@@ -75,10 +81,6 @@ impl Scene {
     /// Memory that is only written.
     fn out(&self, bytes: u64) -> DeviceSpan {
         self.written.span().slice(0, bytes).unwrap()
-    }
-
-    fn packet(&self) -> PinnedSpan<'_> {
-        self.pinned.span(0, ScatterPackets::BYTES).unwrap()
     }
 }
 
@@ -171,14 +173,6 @@ fn launches_of_tables_name_the_programs_line() {
         report: None,
     };
     from_here!(watch, "cuLaunchKernel", kernels.gather_block_offsets(stream, offsets)).0.unwrap();
-    let source = s.packet();
-    let out = s.out(64);
-    let words = ScatterWords { out, source, data_offset: 0, index_offset: 16, count: 1 };
-    from_here!(watch, "cuLaunchKernel", kernels.scatter_words(stream, words)).0.unwrap();
-    let (ready, _) =
-        from_here!(watch, "cuGraphInstantiate", kernels.scatter_packets(out, source, 32));
-    let ready = ready.unwrap();
-    from_here!(watch, "cuGraphLaunch", ready.launch(stream, source)).0.unwrap();
     stream.synchronize().unwrap();
 }
 

@@ -3,9 +3,9 @@
 //!
 //! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
 //! `layer_major`, `custom`, `new`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
-//! `block_span`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `reshard` and
-//! `HeadMove::rows`, `HostOffsets`, `PackedOffsets`, `block_offsets_on_host`, `copy_block_offsets`, every
-//! launch of `KvKernels`, the raw ones with their counts included, `ScatterPackets`, `LaunchLimits`,
+//! `block_span`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
+//! `PackedOffsets`, `block_offsets_on_host`, `copy_block_offsets`, every
+//! launch of `KvKernels`, the raw ones with their counts included, `LaunchLimits`,
 //! `HostLink` (`new`, `transfer_chunk`, `transfer_chunks`, `start_chunks`, `copy_blocks`, `start_blocks`),
 //! `LayerEvents`, `MeasureOptions`, `TransportProfile` (`assumed`, `parse`, estimates and choices),
 //! `RateBySize`.
@@ -24,12 +24,18 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use cuda_driver::{AddressRange, Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, DirectionCosts, Expected, FormatOptions, HostBlocks,
-    HostDirection, HostLink, HostLinkOptions, HostOffsets, HostReady, HostTransfer, KvFormat,
-    KvKernels, KvShape, KvShapeOptions, LayerEvents, LayoutError, LayoutOptions, Load,
-    MeasureOptions, NarrowFormat, PackedOffsets, PagedKv, PagedKvError, PagedLayout, RateBySize,
-    RowPart, Strides, Tensors, Transport, TransportProfile, WideFormat, block_offsets_on_host,
-    copy_block_offsets, references, reshard,
+    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, KvFormat, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout,
+    convert::{NarrowFormat, WideFormat},
+    error::PagedKvError,
+    layout::{FormatOptions, LayoutError, LayoutOptions, RowPart, Strides, Tensors},
+    link::{
+        DirectionCosts, HostDirection, HostLink, HostLinkOptions, HostReady, HostTransfer,
+        LayerEvents, Load, MeasureOptions, RateBySize, Transport, TransportProfile,
+    },
+    references,
+    tables::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets},
+    verify::Expected,
 };
 
 /// The system's allocator, with a limit.
@@ -298,19 +304,6 @@ fn sums_known_beforehand() {
         let Some(expected) = answered(Expected::new(&shape)) else { continue };
         let _ = (expected.checksum(&[]), expected.checksum(&[1; 9]));
         assert_eq!(expected.add(0, usize::MAX, 1), None);
-    }
-}
-
-#[test]
-fn heads_of_shards() {
-    for heads in SMALL {
-        for from in SMALL {
-            for to in SMALL {
-                let Some(moves) = answered(reshard(heads, from, to)) else { continue };
-                let last = moves.last().unwrap();
-                let _ = SMALL.map(|head_bytes| last.rows(head_bytes));
-            }
-        }
     }
 }
 

@@ -11,9 +11,6 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
-#[path = "../tests/support/scatter.rs"]
-mod scatter;
-
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,10 +20,9 @@ use cuda_driver::{
     HostMemory, HostPagesOptions, MemoryNode, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{GatherRows, ScatterPackets, ScatterWords};
-use kv_stage::{
-    BlockTable, Pinning, PoolOptions, StagingOptions, StagingPool, StepStager, StepStagerOptions,
-};
+use kv_kernels::KvKernels;
+use kv_kernels::tables::GatherRows;
+use kv_stage::{BlockTable, Pinning, PoolOptions, Row, StagingOptions, StagingPool, StepStager};
 
 const ROWS: usize = 256;
 const COLUMNS: usize = 2048;
@@ -88,7 +84,7 @@ struct Bench {
     device: Device,
     counting: Arc<CountingDriver>,
     stream: Stream,
-    kernels: Arc<scatter::Kernels>,
+    kernels: KvKernels,
     /// Memory that keeps the stream busy while a submission is enqueued.
     scratch: DeviceBuffer,
     start: Event,
@@ -109,7 +105,7 @@ impl Bench {
             device: device.clone(),
             counting,
             stream: Stream::new(device).unwrap(),
-            kernels: scatter::Kernels::load(device),
+            kernels: KvKernels::load(device).unwrap(),
             scratch: DeviceBuffer::alloc(device, scratch_bytes).unwrap(),
             start: Event::with_timing(device).unwrap(),
             end: Event::with_timing(device).unwrap(),
@@ -232,11 +228,11 @@ impl Bench {
             width: COLUMNS as u32,
             table_rows: ROWS as u32,
         };
-        self.cost(|| {}, || self.kernels.0.gather_rows(&self.stream, gather).unwrap())
+        self.cost(|| {}, || self.kernels.gather_rows(&self.stream, gather).unwrap())
     }
 
     fn pool(&self) -> StagingPool {
-        let buffer_bytes = StepStagerOptions::buffer_bytes(DEVICE_BYTES);
+        let buffer_bytes = StepStager::buffer_bytes(DEVICE_BYTES);
         let options = StagingOptions { buffer_bytes, buffers_max: BUFFERS };
         StagingPool::new(&self.device, options).unwrap()
     }
@@ -244,14 +240,13 @@ impl Bench {
     /// The whole table, from snapshot to event: the host's time has the 2 MiB written to the buffer.
     fn full(&self, with_arrays: bool) -> Cost {
         let pool = self.pool();
-        let options = StepStagerOptions { device_bytes: DEVICE_BYTES };
-        let mut stager = StepStager::new(&self.device, &pool, options).unwrap();
-        let (table, slots, arrays) = (table(COLUMNS), slots(), arrays());
+        let mut stager = StepStager::new(&self.device, &pool, DEVICE_BYTES).unwrap();
+        let (table, rows, arrays) = (table(COLUMNS), all_rows(), arrays());
         self.cost(
             || {},
             || {
                 let mut step = stager.begin().unwrap();
-                step.block_rows(&table, &slots, COLUMNS).unwrap();
+                step.block_rows(&table, &rows, COLUMNS).unwrap();
                 if with_arrays {
                     step.array(&arrays.lens).unwrap();
                     step.array(&arrays.slots).unwrap();
@@ -321,22 +316,22 @@ impl Bench {
     /// A step of a stager that sends changes: 16 rows have a block more than in the step before.
     fn decode(&self, with_arrays: bool) -> (Cost, u64) {
         let pool = self.pool();
-        let mut stager = scatter::stager(&pool, DEVICE_BYTES, &self.kernels);
+        let mut stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
         let table = std::cell::RefCell::new(table(COLUMNS - 1));
-        let (slots, arrays, mut sent) = (slots(), arrays(), 0);
+        let (rows, arrays, mut sent) = (all_rows(), arrays(), 0);
         let mut number = 0;
         let cost = self.cost(
             || {
                 number += 1;
                 for change in 0..CHANGED {
-                    let slot = (change * (ROWS / CHANGED) + number) % ROWS;
+                    let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
                     let column = number % COLUMNS;
-                    table.borrow_mut().set(slot, column, number as i32).unwrap();
+                    table.borrow_mut().set(row, column, number as i32).unwrap();
                 }
             },
             || {
                 let mut step = stager.begin().unwrap();
-                step.block_rows(&table.borrow(), &slots, COLUMNS).unwrap();
+                step.block_rows(&table.borrow(), &rows, COLUMNS).unwrap();
                 if with_arrays {
                     step.array(&arrays.lens).unwrap();
                     step.array(&arrays.slots).unwrap();
@@ -350,17 +345,17 @@ impl Bench {
     /// Where the host's time of a decode step goes, and which driver calls it makes.
     fn phases(&self) {
         let pool = self.pool();
-        let mut stager = scatter::stager(&pool, DEVICE_BYTES, &self.kernels);
+        let mut stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
         let table = std::cell::RefCell::new(table(COLUMNS - 1));
-        let (slots, arrays) = (slots(), arrays());
+        let (rows, arrays) = (all_rows(), arrays());
         let (mut number, mut times) = (0, [const { Vec::new() }; 4]);
         let (mut calls, mut steps) = (std::collections::BTreeMap::new(), 0);
         self.cost(
             || {
                 number += 1;
                 for change in 0..CHANGED {
-                    let slot = (change * (ROWS / CHANGED) + number) % ROWS;
-                    table.borrow_mut().set(slot, number % COLUMNS, number as i32).unwrap();
+                    let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
+                    table.borrow_mut().set(row, number % COLUMNS, number as i32).unwrap();
                 }
             },
             || {
@@ -369,7 +364,7 @@ impl Bench {
                 let mut step = stager.begin().unwrap();
                 times[0].push(begun.elapsed());
                 let begun = Instant::now();
-                step.block_rows(&table.borrow(), &slots, COLUMNS).unwrap();
+                step.block_rows(&table.borrow(), &rows, COLUMNS).unwrap();
                 times[1].push(begun.elapsed());
                 let begun = Instant::now();
                 step.array(&arrays.lens).unwrap();
@@ -432,24 +427,6 @@ impl Bench {
         let part = out.slice(0, 320).unwrap();
         let copy = || self.stream.copy_to_device(part, &source, 0).unwrap();
         show("copy 320 B", self.cost(nothing, copy));
-        let words = ScatterWords {
-            out,
-            source: source.span(0, 8 << 10).unwrap(),
-            data_offset: 0,
-            index_offset: 4096,
-            count: 16,
-        };
-        let launch = || self.kernels.0.scatter_words(&self.stream, words).unwrap();
-        show("launch `scatter_words`, 16 words", self.cost(nothing, launch));
-        let packet = source.span(0, ScatterPackets::BYTES).unwrap();
-        for words in [32, 240] {
-            let ready = self.kernels.0.scatter_packets(out, packet, words).unwrap();
-            let launch = || ready.launch(&self.stream, packet).unwrap();
-            show(
-                &format!("launch made ready, a packet of {words} words"),
-                self.cost(nothing, launch),
-            );
-        }
     }
 
     /// The 16 entries by 16 copies from one buffer.
@@ -587,16 +564,16 @@ fn median(mut values: Vec<Duration>) -> Duration {
 /// A table whose rows have `blocks` blocks each.
 fn table(blocks: usize) -> BlockTable {
     let mut table = BlockTable::new(ROWS, COLUMNS).unwrap();
-    for slot in 0..ROWS {
+    for row in 0..ROWS {
         for block in 0..blocks {
-            table.append(slot, (slot * COLUMNS + block) as i32).unwrap();
+            table.append(Row::new(row as u32), (row * COLUMNS + block) as i32).unwrap();
         }
     }
     table
 }
 
-fn slots() -> Vec<usize> {
-    (0..ROWS).rev().collect()
+fn all_rows() -> Vec<Row> {
+    (0..ROWS as u32).rev().map(Row::new).collect()
 }
 
 fn arrays() -> Arrays {

@@ -3,10 +3,10 @@
 use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::TableError;
 use crate::edits::{Edit, EditLog};
+use crate::{Row, TableError};
 
-/// The persistent host table `[slots, max_blocks]` of block ids, row-major, -1 where there is none.
+/// The persistent host table `[rows, max_blocks]` of block ids, row-major, -1 where there is none.
 ///
 /// Layout and address stay the same for the table's life, so synchronous readers may keep both. It is
 /// plain memory that no device operation is ever given: [`Step::block_rows`](crate::Step::block_rows)
@@ -18,13 +18,13 @@ use crate::edits::{Edit, EditLog};
 /// [`set`](BlockTable::set).
 #[derive(Debug)]
 pub struct BlockTable {
-    slots: usize,
+    rows: usize,
     max_blocks: usize,
     /// # Invariants
-    /// `slots * max_blocks` entries, each at least -1; never reallocated.
+    /// `rows * max_blocks` entries, each at least -1; never reallocated.
     entries: Box<[i32]>,
     /// # Invariants
-    /// For each slot, columns at and beyond its length hold -1; at most `max_blocks`.
+    /// For each row, columns at and beyond its length hold -1; at most `max_blocks`.
     lens: Box<[usize]>,
     /// Tells this table from all others of the process.
     id: u64,
@@ -36,21 +36,21 @@ impl BlockTable {
     ///
     /// # Errors
     /// [`TableError::Shape`], [`TableError::OutOfMemory`].
-    pub fn new(slots: usize, max_blocks: usize) -> Result<Self, TableError> {
-        let bytes = slots.checked_mul(max_blocks).and_then(|n| n.checked_mul(size_of::<i32>()));
+    pub fn new(rows: usize, max_blocks: usize) -> Result<Self, TableError> {
+        let bytes = rows.checked_mul(max_blocks).and_then(|n| n.checked_mul(size_of::<i32>()));
         match bytes {
-            Some(1..=MAX_TABLE_BYTES) => {}
-            _ => return Err(TableError::Shape { slots, max_blocks }),
+            Some(1..=MAX_TABLE_BYTES) if u32::try_from(rows).is_ok() => {}
+            _ => return Err(TableError::Shape { rows, max_blocks }),
         }
-        let out_of_memory = |_| TableError::OutOfMemory { slots, max_blocks };
+        let out_of_memory = |_| TableError::OutOfMemory { rows, max_blocks };
         // Only distinct numbers are needed of the counter, so no ordering is. 0 is nobody's.
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let edits = slots.saturating_mul(EDITS_PER_SLOT).clamp(EDITS_MIN, EDITS_MAX);
+        let edits = rows.saturating_mul(EDITS_PER_ROW).clamp(EDITS_MIN, EDITS_MAX);
         Ok(Self {
-            slots,
+            rows,
             max_blocks,
-            entries: filled(-1, slots * max_blocks).map_err(out_of_memory)?,
-            lens: filled(0, slots).map_err(out_of_memory)?,
+            entries: filled(-1, rows * max_blocks).map_err(out_of_memory)?,
+            lens: filled(0, rows).map_err(out_of_memory)?,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             edits: EditLog::new(edits).map_err(out_of_memory)?,
         })
@@ -61,9 +61,9 @@ impl BlockTable {
     /// -1 marks a hole, such as a block that has left an attention window.
     ///
     /// # Errors
-    /// [`TableError::Slot`], [`TableError::Column`], [`TableError::Block`].
-    pub fn set(&mut self, slot: usize, logical: usize, block: i32) -> Result<(), TableError> {
-        let start = self.start(slot)?;
+    /// [`TableError::Row`], [`TableError::Column`], [`TableError::Block`].
+    pub fn set(&mut self, row: Row, logical: usize, block: i32) -> Result<(), TableError> {
+        let start = self.start(row)?;
         if logical >= self.max_blocks {
             return Err(TableError::Column { logical, max_blocks: self.max_blocks });
         }
@@ -71,35 +71,35 @@ impl BlockTable {
         let entry = &mut self.entries[start + logical];
         if *entry != block {
             *entry = block;
-            self.edits.note(Edit { slot, from: logical, to: logical + 1 });
+            self.edits.note(Edit { row, from: logical, to: logical + 1 });
         }
-        self.lens[slot] = self.lens[slot].max(logical + 1);
+        self.lens[row.index()] = self.lens[row.index()].max(logical + 1);
         Ok(())
     }
 
     /// Puts `block` after the row's last column.
     ///
     /// # Errors
-    /// [`TableError::Slot`], [`TableError::Full`], [`TableError::Block`].
-    pub fn append(&mut self, slot: usize, block: i32) -> Result<(), TableError> {
-        let len = self.len(slot)?;
+    /// [`TableError::Row`], [`TableError::Full`], [`TableError::Block`].
+    pub fn append(&mut self, row: Row, block: i32) -> Result<(), TableError> {
+        let len = self.len(row)?;
         if len == self.max_blocks {
-            return Err(TableError::Full { slot, max_blocks: self.max_blocks });
+            return Err(TableError::Full { row, max_blocks: self.max_blocks });
         }
-        self.set(slot, len, block)
+        self.set(row, len, block)
     }
 
     /// Shortens the row to `len` columns and fills the rest with -1; a shorter row stays as it is.
     ///
     /// # Errors
-    /// [`TableError::Slot`].
-    pub fn truncate(&mut self, slot: usize, len: usize) -> Result<(), TableError> {
-        let start = self.start(slot)?;
-        let old = self.lens[slot];
+    /// [`TableError::Row`].
+    pub fn truncate(&mut self, row: Row, len: usize) -> Result<(), TableError> {
+        let start = self.start(row)?;
+        let old = self.lens[row.index()];
         if len < old {
             self.entries[start + len..start + old].fill(-1);
-            self.lens[slot] = len;
-            self.edits.note(Edit { slot, from: len, to: old });
+            self.lens[row.index()] = len;
+            self.edits.note(Edit { row, from: len, to: old });
         }
         Ok(())
     }
@@ -107,9 +107,9 @@ impl BlockTable {
     /// Fills the row with -1.
     ///
     /// # Errors
-    /// [`TableError::Slot`].
-    pub fn clear_row(&mut self, slot: usize) -> Result<(), TableError> {
-        self.truncate(slot, 0)
+    /// [`TableError::Row`].
+    pub fn clear_row(&mut self, row: Row) -> Result<(), TableError> {
+        self.truncate(row, 0)
     }
 
     /// The whole table, row-major. The address never changes.
@@ -118,28 +118,28 @@ impl BlockTable {
         &self.entries
     }
 
-    /// The row of `slot`, all `max_blocks` columns of it.
+    /// All `max_blocks` columns of a row.
     ///
     /// # Errors
-    /// [`TableError::Slot`].
-    pub fn row(&self, slot: usize) -> Result<&[i32], TableError> {
-        let start = self.start(slot)?;
+    /// [`TableError::Row`].
+    pub fn row(&self, row: Row) -> Result<&[i32], TableError> {
+        let start = self.start(row)?;
         Ok(&self.entries[start..start + self.max_blocks])
     }
 
     /// One past the last column written in the row since it was cleared or truncated.
     ///
     /// # Errors
-    /// [`TableError::Slot`].
-    pub fn len(&self, slot: usize) -> Result<usize, TableError> {
-        self.start(slot)?;
-        Ok(self.lens[slot])
+    /// [`TableError::Row`].
+    pub fn len(&self, row: Row) -> Result<usize, TableError> {
+        self.start(row)?;
+        Ok(self.lens[row.index()])
     }
 
     /// Number of rows.
     #[must_use]
-    pub fn slots(&self) -> usize {
-        self.slots
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Number of columns.
@@ -156,11 +156,11 @@ impl BlockTable {
         &self.edits
     }
 
-    fn start(&self, slot: usize) -> Result<usize, TableError> {
-        if slot < self.slots {
-            Ok(slot * self.max_blocks)
+    fn start(&self, row: Row) -> Result<usize, TableError> {
+        if row.index() < self.rows {
+            Ok(row.index() * self.max_blocks)
         } else {
-            Err(TableError::Slot { slot, slots: self.slots })
+            Err(TableError::Row { row, rows: self.rows })
         }
     }
 }
@@ -169,7 +169,7 @@ impl BlockTable {
 const MAX_TABLE_BYTES: usize = isize::MAX as usize;
 
 /// Edits that a table remembers: a step that changes every row twice can still be told from them.
-const EDITS_PER_SLOT: usize = 2;
+const EDITS_PER_ROW: usize = 2;
 const EDITS_MIN: usize = 64;
 const EDITS_MAX: usize = 1 << 16;
 
@@ -191,45 +191,54 @@ mod tests {
     #[test]
     fn rows_keep_layout_and_minus_one_beyond_their_length() {
         let mut table = BlockTable::new(3, 4).unwrap();
-        table.append(1, 7).unwrap();
-        table.append(1, 8).unwrap();
-        table.set(2, 2, 9).unwrap();
+        table.append(Row::new(1), 7).unwrap();
+        table.append(Row::new(1), 8).unwrap();
+        table.set(Row::new(2), 2, 9).unwrap();
         assert_eq!(table.as_slice(), [-1, -1, -1, -1, 7, 8, -1, -1, -1, -1, 9, -1]);
-        assert_eq!((table.len(0), table.len(1), table.len(2)), (Ok(0), Ok(2), Ok(3)));
-        assert_eq!(table.row(1), Ok(&[7, 8, -1, -1][..]));
-        table.truncate(1, 1).unwrap();
-        assert_eq!(table.row(1), Ok(&[7, -1, -1, -1][..]));
-        table.truncate(1, 3).unwrap();
-        assert_eq!(table.len(1), Ok(1));
-        table.clear_row(2).unwrap();
-        assert_eq!(table.row(2), Ok(&[-1; 4][..]));
-        assert_eq!(table.len(2), Ok(0));
+        assert_eq!(
+            (table.len(Row::new(0)), table.len(Row::new(1)), table.len(Row::new(2))),
+            (Ok(0), Ok(2), Ok(3))
+        );
+        assert_eq!(table.row(Row::new(1)), Ok(&[7, 8, -1, -1][..]));
+        table.truncate(Row::new(1), 1).unwrap();
+        assert_eq!(table.row(Row::new(1)), Ok(&[7, -1, -1, -1][..]));
+        table.truncate(Row::new(1), 3).unwrap();
+        assert_eq!(table.len(Row::new(1)), Ok(1));
+        table.clear_row(Row::new(2)).unwrap();
+        assert_eq!(table.row(Row::new(2)), Ok(&[-1; 4][..]));
+        assert_eq!(table.len(Row::new(2)), Ok(0));
     }
 
     #[test]
     fn every_bound_is_a_typed_error_that_changes_nothing() {
         let mut table = BlockTable::new(2, 2).unwrap();
-        let slot = TableError::Slot { slot: 2, slots: 2 };
-        assert_eq!(table.set(2, 0, 1), Err(slot));
-        assert_eq!(table.append(2, 1), Err(slot));
-        assert_eq!(table.clear_row(2), Err(slot));
-        assert_eq!(table.row(2), Err(slot));
-        assert_eq!(table.len(2), Err(slot));
-        assert_eq!(table.set(0, 2, 1), Err(TableError::Column { logical: 2, max_blocks: 2 }));
-        assert_eq!(table.set(0, 0, -2), Err(TableError::Block { block: -2 }));
-        assert_eq!(table.append(0, i32::MIN), Err(TableError::Block { block: i32::MIN }));
+        let no_row = TableError::Row { row: Row::new(2), rows: 2 };
+        assert_eq!(table.set(Row::new(2), 0, 1), Err(no_row));
+        assert_eq!(table.append(Row::new(2), 1), Err(no_row));
+        assert_eq!(table.clear_row(Row::new(2)), Err(no_row));
+        assert_eq!(table.row(Row::new(2)), Err(no_row));
+        assert_eq!(table.len(Row::new(2)), Err(no_row));
+        assert_eq!(
+            table.set(Row::new(0), 2, 1),
+            Err(TableError::Column { logical: 2, max_blocks: 2 })
+        );
+        assert_eq!(table.set(Row::new(0), 0, -2), Err(TableError::Block { block: -2 }));
+        assert_eq!(table.append(Row::new(0), i32::MIN), Err(TableError::Block { block: i32::MIN }));
         assert_eq!(table.as_slice(), [-1; 4]);
-        table.append(0, 1).unwrap();
-        table.append(0, 2).unwrap();
-        assert_eq!(table.append(0, 3), Err(TableError::Full { slot: 0, max_blocks: 2 }));
+        table.append(Row::new(0), 1).unwrap();
+        table.append(Row::new(0), 2).unwrap();
+        assert_eq!(
+            table.append(Row::new(0), 3),
+            Err(TableError::Full { row: Row::new(0), max_blocks: 2 })
+        );
         assert_eq!(table.as_slice(), [1, 2, -1, -1]);
     }
 
     #[test]
     fn impossible_shapes_are_refused() {
-        for (slots, max_blocks) in [(0, 1), (1, 0), (usize::MAX, 2), (usize::MAX / 8, 4)] {
-            let refused = BlockTable::new(slots, max_blocks).map(|_| ());
-            assert_eq!(refused, Err(TableError::Shape { slots, max_blocks }));
+        for (rows, max_blocks) in [(0, 1), (1, 0), (usize::MAX, 2), (usize::MAX / 8, 4)] {
+            let refused = BlockTable::new(rows, max_blocks).map(|_| ());
+            assert_eq!(refused, Err(TableError::Shape { rows, max_blocks }));
         }
     }
 
@@ -237,6 +246,6 @@ mod tests {
     fn a_table_beyond_the_memory_is_refused_and_does_not_abort() {
         let max_blocks = MAX_TABLE_BYTES / size_of::<i32>();
         let refused = BlockTable::new(1, max_blocks).map(|_| ());
-        assert_eq!(refused, Err(TableError::OutOfMemory { slots: 1, max_blocks }));
+        assert_eq!(refused, Err(TableError::OutOfMemory { rows: 1, max_blocks }));
     }
 }

@@ -8,32 +8,32 @@ use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, Pinned
 use smallvec::SmallVec;
 
 use crate::SubmitError;
-use crate::retire::{Events, Shared};
-use crate::slab::{Slot, SlotMemory};
+use crate::retire::{PoolShared, RetireEvents};
+use crate::slab::{BufferMemory, PooledBuffer};
 
 /// A pinned buffer to write, owned by one caller.
 ///
 /// Dropping it returns it to the pool at once: nothing on the device has seen it.
 /// [`submit`](StagingBuffer::submit) is the only way to show it to the device, and consumes it.
 pub struct StagingBuffer {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     /// # Invariants
     /// Present until the buffer is dropped or submitted. It came from the pool's free list, so no
     /// device operation refers to it; while it is here none is enqueued, because `submit`, the only
     /// function that shows its memory to the device, takes it out.
-    slot: Option<Slot>,
+    pooled: Option<PooledBuffer>,
 }
 
 impl StagingBuffer {
-    /// A buffer around a slot of the pool's free list.
-    pub(crate) fn new(shared: Arc<Shared>, slot: Slot) -> Self {
-        Self { shared, slot: Some(slot) }
+    /// The owner of a buffer from the pool's free list.
+    pub(crate) fn new(shared: Arc<PoolShared>, pooled: PooledBuffer) -> Self {
+        Self { shared, pooled: Some(pooled) }
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.slot.as_ref().map_or(0, |slot| slot.memory.bytes())
+        self.pooled.as_ref().map_or(0, |pooled| pooled.memory.bytes())
     }
 
     /// The bytes, to be filled. They hold what an earlier use left there.
@@ -52,13 +52,13 @@ impl StagingBuffer {
     /// [`OutOfBounds`].
     #[track_caller]
     pub fn range_mut(&mut self, offset: u64, bytes: u64) -> Result<&mut [u8], OutOfBounds> {
-        let Some(slot) = &mut self.slot else {
+        let Some(pooled) = &mut self.pooled else {
             return Err(OutOfBounds { offset, bytes, capacity: 0 });
         };
         // SAFETY: no device operation that reads or writes the buffer is pending, and none can be
-        // enqueued while the slice borrows `self`: invariant of `slot`. (On a device that is lost,
+        // enqueued while the slice borrows `self`: invariant of `pooled`. (On a device that is lost,
         // operations may have been cut off, but nothing runs any more.)
-        unsafe { slot.memory.slice_mut(offset, bytes) }
+        unsafe { pooled.memory.slice_mut(offset, bytes) }
     }
 
     /// Copies `data` into the buffer at `offset`.
@@ -92,14 +92,14 @@ impl StagingBuffer {
         enqueue: impl FnOnce(&SubmittedView<'_>) -> Result<R, E>,
     ) -> Result<R, SubmitError<E>> {
         let _site = cuda_driver::site::enter();
-        let Some(slot) = self.slot.take() else {
-            unreachable!("only `submit` and `drop` take the slot, and both end the buffer's life")
+        let Some(pooled) = self.pooled.take() else {
+            unreachable!("only `submit` and `drop` take it, and both end the buffer's life")
         };
         let mut submission = Submission {
             shared: self.shared.clone(),
-            memory: Some(slot.memory),
-            class: slot.class,
-            readers: RefCell::new(Readers { events: slot.events, reading: SmallVec::new() }),
+            memory: Some(pooled.memory),
+            class: pooled.class,
+            readers: RefCell::new(Readers { events: pooled.events, reading: SmallVec::new() }),
         };
         if let Err(error) = submission.readers.get_mut().add(stream) {
             submission.abandon();
@@ -120,8 +120,8 @@ impl StagingBuffer {
 
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            self.shared.give_back(slot);
+        if let Some(pooled) = self.pooled.take() {
+            self.shared.give_back(pooled);
         }
     }
 }
@@ -134,9 +134,9 @@ impl fmt::Debug for StagingBuffer {
 
 /// A buffer on its way to the device; retired when this is dropped, however `enqueue` ended.
 struct Submission {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     /// Present until `retire` or `abandon`.
-    memory: Option<SlotMemory>,
+    memory: Option<BufferMemory>,
     class: usize,
     readers: RefCell<Readers>,
 }
@@ -144,7 +144,7 @@ struct Submission {
 /// The streams that read a buffer, each with the event that will tell that it has.
 struct Readers {
     /// All events of the buffer.
-    events: Events,
+    events: RetireEvents,
     /// # Invariants
     /// Each stream once, each with an event of its device that no other entry has.
     reading: SmallVec<[(Stream, Arc<Event>); 2]>,
@@ -180,15 +180,15 @@ impl Readers {
 impl Submission {
     /// Returns a buffer that nothing has been enqueued for.
     fn abandon(&mut self) {
-        if let Some(slot) = self.take_slot() {
-            self.shared.give_back(slot);
+        if let Some(pooled) = self.take_pooled() {
+            self.shared.give_back(pooled);
         }
     }
 
     /// Records the events and hands the buffer to the pool, to be kept until they complete.
     fn retire(&mut self) -> Result<(), DeviceError> {
         let reading = std::mem::take(&mut self.readers.get_mut().reading);
-        let Some(slot) = self.take_slot() else { return Ok(()) };
+        let Some(pooled) = self.take_pooled() else { return Ok(()) };
         let mut outcome = Ok(());
         let mut unordered = false;
         for (stream, event) in &reading {
@@ -200,17 +200,17 @@ impl Submission {
         }
         if unordered {
             tracing::error!(?outcome, "a staging buffer cannot be retired and is not used again");
-            self.shared.leak(slot);
+            self.shared.leak(pooled);
         } else {
-            self.shared.keep(slot, &reading);
+            self.shared.keep(pooled, &reading);
         }
         outcome
     }
 
-    fn take_slot(&mut self) -> Option<Slot> {
+    fn take_pooled(&mut self) -> Option<PooledBuffer> {
         let memory = self.memory.take()?;
         let events = std::mem::take(&mut self.readers.get_mut().events);
-        Some(Slot { memory, class: self.class, events })
+        Some(PooledBuffer { memory, class: self.class, events })
     }
 }
 
@@ -224,7 +224,7 @@ impl Drop for Submission {
 /// A submitted buffer, while its readers are being enqueued.
 pub struct SubmittedView<'a> {
     stream: &'a Stream,
-    memory: &'a SlotMemory,
+    memory: &'a BufferMemory,
     readers: &'a RefCell<Readers>,
 }
 
@@ -309,7 +309,7 @@ impl SubmittedView<'_> {
     fn span_for<'s>(&'s self, reader: &'s Stream) -> PinnedSpan<'s> {
         match self.memory.span_for(reader) {
             Some(span) => span,
-            None => unreachable!("a buffer lies inside its slab, see `SlotMemory::offset`"),
+            None => unreachable!("a buffer lies inside its slab, see `BufferMemory::offset`"),
         }
     }
 

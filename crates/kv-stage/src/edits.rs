@@ -3,25 +3,26 @@
 use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::Row;
 use crate::block_table::filled;
 
-/// Columns `from..to` of the row of `slot`.
+/// Columns `from..to` of a row.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Edit {
-    pub(crate) slot: usize,
+    pub(crate) row: Row,
     pub(crate) from: usize,
     pub(crate) to: usize,
 }
 
-/// The latest edits of a table. Older ones are forgotten, and whoever has not seen them reads all.
+/// The latest edits of a table. Older ones are forgotten: a reader that is further behind resends the whole table.
 #[derive(Debug)]
 pub(crate) struct EditLog {
     /// # Invariants
     /// Edit number `n` is at `n % len`, for the last `len` numbers below `next`; never empty.
     ring: Box<[Edit]>,
     next: u64,
-    /// Edits below this number were read, and so do not change any more. Relaxed: who edits has the
-    /// table to himself, so that reads of it happened before by whatever gave it to him.
+    /// Edits below this number were read, and so do not change any more. Relaxed: an edit has the table
+    /// by `&mut`, so earlier reads are ordered before it by whatever handed that reference over.
     sealed: AtomicU64,
 }
 
@@ -36,7 +37,7 @@ impl EditLog {
         if self.next > *self.sealed.get_mut() {
             let index = self.index(self.next - 1);
             let last = &mut self.ring[index];
-            if last.slot == edit.slot && edit.from <= last.to && last.from <= edit.to {
+            if last.row == edit.row && edit.from <= last.to && last.from <= edit.to {
                 *last = Edit { from: last.from.min(edit.from), to: last.to.max(edit.to), ..edit };
                 return;
             }
@@ -67,8 +68,8 @@ impl EditLog {
 mod tests {
     use super::*;
 
-    fn edit(slot: usize, from: usize, to: usize) -> Edit {
-        Edit { slot, from, to }
+    fn edit(row: u32, from: usize, to: usize) -> Edit {
+        Edit { row: Row::new(row), from, to }
     }
 
     fn since(log: &EditLog, seen: u64) -> Option<Vec<Edit>> {
@@ -92,8 +93,8 @@ mod tests {
     #[test]
     fn forgotten_edits_are_not_passed_over() {
         let mut log = EditLog::new(2).unwrap();
-        for slot in 0..3 {
-            log.note(edit(slot, 0, 1));
+        for row in 0..3 {
+            log.note(edit(row, 0, 1));
         }
         assert_eq!(since(&log, 0), None);
         assert_eq!(since(&log, 1), Some(vec![edit(1, 0, 1), edit(2, 0, 1)]));

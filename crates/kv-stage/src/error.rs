@@ -1,18 +1,19 @@
 //! What can go wrong, one enum for each family of operations.
 
-use cuda_driver::{CopyError, DeviceError, HostPagesError, PinError};
+use cuda_driver::messages::{ByteSize, Chain, one_line_debug};
+use cuda_driver::{CopyError, DeviceError, HostPagesError, ModuleError, PinError};
 
-use crate::ScatterError;
+use crate::Row;
 
 /// Why a pool or a stager could not be made, drained or closed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
     /// Buffers of no bytes, or no buffers, or more than [`StagingPool::BUFFERS_MAX`] in all, or more bytes
     /// than an address space holds.
     ///
     /// [`StagingPool::BUFFERS_MAX`]: crate::StagingPool::BUFFERS_MAX
-    #[error("a pool of {buffers_max} buffers of {buffer_bytes} bytes is not possible")]
+    #[error("no staging pool can have {buffers_max} buffers of {}", ByteSize(*buffer_bytes))]
     Options {
         /// Bytes of one buffer asked for.
         buffer_bytes: u64,
@@ -20,7 +21,7 @@ pub enum StagingError {
         buffers_max: usize,
     },
     /// The buffers have more bytes than the host has.
-    #[error("a pool of {bytes} bytes, on a host of {host_bytes} bytes")]
+    #[error("a staging pool of {} exceeds the host's memory of {}", ByteSize(*bytes), ByteSize(*host_bytes))]
     Memory {
         /// Bytes of all buffers.
         bytes: u64,
@@ -28,13 +29,16 @@ pub enum StagingError {
         host_bytes: u64,
     },
     /// The thread that pins memory could not be started.
-    #[error("no thread to pin staging memory: {0}")]
+    #[error("no thread to pin staging memory could be started: {0}")]
     Thread(std::io::ErrorKind),
     /// The system maps no more memory.
-    #[error(transparent)]
+    #[error("no host memory for staging buffers")]
     Pages(#[from] HostPagesError),
+    /// The stager's kernel could not be loaded.
+    #[error("the kernel of the step stager could not be loaded")]
+    Kernel(#[from] ModuleError),
     /// The device refused or is lost.
-    #[error("staging failed on the device")]
+    #[error("the device refused a call for staging memory")]
     Device(#[from] DeviceError),
 }
 
@@ -50,11 +54,11 @@ impl From<PinError> for StagingError {
 }
 
 /// Why there is no buffer to write.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
     /// Every buffer is being written or still being read: an expected outcome, try again later.
-    #[error("all staging buffers are in use: {live} of {max}")]
+    #[error("{live} of {max} staging buffers are in use")]
     Exhausted {
         /// Buffers being written or still being read.
         live: usize,
@@ -62,7 +66,7 @@ pub enum AcquireError {
         max: usize,
     },
     /// No buffer of the pool is so large.
-    #[error("a staging buffer of {bytes} bytes was asked for, and the largest has {largest_bytes}")]
+    #[error("no staging buffer has {}: the largest has {}", ByteSize(*bytes), ByteSize(*largest_bytes))]
     TooLarge {
         /// Bytes asked for.
         bytes: u64,
@@ -73,7 +77,7 @@ pub enum AcquireError {
     #[error("the staging pool is closed")]
     Closed,
     /// The device refused or is lost.
-    #[error("staging failed on the device")]
+    #[error("the device refused to say which staging buffers are free")]
     Device(#[from] DeviceError),
 }
 
@@ -86,51 +90,51 @@ impl AcquireError {
 }
 
 /// Why a submission did not happen in full. The buffer is out of the caller's hands all the same.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError<E> {
     /// No event could be had to retire the buffer with; nothing was enqueued.
-    #[error("no event for the staging buffer; nothing was enqueued")]
+    #[error("a staging buffer was not submitted: no event to retire it with")]
     Event(#[source] DeviceError),
     /// The caller's closure failed; what it had enqueued by then runs, and the buffer is kept for it.
-    #[error("enqueueing the readers of the staging buffer failed")]
+    #[error("the readers of a staging buffer were not all enqueued")]
     Enqueue(#[source] E),
     /// The closure's work is enqueued, but no event could be recorded after it. Unless the device is
     /// lost, the buffer is never used again.
-    #[error("the staging buffer could not be retired")]
+    #[error("no event could be recorded after the readers of a staging buffer")]
     Retire(#[source] DeviceError),
 }
 
 /// Why a block table was not changed or read.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// A table of no slots or no columns, or too large for an address space.
-    #[error("a table of {slots} slots and {max_blocks} columns is not possible")]
+    /// A table of no rows or no columns, or too large for an address space.
+    #[error("no block table can have {rows} rows of {max_blocks} blocks")]
     Shape {
-        /// Slots asked for.
-        slots: usize,
+        /// Rows asked for.
+        rows: usize,
         /// Columns asked for.
         max_blocks: usize,
     },
     /// The host has not enough memory for such a table.
-    #[error("no host memory for a table of {slots} slots and {max_blocks} columns")]
+    #[error("no host memory for a block table of {rows} rows of {max_blocks} blocks")]
     OutOfMemory {
-        /// Slots asked for.
-        slots: usize,
+        /// Rows asked for.
+        rows: usize,
         /// Columns asked for.
         max_blocks: usize,
     },
-    /// There is no such slot.
-    #[error("slot {slot} of a table of {slots} slots")]
-    Slot {
-        /// Slot asked for.
-        slot: usize,
-        /// Slots of the table.
-        slots: usize,
+    /// There is no such row.
+    #[error("row {row} of a block table that has {rows} rows")]
+    Row {
+        /// Row asked for.
+        row: Row,
+        /// Rows of the table.
+        rows: usize,
     },
     /// There is no such column.
-    #[error("column {logical} of a table of {max_blocks} columns")]
+    #[error("column {logical} of a block table that has {max_blocks} columns")]
     Column {
         /// Column asked for, or one past the last column that a row would need.
         logical: usize,
@@ -138,27 +142,27 @@ pub enum TableError {
         max_blocks: usize,
     },
     /// The row has no free column.
-    #[error("row of slot {slot} is full with {max_blocks} blocks")]
+    #[error("row {row} of the block table is full with {max_blocks} blocks")]
     Full {
-        /// The slot of the row.
-        slot: usize,
+        /// The row.
+        row: Row,
         /// Columns of the table.
         max_blocks: usize,
     },
     /// Neither a block id nor -1.
-    #[error("{block} is neither a block id nor -1")]
+    #[error("{block} in a block table is neither a block id nor -1")]
     Block {
         /// The value given.
         block: i32,
     },
 }
 
-/// Why a step was not staged.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+/// Why a step was not put together or not sent.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum StepError {
+pub enum StageError {
     /// The step does not fit; the part was not added, and the parts before it stand.
-    #[error("the step needs {needed_bytes} bytes of {capacity_bytes}")]
+    #[error("the staged step needs {}, and has room for {}", ByteSize(*needed_bytes), ByteSize(*capacity_bytes))]
     Capacity {
         /// Bytes that the step would need, with the new part.
         needed_bytes: u64,
@@ -166,10 +170,12 @@ pub enum StepError {
         capacity_bytes: u64,
     },
     /// The rows asked for are not in the table.
-    #[error(transparent)]
+    #[error("the rows were not staged")]
     Table(#[from] TableError),
     /// The stager's steps go to another stream.
-    #[error("the stager is bound to stream {bound:#x}, not to {given:#x}")]
+    #[error(
+        "the stager is bound to stream {bound:#x}, and the step was given to stream {given:#x}"
+    )]
     OtherStream {
         /// Raw handle of the stream that the first step was submitted to.
         bound: u64,
@@ -177,7 +183,9 @@ pub enum StepError {
         given: u64,
     },
     /// The stream belongs to another device than the stager's memory.
-    #[error("the stager is on device {stager}, the stream on device {stream}")]
+    #[error(
+        "the stager's memory is on GPU {stager}, and the step was given to a stream of GPU {stream}"
+    )]
     OtherDevice {
         /// Ordinal of the stager's device.
         stager: i32,
@@ -185,28 +193,24 @@ pub enum StepError {
         stream: i32,
     },
     /// The step was not sent, or not all of it. The next one sends everything anew.
-    #[error("the step was not sent")]
-    Submit(#[from] SubmitError<SendError>),
-}
-
-/// Why the device was not sent a step.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SendError {
-    /// The copy was refused.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
-    /// The kernel was refused.
-    #[error(transparent)]
-    Scatter(#[from] ScatterError),
+    #[error("the staged step was not sent")]
+    Submit(#[from] SubmitError<CopyError>),
 }
 
 /// A part that does not belong to the step it was asked of.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("the part belongs to step {part_step}, not to step {step}")]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error("a part of staged step {part_step} was asked of staged step {step}")]
 pub struct PartError {
     /// Number of the step that made the part.
     pub part_step: u64,
     /// Number of the step that was asked.
     pub step: u64,
+}
+
+one_line_debug!(StagingError, AcquireError, TableError, StageError, PartError);
+
+impl<E: std::error::Error + 'static> std::fmt::Debug for SubmitError<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(&Chain(self), f)
+    }
 }

@@ -10,7 +10,7 @@
 //!   to the device is [`StagingBuffer::submit`], which takes it away: what comes after can neither
 //!   write it nor submit it again. It returns to the pool when events recorded after its readers
 //!   have completed.
-//! * [`BlockTable`]: the persistent `[slots, max_blocks]` table that the host edits and reads. It is
+//! * [`BlockTable`]: the persistent `[rows, max_blocks]` table that the host edits and reads. It is
 //!   never given to the device.
 //! * [`StepStager`]: snapshots of table rows and the small arrays of a step, in one buffer and one
 //!   submission: a copy of everything, or a launch that writes only what changed since the last step.
@@ -57,9 +57,8 @@
 //!
 //! # What it does not do
 //! It pins nothing beyond what the pool was made for, spills nothing to pageable memory and never
-//! grows: a pool that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back. It has
-//! no kernel: whoever wants changes only gives it one ([`ScatterKernel`]). What the system lacks of huge
-//! pages and memory nodes it does without, and tells ([`StagingPool::memory`]).
+//! grows: a pool that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back. Huge
+//! pages and memory nodes that the system lacks are done without, see [`StagingPool::memory`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -68,10 +67,10 @@ mod buffer;
 mod edits;
 mod error;
 mod mirror;
-mod packets;
 mod pinning;
 mod pool;
 mod retire;
+mod row;
 mod scatter;
 mod slab;
 mod staged;
@@ -79,17 +78,13 @@ mod step;
 
 pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};
-pub use error::{
-    AcquireError, PartError, SendError, StagingError, StepError, SubmitError, TableError,
-};
+pub use error::{AcquireError, PartError, StageError, StagingError, SubmitError, TableError};
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
-pub use scatter::{
-    PreparedScatter, SCATTER_WORD_BYTES, Scatter, ScatterError, ScatterKernel, ScatterPacket,
-};
+pub use row::Row;
 pub use slab::SlabMemory;
 pub use staged::{PartId, Staged};
-pub use step::{PART_ALIGNMENT, Step, StepStager, StepStagerOptions};
+pub use step::{Step, StepStager};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,7 +1,7 @@
 //! What the device's memory holds of the tables, as far as that is certain.
 
-use crate::BlockTable;
 use crate::edits::Edit;
+use crate::{BlockTable, Row};
 
 /// Entries of a word.
 const WORD_ENTRIES: usize = 4;
@@ -15,7 +15,7 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Rows of one table on the device, dense, one `stride` after another.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct TableView {
     /// Which table.
     table: u64,
     /// Where the rows lie in the stager's memory, in bytes.
@@ -23,11 +23,11 @@ pub(crate) struct View {
     /// Entries of a row.
     stride: usize,
     /// # Invariants
-    /// The slot whose row each row is.
-    slots: Vec<usize>,
+    /// The row of the table at each position.
+    rows: Vec<Row>,
     /// # Invariants
-    /// For each slot of the table its row, or `NOWHERE`; empty when a slot is there twice.
-    rows: Vec<u32>,
+    /// For each row of the table its position, or `NOWHERE`; empty when a row is there twice.
+    positions: Vec<u32>,
     /// Number of the first edit of the table that the rows do not have.
     seen: u64,
 }
@@ -35,16 +35,16 @@ pub(crate) struct View {
 /// What changed in a view.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Rows that changed as a whole, ascending.
-    rows: Vec<usize>,
+    /// Positions whose row changed as a whole, ascending.
+    positions: Vec<usize>,
     /// The words that changed, each once, counted from the view's start. A word may lie across rows.
     pub(crate) words: Vec<u32>,
 }
 
-impl View {
-    /// A view of nothing, to be [`reset`](View::reset).
+impl TableView {
+    /// A view of nothing, to be [`reset`](TableView::reset).
     pub(crate) fn empty() -> Self {
-        Self { table: 0, offset: 0, stride: 0, slots: Vec::new(), rows: Vec::new(), seen: 0 }
+        Self { table: 0, offset: 0, stride: 0, rows: Vec::new(), positions: Vec::new(), seen: 0 }
     }
 
     pub(crate) fn stride(&self) -> usize {
@@ -69,61 +69,58 @@ impl View {
     }
 
     /// Says that the view is to be sent in full.
-    pub(crate) fn reset(
-        &mut self,
-        table: &BlockTable,
-        offset: u64,
-        stride: usize,
-        slots: &[usize],
-    ) {
+    pub(crate) fn reset(&mut self, table: &BlockTable, offset: u64, stride: usize, rows: &[Row]) {
         self.table = table.id();
         self.offset = offset;
         self.stride = stride;
         self.seen = table.edits().seal();
-        self.slots.clear();
-        self.slots.extend_from_slice(slots);
         self.rows.clear();
-        self.rows.resize(table.slots(), NOWHERE);
-        for (row, slot) in (0..).zip(slots) {
-            if std::mem::replace(&mut self.rows[*slot], row) != NOWHERE {
-                self.rows.clear();
+        self.rows.extend_from_slice(rows);
+        self.positions.clear();
+        self.positions.resize(table.rows(), NOWHERE);
+        for (position, row) in (0..).zip(rows) {
+            if std::mem::replace(&mut self.positions[row.index()], position) != NOWHERE {
+                self.positions.clear();
                 return;
             }
         }
     }
 
-    /// Turns the view into one of the rows of `slots` as they are now, and tells what changes by
-    /// that; or nothing, if that is not known or is too much. The view then has to be reset.
+    /// Turns the view into one of `rows` as they are now, and tells what changes by that; or nothing, if
+    /// that is not known or is too much. The view then has to be reset.
     pub(crate) fn advance(
         &mut self,
         table: &BlockTable,
-        slots: &[usize],
+        rows: &[Row],
         changes: &mut Changes,
     ) -> Option<()> {
-        changes.rows.clear();
+        changes.positions.clear();
         changes.words.clear();
         let edits = table.edits().since(self.seen)?;
-        if self.rows.is_empty() {
+        if self.positions.is_empty() {
             return None;
         }
-        self.change_rows(slots, &mut changes.rows)?;
-        let Changes { rows, words } = changes;
-        let words_max = slots.len() * self.stride * size_of::<i32>() / (2 * WORD_COST_BYTES);
-        let mut note = |row: usize, from: usize, to: usize| {
-            let first = row * self.stride;
+        self.change_rows(rows, &mut changes.positions)?;
+        let Changes { positions, words } = changes;
+        let words_max = rows.len() * self.stride * size_of::<i32>() / (2 * WORD_COST_BYTES);
+        let mut note = |position: usize, from: usize, to: usize| {
+            let first = position * self.stride;
             for word in (first + from) / WORD_ENTRIES..(first + to).div_ceil(WORD_ENTRIES) {
                 words.push(u32::try_from(word).ok()?);
             }
             (words.len() <= words_max).then_some(())
         };
-        for &row in rows.iter() {
-            note(row, 0, self.stride)?;
+        for &position in positions.iter() {
+            note(position, 0, self.stride)?;
         }
-        for Edit { slot, from, to } in edits {
-            let row = self.rows[slot];
+        for Edit { row, from, to } in edits {
+            let position = self.positions[row.index()];
             let to = to.min(self.stride);
-            if from < to && row != NOWHERE && rows.binary_search(&(row as usize)).is_err() {
-                note(row as usize, from, to)?;
+            if from < to
+                && position != NOWHERE
+                && positions.binary_search(&(position as usize)).is_err()
+            {
+                note(position as usize, from, to)?;
             }
         }
         changes.words.sort_unstable();
@@ -132,28 +129,29 @@ impl View {
         Some(())
     }
 
-    /// Gives the rows their new slots and lists those that had another one.
-    fn change_rows(&mut self, slots: &[usize], changed: &mut Vec<usize>) -> Option<()> {
-        if self.slots == slots {
+    /// Puts `rows` at the positions and lists those that had another row.
+    fn change_rows(&mut self, rows: &[Row], changed: &mut Vec<usize>) -> Option<()> {
+        if self.rows == rows {
             return Some(());
         }
-        let kept = slots.len().min(self.slots.len());
-        changed.extend((0..kept).filter(|&row| self.slots[row] != slots[row]));
-        for &row in changed.iter() {
-            self.rows[self.slots[row]] = NOWHERE;
+        let kept = rows.len().min(self.rows.len());
+        changed.extend((0..kept).filter(|&position| self.rows[position] != rows[position]));
+        for &position in changed.iter() {
+            self.positions[self.rows[position].index()] = NOWHERE;
         }
-        for &slot in &self.slots[kept..] {
-            self.rows[slot] = NOWHERE;
+        for row in &self.rows[kept..] {
+            self.positions[row.index()] = NOWHERE;
         }
-        changed.extend(kept..slots.len());
-        self.slots.truncate(kept);
-        for &row in changed.iter() {
-            let slot = slots[row];
-            match self.slots.get_mut(row) {
-                Some(old) => *old = slot,
-                None => self.slots.push(slot),
+        changed.extend(kept..rows.len());
+        self.rows.truncate(kept);
+        for &position in changed.iter() {
+            let row = rows[position];
+            match self.rows.get_mut(position) {
+                Some(old) => *old = row,
+                None => self.rows.push(row),
             }
-            if std::mem::replace(&mut self.rows[slot], u32::try_from(row).ok()?) != NOWHERE {
+            let place = &mut self.positions[row.index()];
+            if std::mem::replace(place, u32::try_from(position).ok()?) != NOWHERE {
                 return None;
             }
         }
@@ -168,34 +166,34 @@ impl View {
     }
 }
 
-/// Copies the first columns of the row of `slot`, as many as `row` has.
-pub(crate) fn copy_row(table: &BlockTable, slot: usize, row: &mut [i32]) {
-    match table.row(slot).ok().and_then(|source| source.get(..row.len())) {
-        Some(source) => row.copy_from_slice(source),
-        None => row.fill(-1),
+/// Copies the first columns of `row`, as many as `to` has.
+pub(crate) fn copy_row(table: &BlockTable, row: Row, to: &mut [i32]) {
+    match table.row(row).ok().and_then(|source| source.get(..to.len())) {
+        Some(source) => to.copy_from_slice(source),
+        None => to.fill(-1),
     }
 }
 
-/// Copies word `word` of the view whose rows are those of `slots`; beyond its end it is -1.
+/// Copies word `word` of the view of `rows`; beyond its end it is -1.
 pub(crate) fn copy_word(
     table: &BlockTable,
-    slots: &[usize],
+    rows: &[Row],
     stride: usize,
     word: u32,
     to: &mut [i32],
 ) {
     let first = word as usize * WORD_ENTRIES;
-    let (mut row, mut column) = (first / stride, first % stride);
+    let (mut position, mut column) = (first / stride, first % stride);
     let mut rest = to;
     while !rest.is_empty() {
         // Up to the end of the row, of which a word may see several.
         let count = rest.len().min(stride - column);
         let (now, later) = rest.split_at_mut(count);
-        let source = slots.get(row).and_then(|slot| table.row(*slot).ok());
+        let source = rows.get(position).and_then(|row| table.row(*row).ok());
         match source.and_then(|source| source.get(column..column + count)) {
             Some(source) => now.copy_from_slice(source),
             None => now.fill(-1),
         }
-        (row, column, rest) = (row + 1, 0, later);
+        (position, column, rest) = (position + 1, 0, later);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 use cuda_driver::PinError;
 use parking_lot::{Condvar, Mutex};
 
-use crate::retire::Shared;
-use crate::slab::Chunk;
+use crate::retire::PoolShared;
+use crate::slab::UnpinnedSlab;
 
 /// When a pool's slabs are pinned. The driver takes about 0.4 s a GiB for it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -35,7 +35,7 @@ pub(crate) struct Backlog {
 
 #[derive(Debug)]
 struct BacklogState {
-    chunks: VecDeque<Chunk>,
+    slabs: VecDeque<UnpinnedSlab>,
     /// Slabs that some thread is pinning at the moment.
     under_way: usize,
     /// What stopped the pinning.
@@ -46,9 +46,9 @@ struct BacklogState {
 }
 
 impl Backlog {
-    pub(crate) fn new(chunks: VecDeque<Chunk>) -> Self {
+    pub(crate) fn new(slabs: VecDeque<UnpinnedSlab>) -> Self {
         let state = BacklogState {
-            chunks,
+            slabs,
             under_way: 0,
             refused: None,
             #[cfg(test)]
@@ -58,19 +58,19 @@ impl Backlog {
     }
 
     /// Takes one slab off the list, to be pinned; [`settle`](Backlog::settle) follows.
-    pub(crate) fn take(&self) -> Option<Chunk> {
+    pub(crate) fn take(&self) -> Option<UnpinnedSlab> {
         let mut state = self.state.lock();
-        let chunk = state.chunks.pop_front()?;
+        let slab = state.slabs.pop_front()?;
         state.under_way += 1;
-        Some(chunk)
+        Some(slab)
     }
 
-    /// Says how the pinning of `chunk` ended; a refused one goes back on the list.
-    pub(crate) fn settle(&self, chunk: Chunk, refused: Option<PinError>) {
+    /// Says how the pinning of `slab` ended; a refused one goes back on the list.
+    pub(crate) fn settle(&self, slab: UnpinnedSlab, refused: Option<PinError>) {
         let mut state = self.state.lock();
         state.under_way -= 1;
         if refused.is_some() {
-            state.chunks.push_front(chunk);
+            state.slabs.push_front(slab);
         }
         state.refused = refused;
         drop(state);
@@ -79,7 +79,7 @@ impl Backlog {
 
     /// Forgets what is not under way.
     pub(crate) fn give_up(&self) {
-        self.state.lock().chunks.clear();
+        self.state.lock().slabs.clear();
     }
 
     /// Waits until no thread is pinning.
@@ -100,21 +100,21 @@ impl Backlog {
     /// Buffers that are not pinned yet, and what the last attempt was refused with.
     pub(crate) fn outlook(&self) -> (usize, Option<PinError>) {
         let state = self.state.lock();
-        (state.chunks.iter().map(|chunk| chunk.buffers).sum(), state.refused)
+        (state.slabs.iter().map(|slab| slab.buffers).sum(), state.refused)
     }
 }
 
 /// Pins what is left, on a thread of its own. The pool may be dropped meanwhile.
 ///
 /// The thread holds the pool for one slab at a time, and nothing else.
-pub(crate) fn spawn(shared: &Arc<Shared>) -> std::io::Result<()> {
+pub(crate) fn spawn(shared: &Arc<PoolShared>) -> std::io::Result<()> {
     let pool = Arc::downgrade(shared);
     let body = move || while pin_one(&pool) {};
     // Detached: it ends by itself, and `close` waits for the slab under way.
     std::thread::Builder::new().name("kv-stage-pin".to_owned()).spawn(body).map(drop)
 }
 
-fn pin_one(pool: &Weak<Shared>) -> bool {
+fn pin_one(pool: &Weak<PoolShared>) -> bool {
     let Some(pool) = pool.upgrade() else { return false };
     match pool.pin_next() {
         Ok(more) => more,
@@ -150,17 +150,17 @@ mod tests {
         };
         let pool = StagingPool::with_classes(&device, &options).unwrap();
         let shared = &pool.shared;
-        let chunk = shared.backlog.take().unwrap();
+        let slab = shared.backlog.take().unwrap();
         let clone = pool.clone();
         let other = std::thread::spawn(move || work(clone));
         while shared.backlog.state.lock().waiting == 0 && !other.is_finished() {
             std::thread::yield_now();
         }
         if refused.is_none() {
-            let (slots, got) = chunk.pin(&device, shared.memory, &shared.pinned_bytes).unwrap();
-            shared.state.lock().admit(chunk.class, slots, got);
+            let (pooled, got) = slab.pin(&device, shared.memory, &shared.pinned_bytes).unwrap();
+            shared.state.lock().admit(slab.class, pooled, got);
         }
-        shared.backlog.settle(chunk, refused);
+        shared.backlog.settle(slab, refused);
         other.join().unwrap();
         (sim, pool)
     }

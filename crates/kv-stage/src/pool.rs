@@ -10,8 +10,8 @@ use cuda_driver::{
 use parking_lot::Mutex;
 
 use crate::pinning::{self, Backlog};
-use crate::retire::{Class, Shared, State, wait_for};
-use crate::slab::{Chunk, SlabMemory};
+use crate::retire::{PoolLists, PoolShared, SizeClass, wait_for};
+use crate::slab::{SlabMemory, UnpinnedSlab};
 use crate::{AcquireError, Pinning, StagingBuffer, StagingError};
 
 /// Size and number of the buffers of one size class.
@@ -68,32 +68,33 @@ impl PoolOptions {
     }
 
     /// The slabs to pin, one of each class first.
-    fn chunks(&self) -> Result<(Box<[Class]>, VecDeque<Chunk>), StagingError> {
+    fn slabs(&self) -> Result<(Box<[SizeClass]>, VecDeque<UnpinnedSlab>), StagingError> {
         let mut sizes = self.classes.clone();
         sizes.sort_by_key(|class| class.buffer_bytes);
         let (mut classes, mut first, mut later) = (Vec::new(), VecDeque::new(), VecDeque::new());
         let (mut all_bytes, mut all_buffers) = (0u64, 0usize);
         for (class, StagingOptions { buffer_bytes, buffers_max }) in sizes.into_iter().enumerate() {
-            let impossible = StagingError::Options { buffer_bytes, buffers_max };
+            let impossible = || StagingError::Options { buffer_bytes, buffers_max };
             let stride =
-                Chunk::stride(buffer_bytes).filter(|_| buffer_bytes > 0 && buffers_max > 0);
+                UnpinnedSlab::stride(buffer_bytes).filter(|_| buffer_bytes > 0 && buffers_max > 0);
             let bytes = stride.and_then(|stride| stride.checked_mul(buffers_max as u64));
-            all_bytes = bytes.and_then(|bytes| bytes.checked_add(all_bytes)).ok_or(impossible)?;
+            all_bytes =
+                bytes.and_then(|bytes| bytes.checked_add(all_bytes)).ok_or_else(impossible)?;
             all_buffers = all_buffers.saturating_add(buffers_max);
             let possible =
                 all_bytes <= isize::MAX as u64 && all_buffers <= StagingPool::BUFFERS_MAX;
             let Some(stride) = stride.filter(|_| possible) else {
-                return Err(impossible);
+                return Err(impossible());
             };
             let per_slab = usize::try_from(self.slab_bytes / stride).unwrap_or(usize::MAX).max(1);
             let mut left = buffers_max;
             while left > 0 {
                 let buffers = left.min(per_slab);
                 let list = if left == buffers_max { &mut first } else { &mut later };
-                list.push_back(Chunk { class, buffer_bytes, buffers });
+                list.push_back(UnpinnedSlab { class, buffer_bytes, buffers });
                 left -= buffers;
             }
-            classes.push(Class { buffer_bytes, free: Vec::new(), live: 0, circulating: 0 });
+            classes.push(SizeClass { buffer_bytes, free: Vec::new(), live: 0, circulating: 0 });
         }
         if classes.is_empty() {
             return Err(StagingError::Options { buffer_bytes: 0, buffers_max: 0 });
@@ -120,7 +121,7 @@ impl PoolOptions {
 /// [`acquire`](StagingPool::acquire) answers with the cause.
 #[derive(Clone, Debug)]
 pub struct StagingPool {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<PoolShared>,
 }
 
 impl StagingPool {
@@ -150,9 +151,9 @@ impl StagingPool {
     #[track_caller]
     pub fn with_classes(device: &Device, options: &PoolOptions) -> Result<Self, StagingError> {
         let _site = cuda_driver::site::enter();
-        let (classes, chunks) = options.chunks()?;
+        let (classes, slabs) = options.slabs()?;
         let at_once = match options.pinning {
-            Pinning::AtOnce => chunks.len(),
+            Pinning::AtOnce => slabs.len(),
             Pinning::Background | Pinning::OnCall => classes.len(),
         };
         let memory = match options.memory {
@@ -163,7 +164,7 @@ impl StagingPool {
             pages => pages,
         };
         let largest_bytes = classes.last().map_or(0, |class| class.buffer_bytes);
-        let state = State {
+        let state = PoolLists {
             classes,
             submitted: Vec::new(),
             leaked: Vec::new(),
@@ -173,11 +174,11 @@ impl StagingPool {
             closed: false,
             memory: SlabMemory::default(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolShared {
             device: device.clone(),
             memory,
             state: Mutex::new(state),
-            backlog: Backlog::new(chunks),
+            backlog: Backlog::new(slabs),
             largest_bytes,
             pinned_bytes: Arc::new(AtomicU64::new(0)),
             #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -222,8 +223,8 @@ impl StagingPool {
     #[track_caller]
     pub fn acquire_bytes(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
         let _site = cuda_driver::site::enter();
-        let slot = self.shared.take(bytes)?;
-        Ok(StagingBuffer::new(self.shared.clone(), slot))
+        let pooled = self.shared.take(bytes)?;
+        Ok(StagingBuffer::new(self.shared.clone(), pooled))
     }
 
     /// As [`acquire`](StagingPool::acquire), but waits for the oldest submitted buffer when there is

@@ -9,18 +9,18 @@ use smallvec::SmallVec;
 
 use crate::AcquireError;
 use crate::pinning::Backlog;
-use crate::slab::{SlabMemory, Slot};
+use crate::slab::{PooledBuffer, SlabMemory};
 
-pub(crate) type Events = SmallVec<[Arc<Event>; 2]>;
+pub(crate) type RetireEvents = SmallVec<[Arc<Event>; 2]>;
 
 /// What the handles of a pool share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct PoolShared {
     pub(crate) device: Device,
     /// Where slabs come from.
     pub(crate) memory: HostMemory,
     /// Guards the lists only: driver calls are made without it.
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<PoolLists>,
     pub(crate) backlog: Backlog,
     /// Bytes of the largest buffers.
     pub(crate) largest_bytes: u64,
@@ -31,13 +31,13 @@ pub(crate) struct Shared {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
-    /// By size, the smallest first; a slot's class is an index into it.
-    pub(crate) classes: Box<[Class]>,
+pub(crate) struct PoolLists {
+    /// By size, the smallest first; a buffer's class is an index into it.
+    pub(crate) classes: Box<[SizeClass]>,
     /// In order of submission.
-    pub(crate) submitted: Vec<Ticket>,
+    pub(crate) submitted: Vec<SubmittedBuffer>,
     /// Slots that no event could be recorded for: nobody knows when they are free.
-    pub(crate) leaked: Vec<Slot>,
+    pub(crate) leaked: Vec<PooledBuffer>,
     /// Buffers in the hands of callers.
     pub(crate) held: usize,
     pub(crate) live_peak: usize,
@@ -49,66 +49,66 @@ pub(crate) struct State {
 
 /// The buffers of one size.
 #[derive(Debug)]
-pub(crate) struct Class {
+pub(crate) struct SizeClass {
     pub(crate) buffer_bytes: u64,
     /// # Invariants
-    /// No device operation refers to a slot in here, unless the device that ran it is lost: a slot
+    /// No device operation refers to a buffer in here, unless the device that ran it is lost: a buffer
     /// enters new, never submitted, or once every event recorded after its readers has completed.
-    pub(crate) free: Vec<Slot>,
+    pub(crate) free: Vec<PooledBuffer>,
     /// Buffers being written, or submitted and not seen to be read.
     pub(crate) live: usize,
     /// Buffers that are live or free.
     pub(crate) circulating: usize,
 }
 
-impl Class {
-    fn pop(&mut self) -> Option<Slot> {
-        let slot = self.free.pop()?;
+impl SizeClass {
+    fn pop(&mut self) -> Option<PooledBuffer> {
+        let pooled = self.free.pop()?;
         self.live += 1;
-        Some(slot)
+        Some(pooled)
     }
 }
 
 /// A submitted buffer: it is free again when all of `awaited` have completed.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct SubmittedBuffer {
     sequence: u64,
-    /// The one stream that reads the buffer, by context and handle: its tickets complete in order,
-    /// so only the first is polled. `None` with several readers, whose tickets are polled each.
+    /// The one stream that reads the buffer, by context and handle: its submissions complete in order,
+    /// so only the first is polled. `None` with several readers, whose submissions are polled each.
     stream: Option<StreamKey>,
-    awaited: Events,
-    slot: Slot,
+    awaited: RetireEvents,
+    pooled: PooledBuffer,
 }
 
 type StreamKey = (u64, u64);
 
-impl Shared {
+impl PoolShared {
     /// Takes a free buffer of at least `bytes` bytes, the smallest such.
     ///
     /// Events are asked about only when no buffer of the smallest size is at hand, and then of all
     /// buffers: the first query that sees finished work costs the host 2 µs, and those after it 0.3.
-    pub(crate) fn take(&self, bytes: u64) -> Result<Slot, AcquireError> {
+    pub(crate) fn take(&self, bytes: u64) -> Result<PooledBuffer, AcquireError> {
         // Of a lost device nothing reads any more: all of them come back below, and the loss is told.
         if self.device.poison().is_none() {
             let mut state = self.state.lock();
             self.check(&state, bytes)?;
-            if let Some(slot) = state.pop_smallest(bytes) {
-                return Ok(slot);
+            if let Some(pooled) = state.pop_smallest(bytes) {
+                return Ok(pooled);
             }
         }
         let refused = self.retire_completed();
         let mut state = self.state.lock();
         self.check(&state, bytes)?;
-        let Some(slot) = state.pop(bytes) else {
+        let Some(pooled) = state.pop(bytes) else {
             // An event that cannot be asked about is why nothing came back.
             refused?;
             return Err(state.exhausted(bytes));
         };
-        Ok(slot)
+        Ok(pooled)
     }
 
     /// Refuses what no buffer that comes back can serve.
-    fn check(&self, state: &State, bytes: u64) -> Result<(), AcquireError> {
+    fn check(&self, state: &PoolLists, bytes: u64) -> Result<(), AcquireError> {
         let largest_bytes = self.largest_bytes;
         if state.closed {
             Err(AcquireError::Closed)
@@ -122,16 +122,16 @@ impl Shared {
     }
 
     /// Takes a buffer back that its holder gives up without having submitted it.
-    pub(crate) fn give_back(&self, slot: Slot) {
+    pub(crate) fn give_back(&self, pooled: PooledBuffer) {
         let mut state = self.state.lock();
         state.held -= 1;
-        let unwanted = state.put_free(slot);
+        let unwanted = state.put_free(pooled);
         drop(state);
         drop(unwanted);
     }
 
     /// Keeps a submitted buffer until the events recorded after its readers have completed.
-    pub(crate) fn keep(&self, slot: Slot, readers: &[(Stream, Arc<Event>)]) {
+    pub(crate) fn keep(&self, pooled: PooledBuffer, readers: &[(Stream, Arc<Event>)]) {
         let stream = match readers {
             [(stream, _)] => Some((stream.device().context(), stream.raw())),
             _ => None,
@@ -141,38 +141,38 @@ impl Shared {
         state.held -= 1;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.reuse_before_event.load(std::sync::atomic::Ordering::Relaxed) {
-            // Never a slot of a closed pool: tests sabotage open ones.
-            drop(state.put_free(slot));
+            // Never a buffer of a closed pool: tests sabotage open ones.
+            drop(state.put_free(pooled));
             return;
         }
         let sequence = state.sequence_next;
         state.sequence_next += 1;
-        state.submitted.push(Ticket { sequence, stream, awaited, slot });
+        state.submitted.push(SubmittedBuffer { sequence, stream, awaited, pooled });
     }
 
     /// Keeps a buffer for ever: it was submitted, and nothing tells when its readers finish.
-    pub(crate) fn leak(&self, slot: Slot) {
+    pub(crate) fn leak(&self, pooled: PooledBuffer) {
         let mut state = self.state.lock();
         state.held -= 1;
-        let class = &mut state.classes[slot.class];
+        let class = &mut state.classes[pooled.class];
         class.live -= 1;
         class.circulating -= 1;
-        state.leaked.push(slot);
+        state.leaked.push(pooled);
     }
 
     /// Pins one slab more and puts its buffers into circulation; whether there was one to pin.
     pub(crate) fn pin_next(&self) -> Result<bool, PinError> {
-        let Some(chunk) = self.backlog.take() else { return Ok(false) };
-        let pinned = chunk.pin(&self.device, self.memory, &self.pinned_bytes);
-        let outcome = pinned.map(|(slots, got)| self.state.lock().admit(chunk.class, slots, got));
-        self.backlog.settle(chunk, outcome.err());
+        let Some(slab) = self.backlog.take() else { return Ok(false) };
+        let pinned = slab.pin(&self.device, self.memory, &self.pinned_bytes);
+        let outcome = pinned.map(|(pooled, got)| self.state.lock().admit(slab.class, pooled, got));
+        self.backlog.settle(slab, outcome.err());
         outcome.map(|()| true)
     }
 
     /// Moves every buffer whose readers have finished to the free list.
     ///
-    /// Events are asked without the lock, so threads may do this at the same time: a ticket is
-    /// removed by its number, so an answer about a ticket that another thread removed is void.
+    /// Events are asked without the lock, so threads may do this at the same time: a submission is
+    /// removed by its number, so an answer about a submission that another thread removed is void.
     pub(crate) fn retire_completed(&self) -> Result<(), DeviceError> {
         let mut outcome = Ok(());
         let mut unfinished: SmallVec<[u64; 8]> = SmallVec::new();
@@ -199,29 +199,29 @@ impl Shared {
     }
 
     /// The events of the oldest submitted buffer numbered below `until`, of at least `bytes` bytes.
-    pub(crate) fn oldest_submitted(&self, until: u64, bytes: u64) -> Option<Events> {
+    pub(crate) fn oldest_submitted(&self, until: u64, bytes: u64) -> Option<RetireEvents> {
         let state = self.state.lock();
-        let fits = |ticket: &&Ticket| ticket.slot.memory.bytes() >= bytes;
+        let fits = |submission: &&SubmittedBuffer| submission.pooled.memory.bytes() >= bytes;
         let oldest = state.submitted.iter().find(fits)?;
         (oldest.sequence < until).then(|| oldest.awaited.clone())
     }
 }
 
-impl State {
+impl PoolLists {
     /// Takes a free buffer of the smallest size that has at least `bytes` bytes.
-    fn pop_smallest(&mut self, bytes: u64) -> Option<Slot> {
+    fn pop_smallest(&mut self, bytes: u64) -> Option<PooledBuffer> {
         let class = self.classes.iter_mut().find(|class| class.buffer_bytes >= bytes)?;
-        let slot = class.pop()?;
+        let pooled = class.pop()?;
         self.hold();
-        Some(slot)
+        Some(pooled)
     }
 
     /// Takes a free buffer of at least `bytes` bytes, of whatever size.
-    fn pop(&mut self, bytes: u64) -> Option<Slot> {
+    fn pop(&mut self, bytes: u64) -> Option<PooledBuffer> {
         let fitting = self.classes.iter_mut().filter(|class| class.buffer_bytes >= bytes);
-        let slot = fitting.into_iter().find_map(Class::pop)?;
+        let pooled = fitting.into_iter().find_map(SizeClass::pop)?;
         self.hold();
-        Some(slot)
+        Some(pooled)
     }
 
     fn hold(&mut self) {
@@ -242,31 +242,31 @@ impl State {
     }
 
     /// Adds newly pinned buffers. `close` waits for slabs under way before it takes all buffers out.
-    pub(crate) fn admit(&mut self, class: usize, slots: Vec<Slot>, got: SlabMemory) {
+    pub(crate) fn admit(&mut self, class: usize, pooled: Vec<PooledBuffer>, got: SlabMemory) {
         self.memory.add(got);
         let class = &mut self.classes[class];
-        class.circulating += slots.len();
-        class.free.extend(slots);
+        class.circulating += pooled.len();
+        class.free.extend(pooled);
         // Room for all that may be submitted at once, so that no submission allocates.
         let buffers: usize = self.classes.iter().map(|class| class.circulating).sum();
         self.submitted.reserve(buffers.saturating_sub(self.submitted.len()));
     }
 
-    /// Puts a slot on the free list, or hands it back for dropping when the pool is closed.
+    /// Puts a buffer on the free list, or hands it back for dropping when the pool is closed.
     #[must_use]
-    fn put_free(&mut self, slot: Slot) -> Option<Slot> {
-        let class = &mut self.classes[slot.class];
+    fn put_free(&mut self, pooled: PooledBuffer) -> Option<PooledBuffer> {
+        let class = &mut self.classes[pooled.class];
         class.live -= 1;
         if self.closed {
             class.circulating -= 1;
-            return Some(slot);
+            return Some(pooled);
         }
-        class.free.push(slot);
+        class.free.push(pooled);
         None
     }
 
-    /// Takes out every slot that is not live.
-    pub(crate) fn take_all(&mut self) -> Vec<Slot> {
+    /// Takes out every buffer that is not live.
+    pub(crate) fn take_all(&mut self) -> Vec<PooledBuffer> {
         let mut all = std::mem::take(&mut self.leaked);
         for class in &mut self.classes {
             class.circulating -= class.free.len();
@@ -275,34 +275,35 @@ impl State {
         all
     }
 
-    /// The tickets worth asking about: the first of each stream, and each with several readers,
+    /// The submissions worth asking about: the first of each stream, and each with several readers,
     /// except those known to be unfinished.
-    fn candidates(&self, unfinished: &[u64]) -> SmallVec<[(u64, Events); 8]> {
+    fn candidates(&self, unfinished: &[u64]) -> SmallVec<[(u64, RetireEvents); 8]> {
         let mut streams: SmallVec<[StreamKey; 8]> = SmallVec::new();
         let mut candidates = SmallVec::new();
-        for ticket in &self.submitted {
-            if let Some(stream) = ticket.stream {
+        for submission in &self.submitted {
+            if let Some(stream) = submission.stream {
                 if streams.contains(&stream) {
                     continue;
                 }
                 streams.push(stream);
             }
-            if !unfinished.contains(&ticket.sequence) {
-                candidates.push((ticket.sequence, ticket.awaited.clone()));
+            if !unfinished.contains(&submission.sequence) {
+                candidates.push((submission.sequence, submission.awaited.clone()));
             }
         }
         candidates
     }
 
-    /// Frees the slots of the tickets numbered `finished`; returns what a closed pool has no use for.
+    /// Frees the buffers of the submissions numbered `finished`; returns what a closed pool has no use for.
     #[must_use]
-    fn retire(&mut self, finished: &[u64]) -> SmallVec<[Slot; 8]> {
+    fn retire(&mut self, finished: &[u64]) -> SmallVec<[PooledBuffer; 8]> {
         let mut unwanted = SmallVec::new();
         for sequence in finished {
-            let position = self.submitted.iter().position(|ticket| ticket.sequence == *sequence);
+            let position =
+                self.submitted.iter().position(|submission| submission.sequence == *sequence);
             if let Some(position) = position {
-                let ticket = self.submitted.remove(position);
-                unwanted.extend(self.put_free(ticket.slot));
+                let submission = self.submitted.remove(position);
+                unwanted.extend(self.put_free(submission.pooled));
             }
         }
         unwanted

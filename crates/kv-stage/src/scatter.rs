@@ -1,145 +1,164 @@
-//! The one thing that staging wants of a kernel: few words, written to many places.
+//! The kernel that writes the changed words of a step to the device, and how they lie in the buffer.
 
-use std::fmt;
+use std::collections::HashMap;
 
-use cuda_driver::{DeviceError, DeviceSpan, PinnedSpan, ReaderError, Stream};
+use cuda_driver::{
+    Device, DeviceError, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, ModuleError,
+    PreparedLaunch,
+};
+
+use crate::SubmittedView;
+
+/// Built from `kernels/stage/scatter.cu` by `cargo xtask kernels`.
+const PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
 
 /// Bytes of a word.
-pub const SCATTER_WORD_BYTES: u64 = 16;
+pub(crate) const WORD_BYTES: u64 = 16;
+/// Bytes of a word's index.
+pub(crate) const INDEX_BYTES: u64 = 4;
 
-/// Words of a staging buffer, and where each goes: `out[index[i]] = data[i]`.
-///
-/// Made by [`Step::submit`](crate::Step::submit) only, for a buffer that is not written again before
-/// everything enqueued during the call has completed.
-#[derive(Clone, Copy, Debug)]
-pub struct Scatter<'a> {
-    pub(crate) out: DeviceSpan,
-    pub(crate) source: PinnedSpan<'a>,
-    pub(crate) index_offset: u64,
-    pub(crate) count: u32,
-}
+/// Threads of a block, at most: `THREADS_MAX` of the source.
+const THREADS: u64 = 256;
+/// More blocks gain nothing: the bus is the limit.
+const BLOCKS_MAX: u64 = 16;
 
-impl Scatter<'_> {
-    /// Where the words go; its address is a multiple of [`SCATTER_WORD_BYTES`].
-    #[must_use]
-    pub fn out(&self) -> DeviceSpan {
-        self.out
-    }
+/// The layout of a packet: the words of a step that nothing else is sent with, where a launch that was
+/// made ready looks for them. Words from the start of the buffer on, then their indices, then their number.
+pub(crate) struct Packet;
 
-    /// The pinned memory that holds words and indices, for the stream that the scatter is enqueued on.
-    #[must_use]
-    pub fn source(&self) -> PinnedSpan<'_> {
-        self.source
-    }
-
-    /// Where the words begin in it, in bytes; aligned to a word.
-    #[must_use]
-    pub fn data_offset(&self) -> u64 {
-        0
-    }
-
-    /// Where the indices (`u32`, counted in words from the start of `out`) begin in it, in bytes;
-    /// aligned to 4. No index is there twice, and none is beyond the end of `out`.
-    #[must_use]
-    pub fn index_offset(&self) -> u64 {
-        self.index_offset
-    }
-
-    /// Number of words, at least 1.
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.count
-    }
-}
-
-/// The few words of a staging buffer, always at the same places of it, so that their launch can be made
-/// ready beforehand: up to [`WORDS_MAX`](Self::WORDS_MAX) words at its start, their indices at
-/// [`INDEX_OFFSET`](Self::INDEX_OFFSET), and how many there are, a `u32`, at
-/// [`COUNT_OFFSET`](Self::COUNT_OFFSET).
-#[derive(Clone, Copy, Debug)]
-pub struct ScatterPacket<'a> {
-    pub(crate) out: DeviceSpan,
-    pub(crate) source: PinnedSpan<'a>,
-    pub(crate) words_max: u32,
-}
-
-impl ScatterPacket<'_> {
+impl Packet {
     /// Words of a packet, at most.
-    pub const WORDS_MAX: u32 = 240;
+    const WORDS_MAX: u32 = 240;
+    /// Packets of so many words have launches of their own, which read less.
+    const WORDS_FEW: u32 = 32;
     /// Where the indices (`u32`) begin, in bytes.
-    pub const INDEX_OFFSET: u64 = Self::WORDS_MAX as u64 * SCATTER_WORD_BYTES;
-    /// Where the number of words is, in bytes.
-    pub const COUNT_OFFSET: u64 = Self::INDEX_OFFSET + Self::WORDS_MAX as u64 * 4;
+    pub(crate) const INDEX_OFFSET: u64 = Self::WORDS_MAX as u64 * WORD_BYTES;
+    /// Where the number of words is, a `u32`, in bytes.
+    pub(crate) const COUNT_OFFSET: u64 = Self::INDEX_OFFSET + Self::WORDS_MAX as u64 * INDEX_BYTES;
     /// Bytes of a packet.
-    pub const BYTES: u64 = Self::COUNT_OFFSET + 4;
+    const BYTES: u64 = Self::COUNT_OFFSET + 4;
 
-    /// Where the words go; its address is a multiple of [`SCATTER_WORD_BYTES`].
-    #[must_use]
-    pub fn out(&self) -> DeviceSpan {
-        self.out
-    }
-
-    /// The pinned memory at whose start the packet is, for the stream of the step.
-    #[must_use]
-    pub fn source(&self) -> PinnedSpan<'_> {
-        self.source
-    }
-
-    /// The most words that the launches will have.
-    #[must_use]
-    pub fn words_max(&self) -> u32 {
-        self.words_max
+    /// Whether a step of `count` words goes into a packet, in a buffer of `buffer_bytes` bytes.
+    pub(crate) fn fits(count: u32, buffer_bytes: u64) -> bool {
+        count <= Self::WORDS_MAX && Self::BYTES <= buffer_bytes
     }
 }
 
-/// Launches for the packets of one staging buffer, which differ in nothing but what the packet holds.
-pub trait PreparedScatter: fmt::Debug + Send + Sync {
-    /// Enqueues one; `source` begins where that of the [`ScatterPacket`] did.
-    ///
-    /// # Ordering
-    /// On `stream` and nowhere else; waits for nothing.
-    ///
-    /// # Errors
-    /// [`ScatterError`]. Something may have been enqueued nevertheless.
-    fn launch(&self, stream: &Stream, source: PinnedSpan<'_>) -> Result<(), ScatterError>;
+/// The words of a step that are scattered: they lie at the start of the buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScatteredWords {
+    /// # Invariants
+    /// `count` indices begin here in the buffer, in bytes, aligned to [`INDEX_BYTES`]; in a packet
+    /// at [`Packet::INDEX_OFFSET`]. No index is there twice.
+    pub(crate) index_offset: u64,
+    /// # Invariants
+    /// The buffer has so many words at its start, at least 1.
+    pub(crate) count: u32,
+    /// # Invariants
+    /// Whether they and nothing else are in the buffer, as a packet that [fits](Packet::fits).
+    pub(crate) packet: bool,
 }
 
-/// A kernel that does a [`Scatter`]; `kv-kernels` has one.
-pub trait ScatterKernel: fmt::Debug + Send + Sync {
-    /// Makes launches of `packet` ready; none where the kernel has no such, and every step is then a
-    /// [`Scatter`]. Called in the first steps that use a staging buffer.
+/// The kernel, loaded on one device, and the launches of packets that were made ready.
+#[derive(Debug)]
+pub(crate) struct ScatterKernel {
+    words: Kernel,
+    packet: Kernel,
+    /// # Invariants
+    /// By the address of the staging buffer and the most words, launches whose arguments are these and
+    /// the stager's memory, which is always the same. No more than twice as many as the pool has buffers.
+    ready: HashMap<(u64, u32), PreparedLaunch>,
+}
+
+impl ScatterKernel {
+    pub(crate) fn load(device: &Device) -> Result<Self, ModuleError> {
+        let module = Module::load(device, PTX)?;
+        Ok(Self {
+            words: module.kernel("scatter_words")?,
+            packet: module.kernel("scatter_packet")?,
+            ready: HashMap::new(),
+        })
+    }
+
+    /// Enqueues the scatter of the words in the view's buffer over `out`, by a launch that is ready if
+    /// there is one.
     ///
-    /// # Errors
-    /// [`ScatterError`]; the step is then sent as a `Scatter`.
+    /// `out` is the same memory in every call, at an address that is a multiple of [`WORD_BYTES`].
+    pub(crate) fn send(
+        &mut self,
+        view: &SubmittedView<'_>,
+        out: DeviceSpan,
+        words: ScatteredWords,
+    ) -> Result<(), DeviceError> {
+        match words.packet {
+            true => self.send_packet(view, out, words),
+            false => self.send_words(view, out, words),
+        }
+    }
+
+    fn send_words(
+        &self,
+        view: &SubmittedView<'_>,
+        out: DeviceSpan,
+        ScatteredWords { index_offset, count, .. }: ScatteredWords,
+    ) -> Result<(), DeviceError> {
+        let args = KernelArgs::new()
+            .arg(out.address())
+            .arg(out.bytes() / WORD_BYTES)
+            .arg(view.address())
+            .arg(view.address() + index_offset)
+            .arg(count);
+        let blocks = u64::from(count).div_ceil(THREADS).min(BLOCKS_MAX);
+        let config = LaunchConfig::linear(blocks as u32, THREADS as u32);
+        // SAFETY: the 5 arguments are the parameters of `scatter_words` in `kernels/stage/scatter.cu`, in
+        // order and size. The kernel reads `count` words and `count` indices of the submitted buffer
+        // (invariants of `ScatteredWords`), which stays allocated, and is not written, until an event
+        // recorded after this submission has completed. It writes inside `out` only, which is device memory.
+        unsafe { self.words.launch(view.stream(), &config, &args) }
+    }
+
+    fn send_packet(
+        &mut self,
+        view: &SubmittedView<'_>,
+        out: DeviceSpan,
+        words: ScatteredWords,
+    ) -> Result<(), DeviceError> {
+        let few = words.count <= Packet::WORDS_FEW;
+        let words_max = if few { Packet::WORDS_FEW } else { Packet::WORDS_MAX };
+        let key = (view.address(), words_max);
+        if !self.ready.contains_key(&key) {
+            match self.prepare(view.address(), out, words_max) {
+                Ok(ready) => drop(self.ready.insert(key, ready)),
+                Err(error) => {
+                    // Tried again by the next step that uses the buffer.
+                    tracing::debug!(%error, "a launch was not made ready");
+                    return self.send_words(view, out, words);
+                }
+            }
+        }
+        let Some(ready) = self.ready.get(&key) else { unreachable!("inserted above") };
+        // SAFETY: the launch reads the packet at the start of the submitted buffer, which it was made ready
+        // for (invariant of `ready`): as much of the buffer as a packet has (invariant of `ScatteredWords`),
+        // which stays allocated, and is not written, until an event recorded after this submission has
+        // completed. It writes device memory only.
+        unsafe { ready.launch(view.stream()) }
+    }
+
+    /// Makes the launch of packets in one buffer ready. Takes tens of microseconds.
     fn prepare(
         &self,
-        packet: &ScatterPacket<'_>,
-    ) -> Result<Option<Box<dyn PreparedScatter>>, ScatterError> {
-        let _ = packet;
-        Ok(None)
+        packet: u64,
+        out: DeviceSpan,
+        words_max: u32,
+    ) -> Result<PreparedLaunch, DeviceError> {
+        let args = KernelArgs::new()
+            .arg(out.address())
+            .arg(out.bytes() / WORD_BYTES)
+            .arg(packet)
+            .arg(Packet::WORDS_MAX);
+        let config = LaunchConfig::linear(1, words_max.next_multiple_of(32));
+        // SAFETY: the 4 arguments are the parameters of `scatter_packet` in `kernels/stage/scatter.cu`, in
+        // order and size.
+        unsafe { self.packet.prepare(&config, &args) }
     }
-
-    /// Enqueues it.
-    ///
-    /// # Ordering
-    /// On `stream` and nowhere else; waits for nothing.
-    ///
-    /// # Errors
-    /// [`ScatterError`]. Something may have been enqueued nevertheless.
-    fn scatter(&self, stream: &Stream, scatter: &Scatter<'_>) -> Result<(), ScatterError>;
-}
-
-/// Why words were not scattered.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ScatterError {
-    /// The kernel's own checks found something wrong.
-    #[error("the scatter kernel refused its arguments")]
-    Refused,
-    /// The source is for another stream.
-    #[error(transparent)]
-    Reader(#[from] ReaderError),
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
 }

@@ -8,7 +8,7 @@ use cuda_driver::{
     PinnedSpan, Stream,
 };
 
-use crate::retire::Events;
+use crate::retire::RetireEvents;
 
 /// Buffers of a slab start at multiples of this many bytes.
 pub(crate) const BUFFER_ALIGNMENT: u64 = 256;
@@ -74,15 +74,15 @@ impl Drop for Slab {
 
 /// The memory of one buffer: a range of a slab, alone in having it.
 #[derive(Debug)]
-pub(crate) struct SlotMemory {
+pub(crate) struct BufferMemory {
     slab: Arc<Slab>,
     /// # Invariants
-    /// `offset..offset + bytes` lies inside the slab, and no other `SlotMemory` has any of it.
+    /// `offset..offset + bytes` lies inside the slab, and no other `BufferMemory` has any of it.
     offset: u64,
     bytes: u64,
 }
 
-impl SlotMemory {
+impl BufferMemory {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -133,7 +133,7 @@ impl SlotMemory {
         // SAFETY: the range lies inside a live pinned allocation (`range`, and invariant of `offset`),
         // which `PinnedBuffer::alloc` cleared, so it is initialised, and which `slab` keeps. No Rust
         // code reaches these bytes in another way: nobody calls the slab's own `slice_mut` or
-        // `write_at`, which need `&mut`, no other `SlotMemory` has them (invariant of `offset`), and
+        // `write_at`, which need `&mut`, no other `BufferMemory` has them (invariant of `offset`), and
         // `&mut self` excludes other uses of this one. The caller excludes the device's accesses. A
         // slab is at most `isize::MAX` long.
         Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes as usize) })
@@ -142,23 +142,23 @@ impl SlotMemory {
 
 /// One buffer's memory and the events that retire it.
 #[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) memory: SlotMemory,
+pub(crate) struct PooledBuffer {
+    pub(crate) memory: BufferMemory,
     /// Index of the size class.
     pub(crate) class: usize,
     /// Kept for reuse, since creating one is a driver call. One suffices for one reading stream.
-    pub(crate) events: Events,
+    pub(crate) events: RetireEvents,
 }
 
 /// A slab that has yet to be pinned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Chunk {
+pub(crate) struct UnpinnedSlab {
     pub(crate) class: usize,
     pub(crate) buffer_bytes: u64,
     pub(crate) buffers: usize,
 }
 
-impl Chunk {
+impl UnpinnedSlab {
     /// Bytes from one buffer of a slab to the next.
     pub(crate) fn stride(buffer_bytes: u64) -> Option<u64> {
         buffer_bytes.checked_next_multiple_of(BUFFER_ALIGNMENT)
@@ -170,7 +170,7 @@ impl Chunk {
         device: &Device,
         memory: HostMemory,
         pinned_bytes: &Arc<AtomicU64>,
-    ) -> Result<(Vec<Slot>, SlabMemory), PinError> {
+    ) -> Result<(Vec<PooledBuffer>, SlabMemory), PinError> {
         let Self { class, buffer_bytes, buffers } = self;
         let stride = Self::stride(buffer_bytes).unwrap_or(buffer_bytes);
         let events: Vec<Arc<Event>> =
@@ -181,11 +181,15 @@ impl Chunk {
         let got = SlabMemory::of(&pinned, device);
         pinned_bytes.fetch_add(pinned.pinned_bytes(), Ordering::Relaxed);
         let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
-        let cut = |(number, event): (u64, Arc<Event>)| Slot {
+        let cut = |(number, event): (u64, Arc<Event>)| PooledBuffer {
             // Inside, since `number < buffers`; apart, since `stride` is at least `buffer_bytes`.
-            memory: SlotMemory { slab: slab.clone(), offset: number * stride, bytes: buffer_bytes },
+            memory: BufferMemory {
+                slab: slab.clone(),
+                offset: number * stride,
+                bytes: buffer_bytes,
+            },
             class,
-            events: Events::from_iter([event]),
+            events: RetireEvents::from_iter([event]),
         };
         Ok(((0..).zip(events).map(cut).collect(), got))
     }

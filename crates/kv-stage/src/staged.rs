@@ -22,12 +22,12 @@ pub(crate) struct Parts {
     pub(crate) sent: u64,
     /// Words that were scattered.
     pub(crate) words: u32,
-    pub(crate) places: SmallVec<[Place; 8]>,
+    pub(crate) places: SmallVec<[PartRange; 8]>,
 }
 
 /// Where a part lies in the device's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct PartRange {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     /// Entries of a row; 0 for an array.
@@ -45,12 +45,12 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Where a part lies on the device; its address is a multiple of [`PART_ALIGNMENT`](crate::PART_ALIGNMENT).
+    /// Where a part lies on the device; its address is a multiple of [`PART_ALIGNMENT`](crate::StepStager::PART_ALIGNMENT).
     ///
     /// # Errors
     /// [`PartError`] for a part of another step.
     pub fn span(&self, part: PartId) -> Result<DeviceSpan, PartError> {
-        let Place { offset, bytes, .. } = self.place(part)?;
+        let PartRange { offset, bytes, .. } = self.place(part)?;
         let foreign = PartError { part_step: part.step, step: self.parts.number };
         self.span.slice(offset, bytes).map_err(|_| foreign)
     }
@@ -70,13 +70,13 @@ impl Staged {
         self.parts.sent
     }
 
-    /// Words of [`SCATTER_WORD_BYTES`](crate::SCATTER_WORD_BYTES) bytes that were scattered; 0 for a step that was copied.
+    /// Words of 16 bytes that were scattered; 0 for a step that was copied.
     #[must_use]
     pub fn words(&self) -> u32 {
         self.parts.words
     }
 
-    fn place(&self, part: PartId) -> Result<Place, PartError> {
+    fn place(&self, part: PartId) -> Result<PartRange, PartError> {
         let foreign = PartError { part_step: part.step, step: self.parts.number };
         if part.step != self.parts.number {
             return Err(foreign);

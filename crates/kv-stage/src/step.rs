@@ -1,52 +1,30 @@
 //! What a step sends to the device: snapshots and small arrays, in one buffer.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::NoUninit;
-use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
+use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 use smallvec::SmallVec;
 
-use crate::mirror::{Changes, View, copy_row, copy_word};
-use crate::packets::Packets;
-use crate::scatter::{SCATTER_WORD_BYTES, Scatter, ScatterPacket};
-use crate::staged::{Parts, Place};
+use crate::mirror::{Changes, TableView, copy_row, copy_word};
+use crate::scatter::{INDEX_BYTES, Packet, ScatterKernel, ScatteredWords, WORD_BYTES};
+use crate::staged::{PartRange, Parts};
 use crate::{
-    AcquireError, BlockTable, PartId, ScatterKernel, SendError, Staged, StagingBuffer,
-    StagingError, StagingPool, StepError, SubmittedView, TableError,
+    AcquireError, BlockTable, PartId, Row, StageError, Staged, StagingBuffer, StagingError,
+    StagingPool, SubmittedView, TableError,
 };
-
-/// Every part of a step starts at a multiple of this many bytes, in the buffer and on the device.
-pub const PART_ALIGNMENT: u64 = 256;
-
-/// Size of a stager.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct StepStagerOptions {
-    /// Device memory of a step's parts, in bytes. Steps larger than this, or than the pool's buffers,
-    /// are refused.
-    pub device_bytes: u64,
-}
-
-impl StepStagerOptions {
-    /// Bytes of a staging buffer with which a stager that [sends changes
-    /// only](StepStager::with_scatter) can use all of `device_bytes`.
-    #[must_use]
-    pub const fn buffer_bytes(device_bytes: u64) -> u64 {
-        let room = device_bytes.saturating_add(device_bytes.div_ceil(4));
-        room.saturating_add(INDEX_SLACK_BYTES)
-    }
-
-    /// The most bytes of a step whose words, each with an index, fit in a buffer.
-    const fn scatter_capacity(buffer_bytes: u64) -> u64 {
-        buffer_bytes.saturating_sub(INDEX_SLACK_BYTES) / 5 * 4
-    }
-}
 
 /// What a buffer may lose to the alignment of its parts and of the indices.
 const INDEX_SLACK_BYTES: u64 = 2 * PART_ALIGNMENT;
+const PART_ALIGNMENT: u64 = StepStager::PART_ALIGNMENT;
 /// An array of more bytes is copied rather than scattered.
 const SCATTERED_ARRAY_BYTES_MAX: u64 = 64 << 10;
-const WORD_BYTES: usize = SCATTER_WORD_BYTES as usize;
+const WORD_SIZE: usize = WORD_BYTES as usize;
+
+/// The most bytes of a step whose words, each with an index, fit in a buffer.
+const fn scatter_capacity(buffer_bytes: u64) -> u64 {
+    buffer_bytes.saturating_sub(INDEX_SLACK_BYTES) / 5 * 4
+}
 
 /// The one path by which tables and per-step arrays reach the device.
 ///
@@ -59,7 +37,7 @@ const WORD_BYTES: usize = SCATTER_WORD_BYTES as usize;
 /// [`with_scatter`](StepStager::with_scatter) sends of a table only what changed since the step
 /// before, as long as it is certain of what the device holds: the same table was at the same place of
 /// the last step, that step was sent without an error, and the table still knows its edits since. Rows
-/// that another slot took are then sent whole, other changes as words of 16 bytes, and all of it is one
+/// whose place another row took are then sent whole, other changes as words of 16 bytes, and all of it is one
 /// kernel launch. In every other case, and where most of the table changed, the step is copied. To
 /// keep their places, tables come before arrays, and those whose number of rows changes come last.
 ///
@@ -81,12 +59,11 @@ pub struct StepStager {
 /// What the device holds of the tables, and the kernel that brings it up to date.
 #[derive(Debug)]
 struct Mirror {
-    kernel: Arc<dyn ScatterKernel>,
-    packets: Packets,
+    kernel: ScatterKernel,
     /// # Invariants
     /// The `n`-th is of the `n`-th table of the last step. While `certain`, the device's memory will
     /// hold, when the work enqueued on the stager's stream has run, the rows that the views tell of.
-    views: Vec<View>,
+    views: Vec<TableView>,
     /// Lowered before anything changes, here or on the device, raised when a step was sent in full.
     certain: bool,
     /// Kept for their memory.
@@ -98,7 +75,21 @@ struct Mirror {
 }
 
 impl StepStager {
+    /// Every part of a step starts at a multiple of this many bytes, in the buffer and on the device.
+    pub const PART_ALIGNMENT: u64 = 256;
+
+    /// Bytes of a staging buffer with which a stager that [sends changes only](StepStager::with_scatter)
+    /// can use all of `device_bytes`.
+    #[must_use]
+    pub const fn buffer_bytes(device_bytes: u64) -> u64 {
+        let room = device_bytes.saturating_add(device_bytes.div_ceil(4));
+        room.saturating_add(INDEX_SLACK_BYTES)
+    }
+
     /// Makes a stager that copies every step whole.
+    ///
+    /// `device_bytes` is the device memory of a step's parts. Steps larger than this, or than the
+    /// pool's buffers, are refused.
     ///
     /// # Errors
     /// [`StagingError::Device`] when the device has too little memory.
@@ -106,28 +97,27 @@ impl StepStager {
     pub fn new(
         device: &Device,
         pool: &StagingPool,
-        options: StepStagerOptions,
+        device_bytes: u64,
     ) -> Result<Self, StagingError> {
-        let destination = DeviceBuffer::alloc(device, options.device_bytes)?;
+        let destination = DeviceBuffer::alloc(device, device_bytes)?;
         Ok(Self { pool: pool.clone(), destination, stream: None, mirror: None })
     }
 
-    /// Makes a stager that sends changes only, where it can, by `kernel`.
+    /// Makes a stager that sends changes only, where it can, by a kernel.
     ///
-    /// A buffer of [`StepStagerOptions::buffer_bytes`] bytes makes all device memory usable.
+    /// Buffers of [`buffer_bytes`](StepStager::buffer_bytes) bytes make all of `device_bytes` usable.
     ///
     /// # Errors
-    /// As [`new`](StepStager::new).
+    /// As [`new`](StepStager::new); [`StagingError::Kernel`].
     #[track_caller]
     pub fn with_scatter(
         device: &Device,
         pool: &StagingPool,
-        options: StepStagerOptions,
-        kernel: Arc<dyn ScatterKernel>,
+        device_bytes: u64,
     ) -> Result<Self, StagingError> {
+        let _site = cuda_driver::site::enter();
         let mirror = Mirror {
-            kernel,
-            packets: Packets::default(),
+            kernel: ScatterKernel::load(device)?,
             views: Vec::new(),
             certain: false,
             changes: Changes::default(),
@@ -135,7 +125,7 @@ impl StepStager {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             trust_uncertain: false,
         };
-        Ok(Self { mirror: Some(mirror), ..Self::new(device, pool, options)? })
+        Ok(Self { mirror: Some(mirror), ..Self::new(device, pool, device_bytes)? })
     }
 
     /// Starts a step, with a staging buffer of its own.
@@ -195,9 +185,9 @@ impl StepStager {
             return device.min(buffer);
         }
         // Whole words, as many as an index can tell apart.
-        let indexed = u64::from(u32::MAX) * SCATTER_WORD_BYTES;
-        let bytes = device.min(StepStagerOptions::scatter_capacity(buffer)).min(indexed);
-        bytes - bytes % SCATTER_WORD_BYTES
+        let indexed = u64::from(u32::MAX) * WORD_BYTES;
+        let bytes = device.min(scatter_capacity(buffer)).min(indexed);
+        bytes - bytes % WORD_BYTES
     }
 
     /// Makes the stager send changes only, though a step before may not have arrived.
@@ -240,9 +230,9 @@ impl Mirror {
     }
 
     /// The view of table number `number` of the step.
-    fn view(&mut self, number: usize) -> &mut View {
+    fn view(&mut self, number: usize) -> &mut TableView {
         if self.views.len() <= number {
-            self.views.resize_with(number + 1, View::empty);
+            self.views.resize_with(number + 1, TableView::empty);
         }
         &mut self.views[number]
     }
@@ -271,41 +261,40 @@ struct Copied {
 }
 
 impl Step<'_> {
-    /// Snapshots the first `width` columns of the rows of `slots`, in that order, as one row-major
-    /// array of `i32`.
+    /// Snapshots the first `width` columns of `rows`, in that order, as one row-major array of `i32`.
     ///
     /// Later edits of the table do not reach the step. Columns beyond a row's length carry -1. A
     /// stager that sends changes only may make rows longer than `width`, with the table's next columns,
     /// of which it has enough: [`Staged::row_entries`] tells how long they are.
     ///
     /// # Errors
-    /// [`StepError::Table`] for a slot or a width that the table does not have,
-    /// [`StepError::Capacity`]. The step is then as it was.
+    /// [`StageError::Table`] for a row or a width that the table does not have,
+    /// [`StageError::Capacity`]. The step is then as it was.
     #[track_caller]
     pub fn block_rows(
         &mut self,
         table: &BlockTable,
-        slots: &[usize],
+        rows: &[Row],
         width: usize,
-    ) -> Result<PartId, StepError> {
+    ) -> Result<PartId, StageError> {
         let _site = cuda_driver::site::enter();
         if width > table.max_blocks() {
             let max_blocks = table.max_blocks();
             return Err(TableError::Column { logical: width, max_blocks }.into());
         }
-        let known = table.slots();
         // All at once first: a branch for each is what would cost.
-        if slots.iter().fold(0, |most, &slot| most.max(slot)) >= known {
-            for &slot in slots {
-                table.row(slot)?;
+        let last = rows.iter().fold(Row::default(), |last, &row| last.max(row));
+        if last.index() >= table.rows() {
+            for &row in rows {
+                table.row(row)?;
             }
         }
         let part = if self.stager.mirror.is_some() {
-            self.mirrored_rows(table, slots, width)?
+            self.mirrored_rows(table, rows, width)?
         } else {
-            let place = self.place(rows_bytes(slots.len(), width), width)?;
+            let place = self.place(rows_bytes(rows.len(), width), width)?;
             let copied = self.copy_from(place.offset);
-            self.write_rows(place, copied, table, slots, width);
+            self.write_rows(place, copied, table, rows, width);
             self.add(place)
         };
         self.tables += 1;
@@ -315,9 +304,9 @@ impl Step<'_> {
     /// Copies an array into the step.
     ///
     /// # Errors
-    /// [`StepError::Capacity`]. The step is then as it was.
+    /// [`StageError::Capacity`]. The step is then as it was.
     #[track_caller]
-    pub fn array<T: NoUninit>(&mut self, values: &[T]) -> Result<PartId, StepError> {
+    pub fn array<T: NoUninit>(&mut self, values: &[T]) -> Result<PartId, StageError> {
         let _site = cuda_driver::site::enter();
         const { assert!(align_of::<T>() as u64 <= PART_ALIGNMENT) }
         let place = self.place(size_of_val(values) as u64, 0)?;
@@ -344,10 +333,10 @@ impl Step<'_> {
     /// Waits for nothing; see [`StepStager`] for how long the result is valid.
     ///
     /// # Errors
-    /// [`StepError::OtherStream`] and [`StepError::OtherDevice`], with nothing enqueued;
-    /// [`StepError::Submit`].
+    /// [`StageError::OtherStream`] and [`StageError::OtherDevice`], with nothing enqueued;
+    /// [`StageError::Submit`].
     #[track_caller]
-    pub fn submit(mut self, stream: &Stream) -> Result<Staged, StepError> {
+    pub fn submit(mut self, stream: &Stream) -> Result<Staged, StageError> {
         let _site = cuda_driver::site::enter();
         self.bind(stream)?;
         let words = self.write_index();
@@ -356,7 +345,7 @@ impl Step<'_> {
         let copied = copied.filter(|copied| copied.from < parts.used);
         let copied_bytes = copied.map_or(0, |copied| parts.used - copied.from);
         parts.words = words.map_or(0, |words| words.count);
-        parts.sent = copied_bytes + u64::from(parts.words) * (SCATTER_WORD_BYTES + 4);
+        parts.sent = copied_bytes + u64::from(parts.words) * (WORD_BYTES + INDEX_BYTES);
         let Some(mirror) = &mut stager.mirror else {
             if copied_bytes > 0 {
                 buffer.submit(stream, |view| send_copy(view, span, copied, copied_bytes))?;
@@ -367,7 +356,10 @@ impl Step<'_> {
         if parts.sent > 0 {
             buffer.submit(stream, |view| {
                 send_copy(view, span, copied, copied_bytes)?;
-                words.map_or(Ok(()), |words| send_words(view, span, words, mirror))
+                match words {
+                    Some(words) => Ok(mirror.kernel.send(view, span, words)?),
+                    None => Ok(()),
+                }
             })?;
         }
         // Views of tables that the step did not have may be under its arrays now.
@@ -377,16 +369,16 @@ impl Step<'_> {
     }
 
     /// Binds the stager to `stream`, or checks that it is bound to it.
-    fn bind(&mut self, stream: &Stream) -> Result<(), StepError> {
+    fn bind(&mut self, stream: &Stream) -> Result<(), StageError> {
         let device = self.stager.destination.device();
         if stream.device() != device {
             let stream = stream.device().ordinal();
-            return Err(StepError::OtherDevice { stager: device.ordinal(), stream });
+            return Err(StageError::OtherDevice { stager: device.ordinal(), stream });
         }
         let given = stream.raw();
         match &self.stager.stream {
             Some(bound) if bound.raw() != given => {
-                return Err(StepError::OtherStream { bound: bound.raw(), given });
+                return Err(StageError::OtherStream { bound: bound.raw(), given });
             }
             Some(_) => {}
             None => self.stager.stream = Some(stream.clone()),
@@ -395,17 +387,17 @@ impl Step<'_> {
     }
 
     /// The place of the next part, which is not taken yet.
-    fn place(&self, bytes: u64, row_entries: usize) -> Result<Place, StepError> {
+    fn place(&self, bytes: u64, row_entries: usize) -> Result<PartRange, StageError> {
         let offset = self.parts.used.next_multiple_of(PART_ALIGNMENT);
         let needed_bytes = offset.saturating_add(bytes);
         // No part, not even an empty one, starts beyond the memory: its address would be another's.
         if needed_bytes > self.capacity_bytes {
-            return Err(StepError::Capacity { needed_bytes, capacity_bytes: self.capacity_bytes });
+            return Err(StageError::Capacity { needed_bytes, capacity_bytes: self.capacity_bytes });
         }
-        Ok(Place { offset, bytes, row_entries })
+        Ok(PartRange { offset, bytes, row_entries })
     }
 
-    fn add(&mut self, place: Place) -> PartId {
+    fn add(&mut self, place: PartRange) -> PartId {
         let part = PartId { step: self.parts.number, index: self.parts.places.len() as u32 };
         self.parts.places.push(place);
         self.parts.used = place.offset + place.bytes;
@@ -416,27 +408,27 @@ impl Step<'_> {
     fn mirrored_rows(
         &mut self,
         table: &BlockTable,
-        slots: &[usize],
+        rows: &[Row],
         width: usize,
-    ) -> Result<PartId, StepError> {
+    ) -> Result<PartId, StageError> {
         let number = self.tables;
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let stride = mirror.view(number).stride_for(table, width);
         // Rows that do not fit may do so without the room to grow.
-        let place = self.place(rows_bytes(slots.len(), stride), stride);
-        let place = place.or_else(|_| self.place(rows_bytes(slots.len(), width), width))?;
+        let place = self.place(rows_bytes(rows.len(), stride), stride);
+        let place = place.or_else(|_| self.place(rows_bytes(rows.len(), width), width))?;
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         mirror.certain = false;
         let view = &mut mirror.views[number];
         let known = self.copied.is_none()
             && place.row_entries == view.stride()
             && view.is_of(table, place.offset, width);
-        if known && view.advance(table, slots, &mut mirror.changes).is_some() {
-            self.scatter_rows(place, table, slots);
+        if known && view.advance(table, rows, &mut mirror.changes).is_some() {
+            self.scatter_rows(place, table, rows);
         } else {
-            view.reset(table, place.offset, place.row_entries, slots);
+            view.reset(table, place.offset, place.row_entries, rows);
             let copied = self.copy_from(place.offset);
-            self.write_rows(place, copied, table, slots, place.row_entries);
+            self.write_rows(place, copied, table, rows, place.row_entries);
         }
         Ok(self.add(place))
     }
@@ -444,12 +436,12 @@ impl Step<'_> {
     /// From where on the step is copied, if it was not before.
     fn copy_from(&mut self, offset: u64) -> Copied {
         let words = self.stager.mirror.as_ref().map_or(0, |mirror| mirror.index.len());
-        let buffer_from = (words as u64 * SCATTER_WORD_BYTES).next_multiple_of(PART_ALIGNMENT);
+        let buffer_from = (words as u64 * WORD_BYTES).next_multiple_of(PART_ALIGNMENT);
         *self.copied.get_or_insert(Copied { from: offset, buffer_from })
     }
 
     /// The bytes of a part that is copied, with the gap before them cleared.
-    fn copied_bytes(&mut self, place: Place, copied: Copied) -> &mut [u8] {
+    fn copied_bytes(&mut self, place: PartRange, copied: Copied) -> &mut [u8] {
         let first = self.parts.used.max(copied.from);
         let start = first - copied.from + copied.buffer_from;
         let gap = place.offset - first;
@@ -462,82 +454,68 @@ impl Step<'_> {
 
     fn write_rows(
         &mut self,
-        place: Place,
+        place: PartRange,
         copied: Copied,
         table: &BlockTable,
-        slots: &[usize],
+        rows: &[Row],
         stride: usize,
     ) {
         let destination = self.copied_bytes(place, copied);
         if stride > 0 {
-            let rows = bytemuck::cast_slice_mut::<u8, i32>(destination).chunks_exact_mut(stride);
-            for (slot, row) in slots.iter().zip(rows) {
-                copy_row(table, *slot, row);
+            let lines = bytemuck::cast_slice_mut::<u8, i32>(destination).chunks_exact_mut(stride);
+            for (row, line) in rows.iter().zip(lines) {
+                copy_row(table, *row, line);
             }
         }
     }
 
     /// Writes the words that changed to the buffer.
-    fn scatter_rows(&mut self, place: Place, table: &BlockTable, slots: &[usize]) {
+    fn scatter_rows(&mut self, place: PartRange, table: &BlockTable, rows: &[Row]) {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let Mirror { index, changes, .. } = mirror;
-        let first = (place.offset / SCATTER_WORD_BYTES) as u32;
-        let start = index.len() as u64 * SCATTER_WORD_BYTES;
-        let bytes = changes.words.len() as u64 * SCATTER_WORD_BYTES;
+        let first = (place.offset / WORD_BYTES) as u32;
+        let start = index.len() as u64 * WORD_BYTES;
+        let bytes = changes.words.len() as u64 * WORD_BYTES;
         let bytes = in_buffer(&mut self.buffer, start, bytes);
-        let words = bytemuck::cast_slice_mut::<u8, i32>(bytes).chunks_exact_mut(WORD_BYTES / 4);
+        let words = bytemuck::cast_slice_mut::<u8, i32>(bytes).chunks_exact_mut(WORD_SIZE / 4);
         for (&word, to) in changes.words.iter().zip(words) {
-            copy_word(table, slots, place.row_entries, word, to);
+            copy_word(table, rows, place.row_entries, word, to);
             index.push(first + word);
         }
     }
 
     /// Writes an array to the buffer as words, the last of them filled up with zeros.
-    fn scatter_array(&mut self, place: Place, values: &[u8]) {
+    fn scatter_array(&mut self, place: PartRange, values: &[u8]) {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("else all is copied") };
-        let words = values.len().div_ceil(WORD_BYTES);
-        let start = mirror.index.len() as u64 * SCATTER_WORD_BYTES;
-        let bytes = in_buffer(&mut self.buffer, start, words as u64 * SCATTER_WORD_BYTES);
+        let words = values.len().div_ceil(WORD_SIZE);
+        let start = mirror.index.len() as u64 * WORD_BYTES;
+        let bytes = in_buffer(&mut self.buffer, start, words as u64 * WORD_BYTES);
         let (data, rest) = bytes.split_at_mut(values.len());
         data.copy_from_slice(values);
         rest.fill(0);
-        let first = (place.offset / SCATTER_WORD_BYTES) as u32;
+        let first = (place.offset / WORD_BYTES) as u32;
         mirror.index.extend(first..first + words as u32);
     }
 
     /// Writes the words' indices, and their number where the buffer is a packet.
-    fn write_index(&mut self) -> Option<Words> {
+    fn write_index(&mut self) -> Option<ScatteredWords> {
         let index = &self.stager.mirror.as_ref()?.index;
         let count = u32::try_from(index.len()).ok().filter(|&count| count > 0)?;
-        let packet = self.copied.is_none() && Packets::fits(count, self.buffer.bytes());
+        let packet = self.copied.is_none() && Packet::fits(count, self.buffer.bytes());
         let end = match self.copied {
             Some(copied) => copied.buffer_from + self.parts.used - copied.from,
-            None => index.len() as u64 * SCATTER_WORD_BYTES,
+            None => index.len() as u64 * WORD_BYTES,
         };
-        let start = if packet {
-            ScatterPacket::INDEX_OFFSET
-        } else {
-            end.next_multiple_of(SCATTER_WORD_BYTES)
-        };
+        let start = if packet { Packet::INDEX_OFFSET } else { end.next_multiple_of(WORD_BYTES) };
         let mut write = |at: u64, bytes: &[u8]| {
             in_buffer(&mut self.buffer, at, bytes.len() as u64).copy_from_slice(bytes);
         };
         write(start, bytemuck::cast_slice(index));
         if packet {
-            write(ScatterPacket::COUNT_OFFSET, bytemuck::bytes_of(&count));
+            write(Packet::COUNT_OFFSET, bytemuck::bytes_of(&count));
         }
-        Some(Words { index_offset: start, count, packet })
+        Some(ScatteredWords { index_offset: start, count, packet })
     }
-}
-
-/// The words of a step that are scattered: they lie at the start of the buffer.
-#[derive(Clone, Copy, Debug)]
-struct Words {
-    /// Where their indices begin in the buffer.
-    index_offset: u64,
-    count: u32,
-    /// Whether they and nothing else are in the buffer, as a packet.
-    packet: bool,
 }
 
 /// `bytes` bytes of a step's buffer, to be filled.
@@ -558,22 +536,8 @@ fn send_copy(
     span: DeviceSpan,
     copied: Option<Copied>,
     bytes: u64,
-) -> Result<(), SendError> {
+) -> Result<(), CopyError> {
     let Some(Copied { from, buffer_from }) = copied else { return Ok(()) };
-    let destination = span.slice(from, bytes).map_err(cuda_driver::CopyError::from)?;
-    Ok(view.copy_to_device(destination, buffer_from)?)
-}
-
-fn send_words(
-    view: &SubmittedView<'_>,
-    out: DeviceSpan,
-    words: Words,
-    mirror: &mut Mirror,
-) -> Result<(), SendError> {
-    let Words { index_offset, count, packet } = words;
-    if packet {
-        return Ok(mirror.packets.send(view, out, count, &*mirror.kernel)?);
-    }
-    let scatter = Scatter { out, source: view.span(), index_offset, count };
-    Ok(mirror.kernel.scatter(view.stream(), &scatter)?)
+    let destination = span.slice(from, bytes)?;
+    view.copy_to_device(destination, buffer_from)
 }

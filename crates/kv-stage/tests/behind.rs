@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-#[path = "support/scatter.rs"]
-mod scatter;
+#[path = "support/rows.rs"]
+mod rows;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,10 +13,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{
-    AcquireError, BlockTable, PoolOptions, StagingOptions, StagingPool, StepStager,
-    StepStagerOptions,
-};
+use kv_stage::{AcquireError, BlockTable, PoolOptions, StagingOptions, StagingPool, StepStager};
+use rows::{row_at, rows_at};
 
 /// Bytes that are allocated.
 static BYTES: AtomicI64 = AtomicI64::new(0);
@@ -78,14 +76,13 @@ impl Run {
     fn new(sim: &SimDriver, depth: usize) -> Self {
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let [compute, side] = [0; 2].map(|_| Stream::new(&device).unwrap());
-        let buffer_bytes = StepStagerOptions::buffer_bytes(DEVICE_BYTES);
+        let buffer_bytes = StepStager::buffer_bytes(DEVICE_BYTES);
         let pool =
             StagingPool::new(&device, StagingOptions::overlapped(buffer_bytes, depth)).unwrap();
         let small = StagingOptions::overlapped(NOTE_BYTES as u64, depth);
         let options = PoolOptions { slab_bytes: 256, ..PoolOptions::new(vec![small]) };
         let notes = StagingPool::with_classes(&device, &options).unwrap();
-        let kernels = scatter::Kernels::load(&device);
-        let stager = scatter::stager(&pool, DEVICE_BYTES, &kernels);
+        let stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
         let table = BlockTable::new(SLOTS, COLUMNS).unwrap();
         let bytes = [(SLOTS * COLUMNS * 4) as u64, NOTE_BYTES as u64, NOTE_BYTES as u64];
         let seen = bytes.map(|bytes| DeviceBuffer::alloc(&device, bytes).unwrap());
@@ -121,10 +118,10 @@ impl Run {
             self.spare.push(events);
         }
         let slot = (step % SLOTS as u64) as usize;
-        if self.table.len(slot).unwrap() == COLUMNS {
-            self.table.clear_row(slot).unwrap();
+        if self.table.len(row_at(slot)).unwrap() == COLUMNS {
+            self.table.clear_row(row_at(slot)).unwrap();
         }
-        self.table.append(slot, step as i32).unwrap();
+        self.table.append(row_at(slot), step as i32).unwrap();
         // One of the two is enough to go on with.
         let sent = [self.send_table(), self.send_note(step)];
         if let Some(events) = self.spare.pop() {
@@ -142,7 +139,7 @@ impl Run {
             Err(AcquireError::Exhausted { .. } | AcquireError::Device(_)) => return false,
             Err(error) => panic!("{error}"),
         };
-        let rows = step.block_rows(&self.table, &[0, 1, 2, 3], COLUMNS).unwrap();
+        let rows = step.block_rows(&self.table, &rows_at(&[0, 1, 2, 3]), COLUMNS).unwrap();
         let Ok(staged) = step.submit(&self.compute) else { return false };
         assert_eq!(staged.row_entries(rows), Ok(COLUMNS));
         let rows = staged.span(rows).unwrap();
@@ -203,7 +200,6 @@ const STEPS: u64 = 10;
 fn machine(pace: Pace) -> SimDriver {
     let sim = SimDriver::new(SimConfig::default()).unwrap();
     sim.set_pace(pace);
-    sim.register_kernels(kv_kernels::references());
     sim
 }
 

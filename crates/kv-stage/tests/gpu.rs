@@ -10,8 +10,8 @@
 #[path = "staging/machine.rs"]
 mod machine;
 
-#[path = "support/scatter.rs"]
-mod scatter;
+#[path = "support/rows.rs"]
+mod rows;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +20,10 @@ use cuda_driver::{
     CopyError, CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, Kernel,
     KernelArgs, LaunchConfig, Module, PinnedBuffer, Stream,
 };
-use kv_stage::{
-    BlockTable, StagingOptions, StagingPool, StepStager, StepStagerOptions, SubmittedView,
-};
+use kv_stage::{BlockTable, StagingOptions, StagingPool, StepStager, SubmittedView};
 use libtest_mimic::{Arguments, Failed, Trial};
 use machine::Random;
+use rows::{row_at, rows_at};
 
 type Run = fn(&Gpu);
 
@@ -85,7 +84,6 @@ struct Gpu {
     device: Device,
     stream: Stream,
     kernel: Kernel,
-    kernels: Arc<scatter::Kernels>,
     /// Memory that a stall keeps writing.
     scratch: DeviceBuffer,
 }
@@ -115,7 +113,6 @@ impl Gpu {
             device: device.clone(),
             stream: Stream::new(device).unwrap(),
             kernel: Module::load(device, machine::COPY_PTX).unwrap().kernel("copy_bytes").unwrap(),
-            kernels: scatter::Kernels::load(device),
             scratch: DeviceBuffer::alloc(device, scratch_bytes).unwrap(),
         }
     }
@@ -193,10 +190,8 @@ impl Gpu {
     fn stager(&self, pool: &StagingPool, sends: Sends) -> StepStager {
         let device_bytes = BYTES as u64 / 2;
         match sends {
-            Sends::Everything => {
-                StepStager::new(&self.device, pool, StepStagerOptions { device_bytes }).unwrap()
-            }
-            Sends::Changes => scatter::stager(pool, device_bytes, &self.kernels),
+            Sends::Everything => StepStager::new(&self.device, pool, device_bytes).unwrap(),
+            Sends::Changes => StepStager::with_scatter(pool.device(), pool, device_bytes).unwrap(),
         }
     }
 }
@@ -263,15 +258,15 @@ fn stage_paths(
     logs: &[DeviceBuffer; 4],
 ) -> [Vec<i32>; 4] {
     for table in tables.iter_mut() {
-        for slot in 0..table.slots() {
-            let block = table.len(slot).unwrap() as i32 * 100 + slot as i32;
-            table.append(slot, block).unwrap();
+        for slot in 0..table.rows() {
+            let block = table.len(row_at(slot)).unwrap() as i32 * 100 + slot as i32;
+            table.append(row_at(slot), block).unwrap();
         }
     }
     let mut step = stager.begin().unwrap();
     let parts = tables.each_ref().map(|table| {
-        let slots: Vec<usize> = (0..table.slots()).collect();
-        step.block_rows(table, &slots, PATH_COLUMNS).unwrap()
+        let slots: Vec<usize> = (0..table.rows()).collect();
+        step.block_rows(table, &rows_at(&slots), PATH_COLUMNS).unwrap()
     });
     let staged = step.submit(&gpu.stream).unwrap();
     for (part, log) in parts.into_iter().zip(logs) {
@@ -372,8 +367,8 @@ impl Batch {
         for _ in 0..self.random.below(4) {
             let row = self.random.below(SLOTS as u64) as usize;
             let Some(&slot) = self.rows.get(row) else { continue };
-            if self.table.len(slot).unwrap() == COLUMNS || self.random.below(16) == 0 {
-                self.table.clear_row(slot).unwrap();
+            if self.table.len(row_at(slot)).unwrap() == COLUMNS || self.random.below(16) == 0 {
+                self.table.clear_row(row_at(slot)).unwrap();
                 self.free.push(self.rows.swap_remove(row));
             } else {
                 self.grow(slot);
@@ -382,16 +377,16 @@ impl Batch {
     }
 
     fn grow(&mut self, slot: usize) {
-        self.table.append(slot, self.random.below(1 << 30) as i32).unwrap();
+        self.table.append(row_at(slot), self.random.below(1 << 30) as i32).unwrap();
     }
 
     fn width(&self) -> usize {
-        self.rows.iter().map(|&slot| self.table.len(slot).unwrap()).max().unwrap_or(0)
+        self.rows.iter().map(|&slot| self.table.len(row_at(slot)).unwrap()).max().unwrap_or(0)
     }
 
     /// The rows as the device should see them.
     fn expected(&self, row_entries: usize) -> Vec<i32> {
-        let row = |&slot: &usize| &self.table.row(slot).unwrap()[..row_entries];
+        let row = |&slot: &usize| &self.table.row(row_at(slot)).unwrap()[..row_entries];
         self.rows.iter().flat_map(row).copied().collect()
     }
 }
@@ -417,7 +412,7 @@ fn run_at(gpu: &Gpu, depth: usize, sends: Sends) {
         }
         batch.advance();
         let mut step = stager.begin().unwrap();
-        let rows = step.block_rows(&batch.table, &batch.rows, batch.width()).unwrap();
+        let rows = step.block_rows(&batch.table, &rows_at(&batch.rows), batch.width()).unwrap();
         step.array(&[iteration as u64]).unwrap();
         let staged = step.submit(&gpu.stream).unwrap();
         changes_only += usize::from(staged.words() > 0);

@@ -12,21 +12,19 @@
 #[path = "staging/machine.rs"]
 mod machine;
 
-use std::sync::Arc;
+#[path = "support/rows.rs"]
+mod rows;
 
 use cuda_driver::{
-    CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, Kernel, KernelArgs,
-    LaunchConfig, Module, PinnedBuffer, Stream,
+    CopyError, DeviceBuffer, DeviceSpan, ErrorCode, Event, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{
     Exploration, ExploreLimits, FailedSchedule, Pace, RaceCheck, SimConfig, SimDriver, explore,
     explore_random, replay,
 };
-use kv_stage::{
-    BlockTable, Scatter, ScatterError, ScatterKernel, StagingPool, StepStager, StepStagerOptions,
-    SubmittedView,
-};
+use kv_stage::{BlockTable, StagingPool, StepStager, SubmittedView};
 use machine::{Machine, pattern};
+use rows::{row_at, rows_at};
 
 const BYTES: u64 = 16;
 /// A race must be found within this many random schedules.
@@ -296,16 +294,15 @@ fn tables(sim: &SimDriver, buffers: usize, steps: usize) -> Fallible<()> {
     let machine = Machine::on(sim.clone());
     let steps = Steps::new(&machine, steps);
     let pool = machine.pool(BYTES, buffers);
-    let options = StepStagerOptions { device_bytes: BYTES };
-    let mut stager = StepStager::new(&machine.device, &pool, options)?;
+    let mut stager = StepStager::new(&machine.device, &pool, BYTES)?;
     let mut table = BlockTable::new(1, BYTES as usize / size_of::<i32>())?;
     for (number, target) in steps.spans() {
         sim.host_step(&format!("edits the table for step {number}"));
         for (column, &entry) in row(number).iter().enumerate() {
-            table.set(0, column, entry)?;
+            table.set(row_at(0), column, entry)?;
         }
         let mut step = stager.begin_wait()?;
-        let part = step.block_rows(&table, &[0], table.max_blocks())?;
+        let part = step.block_rows(&table, &rows_at(&[0]), table.max_blocks())?;
         let staged = step.submit(&machine.stream)?;
         machine.launch_copy(&machine.stream, target, staged.span(part)?.address())?;
     }
@@ -317,33 +314,6 @@ fn tables(sim: &SimDriver, buffers: usize, steps: usize) -> Fallible<()> {
     }
     pool.close()?;
     Ok(())
-}
-
-/// The kernel of `kv-kernels` without its siblings: it is loaded anew for every schedule.
-#[derive(Debug)]
-struct ScatterWords(Kernel);
-
-impl ScatterWords {
-    const PTX: &str = include_str!("../../kv-kernels/ptx/scatter.compute_80.ptx");
-
-    fn load(machine: &Machine) -> Fallible<Arc<Self>> {
-        Ok(Arc::new(Self(Module::load(&machine.device, Self::PTX)?.kernel("scatter_words")?)))
-    }
-}
-
-impl ScatterKernel for ScatterWords {
-    fn scatter(&self, stream: &Stream, scatter: &Scatter<'_>) -> Result<(), ScatterError> {
-        let (out, source) = (scatter.out(), scatter.source().device_address(stream)?);
-        let args = KernelArgs::new()
-            .arg(out.address())
-            .arg(out.bytes() / 16)
-            .arg(source + scatter.data_offset())
-            .arg(source + scatter.index_offset())
-            .arg(scatter.count());
-        // SAFETY: the kernel's parameters, in order and size; the source is a staging buffer, which
-        // its pool keeps until the kernel has run; the simulated device checks every access.
-        Ok(unsafe { self.0.launch(stream, &LaunchConfig::linear(1, 64), &args) }?)
-    }
 }
 
 /// Columns of a table of which few change from step to step.
@@ -360,19 +330,18 @@ fn changes(
     let bytes = (WIDE * size_of::<i32>()) as u64;
     let log = |_| (machine.memory(bytes), machine.memory(4));
     let logs: Vec<(DeviceBuffer, DeviceBuffer)> = (0..steps).map(log).collect();
-    let pool = machine.pool(StepStagerOptions::buffer_bytes(bytes + 256), buffers);
+    let pool = machine.pool(StepStager::buffer_bytes(bytes + 256), buffers);
     prepare(&pool);
-    let options = StepStagerOptions { device_bytes: bytes + 256 };
-    let kernel = ScatterWords::load(&machine)?;
-    let mut stager = StepStager::with_scatter(&machine.device, &pool, options, kernel)?;
+    let mut stager = StepStager::with_scatter(&machine.device, &pool, bytes + 256)?;
     let mut table = BlockTable::new(1, WIDE)?;
     let edited = |number: usize| (number * 5 % WIDE, number as i32 + 1);
     for (number, (rows, lens)) in logs.iter().enumerate() {
         sim.host_step(&format!("writes step {number}"));
         let (column, block) = edited(number);
-        table.set(0, column, block)?;
+        table.set(row_at(0), column, block)?;
         let mut step = stager.begin_wait()?;
-        let (part, len) = (step.block_rows(&table, &[0], WIDE)?, step.array(&[number as u32])?);
+        let (part, len) =
+            (step.block_rows(&table, &rows_at(&[0]), WIDE)?, step.array(&[number as u32])?);
         let staged = step.submit(&machine.stream)?;
         if (staged.words() == 2) != (number > 0) {
             return Err(format!("step {number} sent {} words", staged.words()).into());

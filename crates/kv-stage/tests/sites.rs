@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/scatter.rs"]
-mod scatter;
+#[path = "support/rows.rs"]
+mod rows;
 #[path = "../../cuda-driver/tests/common/watch.rs"]
 mod watch;
 
@@ -11,11 +11,8 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, HostAccess, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{
-    BlockTable, PoolOptions, ScatterPacket, StagingOptions, StagingPool, StepStager,
-    StepStagerOptions,
-};
-use scatter::Kernels;
+use kv_stage::{BlockTable, PoolOptions, StagingOptions, StagingPool, StepStager};
+use rows::{row_at, rows_at};
 use watch::{Watch, from_here};
 
 const BYTES: u64 = 8192;
@@ -31,7 +28,6 @@ impl Machine {
     /// A pool of two buffers, the one after the other in one slab.
     fn new() -> Self {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
-        sim.register_kernels(kv_kernels::references());
         // A query finds what was enqueued before it done.
         sim.set_pace(Pace::Fastest);
         let watch = Watch::default();
@@ -83,13 +79,12 @@ fn staging_names_the_programs_line() {
 fn steps_name_the_programs_line() {
     let m = Machine::new();
     let (watch, stream) = (&m.watch, &m.stream);
-    let options = StepStagerOptions { device_bytes: 4096 };
-    let (stager, _) = from_here!(watch, "cuMemAlloc", StepStager::new(&m.device, &m.pool, options));
+    let (stager, _) = from_here!(watch, "cuMemAlloc", StepStager::new(&m.device, &m.pool, 4096));
     let mut stager = stager.unwrap();
     let table = BlockTable::new(2, 8).unwrap();
     for _ in 0..2 {
         let mut step = stager.begin().unwrap();
-        from_here!(watch, "host", step.block_rows(&table, &[0, 1], 8)).0.unwrap();
+        from_here!(watch, "host", step.block_rows(&table, &rows_at(&[0, 1]), 8)).0.unwrap();
         from_here!(watch, "host", step.array(&[1u64, 2])).0.unwrap();
         let (staged, through) = from_here!(watch, "cuMemcpyHtoDAsync", step.submit(stream));
         staged.unwrap();
@@ -121,13 +116,12 @@ fn buffers_tell_the_bytes_that_are_filled() {
 #[test]
 fn a_copied_step_tells_its_parts_and_the_gaps_before_them() {
     let m = Machine::new();
-    let mut stager =
-        StepStager::new(&m.device, &m.pool, StepStagerOptions { device_bytes: 4096 }).unwrap();
+    let mut stager = StepStager::new(&m.device, &m.pool, 4096).unwrap();
     let table = BlockTable::new(2, 8).unwrap();
     let told = m.told(|| {
         let mut step = stager.begin().unwrap();
         step.array(&[1u8; 100]).unwrap();
-        step.block_rows(&table, &[0, 1], 5).unwrap();
+        step.block_rows(&table, &rows_at(&[0, 1]), 5).unwrap();
         step.array::<u8>(&[]).unwrap();
         step.submit(&m.stream).unwrap();
     });
@@ -141,26 +135,25 @@ fn a_copied_step_tells_its_parts_and_the_gaps_before_them() {
 #[test]
 fn a_scattered_step_tells_its_words_and_their_indices() {
     let m = Machine::new();
-    let kernels = Kernels::load(&m.device);
-    let bytes = ScatterPacket::BYTES;
-    let options = StagingOptions { buffer_bytes: bytes, buffers_max: 2 };
+    // A packet: 240 words, as many indices, and their number.
+    let (index, count) = (240 * 16, 240 * 20);
+    let options = StagingOptions { buffer_bytes: count + 4, buffers_max: 2 };
     let pool = StagingPool::with_classes(&m.device, &PoolOptions::new(vec![options])).unwrap();
-    let mut stager = scatter::stager(&pool, 4096, &kernels);
+    let mut stager = StepStager::with_scatter(pool.device(), &pool, 4096).unwrap();
     let mut table = BlockTable::new(2, 64).unwrap();
     let mut step = |table: &BlockTable| {
         m.told(|| {
             let mut step = stager.begin().unwrap();
-            step.block_rows(table, &[0, 1], 64).unwrap();
+            step.block_rows(table, &rows_at(&[0, 1]), 64).unwrap();
             step.array(&[7u32, 8, 9]).unwrap();
             step.submit(&m.stream).unwrap();
         })
     };
     let whole = step(&table);
     assert_eq!(whole.iter().map(|access| access.bytes).collect::<Vec<_>>(), [512, 12]);
-    table.set(1, 63, 5).unwrap();
+    table.set(row_at(1), 63, 5).unwrap();
     let told = step(&table);
     let start = told[0].address;
     let told: Vec<_> = told.iter().map(|access| (access.address - start, access.bytes)).collect();
-    let (index, count) = (ScatterPacket::INDEX_OFFSET, ScatterPacket::COUNT_OFFSET);
     assert_eq!(told, [(0, 16), (16, 16), (index, 8), (count, 4)]);
 }

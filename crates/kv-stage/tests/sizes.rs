@@ -5,7 +5,7 @@
 //! `slab_bytes`, memory of both origins, each way of pinning), `StagingPool::new`, `with_classes`,
 //! `acquire_bytes`, `acquire_bytes_wait`, `StagingBuffer::write_at`, `range_mut`, `SubmittedView::copy_to_device` and
 //! `copy_to_device_on`, `BlockTable::new`, `set`, `append`, `truncate`, `clear_row`, `row`, `len`,
-//! `StepStagerOptions` (`device_bytes`, `buffer_bytes`), `StepStager::new` and `with_scatter`,
+//! `Row::new`, `StepStager::new`, `with_scatter` and `buffer_bytes`,
 //! `Step::block_rows` and `array`, `Staged::span` of a part that is not there.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -19,8 +19,7 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{
-    BlockTable, Pinning, PoolOptions, Scatter, ScatterError, ScatterKernel, StagingError,
-    StagingOptions, StagingPool, StepStager, StepStagerOptions,
+    BlockTable, Pinning, PoolOptions, Row, StagingError, StagingOptions, StagingPool, StepStager,
 };
 
 /// All that the tests of this program may have allocated at once.
@@ -201,35 +200,26 @@ fn buffers_are_asked_for_written_and_copied_at_any_size() {
 
 #[test]
 fn tables_of_any_shape_are_made_or_refused() {
-    for slots in COUNTS {
+    for rows in COUNTS {
         for max_blocks in COUNTS {
-            let made = BlockTable::new(slots, max_blocks);
-            let small = slots.saturating_mul(max_blocks).saturating_mul(4) <= 1 << 28;
-            assert_eq!(made.is_ok(), small && slots > 0 && max_blocks > 0, "{slots}, {max_blocks}");
+            let made = BlockTable::new(rows, max_blocks);
+            let small = rows.saturating_mul(max_blocks).saturating_mul(4) <= 1 << 28;
+            assert_eq!(made.is_ok(), small && rows > 0 && max_blocks > 0, "{rows}, {max_blocks}");
         }
     }
     let mut table = BlockTable::new(3, 5).unwrap();
-    for slot in COUNTS {
-        let known = slot < 3;
-        assert_eq!(table.row(slot).is_ok(), known);
-        assert_eq!(table.len(slot).is_ok(), known);
+    for row in [0, 1, 2, 3, 1 << 31, u32::MAX].map(Row::new) {
+        let known = row.index() < 3;
+        assert_eq!(table.row(row).is_ok(), known);
+        assert_eq!(table.len(row).is_ok(), known);
         for column in COUNTS {
-            assert_eq!(table.set(slot, column, 1).is_ok(), known && column < 5);
-            assert_eq!(table.truncate(slot, column).is_ok(), known);
+            assert_eq!(table.set(row, column, 1).is_ok(), known && column < 5);
+            assert_eq!(table.truncate(row, column).is_ok(), known);
         }
         for block in [i32::MIN, -2, -1, 0, 1, i32::MAX] {
-            assert_eq!(table.clear_row(slot).is_ok(), known);
-            assert_eq!(table.append(slot, block).is_ok(), known && block >= -1);
+            assert_eq!(table.clear_row(row).is_ok(), known);
+            assert_eq!(table.append(row, block).is_ok(), known && block >= -1);
         }
-    }
-}
-
-#[derive(Debug)]
-struct NoKernel;
-
-impl ScatterKernel for NoKernel {
-    fn scatter(&self, _: &Stream, _: &Scatter<'_>) -> Result<(), ScatterError> {
-        Err(ScatterError::Refused)
     }
 }
 
@@ -240,13 +230,11 @@ fn stagers_and_steps_of_any_size_are_served_or_refused() {
         StagingPool::new(&machine.device, StagingOptions { buffer_bytes: 4096, buffers_max: 2 })
             .unwrap();
     for device_bytes in BYTES {
-        let buffer_bytes = StepStagerOptions::buffer_bytes(device_bytes);
+        let buffer_bytes = StepStager::buffer_bytes(device_bytes);
         assert!(buffer_bytes >= device_bytes);
-        let options = StepStagerOptions { device_bytes };
         let ordinary = (1..=4096).contains(&device_bytes);
-        let copying = StepStager::new(&machine.device, &pool, options);
-        let kernel = Arc::new(NoKernel);
-        let scattering = StepStager::with_scatter(&machine.device, &pool, options, kernel);
+        let copying = StepStager::new(&machine.device, &pool, device_bytes);
+        let scattering = StepStager::with_scatter(&machine.device, &pool, device_bytes);
         assert_eq!((copying.is_ok(), scattering.is_ok()), (ordinary, ordinary), "{device_bytes}");
         for stager in [copying, scattering].iter_mut().flatten() {
             steps(stager, &machine.stream);
@@ -262,10 +250,10 @@ fn steps(stager: &mut StepStager, stream: &Stream) {
     let capacity = stager.capacity_bytes();
     for width in COUNTS {
         for rows in [0, 1, 2, 1000] {
-            let slots = vec![1; rows];
+            let named = vec![Row::new(1); rows];
             let mut step = stager.begin_wait().unwrap();
             let fits = width <= 1 << 16 && (rows * width * 4) as u64 <= capacity;
-            let part = step.block_rows(&table, &slots, width);
+            let part = step.block_rows(&table, &named, width);
             assert_eq!(part.is_ok(), fits, "{rows} rows of {width} in {capacity}");
             let staged = step.submit(stream).unwrap();
             if let Ok(part) = part {
@@ -286,7 +274,7 @@ fn steps(stager: &mut StepStager, stream: &Stream) {
         assert!(staged.span(other).is_err() && staged.row_entries(other).is_err());
     }
     let mut step = stager.begin_wait().unwrap();
-    for slot in [2, 1 << 40, usize::MAX] {
-        assert!(step.block_rows(&table, &[0, slot], 1).is_err());
+    for row in [2, 1 << 31, u32::MAX].map(Row::new) {
+        assert!(step.block_rows(&table, &[Row::new(0), row], 1).is_err());
     }
 }

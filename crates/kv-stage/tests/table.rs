@@ -5,7 +5,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+#[allow(dead_code, reason = "each test program uses a part")]
+#[path = "support/rows.rs"]
+mod rows;
+
 use kv_stage::BlockTable;
+use rows::row_at;
 
 thread_local! {
     /// Allocations and reallocations of this thread.
@@ -53,11 +58,13 @@ fn a_table_allocates_nothing_after_it_was_made_and_keeps_its_address() {
     for edit in 0..100_000usize {
         let (slot, column) = (edit * 7 % SLOTS, edit * 13 % COLUMNS);
         match edit % 5 {
-            0 => table.set(slot, column, edit as i32).unwrap(),
-            1 => table.set(slot, column, -1).unwrap(),
-            2 if table.len(slot).unwrap() < COLUMNS => table.append(slot, 3).unwrap(),
-            3 => table.truncate(slot, column).unwrap(),
-            _ => table.clear_row(slot).unwrap(),
+            0 => table.set(row_at(slot), column, edit as i32).unwrap(),
+            1 => table.set(row_at(slot), column, -1).unwrap(),
+            2 if table.len(row_at(slot)).unwrap() < COLUMNS => {
+                table.append(row_at(slot), 3).unwrap()
+            }
+            3 => table.truncate(row_at(slot), column).unwrap(),
+            _ => table.clear_row(row_at(slot)).unwrap(),
         }
         assert_eq!((table.as_slice().as_ptr(), table.as_slice().len()), (address, entries));
     }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, HostLinkOptions, HostTransfer, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, Transfer, Transport,
+    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, KvShape, KvShapeOptions, PagedKv,
+    PagedLayout, Transfer,
+    link::{HostLinkOptions, HostTransfer, Transport},
 };
 
 use super::{BOTH, Bench, KIB, MIB, shuffled};

@@ -27,8 +27,12 @@ use std::time::Instant;
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    Direction, FormatOptions, HostLink, HostLinkOptions, HostTransfer, KvFormat, KvKernels,
-    LayerEvents, MeasureOptions, PagedKv, Transfer, Transport, TransportProfile,
+    Direction, KvFormat, KvKernels, PagedKv, Transfer,
+    layout::FormatOptions,
+    link::{
+        HostLink, HostLinkOptions, HostTransfer, LayerEvents, MeasureOptions, Transport,
+        TransportProfile,
+    },
 };
 pub(crate) use ways::Ways;
 use ways::{TIMINGS, mix, noise, shuffled};

@@ -3,7 +3,10 @@
 use std::ffi::c_void;
 
 use cuda_driver::{DeviceBuffer, Event, Stream, StreamPriority};
-use kv_kernels::{Direction, HostArrival, HostLinkOptions, HostReady, Transport};
+use kv_kernels::{
+    Direction,
+    link::{HostArrival, HostLinkOptions, HostReady, Transport},
+};
 
 use super::{BOTH, Bench, End, TIMINGS, mix};
 

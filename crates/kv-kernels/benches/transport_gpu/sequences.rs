@@ -2,7 +2,10 @@
 //! of as many bytes.
 
 use cuda_driver::DeviceBuffer;
-use kv_kernels::{Direction, HostLink, HostLinkOptions, HostReady, HostTransfer, Transport};
+use kv_kernels::{
+    Direction,
+    link::{HostLink, HostLinkOptions, HostReady, HostTransfer, Transport},
+};
 
 use super::{BOTH, Bench, End, MIB, Scene, cell};
 

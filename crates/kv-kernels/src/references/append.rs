@@ -4,7 +4,7 @@ use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
 
 use super::block_copy::Planes;
 use super::{Arguments, at, load_array, report_bad};
-use crate::{RawAppendRows, RawBlockSide, RawBlockUnits};
+use crate::raw::{RawAppendRows, RawBlockSide, RawBlockUnits};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,

@@ -3,7 +3,10 @@
 use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
 
 use super::{Arguments, at, load_array, report_bad};
-use crate::{BlockPair, RawBlockSide, RawBlockUnits};
+use crate::{
+    BlockPair,
+    raw::{RawBlockSide, RawBlockUnits},
+};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,

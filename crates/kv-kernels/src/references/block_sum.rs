@@ -4,7 +4,10 @@ use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
 
 use super::block_copy::{Planes, for_each_unit, known};
 use super::{Arguments, at, load_array, report_bad};
-use crate::{BAD_BLOCK, RawBlockSide, RawBlockUnits, weight};
+use crate::{
+    raw::{RawBlockSide, RawBlockUnits},
+    verify::{BAD_BLOCK, weight},
+};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,

@@ -191,7 +191,8 @@ mod tests {
             [(0u64, 1u64), (1, 1), (5, 3), (1, 63), (1, 64), (1, 65), (64, 1), (65, 1), (31, 5)]
         {
             for (first, spread) in [(0u64, 1u64), (3, 1), (1 << 40, 7), (2, 4)] {
-                let words: Vec<u64> = (0..rows * row_groups * 8).map(crate::plane_word).collect();
+                let words: Vec<u64> =
+                    (0..rows * row_groups * 8).map(crate::verify::plane_word).collect();
                 let lanes = std::array::from_fn(|lane| first + spread * lane as u64);
                 let expected = (0u64..).zip(&words).fold(0u64, |sum, (at, word)| {
                     let (group, row) = (at / 8 % row_groups, at / 8 / row_groups);

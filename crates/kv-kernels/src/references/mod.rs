@@ -13,13 +13,12 @@ mod fill;
 mod gather;
 mod lane_sums;
 mod quantize;
-mod scatter;
 mod transfer;
 
 use bytemuck::AnyBitPattern;
 use cuda_driver::{DeviceMemory, KernelArgs, KernelReference, ReferenceError, ReferenceFn};
 
-use crate::{ConversionKind, entry};
+use crate::{convert::ConversionKind, entry};
 
 /// The references of all kernels, to register with a simulated device.
 #[must_use]
@@ -27,31 +26,24 @@ pub fn references() -> &'static [KernelReference] {
     use ConversionKind::{Dequantize, Quantize};
     const {
         &[
-            of(entry::TRANSFERS[0], transfer::run),
-            of(entry::TRANSFERS[1], transfer::run),
-            of(entry::TRANSFERS[2], transfer::run),
-            of(entry::TRANSFERS[3], transfer::run),
-            of(entry::TRANSFERS[4], transfer::run),
-            of(entry::NARROW_TRANSFERS[0][0], transfer::run_narrow_one),
-            of(entry::NARROW_TRANSFERS[0][1], transfer::run_narrow),
-            of(entry::NARROW_TRANSFERS[1][0], transfer::run_narrow_one),
-            of(entry::NARROW_TRANSFERS[1][1], transfer::run_narrow),
-            of(entry::NARROW_TRANSFERS[2][0], transfer::run_narrow_one),
-            of(entry::NARROW_TRANSFERS[2][1], transfer::run_narrow),
-            of(entry::NARROW_TRANSFERS[3][0], transfer::run_narrow_one),
-            of(entry::NARROW_TRANSFERS[3][1], transfer::run_narrow),
-            of(entry::NARROW_TRANSFERS[4][0], transfer::run_narrow_one),
-            of(entry::NARROW_TRANSFERS[4][1], transfer::run_narrow),
-            of(entry::NARROW_WALKS[0], transfer::run_narrow),
-            of(entry::NARROW_WALKS[1], transfer::run_narrow),
-            of(entry::NARROW_WALKS[2], transfer::run_narrow),
-            of(entry::NARROW_WALKS[3], transfer::run_narrow),
-            of(entry::NARROW_WALKS[4], transfer::run_narrow),
+            of(entry::TRANSFERS[0][0], transfer::run_one),
+            of(entry::TRANSFERS[0][1], transfer::run_several),
+            of(entry::TRANSFERS[1][0], transfer::run_one),
+            of(entry::TRANSFERS[1][1], transfer::run_several),
+            of(entry::TRANSFERS[2][0], transfer::run_one),
+            of(entry::TRANSFERS[2][1], transfer::run_several),
+            of(entry::TRANSFERS[3][0], transfer::run_one),
+            of(entry::TRANSFERS[3][1], transfer::run_several),
+            of(entry::TRANSFERS[4][0], transfer::run_one),
+            of(entry::TRANSFERS[4][1], transfer::run_several),
+            of(entry::WALKS[0], transfer::run_walk),
+            of(entry::WALKS[1], transfer::run_walk),
+            of(entry::WALKS[2], transfer::run_walk),
+            of(entry::WALKS[3], transfer::run_walk),
+            of(entry::WALKS[4], transfer::run_walk),
             of(entry::CHECKSUM, checksum::run),
             of(entry::FILL, fill::run),
             of(entry::GATHER, gather::run),
-            of(entry::SCATTER, scatter::run),
-            of(entry::SCATTER_PACKET, scatter::run_packet),
             of(entry::BLOCK_OFFSETS, block_offsets::run),
             of(entry::APPEND[0], |m, _, a| append::run(m, a, 1)),
             of(entry::APPEND[1], |m, _, a| append::run(m, a, 2)),
@@ -68,6 +60,11 @@ pub fn references() -> &'static [KernelReference] {
             of(entry::COPY_BLOCKS[2], |m, _, a| block_copy::run(m, a, 4)),
             of(entry::COPY_BLOCKS[3], |m, _, a| block_copy::run(m, a, 8)),
             of(entry::COPY_BLOCKS[4], |m, _, a| block_copy::run(m, a, 16)),
+            of(entry::COPY_BLOCKS[5], |m, _, a| block_copy::run(m, a, 1)),
+            of(entry::COPY_BLOCKS[6], |m, _, a| block_copy::run(m, a, 2)),
+            of(entry::COPY_BLOCKS[7], |m, _, a| block_copy::run(m, a, 4)),
+            of(entry::COPY_BLOCKS[8], |m, _, a| block_copy::run(m, a, 8)),
+            of(entry::COPY_BLOCKS[9], |m, _, a| block_copy::run(m, a, 16)),
             of(entry::CONVERSIONS[0], |m, _, a| quantize::convert(m, a, Quantize, 8)),
             of(entry::CONVERSIONS[1], |m, _, a| quantize::convert(m, a, Quantize, 1)),
             of(entry::CONVERSIONS[2], |m, _, a| quantize::convert(m, a, Dequantize, 8)),

@@ -6,8 +6,9 @@ use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
 use super::block_copy::{Planes, for_each_unit, known};
 use super::{Arguments, at, load_array, report_bad};
 use crate::{
-    BlockPair, ConversionKind, NarrowFormat, RawBlockSide, RawBlockUnits, RawFormats, RawScales,
-    WideFormat,
+    BlockPair,
+    convert::{ConversionKind, NarrowFormat, WideFormat},
+    raw::{RawBlockSide, RawBlockUnits, RawFormats, RawScales},
 };
 
 /// The parameters that all of them have.

@@ -6,18 +6,43 @@ use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
 
 use super::{Arguments, at, load_array, report_bad};
 use crate::Direction;
-use crate::launch::{CHUNKS_MAX, Chunk, Chunks, Pages, Part};
-use crate::narrow::{NarrowChunk, NarrowChunks, NarrowPages};
+use crate::raw::CHUNKS_MAX;
+use crate::walk::{TransferChunk, TransferChunks, TransferPages, WideRows};
 
-pub(super) fn run(
+pub(super) fn run_one(
     memory: &mut dyn DeviceMemory,
     _: &LaunchConfig,
     args: &KernelArgs,
 ) -> Result<(), ReferenceError> {
     let mut args = Arguments::new(args);
-    let pages: Pages = args.take()?;
-    let chunks: Chunks = args.take()?;
-    run_chunks(memory, &pages, first(&chunks.0, pages.chunks)?)
+    let pages: TransferPages = args.take()?;
+    let chunk: TransferChunk = args.take()?;
+    run_chunks(memory, &PageRows::narrow(&pages)?, &[chunk])
+}
+
+pub(super) fn run_several(
+    memory: &mut dyn DeviceMemory,
+    _: &LaunchConfig,
+    args: &KernelArgs,
+) -> Result<(), ReferenceError> {
+    let mut args = Arguments::new(args);
+    let pages: TransferPages = args.take()?;
+    let chunks: TransferChunks = args.take()?;
+    run_chunks(memory, &PageRows::narrow(&pages)?, first(&chunks.0, pages.chunks)?)
+}
+
+pub(super) fn run_walk(
+    memory: &mut dyn DeviceMemory,
+    _: &LaunchConfig,
+    args: &KernelArgs,
+) -> Result<(), ReferenceError> {
+    let mut args = Arguments::new(args);
+    let pages: TransferPages = args.take()?;
+    let wide: WideRows = args.take()?;
+    let chunks: TransferChunks = args.take()?;
+    let rows = PageRows::narrow(&pages)?;
+    let rows = if wide.first_vectors == 0 { rows } else { rows.wide(&wide)? };
+    run_chunks(memory, &rows, first(&chunks.0, pages.chunks)?)
 }
 
 /// As many chunks as the pages say.
@@ -25,69 +50,120 @@ fn first<T>(chunks: &[T; CHUNKS_MAX], count: u32) -> Result<&[T], ReferenceError
     chunks.get(..count as usize).ok_or(ReferenceError::Argument { index: 1 })
 }
 
-pub(super) fn run_narrow_one(
-    memory: &mut dyn DeviceMemory,
-    _: &LaunchConfig,
-    args: &KernelArgs,
-) -> Result<(), ReferenceError> {
-    let mut args = Arguments::new(args);
-    let pages: NarrowPages = args.take()?;
-    let chunk: NarrowChunk = args.take()?;
-    let pages = pages.general();
-    run_chunks(memory, &pages, &[chunk.general(&pages)])
-}
-
-pub(super) fn run_narrow(
-    memory: &mut dyn DeviceMemory,
-    _: &LaunchConfig,
-    args: &KernelArgs,
-) -> Result<(), ReferenceError> {
-    let mut args = Arguments::new(args);
-    let pages: NarrowPages = args.take()?;
-    let chunks: NarrowChunks = args.take()?;
-    let pages = pages.general();
-    let chunks = first(&chunks.0, pages.chunks)?;
-    let chunks: Vec<Chunk> = chunks.iter().map(|chunk| chunk.general(&pages)).collect();
-    run_chunks(memory, &pages, &chunks)
-}
-
 fn run_chunks(
     memory: &mut dyn DeviceMemory,
-    pages: &Pages,
-    chunks: &[Chunk],
+    pages: &PageRows,
+    chunks: &[TransferChunk],
 ) -> Result<(), ReferenceError> {
-    let divisors = [u64::from(pages.row_vectors.divisor), pages.block_tokens.divisor];
-    if divisors.contains(&0) || pages.layers.divisor == 0 {
-        return Err(ReferenceError::Argument { index: 0 });
-    }
     if chunks.iter().any(|chunk| chunk.moved.divisor == 0) {
         return Err(ReferenceError::Argument { index: 1 });
     }
     let mut copied = Vec::new();
     for chunk in chunks {
-        Transfer { pages, chunk, copied: &mut copied }.run(memory)?;
+        ChunkMove { pages, chunk, copied: &mut copied }.run(memory)?;
     }
     Ok(())
 }
 
+/// A part of a row in the pages, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct PartBytes {
+    bytes: u64,
+    offset: u64,
+    segment: u64,
+    token_stride: u64,
+    segment_stride: u64,
+}
+
+/// What a launch is told of the pages.
+#[derive(Clone, Copy, Debug)]
+struct PageRows {
+    pages: TransferPages,
+    row_bytes: u64,
+    /// The second may have no bytes.
+    parts: [PartBytes; 2],
+    block_stride: u64,
+    block_tokens: u64,
+    /// Slots, or blocks, that are ready.
+    places: u64,
+}
+
+impl PageRows {
+    fn narrow(pages: &TransferPages) -> Result<Self, ReferenceError> {
+        let vector_bytes = u64::from(pages.vector_bytes);
+        let row_bytes = u64::from(pages.row_vectors.divisor) * vector_bytes;
+        let segment = u64::from(pages.segment_vectors.divisor) * vector_bytes;
+        let block_tokens = u64::from(pages.block_tokens.divisor);
+        if [row_bytes, segment, block_tokens].contains(&0) || pages.layers.divisor == 0 {
+            return Err(ReferenceError::Argument { index: 0 });
+        }
+        let part = PartBytes {
+            bytes: row_bytes,
+            offset: 0,
+            segment,
+            token_stride: pages.token_stride.into(),
+            segment_stride: pages.segment_stride.into(),
+        };
+        Ok(Self {
+            pages: *pages,
+            row_bytes,
+            parts: [part, PartBytes { bytes: 0, ..part }],
+            block_stride: pages.block_stride.into(),
+            block_tokens,
+            places: pages.places.into(),
+        })
+    }
+
+    fn wide(self, wide: &WideRows) -> Result<Self, ReferenceError> {
+        let vector_bytes = u64::from(self.pages.vector_bytes);
+        let first_bytes = u64::from(wide.first_vectors) * vector_bytes;
+        let rest = self.row_bytes.checked_sub(first_bytes);
+        let rest = rest.ok_or(ReferenceError::Argument { index: 1 })?;
+        let parts = std::array::from_fn(|i| PartBytes {
+            bytes: [first_bytes, rest][i],
+            offset: wide.parts[i].offset,
+            segment: u64::from(wide.parts[i].segment_vectors.divisor) * vector_bytes,
+            token_stride: wide.parts[i].token_stride,
+            segment_stride: wide.parts[i].segment_stride,
+        });
+        let no_segment = |part: &PartBytes| part.bytes > 0 && part.segment == 0;
+        if wide.block_tokens.divisor == 0 || parts.iter().any(no_segment) {
+            return Err(ReferenceError::Argument { index: 1 });
+        }
+        Ok(Self {
+            parts,
+            block_stride: wide.block_stride,
+            block_tokens: wide.block_tokens.divisor,
+            places: wide.places,
+            ..self
+        })
+    }
+
+    /// Whether rows are one piece in the pages too.
+    fn is_plain(&self) -> bool {
+        let first = &self.parts[0];
+        first.segment == self.row_bytes && first.offset == 0
+    }
+}
+
 /// One chunk of a launch.
-struct Transfer<'a> {
-    pages: &'a Pages,
-    chunk: &'a Chunk,
+struct ChunkMove<'a> {
+    pages: &'a PageRows,
+    chunk: &'a TransferChunk,
     /// What is on its way, kept for the next copy.
     copied: &'a mut Vec<u8>,
 }
 
-impl Transfer<'_> {
+impl ChunkMove<'_> {
     fn run(&mut self, memory: &mut dyn DeviceMemory) -> Result<(), ReferenceError> {
         let (pages, chunk) = (self.pages, self.chunk);
         let moved = u64::from(chunk.moved.divisor);
-        let first = chunk.first_row;
-        let end = first + chunk.items / u64::from(pages.row_vectors.divisor);
+        let first = u64::from(chunk.first_row);
+        let end = first + u64::from(chunk.items / pages.pages.row_vectors.divisor);
         if first == end {
             return Ok(());
         }
-        let layout = Layout::of(pages);
+        let layout = RowLayout::of(pages);
         // Nearly all planes move all tokens, whose runs are found once.
         let mut found: Option<(Range<u64>, Refused, Vec<Run>)> = None;
         for plane in first / moved..=(end - 1) / moved {
@@ -102,7 +178,7 @@ impl Transfer<'_> {
                     (refused, runs)
                 }
             };
-            report_bad(memory, pages.report, refused.count, refused.lowest)?;
+            report_bad(memory, pages.pages.report, refused.count, refused.lowest)?;
             self.plane(memory, plane, runs)?;
         }
         Ok(())
@@ -114,21 +190,23 @@ impl Transfer<'_> {
         &self,
         memory: &dyn DeviceMemory,
         tokens: &Range<u64>,
-    ) -> Result<(Vec<Option<Place>>, Refused), ReferenceError> {
+    ) -> Result<(Vec<Option<PagedToken>>, Refused), ReferenceError> {
         let (pages, chunk) = (self.pages, self.chunk);
-        let block_tokens = pages.block_tokens.divisor;
+        let block_tokens = pages.block_tokens;
+        let by_slot = pages.pages.mapping_kind == 0;
+        let blocks = if by_slot { pages.places.div_ceil(block_tokens) } else { pages.places };
         let (first, count) = (u64::from(chunk.skip) + tokens.start, tokens.end - tokens.start);
         let mut refused = Refused { count: 0, lowest: u64::MAX };
         let mut ready = |block, token, entry| {
-            if block < pages.num_blocks {
-                return Some(Place { block, token });
+            if block < blocks {
+                return Some(PagedToken { block, token });
             }
             refused.count += 1;
             refused.lowest = refused.lowest.min(entry);
             None
         };
         let mut places = Vec::with_capacity(count as usize);
-        if pages.mapping_kind == 0 {
+        if by_slot {
             let slots = load_array::<i64>(memory, at(chunk.mapping, first, 8), count)?;
             for (entry, slot) in (first..).zip(slots) {
                 let slot = u64::try_from(slot).ok();
@@ -156,48 +234,34 @@ impl Transfer<'_> {
         runs: &[Run],
     ) -> Result<(), ReferenceError> {
         let (pages, chunk) = (self.pages, self.chunk);
-        let layers = u64::from(pages.layers.divisor);
-        let (kv, layer) = (plane / layers, plane % layers);
-        let entry = kv * u64::from(pages.plane_layers) + u64::from(pages.first_layer) + layer;
-        let in_pages = load_array::<u64>(memory, at(pages.plane_ptrs, entry, 8), 1)?[0];
-        let in_chunk = at(at(chunk.address, kv, chunk.kv_stride), layer, chunk.layer_stride);
-        let vector_bytes = u64::from(pages.vector_bytes);
-        let row_bytes = u64::from(pages.row_vectors.divisor) * vector_bytes;
-        let first_bytes = u64::from(pages.first_part_vectors) * vector_bytes;
+        let entry = plane
+            + plane / u64::from(pages.pages.layers.divisor)
+                * u64::from(pages.pages.layers_left_out);
+        let in_pages = load_array::<u64>(memory, at(pages.pages.plane_ptrs, entry, 8), 1)?[0];
+        // The chunk's address is that of the first row that moves, behind the skipped of its plane.
+        let before =
+            (u64::from(chunk.first_row) + u64::from(chunk.skip)).wrapping_mul(pages.row_bytes);
+        let tokens = u64::from(chunk.moved.divisor) + u64::from(chunk.skip);
+        let first = chunk.address.wrapping_sub(before);
+        let in_chunk = at(first, plane, tokens.wrapping_mul(pages.row_bytes));
         for run in runs {
-            let in_chunk = at(in_chunk, run.token, chunk.token_stride);
+            let in_chunk = at(in_chunk, run.token, pages.row_bytes);
             let block = at(in_pages, run.block, pages.block_stride);
             if pages.is_plain() {
                 let start = at(block, run.token_in_block, pages.parts[0].token_stride);
-                self.copy(memory, in_chunk, start, run.tokens.saturating_mul(row_bytes))?;
+                self.copy(memory, in_chunk, start, run.tokens.saturating_mul(pages.row_bytes))?;
                 continue;
             }
             // Rows in pieces have runs of one token.
-            let [first, second] = &pages.parts;
-            self.part(memory, first, run.token_in_block, (in_chunk, block), first_bytes)?;
-            let rest = row_bytes - first_bytes;
-            let in_chunk = at(in_chunk, 1, first_bytes);
-            self.part(memory, second, run.token_in_block, (in_chunk, block), rest)?;
-        }
-        Ok(())
-    }
-
-    /// Moves one part of one row, `bytes` bytes.
-    fn part(
-        &mut self,
-        memory: &mut dyn DeviceMemory,
-        part: &Part,
-        token: u64,
-        (in_chunk, block): (u64, u64),
-        bytes: u64,
-    ) -> Result<(), ReferenceError> {
-        let segment_bytes =
-            u64::from(part.segment_vectors.divisor) * u64::from(self.pages.vector_bytes);
-        let start = at(at(block, 1, part.offset), token, part.token_stride);
-        let segments = if bytes == 0 { 0 } else { bytes / segment_bytes };
-        for segment in 0..segments {
-            let in_chunk = at(in_chunk, segment, segment_bytes);
-            self.copy(memory, in_chunk, at(start, segment, part.segment_stride), segment_bytes)?;
+            let mut in_chunk = in_chunk;
+            for part in pages.parts.iter().filter(|part| part.bytes > 0) {
+                let start = at(at(block, 1, part.offset), run.token_in_block, part.token_stride);
+                for segment in 0..part.bytes / part.segment {
+                    let piece = at(start, segment, part.segment_stride);
+                    self.copy(memory, in_chunk, piece, part.segment)?;
+                    in_chunk = at(in_chunk, 1, part.segment);
+                }
+            }
         }
         Ok(())
     }
@@ -209,7 +273,7 @@ impl Transfer<'_> {
         in_pages: u64,
         bytes: u64,
     ) -> Result<(), ReferenceError> {
-        let to_paged = self.pages.direction == Direction::ChunkToPaged as u32;
+        let to_paged = self.pages.pages.direction == Direction::ChunkToPaged as u32;
         let (from, to) = if to_paged { (in_chunk, in_pages) } else { (in_pages, in_chunk) };
         self.copied.clear();
         self.copied.extend_from_slice(&memory.load(from, bytes)?);
@@ -220,7 +284,7 @@ impl Transfer<'_> {
 
 /// Where a token lies in the pages.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct PagedToken {
     block: u64,
     token: u64,
 }
@@ -249,7 +313,7 @@ const RUN_BYTES_MAX: u64 = 128 << 10;
 
 /// What decides whether rows lie together.
 #[derive(Debug)]
-struct Layout {
+struct RowLayout {
     /// 0 where rows are in pieces.
     row_bytes: u64,
     block_tokens: u64,
@@ -257,19 +321,18 @@ struct Layout {
     token_stride: u64,
 }
 
-impl Layout {
-    fn of(pages: &Pages) -> Self {
-        let row_bytes = u64::from(pages.row_vectors.divisor) * u64::from(pages.vector_bytes);
+impl RowLayout {
+    fn of(pages: &PageRows) -> Self {
         Self {
-            row_bytes: if pages.is_plain() { row_bytes } else { 0 },
-            block_tokens: pages.block_tokens.divisor,
+            row_bytes: if pages.is_plain() { pages.row_bytes } else { 0 },
+            block_tokens: pages.block_tokens,
             block_stride: pages.block_stride,
             token_stride: pages.parts[0].token_stride,
         }
     }
 }
 
-fn find_runs(places: &[Option<Place>], first_token: u64, layout: &Layout) -> Vec<Run> {
+fn find_runs(places: &[Option<PagedToken>], first_token: u64, layout: &RowLayout) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let together = layout.row_bytes != 0 && layout.token_stride == layout.row_bytes;
     // Blocks follow each other without a gap where their rows fill them.
@@ -277,7 +340,7 @@ fn find_runs(places: &[Option<Place>], first_token: u64, layout: &Layout) -> Vec
     // Where the token after the last run lies, if its row follows.
     let mut next = None;
     for (token, place) in (first_token..).zip(places) {
-        let Some(Place { block, token: token_in_block }) = *place else {
+        let Some(PagedToken { block, token: token_in_block }) = *place else {
             next = None;
             continue;
         };
@@ -307,13 +370,13 @@ fn find_runs(places: &[Option<Place>], first_token: u64, layout: &Layout) -> Vec
 mod tests {
     use super::*;
 
-    fn runs(slots: &[i64], first_token: u64, layout: &Layout) -> Vec<Run> {
+    fn runs(slots: &[i64], first_token: u64, layout: &RowLayout) -> Vec<Run> {
         let places: Vec<_> = slots
             .iter()
             .map(|slot| {
                 let slot = u64::try_from(*slot).ok().filter(|slot| *slot < 100)?;
                 let (block, token) = (slot / layout.block_tokens, slot % layout.block_tokens);
-                Some(Place { block, token })
+                Some(PagedToken { block, token })
             })
             .collect();
         find_runs(&places, first_token, layout)
@@ -328,19 +391,19 @@ mod tests {
             token_in_block: slot % 4,
         };
         // Blocks of 4 rows of 8 bytes, without gaps: a run goes on into the next block.
-        let dense = Layout { row_bytes: 8, block_tokens: 4, block_stride: 32, token_stride: 8 };
+        let dense = RowLayout { row_bytes: 8, block_tokens: 4, block_stride: 32, token_stride: 8 };
         assert_eq!(
             runs(&[4, 5, -1, 6, 7, 3, 8, 100, 12], 10, &dense),
             [run(10, 2, 4), run(13, 2, 6), run(15, 1, 3), run(16, 1, 8), run(18, 1, 12)]
         );
         assert_eq!(runs(&[2, 3, 4], 0, &dense), [run(0, 3, 2)]);
-        let padded = Layout { block_stride: 40, ..dense };
+        let padded = RowLayout { block_stride: 40, ..dense };
         assert_eq!(runs(&[2, 3, 4, 5], 0, &padded), [run(0, 2, 2), run(2, 2, 4)]);
-        let spread = Layout { token_stride: 16, ..dense };
+        let spread = RowLayout { token_stride: 16, ..dense };
         assert_eq!(runs(&[1, 2], 0, &spread), [run(0, 1, 1), run(1, 1, 2)]);
-        let pieces = Layout { row_bytes: 0, ..dense };
+        let pieces = RowLayout { row_bytes: 0, ..dense };
         assert_eq!(runs(&[0, 1], 0, &pieces).len(), 2);
-        let long = Layout {
+        let long = RowLayout {
             row_bytes: 100 << 10,
             block_tokens: 4,
             block_stride: 400 << 10,

@@ -1,8 +1,8 @@
 //! Checksums equal a sum taken word by word, whatever the shape, the length and the ids.
 
 use kv_kernels::{
-    BAD_BLOCK, ChecksumArgs, Direction, Expected, FillPattern, KvShape, KvShapeOptions,
-    PagedLayout, Transfer, weight,
+    Direction, KvShape, KvShapeOptions, PagedLayout, Transfer,
+    verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, weight},
 };
 
 use crate::machine::{Machine, Paged, Random, shapes_and_layouts};
@@ -156,7 +156,7 @@ fn stored_patterns_have_the_checksums_that_their_keys_foretell() {
         let host_slots: Vec<i64> = (0..tokens)
             .map(|t| i64::from(blocks[(t / block) as usize]) * block as i64 + (t % block) as i64)
             .collect();
-        let keys: Vec<u64> = (0..tokens).map(|t| kv_kernels::plane_word(t + 77)).collect();
+        let keys: Vec<u64> = (0..tokens).map(|t| kv_kernels::verify::plane_word(t + 77)).collect();
         let (keys_memory, slots) = (machine.upload(&keys), machine.upload(&host_slots));
         let chunk = machine.memory(tokens * shape.token_bytes());
         let fill = FillPattern { chunk: chunk.span(), token_keys: keys_memory.span(), tokens };

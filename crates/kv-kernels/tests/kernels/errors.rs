@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{
-    Device, DeviceBuffer, ErrorCode, HostAllocFlags, ModuleError, PinnedBuffer, Stream,
-};
+use cuda_driver::{Device, DeviceBuffer, ErrorCode, ModuleError, Stream};
 use kv_kernels::{
-    ChecksumArgs, Direction, FillPattern, GatherRows, KernelError, KvKernels, KvShape,
-    KvShapeOptions, LayoutError, Operand, OperandError, PagedKv, PagedKvError, PagedLayout,
-    ScatterPackets, ScatterWords, Transfer,
+    Direction, KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    error::{Operand, OperandError, PagedKvError},
+    layout::LayoutError,
+    tables::GatherRows,
+    verify::{ChecksumArgs, FillPattern},
 };
 
 use crate::machine::{Machine, Paged};
@@ -308,90 +308,6 @@ fn what_is_written_is_not_read() {
     assert_eq!(sums(ChecksumArgs { seq_lens, ..checksum }), (written, Operand::SeqLens, 8));
     let checksums = paged.memory.span().slice(8, 48).unwrap();
     assert_eq!(sums(ChecksumArgs { checksums, ..checksum }), (written, Operand::Pages, 48));
-}
-
-#[test]
-fn scatters() {
-    let bench = Bench::new();
-    let machine = &bench.machine;
-    // 3 words from byte 16 on, and their indices behind them.
-    let source = PinnedBuffer::alloc(&machine.device, 76, HostAllocFlags::CACHED).unwrap();
-    let good = ScatterWords {
-        out: bench.span(0, 64),
-        source: source.span(0, 76).unwrap(),
-        data_offset: 16,
-        index_offset: 64,
-        count: 3,
-    };
-    let scatter = |scatter| machine.kernels.scatter_words(&machine.stream, scatter);
-    let refused = |wrong| scatter(wrong).unwrap_err();
-    scatter(ScatterWords { count: 0, ..good }).unwrap();
-    assert_eq!(
-        refused(ScatterWords { data_offset: 32, ..good }),
-        too_short(Operand::Words, 80, 76)
-    );
-    assert_eq!(
-        refused(ScatterWords { index_offset: 68, ..good }),
-        too_short(Operand::WordIndex, 80, 76)
-    );
-    let host = source.device_address();
-    // A span of pinned memory ends where it says, also within a larger one.
-    let part = source.span(16, 48).unwrap();
-    assert_eq!((part.raw_address(), part.bytes()), (host + 16, 48));
-    assert_eq!(part.slice(8, 40).unwrap().raw_address(), host + 24);
-    for outside in [source.span(16, 61), part.slice(8, 41), part.slice(u64::MAX, 1)] {
-        assert!(outside.is_err());
-    }
-    assert_eq!(
-        refused(ScatterWords { source: part, data_offset: 0, index_offset: 48, ..good }),
-        too_short(Operand::WordIndex, 60, 48)
-    );
-    assert_eq!(
-        refused(ScatterWords { data_offset: 8, ..good }),
-        misaligned(Operand::Words, host + 8, 16)
-    );
-    assert_eq!(
-        refused(ScatterWords { index_offset: 62, ..good }),
-        misaligned(Operand::WordIndex, host + 62, 4)
-    );
-    let out = bench.span(8, 64);
-    assert_eq!(refused(ScatterWords { out, ..good }), misaligned(Operand::Out, out.address(), 16));
-    assert_eq!(
-        refused(ScatterWords { data_offset: u64::MAX - 15, ..good }),
-        OperandError::Overflow { operand: Operand::Words, rows: 3, row_bytes: 16 }.into()
-    );
-}
-
-#[test]
-fn packets() {
-    let bench = Bench::new();
-    let machine = &bench.machine;
-    let bytes = ScatterPackets::BYTES;
-    let source = PinnedBuffer::alloc(&machine.device, bytes + 64, HostAllocFlags::CACHED).unwrap();
-    let (packet, out) = (source.span(0, bytes).unwrap(), bench.span(0, 64));
-    let prepare = |out, packet, words| machine.kernels.scatter_packets(out, packet, words);
-    let refused = |out, packet, words| prepare(out, packet, words).map(drop).unwrap_err();
-    let host = packet.raw_address();
-    let apart = bench.span(8, 64);
-    assert_eq!(refused(apart, packet, 32), misaligned(Operand::Out, apart.address(), 16));
-    let short = source.span(0, bytes - 1).unwrap();
-    assert_eq!(refused(out, short, 32), too_short(Operand::Words, bytes, bytes - 1));
-    let odd = source.span(8, bytes).unwrap();
-    assert_eq!(refused(out, odd, 32), misaligned(Operand::Words, host + 8, 16));
-    let many = KernelError::PacketWords { words_max: 241, most: 240 };
-    assert_eq!(refused(out, packet, 241), many);
-    for words in [0, 1, 240] {
-        let ready = prepare(out, packet, words).unwrap();
-        let other = KernelError::OtherPacket { address: host + 16, prepared: host };
-        let elsewhere = source.span(16, bytes).unwrap();
-        assert_eq!(ready.launch(&machine.stream, elsewhere), Err(other));
-        let short = ready.launch(&machine.stream, short);
-        assert_eq!(short, Err(too_short(Operand::Words, bytes, bytes - 1)));
-        let far = Device::open(Arc::new(machine.sim.clone()), 1).unwrap();
-        let stream = Stream::new(&far).unwrap();
-        let elsewhere = KernelError::OtherDevice { kernels: 0, operand: "stream", other: 1 };
-        assert_eq!(ready.launch(&stream, packet), Err(elsewhere));
-    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The pattern and the gathered rows, value by value.
 
-use kv_kernels::{FillPattern, GatherRows, token_word};
+use kv_kernels::{
+    tables::GatherRows,
+    verify::{FillPattern, token_word},
+};
 
 use crate::machine::{Machine, chunk_row, shapes_and_layouts};
 

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use cuda_driver::{DeviceBuffer, KernelReference};
 use cuda_sim::SimDriver;
-use kv_kernels::{KvShape, KvShapeOptions, PagedKv, PagedLayout, Strides, references};
+use kv_kernels::{KvShape, KvShapeOptions, PagedKv, PagedLayout, layout::Strides, references};
 
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../ops/on.rs"]

@@ -23,13 +23,11 @@ pub(crate) struct RawArgs {
     pub(crate) block_stride: u64,
     /// Pieces of a row, all tokens' first pieces before all tokens' second ones; 1 for whole rows.
     pub(crate) segments: u64,
-    /// Bytes at the end of a row that lie in a second part, behind the first part of all tokens.
+    /// Bytes at the end of a row that lie in a second part, behind the first part of all tokens; of walks.
     pub(crate) tail_bytes: u64,
     /// 0 from the chunk to the pages, 1 back.
     pub(crate) direction: u32,
     pub(crate) num_blocks: u64,
-    /// Threads of a block that the launch will have; only matters with two chunks.
-    pub(crate) threads: u64,
     /// Bytes that a thread moves at once: that of the entry.
     pub(crate) vector_bytes: u64,
 }
@@ -52,122 +50,96 @@ pub(crate) const WHOLE_ROWS: RawArgs = RawArgs {
     tail_bytes: 0,
     direction: 0,
     num_blocks: 0,
-    threads: 256,
     vector_bytes: 0,
 };
 
-/// A 32-bit divisor and its magic number.
-fn divider(divisor: u64) -> u64 {
-    divisor | u64::from(u32::MAX / divisor as u32) << 32
-}
-
-fn pair(low: u64, high: u64) -> u64 {
-    low | high << 32
-}
-
 impl RawArgs {
-    pub(crate) fn args(&self) -> KernelArgs {
-        let row_vectors = self.row_bytes / self.vector_bytes;
-        let moved = self.tokens - self.skip;
-        let rows = moved * u64::from(self.layers) * u64::from(self.kv_count);
-        let first_bytes = self.row_bytes - self.tail_bytes;
-        let segment_bytes = first_bytes / self.segments;
-        let tail_vectors = (self.tail_bytes / self.vector_bytes).max(1);
-        let pages: [u64; 22] = [
-            self.planes,
-            0,
-            self.num_blocks,
-            self.block_stride,
-            self.block_tokens,
-            u64::MAX / self.block_tokens,
-            0,
-            segment_bytes,
-            self.block_tokens * segment_bytes,
-            divider(segment_bytes / self.vector_bytes),
-            self.block_tokens * first_bytes,
-            self.tail_bytes,
-            self.tail_bytes,
-            divider(tail_vectors),
-            row_vectors,
-            u64::MAX / row_vectors,
-            divider(row_vectors),
-            divider(self.layers.into()),
-            pair(first_bytes / self.vector_bytes, self.layers.into()),
-            pair(0, self.direction.into()),
-            pair(self.by_blocks.into(), 1 + u64::from(self.split_rows > 0)),
-            pair(self.vector_bytes, 0),
-        ];
-        let mut chunks = [[0u64; 12]; 16];
-        let layer_stride = self.tokens * self.row_bytes;
-        let chunk = |first: u64, end: u64, first_tile| {
-            [
-                self.chunk,
-                self.mapping,
-                first,
-                (end - first) * row_vectors,
-                first_tile,
-                layer_stride * u64::from(self.layers),
-                layer_stride,
-                self.row_bytes,
-                moved,
-                u64::MAX / moved,
-                divider(moved),
-                self.skip,
-            ]
-        };
-        if self.split_rows == 0 {
-            chunks[0] = chunk(0, rows, 0);
-        } else {
-            let tiles = (self.split_rows * row_vectors).div_ceil(self.threads * 4);
-            chunks[0] = chunk(0, self.split_rows, 0);
-            chunks[1] = chunk(self.split_rows, rows, tiles);
-        }
-        KernelArgs::new().arg(pages).arg(chunks)
+    /// The parameters of a transfer of one chunk; bad places are told to `report`.
+    pub(crate) fn one(&self, report: u64) -> KernelArgs {
+        assert_eq!(self.split_rows, 0, "one chunk");
+        let chunk: [u32; 12] = self.chunk(0, self.rows()).try_into().expect("12 words");
+        KernelArgs::new().arg(self.pages(report)).arg(chunk)
     }
 
-    /// The parameters of the narrow kernels, for the same chunks; bad places are told to `report`. A
-    /// chunk that is alone is given `alone` or as the first of several.
+    /// Those of a transfer of several chunks.
     #[allow(dead_code, reason = "each program uses a part")]
-    pub(crate) fn narrow(&self, report: u64, alone: bool) -> KernelArgs {
-        let row_vectors = self.row_bytes / self.vector_bytes;
-        let moved = self.tokens - self.skip;
-        let rows = moved * u64::from(self.layers) * u64::from(self.kv_count);
-        let segment_bytes = self.row_bytes / self.segments;
+    pub(crate) fn several(&self, report: u64) -> KernelArgs {
+        KernelArgs::new().arg(self.pages(report)).arg(self.chunks())
+    }
+
+    /// Those of a walk; rows in parts are wide.
+    #[allow(dead_code, reason = "each program uses a part")]
+    pub(crate) fn walk(&self, report: u64, wide: bool) -> KernelArgs {
+        let ready = if self.by_blocks { 1 } else { self.block_tokens };
+        let [segment, token, block] = self.strides();
+        let vectors = |bytes: u64| divider31((bytes / self.vector_bytes).max(1));
+        let mut rows = words(&[block, self.num_blocks * ready]);
+        rows.extend(words(&[self.block_tokens, u64::MAX / self.block_tokens]));
+        rows.extend(words(&[0, token, segment]));
+        rows.extend(vectors(self.first_bytes() / self.segments));
+        rows.push(0);
+        let tail = self.tail_bytes;
+        rows.extend(words(&[self.block_tokens * self.first_bytes(), tail, tail]));
+        rows.extend(vectors(tail));
+        rows.extend([0, (self.first_bytes() / self.vector_bytes) as u32, 0]);
+        let rows: [u32; 30] = rows.try_into().expect("as many words as there are");
+        let rows = if wide { rows } else { [0; 30] };
+        KernelArgs::new().arg(self.pages(report)).arg(rows).arg(self.chunks())
+    }
+
+    fn first_bytes(&self) -> u64 {
+        self.row_bytes - self.tail_bytes
+    }
+
+    fn row_vectors(&self) -> u64 {
+        self.row_bytes / self.vector_bytes
+    }
+
+    fn rows(&self) -> u64 {
+        (self.tokens - self.skip) * u64::from(self.layers) * u64::from(self.kv_count)
+    }
+
+    /// Of segments, tokens and blocks.
+    fn strides(&self) -> [u64; 3] {
+        let segment_bytes = self.first_bytes() / self.segments;
+        [self.block_tokens * segment_bytes, segment_bytes, self.block_stride]
+    }
+
+    fn pages(&self, report: u64) -> [u32; 26] {
+        let segment_bytes = self.first_bytes() / self.segments;
         let ready = if self.by_blocks { 1 } else { self.block_tokens };
         let mut pages = words(&[self.planes, report]);
-        pages.extend(divider31(row_vectors));
+        pages.extend(divider31(self.row_vectors()));
         pages.extend(divider31(segment_bytes / self.vector_bytes));
         pages.extend(divider31(self.block_tokens));
         pages.extend(divider31(self.layers.into()));
-        let strides = [self.block_stride, segment_bytes, self.block_tokens * segment_bytes];
+        let [segment, token, block] = self.strides();
         pages.push((self.num_blocks * ready) as u32);
-        pages.extend(strides.map(|stride| stride as u32));
+        pages.extend([block, token, segment].map(|stride| stride as u32));
         // No layer is left out.
         pages.extend([0, self.direction, self.by_blocks.into()]);
         pages.extend([1 + u32::from(self.split_rows > 0), self.vector_bytes as u32, 0]);
-        let chunk = |first: u64, end: u64| {
-            let mut chunk =
-                words(&[self.chunk + (first + self.skip) * self.row_bytes, self.mapping]);
-            chunk.extend(divider31(moved));
-            chunk.extend([self.skip, self.skip * self.row_bytes, first].map(|n| n as u32));
-            chunk.extend([((end - first) * row_vectors) as u32, 0]);
-            chunk
-        };
-        let pages: [u32; 26] = pages.try_into().expect("as many words as there are");
-        let args = KernelArgs::new().arg(pages);
-        if alone {
-            assert_eq!(self.split_rows, 0, "one chunk");
-            let chunk: [u32; 12] = chunk(0, rows).try_into().expect("as many words as there are");
-            return args.arg(chunk);
-        }
+        pages.try_into().expect("as many words as there are")
+    }
+
+    fn chunk(&self, first: u64, end: u64) -> Vec<u32> {
+        let address = self.chunk + (first + self.skip) * self.row_bytes;
+        let mut chunk = words(&[address, self.mapping]);
+        chunk.extend(divider31(self.tokens - self.skip));
+        chunk.extend([self.skip, self.skip * self.row_bytes, first].map(|n| n as u32));
+        chunk.extend([((end - first) * self.row_vectors()) as u32, 0]);
+        chunk
+    }
+
+    fn chunks(&self) -> [u32; 16 * 12] {
         let mut chunks = [0u32; 16 * 12];
         if self.split_rows == 0 {
-            chunks[..12].copy_from_slice(&chunk(0, rows));
+            chunks[..12].copy_from_slice(&self.chunk(0, self.rows()));
         } else {
-            chunks[..12].copy_from_slice(&chunk(0, self.split_rows));
-            chunks[12..24].copy_from_slice(&chunk(self.split_rows, rows));
+            chunks[..12].copy_from_slice(&self.chunk(0, self.split_rows));
+            chunks[12..24].copy_from_slice(&self.chunk(self.split_rows, self.rows()));
         }
-        args.arg(chunks)
+        chunks
     }
 }
 

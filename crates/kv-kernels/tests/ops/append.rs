@@ -175,9 +175,14 @@ mod on_sim {
         AddressRange, DeviceMemory, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
     };
     use kv_kernels::{
-        BlocksError, ConversionKind, KernelError, Operand, OperandError, PagedKv, PagedLayout,
-        RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawConversion,
-        RawFormats, references,
+        KernelError, PagedKv, PagedLayout,
+        convert::ConversionKind,
+        error::{BlocksError, Operand, OperandError},
+        raw::{
+            RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawConversion,
+            RawFormats,
+        },
+        references,
     };
 
     use super::super::on::compare;
@@ -323,6 +328,7 @@ mod on_sim {
                 report: 0,
                 grid: 1,
                 threads: 32,
+                batched: false,
             };
             // SAFETY: as above.
             let refused = unsafe { on.kernels.copy_blocks_raw(&on.stream, &raw) };

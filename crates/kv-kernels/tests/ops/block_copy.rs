@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, Blocks, DeviceReport, HostBlocks, KvShape, OutOfRange, PagedKv, RowRange,
-    Tensors, reshard,
+    layout::Tensors,
 };
 
 use super::lays::{LAYS, Lay, lays, places, shape};
@@ -194,8 +194,12 @@ fn resharded(on: &On) -> Outputs {
     let device_pairs = on.upload(&pairs);
     let held: Vec<Vec<u8>> = from.iter().map(|(_, lay)| noise(lay.bytes)).collect();
     let mut expected: Vec<Vec<u8>> = to.iter().map(|(_, lay)| noise(lay.bytes)).collect();
-    for head_move in reshard(6, 2, 3).unwrap() {
-        let (source, target) = (head_move.source as usize, head_move.destination as usize);
+    // Source and destination shard, first head on either, and heads.
+    for (source, target, from_head, to_head, heads) in
+        [(0, 0, 0, 0, 2), (0, 1, 2, 0, 1), (1, 1, 0, 1, 1), (1, 2, 1, 0, 2)]
+    {
+        let [from_byte, to_byte, bytes] =
+            [from_head, to_head, heads].map(|heads: u64| heads * u64::from(HEAD_BYTES));
         let copy = BlockCopy {
             from: sources[source].blocks(),
             to: targets[target].blocks(),
@@ -207,7 +211,9 @@ fn resharded(on: &On) -> Outputs {
             report: None,
             multiprocessors: Some(2),
         };
-        on.kernels.copy_block_rows(&on.stream, copy, head_move.rows(HEAD_BYTES)).unwrap();
+        on.kernels
+            .copy_block_rows(&on.stream, copy, RowRange { from_byte, to_byte, bytes })
+            .unwrap();
     }
     // Head by head, without asking which moves there are.
     let head = u64::from(HEAD_BYTES);
@@ -263,7 +269,9 @@ fn unknown_pairs(on: &On) -> Vec<u8> {
 #[cfg(test)]
 mod on_sim {
     use kv_kernels::{
-        BlocksError, KernelError, Operand, OperandError, PagedLayout, Side as Named, references,
+        KernelError, PagedLayout,
+        error::{BlocksError, Operand, OperandError, Side as Named},
+        references,
     };
 
     use super::super::lays::Place;

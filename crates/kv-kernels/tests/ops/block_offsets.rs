@@ -1,8 +1,8 @@
 //! Offset tables: kernel, host gather and packed gather against the formula.
 
 use cuda_driver::DeviceBuffer;
-use kv_kernels::{BlockOffsets, DeviceReport, OutOfRange};
-use kv_kernels::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets};
+use kv_kernels::tables::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets};
+use kv_kernels::{DeviceReport, OutOfRange, tables::BlockOffsets};
 
 use super::on::{On, Outputs, Random, noise};
 
@@ -231,7 +231,12 @@ fn unknown_rows(on: &On) -> Vec<u8> {
 #[cfg(test)]
 mod on_sim {
     use cuda_driver::PinnedBuffer;
-    use kv_kernels::{HostGatherError, KernelError, Operand, OperandError, references};
+    use kv_kernels::{
+        KernelError,
+        error::{Operand, OperandError},
+        references,
+        tables::HostGatherError,
+    };
 
     use super::super::on::compare;
     use super::*;

@@ -1,7 +1,11 @@
 //! Sums of blocks: the same in every layout, on the device and on the host.
 
 use cuda_driver::DeviceBuffer;
-use kv_kernels::{BAD_BLOCK, BlockSums, DeviceReport, KvShape, OutOfRange, Tensors, block_sum};
+use kv_kernels::{
+    DeviceReport, KvShape, OutOfRange,
+    layout::Tensors,
+    verify::{BAD_BLOCK, BlockSums, block_sum},
+};
 
 use super::block_copy::Side;
 use super::lays::{Lay, lays, places, shape};
@@ -96,7 +100,11 @@ fn unknown_ids(on: &On) -> Vec<u8> {
 
 #[cfg(test)]
 mod on_sim {
-    use kv_kernels::{BlocksError, Operand, OperandError, Side as Named, references, weight};
+    use kv_kernels::{
+        error::{BlocksError, Operand, OperandError, Side as Named},
+        references,
+        verify::weight,
+    };
 
     use super::super::on::compare;
     use super::*;

@@ -1,6 +1,6 @@
 //! What transfers of chunks are tried over: every format, at every width, both ways.
 
-use kv_kernels::{Direction, FormatOptions, KvFormat, KvShape, LaunchLimits, PagedLayout};
+use kv_kernels::{Direction, KvFormat, KvShape, LaunchLimits, PagedLayout, layout::FormatOptions};
 
 use super::on::Random;
 

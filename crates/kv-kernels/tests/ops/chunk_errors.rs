@@ -5,8 +5,11 @@ mod on_sim {
     use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
     use kv_kernels::{
         Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, DeviceReport, Direction, KernelError,
-        KvFormat, KvShape, LaunchLimits, LayoutError, Operand, OperandError, OutOfRange, PagedKv,
-        PagedKvError, PagedLayout, RawChunk, RawMapping, RawTransfer, references,
+        KvFormat, KvShape, LaunchLimits, OutOfRange, PagedKv, PagedLayout,
+        error::{Operand, OperandError, PagedKvError},
+        layout::LayoutError,
+        raw::{RawChunk, RawMapping, RawTransfer},
+        references,
     };
 
     use super::super::lays::shape;
@@ -458,7 +461,7 @@ mod on_sim {
     fn tensors_of_a_layout() {
         let on = On::sim(references());
         let shape = Bench::shape();
-        let options = kv_kernels::FormatOptions {
+        let options = kv_kernels::layout::FormatOptions {
             layers: 2,
             heads: 1,
             head_bytes: 16,

@@ -2,8 +2,8 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
 use kv_kernels::{
-    Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, Direction, LaunchLimits, PagedKv, RawChunk,
-    RawMapping, RawTransfer,
+    Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, Direction, LaunchLimits, PagedKv,
+    raw::{RawChunk, RawMapping, RawTransfer},
 };
 
 use super::chunk_cases::{BLOCKS, Case, ChunkCase, Mapping, cases};
@@ -234,7 +234,7 @@ impl Case {
 
     /// The tensor, and the offset in it, of a byte of a row; as the documentation of the layout says.
     fn place(&self, layer: u64, kv: u64, slot: u64, byte: u64) -> (usize, u64) {
-        use kv_kernels::Tensors;
+        use kv_kernels::layout::Tensors;
         let (shape, layout) = (&self.shape, &self.layout);
         let (kv_count, layers) = (u64::from(shape.kv_count()), u64::from(shape.layers()));
         let tensor = match layout.tensors() {

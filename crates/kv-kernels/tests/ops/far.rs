@@ -3,8 +3,9 @@
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, BlockSums, Conversion, KvShape, NarrowFormat, PagedKv,
-    PagedLayout, RowRange, ScalePer, WideFormat, block_sum,
+    Append, BlockCopy, BlockPair, KvShape, PagedKv, PagedLayout, RowRange,
+    convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    verify::{BlockSums, block_sum},
 };
 
 use super::block_copy::Side;
@@ -149,7 +150,7 @@ fn sums_and_conversions(on: &On, range: &AddressRange, pages: &PagedKv, near: &S
 mod on_sim {
     use kv_kernels::references;
 
-    use kv_kernels::{BlocksError, DeviceReport, OutOfRange};
+    use kv_kernels::{DeviceReport, OutOfRange, error::BlocksError};
 
     use super::super::on::compare;
     use super::*;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, HostLink, HostLinkOptions, HostReady,
-    HostTransfer, KvKernels, KvShape, KvShapeOptions, LayerEvents, PagedKv, PagedLayout, Transport,
+    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, KvKernels, KvShape, KvShapeOptions,
+    PagedKv, PagedLayout,
+    link::{HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, Transport},
 };
 
 use super::chunk_cases::{BLOCKS, Case, ChunkCase, Mapping, cases};

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory, Stream};
 use kv_kernels::{
-    Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions, LaunchLimits,
-    LayoutOptions, PagedKv, PagedLayout, RowPart, Tensors,
+    Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions, LaunchLimits, PagedKv,
+    PagedLayout,
+    layout::{LayoutOptions, RowPart, Tensors},
 };
 
 use super::on::{On, Outputs, noise};

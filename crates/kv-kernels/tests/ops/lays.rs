@@ -1,6 +1,9 @@
 //! Layouts with their index formula written out, for oracles.
 
-use kv_kernels::{KvShape, KvShapeOptions, LayoutOptions, PagedLayout, RowPart, Strides, Tensors};
+use kv_kernels::{
+    KvShape, KvShapeOptions, PagedLayout,
+    layout::{LayoutOptions, RowPart, Strides, Tensors},
+};
 
 /// A layout, and where byte `x` of the row of a token of a block in a plane lies.
 pub(crate) struct Lay {

@@ -7,7 +7,7 @@ use cuda_driver::{
     Device, DeviceBuffer, DeviceSpan, HostAllocFlags, KernelReference, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvKernels, plane_word};
+use kv_kernels::{KvKernels, verify::plane_word};
 
 pub(crate) struct On {
     pub(crate) device: Device,

@@ -1,7 +1,9 @@
 //! Conversions: every pair of formats, every kind of scale, numbers of every kind.
 
 use kv_kernels::{
-    Conversion, DeviceReport, KvShape, NarrowFormat, OutOfRange, ScalePer, Tensors, WideFormat,
+    DeviceReport, KvShape, OutOfRange,
+    convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    layout::Tensors,
 };
 
 use super::block_copy::{Side, pairs};
@@ -277,8 +279,10 @@ fn unknown_pairs(on: &On) -> Vec<u8> {
 mod on_sim {
     use cuda_driver::Device;
     use kv_kernels::{
-        BlocksError, KernelError, KvKernels, KvShapeOptions, LayoutOptions, Operand, OperandError,
-        PagedKv, PagedLayout, RowPart, Side as Named, references,
+        KernelError, KvKernels, KvShapeOptions, PagedKv, PagedLayout,
+        error::{BlocksError, Operand, OperandError, Side as Named},
+        layout::{LayoutOptions, RowPart},
+        references,
     };
 
     use super::super::lays::{Place, places};

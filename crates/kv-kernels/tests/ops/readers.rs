@@ -6,9 +6,13 @@ mod tests {
 
     use cuda_driver::{PinnedBuffer, PinnedSpan, ReaderError, Stream};
     use kv_kernels::{
-        Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, BlocksError, Chunk, ChunkMapping,
-        ChunkMemory, ChunkTransfer, Conversion, Direction, HostBlocks, KernelError, KernelSource,
-        LaunchLimits, NarrowFormat, PagedKvError, ScalePer, ScatterWords, WideFormat, references,
+        Append, BlockCopy, BlockPair, Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, Direction,
+        HostBlocks, KernelError, KernelSource, LaunchLimits,
+        convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+        error::{BlocksError, PagedKvError},
+        references,
+        tables::BlockOffsets,
+        verify::BlockSums,
     };
 
     use super::super::block_copy::Side;
@@ -64,8 +68,6 @@ mod tests {
             width: 4,
             report: None,
         };
-        let words =
-            ScatterWords { out: out.span(), source, data_offset: 0, index_offset: 16, count: 1 };
         let appends = |append| kernels.append(stream, paged, append).map_err(kernel);
         let gathers = |gather| kernels.gather_block_offsets(stream, gather);
         let row = Some(pinned(4));
@@ -78,7 +80,6 @@ mod tests {
             ("lengths", gathers(BlockOffsets { live: row, ..offsets })),
             ("scales", gathers(BlockOffsets { scales: pinned(4), ..offsets })),
             ("offsets", gathers(BlockOffsets { offsets: pinned(4), ..offsets })),
-            ("words", kernels.scatter_words(stream, words)),
         ]
     }
 

@@ -2,8 +2,8 @@
 
 use cuda_driver::{DeviceBuffer, Stream};
 use kv_kernels::{
-    ChecksumArgs, Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions,
-    LaunchLimits, PagedKv, PagedLayout,
+    Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions, LaunchLimits, PagedKv,
+    PagedLayout, verify::ChecksumArgs,
 };
 
 use super::on::{On, noise};

@@ -2,7 +2,10 @@
 
 use bytemuck::Zeroable;
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig};
-use kv_kernels::{BlockPair, RawAppendRows, RawBlockSide, RawBlockUnits};
+use kv_kernels::{
+    BlockPair,
+    raw::{RawAppendRows, RawBlockSide, RawBlockUnits},
+};
 
 use super::machine::{Machine, noise};
 use super::{Scenario, address};

@@ -4,11 +4,15 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
-    Append, BlockCopy, BlockOffsets, BlockPair, BlockSums, Blocks, ChecksumArgs, Chunk,
-    ChunkMapping, ChunkMemory, ChunkTransfer, Conversion, ConversionKind, Direction, FillPattern,
-    GatherRows, LaunchLimits, NarrowFormat, PagedKv, PagedLayout, RawAppend, RawBlockCopy,
-    RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk, RawConversion, RawFormats, RawMapping,
-    RawTransfer, RowRange, ScalePer, ScatterWords, Transfer, WideFormat,
+    Append, BlockCopy, BlockPair, Blocks, Chunk, ChunkMapping, ChunkMemory, ChunkTransfer,
+    Direction, LaunchLimits, PagedKv, PagedLayout, RowRange, Transfer,
+    convert::{Conversion, ConversionKind, NarrowFormat, ScalePer, WideFormat},
+    raw::{
+        RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk,
+        RawConversion, RawFormats, RawMapping, RawTransfer,
+    },
+    tables::{BlockOffsets, GatherRows},
+    verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 
 use super::{BLOCKS, Bench, COUNTS, SMALL, answered, shape};
@@ -150,6 +154,7 @@ fn counts_of_raw_launches() {
                     report: 0,
                     grid: u32::MAX,
                     threads: u32::MAX,
+                    batched: false,
                 };
                 // SAFETY: more than is counted, so that nothing is launched; as the next three.
                 let refused = unsafe { bench.kernels.append_raw(&bench.stream, &append) };
@@ -324,16 +329,6 @@ fn tables_words_and_patterns() {
                 num_blocks: stride,
             };
             answered(kernels.paged_checksum(stream, &bench.paged, checksum));
-            let scatter = ScatterWords {
-                out: out.span(),
-                source: bench.host.span(0, bench.host.bytes()).unwrap(),
-                data_offset: stride,
-                index_offset: stride,
-                count: rows,
-            };
-            answered(kernels.scatter_words(stream, scatter));
-            let packet = bench.host.span(0, bench.host.bytes()).unwrap();
-            answered(kernels.scatter_packets(out.span(), packet, rows));
         }
         for chunk in spans(&out) {
             let fill = FillPattern { chunk, token_keys: memory.span(), tokens: stride };

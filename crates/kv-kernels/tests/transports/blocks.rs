@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, HostBlocks, HostLinkOptions, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, Transport, references,
+    BlockCopy, BlockPair, Blocks, HostBlocks, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    link::{HostLinkOptions, Transport},
+    references,
 };
 
 use crate::machine::{Machine, noise};

@@ -1,8 +1,9 @@
 //! Every transport gives the same bytes, for every kind of transfer.
 
 use kv_kernels::{
-    Direction, FormatOptions, HostLinkOptions, KvFormat, LayerEvents, PagedLayout, Transport,
-    TransportError,
+    Direction, KvFormat, PagedLayout,
+    layout::FormatOptions,
+    link::{HostLinkOptions, LayerEvents, Transport, TransportError},
 };
 
 use crate::machine::{BLOCKS, BOTH, Case, Machine, Scene};
@@ -135,17 +136,17 @@ fn what_does_not_fit_is_refused_and_nothing_is_enqueued() {
         answer.unwrap_err().to_string()
     };
     let mut texts = vec![
-        refused(kv_kernels::HostTransfer { host_offset: 81, ..good }),
-        refused(kv_kernels::HostTransfer { host_offset: u64::MAX, ..good }),
-        refused(kv_kernels::HostTransfer { skip_prefix_n_tokens: 21, ..good }),
-        refused(kv_kernels::HostTransfer { tokens: 19, ..good }),
-        refused(kv_kernels::HostTransfer { tokens: u64::MAX, ..good }),
-        refused(kv_kernels::HostTransfer { num_blocks: 13, ..good }),
-        refused(kv_kernels::HostTransfer { num_blocks: 10, ..good }),
-        refused(kv_kernels::HostTransfer { host_slots: &far, ..good }),
-        refused(kv_kernels::HostTransfer { host_slots: &twice, ..good }),
+        refused(kv_kernels::link::HostTransfer { host_offset: 81, ..good }),
+        refused(kv_kernels::link::HostTransfer { host_offset: u64::MAX, ..good }),
+        refused(kv_kernels::link::HostTransfer { skip_prefix_n_tokens: 21, ..good }),
+        refused(kv_kernels::link::HostTransfer { tokens: 19, ..good }),
+        refused(kv_kernels::link::HostTransfer { tokens: u64::MAX, ..good }),
+        refused(kv_kernels::link::HostTransfer { num_blocks: 13, ..good }),
+        refused(kv_kernels::link::HostTransfer { num_blocks: 10, ..good }),
+        refused(kv_kernels::link::HostTransfer { host_slots: &far, ..good }),
+        refused(kv_kernels::link::HostTransfer { host_slots: &twice, ..good }),
     ];
-    texts.push(refused(kv_kernels::HostTransfer { layer_events: Some(&events), ..good }));
+    texts.push(refused(kv_kernels::link::HostTransfer { layer_events: Some(&events), ..good }));
     let expected = [
         "the chunk does not lie in the pinned memory",
         "the chunk does not lie in the pinned memory",

@@ -2,7 +2,10 @@
 //! in, and with any one left out they are not.
 
 use cuda_driver::{ErrorCode, Event, Stream};
-use kv_kernels::{Direction, HostLink, HostReady, Transport};
+use kv_kernels::{
+    Direction,
+    link::{HostLink, HostReady, Transport},
+};
 
 use crate::machine::{BOTH, Case, Machine, Scene};
 
@@ -155,7 +158,7 @@ fn a_transfer_within_the_stream_waits_for_the_event_named_too() {
 #[test]
 fn without_any_one_wait_bytes_are_wrong() {
     use cuda_sim::{Pace, RaceCheck};
-    use kv_kernels::LinkEdge;
+    use kv_kernels::link::LinkEdge;
     for edge in LinkEdge::ALL {
         let scenario = match edge {
             LinkEdge::SlotEmpty | LinkEdge::SlotFilled => two_streams,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, ReaderError};
 use kv_kernels::{
-    Direction, HostReady, HostTransfer, KernelError, LayerEvents, Transport, TransportError,
+    Direction, KernelError,
+    link::{HostReady, HostTransfer, LayerEvents, Transport, TransportError},
 };
 
 use crate::machine::{BOTH, Case, Machine, Scene, noise};

@@ -8,8 +8,9 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Direction, HostLink, HostLinkOptions, HostTransfer, KvKernels, KvShape, KvShapeOptions,
-    LayerEvents, PagedKv, PagedLayout, Transport, TransportError, references,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    link::{HostLink, HostLinkOptions, HostTransfer, LayerEvents, Transport, TransportError},
+    references,
 };
 
 pub(crate) const BOTH: [Direction; 2] = [Direction::PagedToChunk, Direction::ChunkToPaged];

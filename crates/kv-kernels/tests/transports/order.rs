@@ -2,7 +2,10 @@
 
 use cuda_driver::{DeviceBuffer, Stream};
 use cuda_sim::Pace;
-use kv_kernels::{Direction, LayerEvents, Transport};
+use kv_kernels::{
+    Direction,
+    link::{LayerEvents, Transport},
+};
 
 use crate::machine::{BOTH, Case, Machine, OFFSET, Scene};
 

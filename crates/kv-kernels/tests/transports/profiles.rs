@@ -1,8 +1,10 @@
 //! Measuring a profile, and what it then decides.
 
 use kv_kernels::{
-    HostDirection, HostLink, HostLinkOptions, KvKernels, Load, MeasureOptions, Transport,
-    TransportProfile,
+    KvKernels,
+    link::{
+        HostDirection, HostLink, HostLinkOptions, Load, MeasureOptions, Transport, TransportProfile,
+    },
 };
 
 use crate::machine::Machine;

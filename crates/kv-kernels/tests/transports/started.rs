@@ -3,8 +3,11 @@
 use cuda_driver::{DeviceBuffer, PinnedBuffer, Stream};
 use cuda_sim::Pace;
 use kv_kernels::{
-    Direction, HostArrival, HostLink, HostLinkOptions, HostReady, HostTransfer, KernelError,
-    LayerEvents, Transport, TransportError,
+    Direction, KernelError,
+    link::{
+        HostArrival, HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, Transport,
+        TransportError,
+    },
 };
 
 use crate::machine::{BLOCKS, BOTH, Case, Machine, OFFSET, Scene};

@@ -6,8 +6,12 @@ use std::collections::BTreeMap;
 use cuda_driver::{CountingDriver, Device, Driver, ErrorCode, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use kv_kernels::{
-    BlockPair, HostArrival, HostLink, HostLinkOptions, HostReady, KvKernels, LayerEvents,
-    MeasureOptions, PagedLayout, Transport, TransportError, TransportProfile, references,
+    BlockPair, KvKernels, PagedLayout,
+    link::{
+        HostArrival, HostLink, HostLinkOptions, HostReady, LayerEvents, MeasureOptions, Transport,
+        TransportError, TransportProfile,
+    },
+    references,
 };
 
 use crate::blocks::{Scene as BlockScene, copy_of, pairs};

@@ -1,20 +1,15 @@
 //! Steps of which only the changes travel: what arrives, what is sent, and when all is sent anew.
 
-use std::sync::Arc;
-
+use crate::rows::{row_at, rows_at};
 use cuda_driver::{DeviceBuffer, ErrorCode};
 use cuda_sim::RaceCheck;
-use kv_stage::{
-    BlockTable, PartId, SCATTER_WORD_BYTES, Staged, StagingPool, StepStager, StepStagerOptions,
-};
+use kv_stage::{BlockTable, PartId, Staged, StagingPool, StepStager};
 
 use crate::machine::{Machine, Random};
-use crate::scatter::{self, Kernels};
 
 /// A machine with a pool and a stager that sends changes only.
 struct Rig {
     machine: Machine,
-    kernels: Arc<Kernels>,
     pool: StagingPool,
     stager: StepStager,
 }
@@ -22,17 +17,16 @@ struct Rig {
 impl Rig {
     fn new(seed: u64, device_bytes: u64, buffers: usize) -> Self {
         let machine = Machine::new(seed);
-        let kernels = Kernels::load(&machine.device);
-        let pool = machine.pool(StepStagerOptions::buffer_bytes(device_bytes), buffers);
-        let stager = scatter::stager(&pool, device_bytes, &kernels);
+        let pool = machine.pool(StepStager::buffer_bytes(device_bytes), buffers);
+        let stager = StepStager::with_scatter(pool.device(), &pool, device_bytes).unwrap();
         assert!(stager.capacity_bytes() >= device_bytes / 16 * 16);
-        Self { machine, kernels, pool, stager }
+        Self { machine, pool, stager }
     }
 
     /// Stages the rows of `slots` and the lengths, and reads both back.
     fn stage(&mut self, table: &BlockTable, slots: &[usize], width: usize, lens: &[u32]) -> Seen {
         let mut step = self.stager.begin_wait().unwrap();
-        let rows = step.block_rows(table, slots, width).unwrap();
+        let rows = step.block_rows(table, &rows_at(slots), width).unwrap();
         let lengths = step.array(lens).unwrap();
         let staged = step.submit(&self.machine.stream).unwrap();
         assert_eq!(
@@ -57,7 +51,7 @@ struct Seen {
 
 /// The rows of `slots`, `stride` entries each.
 fn expected(table: &BlockTable, slots: &[usize], stride: usize) -> Vec<i32> {
-    slots.iter().flat_map(|slot| &table.row(*slot).unwrap()[..stride]).copied().collect()
+    slots.iter().flat_map(|slot| &table.row(row_at(*slot)).unwrap()[..stride]).copied().collect()
 }
 
 /// A table of `slots` rows with `blocks` blocks each.
@@ -65,7 +59,7 @@ fn filled(slots: usize, max_blocks: usize, blocks: usize) -> BlockTable {
     let mut table = BlockTable::new(slots, max_blocks).unwrap();
     for slot in 0..slots {
         for block in 0..blocks {
-            table.append(slot, (slot * 1000 + block) as i32).unwrap();
+            table.append(row_at(slot), (slot * 1000 + block) as i32).unwrap();
         }
     }
     table
@@ -84,19 +78,19 @@ fn a_decode_step_sends_one_word_for_each_change_in_one_launch() {
     let count = |rig: &Rig| calls.map(|call| rig.machine.calls(call));
     for step in 0..20 {
         for slot in 0..16 {
-            table.append(slot * 16 + step % 16, step as i32).unwrap();
+            table.append(row_at(slot * 16 + step % 16), step as i32).unwrap();
         }
         let before = count(&rig);
         let seen = rig.stage(&table, &slots, 1501 + step, &lens);
         let words = 16 + 256 / 4;
-        assert_eq!(seen, Seen { bytes: u64::from(words) * (SCATTER_WORD_BYTES + 4), words });
+        assert_eq!(seen, Seen { bytes: u64::from(words) * 20, words });
         let [copies, launches, pinned, events] = before;
         assert_eq!(count(&rig), [copies, launches + 1, pinned, events]);
     }
     // Nothing changed, and there is no array: nothing is sent.
     let before = count(&rig);
     let mut step = rig.stager.begin().unwrap();
-    let rows = step.block_rows(&table, &slots, 1520).unwrap();
+    let rows = step.block_rows(&table, &rows_at(&slots), 1520).unwrap();
     let staged = step.submit(&rig.machine.stream).unwrap();
     assert_eq!((staged.bytes(), count(&rig)), (0, before));
     assert!(rig.read::<i32>(&staged, rows) == expected(&table, &slots, 2048));
@@ -110,8 +104,8 @@ fn rows_that_change_hands_are_sent_whole_and_others_stay() {
     // Row 3 is another slot's, the last row is gone, and slot 5 is somebody else's.
     let mut slots: Vec<usize> = (0..15).collect();
     slots[3] = 17;
-    table.clear_row(5).unwrap();
-    table.append(5, 12345).unwrap();
+    table.clear_row(row_at(5)).unwrap();
+    table.append(row_at(5), 12345).unwrap();
     let seen = rig.stage(&table, &slots, 40, &[1]);
     assert_eq!(seen.words, 64 / 4 + 40 / 4 + 1, "a row, what was cleared, and the length");
     // Rows swap, and two more come.
@@ -138,13 +132,13 @@ fn forgotten_edits_large_changes_and_other_tables_are_sent_whole() {
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 1);
     // More edits than the table remembers.
     for edit in 0..200 {
-        table.set(edit % 8, edit % 100, edit as i32).unwrap();
+        table.set(row_at(edit % 8), edit % 100, edit as i32).unwrap();
     }
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 1);
     // Few edits, of most of the table.
     for slot in 0..7 {
-        table.truncate(slot, 1).unwrap();
+        table.truncate(row_at(slot), 1).unwrap();
     }
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     // A table that looks the same, and one with longer rows.
@@ -155,7 +149,7 @@ fn forgotten_edits_large_changes_and_other_tables_are_sent_whole() {
     // Tables of the same shape with as many edits.
     let twins = [7, 8].map(|block| {
         let mut twin = BlockTable::new(8, 128).unwrap();
-        (0..8).for_each(|slot| twin.append(slot, block).unwrap());
+        (0..8).for_each(|slot| twin.append(row_at(slot), block).unwrap());
         twin
     });
     for twin in [0, 1, 0, 1] {
@@ -181,11 +175,11 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
     type Upset = fn(&mut Rig, &BlockTable, &[usize], &cuda_driver::Stream);
     let upsets: [Upset; 6] = [
         |rig, table, slots, _| {
-            rig.stager.begin().unwrap().block_rows(table, slots, 64).map(drop).unwrap();
+            rig.stager.begin().unwrap().block_rows(table, &rows_at(slots), 64).map(drop).unwrap();
         },
         |rig, table, slots, other| {
             let mut step = rig.stager.begin().unwrap();
-            step.block_rows(table, slots, 64).unwrap();
+            step.block_rows(table, &rows_at(slots), 64).unwrap();
             step.submit(other).map(drop).unwrap_err();
         },
         |rig, table, slots, _| {
@@ -197,7 +191,7 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
         |rig, table, slots, _| {
             // Somebody else writes the device's table, and says so.
             let mut step = rig.stager.begin().unwrap();
-            let rows = step.block_rows(table, slots, 64).unwrap();
+            let rows = step.block_rows(table, &rows_at(slots), 64).unwrap();
             let staged = step.submit(&rig.machine.stream).unwrap();
             rig.machine.stream.fill(staged.span(rows).unwrap(), 0xEE).unwrap();
             rig.stager.forget();
@@ -206,17 +200,17 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
             // No upset at all: the new stream waits for what the old one has.
             rig.stager.rebind(other).unwrap();
             let mut step = rig.stager.begin().unwrap();
-            step.block_rows(table, slots, 64).unwrap();
+            step.block_rows(table, &rows_at(slots), 64).unwrap();
             step.submit(other).unwrap();
             rig.stager.rebind(&rig.machine.stream.clone()).unwrap();
         },
     ];
     for (number, upset) in (0..).zip(upsets) {
-        table.set(3, 9, 900 + number).unwrap();
+        table.set(row_at(3), 9, 900 + number).unwrap();
         assert_eq!(rig.stage(&table, &slots, 64, &[1]).words, 2, "before upset {number}");
-        table.set(2, 7, 700 + number).unwrap();
+        table.set(row_at(2), 7, 700 + number).unwrap();
         upset(&mut rig, &table, &slots, &other);
-        table.set(1, 5, 500 + number).unwrap();
+        table.set(row_at(1), 5, 500 + number).unwrap();
         let words = if number == 5 { 2 } else { 0 };
         assert_eq!(rig.stage(&table, &slots, 64, &[1]).words, words, "after upset {number}");
     }
@@ -234,7 +228,7 @@ fn after_a_refused_step_without_a_table_all_is_sent_anew() {
     let mut step = rig.stager.begin().unwrap();
     step.array(&[0xEEu8; 512]).unwrap();
     step.submit(&rig.machine.stream).map(drop).unwrap_err();
-    table.set(1, 5, 500).unwrap();
+    table.set(row_at(1), 5, 500).unwrap();
     // `stage` compares every row.
     assert_eq!(rig.stage(&table, &slots, 64, &[1]).words, 0, "sent whole");
 }
@@ -249,7 +243,7 @@ fn refused(
 ) {
     rig.machine.sim.fail_nth(call, 1, code);
     let mut step = rig.stager.begin().unwrap();
-    step.block_rows(table, slots, 64).unwrap();
+    step.block_rows(table, &rows_at(slots), 64).unwrap();
     step.submit(&rig.machine.stream).map(drop).unwrap_err();
 }
 
@@ -262,10 +256,10 @@ fn trusting_a_refused_step_loses_its_changes() {
     let slots: Vec<usize> = (0..8).collect();
     rig.stage(&table, &slots, 64, &[1]);
     rig.stager.sabotage_trust_uncertain();
-    table.set(2, 7, 4711).unwrap();
+    table.set(row_at(2), 7, 4711).unwrap();
     refused(&mut rig, &table, &slots, "cuGraphLaunch", ErrorCode::OUT_OF_MEMORY);
     let mut step = rig.stager.begin().unwrap();
-    let rows = step.block_rows(&table, &slots, 64).unwrap();
+    let rows = step.block_rows(&table, &rows_at(&slots), 64).unwrap();
     let staged = step.submit(&rig.machine.stream).unwrap();
     let arrived: Vec<i32> = rig.read(&staged, rows);
     let right = expected(&table, &slots, 64);
@@ -296,23 +290,23 @@ impl Model {
 
     fn edit(&mut self) {
         let number = self.below(self.tables.len());
-        let slot = self.below(self.tables[number].slots());
+        let slot = self.below(self.tables[number].rows());
         let column = self.below(self.tables[number].max_blocks());
         let (kind, block) = (self.below(16), self.random.below(1 << 30) as i32);
         let table = &mut self.tables[number];
         match kind {
-            0 => table.clear_row(slot).unwrap(),
-            1 => table.truncate(slot, column).unwrap(),
-            2 => table.set(slot, column, -1).unwrap(),
-            3 | 4 => table.set(slot, column, block).unwrap(),
-            _ => drop(table.append(slot, block)),
+            0 => table.clear_row(row_at(slot)).unwrap(),
+            1 => table.truncate(row_at(slot), column).unwrap(),
+            2 => table.set(row_at(slot), column, -1).unwrap(),
+            3 | 4 => table.set(row_at(slot), column, block).unwrap(),
+            _ => drop(table.append(row_at(slot), block)),
         }
     }
 
     /// Lets rows come, go and move.
     fn reorder(&mut self) {
         let number = self.below(self.tables.len());
-        let slots = self.tables[number].slots();
+        let slots = self.tables[number].rows();
         let (kind, slot, row) = (self.below(5), self.below(slots), self.below(slots));
         let staged = &mut self.staged[number];
         match kind {
@@ -347,8 +341,9 @@ fn run_model(seed: u64, steps: usize) -> usize {
         let mut parts: Vec<Part> = Vec::new();
         for index in 0..tables {
             let (table, slots) = (&model.tables[index], &model.staged[index]);
-            let width = slots.iter().map(|&slot| table.len(slot).unwrap()).max().unwrap_or(0);
-            let part = step.block_rows(table, slots, width).unwrap();
+            let width =
+                slots.iter().map(|&slot| table.len(row_at(slot)).unwrap()).max().unwrap_or(0);
+            let part = step.block_rows(table, &rows_at(slots), width).unwrap();
             let columns = table.max_blocks();
             let right = bytemuck::cast_slice(&expected(table, slots, columns)).to_vec();
             parts.push(Part { part, columns, right });
@@ -369,7 +364,6 @@ fn run_model(seed: u64, steps: usize) -> usize {
     }
     check_logs(&rig, &mut logs, seed);
     assert_eq!(rig.machine.sim.findings(), []);
-    drop(rig.kernels);
     changes_only
 }
 
@@ -423,18 +417,20 @@ fn random_steps_arrive_as_they_were_when_staged() {
 /// The tables of every path, staged three times behind a stalled stream: all of them, then changes.
 fn stage_behind_a_stall(rig: &mut Rig) -> Vec<(Vec<i32>, Vec<i32>)> {
     let mut tables = [4, 4, 8, 4].map(|slots| filled(slots, 64, 30));
-    let slots = tables.each_ref().map(|table| (0..table.slots()).collect::<Vec<_>>());
+    let slots = tables.each_ref().map(|table| (0..table.rows()).collect::<Vec<_>>());
     let mut logs = Vec::new();
     rig.machine.sim.hold(rig.machine.stream.raw());
     for round in 0..3 {
         for (path, table) in (0..).zip(&mut tables) {
-            for slot in 0..table.slots() {
-                table.append(slot, 10_000 * (round + 1) + 100 * path + slot as i32).unwrap();
+            for slot in 0..table.rows() {
+                table
+                    .append(row_at(slot), 10_000 * (round + 1) + 100 * path + slot as i32)
+                    .unwrap();
             }
         }
         let mut step = rig.stager.begin().unwrap();
-        let parts =
-            [0, 1, 2, 3].map(|path| step.block_rows(&tables[path], &slots[path], 40).unwrap());
+        let parts = [0, 1, 2, 3]
+            .map(|path| step.block_rows(&tables[path], &rows_at(&slots[path]), 40).unwrap());
         let staged = step.submit(&rig.machine.stream).unwrap();
         assert_eq!(staged.words() > 0, round > 0, "changes only from the second step on");
         for (path, part) in parts.into_iter().enumerate() {
@@ -482,13 +478,13 @@ fn a_table_that_leaves_no_room_to_grow_is_still_sent() {
     let mut table = filled(9, 40, 10);
     let slots: Vec<usize> = (0..9).collect();
     let mut step = rig.stager.begin().unwrap();
-    let rows = step.block_rows(&table, &slots, 10).unwrap();
+    let rows = step.block_rows(&table, &rows_at(&slots), 10).unwrap();
     assert!(step.array(&[0u8; 64]).is_err(), "no part starts beyond the memory");
     let staged = step.submit(&rig.machine.stream).unwrap();
     assert_eq!(staged.row_entries(rows), Ok(10));
-    table.set(4, 4, 44).unwrap();
+    table.set(row_at(4), 4, 44).unwrap();
     let mut step = rig.stager.begin().unwrap();
-    let rows = step.block_rows(&table, &slots, 10).unwrap();
+    let rows = step.block_rows(&table, &rows_at(&slots), 10).unwrap();
     let staged = step.submit(&rig.machine.stream).unwrap();
     assert_eq!((staged.words(), rig.read(&staged, rows)), (1, expected(&table, &slots, 10)));
 }
@@ -499,7 +495,7 @@ fn the_end_of_a_short_array_carries_nothing_of_earlier_steps() {
     let table = filled(2, 16, 9);
     let mut stage = |array: &[u8]| {
         let mut step = rig.stager.begin_wait().unwrap();
-        step.block_rows(&table, &[0, 1], 9).unwrap();
+        step.block_rows(&table, &rows_at(&[0, 1]), 9).unwrap();
         let part = step.array(array).unwrap();
         let staged = step.submit(&rig.machine.stream).unwrap();
         rig.machine.stream.synchronize().unwrap();
@@ -519,10 +515,10 @@ fn a_little_of_one_table_and_all_of_the_next_travel_together() {
     let (mut first, second) = (filled(8, 64, 64), filled(8, 64, 9));
     let slots: Vec<usize> = (0..8).collect();
     rig.stage(&first, &slots, 64, &[1]);
-    first.set(7, 63, 7).unwrap();
+    first.set(row_at(7), 63, 7).unwrap();
     let copies = rig.machine.calls("cuMemcpyHtoDAsync");
     let mut step = rig.stager.begin().unwrap();
-    let rows = [&first, &second].map(|table| step.block_rows(table, &slots, 9).unwrap());
+    let rows = [&first, &second].map(|table| step.block_rows(table, &rows_at(&slots), 9).unwrap());
     let lens = step.array(&[1u32, 2, 3]).unwrap();
     let staged = step.submit(&rig.machine.stream).unwrap();
     assert_eq!((staged.words(), rig.machine.calls("cuMemcpyHtoDAsync")), (1, copies + 1));

@@ -28,7 +28,6 @@ impl Machine {
 
     pub(crate) fn on(sim: SimDriver) -> Self {
         sim.register_kernels(&[KernelReference { name: "copy_bytes", run: copy_bytes }]);
-        sim.register_kernels(kv_kernels::references());
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         Self { sim, device, stream, kernel: OnceLock::new() }

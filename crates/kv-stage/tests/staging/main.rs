@@ -8,7 +8,7 @@ mod machine;
 mod overlap;
 mod pinning;
 mod retirement;
-#[path = "../support/scatter.rs"]
-mod scatter;
+#[path = "../support/rows.rs"]
+mod rows;
 mod stall;
 mod step;

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
+use crate::rows::{row_at, rows_at};
 use cuda_driver::{DeviceBuffer, Event, Stream};
 use cuda_sim::Pace;
-use kv_stage::{AcquireError, BlockTable, StagingPool, StepStager, StepStagerOptions};
+use kv_stage::{AcquireError, BlockTable, StagingPool, StepStager};
 
 use crate::machine::{Machine, Random, pattern};
-use crate::scatter;
 
 /// Steps of each run; `KV_STAGE_ITERATIONS` sets another number.
 const ITERATIONS: usize = 100_000;
@@ -27,10 +27,10 @@ fn iterations() -> usize {
 /// Lets a sequence arrive, grow or leave.
 fn edit(table: &mut BlockTable, random: &mut Random) {
     let slot = random.below(SLOTS as u64) as usize;
-    if table.len(slot).unwrap() == COLUMNS || random.below(8) == 0 {
-        table.clear_row(slot).unwrap();
+    if table.len(row_at(slot)).unwrap() == COLUMNS || random.below(8) == 0 {
+        table.clear_row(row_at(slot)).unwrap();
     } else {
-        table.append(slot, random.below(1 << 30) as i32).unwrap();
+        table.append(row_at(slot), random.below(1 << 30) as i32).unwrap();
     }
 }
 
@@ -61,13 +61,10 @@ fn read_still(pool: &StagingPool) -> usize {
 /// A pool of `depth + 1` buffers finds one for every step. One that has `more` must not need them.
 fn run_at(depth: usize, sends: Sends, more: usize) {
     let machine = Machine::new(depth as u64);
-    let pool = machine.pool(StepStagerOptions::buffer_bytes(DEVICE_BYTES), depth + 1 + more);
-    let options = StepStagerOptions { device_bytes: DEVICE_BYTES };
+    let pool = machine.pool(StepStager::buffer_bytes(DEVICE_BYTES), depth + 1 + more);
     let mut stager = match sends {
-        Sends::Everything => StepStager::new(&machine.device, &pool, options).unwrap(),
-        Sends::Changes => {
-            scatter::stager(&pool, DEVICE_BYTES, &scatter::Kernels::load(&machine.device))
-        }
+        Sends::Everything => StepStager::new(&machine.device, &pool, DEVICE_BYTES).unwrap(),
+        Sends::Changes => StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap(),
     };
     let mut table = BlockTable::new(SLOTS, COLUMNS).unwrap();
     let address = table.as_slice().as_ptr();
@@ -92,7 +89,7 @@ fn run_at(depth: usize, sends: Sends, more: usize) {
         }
         edit(&mut table, &mut random);
         let mut step = stager.begin().unwrap();
-        let rows = step.block_rows(&table, &[0, 1, 2, 3, 4, 5], COLUMNS).unwrap();
+        let rows = step.block_rows(&table, &rows_at(&[0, 1, 2, 3, 4, 5]), COLUMNS).unwrap();
         let staged = step.submit(&machine.stream).unwrap();
         changes_only += usize::from(staged.words() > 0);
         expected.extend_from_slice(table.as_slice());
@@ -148,8 +145,7 @@ fn one_buffer_less_than_the_depth_needs_is_too_few() {
         let machine = Machine::new(depth as u64);
         machine.sim.set_pace(Pace::Slowest);
         let pool = machine.pool(DEVICE_BYTES, depth);
-        let options = StepStagerOptions { device_bytes: DEVICE_BYTES };
-        let mut stager = StepStager::new(&machine.device, &pool, options).unwrap();
+        let mut stager = StepStager::new(&machine.device, &pool, DEVICE_BYTES).unwrap();
         for _ in 0..depth {
             let mut step = stager.begin().unwrap();
             step.array(&[1u32]).unwrap();

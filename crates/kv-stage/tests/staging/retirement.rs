@@ -1,7 +1,8 @@
 //! When buffers come back, and what does not delay them.
 
-use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceSpan, PinnedSpan, ReaderError, Stream};
-use kv_kernels::{KernelError, KvKernels, ScatterPackets, ScatterWords};
+use cuda_driver::{
+    CopyError, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan, ReaderError, Stream,
+};
 use kv_stage::{
     AcquireError, StagingBuffer, StagingError, StagingOptions, StagingPool, SubmitError,
 };
@@ -158,28 +159,38 @@ fn readers_on_another_device_are_waited_for() {
     assert_eq!(machine.calls("cuEventCreate"), created + 1);
 }
 
-/// One word at the start of `source`, to the start of `out`.
-fn words(out: DeviceSpan, source: PinnedSpan<'_>) -> ScatterWords<'_> {
-    ScatterWords { out, source, data_offset: 0, index_offset: 16, count: 1 }
+/// Enqueues a kernel that reads the first bytes of `source`, as safe launches do: `stream` is asked about.
+fn read_span(
+    machine: &Machine,
+    stream: &Stream,
+    (out, source): (DeviceSpan, PinnedSpan<'_>),
+) -> Result<(), ReadError> {
+    let address = source.device_address(stream)?;
+    Ok(machine.launch_copy(stream, out, address)?)
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Reader(#[from] ReaderError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 #[test]
 fn a_span_goes_to_no_stream_that_the_pool_does_not_know_of() {
     let machine = Machine::new(11);
     let pool = machine.pool(BYTES as u64, 1);
-    let kernels = KvKernels::load(&machine.device).unwrap();
     let other = Stream::new(&machine.device).unwrap();
     let target = machine.memory(16);
     let staged = |byte: u8| {
         let mut buffer = pool.acquire().unwrap();
         buffer.bytes_mut()[..16].fill(byte);
-        buffer.bytes_mut()[16..20].fill(0);
         buffer
     };
     machine.sim.hold(other.raw());
-    let launched = staged(0xAA).submit(&machine.stream, |view| {
-        kernels.scatter_words(&other, words(target.span(), view.span()))
-    });
+    let launched = staged(0xAA)
+        .submit(&machine.stream, |view| read_span(&machine, &other, (target.span(), view.span())));
     machine.stream.synchronize().unwrap();
     drop(staged(0xBB));
     machine.sim.release_hold(other.raw());
@@ -188,41 +199,30 @@ fn a_span_goes_to_no_stream_that_the_pool_does_not_know_of() {
         assert_eq!(machine.read(target.span()), [0xAA; 16], "read after the buffer was recycled");
     }
     let error = ReaderError::OtherStream { reader: machine.stream.raw(), stream: other.raw() };
-    assert_eq!(launched, Err(SubmitError::Enqueue(KernelError::Reader(error))));
+    assert_eq!(launched, Err(SubmitError::Enqueue(ReadError::Reader(error))));
 }
 
 #[test]
 fn a_span_for_another_stream_keeps_the_buffer_for_that_stream() {
     let machine = Machine::new(12);
-    let pool = machine.pool(ScatterPackets::BYTES, 1);
-    let kernels = KvKernels::load(&machine.device).unwrap();
+    let pool = machine.pool(BYTES as u64, 1);
     let other = Stream::new(&machine.device).unwrap();
-    let targets = [machine.memory(16), machine.memory(16)];
+    let target = machine.memory(16);
     let mut buffer = pool.acquire().unwrap();
     buffer.bytes_mut()[..16].fill(0xAA);
-    buffer.bytes_mut()[16..].fill(0);
-    let count = ScatterPackets::COUNT_OFFSET;
-    buffer.write_at(count, &1u32.to_ne_bytes()).unwrap();
     machine.sim.hold(other.raw());
     let enqueue = |view: &kv_stage::SubmittedView<'_>| {
         let span = view.span_on(&other)?;
-        kernels.scatter_words(&other, words(targets[0].span(), span))?;
-        // A packet is for its stream as well.
-        let packet = kernels.scatter_packets(targets[1].span(), span, 32)?;
-        let foreign = packet.launch(&machine.stream, span);
-        assert!(matches!(foreign, Err(KernelError::Reader(_))), "{foreign:?}");
-        let foreign = kernels.scatter_words(&machine.stream, words(targets[1].span(), span));
-        assert!(matches!(foreign, Err(KernelError::Reader(_))), "{foreign:?}");
-        packet.launch(&other, span)
+        let foreign = read_span(&machine, &machine.stream, (target.span(), span));
+        assert!(matches!(foreign, Err(ReadError::Reader(_))), "{foreign:?}");
+        read_span(&machine, &other, (target.span(), span))
     };
     buffer.submit(&machine.stream, enqueue).unwrap();
     machine.stream.synchronize().unwrap();
     assert!(pool.acquire().is_err_and(|error| error.is_exhausted()), "recycled under its reader");
     machine.sim.release_hold(other.raw());
     pool.acquire_wait().unwrap().bytes_mut().fill(0xBB);
-    for target in &targets {
-        assert_eq!(machine.read(target.span()), [0xAA; 16]);
-    }
+    assert_eq!(machine.read(target.span()), [0xAA; 16]);
 }
 
 #[test]

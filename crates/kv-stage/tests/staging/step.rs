@@ -1,16 +1,16 @@
 //! Steps: what one copy carries, for every path that has a table, and which steps are refused.
 
+use crate::rows::{row_at, rows_at};
 use cuda_driver::{Device, Stream};
 use cuda_sim::RaceCheck;
 use kv_stage::{
-    AcquireError, BlockTable, PART_ALIGNMENT, PartError, Staged, StagingPool, StepError,
-    StepStager, StepStagerOptions, TableError,
+    AcquireError, BlockTable, PartError, StageError, Staged, StagingPool, StepStager, TableError,
 };
 
 use crate::machine::{Machine, pattern};
 
 fn stager(machine: &Machine, pool: &StagingPool, device_bytes: u64) -> StepStager {
-    StepStager::new(&machine.device, pool, StepStagerOptions { device_bytes }).unwrap()
+    StepStager::new(&machine.device, pool, device_bytes).unwrap()
 }
 
 #[test]
@@ -21,12 +21,12 @@ fn one_copy_carries_rows_and_arrays_aligned() {
     assert_eq!(stager.capacity_bytes(), 4096);
     let mut table = BlockTable::new(4, 8).unwrap();
     for block in 10..13 {
-        table.append(2, block).unwrap();
+        table.append(row_at(2), block).unwrap();
     }
-    table.append(0, 5).unwrap();
+    table.append(row_at(0), 5).unwrap();
 
     let mut step = stager.begin().unwrap();
-    let rows = step.block_rows(&table, &[2, 0, 2], 5).unwrap();
+    let rows = step.block_rows(&table, &rows_at(&[2, 0, 2]), 5).unwrap();
     let lens = step.array::<u32>(&[40, 3]).unwrap();
     let slots = step.array::<i64>(&[-1, 1 << 40]).unwrap();
     let none = step.array::<u64>(&[]).unwrap();
@@ -39,7 +39,7 @@ fn one_copy_carries_rows_and_arrays_aligned() {
 
     let read = |part| {
         let span = staged.span(part).unwrap();
-        assert_eq!(span.address() % PART_ALIGNMENT, 0);
+        assert_eq!(span.address() % StepStager::PART_ALIGNMENT, 0);
         machine.read(span)
     };
     let expected = [10, 11, 12, -1, -1, 5, -1, -1, -1, -1, 10, 11, 12, -1, -1];
@@ -81,21 +81,21 @@ fn stage_every_path(machine: &Machine, pool: &StagingPool) -> (Vec<Vec<u8>>, Vec
     machine.sim.hold(machine.stream.raw());
     for round in 0..2 {
         for (path, table) in (0..).zip(&mut tables) {
-            for slot in 0..table.slots() {
-                table.clear_row(slot).unwrap();
+            for slot in 0..table.rows() {
+                table.clear_row(row_at(slot)).unwrap();
                 for block in 0..5 + round {
                     let block = 10_000 * round + 1_000 * path + 100 * slot as i32 + block;
-                    table.append(slot, block).unwrap();
+                    table.append(row_at(slot), block).unwrap();
                 }
             }
         }
         let mut step = stager.begin().unwrap();
         let parts = tables.each_ref().map(|table| {
-            let slots: Vec<usize> = (0..table.slots()).rev().collect();
-            let rows = slots.iter().flat_map(|slot| &table.row(*slot).unwrap()[..9]);
+            let slots: Vec<usize> = (0..table.rows()).rev().collect();
+            let rows = slots.iter().flat_map(|slot| &table.row(row_at(*slot)).unwrap()[..9]);
             let bytes: Vec<i32> = rows.copied().collect();
             expected.push(bytemuck::cast_slice(&bytes).to_vec());
-            step.block_rows(table, &slots, 9).unwrap()
+            step.block_rows(table, &rows_at(&slots), 9).unwrap()
         });
         let staged: Staged = step.submit(&machine.stream).unwrap();
         for part in parts {
@@ -142,16 +142,16 @@ fn a_step_too_large_is_refused_and_stays_as_it_was() {
     let mut step = stager.begin().unwrap();
     let first = step.array(&pattern(1, 100)).unwrap();
     let refused = step.array(&pattern(2, 745));
-    let too_large = |needed_bytes| StepError::Capacity { needed_bytes, capacity_bytes: 1000 };
+    let too_large = |needed_bytes| StageError::Capacity { needed_bytes, capacity_bytes: 1000 };
     assert_eq!(refused, Err(too_large(1001)));
-    assert_eq!(step.block_rows(&table, &[0, 1], 300), Err(too_large(256 + 2400)));
+    assert_eq!(step.block_rows(&table, &rows_at(&[0, 1]), 300), Err(too_large(256 + 2400)));
     assert_eq!(
-        step.block_rows(&table, &[0], 301),
-        Err(StepError::Table(TableError::Column { logical: 301, max_blocks: 300 }))
+        step.block_rows(&table, &rows_at(&[0]), 301),
+        Err(StageError::Table(TableError::Column { logical: 301, max_blocks: 300 }))
     );
     assert_eq!(
-        step.block_rows(&table, &[0, 2], 1),
-        Err(StepError::Table(TableError::Slot { slot: 2, slots: 2 }))
+        step.block_rows(&table, &rows_at(&[0, 2]), 1),
+        Err(StageError::Table(TableError::Row { row: row_at(2), rows: 2 }))
     );
     assert_eq!(step.bytes(), 100);
     let second = step.array(&pattern(2, 744)).unwrap();
@@ -197,9 +197,9 @@ fn parts_and_streams_of_others_are_refused() {
     let far = Device::open(machine.device.driver().clone(), 1).unwrap();
     let refused = stager.begin().unwrap().submit(&other).map(|_| ());
     let (bound, given) = (machine.stream.raw(), other.raw());
-    assert_eq!(refused, Err(StepError::OtherStream { bound, given }));
+    assert_eq!(refused, Err(StageError::OtherStream { bound, given }));
     let refused = stager.begin().unwrap().submit(&Stream::new(&far).unwrap()).map(|_| ());
-    assert_eq!(refused, Err(StepError::OtherDevice { stager: 0, stream: 1 }));
+    assert_eq!(refused, Err(StageError::OtherDevice { stager: 0, stream: 1 }));
     pool.drain().unwrap();
     assert_eq!(pool.live(), 0);
 }

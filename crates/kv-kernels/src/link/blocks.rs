@@ -1,0 +1,341 @@
+//! Whole blocks between pages and a tier of blocks in pinned memory, by pairs of ids.
+
+use std::ops::Range;
+
+use cuda_driver::{BatchCopy, DeviceError, Stream};
+
+use super::decision::Decision;
+use super::fragments::push;
+use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
+use super::two_hops::Carried;
+use super::{HostDirection, HostLink, Load, Transport, TransportError};
+use crate::block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
+use crate::block_units::{RawBlockSide, RawBlockUnits};
+use crate::layout::alignment_of;
+use crate::{Blocks, KernelError, error::Side};
+
+/// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
+/// hand-overs.
+const TWO_HOP_RUN_BYTES: u64 = 1 << 20;
+/// Threads of a block of the kernel between pages and ring: a multiprocessor takes one such block.
+const WALK_THREADS: u64 = 1024;
+/// Most bytes of a launch, whose vectors are counted in 31 bits.
+const WALK_BYTES_MAX: u64 = 1 << 30;
+
+/// A copy that engines can make: both sides have each block in one piece.
+struct Whole<'a> {
+    copy: BlockCopy<'a>,
+    pairs: &'a [BlockPair],
+    direction: HostDirection,
+    block_bytes: u64,
+    /// By host and by device address where the two differ.
+    from: u64,
+    to: u64,
+}
+
+impl HostLink {
+    /// Copies blocks between pages and host memory, by the cheapest transport of the profile; returns
+    /// which.
+    ///
+    /// The result is that of [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks), which is the
+    /// direct kernel here. The others are for blocks that both sides have in one piece, of one shape,
+    /// and for pairs that the host knows. Two hops carry blocks that follow each other in the host's
+    /// memory, run by run, and are for runs of some length.
+    ///
+    /// # Ordering
+    /// One operation of `stream`; see [`HostLink`].
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    #[track_caller]
+    pub fn copy_blocks(
+        &mut self,
+        stream: &Stream,
+        copy: BlockCopy<'_>,
+    ) -> Result<Transport, TransportError> {
+        let _site = cuda_driver::site::enter();
+        Ok(self.carry_blocks(stream, copy, HostOrder::Strict)?.0)
+    }
+
+    /// Starts to copy blocks as [`copy_blocks`](HostLink::copy_blocks) does, but holds the stream only
+    /// for the pages' end; the arrival tells of the host's.
+    ///
+    /// # Ordering
+    /// As of [`start_chunks`](HostLink::start_chunks), of blocks.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    #[track_caller]
+    pub fn start_blocks(
+        &mut self,
+        stream: &Stream,
+        ready: HostReady<'_>,
+        copy: BlockCopy<'_>,
+    ) -> Result<HostArrival, TransportError> {
+        let _site = cuda_driver::site::enter();
+        let arrived = self.arrivals.free()?;
+        let order = HostOrder::Started { ready, arrived: &arrived };
+        let (transport, bytes) = self.carry_blocks(stream, copy, order)?;
+        if matches!(copy.to, Blocks::Host(_)) {
+            self.arrivals.note_last(&arrived);
+        }
+        Ok(Arrivals::arrival(arrived, transport, bytes))
+    }
+
+    fn carry_blocks(
+        &mut self,
+        stream: &Stream,
+        copy: BlockCopy<'_>,
+        order: HostOrder<'_>,
+    ) -> Result<(Transport, u64), TransportError> {
+        let multiprocessors = Some(copy.multiprocessors.unwrap_or(self.options.multiprocessors));
+        let copy = BlockCopy { multiprocessors, ..copy };
+        let bytes = copy.count.saturating_mul(copy.from.shape().block_bytes());
+        let whole = whole(copy);
+        let decision = whole.as_ref().map(|whole| {
+            let (direction, load) = (whole.direction, self.load_of_blocks(whole));
+            self.decide(self.question(direction, load, order))
+        });
+        let transport = decision.map_or(Transport::DirectKernel, |decision| decision.transport);
+        if transport != Transport::DirectKernel {
+            // What the kernel's launch checks by itself.
+            self.kernels.check_stream(stream)?;
+            let bytes = copy.from.shape().row_bytes();
+            self.kernels.check_copy(&copy, RowRange { from_byte: 0, to_byte: 0, bytes })?;
+        }
+        self.wait_for_unordered()?;
+        match (decision, &whole) {
+            (Some(Decision { transport: Transport::TwoHop, pace }), Some(whole)) => {
+                let mut runs = Runs::new(whole);
+                self.carry_in_two_hops(stream, &mut runs, pace, order)
+                    .map_err(|error| self.rejoin(stream, whole.direction, error))?;
+            }
+            (Some(Decision { transport: Transport::CopyEngine, .. }), Some(whole)) => {
+                self.in_stream(stream, order, |link| link.blocks_by_engine(stream, whole))?;
+            }
+            _ => {
+                self.in_stream(stream, order, |link| Ok(link.kernels.copy_blocks(stream, copy)?))?
+            }
+        }
+        Ok((transport, bytes))
+    }
+
+    fn load_of_blocks(&self, whole: &Whole<'_>) -> Load {
+        let Whole { pairs, block_bytes, .. } = *whole;
+        let runs = 1 + pairs.windows(2).filter(|two| !whole.follows(two[0], two[1])).count() as u64;
+        let bytes = pairs.len() as u64 * block_bytes;
+        let window_bytes = bytes / runs;
+        let is_forced = self.profile.forced == Some(Transport::TwoHop);
+        let through_ring = block_bytes <= self.slot_bytes().min(WALK_BYTES_MAX)
+            && (window_bytes >= TWO_HOP_RUN_BYTES.min(bytes) || is_forced);
+        Load {
+            bytes,
+            fragment_bytes: block_bytes,
+            window_bytes,
+            // A piece is of one run.
+            slot_bytes: if through_ring { self.slot_bytes().min(window_bytes) } else { 0 },
+            slots: self.options.ring_slots,
+        }
+    }
+
+    fn blocks_by_engine(
+        &mut self,
+        stream: &Stream,
+        whole: &Whole<'_>,
+    ) -> Result<(), TransportError> {
+        let mut copies = std::mem::take(&mut self.scratch.copies);
+        copies.clear();
+        let bytes = whole.block_bytes;
+        for pair in whole.pairs {
+            // Ids have been checked to be below the blocks of their side.
+            let destination = whole.to + pair.destination as u64 * bytes;
+            let source = whole.from + pair.source as u64 * bytes;
+            push(&mut copies, BatchCopy { destination, source, bytes });
+        }
+        // SAFETY: blocks of ids below the blocks of a side lie in its memory (invariants of `PagedKv`
+        // and `HostBlocks`). Pinned memory is not freed before the device has finished (a dropped buffer
+        // is only retired), and the host, which shares it (`HostBlocks`), does not write it.
+        let outcome = unsafe { self.copy_all(stream, whole.direction, &copies) };
+        self.scratch.copies = copies;
+        outcome
+    }
+
+    /// Launches the copy of a run of blocks between the pages and a slot.
+    fn launch_blocks(
+        &self,
+        stream: &Stream,
+        whole: &Whole<'_>,
+        piece: Range<usize>,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        let Whole { copy, block_bytes, direction, .. } = *whole;
+        // The ring has the blocks of the piece in the order of their pairs, whatever ids the device reads.
+        let pieces = piece.len() as u64;
+        let (ring, pages) = (RawBlockSide::whole(slot, block_bytes, pieces), |address, blocks| {
+            RawBlockSide::whole(address, block_bytes, blocks)
+        });
+        let (from, to, by_place) = match direction {
+            HostDirection::ToHost => (pages(whole.from, copy.from_blocks), ring, Side::Destination),
+            HostDirection::ToPages => (ring, pages(whole.to, copy.to_blocks), Side::Source),
+        };
+        let vector_bytes = alignment_of(from.base | to.base | block_bytes);
+        let unit_vectors = block_bytes / vector_bytes;
+        let items = pieces * unit_vectors;
+        let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
+        let blocks = items.div_ceil(WALK_THREADS).clamp(1, self.options.multiprocessors.into());
+        let raw = RawBlockCopy {
+            to,
+            from,
+            units: RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors },
+            pairs: pairs + (piece.start * size_of::<BlockPair>()) as u64,
+            items,
+            by_place: Some(by_place),
+            first_pair: 0,
+            vector_bytes,
+            report: 0,
+            grid: blocks as u32,
+            threads: WALK_THREADS as u32,
+            batched: false,
+        };
+        // SAFETY: `check_copy` has found the pairs in their memory. Of the pages, the kernel touches blocks
+        // below `from_blocks` or `to_blocks` only, which they hold (invariant of `PagedKv`, and
+        // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
+        // piece, for which the slot is long enough (`Runs::take`): whatever ids the device's pairs have,
+        // nothing else is touched.
+        Ok(unsafe { self.kernels.copy_blocks_raw(stream, &raw) }?)
+    }
+}
+
+impl Whole<'_> {
+    fn host_id(&self, place: usize) -> u64 {
+        let pair = self.pairs[place];
+        // Checked not to be negative.
+        match self.direction {
+            HostDirection::ToHost => pair.destination as u64,
+            HostDirection::ToPages => pair.source as u64,
+        }
+    }
+
+    fn host_place(&self, place: usize) -> u64 {
+        let base = match self.direction {
+            HostDirection::ToHost => self.to,
+            HostDirection::ToPages => self.from,
+        };
+        base + self.host_id(place) * self.block_bytes
+    }
+
+    /// Whether a pair's block follows the other's in the host's memory.
+    fn follows(&self, first: BlockPair, second: BlockPair) -> bool {
+        match self.direction {
+            HostDirection::ToHost => i64::from(first.destination) + 1 == second.destination.into(),
+            HostDirection::ToPages => i64::from(first.source) + 1 == second.source.into(),
+        }
+    }
+}
+
+/// Pairs on their way, run by run.
+struct Runs<'a> {
+    whole: &'a Whole<'a>,
+    done: usize,
+    /// The end of the run of blocks that follow each other on the host, from `done` on.
+    run_end: usize,
+}
+
+impl<'a> Runs<'a> {
+    fn new(whole: &'a Whole<'a>) -> Self {
+        let mut runs = Self { whole, done: 0, run_end: 0 };
+        runs.go_on(0);
+        runs
+    }
+
+    fn go_on(&mut self, done: usize) {
+        self.done = done;
+        if done >= self.run_end {
+            let left = &self.whole.pairs[done..];
+            let follows = |two: &&[BlockPair]| self.whole.follows(two[0], two[1]);
+            let more = left.windows(2).take_while(follows).count();
+            self.run_end = done + left.len().min(1 + more);
+        }
+    }
+}
+
+impl Carried for Runs<'_> {
+    /// Pairs whose blocks follow each other on the host, one at least.
+    type Piece = Range<usize>;
+
+    fn direction(&self) -> HostDirection {
+        self.whole.direction
+    }
+
+    fn bytes_left(&self) -> (u64, u64) {
+        let bytes = |until: usize| (until - self.done) as u64 * self.whole.block_bytes;
+        (bytes(self.whole.pairs.len()), bytes(self.run_end))
+    }
+
+    fn take(&mut self, budget: u64) -> Option<(Range<usize>, u64)> {
+        let budget = budget.min(WALK_BYTES_MAX);
+        let most = (budget / self.whole.block_bytes).max(1) as usize;
+        let piece = self.done..self.run_end.min(self.done.saturating_add(most));
+        let bytes = piece.len() as u64 * self.whole.block_bytes;
+        self.go_on(piece.end);
+        (bytes > 0).then_some((piece, bytes))
+    }
+
+    fn walk(
+        &self,
+        link: &HostLink,
+        stream: &Stream,
+        piece: &Range<usize>,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        link.launch_blocks(stream, self.whole, piece.clone(), slot)
+    }
+
+    fn copy(
+        &self,
+        link: &HostLink,
+        copies: &Stream,
+        piece: &Range<usize>,
+        slot: u64,
+    ) -> Result<(), TransportError> {
+        let bytes = piece.len() as u64 * self.whole.block_bytes;
+        let host = self.whole.host_place(piece.start);
+        let copies = copies.raw();
+        Ok(link.device().run(|driver| match self.whole.direction {
+            // SAFETY: the blocks of the run lie one after the other (`take`) in the pinned memory, of
+            // which the same holds as in `blocks_by_engine`; the slot is device memory of the link, and
+            // as long; the stream is live.
+            HostDirection::ToHost => unsafe { driver.memcpy_dtoh_async(host, slot, bytes, copies) },
+            // SAFETY: likewise.
+            HostDirection::ToPages => unsafe {
+                driver.memcpy_htod_async(slot, host, bytes, copies)
+            },
+        })?)
+    }
+
+    fn arrived(&self, _: &Stream, _: &Range<usize>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// The copy, if engines can make it.
+fn whole(copy: BlockCopy<'_>) -> Option<Whole<'_>> {
+    let pairs = copy.host_pairs.filter(|pairs| !pairs.is_empty())?;
+    let (direction, paged, host) = match (copy.from, copy.to) {
+        (Blocks::Device(paged), Blocks::Host(host)) => (HostDirection::ToHost, paged, host),
+        (Blocks::Host(host), Blocks::Device(paged)) => (HostDirection::ToPages, paged, host),
+        _ => return None,
+    };
+    let shape = paged.shape();
+    let is_whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(shape);
+    if shape != host.shape() || !is_whole(copy.from) || !is_whole(copy.to) {
+        return None;
+    }
+    let of_pages = paged.span().address();
+    let of_host = host.buffer().host_address() + host.offset();
+    let (from, to) = match direction {
+        HostDirection::ToHost => (of_pages, of_host),
+        HostDirection::ToPages => (of_host, of_pages),
+    };
+    Some(Whole { copy, pairs, direction, block_bytes: shape.block_bytes(), from, to })
+}

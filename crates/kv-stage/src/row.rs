@@ -1,0 +1,28 @@
+//! The number of a row of a block table, told apart from block ids and lengths by its type.
+
+use std::fmt;
+
+/// A row of a [`BlockTable`](crate::BlockTable): the block ids of one sequence, in the order of its tokens.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Row(u32);
+
+impl Row {
+    /// Row number `index`, counted from 0.
+    #[must_use]
+    pub const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// The number, counted from 0.
+    #[must_use]
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
