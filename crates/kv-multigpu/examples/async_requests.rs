@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, CudaDriver, Device, DeviceBuffer, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions, Refusal};
+use kv_multigpu::DeviceRegistry;
+use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions, Refusal};
 
 type Failure = Box<dyn Error + Send + Sync>;
 

@@ -77,7 +77,7 @@ pub enum DeviceKind {
 
 /// Where the machine's own list has a device.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Place {
+pub struct DeviceListing {
     /// NVML's index of the GPU; of a part, the index of the GPU that it is a part of.
     pub nvml_index: u32,
     /// Whether it is a whole GPU.
@@ -89,7 +89,7 @@ pub struct Place {
 /// `NvmlDirectory` (feature `nvml`) asks NVML. An implementation answers `None` to what it does not know.
 pub trait DeviceDirectory: fmt::Debug + Send + Sync {
     /// Where the device with this UUID is, whole or a part.
-    fn find(&self, uuid: [u8; 16]) -> Option<Place>;
+    fn find(&self, uuid: [u8; 16]) -> Option<DeviceListing>;
 }
 
 /// What CUDA's name of a device tells of its kind, where nobody else does: CUDA names a part by its

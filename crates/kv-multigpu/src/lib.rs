@@ -43,15 +43,16 @@
 //! nothing. Losses that are one device's own, such as a card that fails, leave the others serving.
 //!
 //! # Threads
-//! Every handle may be used and dropped on any thread. For async programs a [`DeviceThread`] is one worker for a
-//! device: tasks run on it in the order of submission, with the device's context current, and a [`Completion`]
+//! Every handle may be used and dropped on any thread. For async programs a [`DeviceThread`](threads::DeviceThread) is one worker for a
+//! device: tasks run on it in the order of submission, with the device's context current, and a [`Completion`](threads::Completion)
 //! is a future of any runtime, or waited for by blocking. The queue is bounded, full is an outcome and
-//! [`Room`] can be waited for, a task can be taken back until it begins, a panic is an error, and dropping
+//! [`Room`](threads::Room) can be waited for, a task can be taken back until it begins, a panic is an error, and dropping
 //! waits for nothing.
 //!
 //! ```
 //! # use cuda_sim::{SimConfig, SimDriver};
-//! # use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions};
+//! # use kv_multigpu::DeviceRegistry;
+//! # use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let registry = DeviceRegistry::new(std::sync::Arc::new(SimDriver::new(SimConfig::default())?))?;
 //! let thread = DeviceThread::spawn(&registry.device(0)?, DeviceThreadOptions::default())?;
@@ -62,9 +63,6 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! # Placement
-//! [`placement`] decides which GPU holds which layers, KV blocks and heads, from plain numbers.
 //!
 //! # Moves
 //! [`moves`] takes memory from one device to another, without waiting on the host, and holds both ends
@@ -84,25 +82,18 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod device_thread;
 mod health;
 mod identity;
 pub mod moves;
 #[cfg(feature = "nvml")]
 mod nvml;
-pub mod placement;
 mod registry;
 mod sync;
+pub mod threads;
 pub mod topology;
 
-#[cfg(loom)]
-pub use device_thread::model;
-pub use device_thread::{
-    CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room,
-    SpawnThreadError, SubmitError, TaskError,
-};
 pub use health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
-pub use identity::{DeviceDirectory, DeviceKind, DeviceUuid, Place, UuidError};
+pub use identity::{DeviceDirectory, DeviceKind, DeviceListing, DeviceUuid, UuidError};
 #[cfg(feature = "nvml")]
 #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
 pub use nvml::NvmlDirectory;

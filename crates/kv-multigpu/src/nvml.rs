@@ -5,7 +5,7 @@ use std::fmt;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use crate::identity::{DeviceDirectory, DeviceKind, DeviceUuid, Place};
+use crate::identity::{DeviceDirectory, DeviceKind, DeviceListing, DeviceUuid};
 
 /// Finds devices by NVML, where the machine has it.
 pub struct NvmlDirectory {
@@ -30,18 +30,18 @@ impl NvmlDirectory {
 }
 
 impl DeviceDirectory for NvmlDirectory {
-    fn find(&self, bytes: [u8; 16]) -> Option<Place> {
+    fn find(&self, bytes: [u8; 16]) -> Option<DeviceListing> {
         let nvml = self.nvml.as_ref()?;
-        let whole = || -> Result<Place, NvmlError> {
+        let whole = || -> Result<DeviceListing, NvmlError> {
             let uuid = DeviceUuid { is_mig: false, bytes }.to_string();
             let nvml_index = nvml.device_by_uuid(uuid)?.index()?;
-            Ok(Place { nvml_index, kind: DeviceKind::Gpu })
+            Ok(DeviceListing { nvml_index, kind: DeviceKind::Gpu })
         };
-        let part = || -> Result<Place, NvmlError> {
+        let part = || -> Result<DeviceListing, NvmlError> {
             let uuid = DeviceUuid { is_mig: true, bytes }.to_string();
             let part = nvml.device_by_uuid(uuid)?;
             let nvml_index = part.mig_parent_device()?.index()?;
-            Ok(Place { nvml_index, kind: DeviceKind::Mig })
+            Ok(DeviceListing { nvml_index, kind: DeviceKind::Mig })
         };
         whole().or_else(|_| part()).ok()
     }

@@ -16,7 +16,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use common::machine;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
 use cuda_sim::SimDriver;
-use kv_multigpu::{
+use kv_multigpu::threads::{
     CloseThreadError, Completion, DeviceThread, DeviceThreadOptions, Refusal, Room, TaskError,
 };
 

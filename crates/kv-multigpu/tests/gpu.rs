@@ -18,7 +18,8 @@ use common::{drops, kernel, links, moving, serving};
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, Stream, interop};
 use cudarc::driver::CudaContext;
 use kv_multigpu::moves::{MoverConfig, Route};
-use kv_multigpu::{DeviceRegistry, DeviceState, DeviceThread, DeviceThreadOptions, RegistryError};
+use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
+use kv_multigpu::{DeviceRegistry, DeviceState, RegistryError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 type Run = fn(&DeviceRegistry);

@@ -10,15 +10,16 @@ use std::sync::Arc;
 use cuda_driver::Driver;
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::{
-    DeviceDirectory, DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, Place, RegistryError,
+    DeviceDirectory, DeviceKind, DeviceListing, DeviceRegistry, DeviceState, DeviceUuid,
+    RegistryError,
 };
 
 /// A list that knows some devices.
 #[derive(Debug)]
-struct Listed(HashMap<[u8; 16], Place>);
+struct Listed(HashMap<[u8; 16], DeviceListing>);
 
 impl DeviceDirectory for Listed {
-    fn find(&self, uuid: [u8; 16]) -> Option<Place> {
+    fn find(&self, uuid: [u8; 16]) -> Option<DeviceListing> {
         self.0.get(&uuid).copied()
     }
 }
@@ -28,7 +29,7 @@ fn indices_are_found_by_uuid_whatever_the_ordinals() {
     let (sim, _) = common::machine(8, true);
     let uuids: Vec<_> = (0..8).map(|i| sim.device_get_info(i).unwrap().uuid).collect();
     // As with CUDA_VISIBLE_DEVICES=7,6,5,4,3,2,1,0, of which the list does not know the last.
-    let place = |i: u32| Place { nvml_index: 7 - i, kind: DeviceKind::Gpu };
+    let place = |i: u32| DeviceListing { nvml_index: 7 - i, kind: DeviceKind::Gpu };
     let known = uuids.iter().take(7).zip(0..).map(|(&uuid, i)| (uuid, place(i)));
     let directory = Arc::new(Listed(known.collect()));
     let registry =
@@ -54,7 +55,7 @@ fn indices_are_found_by_uuid_whatever_the_ordinals() {
 #[test]
 fn a_part_is_named_as_such_by_the_list_or_by_its_name() {
     let uuid = SimDriver::new(SimConfig::default()).unwrap().device_get_info(0).unwrap().uuid;
-    let listed = Listed([(uuid, Place { nvml_index: 3, kind: DeviceKind::Mig })].into());
+    let listed = Listed([(uuid, DeviceListing { nvml_index: 3, kind: DeviceKind::Mig })].into());
     let entry = |config: SimConfig, directory: Listed| {
         let sim = Arc::new(SimDriver::new(config).unwrap());
         DeviceRegistry::with_directory(sim, Arc::new(directory)).unwrap().entry(0).unwrap()

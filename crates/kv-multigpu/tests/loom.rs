@@ -12,8 +12,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use kv_multigpu::model::{ModelThread, poll_in_two_steps};
-use kv_multigpu::{Completion, TaskError};
+use kv_multigpu::threads::model::{ModelThread, poll_in_two_steps};
+use kv_multigpu::threads::{Completion, TaskError};
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use loom::sync::{Condvar, Mutex};

@@ -90,7 +90,7 @@ fn every_scenario_holds_within_one_device_and_overlaps_are_refused() {
         pair.mover.move_tensor(held(0), held(100), order).unwrap();
         let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
         let whole = || BlockMemory::new(&devices[0], vec![memory.span()], grid, ()).unwrap();
-        let pairs = [BlockPair { from: 0, to: 1 }];
+        let pairs = [BlockPair { source: 0, destination: 1 }];
         let what = BlockMove::whole(&pairs, 64);
         let refused = pair.mover.move_blocks(whole(), whole(), &what, order).unwrap_err().error;
         assert_eq!(refused, MoveError::Overlap { bytes: 256 });
@@ -239,7 +239,7 @@ fn tables_that_are_read_are_not_written_and_the_move_is_told_to_wait() {
     second.finish().map_err(|(error, _)| error).unwrap();
     go(&pairs).unwrap().finish().map_err(|(error, _)| error).unwrap();
     let twice = scattered(8, 8).repeat(2);
-    let many: Vec<_> = (0..9).map(|i| BlockPair { from: i % 8, ..twice[i as usize] }).collect();
+    let many: Vec<_> = (0..9).map(|i| BlockPair { source: i % 8, ..twice[i as usize] }).collect();
     assert!(matches!(go(&many), Err(MoveError::WrittenTwice { .. })));
     drop((pair, buffers));
     sound(&sim, devices);
@@ -301,7 +301,7 @@ fn blocks_that_cannot_move_are_told_with_their_numbers() {
             .unwrap_err()
             .error
     };
-    let of = |from, to| [BlockPair { from, to }];
+    let of = |from, to| [BlockPair { source: from, destination: to }];
     assert_eq!(
         blocks(BlockMove::whole(&of(10, 0), 64)),
         MoveError::NoSuchBlock { side: "source", block: 10, blocks: 10 }
@@ -310,7 +310,7 @@ fn blocks_that_cannot_move_are_told_with_their_numbers() {
         blocks(BlockMove::whole(&of(0, 11), 64)),
         MoveError::NoSuchBlock { side: "destination", block: 11, blocks: 10 }
     );
-    let twice = [BlockPair { from: 1, to: 3 }, BlockPair { from: 2, to: 3 }];
+    let twice = [BlockPair { source: 1, destination: 3 }, BlockPair { source: 2, destination: 3 }];
     assert_eq!(blocks(BlockMove::whole(&twice, 64)), MoveError::WrittenTwice { block: 3 });
     let whole = BlockMove::whole(&twice[..1], 64);
     for wrong in [
@@ -354,5 +354,50 @@ fn a_boundary_whose_buffers_are_all_held_says_so() {
     boundary.give_back(again).unwrap();
     boundary.give_back(second).unwrap();
     drop((boundary, producer, consumer));
+    sound(&sim, devices);
+}
+
+/// Each misuse says what is wrong with which GPU, block and number, and `Debug`, which `?` in `main` prints, says no less.
+#[test]
+fn every_misuse_is_told_in_a_line_of_its_own() {
+    let (sim, devices) = devices(2, true);
+    let mut pair = Pair::new(&devices[0], &devices[1], small(Route::Push));
+    let (near, far) = (buffer(&pair.after, &[1; 128]), buffer(&pair.on, &[2; 128]));
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let held = |device, buffer: &DeviceBuffer, bytes| {
+        Held::new(device, buffer.span().slice(0, bytes).unwrap(), ())
+    };
+    let [zero, one] = &devices[..] else { panic!("two devices") };
+    let mut lines = Vec::new();
+    for (source, destination) in
+        [(held(zero, &near, 64), held(one, &far, 32)), (held(one, &far, 64), held(one, &far, 64))]
+    {
+        let refused = pair.mover.move_tensor(source, destination, order).map(drop).unwrap_err();
+        lines.push((refused.to_string(), format!("{refused:?}")));
+    }
+    let grid = BlockGrid { blocks: 4, block_stride: 32, row_stride: 0 };
+    let memory = |device, buffer: &DeviceBuffer| {
+        BlockMemory::new(device, vec![buffer.span()], grid, ()).unwrap()
+    };
+    let twice = [0, 1].map(|source| BlockPair { source, destination: 3 });
+    let missing = [BlockPair { source: 4, destination: 0 }];
+    for pairs in [&twice[..], &missing] {
+        let what = BlockMove::whole(pairs, 32);
+        let (source, destination) = (memory(zero, &near), memory(one, &far));
+        let refused = pair.mover.move_blocks(source, destination, &what, order);
+        let refused = refused.map(drop).unwrap_err();
+        lines.push((refused.to_string(), format!("{refused:?}")));
+    }
+    let expected = [
+        "a move of 64 bytes into 32",
+        "the source is of device 1, not of device 0",
+        "block 3 is the destination of two moves",
+        "block 4 of the source is out of range: there are 4",
+    ]
+    .map(|why| format!("move from GPU 0 to GPU 1: {why}"));
+    for (expected, (display, debug)) in expected.iter().zip(lines) {
+        assert_eq!((&display, &debug), (expected, expected));
+    }
+    drop((pair, near, far));
     sound(&sim, devices);
 }

@@ -19,8 +19,8 @@ use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, Move, MoveOrder, Mover,
     MoverConfig, Route,
 };
+use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 use kv_multigpu::topology::{LinkMeter, Sources, Topology};
-use kv_multigpu::{DeviceThread, DeviceThreadOptions};
 
 const BLOCKS: u32 = 6;
 const BLOCK: u64 = 32;

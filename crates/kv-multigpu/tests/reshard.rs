@@ -11,7 +11,7 @@ use kv_multigpu::moves::{
     BlockMemory, BlockOfHeads, BlockPair, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardError,
     ReshardPlan,
 };
-use kv_multigpu::placement::{HeadShards, KvReplication};
+use kv_place::{HeadShards, KvReplication};
 
 const HEADS: u64 = 4;
 const TOKENS: u32 = 3;
@@ -66,7 +66,8 @@ fn reshard(devices: &[Device], old: usize, new: usize, order: HeadOrder) {
             (0..PLANES).map(|_| DeviceBuffer::alloc(&devices[gpu], bytes).unwrap()).collect()
         })
         .collect();
-    let pairs: Vec<_> = (0..BLOCKS).map(|id| BlockPair { from: id, to: id }).collect();
+    let pairs: Vec<_> =
+        (0..BLOCKS as i32).map(|id| BlockPair { source: id, destination: id }).collect();
     for transfer in plan.transfers() {
         let (near, far) = (&devices[transfer.from()], &devices[transfer.to()]);
         let config = MoverConfig { chunk_bytes: 4096, kernel_blocks: 1, ..MoverConfig::default() };

@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Event, Stream};
 use cuda_sim::{SimConfig, SimDriver};
+use kv_multigpu::DeviceRegistry;
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveOrder, Mover, MoverConfig,
     Route,
 };
+use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 use kv_multigpu::topology::LinkMeter;
-use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions};
 use watch::{Watch, from_here};
 
 const BYTES: u64 = 8192;
@@ -35,7 +36,8 @@ fn memory(device: &Device) -> DeviceBuffer {
     DeviceBuffer::alloc(device, BYTES).unwrap()
 }
 
-const PAIRS: [BlockPair; 2] = [BlockPair { from: 0, to: 1 }, BlockPair { from: 1, to: 0 }];
+const PAIRS: [BlockPair; 2] =
+    [BlockPair { source: 0, destination: 1 }, BlockPair { source: 1, destination: 0 }];
 
 fn blocks(device: &Device) -> BlockMemory<DeviceBuffer> {
     let buffer = memory(device);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cuda_driver::Device;
 use cuda_sim::{Profile, SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
-use kv_multigpu::placement::{LayerShape, ModelShape, Placement, Strategy};
 use kv_multigpu::topology::{LinkKind, LinkMeter, LinkSource, PcieDistance, Sources, Topology};
+use kv_place::{LayerShape, ModelShape, Placement, Strategy};
 
 fn machine(config: SimConfig) -> (SimDriver, Vec<Device>) {
     let count = config.devices as i32;
@@ -52,7 +52,7 @@ fn places_and_peers_are_those_of_the_machine() {
         }
     }
     assert_eq!(topology.pair(8, 0), None);
-    let links = topology.estimated_links();
+    let links = topology.estimated_links().unwrap();
     assert_eq!(links.link(0, 1).unwrap().bytes_per_second, 405_000_000_000);
     assert_eq!(links.link(1, 2).unwrap().bytes_per_second, 20_000_000_000);
     assert_eq!(links.link(3, 4).unwrap().bytes_per_second, 25_000_000_000);

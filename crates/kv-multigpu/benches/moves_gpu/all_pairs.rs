@@ -118,8 +118,8 @@ impl Way {
             return seen == data;
         }
         let words = BLOCK as usize / 8;
-        let block = |id: u32| id as usize * words..(id as usize + 1) * words;
-        pairs.iter().all(|pair| seen[block(pair.to)] == data[block(pair.from)])
+        let block = |id: i32| id as usize * words..(id as usize + 1) * words;
+        pairs.iter().all(|pair| seen[block(pair.destination)] == data[block(pair.source)])
     }
 }
 
@@ -182,9 +182,10 @@ fn measure_size(devices: &[Device], bytes: u64, rounds: usize, idle: &Idle) {
     ways.iter().for_each(|way| way.on.fill(way.destination.span(), 0).unwrap());
     let blocks = (bytes / BLOCK) as u32;
     // Every block, of which no two neighbours are neighbours on the other side.
-    let of = |i: u32, step: u64| (u64::from(i) * step % u64::from(blocks)) as u32;
-    let pairs: Vec<_> =
-        (0..blocks).map(|i| BlockPair { from: of(i, 40_503), to: of(i, 30_011) }).collect();
+    let of = |i: u32, step: u64| (u64::from(i) * step % u64::from(blocks)) as i32;
+    let pairs: Vec<_> = (0..blocks)
+        .map(|i| BlockPair { source: of(i, 40_503), destination: of(i, 30_011) })
+        .collect();
     println!("## All {} pairs of {count} GPUs at once, {} each\n", ways.len(), size(bytes));
     println!(
         "| way | one pair alone | each of all: least | median | most | out of a GPU | into a GPU | all |"

@@ -1,21 +1,14 @@
 //! Scattered blocks from one device to another.
 
 use cuda_driver::{Device, DeviceSpan, Stream};
+use kv_kernels::BlockPair;
+use kv_kernels::error::Side;
+use kv_kernels::raw::{RawBlockCopy, RawBlockSide, RawBlockUnits};
 
 use super::held::Pendings;
-use super::kernel::{ELEMENTS_MAX, Job, Side, WORD_BYTES};
 use super::mover::{Interrupted, Lane, check_apart, check_device, is_same_device};
 use super::table::{PLANES_MAX, Written};
 use super::{Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
-
-/// Which block goes where.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct BlockPair {
-    /// Id in the source.
-    pub from: u32,
-    /// Id in the destination.
-    pub to: u32,
-}
 
 /// How blocks lie in each of their planes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -44,8 +37,8 @@ impl<K> BlockMemory<K> {
     /// Blocks in `cuMemAlloc` memory of `device`.
     ///
     /// # Errors
-    /// [`MoveError::PlaneTooShort`], [`MoveError::Planes`] for none or more than 1,024, or
-    /// [`MoveError::Zero`] for blocks of no bytes.
+    /// [`MoveError::PlaneTooShort`], [`MoveError::Planes`] for none or more than 1,024,
+    /// [`MoveError::Zero`] for blocks of no bytes, or [`MoveError::TooMany`] for 2^31 blocks or more.
     pub fn new(
         device: &Device,
         planes: Vec<DeviceSpan>,
@@ -60,6 +53,11 @@ impl<K> BlockMemory<K> {
         // Blocks of no bytes would all be one, and as many as an id counts.
         if block_stride == 0 {
             return Err(MoveError::Zero { what: "bytes from block to block" });
+        }
+        // Ids are signed where kernels read them.
+        if i32::try_from(blocks).is_err() {
+            let (count, most) = (blocks.into(), i32::MAX as u64);
+            return Err(MoveError::TooMany { what: "blocks of a plane", count, most });
         }
         let needed = u64::from(blocks).checked_mul(block_stride);
         for (plane, span) in planes.iter().enumerate() {
@@ -150,7 +148,8 @@ struct Plan {
     rows: u32,
     row_bytes: u64,
     item_bytes: u64,
-    wide: bool,
+    /// What a thread moves at once.
+    vector_bytes: u64,
 }
 
 impl Mover {
@@ -212,8 +211,8 @@ impl Mover {
             .into_iter()
             .fold(what.row_bytes, |bits, grid| bits | grid.block_stride | row_bits(what, grid));
         let bits = from_planes.iter().chain(&to_planes).fold(strides, |bits, at| bits | at);
-        let wide = bits.is_multiple_of(WORD_BYTES);
-        let most = ELEMENTS_MAX * if wide { WORD_BYTES } else { 1 };
+        let vector_bytes = 1 << bits.trailing_zeros().min(4);
+        let most = RawBlockCopy::BATCHED_VECTORS_MAX * vector_bytes;
         let most = match &self.ring {
             Some(ring) => most.min(ring.chunk_bytes()),
             None => most,
@@ -231,7 +230,7 @@ impl Mover {
             rows: what.rows,
             row_bytes: what.row_bytes,
             item_bytes: bytes,
-            wide,
+            vector_bytes,
         })
     }
 
@@ -264,18 +263,16 @@ impl Mover {
     ) -> Result<(), MoveError> {
         self.written.clear();
         self.written.resize(to_blocks.div_ceil(64) as usize, 0);
-        for &BlockPair { from, to } in pairs {
-            if from >= from_blocks {
-                let (block, blocks) = (from, from_blocks);
-                return Err(MoveError::NoSuchBlock { side: "source", block, blocks });
-            }
-            if to >= to_blocks {
-                let (block, blocks) = (to, to_blocks);
-                return Err(MoveError::NoSuchBlock { side: "destination", block, blocks });
-            }
+        for &BlockPair { source, destination } in pairs {
+            let known = |side, block: i32, blocks| match u32::try_from(block) {
+                Ok(id) if id < blocks => Ok(id),
+                _ => Err(MoveError::NoSuchBlock { side, block, blocks }),
+            };
+            known("source", source, from_blocks)?;
+            let to = known("destination", destination, to_blocks)?;
             let (word, bit) = (&mut self.written[to as usize / 64], 1 << (to % 64));
             if *word & bit != 0 {
-                return Err(MoveError::WrittenTwice { block: to });
+                return Err(MoveError::WrittenTwice { block: destination });
             }
             *word |= bit;
         }
@@ -296,8 +293,7 @@ impl Mover {
         let enqueued = self.ordered(order, plan.lane, |mover, started| {
             for (&table, pairs) in tables.iter().zip(pairs.chunks(most)) {
                 let planes = [&plan.from_planes[..], &plan.to_planes[..]];
-                let words = pairs.iter().map(|p| u64::from(p.from) | u64::from(p.to) << 32);
-                let written = mover.tables.write(table, planes, words)?;
+                let written = mover.tables.write(table, planes, pairs)?;
                 *started = true;
                 mover.launch(plan, &written, pairs.len(), order.on)?;
             }
@@ -319,61 +315,163 @@ impl Mover {
         pairs: usize,
         on: &Stream,
     ) -> Result<(), MoveError> {
-        let items = (plan.from_planes.len() * pairs) as u64;
-        let side = |planes, grid: BlockGrid| Side {
-            planes,
-            dense: 0,
-            block_stride: grid.block_stride,
-            row_stride: grid.row_stride,
-        };
-        let job = Job {
-            from: side(table.from_planes, plan.from),
-            to: side(table.to_planes, plan.to),
-            pairs: table.pairs,
-            first: 0,
-            items,
-            row_bytes: plan.row_bytes,
-            rows: plan.rows,
-            pair_count: pairs as u32,
-        };
-        let (blocks, wide) = (self.config.kernel_blocks, plan.wide);
+        let (blocks, planes) = (self.config.kernel_blocks, plan.from_planes.len() as u64);
         let Some([near, far]) = &self.kernels else {
             return Err(MoveError::TooManyPairs { pairs, most: 0 });
         };
+        let items_max = RawBlockCopy::ITEMS_MAX * plan.vector_bytes / plan.item_bytes;
         // SAFETY of the launches below: the rows of both sides lie in their planes, which are device
-        // memory: `plan` has checked ids, rows and lengths, which are those of the job. Dense items
-        // lie in a chunk: as many as it holds. The host reads and writes no chunk. The table is
-        // written once nothing reads it, and is kept until `read_by`'s readers are over. `plan` has
-        // checked the words of an item and their alignment; chunks are page aligned.
+        // memory: `plan` has checked ids, rows and lengths, which are those of the launch. A dense side
+        // is a chunk, and a part of the move has as many blocks as it holds. The host reads and writes no
+        // chunk. The table is written once nothing reads it, and is kept until `read_by`'s readers are
+        // over. `plan` has found a vector that divides every address, stride and length; chunks are page
+        // aligned.
         let Some(ring) = self.ring.as_mut().filter(|_| plan.lane == Lane::Ring) else {
-            let (kernel, stream) =
+            let (kernels, stream) =
                 if plan.lane == Lane::Push { (near, &self.push) } else { (far, on) };
-            // SAFETY: see above.
-            return Ok(unsafe { kernel.launch(stream, blocks, job, wide) }?);
+            for part in Part::of([planes, pairs as u64], items_max) {
+                // SAFETY: see above.
+                unsafe { kernels.launch(stream, &plan.raw(table, part, None, blocks)) }?;
+            }
+            return Ok(());
         };
-        let each = ring.chunk_bytes() / plan.item_bytes;
-        let mut first = 0;
-        while first < items {
-            let part = Job { first, items: each.min(items - first), ..job };
+        let items_max = items_max.min(ring.chunk_bytes() / plan.item_bytes);
+        for part in Part::of([planes, pairs as u64], items_max) {
             ring.pass(
                 |chunk| {
-                    let to = Side { dense: chunk.memory.device_address(), ..part.to };
+                    let to = Some((Side::Destination, chunk.memory.device_address()));
                     // SAFETY: see above.
-                    Ok(unsafe { near.launch(chunk.down, blocks, Job { to, ..part }, wide) }?)
+                    Ok(unsafe { near.launch(chunk.down, &plan.raw(table, part, to, blocks)) }?)
                 },
                 |chunk| {
-                    let from = Side { dense: chunk.memory.device_address(), ..part.from };
+                    let from = Some((Side::Source, chunk.memory.device_address()));
                     // SAFETY: see above.
-                    Ok(unsafe { far.launch(chunk.up, blocks, Job { from, ..part }, wide) }?)
+                    Ok(unsafe { far.launch(chunk.up, &plan.raw(table, part, from, blocks)) }?)
                 },
             )?;
-            first += part.items;
         }
         Ok(())
+    }
+}
+
+/// What one launch moves: some planes of some pairs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Part {
+    first_plane: u64,
+    planes: u64,
+    first_pair: u64,
+    pairs: u64,
+}
+
+impl Part {
+    /// All planes of all pairs, in parts of at most `items_max` blocks of a plane: as few as two ways to cut
+    /// give.
+    fn of([planes, pairs]: [u64; 2], items_max: u64) -> impl Iterator<Item = Self> {
+        let items_max = items_max.max(1);
+        let (most_pairs, most_planes) = (pairs.min(items_max), planes.min(items_max));
+        let by_pairs = (planes.min(items_max / most_pairs.max(1)), most_pairs);
+        let by_planes = (most_planes, pairs.min(items_max / most_planes.max(1)));
+        let parts = |(of_planes, of_pairs): (u64, u64)| {
+            planes.div_ceil(of_planes.max(1)) * pairs.div_ceil(of_pairs.max(1))
+        };
+        let (of_planes, of_pairs) =
+            if parts(by_planes) < parts(by_pairs) { by_planes } else { by_pairs };
+        let (of_planes, of_pairs) = (of_planes.max(1), of_pairs.max(1));
+        (0..planes.div_ceil(of_planes)).flat_map(move |plane| {
+            (0..pairs.div_ceil(of_pairs)).map(move |pair| Self {
+                first_plane: plane * of_planes,
+                planes: of_planes.min(planes - plane * of_planes),
+                first_pair: pair * of_pairs,
+                pairs: of_pairs.min(pairs - pair * of_pairs),
+            })
+        })
+    }
+}
+
+impl Plan {
+    /// One launch; a side that is `dense` begins at that address, and its blocks follow each other there in
+    /// the order of planes and then of pairs.
+    fn raw(
+        &self,
+        table: &Written,
+        part: Part,
+        dense: Option<(Side, u64)>,
+        blocks: u32,
+    ) -> RawBlockCopy {
+        const WORD: u64 = size_of::<u64>() as u64;
+        let side = |which, planes, grid: BlockGrid| match dense {
+            Some((side, base)) if side == which => RawBlockSide {
+                base,
+                plane_ptrs: 0,
+                plane_stride: self.item_bytes * part.pairs,
+                block_stride: self.item_bytes,
+                token_stride: self.row_bytes,
+                segment_stride: 0,
+                num_blocks: part.pairs,
+            },
+            _ => RawBlockSide {
+                base: 0,
+                plane_ptrs: planes + part.first_plane * WORD,
+                plane_stride: 0,
+                block_stride: grid.block_stride,
+                token_stride: grid.row_stride,
+                segment_stride: 0,
+                num_blocks: grid.blocks.into(),
+            },
+        };
+        RawBlockCopy {
+            from: side(Side::Source, table.from_planes, self.from),
+            to: side(Side::Destination, table.to_planes, self.to),
+            units: RawBlockUnits {
+                planes: part.planes,
+                tokens: self.rows.into(),
+                segments: 1,
+                unit_vectors: self.row_bytes / self.vector_bytes,
+            },
+            pairs: table.pairs + part.first_pair * size_of::<BlockPair>() as u64,
+            items: part.planes * part.pairs * (self.item_bytes / self.vector_bytes),
+            by_place: dense.map(|(side, _)| side),
+            first_pair: part.first_pair,
+            vector_bytes: self.vector_bytes,
+            report: 0,
+            grid: blocks,
+            threads: RawBlockCopy::BATCHED_THREADS_MAX,
+            batched: true,
+        }
     }
 }
 
 /// What the rows' stride adds to the alignment: nothing where there is one row.
 fn row_bits(what: &BlockMove<'_>, grid: BlockGrid) -> u64 {
     if what.rows > 1 { grid.row_stride } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every plane of every pair is in one part, and no part is too large.
+    #[test]
+    fn parts_have_every_block_once_and_few_are_needed() {
+        for planes in [1, 2, 7, 64] {
+            for pairs in [1, 3, 5, 100] {
+                for most in [1, 2, 9, 64, 1000, u64::MAX] {
+                    let mut times = vec![0; (planes * pairs) as usize];
+                    let mut count = 0;
+                    for part in Part::of([planes, pairs], most) {
+                        assert!(part.planes * part.pairs <= most, "{part:?} {most}");
+                        count += 1;
+                        for plane in part.first_plane..part.first_plane + part.planes {
+                            for pair in part.first_pair..part.first_pair + part.pairs {
+                                times[(plane * pairs + pair) as usize] += 1;
+                            }
+                        }
+                    }
+                    assert!(times.iter().all(|&times| times == 1), "{planes} {pairs} {most}");
+                    let least = (planes * pairs).div_ceil(most);
+                    assert!(count <= 4 * least, "{planes} {pairs} {most}: {count} of {least}");
+                }
+            }
+        }
+    }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 
 use cuda_driver::{CopyError, DeviceError, ModuleError, OutOfBounds};
+use kv_kernels::KernelError;
+use kv_kernels::error::BlocksError;
 
 use super::Withheld;
 
@@ -109,7 +111,7 @@ pub enum MoveError {
         /// `source` or `destination`.
         side: &'static str,
         /// The id.
-        block: u32,
+        block: i32,
         /// Blocks of that side.
         blocks: u32,
     },
@@ -117,7 +119,7 @@ pub enum MoveError {
     #[error("block {block} is the destination of two moves")]
     WrittenTwice {
         /// The id.
-        block: u32,
+        block: i32,
     },
     /// One block's part in a plane is more than a kernel counts, or than a chunk of the bounce holds.
     #[error("{bytes} bytes of a block in one plane, where at most {most} move at a time")]
@@ -168,10 +170,29 @@ pub enum MoveError {
     OutOfBounds(#[from] OutOfBounds),
     /// The kernels could not be loaded.
     #[error("the kernels of moves could not be loaded")]
-    Module(#[from] ModuleError),
+    Module(#[source] Box<ModuleError>),
+    /// The kernel cannot be launched with these blocks.
+    #[error(transparent)]
+    Blocks(Box<BlocksError>),
     /// A device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+impl From<ModuleError> for MoveError {
+    fn from(error: ModuleError) -> Self {
+        Self::Module(Box::new(error))
+    }
+}
+
+impl From<BlocksError> for MoveError {
+    fn from(error: BlocksError) -> Self {
+        match error {
+            BlocksError::Kernel(KernelError::Device(error)) => Self::Device(error),
+            BlocksError::Kernel(KernelError::Module(error)) => error.into(),
+            other => Self::Blocks(Box::new(other)),
+        }
+    }
 }
 
 impl From<CopyError> for MoveError {
@@ -198,22 +219,27 @@ pub struct MoveFailed<S: Send + 'static, D: Send + 'static> {
     pub error: MoveError,
     /// What was handed over.
     pub held: Withheld<S, D>,
+    /// Ordinals of the GPUs that it would have gone from and to.
+    pub(super) gpus: [i32; 2],
 }
 
 impl<S: Send, D: Send> fmt::Debug for MoveFailed<S, D> {
+    /// The line that `Display` gives: what `?` in `main` prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MoveFailed").field("error", &self.error).finish_non_exhaustive()
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl<S: Send, D: Send> fmt::Display for MoveFailed<S, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the move failed")
+        let [from, to] = self.gpus;
+        write!(f, "move from GPU {from} to GPU {to}: {}", self.error)
     }
 }
 
 impl<S: Send, D: Send> std::error::Error for MoveFailed<S, D> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        // The line above says what `error` says.
+        self.error.source()
     }
 }

@@ -1,5 +1,6 @@
 //! The boundary between two stages of a pipeline: activations go from one device to the next.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
@@ -96,14 +97,30 @@ impl Incoming {
 }
 
 /// A hand-over that failed, with the buffer, which still holds what the producer writes.
-#[derive(Debug, thiserror::Error)]
-#[error("the activations were not handed over")]
 pub struct SendFailed {
     /// Why.
-    #[source]
     pub error: MoveError,
     /// The buffer.
     pub outgoing: Outgoing,
+}
+
+impl fmt::Display for SendFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hand-over of buffer {}: {}", self.outgoing.index, self.error)
+    }
+}
+
+impl fmt::Debug for SendFailed {
+    /// The line that `Display` gives: what `?` in `main` prints.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for SendFailed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
 }
 
 impl HandOver {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostPages, Stream};
+use kv_kernels::raw::BlockCopyKernels;
 use smallvec::{SmallVec, smallvec};
 
 use super::held::{Events, Parking, Pending, Pendings};
-use super::kernel::MoveKernel;
 use super::ring::Ring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use super::sabotage;
@@ -99,7 +99,7 @@ pub struct Mover {
     /// Of the source's device, for kernels that push.
     pub(super) push: Stream,
     /// Of either device; none in a mover without tables.
-    pub(super) kernels: Option<[MoveKernel; 2]>,
+    pub(super) kernels: Option<[BlockCopyKernels; 2]>,
     pub(super) tables: Tables,
     /// Which blocks a move writes, one bit each.
     pub(super) written: Vec<u64>,
@@ -137,7 +137,7 @@ impl Mover {
             push: Stream::new(from)?,
             kernels: match config.tables {
                 0 => None,
-                _ => Some([MoveKernel::load(from)?, MoveKernel::load(to)?]),
+                _ => Some([BlockCopyKernels::load(from)?, BlockCopyKernels::load(to)?]),
             },
             tables: Tables::new(from, &config)?,
             written: Vec::new(),
@@ -368,7 +368,8 @@ impl Mover {
             }
             Err(Interrupted { error, pendings }) => {
                 let held = Withheld::new(&self.parking, pendings, source, destination);
-                Err(MoveFailed { error, held })
+                let gpus = [self.from.ordinal(), self.to.ordinal()];
+                Err(MoveFailed { error, held, gpus })
             }
         }
     }

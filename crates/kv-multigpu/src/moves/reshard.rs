@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{BlockGrid, BlockMove, BlockPair};
-use crate::placement::HeadShards;
+use kv_place::HeadShards;
 
 /// How a block's heads lie in a plane.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -135,7 +135,7 @@ impl HeadTransfer {
 ///
 /// ```
 /// use kv_multigpu::moves::{BlockOfHeads, HeadOrder, ReshardPlan};
-/// use kv_multigpu::placement::{HeadShards, KvReplication};
+/// use kv_place::{HeadShards, KvReplication};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let shards = |gpus| HeadShards::new(64, 8, gpus, KvReplication::Refuse);

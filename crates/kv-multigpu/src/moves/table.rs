@@ -1,6 +1,7 @@
 //! Pinned tables that tell a kernel which blocks to move.
 
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
+use kv_kernels::BlockPair;
 
 use super::held::{Pendings, all_over};
 use super::{MoveError, MoverConfig};
@@ -91,12 +92,16 @@ impl Tables {
         &mut self,
         index: usize,
         [from_planes, to_planes]: [&[u64]; 2],
-        pairs: impl Iterator<Item = u64>,
+        pairs: &[BlockPair],
     ) -> Result<Written, MoveError> {
         self.words.clear();
         self.words.extend_from_slice(from_planes);
         self.words.extend_from_slice(to_planes);
-        self.words.extend(pairs);
+        self.words.extend(
+            pairs
+                .iter()
+                .map(|pair| bytemuck::cast::<[i32; 2], u64>([pair.source, pair.destination])),
+        );
         let Some(Some(table)) = self.tables.get_mut(index) else {
             return Err(MoveError::Zero { what: "tables" });
         };

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use cuda_driver::{Device, DeviceBuffer, Event, Stream};
 use parking_lot::Mutex;
 
+use kv_place::{GPUS_MAX, Link, LinkMatrix};
+
 use crate::moves::{Held, MoveError, MoveOrder, Mover, MoverConfig};
-use crate::placement::{Link, LinkMatrix};
 
 /// The copy that tells what a transfer takes before its first byte, and the one that tells the speed.
 const SHORT_BYTES: u64 = 4 << 10;
@@ -59,10 +60,20 @@ impl LinkMeter {
     /// The links between all of `devices`, for a placement.
     ///
     /// # Errors
-    /// As [`measure`](LinkMeter::measure).
+    /// As [`measure`](LinkMeter::measure); [`MoveError::Zero`] or [`MoveError::TooMany`] for a number of devices
+    /// that no placement takes, before anything is measured.
     #[track_caller]
     pub fn matrix(&self, devices: &[Device]) -> Result<LinkMatrix, MoveError> {
         let _site = cuda_driver::site::enter();
+        let many = || {
+            let (count, most) = (devices.len() as u64, GPUS_MAX as u64);
+            MoveError::TooMany { what: "devices of a matrix", count, most }
+        };
+        match devices.len() {
+            0 => return Err(MoveError::Zero { what: "devices of a matrix" }),
+            count if count > GPUS_MAX => return Err(many()),
+            _ => {}
+        }
         let mut measured = HashMap::new();
         for (i, from) in devices.iter().enumerate() {
             for (j, to) in devices.iter().enumerate().filter(|&(j, _)| j != i) {
@@ -70,9 +81,8 @@ impl LinkMeter {
             }
         }
         let none = Link { latency_ns: 0, bytes_per_second: 1 };
-        Ok(LinkMatrix::between(devices.len(), |i, j| {
-            measured.get(&(i, j)).copied().unwrap_or(none)
-        }))
+        let link = |i, j| measured.get(&(i, j)).copied().unwrap_or(none);
+        LinkMatrix::from_fn(devices.len(), link).map_err(|_| many())
     }
 
     /// Forgets everything: after the machine changed, or while it was busy.

@@ -39,7 +39,7 @@ use std::path::PathBuf;
 
 use cuda_driver::{Device, DeviceAttribute, DeviceError, PeerAttribute};
 
-use crate::placement::{GpuCapacity, Link, LinkMatrix};
+use kv_place::{GpuCapacity, Link, LinkMatrix, PlacementError};
 
 pub use meter::LinkMeter;
 #[cfg(feature = "nvml")]
@@ -236,9 +236,11 @@ impl Topology {
     /// named with, 20 GB/s over other links, and 25 GB/s through the host's chunks.
     ///
     /// [`LinkMeter::matrix`] measures instead.
-    #[must_use]
-    pub fn estimated_links(&self) -> LinkMatrix {
-        LinkMatrix::between(self.gpus.len(), |from, to| {
+    ///
+    /// # Errors
+    /// [`PlacementError::Gpus`] for a number of devices that no placement takes.
+    pub fn estimated_links(&self) -> Result<LinkMatrix, PlacementError> {
+        LinkMatrix::from_fn(self.gpus.len(), |from, to| {
             let pair = self.pair(from, to);
             let nominal = pair.and_then(|pair| pair.kind.nominal_bytes_per_second());
             match pair {

@@ -12,7 +12,8 @@ use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, Driver, Event, HostAllocFlags, Kernel,
     PhysicalMemory, PinnedBuffer, Stream,
 };
-use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions};
+use kv_multigpu::DeviceRegistry;
+use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 
 use super::kernel;
 

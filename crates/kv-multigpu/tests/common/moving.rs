@@ -118,12 +118,12 @@ pub(crate) fn expected(
     for (from, to) in from.iter().zip(to) {
         for pair in what.pairs {
             for row in 0..u64::from(what.rows) {
-                let place = |grid: BlockGrid, id: u32, offset| {
-                    let start = u64::from(id) * grid.block_stride + offset + row * grid.row_stride;
+                let place = |grid: BlockGrid, id: i32, offset| {
+                    let start = id as u64 * grid.block_stride + offset + row * grid.row_stride;
                     start as usize..(start + what.row_bytes) as usize
                 };
-                let read = place(source, pair.from, what.source_offset);
-                to[place(destination, pair.to, what.destination_offset)]
+                let read = place(source, pair.source, what.source_offset);
+                to[place(destination, pair.destination, what.destination_offset)]
                     .copy_from_slice(&from[read]);
             }
         }
@@ -157,8 +157,8 @@ pub(crate) fn scattered(count: u32, blocks: u32) -> Vec<BlockPair> {
         a == 1
     };
     let step = (blocks * 5 / 8..blocks).find(coprime).unwrap_or(1);
-    let of = |i: u32| ((u64::from(i) * u64::from(step)) % u64::from(blocks)) as u32;
-    (0..count).map(|i| BlockPair { from: of(i + 1), to: i % blocks }).collect()
+    let of = |i: u32| ((u64::from(i) * u64::from(step)) % u64::from(blocks)) as i32;
+    (0..count).map(|i| BlockPair { source: of(i + 1), destination: (i % blocks) as i32 }).collect()
 }
 
 fn blocks_arrive_and_nothing_else_changes(from: &Device, to: &Device, config: MoverConfig) {

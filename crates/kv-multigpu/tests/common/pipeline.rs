@@ -12,7 +12,8 @@ use cuda_driver::{
     Device, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event, Kernel, PeerCopy,
     Stream,
 };
-use kv_multigpu::{DeviceRegistry, DeviceThread, DeviceThreadOptions, Refusal};
+use kv_multigpu::DeviceRegistry;
+use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions, Refusal};
 
 use super::kernel;
 
@@ -177,7 +178,8 @@ fn drop_somewhere(model: &Arc<Model>, number: u32, what: impl Send + 'static) {
         2 => {
             let thread = &model.gpus[mix(number) as usize / 4 % model.gpus.len()].thread;
             // A full queue drops it here.
-            let _ = thread.submit(move |_| drop(what)).map(kv_multigpu::Completion::detach);
+            let _ =
+                thread.submit(move |_| drop(what)).map(kv_multigpu::threads::Completion::detach);
         }
         _ => drop(std::thread::spawn(move || drop(what)).join()),
     }

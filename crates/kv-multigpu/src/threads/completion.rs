@@ -186,7 +186,7 @@ pub(crate) fn message_of(payload: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("no text in the panic")
 }
 
-/// The answer of a task that was submitted to a [`DeviceThread`](crate::DeviceThread).
+/// The answer of a task that was submitted to a [`DeviceThread`](crate::threads::DeviceThread).
 ///
 /// A future of any runtime, or of none: [`wait`](Completion::wait) blocks.
 ///

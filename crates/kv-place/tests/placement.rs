@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use kv_multigpu::placement::{
+use kv_place::{
     GpuCapacity, HeadsError, KvReplication, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape,
     Placement, PlacementError, PlacementKind, SEARCH_GPUS_MAX, Strategy,
 };

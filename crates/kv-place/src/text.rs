@@ -20,7 +20,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{
+use crate::problem::Problem;
+use crate::{
     GpuCapacity, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, ParsePlacementError,
     Placement, PlacementKind, Strategy,
 };
@@ -154,7 +155,7 @@ impl FromStr for Placement {
                 model.layers.push(parse_layer(&lines, &words)?);
                 gpu_of_layer.push(lines.number(words[3])?);
             }
-            let problem = super::Problem::new(&model, &gpus, &links)?;
+            let problem = Problem::new(&model, &gpus, &links)?;
             Self::assigned(&problem, strategy, gpu_of_layer)?
         } else {
             let heads = lines.need("heads query _ kv _ replication _")?;
@@ -187,7 +188,7 @@ fn parse_gpus(lines: &mut Lines<'_>) -> Result<Vec<GpuCapacity>, ParsePlacementE
             free_bytes: lines.number(words[1])?,
             memory_bytes_per_second: lines.number(words[2])?,
         });
-        if gpus.len() > super::GPUS_MAX {
+        if gpus.len() > crate::GPUS_MAX {
             return Err(lines.unexpected("fewer GPUs"));
         }
     }

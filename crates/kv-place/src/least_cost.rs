@@ -15,10 +15,10 @@
 
 use std::cmp::Reverse;
 
-use super::PlacementError;
-use super::problem::Problem;
+use crate::PlacementError;
+use crate::problem::Problem;
 
-/// Most GPUs over whose orders [`Strategy::LeastCost`](super::Strategy::LeastCost) searches.
+/// Most GPUs over whose orders [`Strategy::LeastCost`](crate::Strategy::LeastCost) searches.
 pub const SEARCH_GPUS_MAX: usize = 8;
 
 /// Missing bytes, nanoseconds, and the least that is left: less is better in all three.
@@ -54,7 +54,7 @@ impl Table {
 }
 
 /// The GPU of each layer. Where nothing fits, the assignment with the fewest bytes missing.
-pub(super) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError> {
+pub(crate) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError> {
     let (gpus, layers) = (problem.gpus.len(), problem.layers());
     if gpus > SEARCH_GPUS_MAX {
         return Err(PlacementError::SearchGpus { gpus, most: SEARCH_GPUS_MAX });

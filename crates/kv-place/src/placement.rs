@@ -1,78 +1,23 @@
-//! Which GPU holds which layers, KV blocks and heads: decided from plain numbers, without a device.
-//!
-//! ```
-//! use kv_multigpu::placement::{
-//!     GpuCapacity, LayerShape, Link, LinkMatrix, ModelShape, Placement, Strategy,
-//! };
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let layer = LayerShape {
-//!     weight_bytes: 400 << 20,
-//!     kv_block_bytes: 64 << 10,
-//!     output_token_bytes: 8 << 10,
-//! };
-//! let model = ModelShape::uniform(48, layer, 4096)?;
-//! let gpu = |i| GpuCapacity {
-//!     uuid: [i; 16],
-//!     free_bytes: 20 << 30,
-//!     memory_bytes_per_second: 3_000_000_000_000,
-//! };
-//! let links = LinkMatrix::uniform(2, Link { latency_ns: 5_000, bytes_per_second: 397_000_000_000 })?;
-//!
-//! let placement = Placement::layers(&model, &[gpu(1), gpu(2)], &links, Strategy::LeastCost)?;
-//! assert_eq!(placement.crossings().count(), 1, "one GPU does not hold 31 GiB; two need one crossing");
-//! println!("{}", placement.explain());
-//!
-//! let kept = placement.to_string();
-//! assert_eq!(kept.parse::<Placement>()?, placement);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! KV blocks are where their layers are, under the same ids: block `b` of layer `l` is on the GPU of
-//! `l`, at the place that `b` has in a cache of any number of layers. With tensor parallelism every
-//! GPU holds every layer, and of every block the part of its own heads.
-//!
-//! # What the predicted time is
-//! A decoding step reads every weight once, at the speed of the memory it is in, and hands the
-//! activations of [`step_tokens`](ModelShape::step_tokens) tokens from layer to layer: nothing where
-//! two layers share a GPU, and otherwise the link's latency and the bytes at its speed. With tensor
-//! parallelism each layer takes two ring reductions of its output. Not counted: attention's reading of
-//! KV, which depends on the requests, arithmetic, launches, and the way from the last layer back to
-//! the first. It ranks placements; it is no promise.
+//! A model on a number of GPUs, and what follows from it.
 
-mod error;
-mod explanation;
-mod heads;
-mod least_cost;
-mod problem;
-mod shape;
-mod strategy;
-mod text;
-
-use std::time::Duration;
-
-pub use error::{HeadsError, ParsePlacementError, PlacementError, Shortage};
-pub use explanation::{Crossing, Explanation, GpuLoad, StepTime};
-pub use heads::{HeadShards, KvReplication};
-pub use least_cost::SEARCH_GPUS_MAX;
-pub use shape::{GPUS_MAX, GpuCapacity, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape};
-pub use strategy::Strategy;
-
-use problem::{Need, Problem, blocks_that_fit, check_needs};
+use crate::problem::{Need, Problem, blocks_that_fit, check_needs};
+use crate::{
+    GpuCapacity, HeadShards, KvReplication, LinkMatrix, ModelShape, PlacementError, Strategy,
+    strategy,
+};
 
 /// Ring reductions of a layer under tensor parallelism: after attention and after the feed-forward part.
-const REDUCTIONS_PER_LAYER: u64 = 2;
+pub(crate) const REDUCTIONS_PER_LAYER: u64 = 2;
 
 /// A model on a number of GPUs. It fits: there is no placement that does not.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Placement {
     /// # Invariants
     /// Model, GPUs and links have passed their checks, and what `kind` puts on each GPU fits there.
-    model: ModelShape,
-    gpus: Vec<GpuCapacity>,
-    links: LinkMatrix,
-    kind: PlacementKind,
+    pub(crate) model: ModelShape,
+    pub(crate) gpus: Vec<GpuCapacity>,
+    pub(crate) links: LinkMatrix,
+    pub(crate) kind: PlacementKind,
 }
 
 /// How a placement divides the model.
@@ -124,7 +69,7 @@ impl Placement {
         Self::assigned(&Problem::new(model, gpus, links)?, None, gpu_of_layer)
     }
 
-    fn assigned(
+    pub(crate) fn assigned(
         problem: &Problem<'_>,
         strategy: Option<Strategy>,
         gpu_of_layer: Vec<usize>,
@@ -245,7 +190,7 @@ impl Placement {
     }
 
     /// What GPU `gpu` keeps of the weights of layer `layer`, in bytes.
-    fn weight_bytes(&self, layer: usize, gpu: usize) -> u64 {
+    pub(crate) fn weight_bytes(&self, layer: usize, gpu: usize) -> u64 {
         let weight_bytes = self.model.layers[layer].weight_bytes;
         match &self.kind {
             PlacementKind::Layers { gpu_of_layer, .. } if gpu_of_layer[layer] == gpu => {
@@ -256,7 +201,7 @@ impl Placement {
         }
     }
 
-    fn need(&self, gpu: usize) -> Need {
+    pub(crate) fn need(&self, gpu: usize) -> Need {
         let mut need = Need { fixed_bytes: 0, block_bytes: 0 };
         for layer in self.layers_on(gpu) {
             need.fixed_bytes += self.weight_bytes(layer, gpu);
@@ -276,8 +221,4 @@ impl Placement {
         // It fits, so there is a number.
         blocks_that_fit(needs, &self.gpus).unwrap_or(0)
     }
-}
-
-fn duration(nanos: u128) -> Duration {
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }

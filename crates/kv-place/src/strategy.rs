@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use super::problem::Problem;
-use super::{PlacementError, least_cost};
+use crate::problem::Problem;
+use crate::{PlacementError, least_cost};
 
 /// How layers are assigned to GPUs.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -22,7 +22,7 @@ pub enum Strategy {
     /// where that is quicker: of all such assignments that fit, the one with the least predicted
     /// time of a step, and among those with the same time the one that leaves the most memory on
     /// the GPU that has the least left. Exact; for at most
-    /// [`SEARCH_GPUS_MAX`](super::SEARCH_GPUS_MAX) GPUs.
+    /// [`SEARCH_GPUS_MAX`](crate::SEARCH_GPUS_MAX) GPUs.
     LeastCost,
 }
 
@@ -44,7 +44,7 @@ impl Strategy {
 }
 
 /// The GPU of each layer, whether or not it fits.
-pub(super) fn assign(
+pub(crate) fn assign(
     problem: &Problem<'_>,
     strategy: Strategy,
 ) -> Result<Vec<usize>, PlacementError> {

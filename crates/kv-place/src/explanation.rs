@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Placement, PlacementKind, REDUCTIONS_PER_LAYER, duration};
+use crate::placement::REDUCTIONS_PER_LAYER;
+use crate::{Placement, PlacementKind};
 
 /// What a placement puts on one GPU, in bytes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -64,6 +65,10 @@ impl StepTime {
     pub fn total(&self) -> Duration {
         self.weights.saturating_add(self.activations)
     }
+}
+
+fn duration(nanos: u128) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 impl Placement {
@@ -167,7 +172,7 @@ impl fmt::Display for Explanation<'_> {
         let gpus = placement.gpus.len();
         let how = match &placement.kind {
             PlacementKind::Layers { strategy, .. } => {
-                strategy.map_or("as assigned", super::Strategy::name)
+                strategy.map_or("as assigned", crate::Strategy::name)
             }
             PlacementKind::Sharded { .. } => "divided by heads",
         };

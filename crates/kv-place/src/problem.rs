@@ -1,12 +1,12 @@
 //! A model and a machine with their sums taken, so that the cost of a run of layers is one subtraction.
 
-use super::shape::check_machine;
-use super::{GpuCapacity, LinkMatrix, ModelShape, PlacementError, Shortage};
+use crate::shape::check_machine;
+use crate::{GpuCapacity, LinkMatrix, ModelShape, PlacementError, Shortage};
 
-pub(super) struct Problem<'a> {
-    pub(super) model: &'a ModelShape,
-    pub(super) gpus: &'a [GpuCapacity],
-    pub(super) links: &'a LinkMatrix,
+pub(crate) struct Problem<'a> {
+    pub(crate) model: &'a ModelShape,
+    pub(crate) gpus: &'a [GpuCapacity],
+    pub(crate) links: &'a LinkMatrix,
     /// Bytes of the layers before each, and of all of them.
     bytes_before: Vec<u64>,
     /// The same of the time to read their weights, for each GPU.
@@ -14,7 +14,7 @@ pub(super) struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         model: &'a ModelShape,
         gpus: &'a [GpuCapacity],
         links: &'a LinkMatrix,
@@ -29,12 +29,12 @@ impl<'a> Problem<'a> {
         Ok(Self { model, gpus, links, bytes_before, nanos_before })
     }
 
-    pub(super) fn layers(&self) -> usize {
+    pub(crate) fn layers(&self) -> usize {
         self.model.layers.len()
     }
 
     /// What a GPU holds that has the layers `from..to`; nothing for none.
-    pub(super) fn run_bytes(&self, from: usize, to: usize) -> u64 {
+    pub(crate) fn run_bytes(&self, from: usize, to: usize) -> u64 {
         if from == to {
             return 0;
         }
@@ -42,17 +42,17 @@ impl<'a> Problem<'a> {
     }
 
     /// How long GPU `gpu` takes for the layers `from..to` in one step.
-    pub(super) fn run_nanos(&self, gpu: usize, from: usize, to: usize) -> u128 {
+    pub(crate) fn run_nanos(&self, gpu: usize, from: usize, to: usize) -> u128 {
         self.nanos_before[gpu][to] - self.nanos_before[gpu][from]
     }
 
     /// What layer `layer` hands to the next in one step.
-    pub(super) fn output_bytes(&self, layer: usize) -> u64 {
+    pub(crate) fn output_bytes(&self, layer: usize) -> u64 {
         self.model.layers[layer].output_token_bytes * self.model.step_tokens
     }
 
     /// The time to hand the output of layer `layer` from one GPU to another.
-    pub(super) fn crossing_nanos(&self, from: usize, to: usize, layer: usize) -> u128 {
+    pub(crate) fn crossing_nanos(&self, from: usize, to: usize, layer: usize) -> u128 {
         self.links.transfer_nanos(from, to, self.output_bytes(layer))
     }
 
@@ -66,7 +66,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Refuses an assignment that does not fit.
-    pub(super) fn check_fit(&self, gpu_of_layer: &[usize]) -> Result<(), PlacementError> {
+    pub(crate) fn check_fit(&self, gpu_of_layer: &[usize]) -> Result<(), PlacementError> {
         let on = self.layers_on(gpu_of_layer);
         let needs = on.iter().map(|layers| Need {
             fixed_bytes: self.fixed_bytes(layers),
@@ -86,13 +86,13 @@ impl<'a> Problem<'a> {
 
 /// What one GPU needs: some whatever happens, and some for each KV block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
-    pub(super) fixed_bytes: u64,
-    pub(super) block_bytes: u64,
+pub(crate) struct Need {
+    pub(crate) fixed_bytes: u64,
+    pub(crate) block_bytes: u64,
 }
 
 /// The most KV blocks for which every need is met; none if not even none are.
-pub(super) fn blocks_that_fit(
+pub(crate) fn blocks_that_fit(
     needs: impl Iterator<Item = Need>,
     gpus: &[GpuCapacity],
 ) -> Option<u64> {
@@ -105,7 +105,7 @@ pub(super) fn blocks_that_fit(
 }
 
 /// Refuses needs that a GPU cannot meet with `kv_blocks` blocks.
-pub(super) fn check_needs(
+pub(crate) fn check_needs(
     needs: impl Iterator<Item = Need> + Clone,
     gpus: &[GpuCapacity],
     kv_blocks: u64,

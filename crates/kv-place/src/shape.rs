@@ -1,6 +1,6 @@
 //! What a placement is made from: the model's layers, the GPUs, and the links between them.
 
-use super::PlacementError;
+use crate::PlacementError;
 
 /// Most layers that a model may have here.
 pub const LAYERS_MAX: usize = 512;
@@ -49,7 +49,7 @@ impl ModelShape {
         Ok(Self { layers, kv_blocks, workspace_bytes: 0, step_tokens: 1 })
     }
 
-    pub(super) fn check(&self) -> Result<(), PlacementError> {
+    pub(crate) fn check(&self) -> Result<(), PlacementError> {
         check_layers(self.layers.len())?;
         // One token's crossing in nanoseconds, times all layers, must stay far below `u128::MAX`.
         let most = u128::from(self.workspace_bytes) * GPUS_MAX as u128;
@@ -69,7 +69,7 @@ impl ModelShape {
     }
 
     /// Weights and KV of one layer. Cannot overflow after `check`.
-    pub(super) fn layer_bytes(&self, layer: usize) -> u64 {
+    pub(crate) fn layer_bytes(&self, layer: usize) -> u64 {
         let layer = &self.layers[layer];
         layer.weight_bytes + layer.kv_block_bytes * self.kv_blocks
     }
@@ -88,7 +88,7 @@ pub struct GpuCapacity {
 
 impl GpuCapacity {
     /// The time to read `bytes` of the GPU's memory once.
-    pub(super) fn read_nanos(&self, bytes: u64) -> u128 {
+    pub(crate) fn read_nanos(&self, bytes: u64) -> u128 {
         nanos(bytes, self.memory_bytes_per_second)
     }
 }
@@ -137,7 +137,7 @@ impl LinkMatrix {
         Ok(Self::between(gpus, link))
     }
 
-    /// As [`from_fn`](LinkMatrix::from_fn), of as many GPUs as are there. A placement checks the number.
+    /// As [`from_fn`](LinkMatrix::from_fn), without a bound: a text is checked as a whole.
     pub(crate) fn between(gpus: usize, mut link: impl FnMut(usize, usize) -> Link) -> Self {
         let itself = Link { latency_ns: 0, bytes_per_second: u64::MAX };
         let links = (0..gpus * gpus).map(|i| {
@@ -171,7 +171,7 @@ impl LinkMatrix {
     }
 
     /// The time to hand `bytes` from one GPU to another; nothing to itself.
-    pub(super) fn transfer_nanos(&self, from: usize, to: usize, bytes: u64) -> u128 {
+    pub(crate) fn transfer_nanos(&self, from: usize, to: usize, bytes: u64) -> u128 {
         self.link(from, to).map_or(0, |link| link.transfer_ns(bytes))
     }
 }
@@ -191,7 +191,7 @@ fn check_gpus(gpus: usize) -> Result<(), PlacementError> {
 }
 
 /// Refuses GPUs and links that a placement cannot be computed from.
-pub(super) fn check_machine(
+pub(crate) fn check_machine(
     gpus: &[GpuCapacity],
     links: &LinkMatrix,
 ) -> Result<(), PlacementError> {
