@@ -19,7 +19,10 @@ use kv_cache::{
     Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, TransportChoice, TransportRules,
     TransportStats,
 };
-use kv_kernels::{KvKernels, KvShape, KvShapeOptions, MeasureOptions, TransportProfile};
+use kv_kernels::{
+    KvKernels, KvShape, KvShapeOptions,
+    link::{MeasureOptions, TransportProfile},
+};
 use kv_pool::BlockHash;
 
 /// Name, layers, bytes of a row; blocks have 16 tokens.

@@ -1,56 +1,73 @@
 //! Admission: the cached prefixes of requests are found and pinned, the rest allocated.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use kv_pool::{
-    Admit, Admitted, BlockHash, BlockId, BlockPin, ClaimedBlock, ClaimedBlocks, Naming,
-    Registration, TenantId, Tier,
-};
+use kv_pool::{Admit, Admitted, BlockHash, BlockId, Claimed, Onboarded, Pinned, TenantId, Tier};
 use kv_stage::TableError;
 
-use crate::copies::Arrival;
 use crate::rows::RowLease;
-use crate::sequence::{Held, Sequence};
+use crate::sequence::{Blocks, Run, Sequence};
 use crate::{AdmitError, KvCache, Request, SealError, SlotError};
 
-/// A block in host memory that sequences of a batch have found, and where it may go.
+/// Blocks of a sequence that is being admitted.
 #[derive(Debug)]
-struct Far {
-    pin: BlockPin,
-    first: Target,
-    others: Vec<Target>,
+enum Piece {
+    Held(Run),
+    /// Blocks in host memory, and where they may go.
+    Far(Pinned, Claimed),
+    /// A block in host memory that an earlier sequence of the batch has found too, and where it may go.
+    Again(BlockId, Claimed),
 }
 
-/// Where a block from host memory may go, and whose it is then.
-#[derive(Debug)]
-struct Target {
-    /// The sequence, and the place in it.
-    place: (usize, usize),
-    block: ClaimedBlock,
-}
-
-/// A sequence's blocks, some of which are on their way.
-type Places = Vec<Option<Held>>;
-
-/// All that a batch found in host memory, each block once.
+/// What a batch found in host memory.
 #[derive(Debug, Default)]
 struct Fars {
-    list: Vec<Far>,
-    by_block: HashMap<BlockId, usize>,
+    /// Found by now, in a batch of several.
+    seen: HashSet<BlockId>,
+    /// Found more than once; pinned where it lies, as soon as that is decided.
+    shared: HashMap<BlockId, Pinned>,
 }
 
 impl Fars {
-    fn add(&mut self, pin: BlockPin, target: Target) {
-        match self.by_block.entry(pin.block()) {
-            Entry::Occupied(known) => self.list[*known.get()].others.push(target),
-            Entry::Vacant(new) => {
-                new.insert(self.list.len());
-                self.list.push(Far { pin, first: target, others: Vec::new() });
+    /// Parts what was admitted by where it lies.
+    fn pieces(&mut self, admitted: Admitted, alone: bool) -> Vec<Piece> {
+        let Admitted { mut prefix, mut claimed, .. } = admitted;
+        let mut pieces = Vec::with_capacity(2);
+        while let Some(tier) = first_tier(&prefix) {
+            let alike = prefix.locations().take_while(|at| at.tier == tier).count();
+            let near = tier == Tier::Primary;
+            let again = |fars: &Self, id| !alone && fars.seen.contains(&id);
+            let count = match prefix.ids().next() {
+                Some(first) if !near && again(self, first) => 1,
+                _ if near => alike,
+                _ => prefix.ids().take(alike).take_while(|&id| !again(self, id)).count(),
+            };
+            let rest = prefix.split_off(count);
+            let part = std::mem::replace(&mut prefix, rest);
+            if near {
+                pieces.push(Piece::Held(Run::Shared(part)));
+                continue;
+            }
+            // The pool has claimed a block for each of these.
+            let rest = claimed.split_off(count);
+            let target = std::mem::replace(&mut claimed, rest);
+            let first = part.ids().next();
+            match first {
+                Some(id) if again(self, id) => {
+                    // Its pin would keep the block in host memory.
+                    self.shared.entry(id).or_default();
+                    pieces.push(Piece::Again(id, target));
+                }
+                _ => {
+                    self.seen.extend(part.ids().filter(|_| !alone));
+                    pieces.push(Piece::Far(part, target));
+                }
             }
         }
+        pieces.push(Piece::Held(Run::Own(claimed)));
+        pieces
     }
 }
 
@@ -135,9 +152,8 @@ impl KvCache {
 
     fn empty_sequence(&self, request: &Request<'_>, row: RowLease) -> Sequence {
         Sequence {
-            pool: self.pool.clone(),
             row,
-            blocks: Vec::with_capacity(self.blocks_for(request.tokens) as usize),
+            blocks: Blocks::default(),
             tokens: request.tokens,
             prompt_tokens: request.tokens,
             cached_tokens: 0,
@@ -160,65 +176,60 @@ impl KvCache {
 
     /// Gives new sequences their blocks: the pinned prefixes, with what lies in host memory brought
     /// back to the first claimed blocks, and the other claimed blocks.
+    ///
+    /// Sequences that share a block in host memory share its way back, for each other's pins would keep
+    /// it there.
     fn hold(
         &mut self,
         sequences: &mut [Sequence],
         admitted: Vec<Admitted>,
     ) -> Result<(), AdmitError> {
         let block_tokens = u64::from(self.options.shape.block_tokens());
-        let mut places: Vec<Places> = Vec::with_capacity(sequences.len());
         let mut fars = Fars::default();
-        for (number, (sequence, admitted)) in sequences.iter_mut().zip(admitted).enumerate() {
-            let Admitted { prefix, claimed, .. } = admitted;
+        let alone = sequences.len() == 1;
+        let mut all = Vec::with_capacity(sequences.len());
+        for (sequence, admitted) in sequences.iter_mut().zip(admitted) {
+            let prefix = &admitted.prefix;
             sequence.cached_tokens = prefix.len() as u64 * block_tokens;
             sequence.sealed = prefix.len();
-            let mut claimed = claimed.into_iter();
-            let mut own: Places = Vec::with_capacity(prefix.len() + claimed.len());
-            for pin in prefix {
-                if pin.location().tier == Tier::Primary {
-                    own.push(Some(Held::Shared(pin)));
-                    continue;
-                }
-                // The pool has claimed a block for each of these.
-                let Some(target) = claimed.next() else { break };
-                sequence.onboarded_blocks += 1;
-                fars.add(pin, Target { place: (number, own.len()), block: target });
-                own.push(None);
+            let far = prefix.locations().filter(|at| at.tier != Tier::Primary).count();
+            sequence.onboarded_blocks = far;
+            all.push(fars.pieces(admitted, alone));
+        }
+        for (sequence, pieces) in sequences.iter_mut().zip(all) {
+            for piece in pieces {
+                self.hold_piece(&mut sequence.blocks, piece, &mut fars)?;
             }
-            own.extend(claimed.map(|block| Some(Held::Own(block))));
-            places.push(own);
         }
-        let onboarded = self.onboard_all(fars, &mut places);
-        // Also what a failure left: a sequence gives its blocks back in the right order.
-        for (sequence, places) in sequences.iter_mut().zip(places) {
-            sequence.blocks.extend(places.into_iter().flatten());
-        }
-        onboarded
+        Ok(())
     }
 
-    /// Brings back what lies in host memory, and puts it where it belongs. Who shares a block shares
-    /// its way back, for each other's pins would keep it in host memory.
-    fn onboard_all(&mut self, fars: Fars, places: &mut [Places]) -> Result<(), AdmitError> {
-        for Far { pin, first, others } in fars.list {
-            let (mut put, (sequence, index)) = (Vec::new(), first.place);
-            match self.onboard(pin, first.block)? {
-                Arrival::Moved(pin) => {
-                    // The blocks that were claimed for the others are given back.
-                    let share = |other: Target| (other.place, Held::Shared(pin.clone()));
-                    put.extend(others.into_iter().map(share));
-                    places[sequence][index] = Some(Held::Shared(pin));
-                }
-                Arrival::Copied { copy, source } => {
-                    places[sequence][index] = Some(Held::Own(copy));
-                    for other in others {
-                        let arrival = self.onboard(source.clone(), other.block)?;
-                        put.push((other.place, arrival.into_held()));
+    fn hold_piece(
+        &mut self,
+        blocks: &mut Blocks,
+        piece: Piece,
+        fars: &mut Fars,
+    ) -> Result<(), AdmitError> {
+        match piece {
+            Piece::Held(run) => blocks.push(run),
+            Piece::Far(pinned, target) => {
+                let from: Vec<_> = match fars.shared.is_empty() {
+                    true => Vec::new(),
+                    false => pinned.ids().collect(),
+                };
+                let onboarded = self.onboard(pinned, target)?;
+                for (index, id) in from.into_iter().enumerate() {
+                    if let Some(shared) = fars.shared.get_mut(&id) {
+                        *shared = onboarded.pinned.pin(index).unwrap_or_default();
                     }
                 }
+                hold_onboarded(blocks, onboarded);
             }
-            for ((sequence, index), held) in put {
-                places[sequence][index] = Some(held);
-            }
+            Piece::Again(id, target) => match fars.shared.get(&id).cloned().unwrap_or_default() {
+                // The block that was claimed for it is given back.
+                there if on_device(&there) => blocks.push(Run::Shared(there)),
+                there => hold_onboarded(blocks, self.onboard(there, target)?),
+            },
         }
         Ok(())
     }
@@ -243,7 +254,7 @@ impl KvCache {
         if blocks > have {
             let _site = cuda_driver::site::enter();
             let claimed = self.claim(sequence.tenant, blocks - have)?;
-            sequence.blocks.extend(claimed.into_iter().map(Held::Own));
+            sequence.blocks.push(Run::Own(claimed));
             self.write_row(sequence, have)?;
         }
         sequence.tokens = tokens;
@@ -273,18 +284,21 @@ impl KvCache {
             return Err(SealError::TooManyHashes { hashes: hashes.len(), full_blocks });
         }
         let first = sequence.sealed;
-        for (index, &hash) in hashes.iter().enumerate().skip(first) {
-            let parent = index.checked_sub(1).map(|before| hashes[before]);
-            let naming = Naming { parent, retention: sequence.retention_of(index, block_tokens) };
-            sequence.replace(index, |held| match held {
-                Held::Own(block) => sealed(block, hash, naming, &self.arriving),
-                shared => shared,
-            });
-            sequence.sealed = index + 1;
+        if hashes.len() <= first {
+            return Ok(());
         }
-        if sequence.sealed > first {
-            self.write_row(sequence, first)?;
-        }
+        let mut blocks = std::mem::take(&mut sequence.blocks);
+        let arriving = &self.arriving;
+        let readable = |existing: &Pinned| {
+            // Host memory has what a remote reader holds there.
+            let on_device = on_device(existing);
+            on_device && !existing.ids().any(|id| arriving.contains(&id.index()))
+        };
+        let worth = |index| sequence.retention_of(index, block_tokens);
+        blocks.seal(first, hashes, worth, readable);
+        sequence.blocks = blocks;
+        sequence.sealed = hashes.len();
+        self.write_row(sequence, first)?;
         Ok(())
     }
 
@@ -307,13 +321,16 @@ impl KvCache {
             return Err(SlotError::OutOfRange { start, end, tokens: sequence.tokens });
         }
         let block_tokens = u64::from(self.options.shape.block_tokens());
-        let slot = |token: u64| {
-            // The sequence has blocks for all its tokens.
-            let block = sequence.blocks[(token / block_tokens) as usize].slot().index() as u64;
-            (block * block_tokens + token % block_tokens) as i64
-        };
-        slots.extend(tokens.map(slot));
-        Ok(())
+        slots.reserve((end - start) as usize);
+        let blocks = (start / block_tokens) as usize..end.div_ceil(block_tokens) as usize;
+        // The sequence has blocks for all its tokens.
+        sequence.blocks.for_each_id(blocks, |index, id| {
+            let begins = index as u64 * block_tokens;
+            let tokens = start.max(begins)..end.min(begins + block_tokens);
+            let slot = id.index() as u64 * block_tokens;
+            slots.extend(tokens.map(|token| (slot + token - begins) as i64));
+            Ok(())
+        })
     }
 
     /// Blocks of a sequence of `tokens` tokens, if such a sequence is possible at all.
@@ -335,7 +352,7 @@ impl KvCache {
     }
 
     /// Claims blocks and moves what is evicted from them to host memory.
-    fn claim(&mut self, tenant: TenantId, count: usize) -> Result<ClaimedBlocks, AdmitError> {
+    fn claim(&mut self, tenant: TenantId, count: usize) -> Result<Claimed, AdmitError> {
         self.grow_if_short(|_| count)?;
         let claimed = match self.pool.claim_for(tenant, count) {
             Err(error) if self.grow_beside_kept(&error)? => self.pool.claim_for(tenant, count),
@@ -347,7 +364,7 @@ impl KvCache {
     }
 
     /// Moves what was evicted from claimed blocks to host memory.
-    fn offload_from(&mut self, claimed: &mut ClaimedBlocks) {
+    fn offload_from(&mut self, claimed: &mut Claimed) {
         while let Some(offload) = claimed.take_offload() {
             self.offload(offload);
         }
@@ -355,25 +372,34 @@ impl KvCache {
 
     /// Writes a sequence's row of the block table, from block `first` on.
     fn write_row(&mut self, sequence: &Sequence, first: usize) -> Result<(), TableError> {
-        for (index, held) in sequence.blocks.iter().enumerate().skip(first) {
-            self.table.set(sequence.row.row(), index, held.slot().as_i32())?;
-        }
-        Ok(())
+        let (table, row) = (&mut self.table, sequence.row.row());
+        sequence
+            .blocks
+            .for_each_id(first..usize::MAX, |index, id| table.set(row, index, id.as_i32()))
     }
 }
 
-/// Gives a block's content its name, or changes over to the block that has it, if work that is enqueued
-/// now can read it there. Otherwise there are two copies, of which this one has no name.
-fn sealed(block: ClaimedBlock, hash: BlockHash, naming: Naming, arriving: &HashSet<usize>) -> Held {
-    match block.register(hash, naming) {
-        Registration::New(pin) => Held::Shared(pin),
-        Registration::Duplicate { existing, own } => {
-            // Host memory has what a remote reader holds there.
-            let on_device = existing.location().tier == Tier::Primary;
-            match on_device && !arriving.contains(&existing.slot().index()) {
-                true => Held::Shared(existing),
-                false => Held::Own(own),
-            }
+fn first_tier(pinned: &Pinned) -> Option<Tier> {
+    pinned.locations().next().map(|first| first.tier)
+}
+
+/// Whether work that reads pages can read all of these blocks.
+fn on_device(pinned: &Pinned) -> bool {
+    !pinned.is_empty() && pinned.locations().all(|at| at.tier == Tier::Primary)
+}
+
+/// Adds what was brought back, in its order: what has moved is shared, the rest is a copy.
+fn hold_onboarded(blocks: &mut Blocks, onboarded: Onboarded) {
+    let Onboarded { mut pinned, mut copies } = onboarded;
+    while let Some(tier) = first_tier(&pinned) {
+        let alike = pinned.locations().take_while(|at| at.tier == tier).count();
+        let rest = pinned.split_off(alike);
+        let part = std::mem::replace(&mut pinned, rest);
+        if tier == Tier::Primary {
+            blocks.push(Run::Shared(part));
+        } else {
+            let rest = copies.split_off(alike);
+            blocks.push(Run::Own(std::mem::replace(&mut copies, rest)));
         }
     }
 }

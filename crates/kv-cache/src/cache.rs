@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver::Stream;
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::KvShape;
-use kv_pool::{BlockPool, Epoch, PoolConfig, Tier};
+use kv_pool::{BlockPool, Epoch, PoolConfig, PoolView, Tier};
 use kv_stage::BlockTable;
 use parking_lot::Mutex;
 
@@ -129,8 +129,8 @@ impl KvCache {
             .map(|share| Part::new(&compute[share.device], share, &options, &gate))
             .collect::<Result<Vec<_>, _>>()?;
         let pool = pool(&options)?;
-        let rows = options.sequences_max as usize;
-        let table = BlockTable::new(rows, options.blocks_per_sequence_max as usize)?;
+        let rows = options.sequences_max;
+        let table = BlockTable::new(rows as usize, options.blocks_per_sequence_max as usize)?;
         Ok(Self {
             pool,
             parts,
@@ -171,10 +171,11 @@ impl KvCache {
         &self.parts
     }
 
-    /// The pool that decides which block lies where.
+    /// A view of the pool that decides which block lies where: statistics, events, and lookups. Nothing
+    /// that the cache has in use can be given back through it.
     #[must_use]
-    pub fn pool(&self) -> &BlockPool {
-        &self.pool
+    pub fn pool(&self) -> PoolView {
+        self.pool.view()
     }
 
     /// What was moved and mapped so far.

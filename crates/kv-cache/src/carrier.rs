@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, Stream};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, BlocksError, HostBlocks, HostDirection, HostLink,
-    HostLinkOptions, KernelError, KvKernels, PagedKv, TransportError,
+    BlockCopy, BlockPair, Blocks, HostBlocks, KernelError, KvKernels, PagedKv,
+    error::BlocksError,
+    link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
 use kv_stage::{AcquireError, StagingOptions, StagingPool, SubmitError, SubmittedView};
 
@@ -224,7 +225,7 @@ pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
 mod tests {
     use cuda_driver::{Device, DeviceBuffer, ErrorCode};
     use cuda_sim::{SimConfig, SimDriver};
-    use kv_kernels::{KvShape, KvShapeOptions, PagedLayout, Transport, references};
+    use kv_kernels::{KvShape, KvShapeOptions, PagedLayout, link::Transport, references};
 
     use super::*;
     use crate::TransportChoice;

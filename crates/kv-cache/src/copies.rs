@@ -1,32 +1,12 @@
 //! Copies between device and host memory, decided by the pool and enqueued here.
 
-use kv_kernels::{BlockPair, HostDirection};
-use kv_pool::{BlockPin, ClaimedBlock, Offload, Onboarded};
+use kv_kernels::{BlockPair, link::HostDirection};
+use kv_pool::{Claimed, Offload, Onboarded, Pinned};
 
-use crate::sequence::Held;
 use crate::{AdmitError, HostCopyError, KvCache};
 
 /// Copies that are enqueued without a step, when there are so many.
 const BLOCKS_DECIDED_MAX: usize = 1 << 16;
-
-/// What came of content in host memory.
-#[derive(Debug)]
-pub(crate) enum Arrival {
-    /// It lies on the device now, for everybody.
-    Moved(BlockPin),
-    /// Somebody else reads the block in host memory, so this is a copy. It is in stream order before
-    /// every later use of the host slot, so the pin need not outlive the call.
-    Copied { copy: ClaimedBlock, source: BlockPin },
-}
-
-impl Arrival {
-    pub(crate) fn into_held(self) -> Held {
-        match self {
-            Self::Moved(pin) => Held::Shared(pin),
-            Self::Copied { copy, .. } => Held::Own(copy),
-        }
-    }
-}
 
 impl KvCache {
     /// Decides the copy of evicted content to host memory.
@@ -37,23 +17,25 @@ impl KvCache {
         offload.commit();
     }
 
-    /// Decides the copy of content in host memory to a claimed block.
+    /// Decides the copies of content in host memory to as many claimed blocks.
+    ///
+    /// A copy is in stream order before every later use of the host block that it reads, so the pins of
+    /// what has not moved need not outlive the call.
     pub(crate) fn onboard(
         &mut self,
-        pin: BlockPin,
-        target: ClaimedBlock,
-    ) -> Result<Arrival, AdmitError> {
+        pinned: Pinned,
+        target: Claimed,
+    ) -> Result<Onboarded, AdmitError> {
         let onboard = self
             .pool
-            .begin_onboard(pin, target)
+            .begin_onboard(pinned, target)
             .map_err(|refused| AdmitError::Onboard(refused.reason))?;
-        self.note_copy(HostDirection::ToPages, onboard.from().as_i32(), onboard.to().as_i32());
-        self.arriving.insert(onboard.to().index());
-        self.stats.onboarded_blocks += 1;
-        Ok(match onboard.commit() {
-            Onboarded::Moved(pin) => Arrival::Moved(pin),
-            Onboarded::Copied { copy, source } => Arrival::Copied { copy, source },
-        })
+        for (from, to) in onboard.pairs() {
+            self.note_copy(HostDirection::ToPages, from.id.as_i32(), to.id.as_i32());
+            self.arriving.insert(to.id.index());
+            self.stats.onboarded_blocks += 1;
+        }
+        Ok(onboard.commit())
     }
 
     fn note_copy(&mut self, direction: HostDirection, source: i32, destination: i32) {

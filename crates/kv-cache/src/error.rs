@@ -1,60 +1,64 @@
 //! What can go wrong, one enum for each family of operations.
 
+use cuda_driver::messages::{ByteSize, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::{AheadError, GrowError};
-use kv_kernels::{PagedKvError, ShapeError, TransportError};
+use kv_kernels::{
+    error::{PagedKvError, ShapeError},
+    link::TransportError,
+};
 use kv_pool::policy::PolicyError;
 use kv_pool::{ClaimError, ConfigError, OnboardError, TenantError};
-use kv_stage::{AcquireError, PartError, StagingError, StepError as StageStepError, TableError};
+use kv_stage::{AcquireError, PartError, StageError, StagingError, TableError};
 
 use crate::{OpenStep, OptionsError};
 
 /// Why a cache was not built.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The options contradict each other or cannot be met anywhere.
-    #[error("the cache's options are not possible")]
+    #[error("no cache can have these options")]
     Options(#[from] OptionsError),
     /// The layers of one device have no shape.
-    #[error("the shape of one device's layers is not possible")]
+    #[error("no cache can have this share of the layers on one device")]
     Shape(#[from] ShapeError),
     /// The pool refused its size.
-    #[error("the block pool is not possible")]
+    #[error("no cache can have a block pool of this size")]
     Pool(#[from] ConfigError),
     /// An eviction policy could not be made.
-    #[error("an eviction policy could not be made")]
+    #[error("the eviction policy of the cache could not be made")]
     Policy(#[from] PolicyError),
     /// No addresses could be reserved.
-    #[error("the device memory could not be reserved")]
+    #[error("no addresses could be reserved for the cache's blocks")]
     Memory(#[from] cuda_vmm::PoolError),
     /// The memory could not be described to the kernels.
-    #[error("the device memory could not be described to the kernels")]
+    #[error("the cache's blocks could not be described to the kernels")]
     Paged(#[from] PagedKvError),
     /// The kernels could not be loaded.
-    #[error("the kernels could not be loaded")]
+    #[error("the cache's kernels could not be loaded")]
     Kernels(#[from] ModuleError),
     /// The staging buffers could not be pinned.
-    #[error("the staging buffers could not be made")]
+    #[error("the cache's staging buffers could not be made")]
     Staging(#[from] StagingError),
     /// The block table is not possible.
-    #[error("the block table is not possible")]
+    #[error("the cache's block table could not be made")]
     Table(#[from] TableError),
     /// A span of the reservation is not where it should be.
-    #[error("the device memory is too short")]
+    #[error("the addresses reserved for the cache's blocks are too few")]
     Span(#[from] CopyError),
     /// The device refused: a stream, an event, or pinned memory for the host tier.
-    #[error("the device refused")]
+    #[error("a device refused a call that builds the cache")]
     Device(#[from] DeviceError),
 }
 
 /// Why a request was not admitted, or a sequence not extended. Nobody holds more or less than before;
 /// what may have changed is that memory was mapped.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
     /// A sequence has at least one token.
-    #[error("a sequence of no tokens")]
+    #[error("a request of 0 tokens cannot be admitted")]
     NoTokens,
     /// The hashes are those of full blocks of the prompt.
     #[error("{hashes} block hashes for a prompt with {full_blocks} full blocks")]
@@ -65,7 +69,7 @@ pub enum AdmitError {
         full_blocks: usize,
     },
     /// The sequence needs more columns than the block table has.
-    #[error("the sequence needs {blocks} blocks, and the block table has {max}")]
+    #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
     TooLong {
         /// Blocks needed.
         blocks: u64,
@@ -73,7 +77,7 @@ pub enum AdmitError {
         max: u64,
     },
     /// The sequence needs more blocks than there are: it can never be admitted.
-    #[error("the sequence needs {blocks} blocks, and there are {capacity}")]
+    #[error("a sequence of {blocks} blocks never fits: the cache has {capacity}")]
     NeverFits {
         /// Blocks needed.
         blocks: u64,
@@ -89,22 +93,22 @@ pub enum AdmitError {
     /// Not enough blocks are free, or the tenant may not hold so many: an expected outcome. Try again
     /// when sequences were released and steps completed. There may be fewer blocks than the cache was built
     /// for because memory has run out; the cache asks for it again by itself.
-    #[error("not enough free blocks")]
+    #[error("too few blocks are free for the sequence")]
     NoSpace(#[source] ClaimError),
     /// The sequence belongs to another cache.
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
     /// Device memory could not be mapped, for another reason than that there is none left.
-    #[error("the device memory could not grow")]
+    #[error("memory could not be mapped under device blocks")]
     Grow(#[from] GrowError),
     /// The worker that maps memory ahead of need has ended, by a panic or with the device.
-    #[error("device memory is not mapped ahead of need any more")]
+    #[error("the worker that maps device memory ahead of need has stopped")]
     Ahead(#[from] AheadError),
     /// The pool refused to bring a block back: a defect of this crate.
     #[error("a block could not be brought back from host memory")]
     Onboard(#[source] OnboardError),
     /// The block table refused an entry.
-    #[error("the block table refused an entry")]
+    #[error("the sequence's row of the block table could not be written")]
     Table(#[from] TableError),
 }
 
@@ -127,14 +131,14 @@ impl AdmitError {
 }
 
 /// Why memory was not mapped under device blocks.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DemandError {
     /// The driver refused, for another reason than that there is no memory left.
-    #[error("the device memory could not grow")]
+    #[error("memory could not be mapped under device blocks")]
     Grow(#[from] GrowError),
     /// The worker that maps memory ahead of need has ended, by a panic or with the device.
-    #[error("device memory is not mapped ahead of need any more")]
+    #[error("the worker that maps device memory ahead of need has stopped")]
     Ahead(#[from] AheadError),
 }
 
@@ -148,19 +152,19 @@ impl From<DemandError> for AdmitError {
 }
 
 /// Why a tenant was not given a quota.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotaError {
     /// There is no such tenant, or more would be kept than there is.
-    #[error("the quota cannot be kept")]
+    #[error("the tenant's quota was not set")]
     Tenant(#[from] TenantError),
     /// The memory under what is to be kept could not be mapped.
-    #[error("the blocks to be kept got no memory")]
+    #[error("the tenant's quota was not set: the blocks to keep have no memory")]
     Memory(#[from] DemandError),
 }
 
 /// Why blocks were not made findable. The blocks before the refused one were.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
     /// More hashes than the sequence has full blocks.
@@ -175,16 +179,16 @@ pub enum SealError {
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
     /// The block table refused an entry.
-    #[error("the block table refused an entry")]
+    #[error("the sequence's row of the block table could not be written")]
     Table(#[from] TableError),
 }
 
-/// Why slots could not be named.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+/// Why the slots of a sequence's tokens were not listed.
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotError {
     /// The sequence has fewer tokens.
-    #[error("tokens {start} to {end} of a sequence of {tokens}")]
+    #[error("no slots for tokens {start}..{end} of a sequence of {tokens} tokens")]
     OutOfRange {
         /// First token asked for.
         start: u64,
@@ -200,77 +204,77 @@ pub enum SlotError {
 
 /// Why blocks were not sent between device and host memory. Those that were not are sent when the next
 /// step is staged, in the same order.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum HostCopyError {
     /// The copy of one block was refused.
-    #[error("the copy of a block was refused")]
+    #[error("a block was not copied between device and host memory")]
     Block(#[from] CopyError),
     /// The transfer of several blocks was refused.
-    #[error("the transfer of blocks was refused")]
+    #[error("a list of blocks was not copied between device and host memory")]
     Blocks(#[from] TransportError),
     /// No buffer is left for the list of blocks.
-    #[error("no buffer for the list of blocks")]
+    #[error("no staging buffer for a list of blocks to copy")]
     List(#[from] AcquireError),
     /// The device refused: to be bound, or an event for the list.
-    #[error("the device refused")]
+    #[error("a device refused a call that copies blocks")]
     Device(#[from] DeviceError),
 }
 
 /// Why a step could not begin, be staged or finish.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
     /// No staging buffer is left.
-    #[error("no staging buffer for the step")]
+    #[error("no staging buffer for the step's tables")]
     Buffer(#[from] AcquireError),
     /// The step does not fit, or could not be sent.
-    #[error("the step could not be staged")]
-    Stage(#[from] StageStepError),
+    #[error("the step's tables were not staged")]
+    Stage(#[from] StageError),
     /// A part of another step was asked for.
-    #[error("the step has no such part")]
+    #[error("the staged step does not have this array")]
     Part(#[from] PartError),
     /// A staged sequence belongs to another cache.
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
     /// The step before was not finished, cancelled or dropped.
-    #[error("the step before is still open")]
+    #[error("no step can begin while another is open")]
     StillOpen,
     /// The step was begun by another cache, where it is still open.
-    #[error("the step belongs to another cache")]
+    #[error("the step was begun by another cache")]
     ForeignStep {
         /// The step.
         step: OpenStep,
     },
     /// A staged sequence has more tokens than a kernel can count.
-    #[error("a sequence of {tokens} tokens is too long to be staged")]
+    #[error("a sequence of {tokens} tokens cannot be staged: lengths have 32 bits")]
     TooLong {
         /// Its tokens.
         tokens: u64,
     },
     /// Blocks could not be sent between device and host memory. Nothing of the step was staged.
-    #[error("blocks were not sent between device and host memory")]
+    #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),
     /// The device refused or is lost.
-    #[error("the step failed on the device")]
+    #[error("the device refused a call of the step")]
     Device(#[from] DeviceError),
 }
 
 /// Why a cache could not be closed in full.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
     /// A step is open, which may yet use the memory: only what is provably at rest was given back.
-    #[error("a step is still open")]
+    #[error("the cache cannot be closed while a step is open")]
     StepOpen,
     /// The device could not be waited for: only what is provably at rest was given back.
-    #[error("device {ordinal} could not be waited for")]
+    #[error("the cache cannot be closed: GPU {ordinal} could not be waited for")]
     NotAtRest {
         /// Ordinal of the device.
         ordinal: i32,
     },
     /// The driver refused a step of the clean-up.
-    #[error("device {ordinal} refused a step of the clean-up; {leaked_bytes} bytes are leaked")]
+    #[error("GPU {ordinal} refused a call of the clean-up: {} leaked", ByteSize(*leaked_bytes))]
     Refused {
         /// Ordinal of the device.
         ordinal: i32,
@@ -278,10 +282,22 @@ pub enum CloseError {
         leaked_bytes: u64,
         /// The first refusal.
         #[source]
-        source: cuda_vmm::CloseError,
+        source: cuda_vmm::pages::CloseError,
     },
     /// The staging buffers, the host tier's pinned memory or a small buffer on the device could not
     /// be freed.
-    #[error("the staging buffers or the host tier could not be freed")]
+    #[error("the cache's pinned memory was not freed")]
     Staging(#[from] StagingError),
 }
+
+one_line_debug!(
+    BuildError,
+    AdmitError,
+    DemandError,
+    QuotaError,
+    SealError,
+    SlotError,
+    HostCopyError,
+    StepError,
+    CloseError
+);

@@ -1,6 +1,7 @@
 //! Memory under device blocks: mapped ahead of need, or by the call that needs it.
 
-use cuda_vmm::{GrowError, LimitStats, MemoryLimit};
+use cuda_vmm::limit::LimitStats;
+use cuda_vmm::{GrowError, MemoryLimit};
 use kv_pool::{BlockPool, ClaimError, TenantError};
 
 use crate::part::Part;

@@ -58,7 +58,8 @@ mod tenants;
 mod transport;
 
 pub use cache::{CacheStats, KvCache};
-pub use cuda_vmm::{MemoryLimit, MemoryRules, SpawnError, Worker, WorkerOptions};
+pub use cuda_vmm::worker::SpawnError;
+pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 pub use error::{
     AdmitError, BuildError, CloseError, DemandError, HostCopyError, QuotaError, SealError,
     SlotError, StepError,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
-use kv_multigpu::placement::Placement;
+use kv_place::Placement;
 use kv_pool::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 
@@ -127,11 +127,11 @@ impl Growth {
 }
 
 /// Options that no cache can be built with.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionsError {
     /// A count is zero.
-    #[error("{field} is 0")]
+    #[error("the cache option {field} is 0")]
     Zero {
         /// Name of the option.
         field: &'static str,
@@ -143,13 +143,13 @@ pub enum OptionsError {
         overlap_depth: u32,
     },
     /// More layers than any model has.
-    #[error("{layers} layers are more than {LAYERS_MAX}")]
+    #[error("a cache of {layers} layers has more than {LAYERS_MAX}")]
     TooManyLayers {
         /// Number of layers.
         layers: u32,
     },
     /// More devices than layers to give them.
-    #[error("{devices} devices for {layers} layers")]
+    #[error("a cache on {devices} devices has only {layers} layers to divide")]
     DevicesOverLayers {
         /// Number of devices.
         devices: usize,
@@ -157,7 +157,7 @@ pub enum OptionsError {
         layers: u32,
     },
     /// The placement is one of another model.
-    #[error("a placement of {placed} layers for {layers}")]
+    #[error("the placement has {placed} layers, and the cache {layers}")]
     PlacedLayers {
         /// Layers of the placement.
         placed: usize,
@@ -165,7 +165,7 @@ pub enum OptionsError {
         layers: u32,
     },
     /// The placement is one on another number of devices.
-    #[error("a placement on {placed} devices for {devices}")]
+    #[error("the placement has {placed} devices, and the cache {devices}")]
     PlacedDevices {
         /// Devices of the placement.
         placed: usize,
@@ -173,7 +173,7 @@ pub enum OptionsError {
         devices: usize,
     },
     /// The placement is one on another device.
-    #[error("device {position} is not the one that the placement has there")]
+    #[error("compute stream {position} is not on the GPU that the placement has in that position")]
     PlacedElsewhere {
         /// Position of the device.
         position: usize,
@@ -197,7 +197,7 @@ pub enum OptionsError {
         kv_heads: u64,
     },
     /// The placement has room for fewer blocks.
-    #[error("{blocks} blocks where the placement has room for {fit}")]
+    #[error("the cache has {blocks} device blocks, and the placement room for {fit}")]
     PlacedTooMany {
         /// Blocks asked for.
         blocks: u64,
@@ -205,7 +205,7 @@ pub enum OptionsError {
         fit: u64,
     },
     /// The cache would not fit into the address space.
-    #[error("{blocks} blocks of {block_bytes} bytes overflow the address space")]
+    #[error("a tier of {blocks} blocks of {block_bytes} bytes overflows the address space")]
     Overflow {
         /// Number of blocks.
         blocks: u32,
@@ -225,6 +225,8 @@ pub enum OptionsError {
         blocks: u64,
     },
 }
+
+cuda_driver::messages::one_line_debug!(OptionsError);
 
 impl KvCacheOptions {
     /// Checks what can be checked without a device.

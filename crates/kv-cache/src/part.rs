@@ -3,16 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, PinnedSpan, Stream};
-use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fault, Fence, GrowError};
-use kv_kernels::{
-    HostDirection, KernelError, KvKernels, KvShape, PagedKv, PagedLayout, ScatterPackets,
-    ScatterWords,
-};
-use kv_stage::{
-    AcquireError, PreparedScatter, Scatter, ScatterError, ScatterKernel, ScatterPacket,
-    StagingOptions, StagingPool, StepStager, StepStagerOptions,
-};
+use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Stream};
+use cuda_vmm::worker::Fault;
+use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError};
+use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
+use kv_stage::{AcquireError, StagingOptions, StagingPool, StepStager};
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;
@@ -65,7 +60,8 @@ impl Part {
             ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?;
         let layout = PagedLayout::block_major(&shape);
         let blocks = u64::from(options.device_blocks);
-        let extent = layout.extent_bytes(&shape, blocks).map_err(kv_kernels::PagedKvError::from)?;
+        let extent =
+            layout.extent_bytes(&shape, blocks).map_err(kv_kernels::error::PagedKvError::from)?;
         let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
         let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
         let kernels = Arc::new(KvKernels::load(device)?);
@@ -73,12 +69,10 @@ impl Part {
         let carried = (&options.transport, options.overlap_depth);
         let carrier = Carrier::new(compute, &paged, &kernels, &host, carried)?;
         let device_bytes = options.step_bytes();
-        let buffer_bytes = StepStagerOptions::buffer_bytes(device_bytes);
+        let buffer_bytes = StepStager::buffer_bytes(device_bytes);
         let buffers = StagingOptions::overlapped(buffer_bytes, options.overlap_depth as usize);
         let staging = StagingPool::new(device, buffers)?;
-        let scatter = Arc::new(StepScatter(kernels.clone()));
-        let stager = StepStagerOptions { device_bytes };
-        let stager = StepStager::with_scatter(device, &staging, stager, scatter)?;
+        let stager = StepStager::with_scatter(device, &staging, device_bytes)?;
         let transfer = Stream::new(device)?;
         // Last, so that nothing is mapped for a cache that cannot be built.
         if let Growth::Ahead { blocks, worker } = &options.growth {
@@ -331,58 +325,5 @@ fn fence_after(stream: &Stream, spare: &mut Vec<Fence>) -> Result<Fence, DeviceE
     match spare.pop() {
         Some(fence) => fence.renew(stream),
         None => Fence::record(stream),
-    }
-}
-
-/// Sends what changed in a step's tables by a kernel.
-#[derive(Debug)]
-struct StepScatter(Arc<KvKernels>);
-
-impl ScatterKernel for StepScatter {
-    fn scatter(&self, stream: &Stream, scatter: &Scatter<'_>) -> Result<(), ScatterError> {
-        let words = ScatterWords {
-            out: scatter.out(),
-            source: scatter.source(),
-            data_offset: scatter.data_offset(),
-            index_offset: scatter.index_offset(),
-            count: scatter.count(),
-        };
-        self.0.scatter_words(stream, words).map_err(refused)
-    }
-
-    fn prepare(
-        &self,
-        packet: &ScatterPacket<'_>,
-    ) -> Result<Option<Box<dyn PreparedScatter>>, ScatterError> {
-        let ready = self.0.scatter_packets(packet.out(), packet.source(), packet.words_max());
-        Ok(Some(Box::new(StepPackets(ready.map_err(refused)?))))
-    }
-}
-
-/// Sends the few changes of a step by a launch that was made ready.
-#[derive(Debug)]
-struct StepPackets(ScatterPackets);
-
-// The kernel's packets are those that a stager writes.
-const _: () = assert!(
-    ScatterPacket::WORDS_MAX == ScatterPackets::WORDS_MAX
-        && ScatterPacket::INDEX_OFFSET == ScatterPackets::INDEX_OFFSET
-        && ScatterPacket::COUNT_OFFSET == ScatterPackets::COUNT_OFFSET
-);
-
-impl PreparedScatter for StepPackets {
-    fn launch(&self, stream: &Stream, source: PinnedSpan<'_>) -> Result<(), ScatterError> {
-        self.0.launch(stream, source).map_err(refused)
-    }
-}
-
-fn refused(error: KernelError) -> ScatterError {
-    match error {
-        KernelError::Device(error) => error.into(),
-        KernelError::Reader(error) => error.into(),
-        error => {
-            tracing::error!(%error, "a step's changes were refused by the kernel's checks");
-            ScatterError::Refused
-        }
     }
 }

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use kv_stage::Row;
 use parking_lot::Mutex;
 
 /// The rows that no sequence has.
 #[derive(Clone, Debug)]
 pub(crate) struct RowPool {
-    free: Arc<Mutex<Vec<usize>>>,
+    free: Arc<Mutex<Vec<Row>>>,
 }
 
 impl RowPool {
-    pub(crate) fn new(rows: usize) -> Self {
-        Self { free: Arc::new(Mutex::new((0..rows).rev().collect())) }
+    pub(crate) fn new(rows: u32) -> Self {
+        Self { free: Arc::new(Mutex::new((0..rows).rev().map(Row::new).collect())) }
     }
 
     pub(crate) fn lease(&self) -> Option<RowLease> {
@@ -29,11 +30,11 @@ impl RowPool {
 #[derive(Debug)]
 pub(crate) struct RowLease {
     rows: RowPool,
-    row: usize,
+    row: Row,
 }
 
 impl RowLease {
-    pub(crate) fn row(&self) -> usize {
+    pub(crate) fn row(&self) -> Row {
         self.row
     }
 }

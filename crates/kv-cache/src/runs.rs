@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use kv_kernels::{BlockPair, HostDirection};
+use kv_kernels::{BlockPair, link::HostDirection};
 
 /// Most blocks of a run: what one list of pairs has room for.
 pub(crate) const RUN_BLOCKS_MAX: usize = 8192;

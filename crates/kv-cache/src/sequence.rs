@@ -1,8 +1,11 @@
 //! A sequence: one request's blocks, in order, and its row of the block table.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use kv_pool::{BlockPin, BlockPool, ClaimedBlock, Retention, RetentionPolicy, SlotIndex, TenantId};
+use kv_pool::{BlockHash, BlockId, Claimed, Naming, Pinned, Retention, RetentionPolicy, TenantId};
+
+use kv_stage::Row;
 
 use crate::rows::RowLease;
 
@@ -14,9 +17,8 @@ use crate::rows::RowLease;
 #[derive(Debug)]
 #[must_use = "dropping a sequence releases its blocks"]
 pub struct Sequence {
-    pub(crate) pool: BlockPool,
     pub(crate) row: RowLease,
-    pub(crate) blocks: Vec<Held>,
+    pub(crate) blocks: Blocks,
     pub(crate) tokens: u64,
     /// Tokens that it was admitted with.
     pub(crate) prompt_tokens: u64,
@@ -28,20 +30,158 @@ pub struct Sequence {
     pub(crate) retention: Option<Arc<RetentionPolicy>>,
 }
 
-/// How a sequence holds a block.
+/// Consecutive blocks of a sequence, held alike.
 #[derive(Debug)]
-pub(crate) enum Held {
-    /// Content with a name, which others may hold as well and nobody writes.
-    Shared(BlockPin),
-    /// A block that this sequence alone reads and writes.
-    Own(ClaimedBlock),
+pub(crate) enum Run {
+    /// Content that others may hold as well and nobody writes.
+    Shared(Pinned),
+    /// Blocks that this sequence alone reads and writes.
+    Own(Claimed),
 }
 
-impl Held {
-    pub(crate) fn slot(&self) -> SlotIndex {
+impl Run {
+    fn len(&self) -> usize {
         match self {
-            Self::Shared(pin) => pin.slot(),
-            Self::Own(block) => block.slot(),
+            Self::Shared(pinned) => pinned.len(),
+            Self::Own(claimed) => claimed.len(),
+        }
+    }
+
+    fn id(&self, index: usize) -> Option<BlockId> {
+        match self {
+            Self::Shared(pinned) => pinned.ids().nth(index),
+            Self::Own(claimed) => claimed.ids().nth(index),
+        }
+    }
+}
+
+/// A sequence's blocks in their order: mostly a list of shared ones, then a list of its own.
+///
+/// Dropped, they are released from last to first.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    runs: Vec<Run>,
+    /// Kept for its room.
+    emptied: Vec<Run>,
+}
+
+impl Blocks {
+    pub(crate) fn len(&self) -> usize {
+        self.runs.iter().map(Run::len).sum()
+    }
+
+    pub(crate) fn id(&self, mut index: usize) -> Option<BlockId> {
+        for run in &self.runs {
+            match index.checked_sub(run.len()) {
+                Some(behind) => index = behind,
+                None => return run.id(index),
+            }
+        }
+        None
+    }
+
+    /// Calls `each` for the blocks at `wanted` positions, as far as there are any.
+    pub(crate) fn for_each_id<E>(
+        &self,
+        wanted: Range<usize>,
+        mut each: impl FnMut(usize, BlockId) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut start = 0;
+        for run in &self.runs {
+            let len = run.len();
+            let passed = wanted.start.saturating_sub(start).min(len);
+            let positions = start + passed..wanted.end;
+            match run {
+                Run::Shared(pinned) => {
+                    let mut ids = positions.zip(pinned.ids().skip(passed));
+                    ids.try_for_each(|(index, id)| each(index, id))?;
+                }
+                Run::Own(claimed) => {
+                    let mut ids = positions.zip(claimed.ids().skip(passed));
+                    ids.try_for_each(|(index, id)| each(index, id))?;
+                }
+            }
+            start += len;
+        }
+        Ok(())
+    }
+
+    /// Adds blocks behind all others.
+    pub(crate) fn push(&mut self, run: Run) {
+        let left = match (self.runs.last_mut(), run) {
+            (_, run) if run.len() == 0 => None,
+            (Some(Run::Shared(last)), Run::Shared(more)) => {
+                last.append(more).err().map(Run::Shared)
+            }
+            (Some(Run::Own(last)), Run::Own(more)) => last.append(more).err().map(Run::Own),
+            (_, run) => Some(run),
+        };
+        self.runs.extend(left);
+    }
+
+    /// Gives the blocks from `first` on the names `hashes` from there on, as far as they are the
+    /// sequence's own. `naming` says for a block what its content is worth, and for how many blocks the
+    /// same holds; `shares` whether to go on with a block that has the name already.
+    pub(crate) fn seal(
+        &mut self,
+        first: usize,
+        hashes: &[BlockHash],
+        naming: impl Fn(usize) -> (Retention, usize),
+        shares: impl Fn(&Pinned) -> bool,
+    ) {
+        let mut runs = std::mem::replace(&mut self.runs, std::mem::take(&mut self.emptied));
+        let mut start = 0;
+        for run in runs.drain(..) {
+            let end = start + run.len();
+            match run {
+                Run::Own(mut own) if first < end && start < hashes.len() => {
+                    let mut at = start.max(first);
+                    let mut unnamed = own.split_off(at - start);
+                    self.push(Run::Own(own));
+                    let rest = unnamed.split_off(end.min(hashes.len()) - at);
+                    while !unnamed.is_empty() {
+                        at += self.seal_next(&mut unnamed, at, hashes, &naming, &shares);
+                    }
+                    self.push(Run::Own(rest));
+                }
+                run => self.push(run),
+            }
+            start = end;
+        }
+        self.emptied = runs;
+    }
+
+    /// Seals the first blocks of `unnamed`, of which the first is block `at`; how many.
+    fn seal_next(
+        &mut self,
+        unnamed: &mut Claimed,
+        at: usize,
+        hashes: &[BlockHash],
+        naming: &impl Fn(usize) -> (Retention, usize),
+        shares: &impl Fn(&Pinned) -> bool,
+    ) -> usize {
+        let (retention, alike) = naming(at);
+        let count = unnamed.len().min(alike.max(1));
+        let parent = at.checked_sub(1).map(|before| hashes[before]);
+        let naming = Naming { parent, retention };
+        let Ok(registered) = unnamed.register_new(&hashes[at..at + count], naming) else {
+            // There are as many blocks as names.
+            self.push(Run::Own(std::mem::take(unnamed)));
+            return count;
+        };
+        let named = registered.named.len();
+        self.push(Run::Shared(registered.named));
+        let Some(existing) = registered.existing else { return named };
+        let own = unnamed.take_first().unwrap_or_default();
+        self.push(if shares(&existing) { Run::Shared(existing) } else { Run::Own(own) });
+        named + 1
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        while let Some(run) = self.runs.pop() {
+            drop(run);
         }
     }
 }
@@ -75,12 +215,12 @@ impl Sequence {
     /// The device block that holds logical block `index`.
     #[must_use]
     pub fn block(&self, index: usize) -> Option<u32> {
-        self.blocks.get(index).map(|held| held.slot().index() as u32)
+        self.blocks.id(index).map(|id| id.index() as u32)
     }
 
     /// Its row of the block table.
     #[must_use]
-    pub fn row(&self) -> usize {
+    pub fn row(&self) -> Row {
         self.row.row()
     }
 
@@ -90,35 +230,15 @@ impl Sequence {
         self.tenant
     }
 
-    /// What block `index` is worth when nobody uses it any more.
-    pub(crate) fn retention_of(&self, index: usize, block_tokens: u64) -> Retention {
-        let Some(policy) = &self.retention else { return Retention::default() };
+    /// What block `index` is worth when nobody uses it any more, and for how many blocks from there on
+    /// that is known to hold.
+    pub(crate) fn retention_of(&self, index: usize, block_tokens: u64) -> (Retention, usize) {
+        let Some(policy) = &self.retention else { return (Retention::default(), usize::MAX) };
         let first = index as u64 * block_tokens;
-        match first < self.prompt_tokens {
+        let retention = match first < self.prompt_tokens {
             true => policy.at(first).unwrap_or_default(),
             false => policy.decode(),
-        }
-    }
-
-    /// Puts `held` in the place of what `hold` took from block `index`.
-    pub(crate) fn replace(&mut self, index: usize, renew: impl FnOnce(Held) -> Held) {
-        if index >= self.blocks.len() {
-            return;
-        }
-        let held = self.blocks.swap_remove(index);
-        self.blocks.push(renew(held));
-        let last = self.blocks.len() - 1;
-        self.blocks.swap(index, last);
-    }
-}
-
-impl Drop for Sequence {
-    fn drop(&mut self) {
-        // A block of its own has no content that could be found, so no place in the order.
-        let shared = |held| match held {
-            Held::Shared(pin) => Some(pin),
-            Held::Own(_) => None,
         };
-        self.pool.release(self.blocks.drain(..).filter_map(shared).collect());
+        (retention, 1)
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use kv_kernels::{KvShape, KvShapeOptions, ShapeError};
-use kv_multigpu::placement::{Placement, PlacementKind};
+use kv_kernels::{KvShape, KvShapeOptions, error::ShapeError};
+use kv_place::{Placement, PlacementKind};
 
 use crate::{KvCacheOptions, OptionsError};
 
@@ -68,7 +68,7 @@ pub(crate) fn check(
         return Err(OptionsError::PlacedDevices { placed, devices });
     }
     let layer_bytes = shape.block_bytes() / u64::from(layers);
-    let differs = |layer: &kv_multigpu::placement::LayerShape| layer.kv_block_bytes != layer_bytes;
+    let differs = |layer: &kv_place::LayerShape| layer.kv_block_bytes != layer_bytes;
     if let Some(layer) = placement.model().layers.iter().position(differs) {
         let placed_bytes = placement.model().layers[layer].kv_block_bytes;
         return Err(OptionsError::PlacedBlocks { layer, placed_bytes, layer_bytes });

@@ -91,7 +91,7 @@ impl KvCache {
         mut add: F,
     ) -> Result<Vec<StagedPart<T>>, StepError>
     where
-        F: FnMut(usize, &mut Step<'_>) -> Result<T, kv_stage::StepError>,
+        F: FnMut(usize, &mut Step<'_>) -> Result<T, kv_stage::StageError>,
     {
         let _site = cuda_driver::site::enter();
         let mut rows = Vec::with_capacity(sequences.len());
@@ -141,7 +141,8 @@ impl KvCache {
         let mut fences = self.record_fences()?;
         let (number, epoch) = (step.number(), step.epoch());
         if let Some(lease) = step.end() {
-            lease.submitted(&fences);
+            // The fences are of the parts' devices. A lease that is refused counts as dropped.
+            drop(lease.submitted(&fences));
         }
         // They have completed when the step has, which waits for them.
         fences.append(&mut self.arrived);
@@ -158,7 +159,7 @@ impl KvCache {
         let mut fences = self.record_fences()?;
         let latest = std::mem::take(&mut *self.latest.lock());
         if let Latest::Left { lease, epoch } = latest {
-            lease.submitted(&fences);
+            drop(lease.submitted(&fences));
             fences.append(&mut self.arrived);
             // The number of the step that takes its place.
             self.in_flight.push_back(InFlight { number: self.stats.steps + 1, epoch, fences });
@@ -188,7 +189,7 @@ impl KvCache {
             arrived.push(fence);
         }
         if let Some(lease) = self.copies.take() {
-            lease.submitted(&arrived);
+            drop(lease.submitted(&arrived));
         }
         self.arriving.clear();
         #[cfg(all(feature = "sabotage", debug_assertions))]

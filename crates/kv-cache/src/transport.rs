@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use cuda_driver::{Device, DeviceError};
-use kv_kernels::{HostLinkOptions, RateBySize, Transport, TransportProfile};
+use kv_kernels::link::{HostLinkOptions, RateBySize, Transport, TransportProfile};
 
 /// How blocks travel between the devices and host memory.
 ///

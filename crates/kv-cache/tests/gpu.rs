@@ -15,7 +15,7 @@ use common::scenarios::{ALL, Rig, random_requests, random_requests_by};
 use cuda_driver::{CudaDriver, Device};
 use kv_cache::TransportChoice;
 use kv_kernels::KvShape;
-use kv_multigpu::placement::Strategy;
+use kv_place::Strategy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Devices of the parts of a cache.

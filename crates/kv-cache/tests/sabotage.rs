@@ -17,7 +17,7 @@ use cuda_driver::Device;
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
 use engine::{Engine, Prompt, by, options, shape, streams};
 use kv_cache::TransportChoice;
-use kv_kernels::Transport;
+use kv_kernels::link::Transport;
 
 /// Whether the protection is taken out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

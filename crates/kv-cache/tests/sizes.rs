@@ -22,13 +22,16 @@ use std::time::Duration;
 
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::{AdmissionPolicy, Headroom};
+use cuda_vmm::limit::{AdmissionPolicy, Headroom};
 use engine::{options, shape, streams};
 use kv_cache::{
     AdmitError, BuildError, Growth, KvCache, KvCacheOptions, MemoryLimit, MemoryRules, PoolRules,
     SealError, SlotError, TransportChoice, TransportRules, Worker, WorkerOptions,
 };
-use kv_kernels::{HostLinkOptions, KvShape, KvShapeOptions, TransportProfile};
+use kv_kernels::{
+    KvShape, KvShapeOptions,
+    link::{HostLinkOptions, TransportProfile},
+};
 use kv_pool::{BlockHash, TenantId, TenantQuota, Tier};
 
 /// Refuses what goes beyond the bound.

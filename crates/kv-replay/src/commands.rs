@@ -73,9 +73,15 @@ pub(crate) enum Failure {
     #[error("cannot write to standard output")]
     Stdout(#[source] io::Error),
     #[error("the replay failed")]
-    Run(#[from] RunError),
+    Run(#[source] Box<RunError>),
     #[error("only {finished} of {requests} requests finished")]
     Unfinished { finished: u64, requests: u64 },
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Self::Run(Box::new(error))
+    }
 }
 
 impl Failure {
@@ -83,14 +89,15 @@ impl Failure {
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
             // Nothing has run yet: more was asked for than this machine's memory, driver or device has.
-            Self::Run(
+            Self::Run(error) => match **error {
                 RunError::Config(_)
                 | RunError::Request { .. }
                 | RunError::Build(_)
                 | RunError::Place(_)
-                | RunError::Buffers { .. },
-            ) => 2,
-            Self::Run(_) | Self::Unfinished { .. } => 1,
+                | RunError::Buffers { .. } => 2,
+                _ => 1,
+            },
+            Self::Unfinished { .. } => 1,
             _ => 2,
         }
     }
@@ -204,7 +211,7 @@ fn replay(
     bar.clear();
     let (report, ended) = match report {
         Ok(report) => (report, Ok(())),
-        Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(*source))),
+        Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(source))),
         Err(error) => return Err(error.into()),
     };
     // The file before the talk, which may have no listener.
@@ -276,9 +283,9 @@ mod tests {
         assert_eq!(failure.exit_status(), 1);
         assert_eq!(Failure::NoRequests.exit_status(), 2);
         let closing = RunError::Findings { count: 1, first: "a finding".to_owned() };
-        assert_eq!(Failure::Run(closing).exit_status(), 1);
+        assert_eq!(Failure::from(closing).exit_status(), 1);
         let pool = kv_pool::ConfigError::OutOfMemory { blocks: 1 };
-        assert_eq!(Failure::Run(RunError::Build(pool.into())).exit_status(), 2);
+        assert_eq!(Failure::from(RunError::Build(pool.into())).exit_status(), 2);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use kv_cache::TransportChoice;
-use kv_multigpu::placement::HeadsError;
+use kv_place::HeadsError;
 use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 

@@ -4,10 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceError, Driver, Unavailable};
+#[cfg(feature = "cuda")]
+use cuda_driver::CudaDriver;
+use cuda_driver::{CountingDriver, Device, DeviceError, Driver, Unavailable};
 use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
-use kv_multigpu::placement::Strategy;
 use kv_multigpu::{DeviceRegistry, RegistryError};
+use kv_place::Strategy;
 use kv_pool::ManualClock;
 
 use crate::config::RunConfig;
@@ -273,7 +275,7 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
             machine.register_kernels(kv_kernels::references());
             (machine.clone(), (0..*devices as i32).collect(), Some(machine))
         }
-        DeviceSpec::Cuda { ordinals } => (Arc::new(CudaDriver::load()?), ordinals.clone(), None),
+        DeviceSpec::Cuda { ordinals } => (cuda()?, ordinals.clone(), None),
     };
     let driver = Arc::new(CountingDriver::new(upstream));
     let registry = DeviceRegistry::new(driver.clone())?;
@@ -344,6 +346,14 @@ impl OpenDevices {
         }
         Ok(())
     }
+}
+
+/// The machine's driver.
+fn cuda() -> Result<Arc<dyn Driver>, Unavailable> {
+    #[cfg(feature = "cuda")]
+    return CudaDriver::probe();
+    #[cfg(not(feature = "cuda"))]
+    Err(Unavailable::NoLibrary)
 }
 
 #[cfg(test)]

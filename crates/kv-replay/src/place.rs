@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use cuda_driver::{Device, DeviceError};
-use kv_multigpu::placement::{
+use kv_place::{
     GpuCapacity, HeadShards, HeadsError, KvReplication, LayerShape, Link, LinkMatrix, ModelShape,
     Placement, PlacementError, Strategy,
 };
@@ -96,7 +96,7 @@ pub struct PlaceReport {
     /// The placement in figures, line by line: bytes of each device, what is handed over, and how long that takes on
     /// links of the speeds of two H200s (NVLink where devices reach each other, host memory elsewhere).
     pub explanation: Vec<String>,
-    /// The placement as text that `kv_multigpu::placement::Placement` is parsed from.
+    /// The placement as text that `kv_place::Placement` is parsed from.
     pub placement: String,
 }
 

@@ -5,7 +5,7 @@
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{Pace, Profile};
 use kv_cache::TransportChoice;
-use kv_multigpu::placement::Placement;
+use kv_place::Placement;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};

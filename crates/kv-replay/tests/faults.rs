@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace, SimDriver};
 use kv_cache::TransportChoice;
-use kv_kernels::Transport;
+use kv_kernels::link::Transport;
 use kv_replay::config::RunConfig;
 use kv_replay::device::{OpenDevices, SimSizes, open};
 use kv_replay::engine::{self, RunError};

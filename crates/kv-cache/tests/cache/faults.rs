@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind};
 use kv_cache::{KvCache, TransportChoice};
-use kv_kernels::Transport;
+use kv_kernels::link::Transport;
 
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options, streams};
 use crate::machine::{Machine, refusal, small};

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace};
 use kv_cache::{KvCacheOptions, TransportChoice};
-use kv_kernels::Transport;
+use kv_kernels::link::Transport;
 
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options};
 use crate::machine::{Machine, refusal, small};

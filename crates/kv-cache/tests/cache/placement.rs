@@ -1,7 +1,7 @@
 //! Layers and heads placed on devices by a placement.
 
 use kv_cache::{BuildError, KvCache, KvCacheOptions, OptionsError};
-use kv_multigpu::placement::Strategy;
+use kv_place::Strategy;
 
 use crate::common::engine::{options, shape, streams};
 use crate::common::place::Place;

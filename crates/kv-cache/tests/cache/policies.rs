@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use kv_cache::{Eviction, KvCacheOptions, PoolRules};
 use kv_pool::policy::{
-    BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru,
+    BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru, RecordId,
 };
 use kv_pool::{
-    BlockId, ManualClock, PoolEvent, Priority, Reading, Retention, RetentionPolicy, TenantId,
-    TokenRange,
+    ManualClock, PoolEvent, Priority, Reading, Retention, RetentionPolicy, TenantId, TokenRange,
 };
 
 use crate::common::engine::{Engine, Live, Prompt, options};
@@ -55,7 +54,7 @@ fn finish(engine: &mut Engine, mut live: Live) -> u64 {
 /// The block that became evictable last goes first.
 #[derive(Debug)]
 struct NewestFirst {
-    evictable: Vec<BlockId>,
+    evictable: Vec<RecordId>,
     order: PriorityLru,
 }
 
@@ -70,25 +69,25 @@ impl EvictionPolicy for NewestFirst {
         "newest_first"
     }
 
-    fn evictable(&mut self, block: BlockId, facts: &BlockFacts) {
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
         self.order.evictable(block, facts);
         self.evictable.push(block);
     }
 
-    fn children(&mut self, block: BlockId, has_children: bool) {
+    fn children(&mut self, block: RecordId, has_children: bool) {
         self.order.children(block, has_children);
     }
 
-    fn held(&mut self, block: BlockId) {
+    fn held(&mut self, block: RecordId) {
         self.removed(block);
     }
 
-    fn removed(&mut self, block: BlockId) {
+    fn removed(&mut self, block: RecordId) {
         self.order.removed(block);
         self.evictable.retain(|&other| other != block);
     }
 
-    fn victim(&mut self, _now: PolicyTime) -> Option<BlockId> {
+    fn victim(&mut self, _now: PolicyTime) -> Option<RecordId> {
         let victim = self.evictable.pop()?;
         self.order.removed(victim);
         Some(victim)

@@ -185,3 +185,44 @@ fn options_that_no_cache_can_have() {
     assert!(KvCache::new(&[], options(small(), 8, 8)).is_err());
     machine.assert_clean();
 }
+
+#[test]
+fn arrays_of_another_step_or_cache() {
+    let machine = Machine::new(1, 1, small());
+    let built = || KvCache::new(&streams(&machine.rig.devices), options(small(), 8, 0)).unwrap();
+    let (mut cache, mut other) = (built(), built());
+    let stage = |cache: &mut KvCache| {
+        let step = cache.begin_step().unwrap();
+        let staged = cache.stage(&[], |_, step| step.array(&[7u32])).unwrap().remove(0);
+        cache.finish_step(step).unwrap();
+        staged
+    };
+    let (earlier, foreign, own) = (stage(&mut cache), stage(&mut other), stage(&mut cache));
+    for array in [earlier.extra(), foreign.extra()] {
+        let refused = own.span(*array).unwrap_err();
+        assert!(matches!(refused, StepError::Part(_)), "{refused}");
+    }
+    assert_eq!(own.span(*own.extra()).unwrap().bytes(), 4);
+    cache.close().unwrap();
+    other.close().unwrap();
+    machine.assert_clean();
+}
+
+/// `?` in `main` prints `Debug`.
+#[test]
+fn a_refusal_is_one_line_with_its_causes_in_debug_too() {
+    let machine =
+        Machine::with(SimConfig { devices: 2, pinned_bytes: 1 << 20, ..config() }, small());
+    let good = options(small(), 8, 8);
+    let line = |options: KvCacheOptions| {
+        let built = KvCache::new(&streams(&machine.rig.devices), options);
+        format!("{:?}", built.map(drop).unwrap_err())
+    };
+    assert_eq!(
+        line(KvCacheOptions { device_blocks: 0, ..good.clone() }),
+        "no cache can have these options: the cache option device_blocks is 0"
+    );
+    let host = line(KvCacheOptions { host_blocks: 4 << 10, ..good });
+    let parts = ["cuMemHostAlloc", "on GPU 0", "CUDA_ERROR_OUT_OF_MEMORY (2)"];
+    assert!(parts.iter().all(|part| host.contains(part)) && !host.contains('\n'), "{host}");
+}

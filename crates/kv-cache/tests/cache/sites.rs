@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kv_cache::{KvCache, TransportChoice};
-use kv_kernels::Transport;
+use kv_kernels::link::Transport;
 
 use crate::common::engine::{Engine, Prompt, by, options, streams};
 use crate::machine::{config, rig, sim, small};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, Driver, ErrorCode};
 use kv_cache::{CacheStats, TransportChoice, TransportStats};
-use kv_kernels::Transport;
+use kv_kernels::link::Transport;
 use kv_pool::PoolCounters;
 
 use crate::common::engine::{Engine, Live, Prompt, by, options};

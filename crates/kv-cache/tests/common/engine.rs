@@ -12,8 +12,9 @@ use kv_cache::{
     PoolRules, Request, Sequence, StagedPart, TransportChoice, TransportRules,
 };
 use kv_kernels::{
-    ChecksumArgs, Direction, Expected, FillPattern, HostLinkOptions, KvShape, KvShapeOptions,
-    Transfer,
+    Direction, KvShape, KvShapeOptions, Transfer,
+    link::HostLinkOptions,
+    verify::{ChecksumArgs, Expected, FillPattern},
 };
 use kv_pool::{BlockHash, RetentionPolicy, TenantId};
 use kv_stage::PartId;

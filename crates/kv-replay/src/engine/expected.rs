@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_kernels::{Expected, KvShape, ShapeError};
+use kv_kernels::{KvShape, error::ShapeError, verify::Expected};
 
 use super::content::RequestContent;
 

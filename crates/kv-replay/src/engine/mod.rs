@@ -32,8 +32,8 @@ use kv_cache::{
     SlotError, StepError, TransportChoice, TransportRules, Worker, WorkerOptions,
 };
 use kv_kernels::{
-    KernelError, KvKernels, KvShape, KvShapeOptions, MeasureOptions, TransportError,
-    TransportProfile,
+    KernelError, KvKernels, KvShape, KvShapeOptions,
+    link::{MeasureOptions, TransportError, TransportProfile},
 };
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
@@ -70,7 +70,7 @@ pub enum RunError {
     Shape(#[from] ShapeError),
     /// The kernels cannot work with the shape.
     #[error("the kernels cannot work with the shape")]
-    KernelShape(#[from] kv_kernels::ShapeError),
+    KernelShape(#[from] kv_kernels::error::ShapeError),
     /// A number is larger than the cache can count.
     #[error("{what} is {value}, more than the cache can count")]
     TooLarge {
@@ -107,7 +107,7 @@ pub enum RunError {
         /// The device.
         device: String,
         /// Why.
-        source: MeasureError,
+        source: Box<MeasureError>,
     },
     /// The thread that maps memory ahead of need could not be started.
     #[error("growth ahead of need could not begin")]
@@ -368,7 +368,7 @@ fn transport(config: &RunConfig, devices: &OpenDevices) -> Result<TransportRules
             Ok(TransportProfile::measure(&Arc::new(kernels), &MeasureOptions::default())?)
         });
         let name = || device.info().name.clone();
-        let unmeasured = |source| RunError::Measure { device: name(), source };
+        let unmeasured = |source| RunError::Measure { device: name(), source: Box::new(source) };
         profiles.push(measured.map_err(unmeasured)?);
     }
     Ok(TransportRules { choice, profiles, ..TransportRules::default() })

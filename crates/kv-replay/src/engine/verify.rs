@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_kernels::BAD_BLOCK;
+use kv_kernels::verify::BAD_BLOCK;
 
 use super::live::Live;
 use crate::config::Verify;

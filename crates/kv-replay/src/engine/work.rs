@@ -2,7 +2,10 @@
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_cache::{KvCache, Part, Sequence, StagedPart};
-use kv_kernels::{ChecksumArgs, Direction, FillPattern, Transfer};
+use kv_kernels::{
+    Direction, Transfer,
+    verify::{ChecksumArgs, FillPattern},
+};
 use kv_stage::PartId;
 
 use super::RunError;

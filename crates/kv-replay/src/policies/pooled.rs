@@ -1,7 +1,7 @@
 //! The policies of `kv-pool`, driven by a cache of a fixed number of blocks.
 
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use kv_pool::{BlockHash, BlockId};
+use kv_pool::{BlockHash, policy::RecordId};
 
 use super::{Block, Capacity, Lookups, Policy, RequestBlocks};
 use crate::trace::BLOCK_TOKENS_IN_TRACE;
@@ -23,9 +23,9 @@ struct Cached {
 pub(super) struct Slots {
     policy: Box<dyn EvictionPolicy>,
     /// For each block, the slot that it is cached in.
-    slot_of: Vec<Option<BlockId>>,
+    slot_of: Vec<Option<RecordId>>,
     cached: Vec<Option<Cached>>,
-    free: Vec<BlockId>,
+    free: Vec<RecordId>,
     /// Whether the policy hears of children, so that no block goes before those that follow it.
     tails_first: bool,
 }
@@ -45,7 +45,7 @@ impl Slots {
             policy: Box::new(policy.expect("a policy for no more blocks than the trace has")),
             slot_of: vec![None; lookups.distinct()],
             cached: vec![None; slots],
-            free: (0..slots as u32).rev().map(BlockId::from_index).collect(),
+            free: (0..slots as u32).rev().map(RecordId::from_index).collect(),
             tails_first: false,
         }
     }
@@ -55,12 +55,12 @@ impl Slots {
         Self { tails_first: true, ..self }
     }
 
-    pub(super) fn slot_of(&self, block: Block) -> Option<BlockId> {
+    pub(super) fn slot_of(&self, block: Block) -> Option<RecordId> {
         self.slot_of[block.index()]
     }
 
     /// Tells the policy that a lookup found a cached block, which is held from now on.
-    pub(super) fn find(&mut self, slot: BlockId, now: PolicyTime) {
+    pub(super) fn find(&mut self, slot: RecordId, now: PolicyTime) {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
         cached.facts.found += 1;
         cached.facts.used = now;
@@ -72,7 +72,7 @@ impl Slots {
 
     /// Caches `content`, which is not cached, in the place of another block if need be; it is held from now on.
     /// `None` if all blocks are held.
-    pub(super) fn insert(&mut self, content: Block, facts: BlockFacts) -> Option<BlockId> {
+    pub(super) fn insert(&mut self, content: Block, facts: BlockFacts) -> Option<RecordId> {
         self.policy.missed(facts.hash, facts.used);
         if self.free.is_empty() {
             self.evict(facts.used)?;
@@ -97,7 +97,7 @@ impl Slots {
     }
 
     /// Nobody holds `slot` any more.
-    pub(super) fn release(&mut self, slot: BlockId) {
+    pub(super) fn release(&mut self, slot: RecordId) {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
         if std::mem::take(&mut cached.held) {
             cached.facts.has_children = self.tails_first && cached.children > 0;
@@ -118,7 +118,7 @@ impl Slots {
         Some(())
     }
 
-    fn count_child(&mut self, slot: BlockId, change: impl FnOnce(u32) -> u32) -> Option<u32> {
+    fn count_child(&mut self, slot: RecordId, change: impl FnOnce(u32) -> u32) -> Option<u32> {
         let cached = self.cached[slot.index()].as_mut()?;
         cached.children = change(cached.children);
         Some(cached.children)
@@ -154,7 +154,7 @@ impl Policy for BlockByBlock {
 /// first; blocks with cached children stay. Hits are counted block by block all the same.
 pub(super) struct RequestByRequest {
     slots: Slots,
-    held: Vec<BlockId>,
+    held: Vec<RecordId>,
 }
 
 impl RequestByRequest {
@@ -197,7 +197,7 @@ impl Policy for RequestByRequest {
 pub(super) fn facts(
     request: &RequestBlocks<'_>,
     depth: usize,
-    parent: Option<BlockId>,
+    parent: Option<RecordId>,
 ) -> BlockFacts {
     let before = depth as u64 * BLOCK_TOKENS_IN_TRACE;
     let tokens = request.request.input_length.saturating_sub(before).min(BLOCK_TOKENS_IN_TRACE);
