@@ -71,6 +71,11 @@ pub(crate) fn workspace_root() -> PathBuf {
     own.parent().unwrap_or(own).to_path_buf()
 }
 
+/// Where Cargo puts what it builds: `CARGO_TARGET_DIR`, from the workspace's root on, or `target` there.
+pub(crate) fn target_folder() -> PathBuf {
+    workspace_root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
 /// The Cargo that runs us, so that a toolchain chosen on the command line stays chosen.
 pub(crate) fn program() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
@@ -81,6 +86,14 @@ pub(crate) fn command() -> Command {
     let mut command = Command::new(program());
     command.current_dir(workspace_root());
     command
+}
+
+/// This program, to be started by another.
+pub(crate) fn own_program() -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe().context("cannot tell where this program lies")?;
+    // A step that built the workspace may have replaced the file; Linux then marks the path of the old one.
+    let text = path.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
 }
 
 /// Whether tests can be run by nextest, which is an installation of its own.

@@ -1,20 +1,21 @@
 //! `cargo xtask kernels`: from the CUDA C++ sources to the committed PTX.
 //!
 //! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`, and every fixture
-//! of a crate's tests one beside itself; a source that has instructions of newer cards to gain from
+//! of a crate's tests one beside itself; a source of `BY_WIDTH` becomes one for each width; a source that has instructions of newer cards to gain from
 //! (`VARIANTS`) becomes one for those too. The compiler is pinned by hash, so the same sources give the
 //! same bytes on every machine, and `--check` can tell committed PTX from stale PTX. What was built is
 //! also assembled for the cards we serve, because only the assembler knows registers and spills.
 
 mod nvrtc;
 mod ptxas;
-mod toolchain;
+pub(crate) mod toolchain;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::cargo;
 use nvrtc::{Compiler, Header, Source};
 use ptxas::Assembler;
 use toolchain::Toolchain;
@@ -34,6 +35,11 @@ const VARIANTS: [&str; 1] = ["kernels/quantize.cu"];
 /// What the compiler is told beside the architecture. `__NV_TARGET_H` keeps the compiler's own
 /// `<nv/target>` out, which would leave 38 unused globals in every module.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-default-device", "-D__NV_TARGET_H"];
+
+/// Sources that are built once for each width that a thread moves at once, with `KV_WIDTH` defined: each
+/// width is a module of its own, so that a program loads only those that it uses.
+const BY_WIDTH: [&str; 2] = ["kernels/transfer.cu", "kernels/walk.cu"];
+const WIDTHS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// Options of `cargo xtask kernels`.
 #[derive(clap::Args)]
@@ -59,7 +65,7 @@ struct Folder {
 /// which tests look at memory, and what a benchmark compares with.
 const FOLDERS: [Folder; 6] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
-    Folder { sources: "kernels/multigpu", ptx: "crates/kv-multigpu/ptx" },
+    Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
     Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
     Folder { sources: "crates/kv-stage/tests/fixtures", ptx: "crates/kv-stage/tests/fixtures" },
@@ -81,37 +87,65 @@ struct Module {
 }
 
 fn build_all() -> Result<Vec<Module>> {
-    let toolchain = Toolchain::obtain(&root().join("target/toolchain"))?;
+    let toolchain = Toolchain::obtain(&cargo::target_folder().join("toolchain"))?;
     let compiler = Compiler::load(&toolchain)?;
-    let assembler = Assembler { program: toolchain.ptxas, scratch: root().join("target/kernels") };
+    let assembler =
+        Assembler { program: toolchain.ptxas, scratch: cargo::target_folder().join("kernels") };
     let mut modules = Vec::new();
     for folder in &FOLDERS {
         let headers = headers(folder)?;
         let before = modules.len();
         for source in files(&root().join(folder.sources), "cu")? {
             let name = shown(&source);
-            for architecture in architectures(&name) {
-                let module = compile(&compiler, folder, (&source, architecture), &headers)
-                    .with_context(|| {
-                        format!("{name} does not compile for {}", architecture.name)
-                    })?;
-                assemble(&assembler, stem(&source)?, (&module, architecture))
+            for target in targets(&name) {
+                let module = compile(&compiler, folder, (&source, &target), &headers)
+                    .with_context(|| format!("{name} does not compile as {}", target.shown()))?;
+                let topic = target.topic(stem(&source)?);
+                assemble(&assembler, &topic, (&module, target.architecture))
                     .with_context(|| format!("{name} does not assemble as it should"))?;
                 modules.push(module);
             }
         }
         ensure!(modules.len() > before, "no kernel found: {} has no .cu file", folder.sources);
     }
-    for variant in VARIANTS {
-        ensure!(root().join(variant).exists(), "{variant}, which shall have a variant, is missing");
+    for named in VARIANTS.iter().chain(&BY_WIDTH) {
+        ensure!(root().join(named).exists(), "{named}, which shall have variants, is missing");
     }
     Ok(modules)
 }
 
-/// The architectures that a source is built for.
-fn architectures(source: &str) -> &'static [Architecture] {
+/// What a source is built as.
+struct Target {
+    architecture: &'static Architecture,
+    width: Option<u32>,
+}
+
+impl Target {
+    /// The name of what is built of a source, without the architecture.
+    fn topic(&self, stem: &str) -> String {
+        self.width.map_or_else(|| stem.to_owned(), |width| format!("{stem}_{width}"))
+    }
+
+    fn shown(&self) -> String {
+        self.topic(self.architecture.name)
+    }
+
+    fn options(&self) -> Vec<String> {
+        let architecture = format!("--gpu-architecture={}", self.architecture.name);
+        let width = self.width.map(|width| format!("-DKV_WIDTH={width}"));
+        let fixed = OPTIONS.map(str::to_owned);
+        std::iter::once(architecture).chain(fixed).chain(width).collect()
+    }
+}
+
+/// What a source is built as: for which architectures, and with which widths.
+fn targets(source: &str) -> Vec<Target> {
     const ALL: &[Architecture] = &[BASE, NEWER];
-    if VARIANTS.contains(&source) { ALL } else { &ALL[..1] }
+    let architectures = if VARIANTS.contains(&source) { ALL } else { &ALL[..1] };
+    let widths: Vec<Option<u32>> =
+        if BY_WIDTH.contains(&source) { WIDTHS.map(Some).to_vec() } else { vec![None] };
+    let of = |architecture| widths.iter().map(move |&width| Target { architecture, width });
+    architectures.iter().flat_map(of).collect()
 }
 
 /// Assembles a module for every card and prints what its entries cost there.
@@ -137,14 +171,14 @@ fn assemble(
 fn compile(
     compiler: &Compiler,
     folder: &Folder,
-    (path, architecture): (&Path, &Architecture),
+    (path, target): (&Path, &Target),
     headers: &[Header],
 ) -> Result<Module> {
     let topic = stem(path)?;
     let text = read(path)?;
     let source = Source { name: &format!("{topic}.cu"), text: &text, headers };
-    let target = format!("--gpu-architecture={}", architecture.name);
-    let options = [&[target.as_str()], &OPTIONS[..]].concat();
+    let options = target.options();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let compiled = compiler.compile(&source, &options)?;
     let ptx = format!(
         "// {}/{topic}.cu, built by `cargo xtask kernels`: edit the source, not this file.\n\
@@ -154,7 +188,7 @@ fn compile(
         options.join(" "),
         compiled.trim_end()
     );
-    let file = format!("{topic}.{}.ptx", architecture.name);
+    let file = format!("{}.{}.ptx", target.topic(topic), target.architecture.name);
     Ok(Module { path: root().join(folder.ptx).join(file), ptx })
 }
 
@@ -293,15 +327,16 @@ mod tests {
             .iter()
             .flat_map(|folder| sources(folder).into_iter().map(move |source| (folder, source)))
             .flat_map(|(folder, source)| {
-                let name = |architecture: &Architecture| {
-                    format!("{}.{}.ptx", stem(&source).unwrap(), architecture.name)
+                let name = |target: &Target| {
+                    let topic = target.topic(stem(&source).unwrap());
+                    format!("{topic}.{}.ptx", target.architecture.name)
                 };
-                let names: Vec<String> = architectures(&shown(&source)).iter().map(name).collect();
+                let names: Vec<String> = targets(&shown(&source)).iter().map(name).collect();
                 names.into_iter().map(|name| root().join(folder.ptx).join(name))
             })
             .collect();
         let committed = all_ptx(&root()).unwrap();
-        assert!(committed.len() > 30, "{committed:?}");
+        assert!(committed.len() > 20, "{committed:?}");
         for path in &committed {
             assert!(built.contains(path), "{} is built from nothing", shown(path));
         }

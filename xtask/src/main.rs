@@ -5,9 +5,14 @@
     reason = "a command-line program reports here"
 )]
 
+mod api;
+mod bench;
 mod cargo;
+mod deny;
+mod figures;
 mod gpu_bundle;
 mod kernels;
+mod minimal;
 mod model;
 mod outside;
 mod paces;
@@ -15,6 +20,7 @@ mod peers;
 mod races;
 mod removals;
 mod simulate;
+mod spelling;
 mod test;
 mod tidy;
 
@@ -42,8 +48,20 @@ enum Task {
     Races(races::Args),
     /// Checks the block pool with model checkers and against a naive reference.
     Model(model::Args),
+    /// Runs every benchmark that needs no GPU.
+    Bench,
+    /// Compares the public API of each published crate with what is recorded of it.
+    Api(api::Args),
     /// Runs projects outside the workspace that depend on one of its crates.
     Outside,
+    /// Looks for misspelt words.
+    Spelling,
+    /// Checks licences and sources of all dependencies.
+    Deny,
+    /// Checks with the oldest dependencies that the manifests allow.
+    Minimal,
+    /// Counts lines, types and dependencies of each crate.
+    Figures(figures::Args),
     /// Checks rules of the tree that no compiler knows.
     Tidy,
     /// Packs GPU tests, GPU benchmarks and `kv-replay` for a machine with a GPU.
@@ -57,6 +75,9 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = api::as_rustdoc() {
+        return code;
+    }
     // Not by returning the error, which would show a backtrace for what is no fault of ours.
     match run(Cli::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,7 +95,13 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Simulate(args) => simulate::run(&args),
         Task::Races(args) => races::run(&args),
         Task::Model(args) => model::run(&args),
+        Task::Bench => bench::run(),
+        Task::Api(args) => api::run(&args),
         Task::Outside => outside::run(),
+        Task::Spelling => spelling::run(),
+        Task::Deny => deny::run(),
+        Task::Minimal => minimal::run(),
+        Task::Figures(args) => figures::run(&args),
         Task::Tidy => tidy::run(),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),

@@ -111,8 +111,7 @@ impl Campaign {
 
 /// Where programs for model checkers are built: beside what is built otherwise.
 fn target_folder(checker: &str) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    cargo::workspace_root().join(target).join(checker)
+    cargo::target_folder().join(checker)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `cargo xtask outside`: projects beside the workspace, as somebody else would write them.
+//! `cargo xtask outside`: projects beside the workspace, as other people would write them.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -10,11 +10,22 @@ use crate::cargo;
 /// The project that depends on `cuda-sim` alone, and races unless it is told to wait.
 const RACE: &str = "tests/outside/race";
 
-/// Where outside projects are built, below the workspace's root.
-const TARGET: &str = "target/outside";
+/// Applications that have chosen cudarc's version, bindings and linking, and use our crates beside.
+const ADOPTING: [&str; 7] =
+    ["default", "cuda-12000", "cuda-12060", "cuda-13000", "cuda-13040", "kvbm", "candle"];
 
-/// Sees that the race is reported, with what would mend it, and that nothing is when it is mended.
+/// The bindings of `candle`, which has cudarc ask nvcc otherwise; the others name theirs as a feature.
+const CANDLE_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "12060");
+
+/// Where outside projects are built, below the target folder.
+const TARGET: &str = "outside";
+
+/// Sees that applications with a cudarc of their own compile, that the race is reported, with what would mend it,
+/// and that nothing is when it is mended.
 pub(crate) fn run() -> anyhow::Result<()> {
+    for name in ADOPTING {
+        check(name)?;
+    }
     let racing = output(&[])?;
     let reported =
         ["race (H23)", "src/main.rs:11", "src/main.rs:17", "missing: an event recorded on stream"];
@@ -30,16 +41,24 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the project prints.
+/// Type-checks an application; nothing is linked, so no toolkit is needed.
+fn check(name: &str) -> anyhow::Result<()> {
+    let mut command = in_project(&format!("tests/outside/{name}"), "check")?;
+    command.env_remove(CANDLE_VERSION.0);
+    if name == "candle" {
+        command.env(CANDLE_VERSION.0, CANDLE_VERSION.1);
+    }
+    let status = command.stdin(Stdio::null()).status().context("cannot start Cargo")?;
+    if !status.success() {
+        bail!("tests/outside/{name} does not compile ({status})");
+    }
+    Ok(())
+}
+
+/// What the project that races prints.
 fn output(args: &[&str]) -> anyhow::Result<String> {
-    let root = cargo::workspace_root();
-    let project: PathBuf = root.join(RACE);
-    // The versions that the workspace is tested with; what is downloaded is then here already.
-    std::fs::copy(root.join("Cargo.lock"), project.join("Cargo.lock"))
-        .with_context(|| format!("cannot write the lock file of {RACE}"))?;
-    let mut command = Command::new(cargo::program());
-    command.args(["run", "--quiet", "--target-dir"]).arg(root.join(TARGET)).arg("--");
-    command.args(args).current_dir(&project).env_remove("CUDA_SIM_RACES");
+    let mut command = in_project(RACE, "run")?;
+    command.arg("--").args(args).env_remove("CUDA_SIM_RACES");
     let output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -49,4 +68,17 @@ fn output(args: &[&str]) -> anyhow::Result<String> {
         bail!("{RACE} failed ({})", output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Cargo's `subcommand` for the project, with the target folder that all of them share.
+fn in_project(path: &str, subcommand: &str) -> anyhow::Result<Command> {
+    let root = cargo::workspace_root();
+    let project: PathBuf = root.join(path);
+    // The versions that the workspace is tested with; what is downloaded is then here already.
+    std::fs::copy(root.join("Cargo.lock"), project.join("Cargo.lock"))
+        .with_context(|| format!("cannot write the lock file of {path}"))?;
+    let mut command = Command::new(cargo::program());
+    command.args([subcommand, "--quiet", "--target-dir"]).arg(cargo::target_folder().join(TARGET));
+    command.current_dir(&project);
+    Ok(command)
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-use crate::cargo::{self, workspace_root};
+use crate::cargo;
 
 /// Options of `cargo xtask peers`.
 #[derive(clap::Args)]
@@ -60,8 +60,7 @@ pub(crate) fn built() -> Option<PathBuf> {
 }
 
 fn target_folder() -> PathBuf {
-    let ours = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    workspace_root().join(ours.unwrap_or_else(|| "target".into())).join("peers")
+    crate::cargo::target_folder().join("peers")
 }
 
 fn program_in(target: PathBuf) -> PathBuf {
@@ -74,10 +73,10 @@ mod tests {
 
     #[test]
     fn the_peer_is_no_dependency_of_the_workspace() {
-        let lock = std::fs::read_to_string(workspace_root().join("Cargo.lock")).unwrap();
+        let lock = std::fs::read_to_string(cargo::workspace_root().join("Cargo.lock")).unwrap();
         assert!(!lock.contains("kvbm-logical"));
-        let lock =
-            std::fs::read_to_string(workspace_root().join("bench/peers/Cargo.lock")).unwrap();
+        let lock = std::fs::read_to_string(cargo::workspace_root().join("bench/peers/Cargo.lock"))
+            .unwrap();
         assert!(lock.contains("name = \"kvbm-logical\"\nversion = \"1.6.1\"\n"));
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use copy::Copy;
+pub(crate) use copy::Copy;
 pub(crate) use list::{Removal, read};
 use trial::{Outcome, Tests};
 
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let (packages, text) = (args.package.join(", "), args.only.as_deref().unwrap_or_default());
         bail!("no removal of the crates [{packages}] (all, if empty) has the text {text:?}");
     }
-    let copy = Copy::of(&files)?;
+    let copy = Copy::of(&files, "removals")?;
     let mut tests = Tests::new(&copy, Duration::from_secs(args.timeout_s));
     let (mut unnoticed, count) = (Vec::new(), removals.len());
     for (index, removal) in removals.iter().enumerate().skip(args.from.saturating_sub(1)) {

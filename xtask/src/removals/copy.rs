@@ -1,4 +1,4 @@
-//! The copy of the tree that protections are taken out of.
+//! A copy of the tree, to be changed and built without harm.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,17 @@ use anyhow::Context;
 use crate::cargo;
 use crate::tidy::Files;
 
-/// Where the copy lies, below the workspace's root.
-const FOLDER: &str = "target/removals";
-
 /// A copy of the tree with a target folder of its own.
-pub(super) struct Copy {
+pub(crate) struct Copy {
     root: PathBuf,
 }
 
 impl Copy {
     /// Brings the copy to what the tree is: files that are alike keep their time, so that little is built again.
-    pub(super) fn of(files: &Files) -> anyhow::Result<Self> {
-        let copy = Self { root: cargo::workspace_root().join(FOLDER).join("tree") };
+    ///
+    /// It lies in `folder` below the target folder.
+    pub(crate) fn of(files: &Files, folder: &str) -> anyhow::Result<Self> {
+        let copy = Self { root: cargo::target_folder().join(folder).join("tree") };
         for path in files.paths() {
             match files.text(path) {
                 Some(text) => copy.write(path, text)?,
@@ -31,17 +30,17 @@ impl Copy {
     }
 
     /// The folder of its manifest.
-    pub(super) fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
     /// The folder that Cargo builds it in.
-    pub(super) fn target(&self) -> PathBuf {
+    pub(crate) fn target(&self) -> PathBuf {
         self.root.with_file_name("build")
     }
 
     /// Writes `text` to a file, unless that is what it holds.
-    pub(super) fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         self.write_bytes(path, text.as_bytes())
     }
 

@@ -1,0 +1,279 @@
+//! `cargo xtask api`: the public API of each published crate, held to a file beside its manifest.
+//!
+//! A change of the surface is then a change of a file, seen in review. Names and kinds are compared, signatures are not:
+//! those break the build of whoever calls them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::cargo::{self, Package};
+
+/// The file of a crate, beside its manifest.
+const FILE: &str = "public-api.txt";
+
+/// The format of rustdoc's description that is read here.
+const FORMAT: u64 = 57;
+
+/// The variable that names the rustdoc in whose place Cargo runs this program.
+const IN_PLACE_OF: &str = "XTASK_RUSTDOC";
+
+/// Options of `cargo xtask api`.
+#[derive(Clone, Copy, clap::Args)]
+pub(crate) struct Args {
+    /// Write the files instead of comparing with them.
+    #[arg(long)]
+    write: bool,
+}
+
+impl Args {
+    /// Compares, and writes nothing.
+    pub(crate) const CHECK: Self = Self { write: false };
+}
+
+/// Compares the public API of every published crate with its file, or writes the files.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut differing = Vec::new();
+    let (mut root, mut all) = (0, 0);
+    for package in cargo::packages()?.iter().filter(|package| package.is_published_library()) {
+        let surface = Surface::of(package)?;
+        println!(
+            "{:>14}: {:>3} at the root, {:>4} in all",
+            package.name,
+            surface.root,
+            surface.items.len()
+        );
+        root += surface.root;
+        all += surface.items.len();
+        let path = cargo::workspace_root().join("crates").join(&package.name).join(FILE);
+        if args.write {
+            fs::write(&path, surface.text())
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        } else {
+            let recorded = fs::read_to_string(&path).unwrap_or_default();
+            differing.extend(
+                surface.differences(&recorded).map(|line| format!("{}: {line}", package.name)),
+            );
+        }
+    }
+    println!("{:>14}: {root:>3} at the root, {all:>4} in all", "all");
+    if !differing.is_empty() {
+        bail!(
+            "the public API is not what is recorded; `cargo xtask api --write` records it\n{}",
+            differing.join("\n")
+        );
+    }
+    Ok(())
+}
+
+/// What others can name of a crate.
+#[derive(Debug, Default)]
+struct Surface {
+    /// Kind and path of each item, method, variant excepted.
+    items: BTreeSet<String>,
+    /// How many names the root has.
+    root: usize,
+}
+
+impl Surface {
+    fn of(package: &Package) -> anyhow::Result<Self> {
+        let document = document(package)?;
+        let crate_id = id(&document["root"]).context("rustdoc names no root")?;
+        let mut surface = Self::default();
+        let index = Index { items: &document["index"] };
+        surface.module(&index, &crate_id, "", 0);
+        Ok(surface)
+    }
+
+    /// Adds what a module lets others name. Modules that re-export each other end at a depth.
+    fn module(&mut self, index: &Index<'_>, module: &str, path: &str, depth: usize) {
+        let children = &index.inner(module, "module")["items"];
+        for child in children.as_array().into_iter().flatten().filter_map(id) {
+            let item = index.get(&child);
+            if item["visibility"] != "public" {
+                continue;
+            }
+            let used = &item["inner"]["use"];
+            if used.is_null() {
+                let name = item["name"].as_str().unwrap_or_default().to_owned();
+                self.item(index, &child, &format!("{path}{name}"), depth);
+            } else if used["is_glob"] == true {
+                if let Some(target) = id(&used["id"]) {
+                    self.module(index, &target, path, depth + 1);
+                }
+            } else {
+                let name = format!("{path}{}", used["name"].as_str().unwrap_or_default());
+                match id(&used["id"]).filter(|target| !index.get(target).is_null()) {
+                    Some(target) => self.item(index, &target, &name, depth),
+                    // An item of another crate.
+                    None => self.add("use", &name, depth),
+                }
+            }
+        }
+    }
+
+    fn item(&mut self, index: &Index<'_>, item: &str, path: &str, depth: usize) {
+        const DEPTH_MAX: usize = 8;
+        let inner = &index.get(item)["inner"];
+        let Some((kind, body)) = inner.as_object().and_then(|inner| inner.iter().next()) else {
+            return;
+        };
+        self.add(kind, path, depth);
+        match kind.as_str() {
+            "module" if depth < DEPTH_MAX => {
+                self.module(index, item, &format!("{path}::"), depth + 1);
+            }
+            "trait" => self.members(index, &body["items"], path, false),
+            "struct" | "enum" | "union" => {
+                for block in body["impls"].as_array().into_iter().flatten().filter_map(id) {
+                    let block = index.inner(&block, "impl");
+                    if block["trait"].is_null() && !block.is_null() {
+                        self.members(index, &block["items"], path, true);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Functions and constants of a type or trait. Those of a trait are as public as it is.
+    fn members(&mut self, index: &Index<'_>, members: &Value, path: &str, by_visibility: bool) {
+        for member in members.as_array().into_iter().flatten().filter_map(id) {
+            let item = index.get(&member);
+            if by_visibility && item["visibility"] != "public" {
+                continue;
+            }
+            let kind = item["inner"].as_object().and_then(|inner| inner.keys().next());
+            if let (Some(kind), Some(name)) = (kind, item["name"].as_str()) {
+                self.items.insert(format!("{kind} {path}::{name}"));
+            }
+        }
+    }
+
+    fn add(&mut self, kind: &str, path: &str, depth: usize) {
+        if self.items.insert(format!("{kind} {path}")) && depth == 0 {
+            self.root += 1;
+        }
+    }
+
+    fn text(&self) -> String {
+        self.items.iter().map(|item| format!("{item}\n")).collect()
+    }
+
+    /// Lines that are new, and recorded lines that are gone.
+    fn differences<'a>(&'a self, recorded: &'a str) -> impl Iterator<Item = String> + 'a {
+        let recorded: BTreeSet<&str> = recorded.lines().collect();
+        let new = self.items.iter().filter(|item| !recorded.contains(item.as_str()));
+        let new: Vec<_> = new.map(|item| format!("+ {item}")).collect();
+        let gone: Vec<_> = recorded
+            .iter()
+            .filter(|item| !self.items.contains(**item))
+            .map(|item| format!("- {item}"))
+            .collect();
+        new.into_iter().chain(gone)
+    }
+}
+
+/// Items of a crate by their number.
+struct Index<'a> {
+    items: &'a Value,
+}
+
+impl<'a> Index<'a> {
+    /// The item, or null.
+    fn get(&self, id: &str) -> &'a Value {
+        &self.items[id]
+    }
+
+    /// The body of an item of a kind, or null.
+    fn inner(&self, id: &str, kind: &str) -> &'a Value {
+        &self.items[id]["inner"][kind]
+    }
+}
+
+/// Items are named by numbers, which are keys of the index as text.
+fn id(value: &Value) -> Option<String> {
+    value.as_u64().map(|number| number.to_string()).or_else(|| value.as_str().map(str::to_owned))
+}
+
+/// What rustdoc says of a crate with all of its features. The format is not stable yet.
+///
+/// The variable that rustdoc asks for would have dependencies built anew, so Cargo runs this program in rustdoc's place,
+/// and [`as_rustdoc`] sets the variable for rustdoc alone.
+fn document(package: &Package) -> anyhow::Result<Value> {
+    let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
+    let status = cargo::command()
+        .args(["rustdoc", "--quiet", "--lib", "--all-features", "--package", &package.name])
+        .args(["--", "-Z", "unstable-options", "--output-format", "json", "--cap-lints", "allow"])
+        .env("RUSTDOC", cargo::own_program()?)
+        .env(IN_PLACE_OF, rustdoc)
+        .env_remove("RUSTDOCFLAGS")
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot start Cargo")?;
+    if !status.success() {
+        bail!("rustdoc of {} failed ({status})", package.name);
+    }
+    let name = format!("{}.json", package.name.replace('-', "_"));
+    let file = cargo::target_folder().join("doc").join(name);
+    let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let document: Value =
+        serde_json::from_slice(&text).with_context(|| format!("cannot read {}", file.display()))?;
+    match document["format_version"].as_u64() {
+        Some(FORMAT) => Ok(document),
+        other => bail!("rustdoc writes format {other:?}, and format {FORMAT} is known here"),
+    }
+}
+
+/// Runs rustdoc, if Cargo has started this program in its place.
+pub(crate) fn as_rustdoc() -> Option<ExitCode> {
+    let rustdoc = std::env::var_os(IN_PLACE_OF)?;
+    let status = Command::new(rustdoc)
+        .args(std::env::args_os().skip(1))
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env_remove(IN_PLACE_OF)
+        .status();
+    Some(if status.is_ok_and(|status| status.success()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_others_can_name_is_found_and_nothing_else() {
+        let index = json!({
+            "0": {"name": "a", "visibility": "public", "inner": {"module": {"items": [1, 2, 3, 7]}}},
+            "1": {"name": null, "visibility": "public", "inner": {"use": {"name": "T", "id": 4, "is_glob": false}}},
+            "2": {"name": "hidden", "visibility": "crate", "inner": {"function": {}}},
+            "3": {"name": "m", "visibility": "public", "inner": {"module": {"items": [2, 8]}}},
+            "4": {"name": "T", "visibility": "public", "inner": {"struct": {"impls": [5, 9]}}},
+            "5": {"name": null, "inner": {"impl": {"trait": null, "items": [6, 2]}}},
+            "6": {"name": "new", "visibility": "public", "inner": {"function": {}}},
+            "7": {"name": null, "visibility": "public", "inner": {"use": {"name": "Foreign", "id": 99, "is_glob": false}}},
+            "8": {"name": "f", "visibility": "public", "inner": {"function": {}}},
+            "9": {"name": null, "inner": {"impl": {"trait": {"path": "Clone"}, "items": [8]}}},
+        });
+        let mut surface = Surface::default();
+        surface.module(&Index { items: &index }, "0", "", 0);
+        let found: Vec<_> = surface.items.iter().map(String::as_str).collect();
+        assert_eq!(
+            found,
+            ["function T::new", "function m::f", "module m", "struct T", "use Foreign"]
+        );
+        assert_eq!(surface.root, 3);
+        let differences: Vec<_> = surface.differences("module m\nstruct Gone\n").collect();
+        assert_eq!(differences.len(), 5);
+        assert!(differences.contains(&"- struct Gone".to_owned()));
+        assert!(differences.contains(&"+ struct T".to_owned()));
+    }
+}
