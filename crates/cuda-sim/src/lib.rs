@@ -84,9 +84,8 @@
 //! accesses and those of a memory scope do not conflict with each other, but with plain ones. A
 //! finding names the line, the thread and the block.
 //!
-//! Not looked at for conflicts: bulk copies and barriers in memory themselves, what lies beyond the
-//! first 128 MiB that one launch touches between two clearings of the record, and launches of more than
-//! 2^28 stretches of threads between barriers.
+//! Not looked at for conflicts: what lies beyond the first 128 MiB that one launch touches between two
+//! clearings of the record, and launches of more than 2^28 stretches of threads between barriers.
 //!
 //! Arithmetic gives the bits that cards give, NaNs included: one table of edge cases
 //! (`cuda-driver/tests/fixtures/instructions.txt`) is held against this device and against cards.

@@ -22,8 +22,9 @@ use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 /// is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
-    /// All of the machine. Nothing outside the crate is called while this lock is held, except kernel
-    /// references, which have no way to the driver that runs them.
+    /// All of the machine. Two kinds of code from outside the crate run while this lock is held. Kernel
+    /// references cannot reach the driver that runs them. Host functions can, and a driver call of theirs
+    /// is refused before it asks for the lock.
     state: Arc<Mutex<State>>,
 }
 

@@ -70,8 +70,6 @@ pub(super) enum Order {
     Strong,
     /// The first half of an atomic operation, whose second half is looked at.
     AtomicLoad,
-    /// Barriers in memory order it, in ways that are not looked at.
-    Unrecorded,
 }
 
 /// One access to memory.
@@ -257,7 +255,7 @@ pub(super) enum Op {
     Warp {
         index: u32,
     },
-    /// Index into the program's asynchronous copies and barriers in memory.
+    /// Index into the program's asynchronous copies.
     Async {
         index: u32,
     },
@@ -297,7 +295,7 @@ pub(crate) struct Program {
     pub(super) async_ops: Vec<AsyncOp>,
 }
 
-/// An asynchronous copy, its groups, or a barrier in shared memory.
+/// An asynchronous copy into shared memory, or its groups.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AsyncOp {
     /// `cp.async`: `source` bytes from global, and zeros up to `bytes`, to shared memory.
@@ -308,46 +306,4 @@ pub(super) enum AsyncOp {
     WaitAll,
     /// `cp.async.wait_group`: waits until at most this many groups are pending.
     Wait { pending: Register },
-    /// `cp.async.bulk`: of a group, unless a barrier counts its bytes.
-    Bulk { to: Access, from: Access, bytes: Register, barrier: Option<Access> },
-    /// `cp.async.bulk.commit_group`
-    BulkCommit,
-    /// `cp.async.bulk.wait_group`
-    BulkWait { pending: Register },
-    /// `mbarrier`
-    Barrier(MemoryBarrierOp),
-}
-
-/// An operation on a barrier in shared memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum MemoryBarrierOp {
-    Init {
-        at: Access,
-        count: Register,
-    },
-    Invalidate {
-        at: Access,
-    },
-    /// `arrive`, which may expect bytes too.
-    Arrive {
-        at: Access,
-        d: Register,
-        count: Register,
-        bytes: Register,
-    },
-    Expect {
-        at: Access,
-        bytes: Register,
-    },
-    Complete {
-        at: Access,
-        bytes: Register,
-    },
-    /// `test_wait` and `try_wait`, of a parity or of the state that `arrive` gave.
-    Test {
-        at: Access,
-        d: Register,
-        phase: Register,
-        parity: bool,
-    },
 }

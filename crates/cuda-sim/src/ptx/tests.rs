@@ -102,6 +102,19 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("mov.u32 %t, 0xZZ;", "unreadable number '0xZZ'"),
         (".maxreg 3;", "unsupported directive '.maxreg'"),
         ("cp.async.ca.shared.global [room], [%to], 5;", "a copy of 5 bytes"),
+        ("cp.async.bulk.commit_group;", "unsupported instruction 'cp.async.bulk.commit_group'"),
+        (
+            "cp.async.bulk.global.shared::cta.bulk_group [%to], [room], 16;",
+            "unsupported instruction 'cp.async.bulk.global.shared::cta.bulk_group'",
+        ),
+        (
+            "mbarrier.init.shared::cta.b64 [room], 1;",
+            "unsupported instruction 'mbarrier.init.shared::cta.b64'",
+        ),
+        (
+            "fence.mbarrier_init.release.cluster;",
+            "unsupported instruction 'fence.mbarrier_init.release.cluster'",
+        ),
     ] {
         let text = kernel(&format!("mov.u32 %t, 1;\n{body}"));
         let error = load(&text).unwrap_err();
@@ -295,57 +308,6 @@ fn a_module_has_variables_and_kernels_have_dynamic_shared_memory() {
     let (left, outcome) = run_with(&text, 1, Limits::default());
     assert!(outcome.end.is_none() && outcome.seen.is_empty(), "{outcome:?}");
     assert_eq!(left, [0xFFFF_FFFF_0000_0000 | (8 + 16)]);
-}
-
-#[test]
-fn bulk_copies_are_complete_when_their_barrier_is() {
-    // Thread 0 fetches what all threads then read; each of them waits for the barrier in memory.
-    let fetch = |wait: &str| {
-        format!(
-            "ld.param.u64 %e, [from];\nsetp.eq.u32 %p, %t, 0;\n\
-             @%p mbarrier.init.shared::cta.b64 [room+512], 1;\nbar.sync 0;\n@!%p bra wait;\n\
-             mbarrier.arrive.expect_tx.shared::cta.b64 _, [room+512], 256;\n\
-             cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [room], [%e], 256, \
-             [room+512];\nwait: {wait}\nmov.u64 %e, room;\nadd.s64 %e, %e, %n;\n\
-             ld.shared.u64 %d, [%e];"
-        )
-    };
-    let wait = "mbarrier.try_wait.parity.shared::cta.b64 %q, [room+512], 0;\n@!%q bra wait;";
-    assert_eq!(results(&fetch(wait), 32), (100..132).collect::<Vec<u64>>());
-    let unordered = seen(&fetch("bar.sync 1;"), 32);
-    assert_eq!(unordered[0].0, ObservationKind::Uninitialised, "{unordered:?}");
-}
-
-#[test]
-fn bulk_stores_are_complete_when_their_group_is() {
-    let body = "ld.global.u64 %d, [%from];\nmov.u64 %e, room;\nadd.s64 %e, %e, %n;\n\
-        st.shared.u64 [%e], %d;\nfence.proxy.async.shared::cta;\nbar.sync 0;\n\
-        setp.eq.u32 %p, %t, 0;\nld.param.u64 %n, [from];\n@!%p bra done;\n\
-        mov.u64 %e, 7;\nst.shared.u64 [room+8], %e;\n\
-        cp.async.bulk.global.shared::cta.bulk_group [%n], [room], 128;\n\
-        cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\ndone: bar.sync 0;\n\
-        ld.global.u64 %d, [%from];";
-    let expected = [100, 7].into_iter().chain(102..116).collect::<Vec<u64>>();
-    assert_eq!(results(body, 16), expected);
-}
-
-#[test]
-fn barriers_in_memory_order_and_count_their_arrivals() {
-    let exchange = "setp.eq.u32 %p, %t, 0;\n@%p mbarrier.init.shared.b64 [room+512], 64;\n\
-        bar.sync 0;\nld.global.u64 %d, [%from];\nmov.u64 %e, room;\nadd.s64 %n, %e, %n;\n\
-        st.shared.u64 [%n], %d;\nmbarrier.arrive.shared.b64 %d, [room+512];\n\
-        wait: mbarrier.test_wait.shared.b64 %q, [room+512], %d;\n@!%q bra wait;\n\
-        xor.b32 %r0, %t, 33;\nmul.wide.u32 %n, %r0, 8;\nadd.s64 %n, %e, %n;\n\
-        ld.shared.u64 %d, [%n];";
-    let expected: Vec<u64> = (0..64u64).map(|thread| 100 + (thread ^ 33)).collect();
-    assert_eq!(results(exchange, 64), expected);
-
-    let body = "mbarrier.init.shared.b64 [room], 2;\nmbarrier.arrive.shared.b64 %d, [room], 3;";
-    let (kind, _, detail) = end(body, 1);
-    assert_eq!(kind, ObservationKind::Barrier);
-    assert!(detail.contains("3 arrivals at a barrier in memory that waits for 2"), "{detail}");
-    let body = "cp.async.bulk.global.shared::cta.bulk_group [%to], [room], 8;\nmov.u64 %d, 0;";
-    assert_eq!(end(body, 1).0, ObservationKind::Misaligned);
 }
 
 #[test]

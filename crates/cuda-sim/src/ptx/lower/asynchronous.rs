@@ -13,14 +13,8 @@ impl Site<'_> {
         name: &str,
         modifiers: &mut Modifiers<'_>,
     ) -> Loaded<bool> {
-        if name == "mbarrier" {
-            return self.memory_barrier(modifiers);
-        }
         if name != "cp" || !modifiers.take("async") {
             return Ok(false);
-        }
-        if modifiers.take("bulk") {
-            return self.bulk(modifiers);
         }
         if modifiers.take("commit_group") {
             modifiers.finish()?;

@@ -27,15 +27,13 @@ impl Site<'_> {
             "ld" | "ldu" | "st" => self.load_or_store(name == "st", modifiers),
             "atom" | "red" => self.atomic(name == "atom", modifiers),
             "membar" => {
-                modifiers.skip(&["cta", "gl", "sys", "proxy", "async"]);
+                modifiers.skip(&["cta", "gl", "sys", "proxy", "alias"]);
                 modifiers.finish()?;
                 self.emit(Op::Nop)
             }
             "fence" => {
                 modifiers.skip(&["sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu"]);
-                modifiers.skip(&["sys", "proxy", "alias", "async", "mbarrier_init"]);
-                modifiers.skip(&["async::generic", "sync_restrict::shared::cta", "global"]);
-                modifiers.skip(&["shared::cta", "shared::cluster"]);
+                modifiers.skip(&["sys", "proxy", "alias"]);
                 modifiers.finish()?;
                 self.emit(Op::Nop)
             }

@@ -2,7 +2,6 @@
 
 mod arithmetic;
 mod asynchronous;
-mod bulk;
 mod control;
 mod memory;
 mod modifiers;

@@ -8,7 +8,6 @@ use super::barrier::{BARRIERS, Phase};
 use super::conflicts::Known;
 use super::copies::PendingCopy;
 use super::launch::{LaunchShape, Limits, Notes};
-use super::memory_barrier::{Arrivals, PendingBulk};
 use super::observation::{ObservationKind, Ran, Site, Trouble};
 use super::spaces::{Accessor, Spaces};
 use super::thread::{Lane, Stop};
@@ -35,8 +34,6 @@ pub(super) struct Thread {
     pub(super) stretch: u32,
     /// Groups of copies that it has committed.
     pub(super) groups: u32,
-    /// Groups of bulk copies that it has committed.
-    pub(super) bulk_groups: u32,
     ran: u64,
 }
 
@@ -52,9 +49,6 @@ pub(super) struct Block<'a, 'm> {
     /// What each thread knows of the others since then.
     pub(super) known: Vec<Option<Known>>,
     pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
-    pub(super) bulks: Vec<PendingBulk>,
-    /// Those who arrived at each barrier in memory, by its offset.
-    pub(super) arrivals: HashMap<u64, Arrivals>,
     shape: &'a LaunchShape,
     index: [u32; 3],
     /// Number in the launch of its first thread.
@@ -76,8 +70,6 @@ impl<'a, 'm> Block<'a, 'm> {
             meetings: 0,
             known: Vec::new(),
             copies: HashMap::new(),
-            bulks: Vec::new(),
-            arrivals: HashMap::new(),
             shape,
             index: [0; 3],
             first_thread: 0,
@@ -91,16 +83,13 @@ impl<'a, 'm> Block<'a, 'm> {
         let count = self.shape.block_threads();
         self.first_thread = number * count as u64;
         self.threads.clear();
-        let thread =
-            Thread { state: State::Ready, next: 0, stretch: 0, groups: 0, bulk_groups: 0, ran: 0 };
+        let thread = Thread { state: State::Ready, next: 0, stretch: 0, groups: 0, ran: 0 };
         self.threads.resize(count, thread);
         self.barriers = Default::default();
         self.meetings = 0;
         self.known.clear();
         self.known.resize(count, None);
         self.copies.clear();
-        self.bulks.clear();
-        self.arrivals.clear();
         self.spaces.renew();
         self.fill_registers();
     }
@@ -180,10 +169,7 @@ impl<'a, 'm> Block<'a, 'm> {
                 moved |= self.run_warp(warp, limits, notes)?;
             }
             if self.threads.iter().all(|thread| thread.state == State::Done) {
-                let by = Accessor { thread: 0, stretch: 0 };
-                let landed = self.land(by, |_| true).map_err(|trouble| (0, trouble));
-                self.note_remarks(0, notes);
-                return landed;
+                return Ok(());
             }
             if !moved {
                 return Err(self.deadlock());
@@ -253,9 +239,9 @@ impl<'a, 'm> Block<'a, 'm> {
                     self.threads[thread].state = State::Done;
                 }
                 Stop::Special => {
-                    let goes_on = self.special(thread, by)?;
+                    self.special(thread, by)?;
                     self.note_remarks(thread, notes);
-                    if !goes_on || self.threads[thread].stretch != by.stretch {
+                    if self.threads[thread].stretch != by.stretch {
                         break;
                     }
                 }
@@ -271,21 +257,20 @@ impl<'a, 'm> Block<'a, 'm> {
         Ok(())
     }
 
-    /// Executes the step before the next, which concerns more than the thread itself. False when the
-    /// thread had better wait for others.
-    fn special(&mut self, thread: usize, by: Accessor) -> Ran<bool> {
+    /// Executes the step before the next, which concerns more than the thread itself.
+    fn special(&mut self, thread: usize, by: Accessor) -> Ran<()> {
         match self.program.steps[self.threads[thread].next - 1].op {
-            Op::Barrier(op) => self.reach(thread, op).map(|()| true),
+            Op::Barrier(op) => self.reach(thread, op),
             Op::Warp { index } => {
                 let mask = self.program.warp_ops[index as usize].mask;
                 let mask = self.register(thread, mask) as u32;
                 self.threads[thread].state = State::AtWarp { index, mask };
-                Ok(true)
+                Ok(())
             }
             Op::Async { index } => {
                 self.asynchronous(thread, self.program.async_ops[index as usize], by)
             }
-            _ => Ok(true),
+            _ => Ok(()),
         }
     }
 

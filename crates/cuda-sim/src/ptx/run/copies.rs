@@ -20,14 +20,14 @@ pub(super) struct PendingCopy {
 }
 
 impl Block<'_, '_> {
-    /// Executes an asynchronous instruction of a thread. False when the thread waits for it.
-    pub(super) fn asynchronous(&mut self, thread: usize, op: AsyncOp, by: Accessor) -> Ran<bool> {
+    /// Executes an asynchronous instruction of a thread.
+    pub(super) fn asynchronous(&mut self, thread: usize, op: AsyncOp, by: Accessor) -> Ran<()> {
         match op {
             AsyncOp::Copy { to, from, bytes, source } => {
                 let read = source
                     .map_or(bytes, |register| (self.register(thread, register) as u32).min(bytes));
                 let (destination, origin) =
-                    (self.place_of(thread, to), self.place_of(thread, from));
+                    (self.address_of(thread, to), self.address_of(thread, from));
                 let group = self.threads[thread].groups;
                 let copy = PendingCopy { to, from, destination, origin, bytes, read, group };
                 self.copies.entry(thread).or_default().push(copy);
@@ -39,19 +39,12 @@ impl Block<'_, '_> {
                 let done = self.threads[thread].groups.saturating_sub(pending);
                 self.complete(thread, done, by)?;
             }
-            AsyncOp::Bulk { to, from, bytes, barrier } => {
-                let bytes = self.register(thread, bytes) as u32;
-                self.begin_bulk(thread, (to, from), bytes, barrier)?;
-            }
-            AsyncOp::BulkCommit => self.threads[thread].bulk_groups += 1,
-            AsyncOp::BulkWait { pending } => {
-                let pending = self.register(thread, pending) as u32;
-                let done = self.threads[thread].bulk_groups.saturating_sub(pending);
-                self.land_groups(thread, done, by)?;
-            }
-            AsyncOp::Barrier(op) => return self.memory_barrier(thread, op, by),
         }
-        Ok(true)
+        Ok(())
+    }
+
+    fn address_of(&self, thread: usize, access: Access) -> u64 {
+        self.register(thread, access.base).wrapping_add_signed(access.offset)
     }
 
     /// Makes the copies of all groups before `done` happen.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use cuda_driver::{KernelArgs, LaunchConfig};
 
-use super::super::op::{AsyncOp, Exchange, Op, Program, Step, WarpOp};
+use super::super::op::{Exchange, Op, Program, Step, WarpOp};
 use super::block::Block;
 use super::conflicts::{Conflicts, Stretches};
 use super::observation::{Observation, ObservationKind};
@@ -106,10 +106,7 @@ impl Program {
     fn parts_meet(&self) -> bool {
         let is_of_lanes = |op: &WarpOp| matches!(op.exchange, Exchange::Barrier);
         let is_of_part = |step: &Step| matches!(step.op, Op::Barrier(barrier) if barrier.threads.is_some() || barrier.arrive);
-        let is_in_memory = |op: &AsyncOp| matches!(op, AsyncOp::Barrier(_));
-        self.warp_ops.iter().any(is_of_lanes)
-            || self.steps.iter().any(is_of_part)
-            || self.async_ops.iter().any(is_in_memory)
+        self.warp_ops.iter().any(is_of_lanes) || self.steps.iter().any(is_of_part)
     }
 }
 

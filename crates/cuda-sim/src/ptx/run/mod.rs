@@ -11,7 +11,6 @@ mod conflicts;
 mod copies;
 mod launch;
 mod meeting;
-mod memory_barrier;
 mod observation;
 mod shared;
 mod spaces;

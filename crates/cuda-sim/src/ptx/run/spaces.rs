@@ -197,7 +197,7 @@ fn meant(access: &Access, writes: bool) -> Option<Use> {
         (Order::Plain, true) => Use::Write,
         (Order::Strong, false) => Use::StrongRead,
         (Order::Strong, true) => Use::StrongWrite,
-        (Order::AtomicLoad | Order::Unrecorded, _) => return None,
+        (Order::AtomicLoad, _) => return None,
     })
 }
 
