@@ -263,6 +263,8 @@ impl Claimed {
             }
             Own::Nothing => state.take_claims(),
         };
+        // Blocks may have left behind those that were looked at.
+        list.offloads = list.offloads.min(list.claims.len());
         match std::mem::take(&mut more.blocks) {
             Own::List(mut behind) => {
                 list.claims.extend_from_slice(behind.claims());
@@ -708,6 +710,22 @@ mod tests {
             assert_eq!(inner(&blocks), before, "the others have been moved");
         }
         assert_eq!(blocks.len(), 0);
+    }
+
+    #[test]
+    fn a_move_is_found_behind_blocks_that_were_looked_at_and_left() {
+        let mut blocks = evicting(6);
+        let behind = blocks.split_off(4);
+        let expected = behind.claims().iter().filter_map(Claim::offload).map(|moved| moved.block);
+        let expected = expected.collect::<Vec<_>>();
+        while let Some(offload) = blocks.take_offload() {
+            drop(offload);
+        }
+        drop(blocks.split_off(2));
+        blocks.append(behind).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| blocks.take_offload()).collect();
+        assert_eq!(taken.iter().map(|offload| offload.moved.block).collect::<Vec<_>>(), expected);
+        assert_eq!(taken.len(), 2);
     }
 
     #[test]
