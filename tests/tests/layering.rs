@@ -113,14 +113,14 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-cache",
-        below: &["cuda-vmm", "kv-kernels", "kv-multigpu", "kv-place", "kv-pool", "kv-stage"],
+        below: &["cuda-vmm", "kv-kernels", "kv-place", "kv-pool", "kv-stage"],
         others: &[],
         never: &[HEAVY],
         may_be_unsafe: false,
     },
     Layer {
         name: "kv-replay",
-        below: &["cuda-sim", "kv-cache"],
+        below: &["cuda-sim", "kv-cache", "kv-multigpu"],
         others: &["clap", "indicatif", "serde", "serde_json"],
         never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],
         may_be_unsafe: false,
