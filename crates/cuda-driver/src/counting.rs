@@ -34,7 +34,7 @@ type AccessWatcher = Box<dyn Fn(HostAccess) + Send + Sync>;
 macro_rules! counted {
     (
         safe { $($safe:ident($($sa:ident: $st:ty),*) -> $sr:ty = $safe_call:literal;)* }
-        unsafe { $($uns:ident($($ua:ident: $ut:ty),*) -> $ur:ty = $unsafe_call:literal;)* }
+        promised { $($uns:ident($($ua:ident: $ut:ty),*) -> $ur:ty = $unsafe_call:literal;)* }
     ) => {
         /// The driver's names of the counted calls.
         const CALLS: &[&str] = &["cuMemHostAlloc", "cuMemHostRegister", $($safe_call,)* $($unsafe_call,)*];
@@ -128,7 +128,7 @@ macro_rules! counted_all { () => { counted! {
         module_load_data(ptx: &str, log: &mut String) -> u64 = "cuModuleLoadDataEx";
         graph_create() -> u64 = "cuGraphCreate";
     }
-    unsafe {
+    promised {
         device_primary_ctx_release(device: i32) -> () = "cuDevicePrimaryCtxRelease";
         ctx_set_current(context: u64) -> () = "cuCtxSetCurrent";
         ctx_enable_peer_access(peer_context: u64) -> () = "cuCtxEnablePeerAccess";

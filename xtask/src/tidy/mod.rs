@@ -1,8 +1,10 @@
 //! `cargo xtask tidy`: rules of the tree that no compiler checks. Each prints `path:line: message`.
 
+mod code;
 mod crates;
 mod files;
 mod links;
+mod names;
 mod paths;
 mod sizes;
 mod sources;
@@ -51,9 +53,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 fn check(files: &Files) -> Vec<Problem> {
-    let mut problems =
-        [crates::check(files), unsafety::check(files), tables::check(files), sizes::check(files)]
-            .concat();
+    let mut problems = [
+        crates::check(files),
+        unsafety::check(files),
+        tables::check(files),
+        names::check(files),
+        sizes::check(files),
+    ]
+    .concat();
     for (path, text) in files.texts() {
         problems.extend(paths::check(path, text));
         if path.ends_with(".rs") {

@@ -1,5 +1,7 @@
-//! Every crate with `unsafe` in it has a section in `docs/UNSAFE.md`, and a section of a crate without says so.
+//! Every crate with `unsafe` in it has a section in `docs/UNSAFE.md` that begins with the number of its blocks, and a
+//! section of a crate without says so.
 
+use super::code::blank_out;
 use super::{Files, Problem, crates};
 
 const PAGE: &str = "docs/UNSAFE.md";
@@ -14,9 +16,15 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
             continue;
         };
         reasons.push(name);
-        if !sections.iter().any(|section| section.name == name) {
+        let Some(section) = sections.iter().find(|section| section.name == name) else {
             let message = format!("`unsafe` in a crate without a section `## {name}` in {PAGE}");
             problems.push(Problem::new(path, line, message));
+            continue;
+        };
+        let blocks = format!("{} blocks", blocks(files, name));
+        if !section.body.starts_with(&blocks) {
+            let message = format!("{name} has {blocks} of `unsafe`: the section begins otherwise");
+            problems.push(Problem::new(PAGE, section.line, message));
         }
     }
     for Section { name, line, body } in sections {
@@ -62,6 +70,26 @@ fn first_unsafe<'a>(files: &'a Files, name: &str) -> Option<(&'a str, usize)> {
         .find_map(|(path, text)| Some((path, line_of_unsafe(text)?)))
 }
 
+/// Blocks of `unsafe` in the sources of a crate, less those of unit tests at the end of a file.
+fn blocks(files: &Files, name: &str) -> usize {
+    let sources = format!("crates/{name}/src/");
+    files
+        .texts()
+        .filter(|(path, _)| path.starts_with(&sources) && path.ends_with(".rs"))
+        .map(|(_, text)| blocks_in(text))
+        .sum()
+}
+
+fn blocks_in(text: &str) -> usize {
+    let code = blank_out(text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text));
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let opens = |pair: &&[&str]| {
+        let before = pair[0].trim_start_matches(|c: char| !c.is_alphanumeric() && c != '_');
+        before.rsplit(['(', '|']).next() == Some("unsafe") && pair[1].starts_with('{')
+    };
+    words.windows(2).filter(opens).count()
+}
+
 /// The line of the first keyword `unsafe`: not in a comment, nor in a literal, nor part of a longer word.
 fn line_of_unsafe(text: &str) -> Option<usize> {
     let code = blank_out(text);
@@ -69,95 +97,6 @@ fn line_of_unsafe(text: &str) -> Option<usize> {
     code.lines()
         .position(|line| line.split(|c: char| !is_word(c)).any(|word| word == "unsafe"))
         .map(|index| index + 1)
-}
-
-/// The text with comments and literals blanked out, line by line as long as before.
-fn blank_out(text: &str) -> String {
-    let mut code = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let length = length_of_blank(rest);
-        if length == 0 {
-            code.push(first);
-            rest = &rest[first.len_utf8()..];
-        } else {
-            let (blank, after) = rest.split_at(length);
-            code.extend(blank.chars().map(|c| if c == '\n' { c } else { ' ' }));
-            rest = after;
-        }
-    }
-    code
-}
-
-/// Bytes of the comment or literal that `rest` starts with; 0 when it starts with code.
-fn length_of_blank(rest: &str) -> usize {
-    if rest.starts_with("//") {
-        rest.find('\n').unwrap_or(rest.len())
-    } else if rest.starts_with("/*") {
-        length_of_block_comment(rest)
-    } else if rest.starts_with('"') {
-        length_of_quoted(rest, '"')
-    } else if rest.starts_with('r') {
-        length_of_raw_string(rest)
-    } else if rest.starts_with('\'') {
-        length_of_character(rest)
-    } else {
-        0
-    }
-}
-
-fn length_of_block_comment(rest: &str) -> usize {
-    let mut depth = 0_usize;
-    let mut at = 0;
-    while at < rest.len() {
-        let tail = &rest.as_bytes()[at..];
-        if tail.starts_with(b"/*") {
-            depth += 1;
-            at += 2;
-        } else if tail.starts_with(b"*/") {
-            depth -= 1;
-            at += 2;
-            if depth == 0 {
-                return at;
-            }
-        } else {
-            at += 1;
-        }
-    }
-    rest.len()
-}
-
-/// A literal in `quote`s, with escapes.
-fn length_of_quoted(rest: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in rest.char_indices().skip(1) {
-        if !escaped && c == quote {
-            return at + 1;
-        }
-        escaped = !escaped && c == '\\';
-    }
-    rest.len()
-}
-
-/// `r"…"` or `r#"…"#` with any number of hashes, also after a `b` or `c`; 0 for any other `r`.
-fn length_of_raw_string(rest: &str) -> usize {
-    let hashes = rest[1..].bytes().take_while(|&byte| byte == b'#').count();
-    let start = 1 + hashes;
-    if !rest[start..].starts_with('"') {
-        return 0;
-    }
-    let end = format!("\"{}", "#".repeat(hashes));
-    rest[start + 1..].find(&end).map_or(rest.len(), |at| start + 1 + at + end.len())
-}
-
-/// A character literal; 0 for a lifetime.
-fn length_of_character(rest: &str) -> usize {
-    let mut inside = rest.chars().skip(1);
-    match (inside.next(), inside.next()) {
-        (Some('\\'), _) => length_of_quoted(rest, '\''),
-        (Some(c), Some('\'')) => 2 + c.len_utf8(),
-        _ => 0,
-    }
 }
 
 #[cfg(test)]
@@ -177,7 +116,16 @@ mod tests {
         let message =
             "crates/a/src/lib.rs:3: `unsafe` in a crate without a section `## a` in docs/UNSAFE.md";
         assert_eq!(messages("# Unsafe\n\n## b\n", source), [message]);
-        assert_eq!(messages("# Unsafe\n\n## a\n", source), NONE);
+        assert_eq!(messages("# Unsafe\n\n## a\n\n1 blocks.\n", source), NONE);
+    }
+
+    #[test]
+    fn a_section_begins_with_the_number_of_blocks() {
+        let source = "//! A.\nfn f() {\n    g(unsafe { h() });\n    run(|x| unsafe {\n x() });\n}\n\
+                      unsafe fn k() {}\n#[cfg(test)]\nmod tests { fn t() { unsafe { h() } } }\n";
+        let message = "docs/UNSAFE.md:3: a has 2 blocks of `unsafe`: the section begins otherwise";
+        assert_eq!(messages("# Unsafe\n\n## a\n\n3 blocks: why.\n", source), [message]);
+        assert_eq!(messages("# Unsafe\n\n## a\n\n2 blocks: why.\n", source), NONE);
     }
 
     #[test]
