@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut differing = Vec::new();
     let (mut root, mut all) = (0, 0);
     for package in cargo::packages()?.iter().filter(|package| package.is_published_library()) {
-        let surface = Surface::of(package)?;
+        let surface = Surface::of(&cargo::workspace_root(), package)?;
         println!(
             "{:>14}: {:>3} at the root, {:>4} in all",
             package.name,
@@ -69,18 +70,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What others can name of a crate.
+/// The public names of a crate.
 #[derive(Debug, Default)]
-struct Surface {
-    /// Kind and path of each item, method, variant excepted.
-    items: BTreeSet<String>,
-    /// How many names the root has.
-    root: usize,
+pub(crate) struct Surface {
+    /// Kind and path of each item, function and constant; no variants.
+    pub(crate) items: BTreeSet<String>,
+    /// Number of names at the root.
+    pub(crate) root: usize,
 }
 
 impl Surface {
-    fn of(package: &Package) -> anyhow::Result<Self> {
-        let document = document(package)?;
+    /// The surface of a crate of the workspace at `root`.
+    pub(crate) fn of(root: &Path, package: &Package) -> anyhow::Result<Self> {
+        let document = document(root, package)?;
         let crate_id = id(&document["root"]).context("rustdoc names no root")?;
         let mut surface = Self::default();
         let index = Index { items: &document["index"] };
@@ -203,9 +205,9 @@ fn id(value: &Value) -> Option<String> {
 ///
 /// The variable that rustdoc asks for would have dependencies built anew, so Cargo runs this program in rustdoc's place,
 /// and [`as_rustdoc`] sets the variable for rustdoc alone.
-fn document(package: &Package) -> anyhow::Result<Value> {
+fn document(root: &Path, package: &Package) -> anyhow::Result<Value> {
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
-    let status = cargo::command()
+    let status = cargo::command_in(root)
         .args(["rustdoc", "--quiet", "--lib", "--all-features", "--package", &package.name])
         .args(["--", "-Z", "unstable-options", "--output-format", "json", "--cap-lints", "allow"])
         .env("RUSTDOC", cargo::own_program()?)
@@ -218,7 +220,7 @@ fn document(package: &Package) -> anyhow::Result<Value> {
         bail!("rustdoc of {} failed ({status})", package.name);
     }
     let name = format!("{}.json", package.name.replace('-', "_"));
-    let file = cargo::target_folder().join("doc").join(name);
+    let file = cargo::target_folder_of(root).join("doc").join(name);
     let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
     let document: Value =
         serde_json::from_slice(&text).with_context(|| format!("cannot read {}", file.display()))?;

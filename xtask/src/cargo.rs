@@ -71,9 +71,14 @@ pub(crate) fn workspace_root() -> PathBuf {
     own.parent().unwrap_or(own).to_path_buf()
 }
 
-/// Where Cargo puts what it builds: `CARGO_TARGET_DIR`, from the workspace's root on, or `target` there.
+/// The folder for build output: `CARGO_TARGET_DIR`, from the workspace's root on, or `target` there.
 pub(crate) fn target_folder() -> PathBuf {
-    workspace_root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+    target_folder_of(&workspace_root())
+}
+
+/// That folder of the workspace at `root`.
+pub(crate) fn target_folder_of(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 /// The Cargo that runs us, so that a toolchain chosen on the command line stays chosen.
@@ -83,8 +88,13 @@ pub(crate) fn program() -> OsString {
 
 /// That Cargo, started at the workspace's root.
 pub(crate) fn command() -> Command {
+    command_in(&workspace_root())
+}
+
+/// That Cargo, started in `root`.
+pub(crate) fn command_in(root: &Path) -> Command {
     let mut command = Command::new(program());
-    command.current_dir(workspace_root());
+    command.current_dir(root);
     command
 }
 
@@ -107,7 +117,12 @@ pub(crate) fn has_nextest() -> bool {
 
 /// The crates of the workspace, by name.
 pub(crate) fn packages() -> anyhow::Result<Vec<Package>> {
-    let output = command()
+    packages_of(&workspace_root())
+}
+
+/// The crates of the workspace at `root`, by name.
+pub(crate) fn packages_of(root: &Path) -> anyhow::Result<Vec<Package>> {
+    let output = command_in(root)
         .args(["metadata", "--format-version", "1", "--no-deps"])
         .output()
         .context("cannot start `cargo metadata`")?;

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::cargo;
+use crate::api::Surface;
+use crate::cargo::{self, Package};
 use crate::tidy::Files;
 
 /// Options of `cargo xtask figures`.
@@ -15,6 +17,10 @@ pub(crate) struct Args {
     /// Another tree of the workspace; this one if none is named.
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
+    /// Also builds: the public names of each crate, and the time in which the crate compiles alone, with its
+    /// dependencies, from an empty folder.
+    #[arg(long)]
+    compile: bool,
 }
 
 /// Lines of a crate, by what they are.
@@ -40,7 +46,44 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for (name, places) in repeated(&files) {
         println!("  {name}: {}", places.len());
     }
+    if args.compile { compiled(&root) } else { Ok(()) }
+}
+
+/// Prints the public names of each crate and its compile time.
+fn compiled(root: &Path) -> anyhow::Result<()> {
+    println!("{:<14} {:>5} {:>7} {:>8}", "", "root", "public", "build");
+    for package in cargo::packages_of(root)?.iter().filter(|package| package.is_published_library())
+    {
+        let surface = Surface::of(root, package)?;
+        let seconds = compile_time(root, package)?.as_secs_f64();
+        let (name, at_root, all) = (&package.name, surface.root, surface.items.len());
+        println!("{name:<14} {at_root:>5} {all:>7} {seconds:>6.1} s");
+    }
     Ok(())
+}
+
+/// The time of `cargo build` of one crate into an empty folder, which is removed again.
+fn compile_time(root: &Path, package: &Package) -> anyhow::Result<Duration> {
+    let folder = cargo::target_folder_of(root).join("figures");
+    let clear = || match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    let clear = || clear().with_context(|| format!("cannot remove {}", folder.display()));
+    clear()?;
+    let start = Instant::now();
+    let status = cargo::command_in(root)
+        .args(["build", "--quiet", "--package", &package.name, "--target-dir"])
+        .arg(&folder)
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot start Cargo")?;
+    let elapsed = start.elapsed();
+    clear()?;
+    if !status.success() {
+        bail!("the build of {} failed ({status})", package.name);
+    }
+    Ok(elapsed)
 }
 
 const LEAST: [&str; 1] = ["--no-default-features"];
@@ -105,11 +148,10 @@ fn defined(line: &str) -> Option<&str> {
 
 /// Crates that are compiled for `name`, itself among them.
 fn tree_size(root: &Path, name: &str, args: &[&str]) -> anyhow::Result<usize> {
-    let output = Command::new(cargo::program())
+    let output = cargo::command_in(root)
         .args(["tree", "--package", name, "--edges", "normal,build", "--prefix", "none"])
         .args(["--format", "{p}"])
         .args(args)
-        .current_dir(root)
         .stdin(Stdio::null())
         .output()
         .context("cannot start `cargo tree`")?;
