@@ -168,7 +168,7 @@ impl BlockPool {
             return Pinned::default();
         }
         Pinned::counted(state, &self.shared, |state, pins| {
-            let at = |&block| BlockAt { block, location: state.blocks.location(block) };
+            let at = |&block| BlockAt::new(block, state.blocks.location(block));
             pins.extend(own.iter().map(at));
         })
     }
@@ -180,7 +180,7 @@ impl BlockPool {
         found: Found,
         partial: Option<(usize, Begin)>,
     ) -> (Claimed, Option<Partial>) {
-        let mut list = state.take_claims();
+        let mut list = state.spares.take_claims(&self.shared);
         let claims = &mut list.claims;
         let after = request.blocks.saturating_sub(found.matched);
         state.claim(Tier::Primary, found.tenant, found.far, claims);
@@ -196,12 +196,12 @@ impl BlockPool {
             }
             Some((candidate, Begin::Copy(block))) => {
                 state.claim(Tier::Primary, found.tenant, after, claims);
-                let at = BlockAt { block, location: state.blocks.location(block) };
-                let source = Pinned::one(state.take_token(&self.shared), at);
+                let at = BlockAt::new(block, state.blocks.location(block));
+                let source = Pinned::one(state.spares.take_single(&self.shared), at);
                 Some(Partial::Copy { candidate, source })
             }
         };
-        (Claimed::list(&self.shared, Tier::Primary, list), partial)
+        (Claimed::list(Tier::Primary, list), partial)
     }
 }
 

@@ -31,9 +31,9 @@ impl BlockPool {
         state.put(peeked, BlockPhase::Claimed);
         let location = state.blocks.location(peeked);
         let claim = Claim::new(peeked, location.id, evicted);
-        let token = state.take_token(&self.shared);
+        let hold = state.spares.take_single(&self.shared);
         drop(state);
-        Claimed::one(token, location.tier, claim)
+        Claimed::one(hold, location.tier, claim)
     }
 
     /// Finds a block and, if nobody has it pinned, takes it out of its queue; then counts the
@@ -60,8 +60,8 @@ impl BlockPool {
         };
         state.blocks.set_references(block, references);
         state.put(block, BlockPhase::Pinned);
-        let token = state.take_token(&self.shared);
+        let hold = state.spares.take_single(&self.shared);
         drop(state);
-        Some(Pinned::one(token, BlockAt { block, location }))
+        Some(Pinned::one(hold, BlockAt::new(block, location)))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::RecordId;
 use crate::blocks::Flag;
-use crate::hold::{BlockAt, Token, give_token_back};
+use crate::hold::{BlockAt, Hold, give_single_back};
 use crate::pool::Shared;
 use crate::state::{Claim, Move, Named, PoolState};
 use crate::sync::Arc;
@@ -59,15 +59,15 @@ pub struct Claimed {
 enum Own {
     #[default]
     Nothing,
-    /// The token becomes that of the pin.
-    One(Arc<Token>, Claim, Tier),
+    /// The hold becomes that of the pin.
+    One(Arc<Hold>, Claim, Tier),
     List(Box<ClaimList>),
 }
 
 /// Claims of one pool and tier.
 #[derive(Debug)]
 pub(crate) struct ClaimList {
-    pool: Option<Arc<Shared>>,
+    pool: Arc<Shared>,
     tier: Tier,
     /// # Invariants
     ///
@@ -78,30 +78,27 @@ pub(crate) struct ClaimList {
     offloads: usize,
 }
 
-impl Default for ClaimList {
-    fn default() -> Self {
-        Self { pool: None, tier: Tier::Primary, claims: Vec::new(), first: 0, offloads: 0 }
-    }
-}
-
 impl ClaimList {
+    pub(crate) fn new(pool: &Arc<Shared>) -> Box<Self> {
+        let pool = Arc::clone(pool);
+        Box::new(Self { pool, tier: Tier::Primary, claims: Vec::new(), first: 0, offloads: 0 })
+    }
+
     fn claims(&self) -> &[Claim] {
         &self.claims[self.first..]
     }
 
-    /// The pool, which this list forgets with its claims.
-    fn empty(&mut self) -> Option<Arc<Shared>> {
+    fn clear(&mut self) {
         self.claims.clear();
         (self.first, self.offloads) = (0, 0);
-        self.pool.take()
     }
 
     fn take_offload(&mut self) -> Option<Offload> {
         self.offloads = self.offloads.max(self.first);
         while let Some(claim) = self.claims.get_mut(self.offloads) {
             self.offloads += 1;
-            if claim.offload().is_some() {
-                return take_offload(self.pool.as_ref()?, claim);
+            if let Some(moved) = claim.offload() {
+                return Some(take_offload(&self.pool, claim, moved));
             }
         }
         None
@@ -119,13 +116,12 @@ pub struct Registered {
 
 impl Claimed {
     #[inline]
-    pub(crate) fn one(token: Arc<Token>, tier: Tier, claim: Claim) -> Self {
-        Self { blocks: Own::One(token, claim, tier) }
+    pub(crate) fn one(hold: Arc<Hold>, tier: Tier, claim: Claim) -> Self {
+        Self { blocks: Own::One(hold, claim, tier) }
     }
 
     /// The claims in `list`.
-    pub(crate) fn list(pool: &Arc<Shared>, tier: Tier, mut list: Box<ClaimList>) -> Self {
-        list.pool = Some(Arc::clone(pool));
+    pub(crate) fn list(tier: Tier, mut list: Box<ClaimList>) -> Self {
         list.tier = tier;
         Self { blocks: Own::List(list) }
     }
@@ -186,7 +182,10 @@ impl Claimed {
     pub fn take_offload(&mut self) -> Option<Offload> {
         match &mut self.blocks {
             Own::Nothing => None,
-            Own::One(token, claim, _) => take_offload(&token.pool, claim),
+            Own::One(hold, claim, _) => {
+                let moved = claim.offload()?;
+                Some(take_offload(&hold.pool, claim, moved))
+            }
             Own::List(list) => list.take_offload(),
         }
     }
@@ -198,7 +197,7 @@ impl Claimed {
         };
         let claim = *list.claims().first()?;
         list.first += 1;
-        Self::single(list, claim)
+        Some(Self::single(list, claim))
     }
 
     /// Takes the last block out of the list. Takes the lock if there are several.
@@ -208,13 +207,12 @@ impl Claimed {
         };
         let claim = *list.claims().last()?;
         list.claims.pop();
-        Self::single(list, claim)
+        Some(Self::single(list, claim))
     }
 
-    fn single(list: &ClaimList, claim: Claim) -> Option<Self> {
-        let pool = list.pool.as_ref()?;
-        let token = pool.state.lock().take_token(pool);
-        Some(Self::one(token, list.tier, claim))
+    fn single(list: &ClaimList, claim: Claim) -> Self {
+        let hold = list.pool.state.lock().spares.take_single(&list.pool);
+        Self::one(hold, list.tier, claim)
     }
 
     /// Takes the blocks from `at` on out of the list; none if there are fewer.
@@ -224,13 +222,13 @@ impl Claimed {
         }
         let Own::List(list) = &mut self.blocks else { return Self::default() };
         let at = list.first + at;
-        let Some(pool) = list.pool.as_ref().filter(|_| at < list.claims.len()) else {
+        if at >= list.claims.len() {
             return Self::default();
-        };
-        let mut rest = pool.state.lock().take_claims();
+        }
+        let mut rest = list.pool.state.lock().spares.take_claims(&list.pool);
         rest.claims.extend(list.claims.drain(at..));
         rest.offloads = list.offloads.saturating_sub(at);
-        Self::list(pool, list.tier, rest)
+        Self::list(list.tier, rest)
     }
 
     /// Adds blocks behind those that are there. Takes the lock. Lists of two pools or tiers are not
@@ -253,32 +251,33 @@ impl Claimed {
             return Err(more);
         }
         let mut state = pool.state.lock();
+        let spares = &mut state.spares;
         let mut list = match std::mem::take(&mut self.blocks) {
             Own::List(list) => list,
-            Own::One(token, claim, _) => {
-                let mut list = state.take_claims();
+            Own::One(hold, claim, _) => {
+                spares.keep_hold(hold);
+                let mut list = spares.take_claims(&pool);
                 list.claims.push(claim);
-                drop(state.keep_token(token));
                 list
             }
-            Own::Nothing => state.take_claims(),
+            Own::Nothing => spares.take_claims(&pool),
         };
         // Blocks may have left behind those that were looked at.
         list.offloads = list.offloads.min(list.claims.len());
         match std::mem::take(&mut more.blocks) {
             Own::List(mut behind) => {
                 list.claims.extend_from_slice(behind.claims());
-                drop(behind.empty());
-                state.keep_claims(behind);
+                behind.clear();
+                spares.keep_claims(behind);
             }
-            Own::One(token, claim, _) => {
+            Own::One(hold, claim, _) => {
                 list.claims.push(claim);
-                drop(state.keep_token(token));
+                spares.keep_hold(hold);
             }
             Own::Nothing => {}
         }
-        *self = Self::list(&pool, tier, list);
         drop(state);
+        *self = Self::list(tier, list);
         Ok(())
     }
 
@@ -303,18 +302,32 @@ impl Claimed {
         naming: impl Into<Naming>,
     ) -> Result<Pinned, RegisterError> {
         let naming = naming.into();
-        if let ([hash], Own::One(..)) = (hashes, &self.blocks) {
-            // Only this arm: the block is handed on.
-            let Own::One(token, claim, tier) = std::mem::take(&mut self.blocks) else {
-                unreachable!("it was one block")
-            };
-            let at = register_one(&token, claim, tier, *hash, &naming);
-            return Ok(Pinned::one(token, at));
+        // By value: a list whose address is nobody's stays in registers.
+        match (hashes, std::mem::take(&mut self.blocks)) {
+            ([hash], Own::One(hold, claim, tier)) => {
+                let at = register_one(&hold, claim, tier, *hash, &naming);
+                Ok(Pinned::one(hold, at))
+            }
+            (_, blocks) => {
+                let (rest, named) = Self { blocks }.register_list(hashes, &naming);
+                *self = rest;
+                named
+            }
         }
-        self.register_list(hashes, naming)
     }
 
+    /// Names the first blocks; the others, and what came of it.
+    #[inline(never)]
     fn register_list(
+        mut self,
+        hashes: &[BlockHash],
+        naming: &Naming,
+    ) -> (Self, Result<Pinned, RegisterError>) {
+        let named = self.register_first(hashes, *naming);
+        (self, named)
+    }
+
+    fn register_first(
         &mut self,
         hashes: &[BlockHash],
         naming: Naming,
@@ -324,9 +337,10 @@ impl Claimed {
             return Err(RegisterError::TooMany { names, blocks });
         }
         let Own::List(list) = &mut self.blocks else { return Ok(Pinned::default()) };
-        let Some(pool) = list.pool.as_ref().filter(|_| names > 0) else {
+        if names == 0 {
             return Ok(Pinned::default());
-        };
+        }
+        let pool = &list.pool;
         let mut state = pool.state.lock();
         let mut parent = naming.parent.and_then(|parent| state.find_parent(parent));
         let mut following = naming;
@@ -336,7 +350,7 @@ impl Claimed {
             state.warm(hashes);
             for (claim, &hash) in claims.iter().zip(hashes) {
                 let block = state.register_or_share(claim, tier, hash, parent, &following);
-                pins.push(BlockAt { block, location: state.blocks.location(block) });
+                pins.push(BlockAt::new(block, state.blocks.location(block)));
                 following.parent = Some(hash);
                 // A block without the name is not the one that the next is found after.
                 let named = state.blocks.is(block, Flag::NAMED);
@@ -381,7 +395,7 @@ impl Claimed {
             for (claim, &hash) in self.claims_mut().iter_mut().zip(hashes) {
                 let named = state.register_claim(claim, hash, parent, &following);
                 let (Named::New(block) | Named::Duplicate(block)) = named;
-                let at = BlockAt { block, location: state.blocks.location(block) };
+                let at = BlockAt::new(block, state.blocks.location(block));
                 if let Named::Duplicate(_) = named {
                     *claim = claim.without_offload();
                     existing = Some(at);
@@ -392,7 +406,7 @@ impl Claimed {
                 done += 1;
             }
         });
-        let existing = existing.map(|at| Pinned::one(state.take_token(&pool), at));
+        let existing = existing.map(|at| Pinned::one(state.spares.take_single(&pool), at));
         let spare = match &mut self.blocks {
             Own::List(list) => {
                 list.first += done;
@@ -401,8 +415,8 @@ impl Claimed {
             blocks if done > 0 => Some(std::mem::take(blocks)),
             _ => None,
         };
-        if let Some(Own::One(token, ..)) = spare {
-            drop(state.keep_token(token));
+        if let Some(Own::One(hold, ..)) = spare {
+            state.spares.keep_hold(hold);
         }
         drop(state);
         Ok(Registered { named, existing })
@@ -420,23 +434,26 @@ impl Claimed {
         naming: impl Into<Naming>,
     ) -> Result<usize, RegisterError> {
         let naming = naming.into();
-        if let ([hash], Own::One(..)) = (hashes, &self.blocks)
-            && let Own::One(token, claim, _) = std::mem::take(&mut self.blocks)
-        {
-            let mut named = false;
-            give_token_back(token, |state| named = state.cache_claim(&claim, *hash, &naming));
-            return Ok(usize::from(named));
+        match (hashes, std::mem::take(&mut self.blocks)) {
+            ([hash], Own::One(hold, claim, _)) => {
+                Ok(usize::from(cache_one(hold, claim, *hash, &naming)))
+            }
+            (_, blocks) => Self { blocks }.cache_list(hashes, &naming),
         }
+    }
+
+    #[inline(never)]
+    fn cache_list(self, hashes: &[BlockHash], naming: &Naming) -> Result<usize, RegisterError> {
         let own = self.records().take(hashes.len()).collect::<Vec<_>>();
-        let pins = self.register_list(hashes, naming)?;
-        Ok(pins.records().zip(own).filter(|(pinned, own)| pinned == own).count())
+        let (_rest, pins) = self.register_list(hashes, naming);
+        Ok(pins?.records().zip(own).filter(|(pinned, own)| pinned == own).count())
     }
 
     pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
         match &self.blocks {
             Own::Nothing => None,
-            Own::One(token, ..) => Some(&token.pool),
-            Own::List(list) => list.pool.as_ref(),
+            Own::One(hold, ..) => Some(&hold.pool),
+            Own::List(list) => Some(&list.pool),
         }
     }
 
@@ -476,9 +493,9 @@ impl Claimed {
             }
             Own::One(_, claim, _) => {
                 if take(state, claim.block())
-                    && let Own::One(token, ..) = std::mem::take(&mut self.blocks)
+                    && let Own::One(hold, ..) = std::mem::take(&mut self.blocks)
                 {
-                    drop(state.keep_token(token));
+                    state.spares.keep_hold(hold);
                 }
             }
         }
@@ -494,11 +511,11 @@ impl IntoIterator for Claimed {
         let Own::List(list) = &mut self.blocks else {
             return if self.is_empty() { Vec::new() } else { vec![self] }.into_iter();
         };
-        let Some(pool) = &list.pool else { return Vec::new().into_iter() };
+        let pool = &list.pool;
         let mut singles = Vec::with_capacity(list.claims().len());
         let mut state = pool.state.lock();
         for &claim in list.claims() {
-            singles.push(Self::one(state.take_token(pool), list.tier, claim));
+            singles.push(Self::one(state.spares.take_single(pool), list.tier, claim));
         }
         drop(state);
         list.first = list.claims.len();
@@ -511,39 +528,51 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         match std::mem::take(&mut self.blocks) {
             Own::Nothing => {}
-            Own::One(token, claim, _) => {
-                give_token_back(token, |state| state.release_claim(&claim))
-            }
+            Own::One(hold, claim, _) => release_one(hold, claim),
             Own::List(list) => give_list_back(list),
         }
     }
 }
 
 fn give_list_back(mut list: Box<ClaimList>) {
-    let Some(pool) = list.pool.take() else { return };
+    // While it is locked, the pool is this function's, wherever the list goes.
+    let pool = Arc::clone(&list.pool);
     let mut state = pool.state.lock();
     // The first one is the next to be claimed.
     for claim in list.claims().iter().rev() {
         state.release_claim(claim);
     }
-    drop(list.empty());
-    state.keep_claims(list);
+    list.clear();
+    state.spares.keep_claims(list);
+}
+
+#[inline(never)]
+fn release_one(hold: Arc<Hold>, claim: Claim) {
+    give_single_back(hold, |state| state.release_claim(&claim));
 }
 
 /// Names a claimed block, or changes over to the one that has the name. The block that the pin is of,
 /// with its reference counted.
 #[inline(never)]
 fn register_one(
-    token: &Arc<Token>,
+    hold: &Arc<Hold>,
     claim: Claim,
     tier: Tier,
     hash: BlockHash,
     naming: &Naming,
 ) -> BlockAt {
-    let mut state = token.pool.state.lock();
+    let mut state = hold.pool.state.lock();
     let parent = naming.parent.and_then(|parent| state.find_parent(parent));
     let block = state.register_or_share(&claim, tier, hash, parent, naming);
-    BlockAt { block, location: state.blocks.location(block) }
+    BlockAt::new(block, state.blocks.location(block))
+}
+
+/// Names a claimed block and releases it; whether it has the name.
+#[inline(never)]
+fn cache_one(hold: Arc<Hold>, claim: Claim, hash: BlockHash, naming: &Naming) -> bool {
+    let mut named = false;
+    give_single_back(hold, |state| named = state.cache_claim(&claim, hash, naming));
+    named
 }
 
 impl PoolState {
@@ -612,10 +641,9 @@ impl PoolState {
     }
 }
 
-fn take_offload(pool: &Arc<Shared>, claim: &mut Claim) -> Option<Offload> {
-    let moved = claim.offload()?;
+fn take_offload(pool: &Arc<Shared>, claim: &mut Claim, moved: Move) -> Offload {
     *claim = claim.without_offload();
-    Some(Offload { pool: Some(Arc::clone(pool)), moved })
+    Offload { pool: Some(Arc::clone(pool)), moved }
 }
 
 /// Evicted content on its way from a primary slot to a secondary one.

@@ -5,48 +5,71 @@
 //! one atomic addition each, without a lock and without touching the pool. Only the last owner takes
 //! the lock, and then all blocks are given back in one step (H9).
 //!
-//! Both are used again. A token, which stands for one block, owns the pool also while it is spare: it
-//! goes from the pool to a claim, to a pin and back without a count being touched.
+//! Holds are used again. A spare one owns the pool, too: it goes from the pool to a claim, to a pin
+//! and back without a count being touched.
+
+use std::fmt;
+use std::num::NonZeroU64;
 
 use crate::pool::Shared;
 use crate::state::PoolState;
 use crate::sync::{Arc, into_inner, is_sole};
-use crate::{Location, RecordId};
+use crate::{BlockId, Location, RecordId, Tier};
 
 /// A block, and where its content lies for as long as it is pinned.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct BlockAt {
-    pub(crate) block: RecordId,
-    pub(crate) location: Location,
+///
+/// One word, so that a list of one is handed on in two registers: the record's number, the tier, and
+/// the block id counted from 1. Numbers and ids are below [`BLOCKS_MAX`](crate::BLOCKS_MAX), 2^31 - 1.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(crate) struct BlockAt(NonZeroU64);
+
+impl BlockAt {
+    const TIER_SHIFT: u32 = 31;
+    const ID_SHIFT: u32 = 33;
+    /// Added to a word of zeros: the block id 0, counted from 1.
+    const FIRST_ID: NonZeroU64 = NonZeroU64::new(1 << Self::ID_SHIFT).unwrap();
+
+    #[inline]
+    pub(crate) fn new(block: RecordId, location: Location) -> Self {
+        let word = u64::from(block.0)
+            | (location.tier.index() as u64) << Self::TIER_SHIFT
+            | u64::from(location.id.0) << Self::ID_SHIFT;
+        Self(Self::FIRST_ID.saturating_add(word))
+    }
+
+    #[inline]
+    pub(crate) fn block(self) -> RecordId {
+        RecordId(self.0.get() as u32 & (u32::MAX >> 1))
+    }
+
+    #[inline]
+    pub(crate) fn location(self) -> Location {
+        let tier = Tier::from_bits((self.0.get() >> Self::TIER_SHIFT) as u32);
+        Location { tier, id: BlockId((self.0.get() >> Self::ID_SHIFT) as u32 - 1) }
+    }
 }
 
+impl fmt::Debug for BlockAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BlockAt").field(&self.block()).field(&self.location()).finish()
+    }
+}
+
+/// A count of owners, by which they reach the pool.
+///
 /// # Invariants
 ///
-/// With a pool, one reference to each of `blocks` is counted there. Without one, there are none.
-#[derive(Debug, Default)]
+/// One reference to each of `blocks` is counted in the pool. There are none while the hold is spare, or
+/// stands for one block that its owners name.
+#[derive(Debug)]
 pub(crate) struct Hold {
-    pool: Option<Arc<Shared>>,
+    pub(crate) pool: Arc<Shared>,
     pub(crate) blocks: Vec<BlockAt>,
 }
 
-/// A count of owners of one block's reference, by which they reach the pool.
-#[derive(Debug)]
-pub(crate) struct Token {
-    pub(crate) pool: Arc<Shared>,
-}
-
 impl Hold {
-    pub(crate) fn capacity(&self) -> usize {
-        self.blocks.capacity()
-    }
-
-    pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
-        self.pool.as_ref()
-    }
-
-    /// The pool, which this hold forgets. The references are the caller's to give back.
-    pub(crate) fn take_pool(&mut self) -> Option<Arc<Shared>> {
-        self.pool.take()
+    pub(crate) fn new(pool: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { pool: Arc::clone(pool), blocks: Vec::new() })
     }
 
     /// Gives the references back, the last one first.
@@ -56,29 +79,7 @@ impl Hold {
     }
 }
 
-/// Fills a hold that nobody else has. `fill` is given the list, which is empty, and counts a
-/// reference for every block that it puts there.
-pub(crate) fn fill(
-    mut hold: Arc<Hold>,
-    pool: Arc<Shared>,
-    fill: impl FnOnce(&mut Vec<BlockAt>),
-) -> Arc<Hold> {
-    match Arc::get_mut(&mut hold) {
-        Some(own) => {
-            own.pool = Some(pool);
-            fill(&mut own.blocks);
-            hold
-        }
-        // Spare holds have no other owner, so this does not happen.
-        None => {
-            let mut own = Hold { pool: Some(pool), blocks: Vec::new() };
-            fill(&mut own.blocks);
-            Arc::new(own)
-        }
-    }
-}
-
-/// Drops one owner of a hold, and gives the blocks back if it was the last.
+/// Drops one owner of a list of blocks, and gives the blocks back if it was the last.
 #[inline]
 pub(crate) fn let_go(hold: Arc<Hold>) {
     // If another owner goes at the same time, whoever is last does it in `Hold::drop`.
@@ -88,38 +89,59 @@ pub(crate) fn let_go(hold: Arc<Hold>) {
 }
 
 fn give_back(mut hold: Arc<Hold>) {
+    // While it is locked, the pool is this function's, wherever the hold goes.
+    let pool = Arc::clone(&hold.pool);
     let Some(own) = Arc::get_mut(&mut hold) else { return };
-    let Some(pool) = own.pool.take() else { return };
     let mut state = pool.state.lock();
     own.give_back(&mut state);
-    state.keep_hold(hold);
+    state.spares.keep_hold(hold);
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let Some(pool) = self.pool.take() else { return };
+        // Spare ones go while the lock is held.
+        if self.blocks.is_empty() {
+            return;
+        }
+        let pool = Arc::clone(&self.pool);
         self.give_back(&mut pool.state.lock());
     }
 }
 
-/// Drops one owner of a token, and gives the block back if it was the last.
+/// Drops one owner of one block, and gives the block back if it was the last.
 #[inline]
-pub(crate) fn unpin(token: Arc<Token>, block: RecordId) {
-    if is_sole(&token) {
-        give_token_back(token, |state| state.unpin(block));
-    } else if let Some(Token { pool }) = into_inner(token) {
+pub(crate) fn unpin(hold: Arc<Hold>, block: RecordId) {
+    if is_sole(&hold) {
+        give_single_back(hold, |state| state.unpin(block));
+    } else if let Some(hold) = into_inner(hold) {
         // Another owner went at the same time.
-        pool.state.lock().unpin(block);
+        hold.pool.state.lock().unpin(block);
     }
 }
 
-/// Does the last of what the token was for, and keeps it for the next user.
-pub(crate) fn give_token_back(token: Arc<Token>, last: impl FnOnce(&mut PoolState)) {
-    // While it is locked, the pool is this function's, wherever the token goes.
-    let pool = Arc::clone(&token.pool);
+/// Does the last of what a hold of one block was for, and keeps it for the next user.
+pub(crate) fn give_single_back(hold: Arc<Hold>, last: impl FnOnce(&mut PoolState)) {
+    // While it is locked, the pool is this function's, wherever the hold goes.
+    let pool = Arc::clone(&hold.pool);
     let mut state = pool.state.lock();
     last(&mut state);
-    let left = state.keep_token(token);
-    drop(state);
-    drop(left);
+    state.spares.keep_hold(hold);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BLOCKS_MAX;
+
+    #[test]
+    fn a_block_and_its_place_come_back_from_their_word() {
+        let last = (BLOCKS_MAX - 1) as u32;
+        for (block, id) in [(0, 0), (0, last), (last, 0), (last, last), (5, 9)] {
+            for tier in Tier::ALL {
+                let location = Location { tier, id: BlockId(id) };
+                let at = BlockAt::new(RecordId(block), location);
+                assert_eq!((at.block(), at.location()), (RecordId(block), location));
+            }
+        }
+    }
 }

@@ -70,7 +70,7 @@ impl Index {
     /// The block that bears the name.
     #[inline]
     pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<RecordId> {
-        self.get_or_mixed(blocks, hash).ok()
+        self.search(blocks, hash, mix(hash))
     }
 
     /// The block that bears the name, or what [`insert_new`](Self::insert_new) needs to know of it.

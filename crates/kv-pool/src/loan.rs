@@ -70,12 +70,12 @@ impl BlockPool {
             // Before the first pin: the clock is the caller's, and may panic.
             deadline.get_or_insert_with(|| state.watch.now().saturating_add(duration));
             state.pin(block);
-            blocks.push(BlockAt { block, location });
+            blocks.push(BlockAt::new(block, location));
         }
         let deadline = deadline?;
         let loans = &mut state.loans;
         let id = LoanId::next().0;
-        let locations = blocks.iter().map(|at: &BlockAt| at.location).collect();
+        let locations = blocks.iter().map(|at: &BlockAt| at.location()).collect();
         loans.open.insert(id, (nanos(deadline), blocks));
         loans.by_deadline.insert((nanos(deadline), id));
         Some(Loan { id: LoanId(id), blocks: locations, deadline })
@@ -91,7 +91,7 @@ impl BlockPool {
         let Some((deadline, blocks)) = ended else { return Err(LoanError::Unknown { loan: id }) };
         state.loans.by_deadline.remove(&(deadline, id.0));
         for at in blocks.iter().rev() {
-            state.unpin(at.block);
+            state.unpin(at.block());
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ impl BlockPool {
             state.loans.by_deadline.remove(&(deadline, id));
             let blocks = state.loans.open.remove(&id).map_or_else(Vec::new, |(_, blocks)| blocks);
             for at in blocks.iter().rev() {
-                state.unpin(at.block);
+                state.unpin(at.block());
             }
             ended.push(LoanId(id));
         }

@@ -2,6 +2,7 @@
 
 use crate::RecordId;
 use crate::blocks::Flag;
+use crate::hold::BlockAt;
 use crate::state::PoolState;
 use crate::{BlockPool, Claimed, Location, OnboardError, Pinned};
 
@@ -60,18 +61,19 @@ impl Onboard {
         let Some(pool) = pinned.pool().cloned() else { return Onboarded { pinned, copies } };
         let tier = copies.tier();
         let mut state = pool.state.lock();
-        let ups = pinned.blocks().iter().filter(|at| tier < at.location.tier).count();
+        let ups = pinned.blocks().iter().filter(|at| tier < at.location().tier).count();
         state.counters.onboarded += ups as u64;
         // A clone of this list counts like any other's.
         if let Some(blocks) = pinned.sole_blocks() {
             let mut blocks = blocks.iter_mut();
             copies.hand_over(&mut state, |state, target| {
                 let Some(at) = blocks.next() else { return false };
-                let alone = state.blocks.references(at.block) == 1;
+                let block = at.block();
+                let alone = state.blocks.references(block) == 1;
                 if alone {
-                    state.counters.offloaded += u64::from(tier > at.location.tier);
-                    move_to(state, at.block, target);
-                    at.location = state.blocks.location(at.block);
+                    state.counters.offloaded += u64::from(tier > at.location().tier);
+                    move_to(state, block, target);
+                    *at = BlockAt::new(block, state.blocks.location(block));
                 }
                 alone
             });

@@ -1,6 +1,6 @@
 //! Pinned blocks: references to cached content that keep it where it is.
 
-use crate::hold::{BlockAt, Hold, Token, fill, let_go, unpin};
+use crate::hold::{BlockAt, Hold, let_go, unpin};
 use crate::pool::Shared;
 use crate::state::PoolState;
 use crate::sync::{Arc, into_inner, is_sole};
@@ -14,45 +14,46 @@ use crate::{BlockHash, BlockId, BlockPool, Location, RecordId};
 /// last to first in one step, so that the tail of a prefix is evicted before its head.
 #[derive(Clone, Debug, Default)]
 pub struct Pinned {
-    held: Held,
-}
-
-#[derive(Clone, Debug, Default)]
-enum Held {
-    #[default]
-    Nothing,
-    /// The location was read in the same hold of the lock in which the reference was counted, and stays
-    /// true as long as it is.
-    One(Arc<Token>, BlockAt),
-    List(Arc<Hold>),
+    /// `None` for no blocks.
+    hold: Option<Arc<Hold>>,
+    /// The only block, if the list was made as one of one; the hold has no blocks then. Its location was
+    /// read in the same hold of the lock in which the reference was counted, and stays true as long as it
+    /// is.
+    one: Option<BlockAt>,
 }
 
 impl Pinned {
     /// A list of one, for a reference that has been counted.
     #[inline]
-    pub(crate) fn one(token: Arc<Token>, at: BlockAt) -> Self {
-        Self { held: Held::One(token, at) }
+    pub(crate) fn one(hold: Arc<Hold>, at: BlockAt) -> Self {
+        Self { hold: Some(hold), one: Some(at) }
     }
 
     /// A list of references that `pin` counts.
+    #[inline]
     pub(crate) fn counted(
         state: &mut PoolState,
         pool: &Arc<Shared>,
         pin: impl FnOnce(&mut PoolState, &mut Vec<BlockAt>),
     ) -> Self {
-        let spare = state.take_hold();
-        let hold = fill(spare, Arc::clone(pool), |blocks| pin(state, blocks));
-        Self { held: Held::List(hold) }
+        let mut hold = state.spares.take_hold(pool);
+        match Arc::get_mut(&mut hold) {
+            Some(own) => pin(state, &mut own.blocks),
+            None => unreachable!("a spare hold has no other owner"),
+        }
+        Self { hold: Some(hold), one: None }
     }
 
     /// How many blocks there are.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.blocks().len()
     }
 
     /// Whether there are none.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.blocks().is_empty()
     }
@@ -65,12 +66,12 @@ impl Pinned {
 
     /// The tier and the block id of each block, which stay as they are while this list lives.
     pub fn locations(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = Location> + '_ {
-        self.blocks().iter().map(|at| at.location)
+        self.blocks().iter().map(|at| at.location())
     }
 
     /// The pool's records of the blocks, as policies, events and snapshots name them.
     pub fn records(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = RecordId> + '_ {
-        self.blocks().iter().map(|at| at.block)
+        self.blocks().iter().map(|at| at.block())
     }
 
     /// The name of block `index`; `None` if it was [removed](BlockPool::remove) from the index, or if
@@ -78,7 +79,7 @@ impl Pinned {
     #[must_use]
     pub fn hash(&self, index: usize) -> Option<BlockHash> {
         let at = self.blocks().get(index)?;
-        self.pool()?.state.lock().blocks.name(at.block)
+        self.pool()?.state.lock().blocks.name(at.block())
     }
 
     /// A list of block `index` alone, which outlives this one. Takes the lock; `None` if there is no
@@ -87,10 +88,10 @@ impl Pinned {
     pub fn pin(&self, index: usize) -> Option<Self> {
         let (at, pool) = (*self.blocks().get(index)?, self.pool()?);
         let mut state = pool.state.lock();
-        state.pin(at.block);
-        let token = state.take_token(pool);
+        state.pin(at.block());
+        let hold = state.spares.take_single(pool);
         drop(state);
-        Some(Self::one(token, at))
+        Some(Self::one(hold, at))
     }
 
     /// Adds blocks behind those that are there. A list that has clones is given references of its own
@@ -127,7 +128,7 @@ impl Pinned {
         let Some(own) = self.own_list() else { return };
         let mut state = pool.state.lock();
         for at in own.drain(len..).rev() {
-            state.unpin(at.block);
+            state.unpin(at.block());
         }
     }
 
@@ -148,33 +149,39 @@ impl Pinned {
         Self::counted(&mut state, &pool, |_, blocks| blocks.extend(own.drain(at..)))
     }
 
+    #[inline]
     pub(crate) fn blocks(&self) -> &[BlockAt] {
-        match &self.held {
-            Held::Nothing => &[],
-            Held::One(_, at) => std::slice::from_ref(at),
-            Held::List(hold) => &hold.blocks,
+        match (&self.one, &self.hold) {
+            (Some(at), _) => std::slice::from_ref(at),
+            (None, Some(hold)) => &hold.blocks,
+            (None, None) => &[],
         }
     }
 
     /// The blocks, if this list has no clones. Nobody can make one while it is borrowed mutably.
     pub(crate) fn sole_blocks(&mut self) -> Option<&mut [BlockAt]> {
-        match &mut self.held {
-            Held::One(token, at) if is_sole(token) => Some(std::slice::from_mut(at)),
-            Held::List(hold) => Arc::get_mut(hold).map(|own| &mut own.blocks[..]),
-            Held::Nothing | Held::One(..) => None,
+        let own = Arc::get_mut(self.hold.as_mut()?)?;
+        match &mut self.one {
+            Some(at) => Some(std::slice::from_mut(at)),
+            None => Some(&mut own.blocks),
         }
     }
 
     pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {
-        match &self.held {
-            Held::Nothing => None,
-            Held::One(token, _) => Some(&token.pool),
-            Held::List(hold) => hold.pool(),
-        }
+        self.hold.as_ref().map(|hold| &hold.pool)
     }
 
     pub(crate) fn belongs_to(&self, pool: &BlockPool) -> bool {
         self.pool().is_some_and(|own| pool.is(own))
+    }
+
+    /// Gives the blocks back, whose hold has no other owner.
+    fn give_back_to(&self, state: &mut PoolState, hold: Option<&mut Hold>) {
+        match (self.one, hold) {
+            (Some(at), Some(_)) => state.unpin(at.block()),
+            (None, Some(own)) => own.give_back(state),
+            (_, None) => {}
+        }
     }
 
     fn same_pool(&self, other: &Self) -> bool {
@@ -186,9 +193,9 @@ impl Pinned {
 
     /// The list that [`make_own`](Self::make_own) has made.
     fn own_list(&mut self) -> Option<&mut Vec<BlockAt>> {
-        match &mut self.held {
-            Held::List(hold) => Arc::get_mut(hold).map(|own| &mut own.blocks),
-            _ => None,
+        match self.one {
+            Some(_) => None,
+            None => Arc::get_mut(self.hold.as_mut()?).map(|own| &mut own.blocks),
         }
     }
 
@@ -201,7 +208,7 @@ impl Pinned {
         let mut state = pool.state.lock();
         let own = Self::counted(&mut state, &pool, |state, blocks| {
             for at in self.blocks() {
-                state.pin(at.block);
+                state.pin(at.block());
                 blocks.push(*at);
             }
         });
@@ -217,7 +224,7 @@ impl IntoIterator for Pinned {
     /// Takes the list apart into lists of one, in one step. A list that has clones is given references of
     /// its own first.
     fn into_iter(mut self) -> Self::IntoIter {
-        if matches!(&self.held, Held::One(token, _) if is_sole(token)) {
+        if self.one.is_some() && self.hold.as_ref().is_some_and(is_sole) {
             return vec![self].into_iter();
         }
         let Some(pool) = self.pool().cloned() else { return Vec::new().into_iter() };
@@ -226,7 +233,7 @@ impl IntoIterator for Pinned {
         let mut pins = Vec::with_capacity(own.len());
         let mut state = pool.state.lock();
         for at in own.drain(..) {
-            pins.push(Self::one(state.take_token(&pool), at));
+            pins.push(Self::one(state.spares.take_single(&pool), at));
         }
         drop(state);
         pins.into_iter()
@@ -236,10 +243,10 @@ impl IntoIterator for Pinned {
 impl Drop for Pinned {
     #[inline]
     fn drop(&mut self) {
-        match std::mem::take(&mut self.held) {
-            Held::Nothing => {}
-            Held::One(token, at) => unpin(token, at.block),
-            Held::List(hold) => let_go(hold),
+        match (self.hold.take(), self.one) {
+            (None, _) => {}
+            (Some(hold), Some(at)) => unpin(hold, at.block()),
+            (Some(hold), None) => let_go(hold),
         }
     }
 }
@@ -252,33 +259,18 @@ pub(crate) fn release_in_order(pool: &BlockPool, mut lists: Vec<Pinned>) {
         if !list.belongs_to(pool) {
             continue;
         }
-        match std::mem::take(&mut list.held) {
-            Held::One(token, at) if is_sole(&token) => {
-                state.unpin(at.block);
-                // A pool that has a handle keeps it.
-                drop(state.keep_token(token));
-            }
-            Held::One(token, at) => {
-                if into_inner(token).is_some() {
-                    state.unpin(at.block);
-                }
-            }
-            Held::List(mut hold) => match Arc::get_mut(&mut hold) {
-                Some(own) => {
-                    drop(own.take_pool());
-                    own.give_back(&mut state);
-                    state.keep_hold(hold);
-                }
-                None => {
-                    if let Some(mut own) = into_inner(hold) {
-                        drop(own.take_pool());
-                        own.give_back(&mut state);
-                    }
-                }
-            },
-            Held::Nothing => {}
+        let Some(mut hold) = list.hold.take() else { continue };
+        if is_sole(&hold) {
+            list.give_back_to(&mut state, Arc::get_mut(&mut hold));
+            state.spares.keep_hold(hold);
+        } else {
+            list.give_back_to(&mut state, into_inner(hold).as_mut());
         }
     }
     drop(state);
     lists.into_iter().rev().for_each(drop);
 }
+
+/// A lookup's outcome goes back to the caller in two registers.
+#[cfg(not(any(loom, shuttle)))]
+const _: () = assert!(size_of::<Pinned>() == 2 * size_of::<usize>());

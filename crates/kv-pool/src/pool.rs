@@ -3,16 +3,17 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::hold::{BlockAt, Token};
+use crate::blocks::Flag;
+use crate::hold::{BlockAt, Hold};
 use crate::integrity;
 use crate::pin::release_in_order;
 use crate::state::{Claim, PoolState};
 use crate::stats::{EvictionAges, PoolStats};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::tenants::Tenant;
 use crate::{
     BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, GrowError, IntegrityError,
-    Pinned, PoolConfig, Retention, TenantId, Tier,
+    Pinned, PoolConfig, RecordId, Retention, TenantId, Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -38,13 +39,13 @@ pub(crate) struct Shared {
     primary_blocks: u64,
 }
 
-/// Counts the handles of a pool. Spare tokens lie in the pool and own it, so it would outlive its
+/// Counts the handles of a pool. Spare holds and lists lie in the pool and own it, so it would outlive its
 /// users: with the last handle they go.
 struct Handles(Arc<Shared>);
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        let spare = self.0.state.lock().close();
+        let spare = self.0.state.lock().spares.close();
         drop(spare);
     }
 }
@@ -111,9 +112,32 @@ impl BlockPool {
         let mut state = self.shared.state.lock();
         state.counters.lookups += hashes.len() as u64;
         let Some(&first) = hashes.first() else { return Pinned::default() };
-        if state.bearer(first).is_none() {
+        let Some(block) = state.bearer(first) else {
             state.note_miss(first);
             return Pinned::default();
+        };
+        self.pin_found(state, hashes, block)
+    }
+
+    /// Pins a prefix that begins with `block`. Not inlined: a lookup that finds nothing is to do nothing
+    /// for it.
+    #[inline(never)]
+    fn pin_found(
+        &self,
+        mut state: MutexGuard<'_, PoolState>,
+        hashes: &[BlockHash],
+        block: RecordId,
+    ) -> Pinned {
+        if let [hash] = hashes {
+            if !state.blocks.is(block, Flag::NAMED) || !state.may_use(block) {
+                state.note_miss(*hash);
+                return Pinned::default();
+            }
+            state.note_use(block, true);
+            state.pin(block);
+            state.counters.hits += 1;
+            let at = BlockAt::new(block, state.blocks.location(block));
+            return Pinned::one(state.spares.take_single(&self.shared), at);
         }
         let pins = Pinned::counted(&mut state, &self.shared, |state, pins| {
             pins.reserve(hashes.len());
@@ -134,9 +158,9 @@ impl BlockPool {
             return None;
         }
         state.pin(block);
-        let token = state.take_token(&self.shared);
+        let hold = state.spares.take_single(&self.shared);
         drop(state);
-        Some(Pinned::one(token, BlockAt { block, location }))
+        Some(Pinned::one(hold, BlockAt::new(block, location)))
     }
 
     /// Finds `count` primary blocks that nobody uses and takes them, in one step: all or none.
@@ -176,12 +200,12 @@ impl BlockPool {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             state.sabotage.next_caller();
             let Some(claim) = claim else { return Err(state.exhausted(tier, 1)) };
-            let token = state.take_token(&self.shared);
-            return Ok(Claimed::one(token, tier, claim));
+            let hold = state.spares.take_single(&self.shared);
+            return Ok(Claimed::one(hold, tier, claim));
         }
-        let claims = state.claim_list(tier, by, count);
+        let claims = state.claim_list(&self.shared, tier, by, count);
         drop(state);
-        Ok(Claimed::list(&self.shared, tier, claims))
+        Ok(Claimed::list(tier, claims))
     }
 
     /// Finds one primary block that nobody uses and takes it, in one step: as
@@ -193,15 +217,15 @@ impl BlockPool {
     pub fn claim_one(&self) -> Result<Claimed, ClaimError> {
         let mut outcome = Err(ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
         let claim = self.claim_one_with(&mut outcome);
-        let token = outcome?;
-        let Some(claim) = claim else { unreachable!("a token is for a claim") };
-        Ok(Claimed::one(token, Tier::Primary, claim))
+        let hold = outcome?;
+        let Some(claim) = claim else { unreachable!("a hold is for a claim") };
+        Ok(Claimed::one(hold, Tier::Primary, claim))
     }
 
-    /// A block, with a token for it or the reason that there is none; what does not fit into registers
+    /// A block, with a hold for it or the reason that there is none; what does not fit into registers
     /// is written apart.
     #[inline(never)]
-    fn claim_one_with(&self, outcome: &mut Result<Arc<Token>, ClaimError>) -> Option<Claim> {
+    fn claim_one_with(&self, outcome: &mut Result<Arc<Hold>, ClaimError>) -> Option<Claim> {
         let mut state = self.shared.state.lock();
         if let Err(error) = state.check_claimable(Tier::Primary, Tenant::NOBODY, 1) {
             *outcome = Err(error);
@@ -211,7 +235,7 @@ impl BlockPool {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         *outcome = match claim {
-            Some(_) => Ok(state.take_token(&self.shared)),
+            Some(_) => Ok(state.spares.take_single(&self.shared)),
             None => Err(state.exhausted(Tier::Primary, 1)),
         };
         claim
@@ -227,7 +251,7 @@ impl BlockPool {
         let retention = retention.into();
         let mut state = self.shared.state.lock();
         for at in pins.blocks() {
-            state.set_retention(at.block, retention);
+            state.set_retention(at.block(), retention);
         }
     }
 

@@ -140,25 +140,22 @@ impl ShardedPool {
             let retiring = states.iter().map(|state| state.tier(TIER).retiring()).sum();
             return Err(ClaimError::Exhausted { requested: count, claimable, retiring });
         }
-        let own = states[home].claim_list(TIER, BY, count.min(most[home]));
+        let own =
+            states[home].claim_list(&self.shards[home].shared, TIER, BY, count.min(most[home]));
         let mut lenders: Vec<_> = (0..most.len()).filter(|&at| at != home).collect();
         lenders.sort_by_key(|&at| Reverse(most[at]));
-        let (mut missing, mut lists) = (count - own.claims.len(), vec![(home, own)]);
+        let (mut missing, mut lists) = (count - own.claims.len(), vec![own]);
         for at in lenders {
             let part = missing.min(most[at]);
             if part == 0 {
                 break;
             }
             missing -= part;
-            lists.push((at, states[at].claim_list(TIER, BY, part)));
+            lists.push(states[at].claim_list(&self.shards[at].shared, TIER, BY, part));
         }
         // A list that is dropped takes its shard's lock.
         drop(states);
-        let list = |(at, claims)| {
-            let shard: &BlockPool = &self.shards[at];
-            Claimed::list(&shard.shared, TIER, claims)
-        };
-        Ok(lists.into_iter().map(list).collect())
+        Ok(lists.into_iter().map(|list| Claimed::list(TIER, list)).collect())
     }
 
     /// [`BlockPool::add_primary_slots`] of the slots below `upto`.

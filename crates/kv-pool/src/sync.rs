@@ -7,11 +7,13 @@
 mod checked;
 
 #[cfg(any(loom, shuttle))]
-pub(crate) use checked::{Arc, Mutex};
+pub(crate) use checked::{Arc, Mutex, MutexGuard};
 #[cfg(any(loom, shuttle))]
 use checked::{Ordering, fence};
 #[cfg(not(any(loom, shuttle)))]
 mod patient;
+#[cfg(not(any(loom, shuttle)))]
+pub(crate) use parking_lot::MutexGuard;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use patient::Mutex;
 #[cfg(not(any(loom, shuttle)))]

@@ -135,6 +135,7 @@ fn a_lookup_finds_what_its_owner_may_hold() {
     assert_eq!(pool.match_prefix(&names(0..8)).len(), 4);
     assert!(pool.find_and_pin(name(4), Tier::Primary).is_none());
     assert!(pool.match_prefix(&names(4..6)).is_empty());
+    assert!(pool.match_prefix(&names(4..5)).is_empty());
     assert!(pool.lend(&names(4..6), Tier::Primary, Duration::ZERO).is_none());
     assert_eq!(pool.claim_for(theirs, 4).unwrap().len(), 4);
     drop(found);

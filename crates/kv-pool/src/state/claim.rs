@@ -4,7 +4,9 @@ use std::num::NonZeroU64;
 
 use crate::blocks::{BlockPhase, Flag};
 use crate::claim::ClaimList;
+use crate::pool::Shared;
 use crate::state::{PoolState, Turn};
+use crate::sync::Arc;
 use crate::tenants::Tenant;
 use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 
@@ -124,8 +126,14 @@ impl PoolState {
     }
 
     /// The same, as all that one caller claims, in a list of its own.
-    pub(crate) fn claim_list(&mut self, tier: Tier, by: Tenant, count: usize) -> Box<ClaimList> {
-        let mut list = self.take_claims();
+    pub(crate) fn claim_list(
+        &mut self,
+        pool: &Arc<Shared>,
+        tier: Tier,
+        by: Tenant,
+        count: usize,
+    ) -> Box<ClaimList> {
+        let mut list = self.spares.take_claims(pool);
         self.claim(tier, by, count, &mut list.claims);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.sabotage.next_caller();

@@ -7,6 +7,7 @@ mod claim;
 mod names;
 mod plain;
 mod runs;
+mod spares;
 mod tenancy;
 mod tier;
 mod victim;
@@ -16,58 +17,19 @@ use std::collections::{HashMap, TryReserveError};
 
 pub(crate) use claim::{Claim, Move};
 pub(crate) use names::Named;
+pub(crate) use spares::Spares;
 pub(crate) use tenancy::Turn;
 pub(crate) use tier::{SlotNumbers, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
-use crate::claim::ClaimList;
-use crate::hold::{Hold, Token};
 use crate::ids::PoolMark;
 use crate::index::Index;
 use crate::list::List;
 use crate::loan::Loans;
-use crate::pool::Shared;
 use crate::stats::{EvictionAges, PoolCounters};
-use crate::sync::Arc;
 use crate::tenants::Tenant;
 use crate::{BlockId, Location, PoolConfig, Priority, RecordId, Tier};
-
-/// Lists kept for the next user; what is beyond is freed.
-const SPARES_MAX: usize = 1024;
-/// Spare lists of each kind have room for as many blocks as the pool has twice, and for this many more.
-const SPARE_ROOM_MIN: usize = 4096;
-
-/// Emptied lists, kept for the next user.
-#[derive(Debug)]
-struct Spares<T> {
-    lists: Vec<T>,
-    /// Blocks that they have room for, and may have.
-    room: usize,
-    room_max: usize,
-}
-
-impl<T> Spares<T> {
-    fn new(blocks: usize) -> Self {
-        Self { lists: Vec::new(), room: 0, room_max: 2 * blocks + SPARE_ROOM_MIN }
-    }
-
-    #[inline]
-    fn take(&mut self, room: impl FnOnce(&T) -> usize) -> Option<T> {
-        let list = self.lists.pop()?;
-        self.room -= room(&list);
-        Some(list)
-    }
-
-    /// Keeps a list with room for so many blocks, or drops it.
-    #[inline]
-    fn keep(&mut self, list: T, room: usize) {
-        if self.lists.len() < SPARES_MAX && self.room + room <= self.room_max {
-            self.room += room;
-            self.lists.push(list);
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct PoolState {
@@ -95,11 +57,7 @@ pub(crate) struct PoolState {
     last_named: RecordId,
     pub(crate) loans: Loans,
     offload_min_priority: Priority,
-    spare_holds: Spares<Arc<Hold>>,
-    spare_tokens: Vec<Arc<Token>>,
-    /// Nobody has a handle of the pool any more.
-    closed: bool,
-    spare_claims: Spares<Box<ClaimList>>,
+    pub(crate) spares: Spares,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) sabotage: crate::sabotage::Sabotage,
 }
@@ -134,10 +92,7 @@ impl PoolState {
             watch,
             loans: Loans::default(),
             offload_min_priority: config.offload_min_priority,
-            spare_holds: Spares::new(base as usize),
-            spare_tokens: Vec::new(),
-            closed: false,
-            spare_claims: Spares::new(base as usize),
+            spares: Spares::new(base as usize),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: crate::sabotage::Sabotage::default(),
         };
@@ -374,58 +329,6 @@ impl PoolState {
         self.blocks.set_location(id, Location { tier, id: slot });
         self.blocks.set_priority(id, Priority::DEFAULT);
         Some(id)
-    }
-
-    /// A hold for blocks that are pinned now, with an empty list.
-    #[inline]
-    pub(crate) fn take_hold(&mut self) -> Arc<Hold> {
-        self.spare_holds.take(|hold| hold.capacity()).unwrap_or_default()
-    }
-
-    /// Keeps an empty hold for the next user.
-    #[inline]
-    pub(crate) fn keep_hold(&mut self, hold: Arc<Hold>) {
-        let room = hold.capacity();
-        self.spare_holds.keep(hold, room);
-    }
-
-    /// A token without another owner.
-    #[inline]
-    pub(crate) fn take_token(&mut self, pool: &Arc<Shared>) -> Arc<Token> {
-        match self.spare_tokens.pop() {
-            Some(token) => token,
-            None => Arc::new(Token { pool: Arc::clone(pool) }),
-        }
-    }
-
-    /// Keeps a token without another owner for the next user, or gives it back. As many are kept as were
-    /// ever out at once, which each stood for a block.
-    #[inline]
-    pub(crate) fn keep_token(&mut self, token: Arc<Token>) -> Option<Arc<Token>> {
-        if self.closed || self.spare_tokens.len() >= self.blocks.len() {
-            return Some(token);
-        }
-        self.spare_tokens.push(token);
-        None
-    }
-
-    /// Gives the spare tokens away, which own the pool, and keeps none from now on.
-    pub(crate) fn close(&mut self) -> Vec<Arc<Token>> {
-        self.closed = true;
-        std::mem::take(&mut self.spare_tokens)
-    }
-
-    /// An empty list for blocks that are claimed now.
-    #[inline]
-    pub(crate) fn take_claims(&mut self) -> Box<ClaimList> {
-        self.spare_claims.take(|list| list.claims.capacity()).unwrap_or_default()
-    }
-
-    /// Keeps an empty list for the next user.
-    #[inline]
-    pub(crate) fn keep_claims(&mut self, list: Box<ClaimList>) {
-        let room = list.claims.capacity();
-        self.spare_claims.keep(list, room);
     }
 }
 

@@ -80,8 +80,8 @@ impl PoolState {
         }
         let mut before = None;
         for at in pins.iter() {
-            self.adopt(at.block, before);
-            before = Some(at.block);
+            self.adopt(at.block(), before);
+            before = Some(at.block());
         }
     }
 
@@ -99,7 +99,7 @@ impl PoolState {
             for &hash in rest {
                 let block = RecordId(last.0.wrapping_add(step));
                 let Some((location, lacks)) = self.blocks.bearing(block, hash) else { break };
-                found.push(BlockAt { block, location });
+                found.push(BlockAt::new(block, location));
                 (last, alone, guessed) = (block, alone | lacks, guessed + 1);
             }
             rest = &rest[guessed..];
@@ -111,7 +111,7 @@ impl PoolState {
                     // Its content is on its way.
                     return alone || self.blocks.orphans() > 0;
                 };
-                found.push(BlockAt { block, location });
+                found.push(BlockAt::new(block, location));
                 alone |= lacks;
             }
             if count < names.len() {

@@ -13,14 +13,14 @@ impl PoolState {
     pub(crate) fn pin_all(&mut self, found: &[BlockAt]) {
         let mut rest = found;
         while let Some((first, others)) = rest.split_first() {
-            if self.blocks.pin_again(first.block) {
+            if self.blocks.pin_again(first.block()) {
                 rest = others;
                 continue;
             }
             let pinned = if self.plain { self.pin_run(rest) } else { 0 };
             rest = &rest[pinned..];
             if pinned == 0 {
-                self.pin(first.block);
+                self.pin(first.block());
                 rest = others;
             }
         }
@@ -31,14 +31,14 @@ impl PoolState {
         let together = self.plain && self.current <= self.completed;
         let mut rest = held;
         while let Some((last, others)) = rest.split_last() {
-            if self.blocks.unpin_one_of_many(last.block) {
+            if self.blocks.unpin_one_of_many(last.block()) {
                 rest = others;
                 continue;
             }
             let released = if together { self.unpin_run(rest) } else { 0 };
             rest = &rest[..rest.len() - released];
             if released == 0 {
-                self.unpin(last.block);
+                self.unpin(last.block());
                 rest = others;
             }
         }
@@ -47,19 +47,19 @@ impl PoolState {
     /// Pins the first blocks as far as they are a run; how many.
     fn pin_run(&mut self, found: &[BlockAt]) -> usize {
         let Some(first) = found.first() else { return 0 };
-        let kind = self.blocks.kind(first.block);
+        let kind = self.blocks.kind(first.block());
         if !kind.is_only_cached() {
             return 0;
         }
-        let after = self.blocks.after(first.block);
-        let Some(mut before) = self.blocks.pin_first(first.block, kind) else { return 0 };
+        let after = self.blocks.after(first.block());
+        let Some(mut before) = self.blocks.pin_first(first.block(), kind) else { return 0 };
         let mut pinned = 1;
         for at in &found[1..] {
             // A link leads to another kind, too: to a block with a duration.
-            if before != at.block.0 {
+            if before != at.block().0 {
                 break;
             }
-            let Some(next) = self.blocks.pin_first(at.block, kind) else { break };
+            let Some(next) = self.blocks.pin_first(at.block(), kind) else { break };
             before = next;
             pinned += 1;
         }
@@ -73,12 +73,12 @@ impl PoolState {
     /// Releases the last blocks as far as they go to the end of one queue; how many.
     fn unpin_run(&mut self, held: &[BlockAt]) -> usize {
         let Some(last) = held.last() else { return 0 };
-        let kind = self.blocks.kind(last.block);
+        let kind = self.blocks.kind(last.block());
         if !kind.is_only_pinned() {
             return 0;
         }
         let stamp = self.watch.now_ms() as u32;
-        let run = held.iter().rev().map(|at| at.block);
+        let run = held.iter().rev().map(|at| at.block());
         let tier = &mut self.tiers[kind.tier().index()];
         let released = tier.queues.push_run_cached(&mut self.blocks, run, kind, stamp);
         tier.counts[BlockPhase::Pinned as usize] -= released as u32;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn at(state: &PoolState, ids: &[RecordId]) -> Vec<BlockAt> {
-        ids.iter().map(|&block| BlockAt { block, location: state.blocks.location(block) }).collect()
+        ids.iter().map(|&block| BlockAt::new(block, state.blocks.location(block))).collect()
     }
 
     /// Everything that a run changes.
@@ -170,7 +170,7 @@ mod tests {
                     let some = held.swap_remove(next(held.len()));
                     let some = at(&together, &some);
                     together.unpin_all(&some);
-                    some.iter().rev().for_each(|at| single.unpin(at.block));
+                    some.iter().rev().for_each(|at| single.unpin(at.block()));
                 }
                 // Sometimes released blocks must wait for work under way.
                 for state in [&mut together, &mut single] {
@@ -210,7 +210,7 @@ mod tests {
                 .collect();
             let mut pins = Vec::new();
             state.pin_prefix(&names, &mut pins);
-            let pinned: Vec<_> = pins.iter().map(|at| at.block).collect();
+            let pinned: Vec<_> = pins.iter().map(|at| at.block()).collect();
             assert_eq!(pinned, ids[..missing as usize]);
             assert_eq!(state.tier(Tier::Primary).count(BlockPhase::Pinned), missing as usize);
             state.unpin_all(&pins);

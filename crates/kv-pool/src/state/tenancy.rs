@@ -258,7 +258,7 @@ impl PoolState {
     pub(crate) fn usable(&mut self, found: &[crate::hold::BlockAt]) -> usize {
         let Some(tenancy) = &mut self.watch.tenancy else { return found.len() };
         let mut needs = std::mem::take(&mut tenancy.needs);
-        let may = |at: &&crate::hold::BlockAt| self.may_use_beside(at.block, &mut needs);
+        let may = |at: &&crate::hold::BlockAt| self.may_use_beside(at.block(), &mut needs);
         let usable = found.iter().take_while(may).count();
         needs.clear();
         if let Some(tenancy) = &mut self.watch.tenancy {

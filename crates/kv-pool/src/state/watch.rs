@@ -241,7 +241,7 @@ impl PoolState {
     #[inline]
     pub(crate) fn note_uses(&mut self, found: &[BlockAt]) {
         if !self.watch.notes.is_empty() {
-            found.iter().for_each(|at| self.note_use(at.block, true));
+            found.iter().for_each(|at| self.note_use(at.block(), true));
         }
     }
 
@@ -286,9 +286,14 @@ impl PoolState {
     /// Tells the policies that a lookup asked for what is not cached.
     #[inline]
     pub(crate) fn note_miss(&mut self, hash: BlockHash) {
-        if self.watch.notes.is_empty() {
-            return;
+        if !self.watch.notes.is_empty() {
+            self.tell_missed(hash);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_missed(&mut self, hash: BlockHash) {
         let now = self.policy_time();
         for policy in self.watch.policies.iter_mut().flatten() {
             policy.missed(hash, now);

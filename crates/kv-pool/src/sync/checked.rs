@@ -15,6 +15,7 @@ use loom::sync as checker;
 #[cfg(not(loom))]
 use shuttle::sync as checker;
 
+pub(crate) use checker::MutexGuard;
 use checker::atomic::AtomicUsize;
 pub(super) use checker::atomic::{Ordering, fence};
 
@@ -27,14 +28,14 @@ impl<T> Mutex<T> {
         Self(checker::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> checker::MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         match self.0.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
         }
     }
 
-    pub(crate) fn try_lock(&self) -> Option<checker::MutexGuard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok()
     }
 }
