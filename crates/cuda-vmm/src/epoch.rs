@@ -40,6 +40,7 @@ struct GateState {
     submitted: Vec<Submitted>,
     /// Where in `submitted` the next fence is asked.
     asked: usize,
+    /// Whether leases stand for all uses of the memory.
     leased: bool,
     left: Left,
     /// Who can access the memory that the leases are for.
@@ -72,10 +73,20 @@ const UNASKED_MAX: usize = 16;
 const ASKED_EACH: usize = 2;
 
 impl EpochGate {
-    /// A gate without leases.
+    /// A gate without leases. Until a first lease is taken it proves nothing of memory whose addresses were given
+    /// out.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A gate whose owner takes a lease for every use of its memory, so that the gate alone proves rest, before
+    /// the first lease too.
+    #[must_use]
+    pub fn for_all_uses() -> Self {
+        let gate = Self::default();
+        gate.inner.state.lock().leased = true;
+        gate
     }
 
     /// Opens a lease. Take it before reading any address or block table that the batch will use.
@@ -164,7 +175,7 @@ impl EpochGate {
         RetirePoint { gate: self.clone(), last }
     }
 
-    /// Whether a lease was ever taken.
+    /// Whether a lease was ever taken, or one is taken for every use.
     pub(crate) fn was_leased(&self) -> bool {
         self.inner.state.lock().leased
     }
@@ -172,7 +183,7 @@ impl EpochGate {
     fn close(&self, epoch: u64, end: LeaseEnd<'_>) {
         let fences = match end {
             LeaseEnd::Submitted(fences) => fences,
-            LeaseEnd::Dropped | LeaseEnd::Cancelled => &[],
+            LeaseEnd::Dropped => &[],
         };
         let (doubtful, over) = {
             let mut state = self.inner.state.lock();
@@ -206,8 +217,6 @@ impl EpochGate {
 enum LeaseEnd<'a> {
     /// Its work is before these fences.
     Submitted(&'a [Fence]),
-    /// There is no work of it.
-    Cancelled,
     /// Nothing.
     Dropped,
 }
@@ -277,12 +286,18 @@ impl GateState {
 
 /// A batch on the CPU that may still touch memory; see [`EpochGate`].
 ///
-/// Close it with [`submitted`](Lease::submitted) when the batch's work is enqueued, or with
-/// [`cancel`](Lease::cancel) when none is.
+/// Close it with [`submitted`](Lease::submitted), with a fence after the batch's work on each stream that the
+/// work is on; where nothing was enqueued, with a fence on any stream of the device.
 ///
 /// Dropping it, as an early return does, is safe whatever was enqueued: the gate takes the work for
 /// enqueued. Memory that it may use is at rest only when fences cover it
-/// ([`EpochGate::cover_dropped`]), or for a call that waits for all work of its device.
+/// ([`EpochGate::cover_dropped`]), or for a call that waits for all work of its device. Nothing says that a
+/// batch enqueued no work: such a claim is not checked by anything, and memory would be unmapped by it.
+///
+/// ```compile_fail,E0599
+/// # let gate = cuda_vmm::EpochGate::new();
+/// gate.lease().cancel();
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping a lease says that its batch may use the memory until something covers its work"]
 pub struct Lease {
@@ -301,25 +316,13 @@ impl Lease {
     ///
     /// # Errors
     /// [`UncoveredLease`] with the lease, which is still open. Dropping it is a [drop](Lease) of the lease.
-    pub fn submitted(self, fences: &[Fence]) -> Result<(), UncoveredLease> {
+    pub fn submitted(mut self, fences: &[Fence]) -> Result<(), UncoveredLease> {
         if !self.gate.is_told_by(fences) {
             return Err(UncoveredLease { lease: self, fences: fences.len() as u64 });
         }
-        self.end(LeaseEnd::Submitted(fences));
-        Ok(())
-    }
-
-    /// Closes the lease of a batch that has enqueued nothing, or whose work has completed.
-    ///
-    /// # Ordering
-    /// Work that was enqueued all the same may find its memory unmapped, or another's content in it.
-    pub fn cancel(self) {
-        self.end(LeaseEnd::Cancelled);
-    }
-
-    fn end(mut self, end: LeaseEnd<'_>) {
         self.open = false;
-        self.gate.close(self.epoch, end);
+        self.gate.close(self.epoch, LeaseEnd::Submitted(fences));
+        Ok(())
     }
 }
 
@@ -512,18 +515,23 @@ mod tests {
 
     #[test]
     fn a_point_is_passed_by_older_leases_only() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let fence = Fence::record(&Stream::new(&device).unwrap()).unwrap();
+        fence.wait().unwrap();
+        let over = |lease: Lease| lease.submitted(std::slice::from_ref(&fence)).unwrap();
         let gate = EpochGate::new();
         let first = gate.lease();
         let early = gate.retire_point();
         let second = gate.lease();
         let late = gate.retire_point();
-        second.cancel();
+        over(second);
         assert_eq!(early.check(), Err(Unrest::Leases { open: 1 }));
         assert_eq!(late.check(), Err(Unrest::Leases { open: 1 }));
-        first.cancel();
+        over(first);
         let third = gate.lease();
         assert_eq!((early.check(), late.check()), (Ok(()), Ok(())));
         assert_eq!(gate.open_leases(), 1);
-        third.cancel();
+        over(third);
     }
 }

@@ -8,8 +8,9 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use cuda_driver::Device;
+//! use cuda_driver::{Device, Stream};
 //! use cuda_sim::{SimConfig, SimDriver};
+//! use cuda_vmm::Fence;
 //! use cuda_vmm::pages::{PagePool, PagePoolOptions, PageState, Reservation, ReservationOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,8 +29,11 @@
 //! let retiring = addresses.retire(10..14, &[])?;
 //! assert!(matches!(addresses.page_state(10), PageState::Retiring(_)));
 //! let retiring = retiring.try_complete().unwrap_err().request;
-//! // It was given up before it enqueued anything.
-//! lease.cancel();
+//! // A fence after the work of the batch takes the place of its lease.
+//! let stream = Stream::new(&device)?;
+//! let fence = Fence::record(&stream)?;
+//! fence.wait()?;
+//! lease.submitted(&[fence])?;
 //! for page in retiring.try_complete()?.pages {
 //!     pages.give_back(page)?;
 //! }

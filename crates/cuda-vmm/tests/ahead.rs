@@ -128,7 +128,7 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
             lease_to_event(&pool, &stream);
         }
     }
-    lease.cancel();
+    machine.end(lease);
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
     assert_eq!(pool.demand(12), Ok(6));

@@ -148,14 +148,14 @@ fn growth_collects_what_has_come_to_rest_by_itself() {
     let batch = pool.gate().lease();
     pool.shrink_to(2, &[]).unwrap();
     assert_eq!(pool.grow_to(4), Err(GrowError::Retiring { index: 2, ready_blocks: 2 }));
-    batch.cancel();
+    machine.end(batch);
     assert_eq!(pool.grow_to(4), Ok(4));
     assert_eq!((pool.trim(1), pool.stats().idle_bytes), (5, PAGE));
     assert_eq!(machine.sim.device_used_bytes(0), 5 * PAGE);
     let refused = pool.gate().lease();
     let error = pool.close(&[]).try_complete().unwrap_err();
     assert_eq!(error.reason, Unrest::Leases { open: 1 });
-    refused.cancel();
+    machine.end(refused);
     let report = error.request.wait().unwrap();
     assert_eq!((report.unmapped, report.released), (4, 5));
     machine.assert_no_leak();

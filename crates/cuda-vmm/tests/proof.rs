@@ -46,7 +46,7 @@ fn an_empty_list_will_do_before_that_and_where_leases_are_taken() {
     assert!(leased.block_span(3).is_ok());
     assert_eq!(leased.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
     assert_eq!(leased.poll_retired().unmapped_pages, 0);
-    lease.cancel();
+    machine.end(lease);
     assert_eq!(leased.poll_retired().unmapped_pages, 3);
     for pool in [unseen, leased] {
         assert!(pool.close(&[]).try_complete().unwrap().is_clean());

@@ -138,7 +138,7 @@ fn run(seed: u64) {
             }
             4 if !open.is_empty() => {
                 let index = random.below(open.len() as u64) as usize;
-                open.swap_remove(index).1.cancel();
+                machine.end(open.swap_remove(index).1);
             }
             _ => {
                 let report = pool.poll_retired();

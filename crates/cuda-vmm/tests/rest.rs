@@ -69,7 +69,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
 
     let refused = retiring.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 2 });
-    other.cancel();
+    machine.end(other);
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 1 });
 
@@ -84,7 +84,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
     stream.synchronize().unwrap();
     assert_eq!(refused.request.try_complete().unwrap().pages.len(), 2);
     assert_eq!(space.gate().open_leases(), 1);
-    later.cancel();
+    machine.end(later);
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     close_into(space, &pages);
     drop((pages, stream));
@@ -102,7 +102,7 @@ fn one_gate_covers_several_reservations() {
     let batch = gate.lease();
     let retiring = [keys.retire(0..1, &[]).unwrap(), values.retire(0..1, &[]).unwrap()];
     let retiring = retiring.map(|retiring| retiring.try_complete().unwrap_err().request);
-    batch.cancel();
+    machine.end(batch);
     for retiring in retiring {
         assert_eq!(retiring.try_complete().unwrap().pages.len(), 1);
     }
@@ -227,7 +227,7 @@ fn a_dropped_retirement_is_completed_by_polling_and_only_once() {
     drop(space.retire(0..1, &[]).unwrap());
     let kept = space.retire(1..3, &[]).unwrap();
     assert_eq!(space.poll_retired().pages.len(), 0);
-    lease.cancel();
+    machine.end(lease);
     assert_eq!(space.poll_retired().pages.len(), 3);
     assert_eq!(kept.try_complete().unwrap().pages.len(), 0);
     assert_eq!(machine.calls("cuMemUnmap"), 3);
@@ -272,7 +272,7 @@ fn closing_is_refused_while_in_use_and_changes_nothing() {
     stream.synchronize().unwrap();
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 1 });
-    lease.cancel();
+    machine.end(lease);
     let report = refused.request.wait().unwrap();
     assert!(report.is_clean());
     assert_eq!((report.unmapped, report.pages.len()), (2, 2));

@@ -288,7 +288,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
     sequence.finish(&[]);
     t.work();
     assert!(t.space.admit(1).is_err());
-    lease.cancel();
+    t.machine.end(lease);
     drop(t.space.admit(1).unwrap());
     t.close();
 }
@@ -404,7 +404,7 @@ fn dropping_a_sequence_takes_the_safe_side() {
     let _ = leased.plane(0).unwrap();
     drop(leased);
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
-    lease.cancel();
+    t.machine.end(lease);
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 2 * PAGE);
     drop(stream);
     t.close();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver::Stream;
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::KvShape;
-use kv_pool::{BlockPool, Epoch, PoolConfig, PoolView, Tier};
+use kv_pool::{BlockPool, PoolConfig, PoolView, Tier};
 use kv_stage::BlockTable;
 use parking_lot::Mutex;
 
@@ -77,8 +77,6 @@ pub struct KvCache {
     pub(crate) arriving: HashSet<usize>,
     /// The latest step, which its [`OpenStep`](crate::OpenStep) has a share in.
     pub(crate) latest: Arc<Mutex<Latest>>,
-    /// The epoch of the latest step.
-    pub(crate) begun: Option<Epoch>,
     /// Memory ran out, and may have come back since.
     pub(crate) shortage: Option<Shortage>,
     pub(crate) stats: CacheStats,
@@ -121,9 +119,8 @@ impl KvCache {
 
     /// `options` has been checked.
     fn build(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
-        let gate = EpochGate::new();
-        // A gate that was leased answers for its memory alone; see the invariant.
-        gate.lease().cancel();
+        // See the invariant of `gate`.
+        let gate = EpochGate::for_all_uses();
         let parts = shares(&options, compute.len())
             .into_iter()
             .map(|share| Part::new(&compute[share.device], share, &options, &gate))
@@ -143,7 +140,6 @@ impl KvCache {
             copies: None,
             arriving: HashSet::new(),
             latest: Arc::default(),
-            begun: None,
             shortage: None,
             stats: CacheStats::default(),
             #[cfg(all(feature = "sabotage", debug_assertions))]

@@ -1,7 +1,5 @@
 //! Clean-up: wait, unmap, free, and say what was refused.
 
-use cuda_vmm::Lease;
-
 use crate::step::Latest;
 use crate::{CloseError, KvCache};
 
@@ -37,12 +35,10 @@ impl KvCache {
         if !restless.is_empty() {
             return Err(restless);
         }
-        // All work has completed: that of copies and of a dropped step, too.
-        let left = match std::mem::take(&mut *cache.latest.lock()) {
-            Latest::Left { lease, .. } => Some(lease),
-            Latest::Open | Latest::Over => None,
-        };
-        cache.copies.take().into_iter().chain(left).for_each(Lease::cancel);
+        // Leases of copies and of a dropped step have no fence after their work: with them dropped, each part
+        // waits for all work of its device before it unmaps anything.
+        cache.copies = None;
+        *cache.latest.lock() = Latest::Over;
         let errors: Vec<_> = cache.parts.into_iter().flat_map(|part| part.close()).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }

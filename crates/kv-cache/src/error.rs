@@ -237,7 +237,7 @@ pub enum StepError {
     /// A staged sequence belongs to another cache.
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
-    /// The step before was not finished, cancelled or dropped.
+    /// The step before was neither finished nor dropped.
     #[error("no step can begin while another is open")]
     StillOpen,
     /// The step was begun by another cache, where it is still open.

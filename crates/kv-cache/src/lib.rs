@@ -16,7 +16,7 @@
 //! The README has a whole loop, on the simulated device.
 //!
 //! A step that fails between [`KvCache::begin_step`] and [`KvCache::finish_step`] needs no care: dropping
-//! its [`OpenStep`] says that its work may be enqueued, and [`OpenStep::cancel`] that none is.
+//! its [`OpenStep`] says that its work may be enqueued.
 //!
 //! # Who may use memory, and until when
 //! Blocks are numbered alike on all devices. What a step may use is its own until an event after its

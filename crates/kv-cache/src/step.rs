@@ -16,9 +16,14 @@ use crate::StepError;
 /// While it lives, memory that its work may use stays mapped, and no other step begins.
 ///
 /// Dropping it, as an early return does, is safe whatever was enqueued: the cache takes the work for
-/// enqueued, and waits for it before it hands out, unmaps or frees what the work may use.
-/// [`cancel`](OpenStep::cancel) says that nothing was enqueued, so that there is nothing to wait for.
-/// Either way the next step has the same number.
+/// enqueued, and waits for it before it hands out, unmaps or frees what the work may use. The next step
+/// has the same number. Nothing says that no work was enqueued, because nothing could check it:
+///
+/// ```compile_fail,E0599
+/// # fn give_up(step: kv_cache::OpenStep) {
+/// step.cancel();
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "finish the step when its work is enqueued"]
 pub struct OpenStep {
@@ -33,7 +38,7 @@ pub struct OpenStep {
 /// What became of a cache's latest step, as the cache and the holder of the step see it.
 #[derive(Debug, Default)]
 pub(crate) enum Latest {
-    /// Finished or cancelled, or there was none yet.
+    /// Finished, or there was none yet.
     #[default]
     Over,
     /// There is an [`OpenStep`] of it.
@@ -51,20 +56,6 @@ impl OpenStep {
     ) -> Self {
         *latest.lock() = Latest::Open;
         Self { number, epoch, lease: Some(lease), latest: Arc::clone(latest) }
-    }
-
-    /// Says that the caller has enqueued no work of the step.
-    ///
-    /// # Ordering
-    /// What [`stage`](crate::KvCache::stage) enqueued for the step is no matter: the cache sees to that
-    /// itself. Work that was enqueued all the same may find its memory unmapped, or another's content
-    /// in it.
-    #[track_caller]
-    pub fn cancel(mut self) {
-        let _site = cuda_driver::site::enter();
-        if let Some(lease) = self.end() {
-            lease.cancel();
-        }
     }
 
     pub(crate) fn is_of(&self, latest: &Arc<Mutex<Latest>>) -> bool {

@@ -30,12 +30,10 @@ impl KvCache {
         while self.in_flight.len() > self.options.overlap_depth as usize {
             self.complete_oldest()?;
         }
-        self.complete_if_idle();
         // Ages are told apart by the step, and priorities whose time is over end with it.
         self.pool.tick();
         self.pool.refresh();
         let epoch = self.pool.begin_epoch();
-        self.begun = Some(epoch);
         let held = (epoch, self.gate.lease());
         Ok(OpenStep::open(&self.latest, self.stats.steps + 1, held))
     }
@@ -63,7 +61,6 @@ impl KvCache {
             // Another thread may have dropped its step while this one waited.
             self.cover_left()?;
         }
-        self.complete_if_idle();
         Ok(())
     }
 
@@ -196,7 +193,7 @@ impl KvCache {
         if self.sabotage.ignores_copies {
             return Ok(());
         }
-        // What is there is of a step that was cancelled, or was staged before. Later fences of the same
+        // What is there is of a step that was dropped, or was staged before. Later fences of the same
         // streams cover it, so what has completed is free; the rest is asked again. No more can be pending
         // than there are staging buffers, each of which is sent after one.
         let before = std::mem::take(&mut self.arrived);
@@ -213,16 +210,6 @@ impl KvCache {
     /// Records a fence on every compute stream.
     fn record_fences(&mut self) -> Result<Vec<Fence>, DeviceError> {
         self.parts.iter_mut().map(Part::fence_compute).collect()
-    }
-
-    /// Completes the epochs of cancelled steps, of which no event tells, once no work of any step is
-    /// left. Without this, what was released during them would wait for a step that may never come.
-    fn complete_if_idle(&mut self) {
-        // A step may have been dropped since it was looked at, with its work enqueued.
-        let idle = self.in_flight.is_empty() && matches!(*self.latest.lock(), Latest::Over);
-        if let Some(epoch) = self.begun.filter(|_| idle) {
-            self.complete(epoch);
-        }
     }
 
     fn complete(&self, epoch: Epoch) {

@@ -93,8 +93,8 @@ impl Machine {
         self.queries() - before
     }
 
-    /// A step that is cancelled, for which blocks go to host memory and come back.
-    fn cancelled(&mut self, number: u64) {
+    /// A step that is dropped, for which blocks go to host memory and come back.
+    fn dropped(&mut self, number: u64) {
         let step = self.cache.begin_step().unwrap();
         let name = BlockHash::chain(BlockHash::ROOT, &[(number % 9) as u32]);
         let hashes = [name, BlockHash::chain(name, &[1]), BlockHash::chain(name, &[2])];
@@ -102,7 +102,7 @@ impl Machine {
             self.cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
             self.cache.seal(&mut sequence, &hashes).unwrap();
         }
-        step.cancel();
+        drop(step);
     }
 
     fn close(self) {
@@ -153,7 +153,7 @@ fn a_hundred_thousand_steps_keep_no_more_than_a_thousand() {
 }
 
 #[test]
-fn cancelled_steps_keep_no_more_than_a_few() {
+fn dropped_steps_keep_no_more_than_a_few() {
     let mut machine = Machine::new(1, 1);
     let events = |machine: &Machine| {
         let calls = machine.sim.calls();
@@ -162,7 +162,7 @@ fn cancelled_steps_keep_no_more_than_a_few() {
     };
     let (mut most, mut created) = (Vec::new(), Vec::new());
     for hundred in 0..20 {
-        (0..100).for_each(|number| machine.cancelled(hundred * 100 + number));
+        (0..100).for_each(|number| machine.dropped(hundred * 100 + number));
         most.push(events(&machine));
         created.push(machine.sim.calls()["cuEventCreate"]);
     }

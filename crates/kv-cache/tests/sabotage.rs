@@ -169,10 +169,10 @@ fn a_cache_that_is_dropped_under_its_copies_leaves_their_memory() {
             machine.hold_copies(true);
             let step = machine.engine.begin().unwrap();
             let live = machine.engine.admit(&Prompt::new(2, 55)).unwrap();
-            machine.engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
             // No step covers the copies, which write and read for long yet.
+            machine.engine.cache.finish_step(step).unwrap();
+            machine.engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
             drop(live);
-            step.cancel();
             let held: Vec<u64> =
                 machine.engine.cache.parts().iter().map(|p| p.sabotage_transfer().raw()).collect();
             let Machine { sim, engine } = machine;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, PhysicalPage, Reservation, ReservationOptions};
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, Lease};
 
 /// Granularity of the simulated machine.
 pub(crate) const PAGE: u64 = 64 << 10;
@@ -75,6 +75,14 @@ impl Machine {
         let options =
             ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes: None, initial_blocks };
         ElasticPool::new(&self.device, options).unwrap()
+    }
+
+    /// Closes the lease of a batch without work, with a fence that is complete.
+    #[track_caller]
+    pub(crate) fn end(&self, lease: Lease) {
+        let fence = recorded(&self.stream());
+        fence.wait().unwrap();
+        lease.submitted(&[fence]).unwrap();
     }
 
     /// How often a driver call was made.

@@ -25,7 +25,7 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
         hold(&machine, &engine);
         engine.run(&mut [&mut first]).unwrap();
         drop(first);
-        for _ in 0..3 {
+        let assert_refused = |engine: &mut Engine| {
             let refused = engine.admit(&Prompt::new(2, 23)).unwrap_err();
             let AdmitError::NoSpace(ClaimError::Exhausted { requested, claimable, retiring }) =
                 refused
@@ -33,9 +33,13 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
                 panic!("{refused}")
             };
             assert_eq!((requested, claimable, retiring), (6, 2, 6));
-            // Neither an open step nor a cancelled one makes it otherwise.
-            engine.begin().unwrap().cancel();
-        }
+        };
+        assert_refused(&mut engine);
+        // Neither an open step nor a dropped one makes it otherwise.
+        let step = engine.begin().unwrap();
+        assert_refused(&mut engine);
+        drop(step);
+        assert_refused(&mut engine);
         // The content is still there to be found, though.
         let mut again = engine.admit(&Prompt::new(1, 23)).unwrap();
         assert_eq!(again.sequence.cached_tokens(), 20);
@@ -52,7 +56,7 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
 }
 
 #[test]
-fn what_was_released_in_a_cancelled_step_comes_back_with_the_steps_before_it() {
+fn what_was_released_in_a_dropped_step_comes_back_with_the_steps_before_it() {
     let machine = Machine::new(1, 1, small());
     let mut engine = machine.rig.engine(8, 0);
     let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
@@ -60,18 +64,17 @@ fn what_was_released_in_a_cancelled_step_comes_back_with_the_steps_before_it() {
     let step = engine.begin().unwrap();
     drop(live);
     assert!(engine.admit(&Prompt::new(2, 32)).unwrap_err().is_retryable());
-    step.cancel();
-    engine.begin().unwrap().cancel();
+    drop(step);
+    drop(engine.begin().unwrap());
     engine.drain().unwrap();
     let mut live = engine.admit(&Prompt::new(2, 32)).unwrap();
-    // Nothing is in flight, so that a cancelled step leaves nothing to wait for.
     let step = engine.begin().unwrap();
     engine.enqueue(step, &mut [&mut live]).unwrap();
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
     drop(live);
-    step.cancel();
-    engine.begin().unwrap().cancel();
+    drop(step);
+    drop(engine.begin().unwrap());
     let mut live = engine.admit(&Prompt::new(3, 32)).map_err(|error| error.to_string());
     if live.is_err() {
         engine.drain().unwrap();
@@ -129,15 +132,15 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
     let live = engine.admit(&Prompt::new(2, 32)).unwrap();
     let offloaded = engine.cache.stats().offloaded_blocks;
     assert!(offloaded > 0);
+    // No step covers the copies.
+    engine.cache.finish_step(step).unwrap();
     if enqueued {
         engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
     }
     let sent = engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
     let parts = engine.cache.parts().len() as u64;
     assert_eq!(if enqueued { offloaded * parts } else { 0 }, sent);
-    // No step covers the copies.
     drop(live);
-    step.cancel();
 }
 
 #[test]
@@ -157,6 +160,7 @@ fn a_cache_dropped_with_copies_decided_only_leaves_nothing() {
     let machine = Machine::new(1, 2, small());
     let mut engine = machine.rig.engine(8, 8);
     with_copies_pending(&mut engine, false);
+    machine.sim.run_all();
     drop(engine);
     machine.assert_clean();
 }

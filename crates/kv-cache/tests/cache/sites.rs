@@ -60,7 +60,7 @@ fn caches_and_their_growth_name_the_programs_line() {
         cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
     }
-    from_here!(watch, "cuEventSynchronize", cache.begin_step()).0.unwrap().cancel();
+    drop(from_here!(watch, "cuEventSynchronize", cache.begin_step()).0.unwrap());
 }
 
 /// The list of a transfer is as long as the blocks that travel, whatever the buffer holds.
