@@ -1,10 +1,10 @@
-//! Tests that pages and lists name exist: the table of defects in `docs/TESTING.md`, and the lists of removals.
+//! Tests that pages and lists name exist: the tables of `docs/DEFECTS.md`, and the lists of removals.
 
 use super::{Files, Problem};
 use crate::removals;
 
 /// The page with the table of defects, and the heading above that.
-const PAGE: &str = "docs/TESTING.md";
+const PAGE: &str = "docs/DEFECTS.md";
 const HEADING: &str = "## Defects";
 
 pub(super) fn check(files: &Files) -> Vec<Problem> {
@@ -73,9 +73,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "docs/TESTING.md:8: there is no test `a/tests/x.rs::gone`",
-                "docs/TESTING.md:9: the row names no test",
-                "docs/TESTING.md:10: there is no test `a/tests/x.rs::went`",
+                "docs/DEFECTS.md:8: there is no test `a/tests/x.rs::gone`",
+                "docs/DEFECTS.md:9: the row names no test",
+                "docs/DEFECTS.md:10: there is no test `a/tests/x.rs::went`",
             ]
         );
     }
