@@ -1,4 +1,4 @@
-//! Admission: the cached prefixes of requests are found and pinned, the rest allocated.
+//! Admission: finds and pins the cached prefixes of requests, and claims their other blocks.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -21,17 +21,17 @@ enum Piece {
     Again(BlockId, Claimed),
 }
 
-/// What a batch found in host memory.
+/// Blocks that a batch found in host memory.
 #[derive(Debug, Default)]
 struct Fars {
     /// Found by now, in a batch of several.
     seen: HashSet<BlockId>,
-    /// Found more than once; pinned where it lies, as soon as that is decided.
+    /// Blocks found more than once, with a pin of each once its place is decided.
     shared: HashMap<BlockId, Pinned>,
 }
 
 impl Fars {
-    /// Parts what was admitted by where it lies.
+    /// Splits the blocks of an admission by tier.
     fn pieces(&mut self, admitted: Admitted, alone: bool) -> Vec<Piece> {
         let Admitted { mut prefix, mut claimed, .. } = admitted;
         let mut pieces = Vec::with_capacity(2);
@@ -56,7 +56,7 @@ impl Fars {
             let first = part.ids().next();
             match first {
                 Some(id) if again(self, id) => {
-                    // Its pin would keep the block in host memory.
+                    // A second pin would keep the block in host memory.
                     self.shared.entry(id).or_default();
                     pieces.push(Piece::Again(id, target));
                 }
@@ -72,7 +72,7 @@ impl Fars {
 }
 
 impl KvCache {
-    /// Admits one request of nobody in particular; see [`admit_batch`](KvCache::admit_batch).
+    /// Admits one request without a tenant; see [`admit_batch`](KvCache::admit_batch).
     ///
     /// # Ordering
     /// As for [`admit_batch`](KvCache::admit_batch).
@@ -87,29 +87,29 @@ impl KvCache {
         sequences.pop().ok_or(AdmitError::NoTokens)
     }
 
-    /// Admits requests, all or none: finds and pins the cached prefixes of all of them, then allocates
-    /// blocks for the rest of their prompts, in one step of the pool, so that no request takes what
-    /// another one has found. What of the prefixes lies in host memory is brought back, once for all
-    /// that share it.
+    /// Admits all of the requests or none. One step of the pool pins the cached prefixes of all of
+    /// them, then claims blocks for the rest of their prompts, so no request evicts a block that
+    /// another one has found. Prefix blocks in host memory are brought back, once for all requests
+    /// that share them.
     ///
-    /// At least the last token of each is left to be computed, whatever is cached, for its output is
-    /// what the request is after. A prefix that is not cached yet is computed by each request of the
-    /// batch that has it. Space is asked for as if each request brought its blocks back by itself, which
-    /// each must if somebody else is reading them in host memory.
+    /// At least the last token of each prompt is left to be computed, since the request needs its
+    /// output. A prefix that is not cached yet is computed by each request of the batch that has
+    /// it. Blocks are claimed as if each request brought back its prefix for itself, because it
+    /// must if another owner has pinned the prefix in host memory.
     ///
-    /// Empty blocks are taken first; if there are too few, more memory is mapped, which
-    /// [`Growth::Ahead`](crate::Growth::Ahead) has done already in the steady state; if there is none,
-    /// cached blocks are evicted, to host memory where there is room.
+    /// Empty blocks are claimed first. If there are too few, more memory is mapped; with
+    /// [`Growth::Ahead`](crate::Growth::Ahead) that has been done already in the steady state. If
+    /// no memory is left, cached blocks are evicted, to host memory where there is room.
     ///
     /// # Ordering
-    /// Waits for nothing. What is to be copied for it the next [`stage`](KvCache::stage) enqueues, and
-    /// waits for: enqueue no work that reads or writes the new sequences before it. (When copies of
-    /// 65,536 blocks have been decided and no step was staged, they are enqueued all the same, which may
-    /// wait for the device to take the first of them.)
+    /// Does not wait. The next [`stage`](KvCache::stage) enqueues the copies of the admission, and
+    /// makes the compute streams wait for them. Enqueue no work that reads or writes the new
+    /// sequences before that call. (If copies of 65,536 blocks have been decided and no step was
+    /// staged, they are enqueued at once, which may wait for the device to take the first of them.)
     ///
     /// # Errors
-    /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps. A batch
-    /// for which there is no space or no row may be too large as a whole: ask for fewer.
+    /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps.
+    /// Without space or rows for the whole batch, a smaller batch may be admitted.
     #[track_caller]
     pub fn admit_batch(&mut self, requests: &[Request<'_>]) -> Result<Vec<Sequence>, AdmitError> {
         let _site = cuda_driver::site::enter();
@@ -122,7 +122,7 @@ impl KvCache {
             self.table.clear_row(row.row())?;
         }
         let mut admitted = self.admit_to_pool(&batch)?;
-        // Whatever fails from here on, dropping gives all of it back, tails first.
+        // If a later call fails, dropping the lists gives all blocks back, tails first.
         for admitted in &mut admitted {
             self.offload_from(&mut admitted.claimed);
         }
@@ -137,7 +137,7 @@ impl KvCache {
         Ok(sequences)
     }
 
-    /// What the pool is asked for, if such a request is possible at all.
+    /// The pool's form of the request, if such a request is possible at all.
     fn check<'a>(&self, request: &Request<'a>) -> Result<Admit<'a>, AdmitError> {
         let &Request { tokens, hashes, tenant, .. } = request;
         let blocks = self.check_length(tokens)? as usize;
@@ -164,7 +164,8 @@ impl KvCache {
         }
     }
 
-    /// Has the pool admit a batch, with as much memory under its blocks as there can be.
+    /// Has the pool admit a batch, after mapping as much memory as the batch needs and the devices
+    /// have.
     fn admit_to_pool(&mut self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, AdmitError> {
         self.grow_if_short(|pool| pool.blocks_to_claim(batch))?;
         let admitted = match self.pool.admit(batch) {
@@ -174,11 +175,11 @@ impl KvCache {
         admitted.map_err(AdmitError::NoSpace)
     }
 
-    /// Gives new sequences their blocks: the pinned prefixes, with what lies in host memory brought
-    /// back to the first claimed blocks, and the other claimed blocks.
+    /// Gives new sequences their blocks: the pinned prefixes, and the claimed blocks. Prefix blocks
+    /// in host memory are brought back to the first claimed blocks.
     ///
-    /// Sequences that share a block in host memory share its way back, for each other's pins would keep
-    /// it there.
+    /// Sequences that share a block in host memory share the copy back, since each other's pins
+    /// would keep the block there.
     fn hold(
         &mut self,
         sequences: &mut [Sequence],
@@ -261,16 +262,17 @@ impl KvCache {
         Ok(())
     }
 
-    /// Makes full blocks of a sequence findable for others, under the names `hashes`, which begin
-    /// with its first block. Blocks that have been sealed before are passed over.
+    /// Makes full blocks of a sequence findable under the names `hashes`, the first of which is
+    /// that of the sequence's first block. Blocks that were sealed before are skipped.
     ///
-    /// Where another sequence has sealed equal content meanwhile, this sequence changes over to that
-    /// block and gives its own back, so that equal content is held once. It keeps its own where the
-    /// other is still on its way from host memory: what is enqueued after this call may read the block.
+    /// If another sequence has sealed equal content meanwhile, this sequence changes over to that
+    /// block and releases its own, so that equal content is held once. It keeps its own block if
+    /// the other one has not arrived from host memory yet, because work enqueued after this call
+    /// may read it.
     ///
     /// # Ordering
-    /// Call it when the work that writes the blocks is enqueued on every compute stream: whoever
-    /// finds them reads them in later work of the same streams.
+    /// Call it when the work that writes the blocks is enqueued on every compute stream. Sequences
+    /// that find the blocks read them in later work of the same streams.
     ///
     /// # Errors
     /// [`SealError`].
@@ -290,7 +292,7 @@ impl KvCache {
         let mut blocks = std::mem::take(&mut sequence.blocks);
         let arriving = &self.arriving;
         let readable = |existing: &Pinned| {
-            // Host memory has what a remote reader holds there.
+            // A block that a remote reader has pinned may be in host memory only.
             let on_device = on_device(existing);
             on_device && !existing.ids().any(|id| arriving.contains(&id.index()))
         };
@@ -343,7 +345,7 @@ impl KvCache {
         if blocks > max {
             return Err(AdmitError::TooLong { blocks, max });
         }
-        // Memory that has run out may come back: that is no matter of what can be at all.
+        // Compare with the capacity, not with the present memory: exhausted memory may come back.
         let capacity = u64::from(self.options.device_blocks);
         if blocks > capacity {
             return Err(AdmitError::NeverFits { blocks, capacity });
@@ -351,7 +353,7 @@ impl KvCache {
         Ok(blocks)
     }
 
-    /// Claims blocks and moves what is evicted from them to host memory.
+    /// Claims blocks and moves their evicted content to host memory.
     fn claim(&mut self, tenant: TenantId, count: usize) -> Result<Claimed, AdmitError> {
         self.grow_if_short(|_| count)?;
         let claimed = match self.pool.claim_for(tenant, count) {
@@ -363,7 +365,7 @@ impl KvCache {
         Ok(claimed)
     }
 
-    /// Moves what was evicted from claimed blocks to host memory.
+    /// Moves the evicted content of claimed blocks to host memory.
     fn offload_from(&mut self, claimed: &mut Claimed) {
         while let Some(offload) = claimed.take_offload() {
             self.offload(offload);
@@ -388,7 +390,8 @@ fn on_device(pinned: &Pinned) -> bool {
     !pinned.is_empty() && pinned.locations().all(|at| at.tier == Tier::Primary)
 }
 
-/// Adds what was brought back, in its order: what has moved is shared, the rest is a copy.
+/// Adds the blocks that were brought back, in their order: moved blocks are shared, the others are
+/// copies.
 fn hold_onboarded(blocks: &mut Blocks, onboarded: Onboarded) {
     let Onboarded { mut pinned, mut copies } = onboarded;
     while let Some(tier) = first_tier(&pinned) {

@@ -18,10 +18,10 @@ use crate::shares::shares;
 use crate::step::{InFlight, Latest};
 use crate::{BuildError, KvCacheOptions, OptionsError, PoolRules, TransportStats};
 
-/// Bytes and blocks that a cache has moved and mapped.
+/// Counts of the blocks and bytes that a cache has mapped and moved.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CacheStats {
-    /// Blocks that have device memory and were taken into use or may be at once.
+    /// Blocks with device memory, in use or ready for use.
     pub ready_blocks: u64,
     /// Pages that were mapped ahead of need, on all devices.
     pub pages_ahead: u64,
@@ -39,43 +39,43 @@ pub struct CacheStats {
     pub steps: u64,
 }
 
-/// A KV cache that an engine talks to.
+/// A KV cache for an LLM engine.
 ///
-/// Device memory is mapped page by page, ahead of need or as blocks are first needed; blocks are found
-/// by prefix, shared, evicted to pinned host memory and brought back. Layers may be split over several devices,
-/// which share one numbering of blocks.
+/// Device memory is mapped page by page, ahead of need or when blocks are first needed. Blocks are
+/// found by prefix, shared, evicted to pinned host memory and brought back. Layers may be split
+/// over several devices, which share one numbering of blocks.
 ///
 /// # Ordering
 /// The engine enqueues the work of a step on the compute streams between
 /// [`begin_step`](KvCache::begin_step) and [`finish_step`](KvCache::finish_step), after it has
-/// [staged](KvCache::stage) what the step reads. Copies between device and host run on streams of
-/// their own, and the work of a step that is staged after them waits for them on the device. Blocks
-/// that are released are handed out again when the step during which they were released has
-/// completed on every device.
+/// [staged](KvCache::stage) the step's tables. Copies between device and host run on streams of
+/// their own, and the work of a step that is staged after them waits for them on the device. A
+/// released block is handed out again when the step of its release has completed on every device.
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) options: KvCacheOptions,
     pub(crate) pool: BlockPool,
-    /// Dropped before the leases below: what they cover may be in use and stays mapped then.
+    /// Dropped before the leases below, so that memory in use stays mapped.
     pub(crate) parts: Vec<Part>,
     /// # Invariants
-    /// A lease, or the events of one, stands for all work that may use the parts' memory: the steps'
-    /// and the copies'.
+    /// A lease, or its fences, covers all work that may use the parts' memory, of steps and of
+    /// copies.
     pub(crate) gate: EpochGate,
     pub(crate) table: BlockTable,
     pub(crate) rows: RowPool,
     /// Steps that were not yet seen to complete, oldest first.
     pub(crate) in_flight: VecDeque<InFlight>,
-    /// Fences after copies that the compute streams wait for, of which no step in flight has charge yet.
+    /// Fences after copies that the compute streams wait for, and that no step in flight has taken
+    /// over yet.
     pub(crate) arrived: Vec<Fence>,
     /// Copies that are not enqueued yet, or not on all devices.
     pub(crate) runs: Runs,
-    /// Held while copies are enqueued that not every compute stream waits for yet.
+    /// Held while copies are enqueued and some compute stream does not wait for them yet.
     pub(crate) copies: Option<Lease>,
     /// Device blocks whose content comes from host memory by copies that no compute stream waits for
     /// yet.
     pub(crate) arriving: HashSet<usize>,
-    /// The latest step, which its [`OpenStep`](crate::OpenStep) has a share in.
+    /// The latest step, shared with its [`OpenStep`](crate::OpenStep).
     pub(crate) latest: Arc<Mutex<Latest>>,
     /// Memory ran out, and may have come back since.
     pub(crate) shortage: Option<Shortage>,
@@ -84,7 +84,7 @@ pub struct KvCache {
     pub(crate) sabotage: Sabotage,
 }
 
-/// Protections that are out, for tests that see the harm.
+/// Protections taken out, for tests that must see the harm.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[derive(Debug, Default)]
 pub(crate) struct Sabotage {
@@ -98,7 +98,7 @@ impl KvCache {
     /// over them in contiguous runs of nearly equal length.
     ///
     /// Reserves addresses, pins the host tier and the staging buffers, and loads the kernels; maps
-    /// no device memory yet. Slow: about 0.4 s for each GiB of host memory.
+    /// no device memory yet. Takes about 0.4 s for each GiB of host memory.
     ///
     /// # Errors
     /// [`BuildError`]; nothing stays allocated.
@@ -110,7 +110,7 @@ impl KvCache {
         let built = Self::build(compute, options);
         if built.is_err() {
             for stream in compute {
-                // A refusal here would hide the error that matters; the driver crate logs it.
+                // An error here would hide the first one; the driver crate logs it.
                 let _ = stream.device().free_retired();
             }
         }
@@ -154,27 +154,27 @@ impl KvCache {
         &self.options.shape
     }
 
-    /// What the cache was built with.
+    /// The options that the cache was built with.
     #[must_use]
     pub fn options(&self) -> &KvCacheOptions {
         &self.options
     }
 
-    /// What the devices hold, in the order of the devices. A device that a placement leaves out has no
+    /// The devices' parts of the cache, in the order of the devices. A device without layers has no
     /// part.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// A view of the pool that decides which block lies where: statistics, events, and lookups. Nothing
-    /// that the cache has in use can be given back through it.
+    /// A view of the block pool: statistics, events and lookups. It cannot release blocks that the
+    /// cache uses.
     #[must_use]
     pub fn pool(&self) -> PoolView {
         self.pool.view()
     }
 
-    /// What was moved and mapped so far.
+    /// Counts of moved and mapped blocks so far.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         let mut stats = self.stats;
@@ -186,7 +186,8 @@ impl KvCache {
         stats
     }
 
-    /// What was enqueued between devices and host memory, by the way it went, on all devices together.
+    /// Batches and blocks enqueued between the devices and host memory, by way, summed over the
+    /// devices.
     #[must_use]
     pub fn transports(&self) -> TransportStats {
         let mut all = TransportStats::default();
@@ -194,19 +195,19 @@ impl KvCache {
         all
     }
 
-    /// Has steps not wait for the blocks that are on their way to or from host memory.
+    /// Lets steps begin without waiting for the copies of blocks to and from host memory.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_ignore_copies(&mut self) {
         self.sabotage.ignores_copies = true;
     }
 
-    /// Sends a step's copies in another order than the one that they were decided in.
+    /// Sends a step's copies in the reverse of the decided order.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_send_backwards(&mut self) {
         self.sabotage.sends_backwards = true;
     }
 
-    /// Blocks that have memory on every device, whether or not the pool was told of them.
+    /// Blocks with memory on every device, including those that the pool does not have yet.
     pub(crate) fn mapped_blocks(&self) -> u64 {
         self.parts.iter().map(Part::ready_blocks).min().unwrap_or(0)
     }
@@ -217,7 +218,7 @@ impl KvCache {
     }
 }
 
-/// Checks that a placement is one on these devices.
+/// Checks that the placement is for these devices.
 fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), OptionsError> {
     let Some(placement) = &options.placement else { return Ok(()) };
     for (position, (gpu, stream)) in placement.gpus().iter().zip(compute).enumerate() {

@@ -1,4 +1,4 @@
-//! What carries runs of blocks between one device and the host tier by few calls.
+//! Carries runs of blocks between one device and the host tier by few calls.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,8 +85,8 @@ impl Carrier {
 
     /// Enqueues runs on `stream`, in their order, and counts those that it enqueued in full in `sent`.
     ///
-    /// A run of which only some was enqueued can be enqueued again: nothing that it reads is written
-    /// by it.
+    /// A run that was enqueued in part can be enqueued again, because a run never writes what it
+    /// reads.
     pub(crate) fn carry(
         &mut self,
         stream: &Stream,
@@ -97,7 +97,8 @@ impl Carrier {
     ) -> Result<(), HostCopyError> {
         while *sent < runs.len() {
             self.lay_out(&runs[*sent..]);
-            // As many lists as steps in flight, and one: waits only where a step has more than one.
+            // There is one list more than steps in flight, so this waits only if a step has more
+            // than one.
             let mut buffer = self.lists.acquire_wait()?;
             let bytes = (self.list.len() * PAIR_BYTES) as u64;
             let places = buffer.range_mut(0, bytes).map_err(CopyError::from)?;
@@ -130,7 +131,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Writes down as many of the runs as one list has room for, one at least.
+    /// Lays out as many of the runs as fit in one list, at least one.
     fn lay_out(&mut self, runs: &[Run]) {
         self.list.clear();
         self.legs.clear();
@@ -141,23 +142,23 @@ impl Carrier {
             }
             let (direction, first) = (*direction, self.list.len());
             let per_slab = self.blocks_per_slab;
-            let slot = |pair: &BlockPair| match direction {
+            let host_id = |pair: &BlockPair| match direction {
                 HostDirection::ToHost => pair.destination as usize,
                 HostDirection::ToPages => pair.source as usize,
             };
             self.list.extend_from_slice(pairs);
-            // Blocks that follow each other in host memory can go in one piece.
-            self.list[first..].sort_unstable_by_key(slot);
+            // Sorted by host block: neighbours in host memory can go in one piece.
+            self.list[first..].sort_unstable_by_key(host_id);
             let mut begin = first;
             for chunk in
-                self.list[first..].chunk_by(|a, b| slot(a) / per_slab == slot(b) / per_slab)
+                self.list[first..].chunk_by(|a, b| host_id(a) / per_slab == host_id(b) / per_slab)
             {
-                let (slab, end) = (slot(&chunk[0]) / per_slab, begin + chunk.len());
+                let (slab, end) = (host_id(&chunk[0]) / per_slab, begin + chunk.len());
                 let ends_run = end == self.list.len();
                 self.legs.push(Leg { direction, slab, pairs: begin..end, ends_run });
                 begin = end;
             }
-            // Ids of slots count from the start of their slab.
+            // Ids of host blocks count from the start of their slab.
             for pair in &mut self.list[first..] {
                 match direction {
                     HostDirection::ToHost => pair.destination %= per_slab as i32,
@@ -167,7 +168,7 @@ impl Carrier {
         }
     }
 
-    /// Waits for the lists' readers and frees what it can: the host tier is free to go after it.
+    /// Waits for the lists' readers and frees the lists. The host tier may be freed afterwards.
     pub(crate) fn close(self) -> Result<(), kv_stage::StagingError> {
         let Self { link, slabs, lists, .. } = self;
         drop((link, slabs));
@@ -209,7 +210,7 @@ fn copy_of<'a>(
     })
 }
 
-/// Whether a kernel that a transport needs cannot be had on this device.
+/// Whether a transport's kernel could not be loaded on this device.
 pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
     let of_kernel = |error: &KernelError| matches!(error, KernelError::Module(_));
     match error {
@@ -303,21 +304,21 @@ mod tests {
                 assert_eq!(choice, TransportChoice::EachBlock);
                 continue;
             };
-            // Out to all slots, crosswise, and back to other blocks.
+            // Out to all host blocks, crosswise, and back to other blocks.
             let mut runs = Runs::default();
             let mut push = |direction, source: i32, destination: i32| {
                 runs.push(direction, BlockPair { source, destination });
             };
-            (0..7).for_each(|slot| push(HostDirection::ToHost, (slot * 3) % 7, slot));
-            (0..7).for_each(|slot| push(HostDirection::ToPages, slot, 7 - slot));
+            (0..7).for_each(|id| push(HostDirection::ToHost, (id * 3) % 7, id));
+            (0..7).for_each(|id| push(HostDirection::ToPages, id, 7 - id));
             let (mut sent, mut stats) = (0, TransportStats::default());
             let memory = (paged, BLOCKS);
             carrier.carry(stream, memory, runs.as_slice(), &mut sent, &mut stats).unwrap();
             assert_eq!(sent, 2);
-            for slot in 0..7 {
+            for id in 0..7 {
                 let mut found = vec![0; *bytes as usize];
-                stream.download(&mut found, rig.block(7 - slot)).unwrap();
-                assert_eq!(found, vec![100 + ((slot * 3) % 7) as u8; *bytes as usize], "{choice}");
+                stream.download(&mut found, rig.block(7 - id)).unwrap();
+                assert_eq!(found, vec![100 + ((id * 3) % 7) as u8; *bytes as usize], "{choice}");
             }
             let expected = if choice == TransportChoice::Only(Transport::TwoHop) { 14 } else { 4 };
             let batches: u64 = stats.by_name().iter().map(|(_, carried)| carried.batches).sum();

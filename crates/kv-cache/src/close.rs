@@ -1,21 +1,21 @@
-//! Clean-up: wait, unmap, free, and say what was refused.
+//! Clean-up: wait, unmap, free, and report every refusal.
 
 use crate::step::Latest;
 use crate::{CloseError, KvCache};
 
 impl KvCache {
-    /// Waits for all devices and gives everything back: mappings, addresses, physical and pinned
-    /// memory. Sequences that are still alive lose their memory, and nothing else of them.
+    /// Waits for all devices and releases everything: mappings, addresses, physical and pinned
+    /// memory. Sequences that are still alive lose their memory; dropping them stays safe.
     ///
-    /// Dropping a cache instead is safe at any time. It waits for nothing, gives the memory under the
-    /// blocks back if it is provably at rest, and leaves the pinned memory to the device's next
-    /// allocation or to its end.
+    /// Dropping a cache instead is safe at any time. A drop does not wait. It releases the memory
+    /// under the blocks if that is provably at rest. The pinned memory is freed by the device's
+    /// next allocation, or with the device.
     ///
     /// # Ordering
     /// Waits on the host for the compute and transfer streams.
     ///
     /// # Errors
-    /// All that was refused, on every device. With a step open, or a device that cannot be waited
+    /// Every refused call, of every device. With a step open, or a device that cannot be waited
     /// for, the cache is dropped instead.
     #[track_caller]
     pub fn close(self) -> Result<(), Vec<CloseError>> {

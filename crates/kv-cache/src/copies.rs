@@ -5,7 +5,7 @@ use kv_pool::{Claimed, Offload, Onboarded, Pinned};
 
 use crate::{AdmitError, HostCopyError, KvCache};
 
-/// Copies that are enqueued without a step, when there are so many.
+/// So many decided copies are enqueued without a step.
 const BLOCKS_DECIDED_MAX: usize = 1 << 16;
 
 impl KvCache {
@@ -13,14 +13,14 @@ impl KvCache {
     pub(crate) fn offload(&mut self, offload: Offload) {
         self.note_copy(HostDirection::ToHost, offload.from().as_i32(), offload.to().as_i32());
         self.stats.offloaded_blocks += 1;
-        // Every later use of the host slot is a copy on the same streams, after this one.
+        // Every later use of the host block is a copy on the same streams, after this one.
         offload.commit();
     }
 
     /// Decides the copies of content in host memory to as many claimed blocks.
     ///
-    /// A copy is in stream order before every later use of the host block that it reads, so the pins of
-    /// what has not moved need not outlive the call.
+    /// In its stream the copy comes before every later use of its host block, so the pins of blocks
+    /// that did not move need not outlive the call.
     pub(crate) fn onboard(
         &mut self,
         pinned: Pinned,
@@ -41,7 +41,7 @@ impl KvCache {
     fn note_copy(&mut self, direction: HostDirection, source: i32, destination: i32) {
         self.runs.push(direction, BlockPair { source, destination });
         self.stats.copied_bytes += self.options.shape.block_bytes();
-        // Who admits and never stages shall not fill memory with what is to be copied.
+        // A caller that admits and never stages must not fill memory with decided copies.
         if self.runs.blocks().is_multiple_of(BLOCKS_DECIDED_MAX)
             && let Err(error) = self.send_copies()
         {
@@ -49,13 +49,14 @@ impl KvCache {
         }
     }
 
-    /// Enqueues the copies that were decided, on every device in the order of their decision. What one
-    /// device has been sent, before another refused, it is not sent again.
+    /// Enqueues the decided copies, on every device in the order of the decisions. After a refusal,
+    /// copies that a device has already been sent are not sent to it again.
     pub(crate) fn send_copies(&mut self) -> Result<(), HostCopyError> {
         if self.runs.is_empty() {
             return Ok(());
         }
-        // Before the first is enqueued, so that also copies of which only some are, are waited for.
+        // Taken before the first copy, so that copies which are enqueued in part are waited for
+        // too.
         self.copies.get_or_insert_with(|| self.gate.lease());
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.sabotage.sends_backwards {

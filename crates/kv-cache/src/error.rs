@@ -1,4 +1,4 @@
-//! What can go wrong, one enum for each family of operations.
+//! Errors, one enum for each family of operations.
 
 use cuda_driver::messages::{ByteSize, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
@@ -52,8 +52,8 @@ pub enum BuildError {
     Device(#[from] DeviceError),
 }
 
-/// Why a request was not admitted, or a sequence not extended. Nobody holds more or less than before;
-/// what may have changed is that memory was mapped.
+/// Why a request was not admitted, or a sequence not extended. No sequence holds more or fewer
+/// blocks than before. Memory may have been mapped.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
@@ -98,7 +98,7 @@ pub enum AdmitError {
     /// The sequence belongs to another cache.
     #[error("the sequence belongs to another cache")]
     ForeignSequence,
-    /// Device memory could not be mapped, for another reason than that there is none left.
+    /// Device memory could not be mapped, though memory is left.
     #[error("memory could not be mapped under device blocks")]
     Grow(#[from] GrowError),
     /// The worker that maps memory ahead of need has ended, by a panic or with the device.
@@ -113,8 +113,8 @@ pub enum AdmitError {
 }
 
 impl AdmitError {
-    /// Whether the same call may succeed when other sequences were released and steps completed, or when
-    /// memory that others hold has come back.
+    /// Whether the same call may succeed later: after releases and completed steps, or when other
+    /// users of the device free memory.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -134,7 +134,7 @@ impl AdmitError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DemandError {
-    /// The driver refused, for another reason than that there is no memory left.
+    /// The driver refused, though memory is left.
     #[error("memory could not be mapped under device blocks")]
     Grow(#[from] GrowError),
     /// The worker that maps memory ahead of need has ended, by a panic or with the device.
@@ -155,15 +155,15 @@ impl From<DemandError> for AdmitError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// There is no such tenant, or more would be kept than there is.
+    /// There is no such tenant, or more blocks would be reserved than exist.
     #[error("the tenant's quota was not set")]
     Tenant(#[from] TenantError),
-    /// The memory under what is to be kept could not be mapped.
+    /// The memory under the reserved blocks could not be mapped.
     #[error("the tenant's quota was not set: the blocks to keep have no memory")]
     Memory(#[from] DemandError),
 }
 
-/// Why blocks were not made findable. The blocks before the refused one were.
+/// Why blocks were not made findable. Blocks before the refused one are findable.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
@@ -202,8 +202,8 @@ pub enum SlotError {
     ForeignSequence,
 }
 
-/// Why blocks were not sent between device and host memory. Those that were not are sent when the next
-/// step is staged, in the same order.
+/// Why copies between device and host memory were not enqueued. They are enqueued when the next
+/// step is staged, in their order.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum HostCopyError {
@@ -221,7 +221,7 @@ pub enum HostCopyError {
     Device(#[from] DeviceError),
 }
 
-/// Why a step could not begin, be staged or finish.
+/// Why a step could not be begun, staged or finished.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {

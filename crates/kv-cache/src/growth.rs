@@ -7,34 +7,34 @@ use kv_pool::{BlockPool, ClaimError, TenantError};
 use crate::part::Part;
 use crate::{AdmitError, DemandError, KvCache};
 
-/// Calls that go without memory, at most, between two that ask for it again.
+/// Most calls without memory between two that ask for it again.
 const PAUSE_CALLS_MAX: u32 = 1024;
 
-/// Memory has run out. It may come back without a word: other users of the device free theirs, or a limit
-/// has room again.
+/// Memory has run out. It may come back unannounced: another user of the device frees memory, or a
+/// limit has room again.
 ///
-/// A limit is looked at by every call that misses memory. The device is asked by the first such call, and
-/// then, as long as it refuses, by one in twice as many each time: a refusal is a driver call on the
-/// step's path.
+/// Every call that lacks memory looks at the limit. The device is asked less often, because a
+/// refusal is a driver call on the step's path: by the first such call, and after each refusal only
+/// after twice as many calls as before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
     /// The limit when memory was asked for last.
     limit: Option<LimitStats>,
-    /// Calls that miss memory until one asks for it whatever the limit says.
+    /// Calls that lack memory until one asks the device, whatever the limit says.
     calls_left: u32,
-    /// As many calls, when they began.
+    /// The value at which `calls_left` began.
     pause_calls: u32,
 }
 
 impl Shortage {
-    /// A refusal under `limit`, `before` which there was another with nothing got since, if any.
+    /// A refusal under `limit`. `before` is the refusal before it, if no memory came since.
     fn after(before: Option<Self>, limit: Option<LimitStats>) -> Self {
         let pause_calls =
             before.map_or(1, |before| before.pause_calls.saturating_mul(2).min(PAUSE_CALLS_MAX));
         Self { limit, calls_left: pause_calls, pause_calls }
     }
 
-    /// Counts a call that misses memory; whether it is to ask for it.
+    /// Counts a call that lacks memory, and says whether it is to ask for memory.
     fn is_over(&mut self, now: Option<LimitStats>) -> bool {
         self.calls_left = self.calls_left.saturating_sub(1);
         let has_room = self.limit.zip(now).is_some_and(|(then, now)| {
@@ -45,15 +45,16 @@ impl Shortage {
 }
 
 impl KvCache {
-    /// Sees to it that `count` blocks are empty, as far as there is memory. Makes a driver call for memory
-    /// only if too few are ready.
+    /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
+    /// blocks are ready.
     pub(crate) fn grow_for(&mut self, count: usize) -> Result<(), AdmitError> {
         self.take_mapped();
         let used = self.stats.ready_blocks.saturating_sub(self.pool.empty() as u64);
         Ok(self.grow_to(used.saturating_add(count as u64))?)
     }
 
-    /// The same for as many blocks as `count` says, which is asked only while the pool can still grow.
+    /// Makes `count(pool)` blocks empty, as far as there is memory. Calls `count` only while the
+    /// pool can still grow.
     pub(crate) fn grow_if_short(
         &mut self,
         count: impl FnOnce(&BlockPool) -> usize,
@@ -64,8 +65,8 @@ impl KvCache {
         self.grow_for(count(&self.pool))
     }
 
-    /// After a refusal because blocks are kept for other tenants: makes more, if there can be enough
-    /// more; whether it did.
+    /// After a refusal because of other tenants' reserved blocks: makes enough more blocks ready,
+    /// and says whether it could.
     pub(crate) fn grow_beside_kept(&mut self, error: &ClaimError) -> Result<bool, AdmitError> {
         let &ClaimError::Tenant(TenantError::KeptForOthers { requested, unheld, kept, .. }) = error
         else {
@@ -77,7 +78,7 @@ impl KvCache {
         Ok(self.stats.ready_blocks >= before.saturating_add(missing))
     }
 
-    /// Sees to it that the pool has `blocks` blocks with memory, or as many as there can be.
+    /// Grows the pool to `blocks` blocks with memory, or as many as there can be.
     pub(crate) fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
         self.take_mapped();
         let ready = self.stats.ready_blocks;
@@ -86,7 +87,7 @@ impl KvCache {
         if wanted > ready && self.shortage.as_mut().is_some_and(|short| !short.is_over(limit)) {
             wanted = ready;
         }
-        // A worker that is told more may take for one device what all have to share.
+        // A worker with a larger demand may take the shared memory for one device.
         let told = if self.shares_a_limit() { wanted.min(ready) } else { wanted };
         for part in &self.parts {
             part.demand(told)?;
@@ -97,7 +98,7 @@ impl KvCache {
         self.stats.growth_stalls += 1;
         let mut reached = wanted;
         if self.shortage.is_some() {
-            // One block tells whether memory is back, where a search would be refused many times.
+            // Ask for one block first: a search would be refused many times.
             reached = self.grow_parts(ready + 1)?;
         }
         if reached > ready {
@@ -121,8 +122,8 @@ impl KvCache {
 
     /// Makes `blocks` blocks ready on every device, or as many as all have memory for.
     ///
-    /// Under one limit the devices grow a page at a time, each in turn: the first would else take what the
-    /// others need as well, and no block would ever be ready on all.
+    /// Under one limit the devices grow a page at a time, in turn. Otherwise the first device would
+    /// take the memory that the others need, and no block would become ready on all of them.
     fn grow_parts(&self, blocks: u64) -> Result<u64, GrowError> {
         let grow = |blocks: u64| {
             self.parts.iter().try_fold(blocks, |most, part| Ok(part.grow_towards(most)?.min(most)))
@@ -152,8 +153,8 @@ impl KvCache {
         self.options.memory.limit.as_ref().map(MemoryLimit::stats)
     }
 
-    /// Tells the pool of blocks that have memory by now. Pages hold whole numbers of blocks on no two
-    /// devices alike: what all have counts.
+    /// Gives the pool the blocks that have memory by now. The devices' pages may hold different
+    /// numbers of blocks, so the blocks that all devices have count.
     fn take_mapped(&mut self) {
         let mapped = self.mapped_blocks();
         if mapped <= self.stats.ready_blocks {
@@ -161,7 +162,7 @@ impl KvCache {
         }
         match self.pool.add_primary_slots(mapped) {
             Ok(_) => self.stats.ready_blocks = mapped,
-            Err(error) => tracing::error!(%error, "the pool has fewer slots than there is memory"),
+            Err(error) => tracing::error!(%error, "the pool has fewer blocks than there is memory"),
         }
     }
 }

@@ -6,14 +6,14 @@ use cuda_driver::{
     CopyError, Device, DeviceError, DeviceSpan, HostAllocFlags, OutOfBounds, PinnedBuffer, Stream,
 };
 
-/// A system that does not give the tier in one piece is asked for halves, down to so many bytes. Blocks
-/// that lie in one piece travel by one call.
+/// If the system refuses the tier in one piece, it is asked for halves, down to this many bytes.
+/// Blocks in one piece travel by one call.
 const SLAB_BYTES_MIN: u64 = 256 << 20;
 
-/// Equal slots in pinned memory, all pinned at construction.
+/// Equal blocks of pinned memory, all pinned at construction.
 #[derive(Debug)]
 pub(crate) struct HostTier {
-    /// Shared with who describes them to kernels. No host thread writes them.
+    /// Shared with the descriptions of host memory that kernels take. No host thread writes them.
     slabs: Vec<Arc<PinnedBuffer>>,
     block_bytes: u64,
     blocks_per_slab: u64,
@@ -51,51 +51,51 @@ impl HostTier {
         Ok(Self { slabs, block_bytes, blocks_per_slab })
     }
 
-    /// The memory; slot `s` lies in slab `s / blocks_per_slab`.
+    /// The memory; block `b` lies in slab `b / blocks_per_slab`.
     pub(crate) fn slabs(&self) -> &[Arc<PinnedBuffer>] {
         &self.slabs
     }
 
-    /// Slots of a slab that is full.
+    /// Blocks of a slab; the last slab may have fewer.
     pub(crate) fn blocks_per_slab(&self) -> usize {
         self.blocks_per_slab as usize
     }
 
-    /// Slots of one slab; the last may have fewer.
+    /// Blocks of the given slab.
     pub(crate) fn blocks_of(&self, slab: &PinnedBuffer) -> u64 {
         slab.bytes() / self.block_bytes
     }
 
-    /// Enqueues the copy of a device block into slot `slot`.
+    /// Enqueues the copy of a device block into host block `id`.
     pub(crate) fn store(
         &self,
         stream: &Stream,
-        slot: usize,
+        id: usize,
         block: DeviceSpan,
     ) -> Result<(), CopyError> {
-        let (slab, offset) = self.place(slot)?;
+        let (slab, offset) = self.place(id)?;
         stream.copy_to_host(slab, offset, block)
     }
 
-    /// Enqueues the copy of slot `slot` into a device block.
+    /// Enqueues the copy of host block `id` into a device block.
     pub(crate) fn load(
         &self,
         stream: &Stream,
-        slot: usize,
+        id: usize,
         block: DeviceSpan,
     ) -> Result<(), CopyError> {
-        let (slab, offset) = self.place(slot)?;
+        let (slab, offset) = self.place(id)?;
         stream.copy_to_device(block, slab, offset)
     }
 
-    fn place(&self, slot: usize) -> Result<(&PinnedBuffer, u64), CopyError> {
-        let slot = slot as u64;
-        let slab = self.slabs.get((slot / self.blocks_per_slab) as usize);
-        let offset = (slot % self.blocks_per_slab) * self.block_bytes;
+    fn place(&self, id: usize) -> Result<(&PinnedBuffer, u64), CopyError> {
+        let id = id as u64;
+        let slab = self.slabs.get((id / self.blocks_per_slab) as usize);
+        let offset = (id % self.blocks_per_slab) * self.block_bytes;
         match slab {
             Some(slab) => Ok((slab, offset)),
             None => Err(CopyError::OutOfBounds(OutOfBounds {
-                offset: slot.saturating_mul(self.block_bytes),
+                offset: id.saturating_mul(self.block_bytes),
                 bytes: self.block_bytes,
                 capacity: self.slabs.iter().map(|slab| slab.bytes()).sum(),
             })),

@@ -1,8 +1,8 @@
-//! A KV cache that an LLM engine can talk to: admit, extend, stage, offload, onboard and release.
+//! A KV cache for LLM engines: admit, extend, stage, offload, onboard and release.
 //!
-//! This crate composes the others: `kv-pool` decides which block lies where, `cuda-vmm` maps memory
-//! under them, `kv-stage` brings block tables to the device, `kv-kernels` moves tokens. An engine with
-//! an overlap scheduler uses it like this:
+//! This crate composes the others. `kv-pool` decides which block holds what, `cuda-vmm` maps memory
+//! under the blocks, `kv-stage` brings block tables to the device, `kv-kernels` moves tokens. An
+//! engine with an overlap scheduler makes these calls:
 //!
 //! 1. [`KvCache::begin_step`] waits until the device is at most `overlap_depth` steps behind.
 //! 2. [`KvCache::admit_batch`] of new requests, [`KvCache::extend`] running ones.
@@ -11,28 +11,29 @@
 //! 5. [`KvCache::seal`] lets others find the blocks that this step fills.
 //! 6. [`KvCache::finish_step`]; requests that are done are dropped.
 //!
-//! With [`Growth::Ahead`] memory is mapped by a worker, off the steps; no step calls the driver for
-//! memory once that keeps up or the pool has grown, and none waits for a copy on the host.
-//! The README has a whole loop, on the simulated device.
+//! With [`Growth::Ahead`] a worker maps memory, off the steps. Once the worker keeps up, or the
+//! pool has grown, no step calls the driver for memory. No step waits for a copy on the host. The
+//! README has a whole loop, on the simulated device.
 //!
-//! A step that fails between [`KvCache::begin_step`] and [`KvCache::finish_step`] needs no care: dropping
-//! its [`OpenStep`] says that its work may be enqueued.
+//! A step may fail between [`KvCache::begin_step`] and [`KvCache::finish_step`]. Drop its
+//! [`OpenStep`] then: its work counts as enqueued.
 //!
-//! # Who may use memory, and until when
-//! Blocks are numbered alike on all devices. What a step may use is its own until an event after its
-//! work has completed on every device: blocks by the pool's epochs, mappings by the leases of one
-//! gate, staging buffers by events of their own.
+//! # How long memory is in use
+//! Block ids are the same on all devices. Memory that a step may use is kept until an event after
+//! its work has completed on every device. The pool's epochs keep blocks, the leases of one gate
+//! keep mappings, and staging buffers have events of their own.
 //!
-//! Copies between device and host are decided when blocks are admitted, and enqueued when the next step
-//! is staged, many by one call ([`TransportRules`]). They run on one stream a device, in the order in
-//! which they were decided, so that slots in host memory need no events; the compute streams wait for
-//! them, and the gate counts them as users of the memory until they do.
+//! Copies between device and host are decided at admission, and enqueued when the next step is
+//! staged, many by one call ([`TransportRules`]). They run on one stream for each device, in the
+//! order of the decisions, so host blocks need no events. The compute streams wait for them. Until
+//! then the gate counts them as users of the memory.
 //!
 //! # Features
-//! - `sabotage`: in builds with debug assertions, lets a test take a protection out.
+//! - `cuda-defaults` (default), `cuda`: the real driver, as in `cuda-driver`.
+//! - `sabotage`: for tests. In builds with debug assertions it adds switches that take protections out.
 //!
 //! # What it does not do
-//! It schedules nothing, shrinks never, and computes no hashes.
+//! It does not schedule, does not shrink, and computes no hashes.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

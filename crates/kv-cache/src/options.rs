@@ -1,4 +1,4 @@
-//! What a cache is built with, checked before anything is allocated.
+//! Options of a cache, checked before anything is allocated.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::{TransportRules, shares};
 /// Most steps that the host may be ahead of the device.
 const OVERLAP_DEPTH_MAX: u32 = 1024;
 
-/// Most layers: far beyond any model, and few enough to name each one.
+/// Most layers: far beyond any model, and few enough for a list of them.
 const LAYERS_MAX: u32 = 1 << 16;
 
-/// Most bytes of a step's staged arrays: far beyond any engine's, and few enough to be pinned for each step
-/// in flight.
+/// Most bytes of a step's staged arrays: far beyond any engine's need, and few enough to pin for
+/// each step in flight.
 const STEP_BYTES_MAX: u64 = 1 << 30;
 
 /// Shape and size of a [`KvCache`](crate::KvCache).
@@ -25,12 +25,12 @@ const STEP_BYTES_MAX: u64 = 1 << 30;
 pub struct KvCacheOptions {
     /// All layers of the model, with whole rows.
     pub shape: KvShape,
-    /// Which device holds which layers, or which heads of all layers. `None` to split the layers over
-    /// the devices in contiguous runs of nearly equal length.
+    /// The layers of each device, or its heads of all layers. `None` splits the layers over the
+    /// devices in contiguous runs of nearly equal length.
     pub placement: Option<Placement>,
     /// Most blocks on the device. Memory is mapped under them as `growth` says.
     pub device_blocks: u32,
-    /// When memory is mapped under device blocks, and by whom.
+    /// How memory is mapped under device blocks.
     pub growth: Growth,
     /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
     pub host_blocks: u32,
@@ -40,39 +40,40 @@ pub struct KvCacheOptions {
     pub sequences_max: u32,
     /// Most blocks of one sequence: columns of the block table.
     pub blocks_per_sequence_max: u32,
-    /// How many steps the host may be ahead of the device, at most 1024; 1 for an overlap scheduler.
+    /// Steps that the host may be ahead of the device, at most 1024; 1 for an overlap scheduler.
     pub overlap_depth: u32,
-    /// Bytes that the caller's own arrays add to a staged step, for each device. Each array takes up to
-    /// 255 more, of which six arrays' are provided for.
+    /// Bytes of the caller's own arrays in a staged step, for each device. Each array takes up to
+    /// 255 bytes more; room for these is added for six arrays.
     pub step_array_bytes: u64,
-    /// A limit on the memory under device blocks, summed over the devices, and what each device has
-    /// to keep free. What they leave without memory the cache does without, until the limit has room
-    /// again or the device has: a raised limit lets the cache grow on, and so does memory that another
-    /// user gave back. A lowered limit takes nothing that is mapped.
+    /// A limit on the memory under device blocks, summed over the devices, and the memory that each
+    /// device keeps free. The cache works with fewer blocks while these leave no memory. It grows
+    /// again when the limit is raised or when another user frees memory. A lowered limit unmaps
+    /// nothing.
     pub memory: MemoryRules,
-    /// What the pool does beside handing out blocks: the order of eviction, a log of events, a clock.
+    /// Rules of the block pool: order of eviction, log of events, clock.
     pub pool: PoolRules,
 }
 
-/// What the pool of a cache does beside handing out blocks.
+/// Rules of a cache's block pool.
 #[derive(Clone, Debug, Default)]
 pub struct PoolRules {
-    /// Which cached block leaves the device when one must.
+    /// The order in which cached blocks leave the device.
     pub eviction: Eviction,
-    /// Which leaves host memory when there is no room for what leaves the device.
+    /// The order in which cached blocks leave host memory, when evicted device blocks need room
+    /// there.
     pub host_eviction: Eviction,
-    /// Keeps the latest events, so many, for [readers](kv_pool::BlockPool::events); `None` for none.
+    /// Number of latest events kept for [readers](kv_pool::BlockPool::events); `None` keeps none.
     pub events: Option<usize>,
-    /// What ages and durations are measured by, read once a step; the system's clock if `None`.
+    /// The clock of ages and durations, read once a step; `None` is the system's clock.
     pub clock: Option<Arc<dyn Clock>>,
 }
 
 /// The order in which cached blocks leave a tier.
 #[derive(Clone, Copy, Debug)]
 pub enum Eviction {
-    /// One of the policies of `kv-pool`. Whatever it is, priorities come first.
+    /// One of the policies of `kv-pool`. Priorities come first in each.
     Kind(PolicyKind),
-    /// A policy of the caller's, made for so many blocks.
+    /// A policy of the caller, made for the given number of blocks.
     Custom(fn(u64) -> Result<Box<dyn EvictionPolicy>, PolicyError>),
 }
 
@@ -89,7 +90,7 @@ impl From<PolicyKind> for Eviction {
 }
 
 impl Eviction {
-    /// The policy, unless it is the order that a pool keeps without one.
+    /// The policy, or `None` for a pool's built-in order.
     pub(crate) fn make(self, blocks: u64) -> Result<Option<Box<dyn EvictionPolicy>>, PolicyError> {
         match self {
             Self::Kind(PolicyKind::Lru) => Ok(None),
@@ -102,15 +103,15 @@ impl Eviction {
 /// When memory is mapped under device blocks, and by whom.
 #[derive(Clone, Debug, Default)]
 pub enum Growth {
-    /// When blocks are needed, by the call that needs them, at about 75 µs a page.
+    /// The call that needs blocks maps them, in about 75 µs a page.
     #[default]
     OnDemand,
-    /// Ahead of need, by a worker. A call that needs blocks which are ready makes no driver call for
-    /// memory; one that runs out maps the missing blocks itself, and is counted.
+    /// A worker maps blocks ahead of need. A call that finds its blocks ready makes no driver call
+    /// for memory. A call that finds too few maps the missing blocks itself, and is counted.
     Ahead {
-        /// How many empty blocks to keep ready: what one step may claim, admissions included.
+        /// Empty blocks to keep ready: as many as one step may claim, admissions included.
         blocks: u32,
-        /// Does it, on its thread or when it is polled. The cache does not close it.
+        /// The worker, with a thread of its own or polled. The cache does not close it.
         worker: Worker,
     },
 }
@@ -136,19 +137,19 @@ pub enum OptionsError {
         /// Name of the option.
         field: &'static str,
     },
-    /// The host would run further ahead than is of use, with a staging buffer for each step.
+    /// The host would run too many steps ahead, with a staging buffer for each.
     #[error("overlap_depth is {overlap_depth}, more than {OVERLAP_DEPTH_MAX}")]
     OverlapDepth {
         /// Depth asked for.
         overlap_depth: u32,
     },
-    /// More layers than any model has.
+    /// Too many layers.
     #[error("a cache of {layers} layers has more than {LAYERS_MAX}")]
     TooManyLayers {
         /// Number of layers.
         layers: u32,
     },
-    /// More devices than layers to give them.
+    /// More devices than layers.
     #[error("a cache on {devices} devices has only {layers} layers to divide")]
     DevicesOverLayers {
         /// Number of devices.
@@ -156,7 +157,7 @@ pub enum OptionsError {
         /// Number of layers.
         layers: u32,
     },
-    /// The placement is one of another model.
+    /// The placement is for a model with another number of layers.
     #[error("the placement has {placed} layers, and the cache {layers}")]
     PlacedLayers {
         /// Layers of the placement.
@@ -164,7 +165,7 @@ pub enum OptionsError {
         /// Layers of the shape.
         layers: u32,
     },
-    /// The placement is one on another number of devices.
+    /// The placement is for another number of devices.
     #[error("the placement has {placed} devices, and the cache {devices}")]
     PlacedDevices {
         /// Devices of the placement.
@@ -172,13 +173,13 @@ pub enum OptionsError {
         /// Devices given.
         devices: usize,
     },
-    /// The placement is one on another device.
+    /// The placement is for another device.
     #[error("compute stream {position} is not on the GPU that the placement has in that position")]
     PlacedElsewhere {
         /// Position of the device.
         position: usize,
     },
-    /// The placement is one of other blocks.
+    /// The placement is for blocks of another size.
     #[error("layer {layer} was placed with blocks of {placed_bytes} bytes, not {layer_bytes}")]
     PlacedBlocks {
         /// The layer.

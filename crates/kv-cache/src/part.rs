@@ -1,4 +1,4 @@
-//! One device's part of a cache: its share of every block, and what moves it.
+//! One device's part of a cache: its share of every block, with streams, kernels and staging.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::shares::Share;
 use crate::transport::Carried;
 use crate::{BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, TransportStats};
 
-/// What lies on one device of every block: layers, or the heads of layers.
+/// One device's share of every block: layers, or heads of all layers.
 ///
-/// Blocks have the same numbers on all devices of a cache; block `b` lies at `b * block_bytes` from
-/// the start of each device's memory, in the layout `[plane, token, row]`.
+/// Block ids are the same on all devices of a cache. Block `b` lies at `b * block_bytes` from the
+/// start of each device's memory, in the layout `[plane, token, row]`.
 #[derive(Debug)]
 pub struct Part {
     share: Share,
     pub(crate) compute: Stream,
-    /// Copies between device and host memory, in the order in which they were decided.
+    /// Carries the copies between device and host memory, in the order of the decisions.
     pub(crate) transfer: Stream,
-    /// Of completed steps, to be recorded again.
+    /// Fences of completed steps, to be recorded again.
     spare: Vec<Fence>,
     pub(crate) memory: ElasticPool,
     paged: PagedKv,
@@ -34,7 +34,7 @@ pub struct Part {
     host: HostTier,
     /// None where blocks are copied one by one.
     carrier: Option<Carrier>,
-    /// How many of the cache's runs this device has been sent.
+    /// Number of the cache's runs that this device has been sent.
     pub(crate) sent_runs: usize,
     pub(crate) transports: TransportStats,
     staging: StagingPool,
@@ -74,7 +74,7 @@ impl Part {
         let staging = StagingPool::new(device, buffers)?;
         let stager = StepStager::with_scatter(device, &staging, device_bytes)?;
         let transfer = Stream::new(device)?;
-        // Last, so that nothing is mapped for a cache that cannot be built.
+        // Last, so that no memory is mapped for a cache that cannot be built.
         if let Growth::Ahead { blocks, worker } = &options.growth {
             memory.set_ahead(u64::from(*blocks));
             memory.work_on(worker);
@@ -96,13 +96,14 @@ impl Part {
         })
     }
 
-    /// The model's layers that lie here, in their order.
+    /// The model's layers on this device, in their order.
     #[must_use]
     pub fn layers(&self) -> &[u32] {
         &self.share.layers
     }
 
-    /// The bytes of each row of K and of V that lie here: all, unless the layers are divided by heads.
+    /// The bytes of each row of K and of V on this device: all of the row, unless the layers are
+    /// divided by heads.
     #[must_use]
     pub fn row(&self) -> Range<u64> {
         self.share.row.clone()
@@ -120,7 +121,7 @@ impl Part {
         &self.compute
     }
 
-    /// The shape of the KV here: the whole cache's, with these layers and bytes of rows only.
+    /// The shape of this device's KV: the cache's shape with these layers and bytes of rows.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         self.paged.shape()
@@ -150,14 +151,14 @@ impl Part {
         &self.staging
     }
 
-    /// The stream of the copies, for tests that hold it still.
+    /// The stream of the copies, for tests that stop it.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[must_use]
     pub fn sabotage_transfer(&self) -> &Stream {
         &self.transfer
     }
 
-    /// The lists of blocks that travel, for tests that take their protection out.
+    /// The pool of lists of blocks, for tests that take its protection out.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[must_use]
     pub fn sabotage_lists(&self) -> Option<&StagingPool> {
@@ -171,10 +172,11 @@ impl Part {
         &self.memory
     }
 
-    /// Says that `blocks` blocks are in use. No driver call.
+    /// Tells the worker that `blocks` blocks are in use. Makes no driver call.
     ///
-    /// That the worker was refused something is no error here: whoever misses blocks maps them itself
-    /// and meets the refusal. Nor is that its owner closed it: then everybody grows by himself.
+    /// A refusal of the worker is no error here: a call that lacks blocks maps them itself and
+    /// returns the refusal. A closed worker is no error either: every call then maps its own
+    /// blocks.
     pub(crate) fn demand(&self, blocks: u64) -> Result<(), AheadError> {
         match self.memory.demand(blocks) {
             Err(error) if !error.is_retryable() && error.cause != Fault::Stopped => Err(error),
@@ -182,26 +184,27 @@ impl Part {
         }
     }
 
-    /// Keeps what is ready and grows no more.
+    /// Stops growth ahead of need, and keeps the ready blocks.
     pub(crate) fn stop_growing(&self) {
         self.memory.set_ahead(0);
     }
 
-    /// Grows again as it was built to.
+    /// Resumes growth ahead of need, as `growth` says.
     pub(crate) fn resume_growing(&self, growth: &Growth) {
         if let Growth::Ahead { blocks, .. } = growth {
             self.memory.set_ahead(u64::from(*blocks));
         }
     }
 
-    /// Makes `blocks` blocks ready, or as many as there is memory for; returns how many are.
+    /// Makes `blocks` blocks ready, or as many as there is memory for, and returns the number of
+    /// ready blocks.
     pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
         match self.memory.grow_to(blocks) {
             Err(error) if error.is_out_of_memory() => {}
             grown => return grown,
         }
-        // Growth is all or nothing, so the most that there is memory for is searched for: once, for
-        // the cache asks for no more afterwards.
+        // Growth is all or nothing, so the largest possible number is searched for. The search runs
+        // once, because the cache does not ask for more afterwards.
         let (mut ready, mut refused) = (self.ready_blocks(), blocks);
         while ready + 1 < refused {
             let middle = ready + (refused - ready) / 2;
@@ -214,7 +217,7 @@ impl Part {
         Ok(self.ready_blocks())
     }
 
-    /// Enqueues runs of copies, except those that it was sent before.
+    /// Enqueues runs of copies, except those that this device was sent before.
     pub(crate) fn send(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
         let device = self.device().clone();
         device.while_current(|| self.send_all(runs))?
@@ -225,7 +228,7 @@ impl Part {
             let memory = (&self.paged, self.memory.ready_blocks());
             let (sent, stats) = (&mut self.sent_runs, &mut self.transports);
             match carrier.carry(&self.transfer, memory, runs, sent, stats) {
-                // Lists that no event could be recorded for are lost: go on without them.
+                // Lists without a recorded event are lost: go on without them.
                 Err(HostCopyError::List(AcquireError::Exhausted { .. })) => {}
                 Err(error) if lacks_kernel(&error) => {
                     tracing::warn!(%error, "blocks are copied one by one from now on");
@@ -256,7 +259,7 @@ impl Part {
         Ok(())
     }
 
-    /// A fence after the copies that were sent so far.
+    /// A fence after the copies sent so far.
     pub(crate) fn fence_copies(&mut self) -> Result<Fence, DeviceError> {
         fence_after(&self.transfer, &mut self.spare)
     }
@@ -276,20 +279,20 @@ impl Part {
         (self.memory.page_bytes() / self.memory.block_bytes()).max(1)
     }
 
-    /// Takes a fence back that has completed.
+    /// Takes back a completed fence.
     pub(crate) fn keep_spare(&mut self, fence: Fence) {
         self.spare.push(fence);
     }
 
-    /// Waits until nothing uses the memory any more; whether that can be said.
+    /// Waits until no work uses the memory, and says whether that is certain.
     pub(crate) fn come_to_rest(&self) -> bool {
         let streams = [&self.transfer, &self.compute];
         let waited = streams.into_iter().all(|stream| stream.synchronize().is_ok());
-        // A refusal may be of the moment. A lost device runs nothing any more.
+        // A refusal may be temporary, so ask again. A lost device runs no work any more.
         waited || self.device().synchronize().is_ok() || self.device().poison().is_some()
     }
 
-    /// Gives everything back. The device is at rest, and no lease of the gate is open.
+    /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
         let ordinal = self.device().ordinal();
         let Self { memory, staging, stager, host, carrier, paged, .. } = self;
@@ -309,7 +312,7 @@ impl Part {
         drop((stager, host, paged));
         let lists = carrier.map_or(Ok(()), Carrier::close);
         errors.extend(lists.err().map(CloseError::from));
-        // Frees what was dropped just now, too: the device's memory that waits to be freed is one list.
+        // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors
     }
@@ -320,7 +323,7 @@ impl Part {
     }
 }
 
-/// A fence on a spare one's event, where nobody else has that.
+/// A fence, by the event of a spare fence that has no other holder.
 fn fence_after(stream: &Stream, spare: &mut Vec<Fence>) -> Result<Fence, DeviceError> {
     match spare.pop() {
         Some(fence) => fence.renew(stream),

@@ -1,4 +1,4 @@
-//! What an engine asks for when a request is to run.
+//! Requests for admission.
 
 use std::sync::Arc;
 
@@ -20,17 +20,18 @@ use kv_pool::{BlockHash, RetentionPolicy, TenantId};
 pub struct Request<'a> {
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// Names of the prompt's full blocks, from the first on, as far as others may share them.
+    /// Names of the prompt's full blocks, from the first on, up to the last that others may share.
     pub hashes: &'a [BlockHash],
-    /// Whose blocks they are, for a cache that [counts tenants](crate::KvCache::add_tenant).
+    /// The tenant whose block counts include the sequence; see
+    /// [`add_tenant`](crate::KvCache::add_tenant).
     pub tenant: TenantId,
-    /// What the sequence's blocks are worth when nobody uses them, by token, from the moment that
-    /// they are [sealed](crate::KvCache::seal). Blocks that it finds in the cache keep what they have.
+    /// The priorities of the sequence's cached blocks, by token, from the moment when they are
+    /// [sealed](crate::KvCache::seal). Blocks found in the cache keep their priorities.
     pub retention: Option<&'a Arc<RetentionPolicy>>,
 }
 
 impl<'a> Request<'a> {
-    /// A prompt of `tokens` tokens whose full blocks are named `hashes`, of nobody in particular.
+    /// A prompt of `tokens` tokens whose full blocks have the names `hashes`, without a tenant.
     #[must_use]
     pub fn new(tokens: u64, hashes: &'a [BlockHash]) -> Self {
         Self { tokens, hashes, tenant: TenantId::NOBODY, retention: None }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kv_stage::Row;
 use parking_lot::Mutex;
 
-/// The rows that no sequence has.
+/// The free rows.
 #[derive(Clone, Debug)]
 pub(crate) struct RowPool {
     free: Arc<Mutex<Vec<Row>>>,
@@ -26,7 +26,7 @@ impl RowPool {
     }
 }
 
-/// One row, which goes back when the lease is dropped. What is in it is the table's concern.
+/// One row, which is free again when the lease is dropped. The table has its contents.
 #[derive(Debug)]
 pub(crate) struct RowLease {
     rows: RowPool,
@@ -41,7 +41,7 @@ impl RowLease {
 
 impl Drop for RowLease {
     fn drop(&mut self) {
-        // There is room: the vector once held every row.
+        // The vector has room: it once held every row.
         self.rows.free.lock().push(self.row);
     }
 }

@@ -1,17 +1,17 @@
-//! Copies between device and host memory that were decided and are not enqueued yet.
+//! Decided copies between device and host memory that are not enqueued yet.
 
 use std::collections::HashSet;
 
 use kv_kernels::{BlockPair, link::HostDirection};
 
-/// Most blocks of a run: what one list of pairs has room for.
+/// Most blocks of a run: the room of one list of pairs.
 pub(crate) const RUN_BLOCKS_MAX: usize = 8192;
 
-/// Copies in one direction whose order among themselves is of no consequence.
+/// Copies in one direction, in any order among themselves.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) direction: HostDirection,
-    /// Device blocks and host slots, as the direction has them.
+    /// Ids of device and host blocks, in the order that the direction has.
     ///
     /// # Invariants
     /// No destination twice; no more than [`RUN_BLOCKS_MAX`].
@@ -28,7 +28,7 @@ pub(crate) struct Runs {
     blocks: usize,
     /// Whether the last run may not become longer, because a device has been sent it.
     ended: bool,
-    /// Emptied lists, kept for their room.
+    /// Emptied lists, kept for their capacity.
     spare: Vec<Vec<BlockPair>>,
 }
 
@@ -65,18 +65,18 @@ impl Runs {
         &self.list
     }
 
-    /// Takes the order of the runs away.
+    /// Reverses the order of the runs.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) fn reverse(&mut self) {
         self.list.reverse();
     }
 
-    /// Has later copies begin a run of their own: some device may have been sent the last one.
+    /// Makes later copies begin a new run, because a device may have been sent the last one.
     pub(crate) fn end_last(&mut self) {
         self.ended = true;
     }
 
-    /// Forgets all of them: every device was sent them.
+    /// Removes all runs, after every device was sent them.
     pub(crate) fn clear(&mut self) {
         self.written.clear();
         (self.ended, self.blocks) = (false, 0);

@@ -12,15 +12,15 @@ use crate::rows::RowLease;
 /// The blocks of one request, from its first token on.
 ///
 /// Dropping a sequence releases its blocks, from last to first, so that the tail of a prefix is
-/// evicted before its head. The device may still be working on them: they are handed out again only
-/// when the step that is open now, or was last, has completed.
+/// evicted before its head. The device may still be using them, so they are handed out again only
+/// when the open step, or else the last one, has completed.
 #[derive(Debug)]
 #[must_use = "dropping a sequence releases its blocks"]
 pub struct Sequence {
     pub(crate) row: RowLease,
     pub(crate) blocks: Blocks,
     pub(crate) tokens: u64,
-    /// Tokens that it was admitted with.
+    /// Tokens at admission.
     pub(crate) prompt_tokens: u64,
     pub(crate) cached_tokens: u64,
     pub(crate) onboarded_blocks: usize,
@@ -30,10 +30,10 @@ pub struct Sequence {
     pub(crate) retention: Option<Arc<RetentionPolicy>>,
 }
 
-/// Consecutive blocks of a sequence, held alike.
+/// Consecutive blocks of a sequence with the same kind of handle.
 #[derive(Debug)]
 pub(crate) enum Run {
-    /// Content that others may hold as well and nobody writes.
+    /// Blocks that other sequences may hold too, and that no sequence writes.
     Shared(Pinned),
     /// Blocks that this sequence alone reads and writes.
     Own(Claimed),
@@ -57,11 +57,11 @@ impl Run {
 
 /// A sequence's blocks in their order: mostly a list of shared ones, then a list of its own.
 ///
-/// Dropped, they are released from last to first.
+/// A drop releases the blocks from last to first.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     runs: Vec<Run>,
-    /// Kept for its room.
+    /// Empty; kept for its capacity.
     emptied: Vec<Run>,
 }
 
@@ -119,9 +119,9 @@ impl Blocks {
         self.runs.extend(left);
     }
 
-    /// Gives the blocks from `first` on the names `hashes` from there on, as far as they are the
-    /// sequence's own. `naming` says for a block what its content is worth, and for how many blocks the
-    /// same holds; `shares` whether to go on with a block that has the name already.
+    /// Names the sequence's own blocks from `first` on by `hashes`, by position. `naming` returns a
+    /// block's retention and the number of blocks from there on with the same retention. `shares`
+    /// says whether to change over to a block that has the name already.
     pub(crate) fn seal(
         &mut self,
         first: usize,
@@ -151,7 +151,7 @@ impl Blocks {
         self.emptied = runs;
     }
 
-    /// Seals the first blocks of `unnamed`, of which the first is block `at`; how many.
+    /// Seals the first blocks of `unnamed`, which begins with block `at`, and returns their number.
     fn seal_next(
         &mut self,
         unnamed: &mut Claimed,
@@ -193,8 +193,8 @@ impl Sequence {
         self.tokens
     }
 
-    /// Of these, the first ones that were found in the cache: not to be computed, and never to be
-    /// written, for other sequences may be reading them.
+    /// The first tokens that were found in the cache. Do not compute them, and never write them,
+    /// since other sequences may be reading them.
     #[must_use]
     pub fn cached_tokens(&self) -> u64 {
         self.cached_tokens
@@ -206,7 +206,7 @@ impl Sequence {
         self.onboarded_blocks
     }
 
-    /// How many blocks it has.
+    /// Number of blocks.
     #[must_use]
     pub fn block_count(&self) -> usize {
         self.blocks.len()
@@ -224,14 +224,14 @@ impl Sequence {
         self.row.row()
     }
 
-    /// Whose blocks it holds.
+    /// The tenant whose block counts include this sequence.
     #[must_use]
     pub fn tenant(&self) -> TenantId {
         self.tenant
     }
 
-    /// What block `index` is worth when nobody uses it any more, and for how many blocks from there on
-    /// that is known to hold.
+    /// The retention of block `index` once it is cached, and the number of blocks from there on
+    /// that are known to have the same.
     pub(crate) fn retention_of(&self, index: usize, block_tokens: u64) -> (Retention, usize) {
         let Some(policy) = &self.retention else { return (Retention::default(), usize::MAX) };
         let first = index as u64 * block_tokens;

@@ -7,7 +7,7 @@ use kv_place::{Placement, PlacementKind};
 
 use crate::{KvCacheOptions, OptionsError};
 
-/// What one device holds of every block.
+/// One device's share of every block.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Share {
     /// Position of the device among the cache's.
@@ -19,7 +19,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The shape of the KV of this share, of a whole of shape `all`.
+    /// The shape of this share of a cache of shape `all`.
     pub(crate) fn shape(&self, all: &KvShape) -> Result<KvShape, ShapeError> {
         KvShape::new(KvShapeOptions {
             layers: self.layers.len() as u32,
@@ -30,7 +30,7 @@ impl Share {
     }
 }
 
-/// The shares of all devices that have one. `options` have been checked.
+/// The shares of all devices that have layers. `options` have been checked.
 pub(crate) fn shares(options: &KvCacheOptions, devices: usize) -> Vec<Share> {
     let shape = &options.shape;
     let (layers, row_bytes) = (shape.layers(), shape.row_bytes());
@@ -52,7 +52,7 @@ pub(crate) fn shares(options: &KvCacheOptions, devices: usize) -> Vec<Share> {
     (0..devices).map(share).filter(|share| !share.layers.is_empty()).collect()
 }
 
-/// Checks that a placement is one of these blocks on so many devices.
+/// Checks that a placement is for these blocks and this number of devices.
 pub(crate) fn check(
     placement: &Placement,
     options: &KvCacheOptions,

@@ -15,9 +15,10 @@ use crate::StepError;
 ///
 /// While it lives, memory that its work may use stays mapped, and no other step begins.
 ///
-/// Dropping it, as an early return does, is safe whatever was enqueued: the cache takes the work for
-/// enqueued, and waits for it before it hands out, unmaps or frees what the work may use. The next step
-/// has the same number. Nothing says that no work was enqueued, because nothing could check it:
+/// Dropping it, as an early return does, is always safe. The work counts as enqueued, and the cache
+/// waits for it before it hands out, unmaps or frees memory that the work may use. The next step
+/// has the same number. No call can declare that no work was enqueued, because such a claim could
+/// not be checked:
 ///
 /// ```compile_fail,E0599
 /// # fn give_up(step: kv_cache::OpenStep) {
@@ -31,11 +32,11 @@ pub struct OpenStep {
     epoch: Epoch,
     /// None only while the step ends.
     lease: Option<Lease>,
-    /// The cache's latest step, which is this one. No other cache has this place.
+    /// The place of the cache's latest step, which is this one. It identifies the cache.
     latest: Arc<Mutex<Latest>>,
 }
 
-/// What became of a cache's latest step, as the cache and the holder of the step see it.
+/// The state of a cache's latest step, shared by the cache and the holder of the step.
 #[derive(Debug, Default)]
 pub(crate) enum Latest {
     /// Finished, or there was none yet.
@@ -66,7 +67,7 @@ impl OpenStep {
         self.epoch
     }
 
-    /// Ends the step; its lease is the caller's now.
+    /// Ends the step and returns its lease.
     pub(crate) fn end(&mut self) -> Option<Lease> {
         *self.latest.lock() = Latest::Over;
         self.lease.take()
@@ -95,7 +96,7 @@ pub(crate) struct InFlight {
     pub(crate) fences: Vec<Fence>,
 }
 
-/// What one device was sent for a step.
+/// The tables and arrays of a step, on one device.
 ///
 /// Valid on the part's compute stream until the next step is staged.
 #[derive(Debug)]
@@ -108,8 +109,8 @@ pub struct StagedPart<T> {
 }
 
 impl<T> StagedPart<T> {
-    /// The block table: `[sequences, width]` of `i32`, -1 beyond a sequence's blocks. To be read only:
-    /// the next step sends what changed in it.
+    /// The block table: `[sequences, width]` of `i32`, -1 beyond a sequence's blocks. Do not write
+    /// it: the next step sends only changes to it.
     ///
     /// # Errors
     /// None that this type can cause; see [`Staged::span`].
@@ -132,7 +133,7 @@ impl<T> StagedPart<T> {
         Ok(self.staged.span(self.lengths)?)
     }
 
-    /// Where an array lies that the caller added to the step.
+    /// The place of an array that the caller added to the step.
     ///
     /// # Errors
     /// [`StepError::Part`] for an array of another step or device.
@@ -140,7 +141,7 @@ impl<T> StagedPart<T> {
         Ok(self.staged.span(part)?)
     }
 
-    /// What the caller's closure returned for this device.
+    /// The value that the caller's closure returned for this device.
     #[must_use]
     pub fn extra(&self) -> &T {
         &self.extra

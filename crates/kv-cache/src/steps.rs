@@ -11,11 +11,11 @@ use crate::step::{InFlight, Latest, OpenStep, StagedPart};
 use crate::{KvCache, StepError};
 
 impl KvCache {
-    /// Begins a step, when the device is at most `overlap_depth` steps behind.
+    /// Begins a step once the device is at most `overlap_depth` steps behind.
     ///
     /// # Ordering
     /// Waits on the host for the oldest steps in flight, until no more than `overlap_depth` are.
-    /// What was released during the steps that have completed can be claimed again.
+    /// Blocks released during completed steps can be claimed again.
     ///
     /// # Errors
     /// [`StepError::StillOpen`] before the last step was finished or dropped; [`StepError::Device`],
@@ -30,7 +30,7 @@ impl KvCache {
         while self.in_flight.len() > self.options.overlap_depth as usize {
             self.complete_oldest()?;
         }
-        // Ages are told apart by the step, and priorities whose time is over end with it.
+        // The pool's clock advances once a step, and expired priorities end.
         self.pool.tick();
         self.pool.refresh();
         let epoch = self.pool.begin_epoch();
@@ -44,8 +44,8 @@ impl KvCache {
         self.in_flight.front().map_or(self.stats.steps, |oldest| oldest.number - 1)
     }
 
-    /// Waits until every step that was finished or dropped has completed. What was released by then can
-    /// be claimed, unless a step is open.
+    /// Waits until every step that was finished or dropped has completed. Blocks released by then
+    /// can be claimed, unless a step is open.
     ///
     /// # Ordering
     /// Waits on the host.
@@ -64,23 +64,23 @@ impl KvCache {
         Ok(())
     }
 
-    /// Sends the devices what a step reads: the block tables and lengths of `sequences`, and whatever
-    /// arrays `add` puts beside them, in one copy for each device.
+    /// Sends each device the arrays that a step reads, in one copy: the block tables and lengths of
+    /// `sequences`, and the arrays that `add` adds.
     ///
     /// `add` is called once for each part, with its index, while the part's device is
-    /// [kept current](cuda_driver::Device::while_current); what it returns is found again in the part's
+    /// [kept current](cuda_driver::Device::while_current); its value is returned by the part's
     /// [`StagedPart::extra`].
     ///
     /// # Ordering
-    /// Enqueues the copies between devices and host memory that were decided since the last call. Waits
-    /// on the host only if every staging buffer is being read still, which
-    /// [`begin_step`](KvCache::begin_step) rules out with one call a step. Work that is enqueued on
-    /// the compute streams after this call finds the arrays, and everything that was onboarded
-    /// before it, in place.
+    /// Enqueues the copies between devices and host memory that were decided since the last call.
+    /// Waits on the host only if every staging buffer is still being read; with one call after each
+    /// [`begin_step`](KvCache::begin_step), that does not happen. Work that is enqueued on the
+    /// compute streams after this call finds the arrays, and all blocks onboarded before it, in
+    /// place.
     ///
     /// # Errors
-    /// [`StepError`]. Devices before the one that failed may have been sent theirs. Copies that were not
-    /// enqueued are by the next call.
+    /// [`StepError`]. Devices before the one that failed may have been sent their arrays. The next
+    /// call enqueues the copies that were not enqueued.
     #[track_caller]
     pub fn stage<T, F>(
         &mut self,
@@ -123,7 +123,7 @@ impl KvCache {
         self.parts.iter_mut().enumerate().map(stage).collect()
     }
 
-    /// Ends a step: its work is enqueued on the compute streams.
+    /// Ends a step, whose work is enqueued on the compute streams.
     ///
     /// # Errors
     /// [`StepError::Device`] when no event could be recorded after the work: the step is dropped then,
@@ -141,14 +141,14 @@ impl KvCache {
             // The fences are of the parts' devices. A lease that is refused counts as dropped.
             drop(lease.submitted(&fences));
         }
-        // They have completed when the step has, which waits for them.
+        // The step waits for these, so they complete with it.
         fences.append(&mut self.arrived);
         self.stats.steps = number;
         self.in_flight.push_back(InFlight { number, epoch, fences });
         Ok(())
     }
 
-    /// Records fences after the work of a step that was dropped, so that it is in flight.
+    /// Records fences after the work of a dropped step, and counts the step as in flight.
     fn cover_left(&mut self) -> Result<(), DeviceError> {
         if !matches!(*self.latest.lock(), Latest::Left { .. }) {
             return Ok(());
@@ -158,7 +158,7 @@ impl KvCache {
         if let Latest::Left { lease, epoch } = latest {
             drop(lease.submitted(&fences));
             fences.append(&mut self.arrived);
-            // The number of the step that takes its place.
+            // The next step has this number too.
             self.in_flight.push_back(InFlight { number: self.stats.steps + 1, epoch, fences });
         }
         Ok(())
@@ -168,8 +168,8 @@ impl KvCache {
         matches!(*self.latest.lock(), Latest::Open)
     }
 
-    /// Makes the compute streams wait for the copies enqueued so far, of which the gate keeps the
-    /// fences: they are not covered by a step's until a step comes after them.
+    /// Makes the compute streams wait for the copies enqueued so far. The gate keeps fences of the
+    /// copies, because no step covers them yet.
     fn await_copies(&mut self) -> Result<(), DeviceError> {
         if self.copies.is_none() {
             return Ok(());
@@ -193,9 +193,9 @@ impl KvCache {
         if self.sabotage.ignores_copies {
             return Ok(());
         }
-        // What is there is of a step that was dropped, or was staged before. Later fences of the same
-        // streams cover it, so what has completed is free; the rest is asked again. No more can be pending
-        // than there are staging buffers, each of which is sent after one.
+        // These fences are of a dropped step, or of an earlier staging of this one. Completed ones
+        // are kept as spares; the others are asked again at the next call. There are at most as
+        // many pending as staging buffers, since each buffer is sent after one.
         let before = std::mem::take(&mut self.arrived);
         for fence in before {
             match fence.is_complete() {
@@ -233,7 +233,7 @@ impl KvCache {
 
     /// Keeps a fence that has completed, for its event to be recorded again.
     fn keep_spare(&mut self, fence: Fence) {
-        // Two parts may be on one device: whoever has the fewest gets it.
+        // Two parts may be on one device: the one with fewer spares gets it.
         let on_device = |part: &&mut Part| part.device() == fence.device();
         let parts = self.parts.iter_mut().filter(on_device);
         if let Some(part) = parts.min_by_key(|part| part.spare_count()) {

@@ -1,11 +1,11 @@
-//! Tenants: who may hold how many of the cache's blocks.
+//! Tenants, with their own block counts and bounds.
 
 use kv_pool::{TenantError, TenantId, TenantQuota, Tier};
 
 use crate::{KvCache, QuotaError};
 
 impl KvCache {
-    /// Counts one more tenant apart, at first without bounds. Requests name it as
+    /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
     /// [`Request::tenant`](crate::Request::tenant); counts are those of the [pool](KvCache::pool).
     ///
     /// # Errors
@@ -14,8 +14,8 @@ impl KvCache {
         self.pool.add_tenant()
     }
 
-    /// Bounds what a tenant may hold and keep cached in one tier, and keeps blocks for it. Blocks on
-    /// the device that are kept get their memory now, so that what is promised is there.
+    /// Bounds the blocks that a tenant may hold and have cached in one tier, and reserves blocks
+    /// for it. Reserved device blocks get their memory now.
     ///
     /// # Errors
     /// [`QuotaError`]; the quota is then as it was.

@@ -1,4 +1,4 @@
-//! How blocks travel between device and host memory: what may be asked for, and what was done.
+//! How blocks travel between device and host memory: options and counts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,31 +8,32 @@ use kv_kernels::link::{HostLinkOptions, RateBySize, Transport, TransportProfile}
 
 /// How blocks travel between the devices and host memory.
 ///
-/// Blocks that a step evicts, or brings back, travel together: as few calls as there are changes of
-/// direction. Whatever is chosen, the bytes and their order are the same.
+/// The blocks that a step evicts or brings back travel together, with one call for each change of
+/// direction. Every choice gives the same bytes in the same order.
 #[derive(Clone, Debug, Default)]
 pub struct TransportRules {
     /// The way.
     pub choice: TransportChoice,
-    /// Costs by which the cheapest way is chosen: for each device the first profile that
-    /// [is of it](TransportProfile::is_of), and what is assumed of it where there is none.
+    /// Costs by which the cheapest way is chosen: for each device the first profile that [is of
+    /// it](TransportProfile::is_of), or assumed costs if there is none.
     pub profiles: Vec<TransportProfile>,
-    /// What transfers may take of a device. There is no ring where only a kernel or the copy engine is
-    /// asked for, nor where the device has no memory for it.
+    /// The resources of a device that transfers may take. There is no ring if only a kernel or the
+    /// copy engine is chosen, or if the device has no memory for a ring.
     pub link: HostLinkOptions,
 }
 
 /// Which way blocks travel between device and host memory.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum TransportChoice {
-    /// Whichever the profile takes for the quickest: for long blocks the copy engine, which leaves the
-    /// multiprocessors alone; for short ones two hops where many follow each other in host memory, and
-    /// a kernel where they do not.
+    /// The quickest way by the profile: for long blocks the copy engine, which takes no
+    /// multiprocessors. For short blocks two hops where many are in a row in host memory, otherwise
+    /// a kernel.
     #[default]
     Quickest,
-    /// This one, wherever it can carry the blocks.
+    /// This way, wherever it can carry the blocks.
     Only(Transport),
-    /// One asynchronous copy for each block, a call each: no kernel, no list of blocks, nothing to build.
+    /// One asynchronous copy, with a call of its own, for each block: no kernel and no list of
+    /// blocks.
     EachBlock,
 }
 
@@ -65,7 +66,7 @@ impl fmt::Display for TransportChoice {
     }
 }
 
-/// A text that names no way.
+/// A text that is not the name of a way.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("unknown transport {found:?}; expected auto, copy-engine, kernel, two-hop or each-block")]
 pub struct UnknownTransport {
@@ -82,7 +83,7 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// What went one way, counted on every device by itself.
+/// Counts of one way, where a batch on two devices counts twice.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Carried {
     /// Batches of blocks.
@@ -98,7 +99,7 @@ impl Carried {
     }
 }
 
-/// What was enqueued between device and host memory, by the way it went.
+/// Counts of blocks enqueued between device and host memory, by way.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TransportStats {
     /// A kernel that reads or writes host memory.
@@ -141,12 +142,11 @@ impl TransportStats {
     }
 }
 
-/// What a copy of a batch is taken to cost the engine beside its bytes, in nanoseconds, where nobody
-/// has measured it.
+/// Assumed cost of one copy of a batch beside its bytes, in nanoseconds, without a measurement.
 const ASSUMED_COPY_NS: u64 = 600;
 
 impl TransportRules {
-    /// What decides for a device; `None` where blocks are copied one by one.
+    /// The profile that decides for a device; `None` if blocks are copied one by one.
     pub(crate) fn profile(&self, device: &Device) -> Result<Option<TransportProfile>, DeviceError> {
         let forced = match self.choice {
             TransportChoice::EachBlock => return Ok(None),
@@ -162,7 +162,7 @@ impl TransportRules {
         Ok(Some(profile))
     }
 
-    /// What the link of a device may take: a ring only where two hops are possible.
+    /// The resources of a device's link, with a ring only if two hops are possible.
     pub(crate) fn link_options(&self, profile: &TransportProfile) -> HostLinkOptions {
         match profile.forced {
             None | Some(Transport::TwoHop) => self.link,
@@ -171,7 +171,7 @@ impl TransportRules {
     }
 }
 
-/// What is assumed of a device that nobody has measured, batches of copies included.
+/// Assumed costs of a device without a measurement, batches of copies included.
 fn assumed(device: &Device, multiprocessors: u32) -> Result<TransportProfile, DeviceError> {
     let mut profile = TransportProfile::assumed(device, multiprocessors.max(1))?;
     for costs in [&mut profile.to_host, &mut profile.to_pages] {
