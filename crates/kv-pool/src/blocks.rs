@@ -34,6 +34,7 @@ const PRIORITY_SHIFT: u32 = 5;
 const PLACE_MASK: u32 = 0b111;
 const TIER_MASK: u32 = 0b11 << TIER_SHIFT;
 const PRIORITY_MASK: u32 = 0x7F << PRIORITY_SHIFT;
+const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
 
 /// Facts about a block that are true or false, as bits of one word.
 #[derive(Clone, Copy, Debug)]
@@ -192,6 +193,12 @@ impl Blocks {
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.uses.len()
+    }
+
+    /// All that is known, as numbers.
+    #[cfg(test)]
+    pub(crate) fn words(&self) -> (&[[u64; 2]], &[Use], &[Kin], usize) {
+        (&self.hashes, &self.uses, &self.kin, self.orphans)
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = RecordId> + use<> {
@@ -396,7 +403,6 @@ impl Blocks {
     /// where it was, and its slot.
     #[inline]
     pub(crate) fn claim(&mut self, id: RecordId, tenant: u16) -> (BlockPhase, Tier, BlockId) {
-        const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
         let record = self.record_mut(id);
         let meta = record[META];
         record[META] = meta & !(PLACE_MASK | PRIORITY_MASK) | BlockPhase::Claimed as u32 | DEFAULT;
@@ -410,7 +416,6 @@ impl Blocks {
     /// Returns its parent, its slot, and since when it was unused.
     #[inline]
     pub(crate) fn evict(&mut self, id: RecordId, tenant: u16) -> (Option<RecordId>, BlockId, u32) {
-        const DEFAULT: u32 = (Priority::DEFAULT.get() as u32) << PRIORITY_SHIFT;
         const LEFT: u32 = TIER_MASK;
         let record = self.record_mut(id);
         record[META] = record[META] & LEFT | BlockPhase::Claimed as u32 | DEFAULT;
@@ -425,6 +430,79 @@ impl Blocks {
         }
         self.orphans -= 1;
         (None, slot, stamp)
+    }
+
+    /// Gives content in a queue the place of a block of another tier that has none and is in no list, and
+    /// makes that block the claimant's at the place where the content was, in one pass over each record.
+    /// The content is on its way from here on, and its name is to come back. Returns where it goes from
+    /// and to, and since when it was unused.
+    #[inline]
+    pub(crate) fn displace(
+        &mut self,
+        content: RecordId,
+        target: RecordId,
+        tenant: u16,
+    ) -> (BlockId, BlockId, u32) {
+        let [from, meta, stamp] = {
+            let record = self.record(content);
+            [record[SLOT], record[META], record[STAMP]]
+        };
+        let record = self.record_mut(target);
+        let (to, far) = (record[SLOT], record[META] & TIER_MASK);
+        record[SLOT] = from;
+        record[META] = meta & TIER_MASK | BlockPhase::Claimed as u32 | DEFAULT | Flag::COPYING.0;
+        (record[BEFORE], record[AFTER]) = (0, content.0);
+        let record = self.record_mut(content);
+        record[SLOT] = to;
+        record[META] = meta & !(PLACE_MASK | TIER_MASK | Flag::NAMED.0)
+            | far
+            | BlockPhase::Moving as u32
+            | Flag::EXPECTED.0;
+        (record[BEFORE], record[AFTER]) = (0, target.0);
+        self.kin_mut(target)[ORIGIN] = tenant.into();
+        (BlockId(from), BlockId(to), stamp)
+    }
+
+    /// Makes a block that appears for the first time the claimant's.
+    #[inline]
+    pub(crate) fn claim_new(&mut self, id: RecordId, tier: Tier, slot: BlockId, tenant: u16) {
+        let record = self.record_mut(id);
+        record[SLOT] = slot.0;
+        record[META] = (tier as u32) << TIER_SHIFT | BlockPhase::Claimed as u32 | DEFAULT;
+        if tenant != 0 {
+            self.kin_mut(id)[ORIGIN] = tenant.into();
+        }
+    }
+
+    /// Makes a queued block without content the claimant's, in one pass over its record. Returns its slot
+    /// and what lay behind it in its queue; `None`, and nothing has changed, if there is more to it.
+    #[inline]
+    pub(crate) fn claim_empty(&mut self, id: RecordId, tenant: u16) -> Option<(BlockId, u32)> {
+        let record = self.record_mut(id);
+        let meta = record[META];
+        if meta & !(TIER_MASK | PRIORITY_MASK) != BlockPhase::Queued as u32 {
+            return None;
+        }
+        record[META] = meta & TIER_MASK | BlockPhase::Claimed as u32 | DEFAULT;
+        let (slot, after) = (BlockId(record[SLOT]), record[AFTER]);
+        (record[BEFORE], record[AFTER]) = (0, 0);
+        self.kin_mut(id)[ORIGIN] = tenant.into();
+        Some((slot, after))
+    }
+
+    /// Makes a claimed block of a tier without content the first of a queue before `front`; whether there
+    /// was nothing else to it. Counts, and the link that leads to it, are the caller's to change.
+    #[inline]
+    pub(crate) fn release_empty(&mut self, id: RecordId, tier: Tier, front: u32) -> bool {
+        let record = self.record_mut(id);
+        let meta = record[META];
+        let plain = (tier as u32) << TIER_SHIFT | BlockPhase::Claimed as u32;
+        if meta & !PRIORITY_MASK != plain {
+            return false;
+        }
+        record[META] = meta & !PLACE_MASK | BlockPhase::Queued as u32;
+        (record[BEFORE], record[AFTER]) = (u32::MAX, front);
+        true
     }
 
     /// Whether [`evict`](Self::evict) is all that there is to do when content in a queue goes.

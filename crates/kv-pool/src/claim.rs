@@ -3,8 +3,9 @@
 use crate::RecordId;
 use crate::blocks::Flag;
 use crate::hold::{BlockAt, Hold, give_single_back};
+use crate::offload::{Offload, take_offload};
 use crate::pool::Shared;
-use crate::state::{Claim, Move, Named, PoolState};
+use crate::state::{Claim, Named, PoolState};
 use crate::sync::Arc;
 use crate::{BlockHash, BlockId, BlockPool, Pinned, Priority, RegisterError, Retention, Tier};
 
@@ -295,14 +296,14 @@ impl Claimed {
     ///
     /// # Errors
     /// [`RegisterError::TooMany`] if there are fewer blocks than names; nothing was named then.
-    #[inline]
+    #[inline(always)]
     pub fn register(
         &mut self,
         hashes: &[BlockHash],
         naming: impl Into<Naming>,
     ) -> Result<Pinned, RegisterError> {
         let naming = naming.into();
-        // By value: a list whose address is nobody's stays in registers.
+        // By value, and inlined: a block that is claimed and named in one place stays in registers.
         match (hashes, std::mem::take(&mut self.blocks)) {
             ([hash], Own::One(hold, claim, tier)) => {
                 let at = register_one(&hold, claim, tier, *hash, &naming);
@@ -428,6 +429,7 @@ impl Claimed {
     ///
     /// # Errors
     /// As [`register`](Self::register).
+    #[inline]
     pub fn cache(
         mut self,
         hashes: &[BlockHash],
@@ -528,7 +530,7 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         match std::mem::take(&mut self.blocks) {
             Own::Nothing => {}
-            Own::One(hold, claim, _) => release_one(hold, claim),
+            Own::One(hold, claim, tier) => release_one(hold, claim, tier),
             Own::List(list) => give_list_back(list),
         }
     }
@@ -538,17 +540,14 @@ fn give_list_back(mut list: Box<ClaimList>) {
     // While it is locked, the pool is this function's, wherever the list goes.
     let pool = Arc::clone(&list.pool);
     let mut state = pool.state.lock();
-    // The first one is the next to be claimed.
-    for claim in list.claims().iter().rev() {
-        state.release_claim(claim);
-    }
+    state.release_claims(list.tier, list.claims());
     list.clear();
     state.spares.keep_claims(list);
 }
 
 #[inline(never)]
-fn release_one(hold: Arc<Hold>, claim: Claim) {
-    give_single_back(hold, |state| state.release_claim(&claim));
+fn release_one(hold: Arc<Hold>, claim: Claim, tier: Tier) {
+    give_single_back(hold, |state| state.release_claims(tier, &[claim]));
 }
 
 /// Names a claimed block, or changes over to the one that has the name. The block that the pin is of,
@@ -576,6 +575,20 @@ fn cache_one(hold: Arc<Hold>, claim: Claim, hash: BlockHash, naming: &Naming) ->
 }
 
 impl PoolState {
+    /// Gives claimed blocks of a tier back, with what was to be moved away from them. The first one is the
+    /// next to be claimed.
+    fn release_claims(&mut self, tier: Tier, claims: &[Claim]) {
+        let mut rest = claims;
+        while !rest.is_empty() {
+            let released = self.release_empties(tier, rest);
+            rest = &rest[..rest.len() - released];
+            if let Some((last, others)) = rest.split_last() {
+                self.release_claim(last);
+                rest = others;
+            }
+        }
+    }
+
     /// Gives a claimed block back, with what was to be moved away from it.
     pub(crate) fn release_claim(&mut self, claim: &Claim) {
         if let Some(moved) = claim.offload() {
@@ -637,53 +650,6 @@ impl PoolState {
                 self.take_unnamed(own);
                 own
             }
-        }
-    }
-}
-
-fn take_offload(pool: &Arc<Shared>, claim: &mut Claim, moved: Move) -> Offload {
-    *claim = claim.without_offload();
-    Offload { pool: Some(Arc::clone(pool)), moved }
-}
-
-/// Evicted content on its way from a primary slot to a secondary one.
-///
-/// The caller copies, then commits. Lookups find the content again after the commit. Dropped
-/// without a commit, the content is given up. Until either, nobody is handed one of the two slots,
-/// except for the one who claimed the primary one.
-#[derive(Debug)]
-#[must_use = "evicted content is lost unless its copy is committed"]
-pub struct Offload {
-    /// `None` only when the move has ended.
-    pool: Option<Arc<Shared>>,
-    moved: Move,
-}
-
-impl Offload {
-    /// The primary slot that holds the content.
-    #[must_use]
-    pub fn from(&self) -> BlockId {
-        self.moved.from
-    }
-
-    /// The secondary slot that it goes to.
-    #[must_use]
-    pub fn to(&self) -> BlockId {
-        self.moved.to
-    }
-
-    /// Says that the copy is done, or enqueued where every later use of either slot comes after it.
-    pub fn commit(mut self) {
-        if let Some(pool) = self.pool.take() {
-            pool.state.lock().commit_offload(self.moved);
-        }
-    }
-}
-
-impl Drop for Offload {
-    fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            pool.state.lock().abort_offload(self.moved);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::blocks::{Blocks, Kind};
 use crate::list::List;
-use crate::{Priority, RecordId};
+use crate::{Priority, RecordId, Tier};
 
 /// What a queued block is queued as: the priority of its content, `None` without content. Blocks
 /// leave in the order of their classes, so those without content come before all others.
@@ -86,6 +86,42 @@ impl EvictionQueues {
     pub(crate) fn first_cached(&self) -> Option<usize> {
         let lowest = (self.occupied & !(1 << EMPTY)).trailing_zeros() as usize;
         (lowest < CLASSES).then_some(lowest)
+    }
+
+    /// Takes out up to `count` of the next blocks without content, up to the first of which `take` does
+    /// not say what lay behind it; how many.
+    #[inline]
+    pub(crate) fn pop_run_empty(
+        &mut self,
+        blocks: &mut Blocks,
+        count: usize,
+        take: impl FnMut(&mut Blocks, RecordId) -> Option<u32>,
+    ) -> usize {
+        let list = &mut self.lists[EMPTY];
+        let taken = list.pop_run_front(blocks, count, take);
+        if list.is_empty() {
+            self.occupied &= !(1 << EMPTY);
+        }
+        self.len -= taken;
+        self.empty -= taken;
+        taken
+    }
+
+    /// Releases claimed blocks of a tier without content, as [`insert_first`](Self::insert_first) one
+    /// after the other, up to the first that there is more to; how many.
+    #[inline]
+    pub(crate) fn push_run_empty(
+        &mut self,
+        blocks: &mut Blocks,
+        run: impl Iterator<Item = RecordId>,
+        tier: Tier,
+    ) -> usize {
+        let count = self.lists[EMPTY]
+            .push_run_front(blocks, run, |blocks, id, front| blocks.release_empty(id, tier, front));
+        self.occupied |= u128::from(count > 0) << EMPTY;
+        self.len += count;
+        self.empty += count;
+        count
     }
 
     /// Takes out the first block of a class that has one.
@@ -197,7 +233,7 @@ impl EvictionQueues {
     }
 
     #[inline]
-    fn remove_at(&mut self, blocks: &mut Blocks, block: RecordId, index: usize) {
+    pub(crate) fn remove_at(&mut self, blocks: &mut Blocks, block: RecordId, index: usize) {
         let list = &mut self.lists[index];
         list.remove(blocks, block);
         if list.is_empty() {

@@ -144,6 +144,7 @@ mod index;
 mod integrity;
 mod list;
 mod loan;
+mod offload;
 mod onboard;
 mod pin;
 pub mod policy;
@@ -162,7 +163,7 @@ mod view;
 
 pub use admit::{Admission, Admit, Admitted, Partial};
 pub use builder::PoolBuilder;
-pub use claim::{Claimed, Naming, Offload, Registered};
+pub use claim::{Claimed, Naming, Registered};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{
@@ -173,6 +174,7 @@ pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub(crate) use ids::RecordId;
 pub use ids::{BlockId, Epoch, Location, Priority, Tier};
 pub use loan::{Loan, LoanId};
+pub use offload::Offload;
 pub use onboard::{Onboard, OnboardRefused, Onboarded};
 pub use pin::Pinned;
 pub use pool::BlockPool;

@@ -95,6 +95,56 @@ impl List {
         Some(front)
     }
 
+    /// Adds blocks at the front, one before the other, up to the first that `queue` does not make a block
+    /// whose links are none and the one that it is given; how many.
+    #[inline]
+    pub(crate) fn push_run_front(
+        &mut self,
+        blocks: &mut Blocks,
+        run: impl Iterator<Item = RecordId>,
+        queue: impl Fn(&mut Blocks, RecordId, u32) -> bool,
+    ) -> usize {
+        let (mut count, mut front) = (0, self.front);
+        for block in run {
+            if !queue(blocks, block, front) {
+                break;
+            }
+            match front {
+                NONE => self.back = block.0,
+                front => blocks.set_before(RecordId(front), block.0),
+            }
+            front = block.0;
+            count += 1;
+        }
+        self.front = front;
+        count
+    }
+
+    /// Takes out up to `count` blocks from the front, up to the first of which `take`, which clears its
+    /// links, does not say what lay behind it; how many.
+    #[inline]
+    pub(crate) fn pop_run_front(
+        &mut self,
+        blocks: &mut Blocks,
+        count: usize,
+        mut take: impl FnMut(&mut Blocks, RecordId) -> Option<u32>,
+    ) -> usize {
+        let (mut taken, mut front) = (0, self.front);
+        while taken < count
+            && front != NONE
+            && let Some(after) = take(blocks, RecordId(front))
+        {
+            front = after;
+            taken += 1;
+        }
+        self.front = front;
+        match front {
+            NONE => self.back = NONE,
+            front => blocks.set_before(RecordId(front), NONE),
+        }
+        taken
+    }
+
     /// Closes the gap that a block has left between two others.
     #[inline]
     pub(crate) fn close(&mut self, blocks: &mut Blocks, before: u32, after: u32) {

@@ -13,6 +13,10 @@ pub(crate) struct Sabotage {
 }
 
 impl Sabotage {
+    pub(crate) fn is_on(&self) -> bool {
+        self.on
+    }
+
     /// What the second of two callers claims: blocks that the first one peeked at as well.
     pub(crate) fn stale(&mut self) -> Option<RecordId> {
         if self.on && self.second_caller { self.peeked.pop_front() } else { None }

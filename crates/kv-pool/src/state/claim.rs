@@ -14,7 +14,7 @@ use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 ///
 /// Two words, for a pair of registers: a structure that is written part by part and then copied as a
 /// whole, as those that go through memory are, makes the processor wait.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Claim {
     /// The number of the block, counted from 1, and its slot in the high half.
     ids: NonZeroU64,
@@ -34,7 +34,7 @@ impl Claim {
     }
 
     /// The same with content that goes to a slot of the secondary tier. Slots are below 2^31.
-    fn with_offload(self, content: RecordId, to: BlockId) -> Self {
+    pub(super) fn with_offload(self, content: RecordId, to: BlockId) -> Self {
         let content = u64::from(content.0) + 1;
         Self { moved: self.moved & Self::EVICTED | u64::from(to.0) << 32 | content, ..self }
     }
@@ -116,10 +116,18 @@ impl PoolState {
     #[inline]
     pub(crate) fn claim(&mut self, tier: Tier, by: Tenant, count: usize, into: &mut Vec<Claim>) {
         into.reserve(count);
-        if count > 1 {
-            self.warm_victims(tier, count);
+        let empty = match self.is_sabotaged() {
+            true => 0,
+            false => self.claim_empties(tier, by, count, into),
+        };
+        self.counters.claimed += empty as u64;
+        let rest = count - empty;
+        if rest > 1 {
+            // Content that moves keeps its name: what loses it lies where the move goes to.
+            let to = if self.offloads(tier) { Tier::Secondary } else { tier };
+            self.warm_victims(to, rest);
         }
-        for _ in 0..count {
+        for _ in 0..rest {
             let Some(claim) = self.claim_one(tier, by) else { break };
             into.push(claim);
         }
@@ -140,6 +148,15 @@ impl PoolState {
         list
     }
 
+    /// Whether blocks are not claimed in the order of the queue.
+    #[inline]
+    fn is_sabotaged(&self) -> bool {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        return self.sabotage.is_on();
+        #[cfg(not(all(feature = "sabotage", debug_assertions)))]
+        false
+    }
+
     /// Reads the places of the names that are about to be removed.
     fn warm_victims(&self, tier: Tier, count: usize) {
         let victims = self.tier(tier).queues.next_cached(&self.blocks).take(count);
@@ -156,9 +173,9 @@ impl PoolState {
         {
             return Some(self.claim_stale(stale));
         }
-        let claim = match self.claim_plainly(tier, by) {
+        let claim = match self.claim_empty(tier, by) {
             Some(claim) => claim,
-            None => self.claim_next(tier, by)?,
+            None => self.claim_cached(tier, by)?,
         };
         self.counters.claimed += 1;
         #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -166,6 +183,15 @@ impl PoolState {
             self.sabotage.peeked(claim.block());
         }
         Some(claim)
+    }
+
+    /// Claims the next block of a tier, where none without content can be had in the short way.
+    #[inline]
+    fn claim_cached(&mut self, tier: Tier, by: Tenant) -> Option<Claim> {
+        match self.claim_plainly(tier, by) {
+            None => self.claim_next(tier, by),
+            claim => claim,
+        }
     }
 
     fn claim_next(&mut self, tier: Tier, by: Tenant) -> Option<Claim> {
