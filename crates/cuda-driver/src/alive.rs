@@ -1,4 +1,4 @@
-//! Which objects of a device are alive, so that whoever cannot close it learns what is in the way.
+//! The live objects of a device, for a caller whose close is refused.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::Device;
 
-/// What sort of object a handle owns.
+/// The kind of object that a handle owns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Stream,
@@ -20,8 +20,8 @@ pub(crate) enum Kind {
 
 const KINDS: usize = 7;
 
-/// The handles of one device, counted by kind. The counts are of interest to people and to tests of
-/// leaks; nothing is decided by them, so they are relaxed.
+/// The handles of one device, counted by kind. The counts are for reports and for tests of leaks.
+/// No decision depends on them, so they are relaxed.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     handles: [AtomicUsize; KINDS],
@@ -44,7 +44,7 @@ impl Tally {
         (self.handles[index].load(Relaxed), self.bytes[index].load(Relaxed))
     }
 
-    /// What is alive, of `owners` owners of the device, one of whom asks.
+    /// The live objects, where the device has `owners` owners, the caller among them.
     pub(crate) fn alive(&self, owners: usize, retired: usize) -> LiveHandles {
         let (streams, _) = self.of(Kind::Stream);
         let (events, _) = self.of(Kind::Event);
@@ -68,7 +68,7 @@ impl Tally {
             devices: 0,
             retired,
         };
-        // Each handle owns the device once, and so does who asks.
+        // Each handle owns the device once, and the caller owns it once.
         alive.devices = owners.saturating_sub(alive.handles() + 1);
         alive
     }
@@ -108,13 +108,13 @@ impl fmt::Debug for Held {
     }
 }
 
-/// The objects of a device that are alive, by kind: what keeps it from being closed.
+/// The live objects of a device, by kind: they keep it from being closed.
 ///
-/// While other threads make and drop handles, the counts are of no single moment.
+/// While other threads make and drop handles, the counts may be of different moments.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub struct LiveHandles {
-    /// Streams, ours and adopted ones; clones are one.
+    /// Streams, our own and adopted ones; clones count as one.
     pub streams: usize,
     /// Events.
     pub events: usize,
@@ -134,23 +134,24 @@ pub struct LiveHandles {
     pub physical_memories: usize,
     /// Their bytes.
     pub physical_bytes: u64,
-    /// Modules; clones, and the kernels of one, are one.
+    /// Modules; clones, and the kernels of one module, count as one.
     pub modules: usize,
-    /// Handles of the device itself, beside the one that was asked.
+    /// Handles of the device itself, except the one that was asked.
     pub devices: usize,
     /// Buffers that were dropped and whose memory waits to be freed, and objects that the driver refused to
-    /// destroy when they were dropped ([`Device::free_retired`]). They keep nobody from closing the device, which frees them.
+    /// destroy when they were dropped ([`Device::free_retired`]). They do not keep the device from
+    /// being closed; closing frees them.
     pub retired: usize,
 }
 
 impl LiveHandles {
-    /// Whether nothing keeps the device from being closed.
+    /// Whether the device can be closed.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.handles() == 0 && self.devices == 0
     }
 
-    /// How many objects are alive, the device's own handles and retired memory left out.
+    /// Number of live objects, without the device's own handles and retired memory.
     #[must_use]
     pub fn handles(&self) -> usize {
         self.streams

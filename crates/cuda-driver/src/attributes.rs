@@ -1,6 +1,6 @@
-//! What the driver tells of devices, and of the ways between them.
+//! Attributes of devices, and of the ways between them.
 
-/// Name, UUID and other identity of a device, in one look.
+/// Name, UUID, size and bus of a device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DeviceInfo {
     /// Marketing name, such as `NVIDIA H100 80GB HBM3`.
@@ -52,10 +52,10 @@ impl DeviceAttribute {
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
     /// Whether physical memory can be exported as a POSIX file descriptor.
     pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Self = Self(103);
-    /// Whether the device and driver know fabric handles. It does not say that this process may make
-    /// one: see [`PhysicalMemory::probe_fabric`](crate::PhysicalMemory::probe_fabric).
+    /// Whether the device and driver support fabric handles. Whether this process may make one is
+    /// another question: see [`PhysicalMemory::probe_fabric`](crate::PhysicalMemory::probe_fabric).
     pub const HANDLE_TYPE_FABRIC_SUPPORTED: Self = Self(128);
-    /// The host's memory node beside the device; -1 where the host has no nodes.
+    /// The host's memory node next to the device; -1 on a host without nodes.
     pub const HOST_NUMA_ID: Self = Self(134);
 }
 
@@ -64,10 +64,10 @@ impl DeviceAttribute {
 pub struct PeerAttribute(pub u32);
 
 impl PeerAttribute {
-    /// How the way ranks among all of the machine: 0 is the quickest.
+    /// Rank of the way among all of the machine; 0 is the fastest.
     pub const PERFORMANCE_RANK: Self = Self(1);
     /// Whether the first device can map memory of the second.
     pub const ACCESS_SUPPORTED: Self = Self(2);
-    /// Whether atomic operations over the way are done by the memory's own device.
+    /// Whether the memory's own device performs atomic operations over the way.
     pub const NATIVE_ATOMIC_SUPPORTED: Self = Self(3);
 }

@@ -1,4 +1,4 @@
-//! The end of a device in this process: who may end it, in which order, and what was answered.
+//! Closing a device: who may close it, the order of the steps, and the outcome.
 
 use crate::current::Bound;
 use crate::device::{Inner, Object, Retired};
@@ -8,10 +8,10 @@ use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles, s
 /// The error that lost a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Loss {
-    /// The first error, with the call that met it.
+    /// The first error, with the call that returned it.
     pub error: DriverError,
-    /// Which loss of the process it was: of several lost devices, the one with the least number was
-    /// lost first, as far as this process met it.
+    /// Number of the loss within the process. Of several lost devices, the one with the least
+    /// number was the first whose loss this process saw.
     pub order: u64,
 }
 
@@ -21,8 +21,8 @@ pub struct Loss {
 pub struct Closed {
     /// Dropped buffers and modules that were freed.
     pub freed: usize,
-    /// The error that had lost the device, if one had. The driver repeats it to every call of the
-    /// clean-up, which does its work all the same.
+    /// The error that lost the device, if it was lost. The driver returns it from every call of the
+    /// clean-up, and does the work all the same.
     pub lost: Option<DriverError>,
 }
 
@@ -30,15 +30,16 @@ pub struct Closed {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
-    /// Something that was made from it is alive.
+    /// Objects made from the device are alive.
     #[error("the device is in use: {alive}")]
     InUse {
         /// The device, open as before.
         device: Device,
-        /// What is alive.
+        /// The live objects.
         alive: LiveHandles,
     },
-    /// It is closed, and the driver refused a part of the clean-up, now or when an object was dropped.
+    /// The device is closed, and the driver refused a part of the clean-up, now or when an object
+    /// was dropped.
     #[error("the driver refused to clean up")]
     Refused(#[source] DriverError),
 }
@@ -48,16 +49,16 @@ crate::messages::one_line_debug!(CloseError);
 impl Device {
     /// Closes the device: frees the memory of dropped buffers, unloads dropped modules and releases the context.
     ///
-    /// Dropping the last handle does the same, and tells nobody how it went.
+    /// Dropping the last handle does the same, without the outcome.
     ///
     /// # Ordering
-    /// Waits in the driver for the work that uses what is freed.
+    /// Waits in the driver for the work that uses the freed memory.
     ///
     /// # Errors
-    /// [`CloseError::InUse`] with the device, unless this is the last handle of it and of all that was
-    /// made from it; [`CloseError::Refused`] with the first refusal, after every step was tried, or else
-    /// with that of the first object that was given up when it was dropped. The error of a device that is
-    /// lost is no refusal.
+    /// [`CloseError::InUse`] with the device, while other handles of it, or of objects made from
+    /// it, are alive. [`CloseError::Refused`] after every step was tried, with the first refusal,
+    /// or else with that of the first object that was given up when it was dropped. The error of a
+    /// lost device is no refusal.
     #[track_caller]
     pub fn close(self) -> Result<Closed, CloseError> {
         let alive = self.alive();
@@ -77,8 +78,8 @@ impl Device {
 }
 
 impl Inner {
-    /// Frees retired memory, releases the context and lets go of its owner, each even if what came
-    /// before failed; returns the first refusal. Once done, there is nothing left to do.
+    /// Frees retired memory, releases the context and drops its owner. Takes every step even if one
+    /// before it failed, and returns the first refusal. A second call does nothing.
     #[track_caller]
     fn end(&mut self) -> DriverResult<()> {
         let _site = site::enter();
@@ -95,7 +96,7 @@ impl Inner {
                 Ok(()) => free_all(&*self.driver, retired),
                 Err(error) => {
                     refused(error, "what was dropped was not freed");
-                    // A device that cannot be asked may still use what was registered.
+                    // A device that cannot be asked may still use registered memory.
                     std::mem::forget(retired);
                     Err(error)
                 }
@@ -118,7 +119,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Refusals are logged; a destructor has nobody to tell.
+        // Refusals are logged, since a destructor returns no result.
         let _ = self.end();
     }
 }
@@ -126,8 +127,8 @@ impl Drop for Inner {
 /// Frees every entry, even after a refusal, and returns the first refusal.
 pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
     let has = |wanted: fn(&Retired) -> bool| retired.iter().any(wanted);
-    // The driver waits for all devices before it frees, and for one before it unregisters. What it
-    // never knew of, it does not wait for.
+    // The driver waits for all devices before it frees memory, and for one device before it
+    // unregisters memory. It waits for no device before this crate's own memory is freed.
     let registered = has(|memory| matches!(memory, Retired::Registered(_)));
     let settled = if registered { twice(|| opened::settle(driver)) } else { Ok(()) };
     let lent = has(|memory| matches!(memory, Retired::Lent(_)));
@@ -181,32 +182,33 @@ pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResul
     }
 }
 
-/// Makes the call that ends a driver's object or memory; a second time only where the answer says that the
-/// first did nothing. Any other error may be of earlier work, and the object gone: its number may then be
-/// that of another object already.
+/// Makes the call that ends a driver's object or memory, and repeats it only if the answer says
+/// that the first call did nothing. Any other error may be of earlier work. The object may then be
+/// gone, and its number another object's.
 pub(crate) fn once(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
     call().or_else(|error| if error.code.is_of_call_not_made() { call() } else { Err(error) })
 }
 
-/// Makes a call that waits, binds, or names what is still ours a second time where it was refused: what
-/// stays would stay until the context ends, or for ever. A lost device repeats its error.
+/// Repeats a refused call that waits, binds, or acts on memory that is still ours. Without the
+/// second attempt the memory would stay until the context ends, or for ever. A lost device returns
+/// its error again.
 fn twice(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
     call().or_else(|error| if error.code.is_sticky() { Err(error) } else { call() })
 }
 
-/// Lets go of host memory that the device is done with, as `answer` says; what it may still use is
-/// never let go of.
+/// Frees host memory if `answer` says that the device is done with it. Memory that the device may
+/// still use is never freed.
 fn let_go<T>(memory: T, answer: DriverResult<()>) -> DriverResult<()> {
     match answer {
-        // On a device that has stopped nothing uses it any more.
+        // No work of a stopped device uses the memory.
         Err(error) if !error.code.is_sticky() => std::mem::forget(memory),
         _ => drop(memory),
     }
     answer
 }
 
-/// Logs a refusal of clean-up: quietly where the device is lost or the driver is ending with the
-/// process, since the memory is then gone with its context.
+/// Logs a refusal of clean-up. If the device is lost, or the driver is ending with the process, the
+/// level is lower, since the memory is gone with its context.
 pub(crate) fn refused(error: DriverError, what: &'static str) {
     if error.code.is_sticky() || error.code == ErrorCode::DEINITIALIZED {
         tracing::debug!(%error, "{what}");

@@ -180,7 +180,7 @@ macro_rules! counted_all { () => { counted! {
 counted_all!();
 
 impl CountingDriver {
-    /// Counts what is called on `upstream` from now on.
+    /// Counts the calls made on `upstream` from now on.
     #[must_use]
     pub fn new(upstream: Arc<dyn Driver>) -> Self {
         Self {
@@ -192,8 +192,8 @@ impl CountingDriver {
         }
     }
 
-    /// The same, and tells `watcher` the name of each call before it is made, on the thread that makes it: for
-    /// tests of what holds inside a call.
+    /// Counts, and gives `watcher` the name of each call before the call, on the calling thread.
+    /// This is for tests of the state during a call.
     #[must_use]
     pub fn watched(
         upstream: Arc<dyn Driver>,
@@ -202,8 +202,8 @@ impl CountingDriver {
         Self { watcher: Some(Box::new(watcher)), ..Self::new(upstream) }
     }
 
-    /// The same, and shows `watcher` each [access of the host](Driver::host_access) before it is made, on the
-    /// thread that makes it.
+    /// Counts, and gives `watcher` each [access of the host](Driver::host_access) before the
+    /// access, on its thread.
     #[must_use]
     pub fn watching_accesses(self, watcher: impl Fn(HostAccess) + Send + Sync + 'static) -> Self {
         Self { access_watcher: Some(Box::new(watcher)), ..self }
@@ -216,14 +216,14 @@ impl CountingDriver {
         }
     }
 
-    /// How often each call was made, by its name; calls never made are left out.
+    /// Number of calls, by name. Calls that were never made are left out.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<&'static str, u64> {
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         CALLS.iter().copied().zip(counts).filter(|&(_, count)| count > 0).collect()
     }
 
-    /// Pinned host bytes allocated or registered so far, whether or not given back since.
+    /// Pinned host bytes allocated or registered so far, including those freed since.
     #[must_use]
     pub fn pinned_bytes_allocated(&self) -> u64 {
         self.pinned_bytes.load(Ordering::Relaxed)

@@ -24,9 +24,9 @@ const _: () = assert!(size_of::<usize>() == size_of::<u64>());
 /// NVIDIA's driver library (`libcuda`), as a [`Driver`].
 ///
 /// The library is loaded when [`load`](CudaDriver::load) is called, so programs build and start on
-/// machines without one. All calls used are looked up then: once there is a `CudaDriver`, no call
-/// can turn out to be missing, but `cuMemcpyBatchAsync`, which drivers before 12.8 lack and whose
-/// absence is an answer.
+/// machines without one. All calls are looked up then, so a `CudaDriver` lacks no call. The
+/// exception is `cuMemcpyBatchAsync`, which drivers before 12.8 do not have; it then returns an
+/// error.
 ///
 /// A result code is kept as the number that the library returned, so a driver newer than this
 /// crate may answer with codes that this crate has no name for.
@@ -72,7 +72,8 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// As [`load`](CudaDriver::load), in the form that the handles of this crate take.
+    /// As [`load`](CudaDriver::load), as the `Arc` that [`Device::open`](crate::Device::open)
+    /// takes.
     ///
     /// # Errors
     /// As [`load`](CudaDriver::load).
@@ -80,7 +81,7 @@ impl CudaDriver {
         Ok(Arc::new(Self::load()?))
     }
 
-    /// Holds the driver to what `calls` relies on: that a `CUdevice` is the device's ordinal.
+    /// Checks an assumption of `calls`: a `CUdevice` is the device's ordinal.
     fn check_ordinals(&self, count: i32) -> Result<(), DriverError> {
         for ordinal in 0..count {
             let mut device = -1;
@@ -100,7 +101,7 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// What an answer to initialisation means for the caller.
+/// The caller's error for an answer to initialisation.
 fn unavailable(error: DriverError) -> Unavailable {
     match error.code {
         ErrorCode::NO_DEVICE => Unavailable::NoDevice,

@@ -1,4 +1,4 @@
-//! Which context is current on a thread, and who has seen to it.
+//! The current context of a thread, and whether this crate keeps it current.
 
 use std::cell::Cell;
 
@@ -7,7 +7,8 @@ use crate::{Driver, DriverResult};
 /// A context, with the driver object that it was made current through.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Kept {
-    /// Address of the driver object. It is alive: whoever keeps the context current holds its device.
+    /// Address of the driver object, which is alive: the [`Keeping`] that keeps the context current
+    /// holds its device.
     driver: usize,
     context: u64,
 }
@@ -20,20 +21,20 @@ impl Kept {
 
 thread_local! {
     /// # Invariants
-    /// What the innermost [`Keeping`] of this thread has made current, if nothing of this crate has made
-    /// another context current since.
+    /// The context that the innermost [`Keeping`] of this thread has made current, if this crate
+    /// has made no other context current since.
     static KEPT: Cell<Option<Kept>> = const { Cell::new(None) };
 }
 
-/// A context bound on this thread; dropping it restores what was current.
+/// A context bound on this thread; a drop restores the context that was current before.
 pub(crate) struct Bound<'a> {
     driver: &'a dyn Driver,
-    /// The context to restore, and what was kept current, unless it was this one already.
+    /// The context to restore, and the kept one, unless this context was current already.
     restore: Option<(u64, Option<Kept>)>,
 }
 
 impl<'a> Bound<'a> {
-    /// Asks the driver what is current, unless this thread keeps a context current.
+    /// Asks the driver for the current context, unless this thread keeps one current.
     ///
     /// # Safety
     /// - `context` is a live context of `driver`.
@@ -48,7 +49,7 @@ impl<'a> Bound<'a> {
         }
         // SAFETY: the caller passes a live context.
         unsafe { driver.ctx_set_current(context) }?;
-        // Until it is current again, nobody may take for granted that it is.
+        // The kept context may not be assumed current until it is restored.
         KEPT.set(None);
         Ok(Self { driver, restore: Some((current, kept)) })
     }
@@ -91,7 +92,7 @@ impl Drop for Keeping<'_> {
     fn drop(&mut self) {
         KEPT.set(self.before);
         if self.before == Some(self.own) {
-            // Whoever keeps it for longer looks.
+            // An outer `Keeping` makes the check.
             return;
         }
         match self.bound.driver.ctx_get_current() {

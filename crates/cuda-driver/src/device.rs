@@ -25,7 +25,7 @@ pub enum DeviceError {
     /// The driver refused the call.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The device met an error from which its context cannot recover; nothing was tried.
+    /// The device has had an error from which its context cannot recover; the call was not made.
     #[error("the device is lost since {first}")]
     Poisoned {
         /// The first such error: the cause, with the call that met it.
@@ -51,25 +51,26 @@ impl DeviceError {
     }
 }
 
-/// Memory whose owner was dropped. Freeing it waits for the device, so a drop only notes it here.
+/// Memory whose owner was dropped. Freeing it waits for the device, so a drop only adds it to this
+/// list.
 #[derive(Debug)]
 pub(crate) enum Retired {
     Device(u64),
     Host(u64),
     /// Registered at its first address.
     Registered(Box<dyn HostRegion>),
-    /// Memory of this crate's that a copy was given and that could not be waited for.
+    /// This crate's memory of a copy that could not be waited for.
     Lent(Box<[u8]>),
-    /// A module, which is not unloaded without a wait, or an object that was not destroyed when its
-    /// last handle was dropped, for certain.
+    /// A module, since unloading waits, or an object that certainly was not destroyed when its last
+    /// handle was dropped.
     Object(Object),
 }
 
-/// What became of the one call that ends an object.
+/// The outcome of the one call that ends an object.
 pub(crate) enum Ended {
     /// It was made.
     Done,
-    /// It did nothing for certain, and may be made again.
+    /// It certainly did nothing, and may be repeated.
     Not(DeviceError),
     /// It may have been made: the object's number may be another's by now.
     Perhaps(DeviceError),
@@ -87,13 +88,14 @@ pub(crate) enum Object {
 /// A GPU, on one context. A cheap handle: clones are the same device.
 ///
 /// Every operation through a handle of this crate binds the device's context on the calling thread
-/// and restores what was current there, so handles may be used and dropped on any thread. A thread
-/// that makes many of them keeps the context current with [`while_current`](Device::while_current).
+/// and restores the context that was current before. So handles may be used and dropped on any
+/// thread. For many operations on one thread, [`while_current`](Device::while_current) keeps the
+/// context current.
 ///
 /// # Health
 /// The first sticky error ([`ErrorCode::is_sticky`](crate::ErrorCode::is_sticky)) poisons the
-/// device: later operations fail at once with that cause and reach the driver no more, except
-/// clean-up, which is always tried and always quiet.
+/// device: later operations fail at once with that cause and do not reach the driver. Clean-up is
+/// always tried, and its errors on a lost device are not reported.
 #[derive(Clone)]
 pub struct Device {
     pub(crate) inner: Arc<Inner>,
@@ -105,14 +107,14 @@ pub(crate) struct Inner {
     /// # Invariants
     /// Valid until `end`: retained by `open`, or kept by `adopt`'s caller.
     pub(crate) context: u64,
-    /// Until `end`: the context in the list of those that this process has opened.
+    /// Until `end`: the context's entry in the list of contexts that this process has opened.
     pub(crate) noted: Option<Noted>,
     /// Whether the context is ours to release, and was not released yet.
     pub(crate) retained: bool,
     info: DeviceInfo,
     pub(crate) loss: OnceLock<Loss>,
     pub(crate) retired: Mutex<Vec<Retired>>,
-    /// What the driver answered of the first object that was dropped and may have been left.
+    /// The driver's answer for the first dropped object that may be left.
     pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
     pub(crate) owner: Owner,
@@ -120,7 +122,7 @@ pub(crate) struct Inner {
     sabotage: Sabotage,
 }
 
-/// Protections that are out, for tests that see the harm.
+/// Protections taken out, for tests that must see the harm.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[derive(Debug, Default)]
 struct Sabotage {
@@ -131,11 +133,11 @@ struct Sabotage {
 /// How many devices of this process were lost.
 static LOSSES: AtomicU64 = AtomicU64::new(0);
 
-/// The host program's object whose handle was taken in, held so that it lives as long.
+/// The host program's object behind an adopted handle, held to keep it alive.
 pub(crate) struct Owner(Option<Box<dyn Any + Send + Sync>>);
 
 impl Owner {
-    /// Somebody else sees to it.
+    /// The host program keeps the object alive.
     pub(crate) const ELSEWHERE: Self = Self(None);
 
     #[cfg(feature = "cuda")]
@@ -143,8 +145,8 @@ impl Owner {
         Self(Some(Box::new(object)))
     }
 
-    /// Lets go of the object; its destructor may bind another context on this thread, which is taken
-    /// back.
+    /// Drops the object. Its destructor may bind another context on this thread; the current one is
+    /// restored.
     pub(crate) fn let_go(&mut self, driver: &dyn Driver) {
         let Some(object) = self.0.take() else { return };
         let before = driver.ctx_get_current();
@@ -179,8 +181,8 @@ impl Device {
     /// Opens device `ordinal` on its primary context, which this handle retains.
     ///
     /// # Errors
-    /// [`DeviceError::Driver`] with `INVALID_DEVICE` for an ordinal that names no device, or what
-    /// else the driver answers.
+    /// [`DeviceError::Driver`] with `INVALID_DEVICE` for an unknown ordinal, or another error of
+    /// the driver.
     pub fn open(driver: Arc<dyn Driver>, ordinal: i32) -> Result<Self, DeviceError> {
         let on_device = |error: DriverError| error.on_device(ordinal);
         let info = driver.device_get_info(ordinal).map_err(on_device)?;
@@ -248,7 +250,7 @@ impl Device {
         }
     }
 
-    /// The driver that this device is reached through.
+    /// The driver object of this device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.inner.driver
@@ -272,8 +274,7 @@ impl Device {
         &self.inner.info
     }
 
-    /// Time on the host's clock of a simulated machine, for predictions; none on a GPU, where time
-    /// is real.
+    /// Time on the host's clock of a simulated machine, for predictions; `None` on a GPU.
     #[must_use]
     pub fn virtual_now(&self) -> Option<Duration> {
         self.inner.driver.virtual_now()
@@ -285,13 +286,13 @@ impl Device {
         self.inner.loss.get().map(|loss| loss.error)
     }
 
-    /// The error that poisoned the device, and which loss of the process it was.
+    /// The error that poisoned the device, and the number of that loss within the process.
     #[must_use]
     pub fn loss(&self) -> Option<Loss> {
         self.inner.loss.get().copied()
     }
 
-    /// What was made from the device and is alive.
+    /// The live objects made from the device.
     #[must_use]
     pub fn alive(&self) -> LiveHandles {
         let retired = self.inner.retired.lock().len();
@@ -302,14 +303,15 @@ impl Device {
         &self.inner.tally
     }
 
-    /// Runs driver calls with this device's context bound, and restores what was current.
+    /// Runs driver calls with this device's context bound, and restores the context that was
+    /// current before.
     ///
-    /// A sticky error poisons the device. This is how sibling crates make calls that no handle
-    /// here wraps.
+    /// A sticky error poisons the device. Other crates make calls without a handle in this crate in
+    /// this way.
     ///
     /// # Errors
-    /// [`DeviceError::Poisoned`] without running `calls` when the device is lost; otherwise what
-    /// `calls` returned.
+    /// [`DeviceError::Poisoned`] without running `calls` when the device is lost; otherwise the
+    /// error of `calls`.
     #[track_caller]
     pub fn run<T>(
         &self,
@@ -321,7 +323,7 @@ impl Device {
         self.clean_up(calls)
     }
 
-    /// As [`run`](Device::run), but tried on a poisoned device too: for freeing and unmapping.
+    /// As [`run`](Device::run), also on a poisoned device: for freeing and unmapping.
     ///
     /// # Errors
     /// What the calls returned.
@@ -345,17 +347,19 @@ impl Device {
         result.map_err(|error| self.met(error))
     }
 
-    /// Keeps this device's context current on the calling thread while `work` runs: operations of this
-    /// device's handles within it make no driver call for their context, where each makes three otherwise,
-    /// or one where the context is current already. Operations of other devices make two.
+    /// Keeps this device's context current on the calling thread while `work` runs. Within `work`,
+    /// operations of this device's handles make no driver call for their context, and those of
+    /// other devices make two. Elsewhere each operation makes three, or one if the context is
+    /// current already.
     ///
-    /// For the loop of a thread that drives a device, and for stretches of many operations. Other threads
-    /// are not concerned, nor is anything after `work`: what was current before is current again, also
-    /// when it panics.
+    /// Use it for the loop of a thread that drives a device, and for many operations in a row. It
+    /// affects no other thread. After `work`, also after a panic, the context that was current
+    /// before is current again.
     ///
-    /// What else runs on this thread meanwhile, through other libraries, may make another context current
-    /// as long as it restores this one, as PyTorch's device guards do; `work` that breaks this has the
-    /// operations after it act on that context. The end of `work` looks, and logs an error.
+    /// Other libraries that run on this thread within `work` may make another context current, as
+    /// long as they restore this one, as PyTorch's device guards do. If they do not, later
+    /// operations within `work` act on the other context. The end of `work` checks this, and logs
+    /// an error.
     ///
     /// # Errors
     /// When the context cannot be bound; `work` was not called then.
@@ -372,12 +376,12 @@ impl Device {
         Ok(done)
     }
 
-    /// An error of a call on this device, which its message names.
+    /// An error of a call on this device, with the device's ordinal in its message.
     fn named(&self, error: DriverError) -> DriverError {
         error.on_device(self.inner.ordinal)
     }
 
-    /// What an error of a call means: a sticky one is the end of the device.
+    /// Converts an error of a call. A sticky error poisons the device.
     fn met(&self, error: DriverError) -> DeviceError {
         let error = self.named(error);
         #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -393,20 +397,21 @@ impl Device {
         DeviceError::Driver(error)
     }
 
-    /// Makes operations act on whatever context is current on the thread, as if nobody had to bind one.
+    /// Makes operations act on the thread's current context, without binding their own.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_bind_nothing(&self, on: bool) {
         self.inner.sabotage.binds_nothing.store(on, Relaxed);
     }
 
-    /// Makes the device forget what lost it, so that every later call meets the error anew.
+    /// Makes the device forget the error that lost it, so that every later call returns the
+    /// driver's error.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_forget_loss(&self, on: bool) {
         self.inner.sabotage.forgets_loss.store(on, Relaxed);
     }
 
-    /// Refuses objects of another driver object: their handles mean nothing to this one, which would
-    /// follow them.
+    /// Refuses objects of another driver object. This driver would follow their handles, which are
+    /// not its own.
     pub(crate) fn check_driver(
         &self,
         other: &Device,
@@ -420,10 +425,10 @@ impl Device {
         }
     }
 
-    /// Whether both are of one driver object.
+    /// Whether both devices are of one driver object.
     pub(crate) fn is_of_driver(&self, other: &Device) -> bool {
         let [ours, theirs] = [self, other].map(|device| Arc::as_ptr(&device.inner.driver));
-        // By address: one driver's table of methods may exist twice.
+        // Compared by address, since one driver's table of methods may exist twice.
         std::ptr::addr_eq(ours, theirs)
     }
 
@@ -454,9 +459,10 @@ impl Device {
         self.run(|driver| driver.ctx_synchronize())
     }
 
-    /// Tells the driver that the host is about to access memory which devices can reach too, at the
-    /// caller's place: see [`Driver::host_access`]. [`PinnedBuffer`](crate::PinnedBuffer) does so itself;
-    /// this is for those who reach its bytes by address. An access of no bytes is none.
+    /// Tells the driver, with the caller's line, that the host is about to access memory that
+    /// devices can reach too: see [`Driver::host_access`]. [`PinnedBuffer`](crate::PinnedBuffer)
+    /// does so itself. Code that accesses its bytes by address calls this. An access of no bytes is
+    /// ignored.
     #[track_caller]
     pub fn host_access(&self, access: HostAccess) {
         if access.bytes > 0 {
@@ -465,12 +471,13 @@ impl Device {
         }
     }
 
-    /// Notes memory whose owner is gone; [`free_retired`](Device::free_retired) frees it.
+    /// Adds memory whose owner was dropped to the list that [`free_retired`](Device::free_retired)
+    /// frees.
     pub(crate) fn retire(&self, memory: Retired) {
         self.inner.retired.lock().push(memory);
     }
 
-    /// Makes the call that ends an object, and says whether the object may be gone.
+    /// Makes the call that ends an object, and returns its outcome.
     #[track_caller]
     pub(crate) fn end(&self, call: impl FnOnce(&dyn Driver) -> DriverResult<()>) -> Ended {
         let mut made = false;
@@ -487,8 +494,8 @@ impl Device {
         }
     }
 
-    /// Destroys an object. One that was not destroyed for certain is tried again with the memory of dropped
-    /// buffers; one that may have been is given up.
+    /// Destroys an object. An object that certainly was not destroyed is tried again with the
+    /// memory of dropped buffers. An object that may have been destroyed is given up.
     ///
     /// # Safety
     /// - The object is live, of this device, and its last handle is being dropped.
@@ -506,7 +513,7 @@ impl Device {
         }
     }
 
-    /// Notes that something dropped may be left, for [`close`](Device::close) to report.
+    /// Remembers that a dropped object may be left, for [`close`](Device::close) to report.
     pub(crate) fn give_up(&self, error: DriverError, what: &'static str) {
         refused(error, what);
         if !error.code.is_sticky() {
@@ -514,9 +521,9 @@ impl Device {
         }
     }
 
-    /// Frees the memory of dropped buffers and modules; returns how many there were. Objects that could not be destroyed
-    /// when they were dropped are tried once more, and count too: those whose context could not be bound,
-    /// and those of which the driver said that the call did nothing.
+    /// Frees the memory of dropped buffers and modules, and returns their number. Objects that were
+    /// not destroyed when they were dropped are tried once more, and count too. Their context could
+    /// not be bound, or the driver said that the call did nothing.
     ///
     /// Dropping a buffer or a module frees nothing, because `cuMemFree`, `cuMemFreeHost` and
     /// `cuModuleUnload` wait for the device. Allocating calls this first, and so does dropping the last handle of the device.
@@ -525,8 +532,9 @@ impl Device {
     /// May wait for all work of the device.
     ///
     /// # Errors
-    /// The first refusal; every other buffer is freed all the same. What was refused is given up: it may be
-    /// gone, since the driver may answer with the error of earlier work, and is never freed a second time.
+    /// The first refusal; every other buffer is freed all the same. A refused object is given up,
+    /// and is never freed a second time: it may be gone, since the driver may return the error of
+    /// earlier work.
     #[track_caller]
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
         let retired = std::mem::take(&mut *self.inner.retired.lock());
@@ -538,7 +546,7 @@ impl Device {
         let freed =
             self.clean_up(|driver| retired.take().map_or(Ok(()), |list| free_all(driver, list)));
         if let Some(retired) = retired {
-            // The context could not be bound, so nothing was tried.
+            // The context could not be bound, so no call was made.
             self.inner.retired.lock().extend(retired);
         }
         freed.map(|()| count)
@@ -546,7 +554,7 @@ impl Device {
 }
 
 impl Inner {
-    /// Poisons the device by `error`, unless it was poisoned before; returns the first cause.
+    /// Poisons the device with `error`, unless it was poisoned before, and returns the first error.
     fn lose(&self, error: DriverError) -> DriverError {
         self.loss.get_or_init(|| Loss { error, order: LOSSES.fetch_add(1, Relaxed) }).error
     }

@@ -1,4 +1,4 @@
-//! The seam: the driver calls we make, as one object-safe trait over plain integers.
+//! The seam: our driver calls, as one object-safe trait over plain integers.
 
 use core::ffi::c_void;
 use core::fmt;
@@ -25,13 +25,13 @@ pub struct HostAccess {
     pub address: u64,
     /// Length, in bytes.
     pub bytes: u64,
-    /// Whether it may change the bytes.
+    /// Whether the access may change the bytes.
     pub writes: bool,
 }
 
 /// Physical memory to create: pinned memory on one device (`CUmemAllocationProp`).
 ///
-/// What is to be exported later must be asked for here.
+/// Forms of export must be chosen at creation.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct AllocationProp {
     /// Ordinal of the device that holds the memory.
@@ -68,9 +68,9 @@ impl AllocationProp {
 /// addressing they are of one space. Calls act on the calling thread's current context wherever the
 /// driver's do; the handles of this crate bind it, callers of the trait must.
 ///
-/// Two things a driver is told beside the calls: the host's [accesses](Driver::host_access) to memory that
-/// devices reach too, and, on the thread of each call, the [place](crate::site) in the program that it is
-/// made for. They are for drivers that report; no call, argument or answer depends on them.
+/// Beside the calls, a driver is told two things: the host's [accesses](Driver::host_access) to
+/// memory that devices reach too, and, on the thread of each call, the [line](crate::site) of the
+/// program that made it. Drivers use them for reports. No call, argument or answer depends on them.
 ///
 /// The trait is object safe on purpose: a virtual call costs nanoseconds and the cheapest driver
 /// call about 0.3 µs.
@@ -89,22 +89,22 @@ impl AllocationProp {
 /// * a kernel's arguments have the number, order and sizes of its parameters, and all that it
 ///   accesses through them obeys the two points before this one.
 ///
-/// Device memory itself is not memory that Rust knows: a wrong device address is answered with an
-/// error by the device, and orders between operations are a matter of correctness, not soundness.
+/// Device memory is outside Rust's memory model. The device answers a wrong device address with an
+/// error, and the order of operations is a matter of correctness, not of soundness.
 pub trait Driver: fmt::Debug + Send + Sync {
     /// Short name of the implementation for reports: `cuda` or `sim`.
     fn name(&self) -> &'static str;
 
-    /// Time on the host's clock of a simulated machine; none where time is real.
+    /// Time on the host's clock of a simulated machine; `None` on a real one.
     fn virtual_now(&self) -> Option<Duration> {
         None
     }
 
-    /// Tells a driver that checks orders that this thread reads or writes memory which devices can reach
-    /// too. No call of CUDA; a driver that does not check does nothing.
+    /// Tells a driver that checks orders about an access of this thread to memory that devices can
+    /// reach too. It is no call of CUDA. A driver that does not check orders ignores it.
     ///
-    /// Whoever reads or writes pinned memory tells it where it does so, just before a read and just
-    /// before a write. Inside a function that a stream calls it counts as an access of that stream.
+    /// Code that reads or writes pinned memory calls this just before each access. Inside a
+    /// function that a stream calls, it counts as an access of that stream.
     fn host_access(&self, access: HostAccess) {
         let _ = access;
     }
@@ -378,8 +378,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// See [Safety of the seam](Driver#safety-of-the-seam); nothing refers to the memory any more.
     unsafe fn mem_free_host(&self, host: u64) -> DriverResult<()>;
 
-    /// `cuMemHostRegister`: pins memory that the host program has. Whole pages are pinned, and what
-    /// was registered is what the driver then knows: `bytes` bytes from `host` on.
+    /// `cuMemHostRegister`: pins memory that the host program has. Whole pages are pinned. The
+    /// driver then accepts exactly `bytes` bytes from `host` on as pinned memory.
     ///
     /// # Errors
     /// `INVALID_VALUE` for no bytes and for addresses that nothing is mapped at;
@@ -397,9 +397,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
         flags: HostRegisterFlags,
     ) -> DriverResult<()>;
 
-    /// `cuMemHostUnregister`: waits for the work of the context that registered the memory, whether or
-    /// not it uses the memory, and of no other; then it is pinned no more. Another context's copy of
-    /// the memory that is under way loses its device.
+    /// `cuMemHostUnregister`: waits for all work of the context that registered the memory, and for
+    /// no other context, then unpins the memory. A pending copy of the memory by another context
+    /// loses that context's device.
     ///
     /// # Errors
     /// `HOST_MEMORY_NOT_REGISTERED` for memory that is not registered; `INVALID_VALUE` for an address
@@ -415,8 +415,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `INVALID_VALUE` for memory that is not pinned or not mapped for devices.
     fn mem_host_get_device_pointer(&self, host: u64) -> DriverResult<u64>;
 
-    /// `cuPointerGetAttributes`: what lies at an address. The address is looked up, not followed; one of
-    /// which the driver knows nothing is no error.
+    /// `cuPointerGetAttributes`: the memory at an address. The address is looked up, not followed.
+    /// An unknown address is no error.
     ///
     /// # Errors
     /// `INVALID_CONTEXT`.
@@ -487,8 +487,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `NOT_SUPPORTED` from a driver that lacks the call; nothing was enqueued then.
     /// `INVALID_VALUE` for the legacy default stream, for a batch of no copies, for a copy of no
     /// bytes, and for a range that leaves its allocation or mapping; the copies before the one that is
-    /// refused run all the same. An address that is of neither
-    /// pinned nor device memory is taken for pageable memory, and followed during the call.
+    /// refused still run. An address of neither pinned nor device memory counts as pageable memory,
+    /// and is followed during the call.
     ///
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam).
@@ -543,7 +543,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `NOT_PERMITTED` or `NOT_SUPPORTED` for fabric handles where there is no fabric.
     fn mem_create(&self, bytes: u64, prop: AllocationProp) -> DriverResult<u64>;
 
-    /// `cuMemRelease`: gives the handle up; the memory lives on until its last mapping is gone.
+    /// `cuMemRelease`: releases the handle. The memory lives on until its last mapping is gone.
     ///
     /// Driver 580 answers `INVALID_VALUE` to some released handles and follows others.
     ///
@@ -577,11 +577,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// another process exported. The source may be imported again, and its descriptor closed.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for what stands for no memory; `INVALID_DEVICE` for memory of a device that
+    /// `INVALID_VALUE` for a source that is no memory; `INVALID_DEVICE` for memory of a device that
     /// this process does not see; `NOT_PERMITTED` or `NOT_SUPPORTED` for fabric handles.
     fn mem_import_from_shareable_handle(&self, source: ShareableRef<'_>) -> DriverResult<u64>;
 
-    /// `cuMemGetAllocationPropertiesFromHandle`: what the memory of `handle` was created as.
+    /// `cuMemGetAllocationPropertiesFromHandle`: the properties that the memory of `handle` was
+    /// created with.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for memory that is not of a device.
@@ -593,7 +594,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         handle: u64,
     ) -> DriverResult<AllocationProp>;
 
-    /// `cuMemMap`: puts physical memory under reserved addresses. Grants no access.
+    /// `cuMemMap`: maps physical memory at reserved addresses. Grants no access.
     ///
     /// # Errors
     /// `INVALID_VALUE` over a mapped page, for the same handle too, and for unaligned addresses;
@@ -612,8 +613,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
         handle: u64,
     ) -> DriverResult<()>;
 
-    /// `cuMemUnmap`. Not ordered after any stream: the caller waits for every user first.
-    /// Ranges that were never mapped, or only in part, are a success.
+    /// `cuMemUnmap`. Waits for no stream: the caller waits for every user first. A range that is
+    /// not mapped, or only in part, is a success.
     ///
     /// # Errors
     /// `INVALID_VALUE` for addresses that are not reserved or that split a mapping.
@@ -627,8 +628,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     // --- Modules and kernels -------------------------------------------------------------------
 
-    /// `cuModuleLoadDataEx`: compiles PTX for the current context's device. What the compiler had
-    /// to say is appended to `log`, on success and on failure.
+    /// `cuModuleLoadDataEx`: compiles PTX for the current context's device. The compiler's messages
+    /// are appended to `log`, on success and on failure.
     ///
     /// # Errors
     /// `INVALID_PTX`, `UNSUPPORTED_PTX_VERSION`, `INVALID_IMAGE`.
@@ -676,7 +677,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What the driver answers.
     fn graph_create(&self) -> DriverResult<u64>;
 
-    /// `cuGraphDestroy`. What was instantiated from the graph lives on.
+    /// `cuGraphDestroy`. Instances of the graph live on.
     ///
     /// # Errors
     /// What the driver answers.
@@ -692,7 +693,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam); the function's module stays loaded as long
-    /// as the graph and what is instantiated from it.
+    /// as the graph and its instances.
     unsafe fn graph_add_kernel_node(
         &self,
         graph: u64,
@@ -701,7 +702,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         args: &KernelArgs,
     ) -> DriverResult<u64>;
 
-    /// `cuGraphInstantiate`: what can be launched of a graph as it is now.
+    /// `cuGraphInstantiate`: an instance of the graph as it is now, which can be launched.
     ///
     /// # Errors
     /// What the driver answers.
@@ -719,7 +720,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// See [Safety of the seam](Driver#safety-of-the-seam).
     unsafe fn graph_exec_destroy(&self, exec: u64) -> DriverResult<()>;
 
-    /// `cuGraphLaunch`: enqueues an instantiated graph. Two launches of one never run at once.
+    /// `cuGraphLaunch`: enqueues an instantiated graph. Two launches of one instance never run at
+    /// once.
     ///
     /// # Errors
     /// What the driver answers. A fault inside a kernel shows at a later call, as a sticky error.

@@ -1,4 +1,4 @@
-//! What a driver call can answer: codes, the call they came from, and why there may be no driver.
+//! Answers of driver calls: codes, the call of each, and why there may be no driver.
 
 use core::fmt;
 
@@ -18,7 +18,7 @@ macro_rules! error_codes {
         impl ErrorCode {
             $($(#[$doc])* pub const $name: ErrorCode = ErrorCode($value);)*
 
-            /// The driver's own name of this code, where this crate knows it.
+            /// The driver's own name of this code, if this crate has it.
             #[must_use]
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
@@ -43,7 +43,7 @@ error_codes! {
     STUB_LIBRARY = 34, "CUDA_ERROR_STUB_LIBRARY";
     /// The call needs a newer driver.
     CALL_REQUIRES_NEWER_DRIVER = 36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER";
-    /// The device is in use by somebody else, or out of service.
+    /// The device is in use by another process, or out of service.
     DEVICE_UNAVAILABLE = 46, "CUDA_ERROR_DEVICE_UNAVAILABLE";
     /// There is no CUDA device.
     NO_DEVICE = 100, "CUDA_ERROR_NO_DEVICE";
@@ -122,11 +122,11 @@ error_codes! {
 }
 
 impl ErrorCode {
-    /// Whether the context can do nothing more after this error.
+    /// Whether the context is unusable after this error.
     ///
     /// After one of these every later call in the context fails with the same code
-    /// (CUDA C++ Programming Guide, "Error Checking"; driver API notes of each code), so the
-    /// first of them is the cause and all later ones are its echo.
+    /// (CUDA C++ Programming Guide, "Error Checking"; driver API notes of each code). So the first
+    /// of these errors is the cause, and the later ones repeat it.
     #[must_use]
     pub fn is_sticky(self) -> bool {
         matches!(
@@ -148,12 +148,12 @@ impl ErrorCode {
         )
     }
 
-    /// Whether the code says that the very call that answered it did nothing.
+    /// Whether the code says that the call which returned it did nothing.
     ///
-    /// Most codes say less: a call that destroys or frees may also answer an error of earlier asynchronous
-    /// work, whatever it did itself (driver API notes of each call). Of these two the notes of
-    /// `CUresult` speak of the call alone: it got too little memory or other resources to be carried out,
-    /// or is not permitted during a capture.
+    /// Most codes do not say this: a call that destroys or frees may return an error of earlier
+    /// asynchronous work and still do its own work (driver API notes of each call). Two codes are
+    /// about the call alone, by the notes of `CUresult`: the call had too little memory or other
+    /// resources, or is not permitted during a capture.
     #[must_use]
     pub(crate) fn is_of_call_not_made(self) -> bool {
         matches!(self, Self::OUT_OF_MEMORY | Self::STREAM_CAPTURE_UNSUPPORTED)
@@ -177,14 +177,16 @@ impl fmt::Debug for ErrorCode {
 
 /// A driver call that did not succeed: `cuMemAlloc of 8.0 GiB on GPU 0: CUDA_ERROR_OUT_OF_MEMORY (2)`.
 ///
-/// Two are equal where call and code are: size, address and GPU are for the reader of the message.
+/// Two errors are equal if their calls and codes are. Size, address and GPU are for the reader of
+/// the message.
 #[derive(Clone, Copy)]
 pub struct DriverError {
     /// The driver's name of the call, such as `cuMemMap`.
     pub call: &'static str,
     /// The driver's answer.
     pub code: ErrorCode,
-    /// [`NO_DEVICE`] where it is not known. No `Option`: every result of the step path has this size.
+    /// [`NO_DEVICE`] if the GPU is not known. An `Option` would make every result of the step path
+    /// larger.
     device: i32,
     object: Object,
 }
@@ -192,7 +194,7 @@ pub struct DriverError {
 const NO_DEVICE: i32 = i32::MIN;
 const _: () = assert!(size_of::<DriverError>() <= 48);
 
-/// What a call was about.
+/// The object of a call.
 #[derive(Clone, Copy)]
 enum Object {
     Unnamed,
@@ -202,13 +204,13 @@ enum Object {
 }
 
 impl DriverError {
-    /// An answer `code` of the call `call`.
+    /// The answer `code` of the call `call`.
     #[must_use]
     pub const fn new(call: &'static str, code: ErrorCode) -> Self {
         Self { call, code, device: NO_DEVICE, object: Object::Unnamed }
     }
 
-    /// The same, of a call on GPU `ordinal`, unless the error names a GPU already.
+    /// This error of a call on GPU `ordinal`, unless the error names a GPU already.
     #[must_use]
     pub const fn on_device(self, ordinal: i32) -> Self {
         match self.device {
@@ -217,19 +219,19 @@ impl DriverError {
         }
     }
 
-    /// The same, of a call for so many bytes.
+    /// This error of a call for `bytes` bytes.
     #[must_use]
     pub const fn of_bytes(self, bytes: u64) -> Self {
         Self { object: Object::Size(bytes), ..self }
     }
 
-    /// The same, of a call for the bytes at `address`.
+    /// This error of a call for the bytes at `address`.
     #[must_use]
     pub const fn of_range(self, address: u64, bytes: u64) -> Self {
         Self { object: Object::Range { address, bytes }, ..self }
     }
 
-    /// The same, of a launch.
+    /// This error of a launch.
     #[must_use]
     pub const fn of_launch(self, config: &LaunchConfig) -> Self {
         let [x, y, z] = config.block;
@@ -283,10 +285,10 @@ pub enum Unavailable {
     /// The driver library is not installed.
     #[error("no CUDA driver library (libcuda) was found")]
     NoLibrary,
-    /// The library is there but could not be initialised.
+    /// The library is installed but could not be initialised.
     #[error("the CUDA driver could not be initialised")]
     Init(#[source] DriverError),
-    /// The driver works but there is no device.
+    /// The driver works, and there is no device.
     #[error("the CUDA driver reports no device")]
     NoDevice,
     /// The library lacks a call that this crate needs.

@@ -1,4 +1,4 @@
-//! Host memory of our own: mapped in huge pages and beside a device, where the system has that.
+//! Host memory of our own: mapped in huge pages and next to a device, if the system can.
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -14,19 +14,19 @@ use other as system;
 
 use crate::{Device, DeviceAttribute};
 
-/// How memory is to be mapped. What the system does not have is done without, and
-/// [`HostPages::got`] tells what it was.
+/// Options for mapping memory. Options that the system lacks are ignored; [`HostPages::granted`]
+/// returns the granted ones.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct HostPagesOptions {
-    /// Whether memory of 2 MiB and more is to lie in huge pages: those that the system has set aside,
-    /// or else those that it puts together when asked to.
+    /// Whether memory of 2 MiB and more uses huge pages: pages that the system has set aside, or
+    /// else pages that it makes huge on request.
     pub huge: bool,
-    /// The memory node that the pages are to lie on.
+    /// The memory node of the pages.
     pub node: MemoryNode,
 }
 
 impl HostPagesOptions {
-    /// Huge pages beside the device.
+    /// Huge pages next to the device.
     pub const HUGE_BESIDE_DEVICE: Self = Self { huge: true, node: MemoryNode::BesideDevice };
 }
 
@@ -34,33 +34,34 @@ impl HostPagesOptions {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum MemoryNode {
-    /// Whichever the system chooses: as a rule that of the thread that maps.
+    /// The system's choice, usually the node of the calling thread.
     Any,
-    /// The one beside the device that the memory is pinned for; any where the host does not say.
+    /// The node next to the device that the memory is pinned for; any node if the host does not
+    /// say.
     BesideDevice,
-    /// This one, by the system's number, while it has memory left; otherwise another.
+    /// The node with this number of the system, while it has memory left; otherwise another.
     Number(u32),
 }
 
-/// Pages that mapped memory lies in.
+/// The kind of pages of mapped memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum PageKind {
     /// Huge pages that the system had set aside (`MAP_HUGETLB`).
     Huge,
-    /// Pages that the system was asked to make huge (`MADV_HUGEPAGE`) before they were first touched;
-    /// where it finds no room it takes ordinary ones, and does not say so.
+    /// Pages that the system was asked to make huge (`MADV_HUGEPAGE`) before the first access.
+    /// Without room the system uses ordinary pages, and does not say so.
     Advised,
     /// Ordinary pages.
     Ordinary,
 }
 
-/// What mapped memory got of what was asked for.
+/// Page options actually granted.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct PagesGot {
+pub struct GrantedPages {
     /// The pages.
     pub pages: PageKind,
-    /// The memory node of the first page, where the system tells.
+    /// The memory node of the first page, if the system says.
     pub node: Option<u32>,
 }
 
@@ -83,33 +84,33 @@ pub enum HostPagesError {
 
 crate::messages::one_line_debug!(HostPagesError);
 
-/// Memory mapped for this process alone, zeroed, and touched once, so that every page is there.
+/// Memory mapped for this process alone, zeroed, with every page present.
 ///
-/// It is to be pinned and handed to a device, see
-/// [`PinnedBuffer::pin`](crate::PinnedBuffer::pin). Dropping it gives it back to the system.
+/// [`PinnedBuffer::pin`](crate::PinnedBuffer::pin) pins such memory. A drop returns it to the
+/// system.
 pub struct HostPages {
     /// # Invariants
     /// A mapping of `bytes` bytes, readable, writable and private, whose provenance is exposed and
-    /// which nobody else unmaps; zeroed when made.
+    /// which no other code unmaps; zeroed when made.
     base: u64,
     bytes: u64,
-    got: PagesGot,
+    granted: GrantedPages,
 }
 
 impl HostPages {
     /// Maps at least `bytes` bytes, on memory node `node` if one is given.
     ///
-    /// Touches every page: about 0.1 s a GiB in huge pages, several times that in ordinary ones.
+    /// Accesses every page: about 0.1 s a GiB in huge pages, several times that in ordinary ones.
     ///
     /// # Errors
-    /// [`HostPagesError`], also for more than [the host has](HostPages::host_bytes), whose touch would end
-    /// the process; nothing is mapped then.
+    /// [`HostPagesError`], also for more memory than [the host has](HostPages::host_bytes), because
+    /// accessing it would end the process. No memory is mapped then.
     pub fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, HostPagesError> {
         system::map(bytes, huge, node)
     }
 
-    /// The most memory that this process can have mapped, in bytes, where the system tells: that of the
-    /// machine, or less where its control group is given less.
+    /// The most memory that this process can have, in bytes, if the system says: the machine's
+    /// memory, or the limit of the control group.
     #[must_use]
     pub fn host_bytes() -> Option<u64> {
         system::host_bytes()
@@ -121,16 +122,16 @@ impl HostPages {
         self.base
     }
 
-    /// Length in bytes: what was asked for, and the rest of its last page.
+    /// Length in bytes: the requested length, rounded up to a whole page.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What was got of what was asked for.
+    /// Page options actually granted.
     #[must_use]
-    pub fn got(&self) -> PagesGot {
-        self.got
+    pub fn granted(&self) -> GrantedPages {
+        self.granted
     }
 }
 
@@ -142,7 +143,10 @@ impl Drop for HostPages {
 
 impl fmt::Debug for HostPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostPages").field("bytes", &self.bytes).field("got", &self.got).finish()
+        f.debug_struct("HostPages")
+            .field("bytes", &self.bytes)
+            .field("granted", &self.granted)
+            .finish()
     }
 }
 
@@ -162,10 +166,9 @@ unsafe impl HostRegion for HostPages {
 /// segment that processes share.
 ///
 /// # Safety
-/// - both methods always answer the same: a range, at most `isize::MAX` bytes long, of initialised,
-///   readable and writable memory with exposed provenance, which stays mapped until the value is
-///   dropped;
-/// - nothing else of this process accesses the range while it is registered.
+/// - both methods always return the same range: at most `isize::MAX` bytes of initialised, readable
+///   and writable memory with exposed provenance, which stays mapped until the value is dropped;
+/// - no other code of this process accesses the range while it is registered.
 pub unsafe trait HostRegion: fmt::Debug + Send + Sync {
     /// The first address.
     fn address(&self) -> u64;
@@ -175,13 +178,13 @@ pub unsafe trait HostRegion: fmt::Debug + Send + Sync {
 }
 
 impl Device {
-    /// The host's memory node beside this device; none where the host has no nodes or does not say.
+    /// The host's memory node next to this device; `None` if the host has no nodes or does not say.
     #[must_use]
     #[track_caller]
     pub fn host_node(&self) -> Option<u32> {
         let node = match self.attribute(DeviceAttribute::HOST_NUMA_ID) {
             Ok(node) => Some(i64::from(node)),
-            // A driver that does not know the question.
+            // An older driver does not have the attribute.
             Err(_) => system::node_of_pci_device(&self.info().pci_bus_id),
         };
         node.and_then(|node| u32::try_from(node).ok())
@@ -207,11 +210,11 @@ mod tests {
         {
             let pages = HostPages::map(bytes, huge, None).unwrap();
             assert!(pages.bytes() >= bytes && pages.bytes().is_multiple_of(4096), "{pages:?}");
-            assert!(pages.bytes() - bytes < 4096 || pages.got().pages == PageKind::Huge);
+            assert!(pages.bytes() - bytes < 4096 || pages.granted().pages == PageKind::Huge);
             assert!(bytes_of(&pages).iter().all(|&byte| byte == 0));
             let may_be_huge = huge && bytes >= 2 * MIB;
-            assert!(may_be_huge || pages.got().pages == PageKind::Ordinary, "{pages:?}");
-            if pages.got().pages != PageKind::Ordinary {
+            assert!(may_be_huge || pages.granted().pages == PageKind::Ordinary, "{pages:?}");
+            if pages.granted().pages != PageKind::Ordinary {
                 assert_eq!(pages.address() % (2 * MIB), 0, "a huge page begins there");
             }
         }
@@ -222,7 +225,7 @@ mod tests {
         for node in [0, 63, 900, 5000, u32::MAX] {
             let pages = HostPages::map(MIB, false, Some(node)).unwrap();
             assert!(bytes_of(&pages).iter().all(|&byte| byte == 0), "{node}");
-            assert!(pages.got().node.is_none_or(|got| got < 1024), "{pages:?}");
+            assert!(pages.granted().node.is_none_or(|got| got < 1024), "{pages:?}");
         }
     }
 
@@ -243,7 +246,7 @@ mod tests {
     #[test]
     fn no_more_than_the_host_has_is_mapped() {
         let most = HostPages::host_bytes().unwrap();
-        // Nothing of it is touched: the system, which may promise more than it has, is not asked.
+        // The system may promise more than it has, so the size is checked before it is asked.
         let refused = HostPages::map(most + 1, false, None).map(drop);
         assert_eq!(refused, Err(HostPagesError::Refused { bytes: most + 1, errno: libc::ENOMEM }));
     }

@@ -1,4 +1,4 @@
-//! What a kernel launch carries: its geometry and its arguments by value.
+//! Geometry and arguments of a kernel launch.
 
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
@@ -59,7 +59,7 @@ impl KernelArgs {
         self.spans.push((start as u32, (end - start) as u32));
     }
 
-    /// How many arguments there are.
+    /// Number of arguments.
     #[must_use]
     pub fn len(&self) -> usize {
         self.spans.len()

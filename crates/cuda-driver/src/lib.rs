@@ -1,10 +1,11 @@
 //! The CUDA driver calls that a KV cache makes, behind one object-safe trait, with RAII handles.
 //!
-//! Code that manages GPU memory is hard to test: what goes wrong depends on which context is current
-//! on the thread, on the order in which streams happen to run, and on a machine that has a GPU. Here
-//! every driver call passes through one seam, the trait [`Driver`]. [`CudaDriver`] stands behind it
-//! on a machine with a GPU; a simulated device (the crate `cuda-sim`) stands behind it anywhere else,
-//! when it is asked for by name. What is written against the handles runs on both unchanged.
+//! Code that manages GPU memory is hard to test. Its failures depend on the current context of the
+//! thread and on the order in which streams happen to run, and they need a machine with a GPU. Here
+//! every driver call passes through one seam, the trait [`Driver`]. On a machine with a GPU,
+//! [`CudaDriver`] implements it. On any machine, a simulated device (the crate `cuda-sim`)
+//! implements it, when a program asks for it by name. Code on top of the handles runs on both
+//! unchanged.
 //!
 //! # Example
 //! ```
@@ -35,55 +36,59 @@
 //! ```
 //!
 //! # Layers
-//! 1. [`Driver`]: one method per driver call, plain integers in, [`DriverError`] out. What follows a
-//!    handle or a host address is `unsafe`. [`CountingDriver`] counts the calls over any driver.
+//! 1. [`Driver`]: one method per driver call, plain integers in, [`DriverError`] out. Calls that
+//!    follow a handle or a host address are `unsafe`. [`CountingDriver`] counts the calls over any
+//!    driver.
 //! 2. The handles: [`Device`], [`Stream`], [`Event`], [`DeviceBuffer`], [`PinnedBuffer`],
 //!    [`AddressRange`], [`PhysicalMemory`], [`Module`] and [`Kernel`]. Each owns one driver object and
 //!    keeps its device alive. [`DeviceSpan`] is an address and a length, and owns nothing.
 //!
-//! A driver that checks orders is also told of the host's accesses to pinned memory
-//! ([`Driver::host_access`]), and for which line of the program each call is made ([`site`]). What wraps
-//! these handles in functions of its own notes its callers' lines in the same way.
+//! A driver that checks orders also gets the host's accesses to pinned memory
+//! ([`Driver::host_access`]), and the line of the program behind each call ([`site`]). A crate with
+//! functions over these handles passes on its callers' lines in the same way.
 //!
-//! What a host program already has is taken in: a context by [`Device::adopt`], a stream by
-//! [`Stream::adopt`], memory by [`DeviceSpan::from_raw`]. Adopted objects stay their owner's, and our
-//! raw handles ([`Device::context`], [`Stream::raw`], [`DeviceBuffer::address`]) may be lent the other
-//! way. For cudarc, [`interop`] does both without raw handles: it keeps cudarc's objects alive, and
-//! lends any span as a slice that cudarc does not free.
+//! Objects of the host program are adopted: a context by [`Device::adopt`], a stream by
+//! [`Stream::adopt`], memory by [`DeviceSpan::from_raw`]. Adopted objects stay their owner's. Our
+//! raw handles ([`Device::context`], [`Stream::raw`], [`DeviceBuffer::address`]) may be lent to
+//! other libraries. For cudarc, [`interop`] does both without raw handles: it keeps cudarc's
+//! objects alive, and lends any span as a slice that cudarc does not free.
 //!
-//! Host memory that a program has, such as a shared segment, is pinned where it is
-//! ([`PinnedBuffer::register`]); [`PinnedBuffer::pin`] maps huge pages beside the device for the purpose.
+//! Host memory of the program, such as a shared segment, is pinned in place
+//! ([`PinnedBuffer::register`]). [`PinnedBuffer::pin`] maps and pins huge pages next to the device.
 //!
-//! Physical memory may be another process's too: [`PhysicalMemory::export`] and
-//! [`PhysicalMemory::import`], by a file descriptor or a fabric handle.
+//! Physical memory can be shared with other processes, by a file descriptor or a fabric handle:
+//! [`PhysicalMemory::export`] and [`PhysicalMemory::import`].
 //!
 //! # Contexts
-//! Every operation of a handle, a drop too, binds its own device's context on the calling thread and
-//! restores what was current. So handles may be used and dropped on any thread, whatever the host
-//! program has bound there. [`Device::run`] does the same for calls that no handle wraps.
+//! Every operation of a handle, also a drop, binds its own device's context on the calling thread
+//! and restores the context that was current before. So handles may be used and dropped on any
+//! thread, whatever context the host program has bound there. [`Device::run`] does the same for
+//! calls that no handle wraps.
 //!
 //! # Order
-//! Operations of a stream run in the order of their calls and nothing else is ordered, except by
-//! [`Event::record`] and [`Stream::wait`]. An operation uses memory when it runs, not when it is
-//! enqueued. What waits on the host says so under *Ordering*. Dropping a buffer, stream or event does
-//! not wait for the device: a buffer's memory is freed by the next allocation, by
-//! [`Device::free_retired`], or with the last handle of the device, and so is a module unloaded. Dropping
-//! that last handle may wait in the driver.
+//! Operations of one stream run in the order of their calls. Operations of different streams are
+//! ordered by [`Event::record`] and [`Stream::wait`] only. An operation uses memory when it runs,
+//! not when it is enqueued. Methods that wait on the host say so under *Ordering*. Dropping a
+//! buffer, stream or event does not wait for the device. The memory of a dropped buffer is freed,
+//! and a dropped module unloaded, by the next allocation, by [`Device::free_retired`], or with the
+//! last handle of the device. Dropping that last handle may wait in the driver.
 //!
 //! # Loss
 //! After an illegal access every later call in the context fails. The first such error poisons the
 //! [`Device`]: later operations fail at once and name it ([`DeviceError::Poisoned`]), and clean-up is
-//! still tried ([`Device::clean_up`]). Running out of memory is no loss:
-//! [`DeviceError::is_out_of_memory`] tells it apart.
+//! still tried ([`Device::clean_up`]). Exhausted memory is no loss: see
+//! [`DeviceError::is_out_of_memory`].
 //!
 //! # Features
-//! - `cuda`: [`CudaDriver`] and [`interop`], through cudarc's bindings. Without a driver library there is a typed
-//!   [`Unavailable`] and never a panic. The application names the version of the bindings and how they are linked.
+//! - `cuda`: [`CudaDriver`] and [`interop`], through cudarc's bindings. Without a driver library
+//!   the answer is an [`Unavailable`], never a panic. The application chooses the version of the
+//!   bindings and how they are linked.
 //! - `cuda-defaults` (on by default): `cuda` with that choice made: loaded at run time, bindings of CUDA 12.8.
 //!
 //! # What it does not do
-//! It keeps no book of mappings and proves no rest before an unmap (`cuda-vmm` does), pools no memory,
-//! orders nothing on its own, and wraps no call that these crates do not make.
+//! It has no table of mappings and no proof of rest before an unmap; `cuda-vmm` has both. It pools
+//! no memory and makes no order between streams by itself. It wraps only the calls that these
+//! crates make.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(feature = "cuda"), allow(rustdoc::broken_intra_doc_links))]
@@ -128,7 +133,7 @@ pub use driver::{
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use host_pages::{
-    HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind, PagesGot,
+    GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind,
 };
 pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{

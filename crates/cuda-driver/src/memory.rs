@@ -1,14 +1,14 @@
-//! Device memory and pinned host memory that free themselves without waiting.
+//! Device memory and pinned host memory, dropped without a wait.
 
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
 use crate::{
-    Device, DeviceError, DriverError, ErrorCode, HostAccess, HostAllocFlags, HostRegion, PagesGot,
-    Stream,
+    Device, DeviceError, DriverError, ErrorCode, GrantedPages, HostAccess, HostAllocFlags,
+    HostRegion, Stream,
 };
 
-/// A range that does not lie inside the memory it was asked of.
+/// A range outside its memory.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("{bytes} bytes at offset {offset} lie outside memory of {capacity} bytes")]
 pub struct OutOfBounds {
@@ -52,8 +52,8 @@ pub enum CopyError {
 
 /// A range of device memory: an address and a length, without ownership.
 ///
-/// A span says nothing about the order of accesses or about how long the memory lives: reading a
-/// freed or unmapped span is an error on the device, never undefined behaviour on the host.
+/// A span does not order accesses and does not keep the memory alive. Reading a freed or unmapped
+/// span is an error on the device, never undefined behaviour on the host.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct DeviceSpan {
     /// # Invariants
@@ -102,18 +102,18 @@ impl DeviceSpan {
     }
 }
 
-/// Pinned memory was to be read by work of which its owner does not know.
+/// Pinned memory was given to work that its owner does not wait for.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 pub enum ReaderError {
-    /// By work on another stream than the one that the memory is for.
+    /// The work is on another stream than the memory's.
     #[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
     OtherStream {
-        /// Raw handle of the stream that the memory is for.
+        /// Raw handle of the memory's stream.
         reader: u64,
         /// Raw handle of the stream given.
         stream: u64,
     },
-    /// By work of another driver object, for which nothing waits before the memory is freed.
+    /// The work is of another driver object, which is not waited for before the memory is freed.
     #[error("pinned memory of another driver object was given to work on stream {stream:#x}")]
     OtherDriver {
         /// Raw handle of the stream given.
@@ -137,7 +137,7 @@ impl DeviceBuffer {
     /// Allocates `bytes` bytes, aligned to at least 256; the contents are undefined.
     ///
     /// # Ordering
-    /// May wait for the device, when what was dropped is freed first.
+    /// May wait for the device, if dropped memory is freed first.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -197,8 +197,8 @@ impl Drop for DeviceBuffer {
 
 /// Pinned host memory that the device reads and writes directly.
 ///
-/// It hands out no references to its bytes, because the device may be writing them; it copies them
-/// in and out instead. Dropping it does not wait: see [`Device::free_retired`].
+/// It copies bytes in and out, and hands out no references to them, because the device may be
+/// writing them. Dropping it does not wait: see [`Device::free_retired`].
 #[derive(Debug)]
 pub struct PinnedBuffer {
     device: Held,
@@ -266,11 +266,11 @@ impl PinnedBuffer {
         Self { device, host, device_address, bytes, origin }
     }
 
-    /// Leaves the buffer its first `bytes` bytes, of pages of which `got` is known.
-    pub(crate) fn shorten(&mut self, bytes: u64, got: PagesGot) {
+    /// Cuts the buffer to its first `bytes` bytes, and notes the granted page options.
+    pub(crate) fn shorten(&mut self, bytes: u64, granted: GrantedPages) {
         self.bytes = self.bytes.min(bytes);
         if let Origin::Region(_, known) = &mut self.origin {
-            *known = Some(got);
+            *known = Some(granted);
         }
     }
 
@@ -286,20 +286,20 @@ impl PinnedBuffer {
         self.bytes
     }
 
-    /// Address by which the host reaches the first byte.
+    /// Address of the first byte for the host.
     #[must_use]
     pub fn host_address(&self) -> u64 {
         self.host
     }
 
-    /// Address by which kernels reach the first byte.
+    /// Address of the first byte for kernels.
     #[must_use]
     pub fn device_address(&self) -> u64 {
         self.device_address
     }
 
-    /// As [`device_address`](PinnedBuffer::device_address), for kernels on `stream`. What launches a kernel
-    /// with a buffer that a caller passed asks for it here.
+    /// As [`device_address`](PinnedBuffer::device_address), for kernels on `stream`. Checked
+    /// launches use this for buffers of their callers.
     ///
     /// # Errors
     /// [`ReaderError::OtherDriver`].
@@ -332,8 +332,8 @@ impl PinnedBuffer {
         Ok(PinnedSpan { buffer: self, offset, bytes, reader: None })
     }
 
-    /// As [`span`](PinnedBuffer::span), for work on `reader` only: for memory whose owner writes it again
-    /// when what is on that stream has completed.
+    /// As [`span`](PinnedBuffer::span), for work on `reader` only. The owner of such memory writes
+    /// it again when the work on that stream has completed.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -354,7 +354,8 @@ impl PinnedBuffer {
     /// Copies `data` into the buffer at `offset`.
     ///
     /// # Ordering
-    /// No pending device operation may read the range: it would read a mixture.
+    /// No pending device operation may read the range, or it would read a mixture of old and new
+    /// bytes.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -373,8 +374,8 @@ impl PinnedBuffer {
     /// Copies bytes at `offset` out of the buffer.
     ///
     /// # Ordering
-    /// Device operations that write the range must have completed: otherwise the bytes are a
-    /// mixture.
+    /// Device operations that write the range must have completed, or the bytes are a mixture of
+    /// old and new ones.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -389,8 +390,8 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// The bytes, for filling them in place. Drivers that check orders are told of a write of all of them
-    /// at this call, and of none while the slice is alive.
+    /// The bytes, to be filled in place. This call tells drivers that check orders about one write
+    /// of all bytes. Writes through the slice are not told.
     ///
     /// # Safety
     /// - no device operation that writes the buffer is pending, and none is enqueued while the
@@ -405,12 +406,12 @@ impl PinnedBuffer {
     }
 }
 
-/// A range of pinned host memory for the device to read, and for nothing else: neither host nor device
-/// can write through it.
+/// A range of pinned host memory that the device may read. Neither host nor device can write
+/// through it.
 ///
 /// # Ordering
-/// Of a kernel that reads it the same is asked as of a copy: the bytes must not change before an event
-/// recorded after the launch has completed.
+/// As for a copy, the bytes must not change before an event recorded after the launch of a reading
+/// kernel has completed.
 #[derive(Clone, Copy, Debug)]
 pub struct PinnedSpan<'a> {
     buffer: &'a PinnedBuffer,
@@ -419,14 +420,14 @@ pub struct PinnedSpan<'a> {
     offset: u64,
     bytes: u64,
     /// # Invariants
-    /// Where there is one, the owner of the buffer knows of work on this stream and of no other. Set by
-    /// the one constructor, and by nothing else.
+    /// If this is a stream, the buffer's owner waits for work on this stream and on no other. Only
+    /// the constructor sets it.
     reader: Option<&'a Stream>,
 }
 
 impl PinnedSpan<'_> {
-    /// Address by which kernels on `stream` reach the first byte. What launches a kernel with a span
-    /// that a caller passed asks for it here.
+    /// Address of the first byte for kernels on `stream`. Checked launches use this for spans of
+    /// their callers.
     ///
     /// # Errors
     /// [`ReaderError`] for a span that is for [another stream](PinnedBuffer::span_for), and for memory of
@@ -441,8 +442,8 @@ impl PinnedSpan<'_> {
         }
     }
 
-    /// The same as a number, for comparing places; whoever launches with it answers for the order, as
-    /// with [`PinnedBuffer::device_address`].
+    /// The address as a number, for comparisons. A launch with this number is not checked; its
+    /// caller is responsible for the order, as with [`PinnedBuffer::device_address`].
     #[must_use]
     pub fn raw_address(self) -> u64 {
         self.buffer.device_address + self.offset

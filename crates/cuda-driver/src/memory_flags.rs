@@ -1,4 +1,4 @@
-//! How the driver is asked for memory: pinned on the host, or to be mapped on a device.
+//! Flags and descriptors of memory: pinned on the host, or mapped on a device.
 
 /// Flags of pinned host memory (`CU_MEMHOSTALLOC_*`).
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -12,7 +12,7 @@ pub struct HostAllocFlags {
 }
 
 impl HostAllocFlags {
-    /// Cached, portable and visible to kernels: right for staging and for host-side KV blocks.
+    /// Cached, portable and visible to kernels, for staging and for KV blocks in host memory.
     pub const CACHED: Self = Self { portable: true, device_map: true, write_combined: false };
 }
 
@@ -26,30 +26,30 @@ pub struct HostRegisterFlags {
 }
 
 impl HostRegisterFlags {
-    /// Portable and visible to kernels: what [`HostAllocFlags::CACHED`] is for allocated memory.
+    /// Portable and visible to kernels, like [`HostAllocFlags::CACHED`] for allocated memory.
     pub const SHARED: Self = Self { portable: true, device_map: true };
 }
 
 /// Which granularity to ask for.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Granularity {
-    /// The least size and alignment that works.
+    /// The smallest size and alignment that works.
     Minimum,
-    /// What the driver advises for speed.
+    /// The driver's recommendation for speed.
     Recommended,
 }
 
 /// Read-write access of one device to a mapped range (`CUmemAccessDesc`).
 ///
-/// There is no way to build one that is not initialised, and no access but read-write: a
-/// half-built descriptor is what makes `cuMemSetAccess` fail on a mapping that succeeded.
+/// A descriptor is always fully initialised, and read-write is its only kind of access. With a
+/// descriptor that is initialised in part, `cuMemSetAccess` fails on a mapping that succeeded.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct AccessDesc {
     /// Ordinal of the device that is given access.
     pub device: i32,
 }
 
-/// Where memory lies, as the driver tells it of an address.
+/// Kind of the memory at an address, as the driver reports it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -59,14 +59,14 @@ pub enum MemoryKind {
     Host,
 }
 
-/// What the driver tells of an address.
+/// The driver's attributes of an address.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PointerAttributes {
-    /// Where the memory lies; `None` where the driver knows nothing of the address.
+    /// Kind of the memory; `None` for an address that the driver does not know.
     pub kind: Option<MemoryKind>,
     /// The device that holds the memory, or in whose context it was pinned.
     pub device: i32,
-    /// First address of the allocation, or of the reservation that the memory is mapped into.
+    /// First address of the allocation, or of the reservation with the mapping.
     pub start: u64,
     /// Its length, in bytes.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What error messages are made of: sizes as people read them, and a chain of causes as one line.
+//! Parts of error messages: readable sizes, and a chain of causes as one line.
 
 use std::error::Error;
 use std::fmt;

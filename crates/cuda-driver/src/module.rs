@@ -6,14 +6,14 @@ use crate::alive::{Held, Kind};
 use crate::device::{Object, Retired};
 use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
 
-/// Why a module or a kernel could not be had.
+/// Why a module or a kernel could not be loaded.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModuleError {
     /// The driver did not compile the PTX.
     #[error("the PTX was refused; the compiler says: {log}")]
     Load {
-        /// What the driver's compiler wrote.
+        /// The log of the driver's compiler.
         log: String,
         /// The driver's answer.
         #[source]
@@ -49,9 +49,10 @@ struct ModuleInner {
 impl Module {
     /// Compiles `ptx` for `device`.
     ///
-    /// A module that is dropped, with its kernels, is unloaded by the next allocation on the device, which
-    /// may wait for it, by [`Device::free_retired`], or with the device: loading waits for nothing, so a
-    /// program that loads and drops many modules, and allocates nothing, asks for that itself.
+    /// After its kernels too are dropped, a dropped module is unloaded by the next allocation on
+    /// the device, by [`Device::free_retired`], or with the device. Loading does not wait and
+    /// unloads no module, so a program that loads and drops many modules without allocating calls
+    /// [`Device::free_retired`] itself.
     ///
     /// # Errors
     /// [`ModuleError::Load`] with the compiler's log.
@@ -95,8 +96,8 @@ impl Module {
 
 impl Drop for ModuleInner {
     fn drop(&mut self) {
-        // To unload waits for all work of the device, which a drop must not. Kernels hold a handle, so
-        // none of them is left either.
+        // Unloading waits for all work of the device, which a drop must not do. Kernels hold a
+        // handle of the module, so none is left.
         self.device.retire(Retired::Object(Object::Module(self.raw)));
     }
 }
@@ -125,7 +126,7 @@ impl Kernel {
     ///
     /// # Errors
     /// `INVALID_VALUE` for a geometry over the device's limits, `INVALID_HANDLE` for a stream of
-    /// another context. What goes wrong inside the kernel shows at a later call.
+    /// another context. A fault inside the kernel shows at a later call.
     ///
     /// # Safety
     /// - `args` has the number, order and sizes of the kernel's parameters;

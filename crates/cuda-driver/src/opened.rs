@@ -1,20 +1,20 @@
-//! The contexts that this process has opened, because memory that one of them registered may be read by
-//! all of them.
+//! The contexts that this process has opened. All of them may read memory that one of them
+//! registered.
 //!
-//! `cuMemHostUnregister` waits for the work of the context that registered the memory, and of no other:
-//! on driver 580, a copy of another device that was under way then lost that device.
+//! `cuMemHostUnregister` waits only for the work of the context that registered the memory. On
+//! driver 580, a pending copy of another device then lost that device.
 
 use parking_lot::Mutex;
 
 use crate::current::Bound;
 use crate::{Driver, DriverResult};
 
-/// Whose contexts are of one process.
+/// The driver library of a context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Library {
-    /// NVIDIA's, through whatever driver object.
+    /// NVIDIA's library, through any driver object.
     Cuda,
-    /// A simulated machine's, which a driver object stands for; told from others by its address.
+    /// A simulated machine, identified by the address of its driver object.
     Object(usize),
 }
 
@@ -31,16 +31,16 @@ impl Library {
 struct Opened {
     library: Library,
     /// # Invariants
-    /// Alive while it is listed, since its device drops its `Noted` before it lets go of it.
+    /// Alive while it is listed, since its device drops its `Noted` before it releases the context.
     context: u64,
 }
 
-/// Held while devices are waited for, so that none of their contexts ends meanwhile. Who opens or
-/// closes a device waits as long; the step path does neither.
+/// Held while devices are waited for, so that none of their contexts ends meanwhile. Opening or
+/// closing a device waits as long; the step path does neither.
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
-/// One device's entry in the list of contexts, which is taken out when this is dropped: once, and no
-/// other device's on the same context.
+/// One device's entry in the list of contexts. A drop takes out this entry, and no other device's
+/// on the same context.
 #[derive(Debug)]
 pub(crate) struct Noted(Opened);
 
@@ -60,14 +60,14 @@ impl Drop for Noted {
     }
 }
 
-/// Waits until every context of the driver's library but the current one has done its work. Devices that are lost
-/// have stopped.
+/// Waits until every context of the driver's library except the current one has completed its work.
+/// Lost devices have stopped.
 ///
 /// # Ordering
 /// Waits on the host for all devices.
 ///
 /// # Errors
-/// What the driver answers; some context may then still be at work.
+/// An error of the driver; some context may then still have work.
 pub(crate) fn settle(driver: &dyn Driver) -> DriverResult<()> {
     let current = driver.ctx_get_current()?;
     let opened = OPENED.lock();

@@ -1,15 +1,15 @@
-//! Two devices: access of one to the other's memory, and copies between them.
+//! Access of one device to another one's memory, and copies between them.
 
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, DriverResult, ErrorCode, Event, PeerAttribute,
     PeerCopy, Stream, site,
 };
 
-/// `CU_STREAM_LEGACY`: this stream and 0, which are the same one, are of whatever context is current.
+/// `CU_STREAM_LEGACY`: this stream and 0 are the same one, and belong to the current context.
 const STREAM_LEGACY: u64 = 1;
 
 impl Device {
-    /// Whether work of this device can be let access memory of `peer` directly.
+    /// Whether work of this device can be allowed to access memory of `peer` directly.
     ///
     /// # Errors
     /// What the driver answers.
@@ -34,11 +34,10 @@ impl Device {
         self.run(|driver| driver.device_get_p2p_attribute(attribute, from, to))
     }
 
-    /// Lets work of this device access memory of `peer`, from now until either context is gone; no
-    /// error if it may already. Holds for `cuMemAlloc` memory; mappings name their devices
-    /// themselves.
+    /// Allows work of this device to access memory of `peer`, until either context ends. A second
+    /// call is no error. This covers `cuMemAlloc` memory; mappings name their devices themselves.
     ///
-    /// Nothing here takes the access back: others of the process may count on it.
+    /// No method takes the access back, because other parts of the process may need it.
     ///
     /// # Errors
     /// `PEER_ACCESS_UNSUPPORTED` where [`can_access`](Device::can_access) is false.
@@ -62,14 +61,14 @@ impl Device {
 }
 
 impl Stream {
-    /// Makes work enqueued here from now on wait for what is on `other` now, by a record of `event`,
-    /// which is of `other`'s device. Either stream may be of either device.
+    /// Makes later work of this stream wait for the present work of `other`, by a record of
+    /// `event`, an event of `other`'s device. The streams may be of different devices.
     ///
-    /// The same as a record and a [`wait`](Stream::wait), with one context bound for both; where that of
-    /// either device is current already, none is bound.
+    /// Equals a record and a [`wait`](Stream::wait), with one context bound for both calls, and
+    /// none if the context of either device is current already.
     ///
     /// # Ordering
-    /// Waits on the device, not on the host. Later records of `event` change nothing of this wait.
+    /// Waits on the device, not on the host. Later records of `event` do not change this wait.
     ///
     /// # Errors
     /// `INVALID_HANDLE` for a stream or an event of another driver object, or an event of another
@@ -90,8 +89,8 @@ impl Stream {
         }
         let current = here.driver().ctx_get_current()?;
         let bound = if current == there.context() { there } else { here };
-        // Each call's answer is that of its own device, whichever is bound: the driver finds the
-        // context of a stream that was created, and of an event, by its handle.
+        // Either context may be bound: the driver finds the context of a created stream, and of an
+        // event, by its handle.
         let (mut recorded, mut waited): (DriverResult<()>, DriverResult<()>) = (Ok(()), Ok(()));
         bound.run(|driver| {
             // SAFETY: both handles are live (invariants of `raw`), and of this driver object.
@@ -109,11 +108,11 @@ impl Stream {
         }
     }
 
-    /// Enqueues a copy from memory of device `from` to memory of device `to`, through host memory of
-    /// the driver where neither can access the other.
+    /// Enqueues a copy from memory of device `from` to memory of device `to`. It goes through host
+    /// memory of the driver if neither device can access the other.
     ///
     /// # Ordering
-    /// In the order of this stream, which may be of either device, and of nothing else.
+    /// The copy is ordered by this stream only, which may be of either device.
     ///
     /// # Errors
     /// [`CopyError::Lengths`] when the spans differ in length; `INVALID_CONTEXT` for a device of

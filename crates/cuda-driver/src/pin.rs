@@ -1,29 +1,30 @@
-//! Pinned memory by two ways: allocated by the driver, or mapped beforehand and registered with it.
+//! Pinned memory of two kinds: allocated by the driver, or mapped beforehand and registered with
+//! it.
 
 use std::fmt;
 
 use crate::device::Retired;
 use crate::{
-    Device, DeviceError, ErrorCode, HostAllocFlags, HostPages, HostPagesError, HostPagesOptions,
-    HostRegion, HostRegisterFlags, MemoryNode, PagesGot, PinnedBuffer,
+    Device, DeviceError, ErrorCode, GrantedPages, HostAllocFlags, HostPages, HostPagesError,
+    HostPagesOptions, HostRegion, HostRegisterFlags, MemoryNode, PinnedBuffer,
 };
 
-/// Where pinned memory comes from.
+/// Sources of pinned memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum HostMemory {
     /// The driver allocates it (`cuMemHostAlloc`) and chooses its pages.
     Driver(HostAllocFlags),
-    /// It is mapped in pages of our choice and registered (`cuMemHostRegister`), portable and visible
-    /// to kernels. Where that is not supported, it comes from the driver, cached.
+    /// This crate maps the chosen kind of pages and registers them (`cuMemHostRegister`), portable
+    /// and visible to kernels. If that is not supported, the driver allocates the memory, cached.
     Pages(HostPagesOptions),
 }
 
-/// Why memory was not pinned. Nothing is left behind.
+/// Why memory was not pinned. No memory stays mapped or pinned.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The system maps no such memory.
+    /// The system could not map the memory.
     #[error(transparent)]
     Pages(#[from] HostPagesError),
     /// The device refused.
@@ -47,23 +48,23 @@ impl PinError {
 #[derive(thiserror::Error)]
 #[error("host memory was not registered")]
 pub struct RegisterError {
-    /// The region, as it was handed over. None where the driver registered it, refused it an address, and
-    /// refused to take the registration back as well: the device then keeps it as memory of a dropped
-    /// buffer, because memory that is registered may not be unmapped.
+    /// The region that was passed in. `None` if the driver registered it, refused its device
+    /// address, and refused to unregister it. The device then keeps the region as memory of a
+    /// dropped buffer, because registered memory must stay mapped.
     pub region: Option<Box<dyn HostRegion>>,
-    /// Why.
+    /// The reason.
     #[source]
     pub source: DeviceError,
 }
 
 crate::messages::one_line_debug!(PinError, RegisterError);
 
-/// Whose memory a pinned buffer is.
+/// The owner of a pinned buffer's memory.
 pub(crate) enum Origin {
-    /// The driver's.
+    /// The driver.
     Driver,
-    /// Of a region, registered at its first address.
-    Region(Box<dyn HostRegion>, Option<PagesGot>),
+    /// A region, registered at its first address.
+    Region(Box<dyn HostRegion>, Option<GrantedPages>),
 }
 
 impl fmt::Debug for Origin {
@@ -76,10 +77,10 @@ impl fmt::Debug for Origin {
 }
 
 impl PinnedBuffer {
-    /// Pins `bytes` bytes of `memory`. Slow; never on a step's path.
+    /// Pins `bytes` bytes of `memory`. Too slow for a step's path.
     ///
     /// # Ordering
-    /// May wait for the device, when what was dropped is freed first.
+    /// May wait for the device, if dropped memory is freed first.
     ///
     /// # Errors
     /// [`PinError`].
@@ -100,10 +101,10 @@ impl PinnedBuffer {
             Err(HostPagesError::Unsupported) => return Self::from_driver(device, bytes),
             Err(error) => return Err(error.into()),
         };
-        let got = pages.got();
+        let granted = pages.granted();
         match Self::register(device, Box::new(pages), HostRegisterFlags::SHARED) {
             Ok(mut buffer) => {
-                buffer.shorten(bytes, got);
+                buffer.shorten(bytes, granted);
                 Ok(buffer)
             }
             Err(RegisterError { region, source }) => {
@@ -124,14 +125,14 @@ impl PinnedBuffer {
         Ok(Self::alloc(device, bytes, HostAllocFlags::CACHED)?)
     }
 
-    /// Pins memory that the host program has, such as a segment that processes share.
+    /// Pins memory of the host program, such as a segment that processes share.
     ///
-    /// `region` is dropped when the buffer is gone and the device has done with it, see
+    /// `region` is dropped after the buffer was dropped and the device is done with it; see
     /// [`Device::free_retired`].
     ///
     /// # Errors
-    /// [`RegisterError`], which hands the region back: `HOST_MEMORY_ALREADY_REGISTERED` when some of it
-    /// is pinned, `NOT_SUPPORTED`, `OUT_OF_MEMORY`.
+    /// [`RegisterError`], which returns the region: `HOST_MEMORY_ALREADY_REGISTERED` if a part of
+    /// it is pinned, `NOT_SUPPORTED`, `OUT_OF_MEMORY`.
     #[track_caller]
     pub fn register(
         device: &Device,
@@ -161,17 +162,17 @@ impl PinnedBuffer {
         }
     }
 
-    /// What the memory got of the pages asked for; none of memory that the driver allocated or the
-    /// caller registered.
+    /// Page options actually granted; `None` for memory that the driver allocated or the caller
+    /// registered.
     #[must_use]
-    pub fn pages(&self) -> Option<PagesGot> {
+    pub fn pages(&self) -> Option<GrantedPages> {
         match &self.origin {
-            Origin::Region(_, got) => *got,
+            Origin::Region(_, granted) => *granted,
             Origin::Driver => None,
         }
     }
 
-    /// Bytes that are pinned for this buffer: its own, and the rest of its last page.
+    /// Bytes pinned for this buffer: its length, rounded up to a whole page.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         match &self.origin {

@@ -1,4 +1,4 @@
-//! Launches made ready beforehand, for kernels that are launched often with the same arguments.
+//! Prepared launches, for kernels that are launched often with the same arguments.
 
 use crate::close::once;
 use crate::device::Object;
@@ -6,8 +6,8 @@ use crate::{
     DeviceError, Driver, DriverResult, ErrorCode, Kernel, KernelArgs, LaunchConfig, Stream,
 };
 
-/// A kernel with its geometry and arguments, to be enqueued again and again: a CUDA graph of one
-/// kernel. On an H100, enqueueing it takes the host about 2 µs, where a launch takes 3 to 4.
+/// A kernel with its geometry and arguments, to be enqueued many times: a CUDA graph of one kernel.
+/// On an H100, enqueueing it takes the host about 2 µs, and a launch 3 to 4 µs.
 #[derive(Debug)]
 pub struct PreparedLaunch {
     /// Keeps the function's module loaded.
@@ -18,7 +18,7 @@ pub struct PreparedLaunch {
 }
 
 impl Kernel {
-    /// Makes a launch ready. The arguments are copied.
+    /// Prepares a launch. The arguments are copied.
     ///
     /// # Errors
     /// What the driver answers.
@@ -48,7 +48,7 @@ impl Kernel {
     }
 }
 
-/// Adds the launch to an empty graph and instantiates that.
+/// Adds the launch to an empty graph and instantiates the graph.
 ///
 /// # Safety
 /// - `graph` and `function` are live, and the arguments are those of the function.
@@ -79,8 +79,8 @@ impl PreparedLaunch {
     /// whatever their streams. Memory that the kernel reads is read when it runs.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a stream of another driver object. What goes wrong inside the kernel shows
-    /// at a later call.
+    /// `INVALID_HANDLE` for a stream of another driver object. A fault inside the kernel shows at a
+    /// later call.
     ///
     /// # Safety
     /// - host memory that the kernel reads stays allocated until it has completed;

@@ -1,7 +1,7 @@
 //! CPU references of kernels, in terms that any simulated device can run.
 //!
-//! A crate that ships a kernel ships what the kernel means beside it: a function over device
-//! memory. It serves as the oracle in tests and as a simulated device's fast mode.
+//! A crate with a kernel also has its meaning as a function over device memory. Tests use the
+//! function as the oracle, and a simulated device runs it for speed.
 
 use std::borrow::Cow;
 
@@ -23,7 +23,7 @@ pub struct AccessFault {
 ///
 /// Every access is checked: mapped, accessible, inside one live allocation (or one mapped run).
 pub trait DeviceMemory: Sync {
-    /// The `bytes` bytes at `address`; borrowed where they lie in one piece.
+    /// The `bytes` bytes at `address`; borrowed if they lie in one piece.
     ///
     /// # Errors
     /// [`AccessFault`] where a kernel's load would fault.
@@ -53,7 +53,7 @@ pub enum ReferenceError {
 
 crate::messages::one_line_debug!(AccessFault, ReferenceError);
 
-/// What a kernel computes, as a function over device memory.
+/// A kernel's computation, as a function over device memory.
 pub type ReferenceFn =
     fn(&mut dyn DeviceMemory, &LaunchConfig, &KernelArgs) -> Result<(), ReferenceError>;
 
@@ -62,6 +62,6 @@ pub type ReferenceFn =
 pub struct KernelReference {
     /// The entry's name in its module.
     pub name: &'static str,
-    /// What it computes.
+    /// The entry's computation.
     pub run: ReferenceFn,
 }

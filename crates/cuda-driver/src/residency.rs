@@ -1,38 +1,38 @@
-//! Spans over memory that somebody else allocated, made after the driver was asked what lies there.
+//! Spans over memory of the host program, checked with the driver.
 
 use crate::{
     AllocationProp, Device, DeviceError, DeviceSpan, Granularity, MemoryKind, OutOfBounds,
 };
 
-/// Why an address does not name memory of a device.
+/// Why a range is not memory of a device.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResidencyError {
     /// The range overflows the address space.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
-    /// Nothing that the driver knows lies there.
+    /// The driver knows no memory there.
     #[error("nothing is allocated or mapped at {address:#x}")]
     Unknown {
-        /// First address of the range at which nothing lies.
+        /// First address of the range without memory.
         address: u64,
     },
-    /// Memory of another kind lies there.
+    /// The memory is of another kind.
     #[error("{kind:?} memory lies at {address:#x}, not that of a device")]
     Kind {
-        /// First address of the range at which it lies.
+        /// First address of the range with that memory.
         address: u64,
-        /// What lies there.
+        /// Its kind.
         kind: MemoryKind,
     },
-    /// Memory of another device lies there.
+    /// The memory is of another device.
     #[error("memory of device {found} lies at {address:#x}, not of device {device}")]
     OtherDevice {
         /// First address of the range at which it lies.
         address: u64,
-        /// The device that was named.
+        /// The given device.
         device: i32,
-        /// The device whose memory it is.
+        /// The device of the memory.
         found: i32,
     },
     /// The driver did not answer.
@@ -43,16 +43,15 @@ pub enum ResidencyError {
 crate::messages::one_line_debug!(ResidencyError);
 
 impl DeviceSpan {
-    /// A span over memory of `device` that the host program allocated, once the driver has said that it
-    /// is: each allocation is asked for, and each page of it that may be mapped or not.
+    /// A span over memory of `device` that the host program allocated. The driver is asked about
+    /// each allocation of the range, and about each page that may be mapped or not.
     ///
-    /// The memory of a peer is looked up on the peer, and named in launches of any device that has
-    /// access. Takes a call of the driver for every 2 MiB; a span that is used again need not be looked
-    /// up again.
+    /// Memory of a peer is looked up on the peer; launches of any device with access may name it.
+    /// This takes a driver call for every 2 MiB, so keep the span for later uses.
     ///
     /// # Ordering
-    /// Says what lay there when it was called. Memory that is freed afterwards is an error of the
-    /// device when it is accessed.
+    /// The check is about the moment of the call. Access to memory that is freed afterwards is an
+    /// error of the device.
     ///
     /// # Errors
     /// [`ResidencyError`], with the first address that is not such memory.
@@ -77,10 +76,10 @@ impl DeviceSpan {
                 Some(kind) => return Err(ResidencyError::Kind { address: at, kind }),
                 None => return Err(ResidencyError::Unknown { address: at }),
             }
-            // Of a reservation the driver tells where it ends, and not what of it is mapped.
+            // For a reservation the driver returns its range, not the mapped part of it.
             let next_page = (at / page + 1).saturating_mul(page);
             let next = found.start.saturating_add(found.bytes).min(next_page);
-            // A piece that does not reach beyond the address would be none.
+            // A piece that ends at the address would be empty.
             if next <= at {
                 return Err(ResidencyError::Unknown { address: at });
             }

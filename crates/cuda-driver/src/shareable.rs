@@ -3,7 +3,7 @@
 #[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The form in which physical memory leaves its process (`CUmemAllocationHandleType`).
+/// The form in which physical memory is exported (`CUmemAllocationHandleType`).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum ShareableKind {
@@ -24,7 +24,7 @@ pub enum ShareableHandle {
     Fabric(FabricHandle),
 }
 
-/// What an import takes.
+/// The source of an import.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum ShareableRef<'a> {
@@ -50,7 +50,7 @@ impl ShareableHandle {
         }
     }
 
-    /// The same, to import from.
+    /// A reference to it, to import from.
     #[must_use]
     pub fn borrow(&self) -> ShareableRef<'_> {
         match self {

@@ -1,21 +1,20 @@
-//! Where in a program a driver call comes from, for drivers that report it.
+//! The line of the program behind a driver call, for drivers that report it.
 //!
-//! The seam is called through a trait object, which hides the caller's place. What a public function
-//! was called from is therefore noted on the thread: [`enter`] at its beginning, in a function with
-//! `#[track_caller]`. Functions nest; the outermost place is the program's own, the innermost says
-//! which of our calls it was.
+//! Calls of the seam go through a trait object, which hides the caller's line. So a public function
+//! notes its caller on the thread: it begins with [`enter`], and has `#[track_caller]`. Functions
+//! nest. The outermost line is the program's own, the innermost names the call of our crates.
 
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 
-/// Where a call was made.
+/// The origin of a call.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Site {
-    /// The place from which the first function that called [`enter`] was called: the program's own.
+    /// The program's line: the caller of the outermost function with [`enter`].
     pub at: &'static Location<'static>,
-    /// The place inside these crates that made the last such call, where it is another.
+    /// The line inside these crates that called the innermost such function, if it is another one.
     pub through: Option<&'static Location<'static>>,
 }
 
@@ -32,13 +31,13 @@ impl fmt::Display for Site {
 type Place = Option<&'static Location<'static>>;
 
 thread_local! {
-    /// The fields of what [`current`] answers, apart: a function that is entered inside another reads one
-    /// and writes one.
+    /// The two fields of [`current`]'s result, stored apart: a nested function reads one and writes
+    /// the other.
     static AT: Cell<Place> = const { Cell::new(None) };
     static THROUGH: Cell<Place> = const { Cell::new(None) };
 }
 
-/// Brings back, when it is dropped, the place that was noted before [`enter`] or [`leave`].
+/// A drop restores the lines that were noted before [`enter`] or [`leave`].
 #[derive(Debug)]
 #[must_use = "the place holds until this is dropped"]
 pub struct Entered {
@@ -48,16 +47,17 @@ pub struct Entered {
     thread: PhantomData<*const ()>,
 }
 
-/// Notes the caller's place for the driver calls that this thread makes until the answer is dropped.
+/// Notes the caller's line for the driver calls of this thread, until the result is dropped.
 ///
-/// Call it first in a function with `#[track_caller]`, so that the place is that of its caller.
+/// Call it first in a function with `#[track_caller]`, so that the line is that of the function's
+/// caller.
 #[inline]
 #[track_caller]
 pub fn enter() -> Entered {
     let here = Location::caller();
     let at = AT.get();
     let Some(outer) = at else {
-        // Nothing was called through anything.
+        // The outermost function has no line inside these crates.
         AT.set(Some(here));
         return Entered { at, through: None, thread: PhantomData };
     };
@@ -65,20 +65,20 @@ pub fn enter() -> Entered {
     Entered { at, through, thread: PhantomData }
 }
 
-/// Whether both are one place; quick where they are one object, or of different lines.
+/// Whether both are one line; fast if they are one object, or have different line numbers.
 fn is_same(one: &Location<'_>, other: &Location<'_>) -> bool {
     std::ptr::eq(one, other) || (one.line() == other.line() && one == other)
 }
 
-/// Forgets the place for the driver calls that this thread makes until the answer is dropped.
+/// Forgets the noted line for the driver calls of this thread, until the result is dropped.
 ///
-/// For code of the program that one of our functions calls back: its calls have places of their own.
+/// For code of the program that one of our functions calls back: its calls have lines of their own.
 #[inline]
 pub fn leave() -> Entered {
     Entered { at: AT.take(), through: THROUGH.take(), thread: PhantomData }
 }
 
-/// The place that is noted on this thread.
+/// The line noted on this thread.
 #[inline]
 #[must_use]
 pub fn current() -> Option<Site> {

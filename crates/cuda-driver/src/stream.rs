@@ -1,4 +1,4 @@
-//! Streams and events: the order of a device's work.
+//! Streams and events, which order a device's work.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ pub struct Stream {
     inner: Arc<StreamInner>,
 }
 
-/// Whose kernels are placed first where there is not room for all.
+/// Priority of a stream's kernels when there is not room for all.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum StreamPriority {
-    /// After all others; that of most streams, which are made without one.
+    /// The lowest priority, and that of a stream created without one.
     Least,
-    /// Before all others.
+    /// The highest priority.
     Greatest,
 }
 
@@ -35,7 +35,7 @@ struct StreamInner {
     /// A live stream of `device`'s context until this struct is dropped, the same one on every thread.
     raw: u64,
     owned: bool,
-    /// Of an adopted stream.
+    /// The owner of an adopted stream.
     owner: Owner,
 }
 
@@ -50,17 +50,17 @@ impl Stream {
         Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
     }
 
-    /// The same, whose kernels wait for others' or others for its.
+    /// Creates a stream of the given priority.
     ///
-    /// Where more work is ready than fits on the device, blocks of kernels of a higher priority are
-    /// placed first; what runs is not interrupted, and copies take no notice. Nothing about order is
-    /// promised.
+    /// If more work is ready than fits on the device, blocks of kernels of a higher priority are
+    /// placed first. Running blocks are not interrupted, and copies have no priority. A priority
+    /// orders nothing.
     ///
     /// # Errors
     /// What the driver answers.
     #[track_caller]
     pub fn with_priority(device: &Device, priority: StreamPriority) -> Result<Self, DeviceError> {
-        // The driver takes numbers out of the device's range as the nearest in it.
+        // The driver replaces a number outside the device's range by the nearest one in it.
         let number = match priority {
             StreamPriority::Least => i32::MAX,
             StreamPriority::Greatest => i32::MIN,
@@ -69,8 +69,8 @@ impl Stream {
         Ok(Self::from_parts(device, raw, true, Owner::ELSEWHERE))
     }
 
-    /// The driver's number of the stream's priority: 0 unless it was made with another, lower ones are
-    /// served first.
+    /// The driver's number of the stream's priority. The default is 0; lower numbers are served
+    /// first.
     ///
     /// # Errors
     /// What the driver answers.
@@ -83,8 +83,8 @@ impl Stream {
     /// Uses a stream that the host program already has, such as cudarc's `CudaStream`; 0 is the
     /// legacy default stream.
     ///
-    /// `CU_STREAM_PER_THREAD` (2) is refused: it is another stream on every thread, and a [`Stream`] is the
-    /// same one wherever it is used.
+    /// `CU_STREAM_PER_THREAD` (2) is refused: it is another stream on every thread, and a
+    /// [`Stream`] must be the same one on all threads.
     ///
     /// # Errors
     /// [`DeviceError::Driver`] with `INVALID_CONTEXT` when the stream is of another context, and with
@@ -124,7 +124,7 @@ impl Stream {
         Self { inner: Arc::new(StreamInner { device, raw, owned, owner }) }
     }
 
-    /// The device whose work this stream orders.
+    /// The device of this stream.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.device
@@ -143,10 +143,10 @@ impl Stream {
         numbers(self) == numbers(other) && here.is_of_driver(there)
     }
 
-    /// Makes work enqueued here from now on wait for the last record of `event`.
+    /// Makes later work of this stream wait for the last record of `event`.
     ///
     /// # Ordering
-    /// Waits on the device, not on the host. An event that was never recorded is no wait.
+    /// Waits on the device, not on the host. An event without a record does not wait.
     ///
     /// # Errors
     /// `INVALID_HANDLE` for an event of another driver object; what the driver answers.
@@ -278,8 +278,8 @@ impl Stream {
 
     /// Copies `data` to the device and waits until it has arrived. For set-up and tests.
     ///
-    /// The device is shown memory of this crate's, in pieces of 4 MiB, and never the borrowed bytes: a
-    /// wait that is refused would end the borrow with the copy pending.
+    /// The copy uses memory of this crate, in pieces of 4 MiB, and never the borrowed bytes.
+    /// Otherwise a refused wait would end the borrow while the copy is pending.
     ///
     /// # Ordering
     /// Waits on the host for all work enqueued here.
@@ -313,7 +313,7 @@ impl Stream {
 
     /// Copies `source` from the device and waits until it has arrived. For set-up and tests.
     ///
-    /// The device is shown no borrowed bytes, as in [`upload`](Stream::upload).
+    /// As in [`upload`](Stream::upload), the copy does not use the borrowed bytes.
     ///
     /// # Ordering
     /// Waits on the host for all work enqueued here.
@@ -345,8 +345,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues a copy from or to memory of this crate's, and waits for it. Memory whose copy cannot be
-    /// waited for goes to the device's retired memory, which is let go of after a wait.
+    /// Enqueues a copy from or to memory of this crate, and waits for it. If the wait is refused,
+    /// the memory goes to the device's retired memory, which is freed after a wait.
     #[track_caller]
     fn carry(
         &self,
@@ -361,13 +361,14 @@ impl Stream {
         })?)
     }
 
-    /// Refuses memory of another driver object, which frees it without waiting for this stream.
+    /// Refuses memory of another driver object, because that one would free it without waiting for
+    /// this stream.
     fn check_pinned(&self, memory: &PinnedBuffer, call: &'static str) -> Result<(), DeviceError> {
         let device = &self.inner.device;
         Ok(device.check_driver(memory.device(), call, ErrorCode::INVALID_VALUE)?)
     }
 
-    /// Enqueues one operation of `bytes` bytes; of no bytes, nothing.
+    /// Enqueues one operation of `bytes` bytes, or none for no bytes.
     #[track_caller]
     fn enqueue(
         &self,
@@ -387,18 +388,18 @@ impl Stream {
 /// Most bytes that [`Stream::upload`] and [`Stream::download`] copy at once.
 const OWN_BYTES_MAX: usize = 4 << 20;
 
-/// Memory of this crate's own, for copies to and from bytes that are only borrowed.
+/// Memory of this crate, for copies to and from borrowed bytes.
 struct OwnBytes {
     bytes: Box<[u8]>,
 }
 
 impl OwnBytes {
-    /// Memory for copies of `bytes` bytes in all, one piece after the other.
+    /// Memory for copying `bytes` bytes, one piece after the other.
     fn new(bytes: usize) -> Self {
         Self { bytes: vec![0; bytes.min(OWN_BYTES_MAX)].into_boxed_slice() }
     }
 
-    /// The first `bytes` bytes, for the host to write or to read now.
+    /// The first `bytes` bytes, for the host to access now.
     #[track_caller]
     fn at(&mut self, device: &Device, bytes: usize, writes: bool) -> &mut [u8] {
         let place = &mut self.bytes[..bytes];
@@ -418,7 +419,7 @@ impl Drop for StreamInner {
     }
 }
 
-/// A point in a stream's work that others can wait for.
+/// A point in a stream's work that the host and other streams can wait for.
 #[derive(Debug)]
 pub struct Event {
     device: Held,
@@ -428,7 +429,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event for ordering; it keeps no time.
+    /// Creates an event for ordering, without a time.
     ///
     /// # Errors
     /// What the driver answers.
@@ -438,7 +439,7 @@ impl Event {
         Ok(Self { device: Held::new(device, Kind::Event, 0), raw })
     }
 
-    /// Creates an event that also keeps the time it completed at.
+    /// Creates an event that also records the time of its completion.
     ///
     /// # Errors
     /// What the driver answers.
@@ -492,7 +493,7 @@ impl Event {
         self.device.run(|driver| unsafe { driver.event_synchronize(self.raw) })
     }
 
-    /// Milliseconds from `earlier` to this event; both keep time and have completed.
+    /// Milliseconds from `earlier` to this event. Both must record times and have completed.
     ///
     /// # Errors
     /// `NOT_READY` before both have completed, `INVALID_HANDLE` for events without time.

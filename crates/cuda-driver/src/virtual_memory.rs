@@ -7,10 +7,10 @@ use crate::{
     Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef, site,
 };
 
-/// Reserved device addresses (`cuMemAddressReserve`), with nothing behind them until mapped.
+/// Reserved device addresses (`cuMemAddressReserve`), without memory until mapped.
 ///
-/// This handle owns the addresses only. It keeps no book of what is mapped where and orders
-/// nothing after the device's work: that is `cuda-vmm`'s part.
+/// This handle owns the addresses only. It has no table of mappings, and its calls do not wait for
+/// the device's work; `cuda-vmm` does both.
 #[derive(Debug)]
 pub struct AddressRange {
     device: Held,
@@ -59,7 +59,7 @@ impl AddressRange {
         DeviceSpan::new_unchecked(self.base, self.bytes).slice(offset, bytes)
     }
 
-    /// Puts all of `memory` under the addresses from `offset` on. Grants no access.
+    /// Maps all of `memory` at the addresses from `offset` on. Grants no access.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the range is not free, not aligned or not inside the reservation, and for
@@ -94,11 +94,10 @@ impl AddressRange {
         })
     }
 
-    /// Takes the memory away from a range. Tried on a lost device too.
+    /// Unmaps a range. Also tried on a lost device.
     ///
     /// # Ordering
-    /// Not ordered after any stream: the caller proves first that nothing on the device uses the
-    /// range any more.
+    /// Waits for no stream: the caller must know that no work on the device uses the range.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the range would split a mapping.
@@ -110,15 +109,15 @@ impl AddressRange {
         })
     }
 
-    /// Gives the addresses back now. Nothing may be mapped in them.
+    /// Frees the addresses now. No memory may be mapped there.
     ///
     /// # Errors
-    /// `INVALID_VALUE` while something is mapped; the addresses are then given up all the same and
-    /// stay reserved until the process ends.
+    /// `INVALID_VALUE` while memory is mapped there. The handle is consumed all the same, and the
+    /// addresses stay reserved until the process ends.
     #[track_caller]
     pub fn free(mut self) -> Result<(), DeviceError> {
         let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
-        // A length of 0 tells the destructor that there is nothing left to free.
+        // With a length of 0 the destructor frees no addresses.
         self.device.clean_up(|driver| {
             driver.mem_address_free(base, bytes).map_err(|error| error.of_range(base, bytes))
         })
@@ -147,14 +146,14 @@ impl Drop for AddressRange {
 
 /// Physical memory of a device (`cuMemCreate`), to be mapped under reserved addresses.
 ///
-/// Dropping it gives the handle up, as [`release`](PhysicalMemory::release) does; where it is still
-/// mapped, the memory lives on until unmapped.
+/// A drop releases the handle, as [`release`](PhysicalMemory::release) does. Memory that is still
+/// mapped lives on until it is unmapped.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     device: Held,
     /// # Invariants
-    /// A handle with one reference, owned by this struct and live while `is_live`, which only the
-    /// methods that consume the struct take back; those hand the struct out only while it is.
+    /// A handle with one reference, owned by this struct, and live while `is_live`. Only methods
+    /// that consume the struct clear `is_live`, and they return the struct only while it is set.
     handle: u64,
     bytes: u64,
     is_live: bool,
@@ -194,14 +193,15 @@ impl PhysicalMemory {
         Self::create_as(device, bytes, AllocationProp::exportable(device.ordinal(), kind))
     }
 
-    /// Takes memory of `bytes` bytes that this or another process exported. It takes no more memory of
-    /// the device; the exporter's bytes live until the last importer is done with them too.
+    /// Imports `bytes` bytes of memory that this or another process exported. It uses no further
+    /// memory of the device. The bytes live until exporter and importers have all released them.
     ///
-    /// The driver does not tell how long the memory is: a wrong `bytes` is refused when it is mapped.
+    /// The driver does not return the memory's length: a wrong `bytes` is refused when the memory
+    /// is mapped.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for what stands for no memory; `INVALID_DEVICE` for memory of another device
-    /// than `device`.
+    /// `INVALID_VALUE` for a source that is no memory; `INVALID_DEVICE` for memory of another
+    /// device than `device`.
     #[track_caller]
     pub fn import(
         device: &Device,
@@ -221,14 +221,14 @@ impl PhysicalMemory {
         Ok(memory)
     }
 
-    /// Whether this process can hand memory of `device` to other hosts: one page of memory is created
-    /// for it and exported, because the device's attribute promises more than a process may do.
+    /// Whether this process can export memory of `device` to other hosts. It creates and exports
+    /// one page, because the device's attribute says less: the process may lack the permission.
     ///
     /// # Errors
-    /// What keeps the question from being answered: no memory, or a lost device.
+    /// No memory for the page, or a lost device.
     #[track_caller]
     pub fn probe_fabric(device: &Device) -> Result<FabricSupport, DeviceError> {
-        // The closure below has a place of its own.
+        // The closure below would have a line of its own.
         let _site = site::enter();
         let page = Self::granularity(device)?;
         let exported = Self::create_exportable(device, page, ShareableKind::Fabric)
@@ -256,8 +256,8 @@ impl PhysicalMemory {
     /// is closed.
     ///
     /// # Ordering
-    /// None: whoever imports it must be told, by other means, when its bytes are written. Events do
-    /// not reach other processes.
+    /// None. Events do not reach other processes, so tell the importer by other means when the
+    /// bytes are written.
     ///
     /// # Errors
     /// `INVALID_VALUE` for memory that was not created for this kind of export.
@@ -275,7 +275,7 @@ impl PhysicalMemory {
         self.bytes
     }
 
-    /// The driver's handle: tells one page from another.
+    /// The driver's handle, which identifies the memory.
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.handle
@@ -287,11 +287,11 @@ impl PhysicalMemory {
         &self.device
     }
 
-    /// Gives the handle up now, and says what the driver answers. Tried on a lost device too.
+    /// Releases the handle now, and returns the driver's answer. Also tried on a lost device.
     ///
     /// # Errors
-    /// The refusal; with the memory where the call did nothing for certain: dropping it tries again,
-    /// [`leak`](PhysicalMemory::leak) does not.
+    /// The refusal, with the memory if the call certainly did nothing. Dropping that memory tries
+    /// again; [`leak`](PhysicalMemory::leak) does not.
     #[track_caller]
     pub fn release(mut self) -> Result<(), ReleaseError> {
         let bytes = self.bytes;
@@ -303,7 +303,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// The handle, which nobody gives up any more: for memory that is gone with its context.
+    /// Returns the handle without releasing it: for memory that is gone with its context.
     pub fn leak(mut self) -> u64 {
         self.is_live = false;
         self.handle
@@ -338,12 +338,12 @@ impl Drop for PhysicalMemory {
 /// Whether a process can make fabric handles.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FabricSupport {
-    /// It made one.
+    /// The process made one.
     Supported,
-    /// It was refused: `NOT_PERMITTED` without a channel of the fabric's service (IMEX),
-    /// `NOT_SUPPORTED` by a device or driver that has no fabric.
+    /// The driver refused: `NOT_PERMITTED` without a channel of the fabric's service (IMEX),
+    /// `NOT_SUPPORTED` for a device or driver without a fabric.
     Unsupported {
-        /// The call, and what it answered.
+        /// The refused call and its answer.
         error: DriverError,
     },
 }
@@ -352,13 +352,13 @@ pub enum FabricSupport {
 #[derive(thiserror::Error)]
 #[error("{bytes} bytes of physical memory may not have been released")]
 pub struct ReleaseError {
-    /// The memory, still owned, where the call did nothing for certain: the context could not be bound, or
-    /// the driver was out of memory. Otherwise it may be gone, and its handle another memory's: the driver
-    /// may answer with the error of earlier work.
+    /// The memory, still owned, if the call certainly did nothing: the context could not be bound,
+    /// or the driver was out of memory. After another answer, which may be an error of earlier
+    /// work, the memory may be gone and its handle another memory's.
     pub memory: Option<PhysicalMemory>,
     /// Its length.
     pub bytes: u64,
-    /// What the driver answered.
+    /// The driver's answer.
     pub source: DeviceError,
 }
 

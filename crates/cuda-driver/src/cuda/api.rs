@@ -26,8 +26,8 @@ macro_rules! passed {
     };
 }
 
-/// Holds the argument types to those of cudarc's binding, made from NVIDIA's headers; not where the line says
-/// `unbound`, because not every version of the bindings has the call.
+/// Compares the argument types with those of cudarc's binding, which is made from NVIDIA's headers.
+/// A line with `unbound` is not compared, because not every version of the bindings has the call.
 macro_rules! checked {
     (unbound $symbol:ident($($bound:ty),*)) => {};
     ($symbol:ident($($bound:ty),*)) => {
@@ -155,8 +155,8 @@ api! {
     cuEventRecord = cuEventRecord(event: CUevent, stream: CUstream);
     cuEventQuery = cuEventQuery(event: CUevent);
     cuEventSynchronize = cuEventSynchronize(event: CUevent);
-    // Bindings of CUDA 13 have `cuEventElapsedTime_v2` alone, which drivers before 12.8 lack; the library of
-    // CUDA 13 has both.
+    // Bindings of CUDA 13 have only `cuEventElapsedTime_v2`, which drivers before 12.8 lack. The
+    // library of CUDA 13 has both.
     cuEventElapsedTime = cuEventElapsedTime [unbound] (
         milliseconds: *mut f32,
         start: CUevent,

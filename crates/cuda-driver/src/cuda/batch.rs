@@ -74,7 +74,7 @@ impl BatchCall {
             return Err(DriverError::new(CALL, ErrorCode::NOT_SUPPORTED));
         };
         if copies.is_empty() {
-            // There is nothing to point at.
+            // An empty batch has no ranges to point at.
             return Err(DriverError::new(CALL, ErrorCode::INVALID_VALUE));
         }
         let mut destinations: Vec<CUdeviceptr> = copies.iter().map(|c| c.destination).collect();
@@ -108,7 +108,7 @@ impl BatchCall {
     }
 }
 
-/// Sources are read in stream order, as those of every other copy; no hints.
+/// Sources are read in stream order, as for every other copy, without hints.
 fn attributes() -> Attributes {
     Attributes {
         source_order: IN_STREAM_ORDER,

@@ -1,7 +1,8 @@
 //! The structs that the virtual-memory calls read and write, each built in one place.
 //!
 //! They are declared here, with plain integers: the bindings' fields differ between versions of CUDA, and their
-//! enums would make a newer driver's number invalid. Sizes and alignments are held to the bindings'.
+//! enums would make a newer driver's number invalid. Sizes and alignments are compared with the
+//! bindings'.
 
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp};
 
@@ -60,7 +61,7 @@ pub(super) fn handle_type(kind: ShareableKind) -> CUmemAllocationHandleType {
     })
 }
 
-/// The forms in which memory may be exported: bits.
+/// The forms in which memory may be exported, as bits.
 fn handle_types(prop: AllocationProp) -> u32 {
     let asked = [(prop.posix_fd, ShareableKind::PosixFd), (prop.fabric, ShareableKind::Fabric)];
     let asked = asked.iter().filter(|(asked, _)| *asked);
@@ -68,7 +69,7 @@ fn handle_types(prop: AllocationProp) -> u32 {
 }
 
 impl MemoryProp {
-    /// What the memory was created as, if it is of a device.
+    /// The properties that the memory was created with, if it is of a device.
     pub(super) fn device_memory(&self) -> Option<AllocationProp> {
         let has = |kind| self.handle_types & handle_type(kind).0 != 0;
         (self.location.kind == DEVICE).then(|| AllocationProp {

@@ -27,15 +27,15 @@
 //! ```
 //!
 //! # Order
-//! cudarc orders the work that it enqueues on its own slices, and nothing else: it does not see what
-//! others enqueue on its streams, and nobody here sees what it enqueues. Before memory is unmapped or
-//! freed, record an [`Event`](crate::Event) on the adopted stream after cudarc's last use, and wait for
-//! that.
+//! cudarc orders only the work that it enqueues on its own slices. It does not see work that others
+//! enqueue on its streams, and this crate does not see cudarc's work. Before memory is unmapped or
+//! freed, record an [`Event`](crate::Event) on the adopted stream after cudarc's last use, and wait
+//! for it.
 //!
 //! The raw handles are there as well ([`context_handle`], [`stream_handle`]), for
 //! [`Device::adopt`] with another driver object than a [`CudaDriver`].
-//! cudarc's contexts are primary contexts as a rule, so [`Device::open`] finds the same one without any
-//! of this.
+//! cudarc's contexts are usually primary contexts. [`Device::open`] then finds the same context
+//! without this module.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -92,7 +92,7 @@ pub fn stream(device: &Device, stream: &Arc<CudaStream>) -> Result<Stream, Devic
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LendError {
-    /// The memory does not begin at an address that the elements can have.
+    /// The memory is not aligned for the elements.
     #[error("address {address:#x} is not aligned to the {align} bytes of an element")]
     Misaligned {
         /// First address.
@@ -108,7 +108,7 @@ pub enum LendError {
         /// Length of an element, in bytes.
         element_bytes: u64,
     },
-    /// cudarc could not make what a slice needs.
+    /// cudarc could not make the events of a slice.
     #[error("cudarc refused the memory")]
     Cudarc(#[source] DriverError),
 }
@@ -117,12 +117,12 @@ crate::messages::one_line_debug!(LendError);
 
 /// Memory lent to cudarc: a `CudaSlice` that is not freed when it is dropped.
 ///
-/// It gives out the slice by reference only, and mutable access as a view: whoever had the slice
-/// itself could drop it, and with it the memory of its owner.
+/// It hands out the slice by reference only, and mutable access as a view. Dropping the slice
+/// itself would free memory that has another owner.
 ///
 /// # Drop
-/// Makes the slice's stream wait, on the device, for the work that cudarc has recorded on the slice,
-/// and waits for nothing on the host.
+/// Makes the slice's stream wait, on the device, for the work that cudarc has recorded on the
+/// slice. Does not wait on the host.
 pub struct LentSlice<T> {
     slice: ManuallyDrop<CudaSlice<T>>,
 }
@@ -132,8 +132,8 @@ pub struct LentSlice<T> {
 /// # Safety
 /// - until the result is dropped and cudarc's work on it has completed, the range is mapped or
 ///   allocated, and accessible to `stream`'s device;
-/// - what is read through the result as a `T`, on the host or by a kernel, is one: it was written, and
-///   by somebody who wrote `T`s;
+/// - bytes that are read through the result as a `T`, on the host or by a kernel, were written as
+///   values of type `T`;
 /// - work of others on the same range is ordered before or after cudarc's.
 ///
 /// # Errors
@@ -144,7 +144,7 @@ pub unsafe fn lend<T: DeviceRepr>(
 ) -> Result<LentSlice<T>, LendError> {
     let length = elements::<T>(span)?;
     let _restored = Restored::new();
-    // What `upgrade_device_ptr` makes as well, but with a panic where it cannot.
+    // `upgrade_device_ptr` makes the same events, and panics if it cannot.
     if let Err(error) = stream.context().new_event(None) {
         let code = ErrorCode(error.0 as u32);
         return Err(LendError::Cudarc(DriverError::new("cuEventCreate", code)));
@@ -154,7 +154,7 @@ pub unsafe fn lend<T: DeviceRepr>(
     Ok(LentSlice { slice: ManuallyDrop::new(slice) })
 }
 
-/// How many elements the memory has.
+/// Number of elements in the memory.
 fn elements<T>(span: DeviceSpan) -> Result<usize, LendError> {
     let (align, element_bytes) = (align_of::<T>() as u64, size_of::<T>() as u64);
     let (address, bytes) = (span.address(), span.bytes());
@@ -193,13 +193,13 @@ impl<T> Drop for LentSlice<T> {
         let _restored = Restored::new();
         // SAFETY: taken here and nowhere else, and the field is not used afterwards.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // The address, which stays its owner's.
+        // The address; the memory stays its owner's.
         let _ = slice.leak();
     }
 }
 
-/// Remembers the context that is current on this thread: cudarc binds its own and leaves it there.
-/// Dropping it restores what was current.
+/// Remembers the current context of this thread, because cudarc binds its own and leaves it
+/// current. A drop restores the remembered context.
 struct Restored {
     /// Null for none.
     before: Option<sys::CUcontext>,

@@ -1,4 +1,4 @@
-//! Compiling PTX, with what the driver's compiler has to say.
+//! Compiling PTX, with the messages of the driver's compiler.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,8 @@ use crate::{DriverError, DriverResult, ErrorCode};
 /// Bytes of each of the two logs; the driver cuts longer ones off.
 const LOG_BYTES: usize = 16 << 10;
 
-/// NULs after the text: the longest mark that may be looked for in a text however short.
+/// NULs after the text: as long as the longest mark that the driver may look for, even in a short
+/// text.
 const MARK_BYTES: usize = 64;
 
 /// Loads `ptx` into the current context and appends the compiler's messages to `log`.
@@ -57,11 +58,11 @@ pub(super) fn load(api: &Api, ptx: &str, log: &mut String) -> DriverResult<CUmod
     loaded.map(|()| module)
 }
 
-/// What the driver may be shown: `ptx` with NULs after it.
+/// The text for the driver: `ptx` with NULs after it.
 ///
-/// The driver tells binaries from text by their first bytes and then believes the lengths that a
-/// binary states, so one that comes as text is refused here. The marks of fat binaries and of
-/// compiler bitcode are no UTF-8; that of an ELF file begins with 0x7F, as no PTX does.
+/// The driver recognises binaries by their first bytes and then trusts the lengths in the binary.
+/// So a binary in place of text is refused here. The marks of fat binaries and of compiler bitcode
+/// are not UTF-8. An ELF file begins with 0x7F, which no PTX does.
 fn image(ptx: &str) -> Result<Vec<u8>, (ErrorCode, &'static str)> {
     if ptx.starts_with('\x7f') {
         return Err((ErrorCode::INVALID_IMAGE, "the PTX text is a binary"));

@@ -1,7 +1,7 @@
 //! The driver library in this process, which our calls and cudarc's must share.
 //!
-//! cudarc loads the library when it is first used, or is linked to it: the program chooses. So it is found here by
-//! its name in either case, and the operating system keeps one of each name in a process.
+//! The program chooses whether cudarc loads the library at its first use or is linked to it. In
+//! both cases it is found here by name, because a process has one library of each name.
 
 use std::sync::OnceLock;
 

@@ -55,13 +55,13 @@ unsafe fn export_fd(api: &Api, handle: u64) -> DriverResult<ShareableHandle> {
     }
     // SAFETY: the descriptor was opened by the call for its caller, and nobody else knows of it.
     let exported = unsafe { OwnedFd::from_raw_fd(fd) };
-    // A duplicate is closed on `exec`, whatever the driver's is: a child process gets the memory only
-    // if it is handed over on purpose.
+    // A duplicate is closed on `exec`, even if the driver's descriptor is not. So a child process
+    // gets the memory only on purpose.
     let exported = exported.try_clone().map_err(|_| failed())?;
     Ok(ShareableHandle::PosixFd(exported))
 }
 
-/// A new handle of what `source` stands for.
+/// A new handle of the memory that `source` names.
 pub(super) fn import(api: &Api, source: ShareableRef<'_>) -> DriverResult<u64> {
     #[cfg(unix)]
     let duplicate;

@@ -1,18 +1,18 @@
-//! The calls of Linux behind mapped memory: each that fails is done without, but the mapping itself.
+//! Linux calls for mapped memory. A failure of any but the mapping itself is ignored.
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr;
 
-use super::{HostPages, HostPagesError, PageKind, PagesGot};
+use super::{GrantedPages, HostPages, HostPagesError, PageKind};
 
-/// The smallest page, on every machine that has a GPU of ours.
+/// The size of an ordinary page on every supported machine.
 const PAGE_BYTES: usize = 4096;
 /// A huge page.
 const HUGE_BYTES: usize = 2 << 20;
 /// Asks `mmap` for huge pages of 2 MiB (`MAP_HUGE_2MB`): the base-2 logarithm, from bit 26 on.
 const MAP_HUGE_2MB: c_int = 21 << 26;
-/// Nodes that a mask can name.
+/// Number of nodes in a mask.
 const NODES_MAX: usize = 1024;
 /// `get_mempolicy` answers the node of an address (`MPOL_F_NODE | MPOL_F_ADDR`).
 const NODE_OF_ADDRESS: usize = 1 | 2;
@@ -36,17 +36,17 @@ pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages
     let mut pages = if huge { map_aligned(length) } else { map_anywhere(length, 0) }
         .map_err(|error| refused(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
     if huge && advise(&pages, libc::MADV_HUGEPAGE).is_ok() {
-        pages.got.pages = PageKind::Advised;
+        pages.granted.pages = PageKind::Advised;
     }
     prefer_node(&pages, node);
     if advise(&pages, libc::MADV_POPULATE_WRITE).is_err() {
         touch(&mut pages);
     }
-    pages.got.node = node_of(&pages);
+    pages.granted.node = node_of(&pages);
     Ok(pages)
 }
 
-/// The machine's memory, or what the control group is given of it.
+/// The machine's memory, or the limit of the control group.
 pub(super) fn host_bytes() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -57,21 +57,21 @@ pub(super) fn host_bytes() -> Option<u64> {
     Some(kib.saturating_mul(1024).min(group.unwrap_or(u64::MAX)))
 }
 
-/// Memory in huge pages that were set aside, if that wastes little and they can really be had.
+/// Memory in huge pages that were set aside, if that wastes little and the system grants them.
 ///
-/// A mapping of such pages may succeed and its first touch then end the process (`SIGBUS`), where the
-/// program's control group may use none. So the pages are asked for by a call that can fail, and
-/// without that call, before Linux 5.14, such pages are not used.
+/// In a control group without such pages, the mapping may succeed and the first access end the
+/// process (`SIGBUS`). So the pages are requested by a call that can fail. Before Linux 5.14,
+/// without that call, such pages are not used.
 fn map_set_aside(length: usize, node: Option<u32>) -> Option<HostPages> {
     let whole = length.next_multiple_of(HUGE_BYTES);
     if whole - length > length / 8 {
         return None;
     }
     let mut pages = map_anywhere(whole, libc::MAP_HUGETLB | MAP_HUGE_2MB).ok()?;
-    pages.got.pages = PageKind::Huge;
+    pages.granted.pages = PageKind::Huge;
     prefer_node(&pages, node);
     advise(&pages, libc::MADV_POPULATE_WRITE).ok()?;
-    pages.got.node = node_of(&pages);
+    pages.granted.node = node_of(&pages);
     Some(pages)
 }
 
@@ -100,8 +100,8 @@ fn map_anywhere(length: usize, flags: c_int) -> io::Result<HostPages> {
     }
     // Exposed: whoever accesses the memory makes its pointers from this number.
     let base = base.expose_provenance() as u64;
-    let got = PagesGot { pages: PageKind::Ordinary, node: None };
-    Ok(HostPages { base, bytes: length as u64, got })
+    let granted = GrantedPages { pages: PageKind::Ordinary, node: None };
+    Ok(HostPages { base, bytes: length as u64, granted })
 }
 
 pub(super) fn unmap(pages: &mut HostPages) {
@@ -125,7 +125,7 @@ unsafe fn unmap_range(base: u64, bytes: u64) {
     }
 }
 
-/// Tells the system what the memory is for, or to get it.
+/// Advises the system about the memory, or has it provide the pages.
 fn advise(pages: &HostPages, advice: c_int) -> io::Result<()> {
     // SAFETY: the range is a live mapping (invariants of `base`); both pieces of advice that this
     // module gives leave its contents as they are.
@@ -135,7 +135,7 @@ fn advise(pages: &HostPages, advice: c_int) -> io::Result<()> {
     }
 }
 
-/// Asks for pages of `node`, before the first touch.
+/// Asks for pages of `node`, before the first access.
 fn prefer_node(pages: &HostPages, node: Option<u32>) {
     let Some(node) = node.map(|node| node as usize).filter(|&node| node < NODES_MAX) else {
         return;
@@ -179,7 +179,7 @@ fn node_of(pages: &HostPages) -> Option<u32> {
     if answer == 0 { u32::try_from(node).ok() } else { None }
 }
 
-/// Writes to each page, which makes the system get it.
+/// Writes to each page, so that the system provides it.
 fn touch(pages: &mut HostPages) {
     for offset in (0..pages.bytes as usize).step_by(PAGE_BYTES) {
         let byte = ptr::with_exposed_provenance_mut::<u8>(pages.base as usize + offset);
@@ -193,9 +193,9 @@ fn address(base: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(base as usize)
 }
 
-/// The node that the system knows a device of the PCI bus to be beside.
+/// The node next to a device of the PCI bus, by the system's tables.
 pub(super) fn node_of_pci_device(bus_id: &str) -> Option<i64> {
-    // It goes into a path: digits, letters and what separates them.
+    // The id becomes part of a path: only digits, letters and their separators are allowed.
     let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.');
     if !bus_id.chars().all(known) || bus_id.contains("..") {
         return None;
