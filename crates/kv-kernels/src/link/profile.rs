@@ -105,7 +105,7 @@ pub struct Load {
 /// [`measure`](TransportProfile::measure) runs on the device for some tenths of a second; its result
 /// is kept as text ([`Display`](fmt::Display), [`parse`](TransportProfile::parse)) and read back where
 /// [`is_of`](TransportProfile::is_of) says that it is of this device and link. Fields are public: a
-/// profile can be written by hand, and [`forced`](TransportProfile::forced) decides for itself.
+/// profile can be written by hand, and [`forced`](TransportProfile::forced) overrides the costs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TransportProfile {
     /// Name of the device.
@@ -118,7 +118,7 @@ pub struct TransportProfile {
     pub to_host: DirectionCosts,
     /// From the host to the pages.
     pub to_pages: DirectionCosts,
-    /// The transport to take in spite of all costs, wherever it can carry the transfer.
+    /// The transport to use whatever the costs, for every transfer that it can carry.
     pub forced: Option<Transport>,
 }
 
@@ -172,7 +172,7 @@ impl TransportProfile {
         })
     }
 
-    /// The same, but `transport` is taken wherever it can carry a transfer.
+    /// This profile with `transport` used for every transfer that it can carry.
     #[must_use]
     pub fn forced(mut self, transport: Transport) -> Self {
         self.forced = Some(transport);
@@ -245,13 +245,15 @@ impl TransportProfile {
         Some(copying.max(walking) as u64)
     }
 
-    /// The transport that takes the shortest; the forced one where there is one that can.
+    /// The forced transport, if there is one; otherwise the one with the shortest estimate. A link
+    /// without a ring uses a kernel in place of two hops.
     #[must_use]
     pub fn choose(&self, direction: HostDirection, load: Load) -> Transport {
         self.cheapest(|transport| self.estimate_ns(transport, direction, load))
     }
 
-    /// The same for one of many transfers that follow each other without a gap.
+    /// As [`choose`](TransportProfile::choose), for one of many transfers that follow each other
+    /// without a gap.
     #[must_use]
     pub fn choose_of_many(&self, direction: HostDirection, load: Load) -> Transport {
         self.cheapest(|transport| self.estimate_of_many_ns(transport, direction, load))
