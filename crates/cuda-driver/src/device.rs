@@ -397,6 +397,49 @@ impl Device {
         DeviceError::Driver(error)
     }
 
+    /// As [`run`](Device::run), for a call that uses objects of `others` too. A sticky error of such a call may be
+    /// the loss of another device, which does not lose this one.
+    #[track_caller]
+    pub(crate) fn run_with<T>(
+        &self,
+        others: &[&Device],
+        calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
+    ) -> Result<T, DeviceError> {
+        if let Some(first) = others.iter().find_map(|other| other.poison()) {
+            return Err(DeviceError::Poisoned { first });
+        }
+        let mut answer = Ok(());
+        let result = self.run(|driver| match calls(driver) {
+            Ok(result) => Ok(Some(result)),
+            Err(error) => {
+                answer = Err(error);
+                Ok(None)
+            }
+        })?;
+        match (result, answer) {
+            (Some(result), _) => Ok(result),
+            (None, Err(error)) => Err(self.met_with(others, error)),
+            (None, Ok(())) => unreachable!("a call without a result has an error"),
+        }
+    }
+
+    /// What an error of a call means that used objects of `others` too. A sticky error does not say whose it is, so
+    /// each device is asked.
+    #[track_caller]
+    pub(crate) fn met_with(&self, others: &[&Device], error: DriverError) -> DeviceError {
+        if error.code.is_sticky() {
+            for other in others.iter().filter(|other| !self.shares_context(other)) {
+                let _ = other.memory_info();
+                if let Some(first) = other.poison()
+                    && self.memory_info().is_ok()
+                {
+                    return DeviceError::Poisoned { first };
+                }
+            }
+        }
+        self.met(error)
+    }
+
     /// Makes operations act on the thread's current context, without binding their own.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_bind_nothing(&self, on: bool) {
@@ -423,6 +466,15 @@ impl Device {
         } else {
             Err(self.named(DriverError::new(call, code)))
         }
+    }
+
+    /// Whether both are on one context of one driver object: what is made from the one may be used with the other.
+    ///
+    /// Two GPUs never share a context. Two handles of one GPU may be on two contexts, and the contexts of two driver
+    /// objects may have one number.
+    #[must_use]
+    pub fn shares_context(&self, other: &Device) -> bool {
+        self.inner.context == other.inner.context && self.is_of_driver(other)
     }
 
     /// Whether both devices are of one driver object.

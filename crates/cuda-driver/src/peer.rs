@@ -72,7 +72,7 @@ impl Stream {
     ///
     /// # Errors
     /// `INVALID_HANDLE` for a stream or an event of another driver object, or an event of another
-    /// context than `other`; [`DeviceError::Poisoned`] when either device is lost.
+    /// context than `other`; [`DeviceError::Poisoned`] when either device is lost, which does not lose the other.
     #[track_caller]
     pub fn wait_for(&self, other: &Stream, event: &Event) -> Result<(), DeviceError> {
         let _site = site::enter();
@@ -104,7 +104,7 @@ impl Stream {
         match (recorded, waited) {
             (Ok(()), Ok(())) => Ok(()),
             (Err(error), _) => there.run(|_| Err(error)),
-            (_, Err(error)) => here.run(|_| Err(error)),
+            (_, Err(error)) => Err(here.met_with(&[event.device()], error)),
         }
     }
 
@@ -116,7 +116,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`CopyError::Lengths`] when the spans differ in length; `INVALID_CONTEXT` for a device of
-    /// another driver object; [`DeviceError::Poisoned`] when either device is lost.
+    /// another driver object; [`DeviceError::Poisoned`] when either device is lost, which does not lose the other.
     #[track_caller]
     pub fn copy_between(
         &self,
@@ -134,9 +134,6 @@ impl Stream {
             device
                 .check_driver(end, CALL, ErrorCode::INVALID_CONTEXT)
                 .map_err(DeviceError::Driver)?;
-            if let Some(first) = end.poison() {
-                return Err(DeviceError::Poisoned { first }.into());
-            }
         }
         if bytes == 0 {
             return Ok(());
@@ -148,7 +145,7 @@ impl Stream {
             source_context: from.context(),
             bytes,
         };
-        let copied = device.run(|driver| {
+        let copied = device.run_with(&[from, to], |driver| {
             // SAFETY: contexts and stream are live, kept by their handles, and of this driver object;
             // both spans are device memory (invariant of `DeviceSpan`).
             let copied = unsafe { driver.memcpy_peer_async(copy, self.raw()) };

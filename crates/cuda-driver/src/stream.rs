@@ -138,9 +138,7 @@ impl Stream {
 
     /// Whether both are handles of one stream.
     pub(crate) fn is_same(&self, other: &Stream) -> bool {
-        let (here, there) = (self.device(), other.device());
-        let numbers = |stream: &Stream| (stream.raw(), stream.device().context());
-        numbers(self) == numbers(other) && here.is_of_driver(there)
+        self.raw() == other.raw() && self.device().shares_context(other.device())
     }
 
     /// Makes later work of this stream wait for the last record of `event`.
@@ -149,13 +147,15 @@ impl Stream {
     /// Waits on the device, not on the host. An event without a record does not wait.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for an event of another driver object; what the driver answers.
+    /// `INVALID_HANDLE` for an event of another driver object; [`DeviceError::Poisoned`] when the device of the
+    /// event is lost, which does not lose this stream's; what the driver answers.
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
         let device = &self.inner.device;
         device.check_driver(&event.device, "cuStreamWaitEvent", ErrorCode::INVALID_HANDLE)?;
         // SAFETY: both handles are live (invariants of `raw`), and of this driver object.
-        device.run(|driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) })
+        let call = |driver: &dyn Driver| unsafe { driver.stream_wait_event(self.raw(), event.raw) };
+        device.run_with(&[&event.device], call)
     }
 
     /// Waits on the host until all work enqueued here has completed.

@@ -306,3 +306,50 @@ fn pinned_memory_that_has_no_device_address_is_given_back_whatever_is_refused() 
     assert_eq!(device.free_retired(), Ok(0));
     assert!(matches!(device.close(), Err(CloseError::Refused(e)) if e.call == "cuMemFreeHost"));
 }
+
+/// A call that uses objects of two devices answers the loss of either.
+#[test]
+fn the_loss_of_one_device_of_a_call_does_not_lose_the_other() {
+    type Call = fn(&[Stream; 2], &Event) -> Result<(), DeviceError>;
+    let calls: [(&str, Call); 2] = [
+        ("wait", |[here, _], event| here.wait(event)),
+        ("wait_for", |[here, there], event| here.wait_for(there, event)),
+    ];
+    for (name, call) in calls {
+        let (sim, here) = machine();
+        let there = Device::open(Arc::clone(here.driver()), 1).unwrap();
+        let streams = [&here, &there].map(|device| Stream::new(device).unwrap());
+        let memory = DeviceBuffer::alloc(&here, BYTES).unwrap();
+        let event = Event::new(&there).unwrap();
+        event.record(&streams[1]).unwrap();
+        sim.lose_device(1, 0, ErrorCode::ECC_UNCORRECTABLE);
+        let first = call(&streams, &event).unwrap_err().driver_error();
+        assert_eq!(first.code, ErrorCode::ECC_UNCORRECTABLE, "{name}");
+        assert_eq!((here.poison(), there.poison()), (None, Some(first)), "{name}");
+        streams[0].fill(memory.span(), 1).unwrap();
+        streams[0].synchronize().unwrap();
+        // Of devices that are both lost, each is.
+        sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
+        streams[0].synchronize().unwrap_err();
+        assert_eq!(
+            here.poison().map(|first| first.code),
+            Some(ErrorCode::ILLEGAL_ADDRESS),
+            "{name}"
+        );
+    }
+}
+
+/// One call meets the loss of both of its devices.
+#[test]
+fn a_call_that_meets_two_losses_tells_both_devices() {
+    let (sim, here) = machine();
+    let there = Device::open(Arc::clone(here.driver()), 1).unwrap();
+    let (stream, other) = (Stream::new(&here).unwrap(), Stream::new(&there).unwrap());
+    let event = Event::new(&there).unwrap();
+    event.record(&other).unwrap();
+    for ordinal in [0, 1] {
+        sim.lose_device(ordinal, 0, ErrorCode::ECC_UNCORRECTABLE);
+    }
+    stream.wait(&event).unwrap_err();
+    assert!(here.poison().is_some() && there.poison().is_some());
+}
