@@ -80,11 +80,11 @@ impl Drained {
 }
 
 /// Why a device was not closed.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseDeviceError {
     /// The ordinal names no device.
-    #[error("device {ordinal} was asked for, but there are {count}")]
+    #[error("no device {ordinal} to close: the driver reports {count}")]
     NoSuchDevice {
         /// The ordinal asked for.
         ordinal: i32,
@@ -92,13 +92,13 @@ pub enum CloseDeviceError {
         count: i32,
     },
     /// It is not open.
-    #[error("device {ordinal} is not open")]
+    #[error("no device {ordinal} to close: it is not open")]
     NotOpen {
         /// The ordinal asked for.
         ordinal: i32,
     },
     /// Something that was made from it is alive. It is drained, and can be closed later.
-    #[error("device {ordinal} is in use: {alive}")]
+    #[error("device {ordinal} cannot be closed while it is in use: {alive}")]
     InUse {
         /// The ordinal asked for.
         ordinal: i32,
@@ -106,7 +106,7 @@ pub enum CloseDeviceError {
         alive: LiveHandles,
     },
     /// It is closed, and the driver refused a part of the clean-up.
-    #[error("the driver refused to clean up device {ordinal}")]
+    #[error("device {ordinal} is closed, and a part of its clean-up was refused")]
     Refused {
         /// The ordinal asked for.
         ordinal: i32,
@@ -115,6 +115,8 @@ pub enum CloseDeviceError {
         source: DriverError,
     },
 }
+
+cuda_driver::messages::one_line_debug!(CloseDeviceError);
 
 /// What closing all devices said, in the order in which they were closed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]

@@ -29,12 +29,14 @@ impl fmt::Display for DeviceUuid {
 }
 
 /// Text that is no UUID of a device.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("{text:?} is no UUID such as GPU-00112233-4455-6677-8899-aabbccddeeff")]
 pub struct UuidError {
     /// The text.
     pub text: String,
 }
+
+cuda_driver::messages::one_line_debug!(UuidError);
 
 impl FromStr for DeviceUuid {
     type Err = UuidError;

@@ -11,11 +11,11 @@ use crate::health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Dra
 use crate::identity::{DeviceDirectory, DeviceKind, DeviceUuid, kind_of_name};
 
 /// Why a device could not be had.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
     /// The ordinal names no device.
-    #[error("device {ordinal} was asked for, but there are {count}")]
+    #[error("no device {ordinal}: the driver reports {count}")]
     NoSuchDevice {
         /// The ordinal asked for.
         ordinal: i32,
@@ -34,8 +34,8 @@ pub enum RegistryError {
         /// The context that was to be adopted.
         adopted: u64,
     },
-    /// The driver does not tell its devices.
-    #[error("the driver refused to tell its devices")]
+    /// The driver did not list its devices.
+    #[error("the driver did not list its devices")]
     Driver(#[from] DriverError),
     /// The device could not be opened.
     #[error("device {ordinal} could not be opened")]
@@ -56,19 +56,19 @@ pub enum RegistryError {
         source: DeviceError,
     },
     /// The device is being drained or closed, and is not handed out.
-    #[error("device {ordinal} is being drained")]
+    #[error("device {ordinal} is being drained or closed, and is not handed out")]
     Draining {
         /// The ordinal asked for.
         ordinal: i32,
     },
-    /// Nobody has opened the device.
+    /// The device is not open.
     #[error("device {ordinal} is not open")]
     NotOpen {
         /// The ordinal asked for.
         ordinal: i32,
     },
     /// The device was closed after it had been lost. [`DeviceRegistry::reopen`] tries it again.
-    #[error("device {ordinal} was lost by {first}, and closed")]
+    #[error("device {ordinal} was lost and closed: {first}")]
     Lost {
         /// The ordinal asked for.
         ordinal: i32,
@@ -85,6 +85,8 @@ pub enum RegistryError {
         source: DeviceError,
     },
 }
+
+cuda_driver::messages::one_line_debug!(RegistryError);
 
 /// What the registry has of a GPU.
 #[derive(Debug)]

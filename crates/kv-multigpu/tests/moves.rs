@@ -9,8 +9,8 @@ use common::moving::{self, Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveError, MoveOrder, Mover,
-    MoverConfig, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveError, MoveOrder,
+    Mover, MoverConfig, Route, Side,
 };
 
 /// Small enough that every scenario goes round the ring, and few threads to interpret.
@@ -91,7 +91,7 @@ fn every_scenario_holds_within_one_device_and_overlaps_are_refused() {
         let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
         let whole = || BlockMemory::new(&devices[0], vec![memory.span()], grid, ()).unwrap();
         let pairs = [BlockPair { source: 0, destination: 1 }];
-        let what = BlockMove::whole(&pairs, 64);
+        let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 64);
         let refused = pair.mover.move_blocks(whole(), whole(), &what, order).unwrap_err().error;
         assert_eq!(refused, MoveError::Overlap { bytes: 256 });
         pair.mover.settle().unwrap();
@@ -129,7 +129,7 @@ fn a_move_waits_for_nothing_on_the_host_and_pins_nothing() {
             let source = BlockMemory::new(&devices[0], vec![near.span()], grid, ()).unwrap();
             let target = BlockMemory::new(&devices[1], vec![far.span()], grid, ()).unwrap();
             let pairs = scattered(20, 20);
-            let what = BlockMove::whole(&pairs, 4096);
+            let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 4096);
             drop(pair.mover.move_blocks(source, target, &what, order).unwrap());
         }
         let calls = sim.calls();
@@ -226,7 +226,8 @@ fn tables_that_are_read_are_not_written_and_the_move_is_told_to_wait() {
     let mut go = |pairs: &[BlockPair]| {
         let [near, far] = [0, 1]
             .map(|i| BlockMemory::new(&devices[i], vec![buffers[i].span()], grid, ()).unwrap());
-        pair.mover.move_blocks(near, far, &BlockMove::whole(pairs, 16), order).map_err(|e| e.error)
+        let what = BlockMove::whole(BlockPairs::new(pairs).unwrap(), 16);
+        pair.mover.move_blocks(near, far, &what, order).map_err(|e| e.error)
     };
     let pairs = scattered(8, 8);
     let first = go(&pairs[..3]).unwrap();
@@ -238,9 +239,6 @@ fn tables_that_are_read_are_not_written_and_the_move_is_told_to_wait() {
     first.finish().map_err(|(error, _)| error).unwrap();
     second.finish().map_err(|(error, _)| error).unwrap();
     go(&pairs).unwrap().finish().map_err(|(error, _)| error).unwrap();
-    let twice = scattered(8, 8).repeat(2);
-    let many: Vec<_> = (0..9).map(|i| BlockPair { source: i % 8, ..twice[i as usize] }).collect();
-    assert!(matches!(go(&many), Err(MoveError::WrittenTwice { .. })));
     drop((pair, buffers));
     sound(&sim, devices);
 }
@@ -302,17 +300,17 @@ fn blocks_that_cannot_move_are_told_with_their_numbers() {
             .error
     };
     let of = |from, to| [BlockPair { source: from, destination: to }];
+    let mut whole =
+        |pairs: &[BlockPair]| blocks(BlockMove::whole(BlockPairs::new(pairs).unwrap(), 64));
     assert_eq!(
-        blocks(BlockMove::whole(&of(10, 0), 64)),
-        MoveError::NoSuchBlock { side: "source", block: 10, blocks: 10 }
+        [of(10, 0), of(9, 11)].map(|pairs| whole(&pairs)),
+        [
+            MoveError::NoSuchBlock { side: Side::Source, block: 10, blocks: 10 },
+            MoveError::NoSuchBlock { side: Side::Destination, block: 11, blocks: 10 },
+        ]
     );
-    assert_eq!(
-        blocks(BlockMove::whole(&of(0, 11), 64)),
-        MoveError::NoSuchBlock { side: "destination", block: 11, blocks: 10 }
-    );
-    let twice = [BlockPair { source: 1, destination: 3 }, BlockPair { source: 2, destination: 3 }];
-    assert_eq!(blocks(BlockMove::whole(&twice, 64)), MoveError::WrittenTwice { block: 3 });
-    let whole = BlockMove::whole(&twice[..1], 64);
+    let pairs = of(1, 3);
+    let whole = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 64);
     for wrong in [
         BlockMove { row_bytes: 65, ..whole },
         BlockMove { source_offset: 1, ..whole },
@@ -341,7 +339,7 @@ fn a_boundary_whose_buffers_are_all_held_says_so() {
         (Stream::new(&devices[0]).unwrap(), Stream::new(&devices[1]).unwrap());
     let first = boundary.room(&producer).unwrap();
     let second = boundary.room(&producer).unwrap();
-    let full = MoveError::NoBuffer { in_use: 2, buffers: 2 };
+    let full = MoveError::NoBuffer { in_use: 2, abandoned: 0, buffers: 2 };
     assert_eq!(boundary.room(&producer).unwrap_err(), full);
     producer.fill(first.span(), 1).unwrap();
     let refused = boundary.send(first, 65, &producer, &consumer).unwrap_err();
@@ -379,20 +377,16 @@ fn every_misuse_is_told_in_a_line_of_its_own() {
     let memory = |device, buffer: &DeviceBuffer| {
         BlockMemory::new(device, vec![buffer.span()], grid, ()).unwrap()
     };
-    let twice = [0, 1].map(|source| BlockPair { source, destination: 3 });
     let missing = [BlockPair { source: 4, destination: 0 }];
-    for pairs in [&twice[..], &missing] {
-        let what = BlockMove::whole(pairs, 32);
-        let (source, destination) = (memory(zero, &near), memory(one, &far));
-        let refused = pair.mover.move_blocks(source, destination, &what, order);
-        let refused = refused.map(drop).unwrap_err();
-        lines.push((refused.to_string(), format!("{refused:?}")));
-    }
+    let what = BlockMove::whole(BlockPairs::new(&missing).unwrap(), 32);
+    let (source, destination) = (memory(zero, &near), memory(one, &far));
+    let refused = pair.mover.move_blocks(source, destination, &what, order);
+    let refused = refused.map(drop).unwrap_err();
+    lines.push((refused.to_string(), format!("{refused:?}")));
     let expected = [
-        "a move of 64 bytes into 32",
-        "the source is of device 1, not of device 0",
-        "block 3 is the destination of two moves",
-        "block 4 of the source is out of range: there are 4",
+        "a source of 64 bytes and a destination of 32 bytes",
+        "the source is of GPU 1, not of GPU 0",
+        "a pair names block 4 of the source, which has 4",
     ]
     .map(|why| format!("move from GPU 0 to GPU 1: {why}"));
     for (expected, (display, debug)) in expected.iter().zip(lines) {
@@ -400,4 +394,115 @@ fn every_misuse_is_told_in_a_line_of_its_own() {
     }
     drop((pair, near, far));
     sound(&sim, devices);
+}
+
+/// Pairs as they are listed: what is wrong with them, found in the plainest way.
+fn pairs_as_listed(pairs: &[BlockPair]) -> Result<(), MoveError> {
+    for (pair, &BlockPair { source, destination }) in pairs.iter().enumerate() {
+        for (side, block) in [(Side::Source, source), (Side::Destination, destination)] {
+            if block < 0 {
+                return Err(MoveError::NegativeBlock { side, pair, block });
+            }
+        }
+    }
+    for (second, pair) in pairs.iter().enumerate() {
+        let block = pair.destination;
+        let earlier = pairs[..second].iter().rposition(|earlier| earlier.destination == block);
+        if let Some(first) = earlier {
+            return Err(MoveError::WrittenTwice { block, first, second });
+        }
+    }
+    Ok(())
+}
+
+/// Few blocks and many, ids close together and as far apart as an `i32` has them.
+#[test]
+fn pairs_are_checked_as_they_are_listed() {
+    let mut random = 1_u64;
+    let mut below = |most: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % most
+    };
+    let (mut good, mut bad) = (0, 0);
+    for round in 0..4000 {
+        let spread = [8, 40, 1 << 10, 1 << 20, i32::MAX as u64 + 1][round % 5];
+        let pairs: Vec<_> = (0..below(12))
+            .map(|_| {
+                let mut id = || match below(60) {
+                    0 => -1 - below(9) as i32,
+                    _ => below(spread) as i32,
+                };
+                BlockPair { source: id(), destination: id() }
+            })
+            .collect();
+        let checked = BlockPairs::new(&pairs);
+        *if checked.is_ok() { &mut good } else { &mut bad } += 1;
+        assert_eq!(
+            checked.map(|checked| assert_eq!(checked.as_slice(), pairs)),
+            pairs_as_listed(&pairs)
+        );
+    }
+    assert!(good > 500 && bad > 500, "{good} {bad}");
+    // The greatest id, beyond every count of bits.
+    let far = [5, i32::MAX, 5].map(|destination| BlockPair { source: 0, destination });
+    assert_eq!(BlockPairs::new(&far[..2]).map(BlockPairs::len), Ok(2));
+    let twice = MoveError::WrittenTwice { block: 5, first: 0, second: 2 };
+    assert_eq!(BlockPairs::new(&far).unwrap_err(), twice);
+}
+
+/// Errors that come without a move, and a driver's.
+#[test]
+fn errors_are_one_line_with_what_was_to_be_done_and_the_numbers() {
+    let (sim, devices) = devices(2, true);
+    let mut pair = Pair::new(&devices[0], &devices[1], small(Route::Push));
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let far = DeviceBuffer::alloc(&devices[1], 64).unwrap();
+    let near = DeviceBuffer::alloc(&devices[0], 64).unwrap();
+    sim.fail_nth("cuMemcpyPeerAsync", 1, cuda_driver::ErrorCode::UNKNOWN);
+    let failed = pair.mover.move_tensor(near.into(), far.into(), order).map(drop).unwrap_err();
+    let line = "move from GPU 0 to GPU 1: cuMemcpyPeerAsync of 64 bytes on GPU 1: CUDA_ERROR_UNKNOWN (999)";
+    assert_eq!((failed.to_string().as_str(), format!("{failed:?}").as_str()), (line, line));
+    drop(failed);
+
+    let errors: [(MoveError, &str); 6] = [
+        (
+            BlockMemory::new(
+                &devices[0],
+                vec![],
+                BlockGrid { blocks: 1, block_stride: 1, row_stride: 0 },
+                (),
+            )
+            .unwrap_err(),
+            "a memory of blocks with 0 planes, where 1 to 1024 are possible",
+        ),
+        (
+            BlockPairs::new(&[BlockPair { source: -4, destination: 0 }]).unwrap_err(),
+            "pair 0 names block -4 of the source",
+        ),
+        (
+            BlockPairs::new(&[BlockPair { source: 4, destination: 1 }; 2]).unwrap_err(),
+            "block 1 is the destination of pair 0 and of pair 1",
+        ),
+        (
+            Mover::new(&devices[0], &devices[1], MoverConfig { chunks: 0, ..small(Route::Push) })
+                .unwrap_err(),
+            "0 chunks, where at least 1 is needed",
+        ),
+        (
+            Mover::new(
+                &devices[0],
+                &devices[1],
+                MoverConfig { tables: 5000, ..small(Route::Push) },
+            )
+            .unwrap_err(),
+            "5000 tables, where there can be at most 4096",
+        ),
+        (
+            HandOver::new(pair.mover, 0, 2).unwrap_err(),
+            "0 bytes of a buffer, where at least 1 is needed",
+        ),
+    ];
+    for (error, line) in errors {
+        assert_eq!((error.to_string().as_str(), format!("{error:?}").as_str()), (line, line));
+    }
 }

@@ -11,7 +11,8 @@ use common::moving::{Pair, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::SimDriver;
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, HandOver, Held, MoveOrder, Mover, MoverConfig, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPairs, HandOver, Held, MoveOrder, Mover, MoverConfig,
+    Route,
 };
 
 const BYTES: u64 = 4096;
@@ -99,7 +100,7 @@ fn a_move_makes_no_event_and_binds_its_device_once() {
             let moved = if blocks {
                 let source = BlockMemory::new(&from, vec![near.span()], grid, ()).unwrap();
                 let target = BlockMemory::new(&to, vec![far.span()], grid, ()).unwrap();
-                let what = BlockMove::whole(&pairs, BYTES / 16);
+                let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), BYTES / 16);
                 pair.mover.move_blocks(source, target, &what, order).unwrap()
             } else {
                 let source = Held::new(&from, near.span(), ());

@@ -11,7 +11,8 @@ use common::moving::{Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
 use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, HandOver, MoveError, MoveOrder, Mover, MoverConfig, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPairs, HandOver, MoveError, MoveOrder, Mover,
+    MoverConfig, Route,
 };
 
 const BYTES: usize = 5 * 1024;
@@ -50,7 +51,12 @@ fn go(
             let source = BlockMemory::new(&from, vec![near.span()], grid, near).unwrap();
             let target = BlockMemory::new(&to, vec![far.span()], grid, far).unwrap();
             let all = scattered(20, 20);
-            pair.mover.move_blocks(source, target, &BlockMove::whole(&all, 256), order)
+            pair.mover.move_blocks(
+                source,
+                target,
+                &BlockMove::whole(BlockPairs::new(&all).unwrap(), 256),
+                order,
+            )
         }
     };
     // A call of these waits may be the one that fails.
@@ -279,7 +285,12 @@ fn lose(prefer: Route, kind: Kind, lost: u32, operations: u64) {
             let source = BlockMemory::new(&all[0], vec![near.span()], grid, near).unwrap();
             let target = BlockMemory::new(&all[1], vec![far.span()], grid, far).unwrap();
             let pairs = scattered(20, 20);
-            doomed.mover.move_blocks(source, target, &BlockMove::whole(&pairs, 256), order)
+            doomed.mover.move_blocks(
+                source,
+                target,
+                &BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 256),
+                order,
+            )
         }
     };
     // Whatever became of it, waiting for it ends; and the other devices serve.

@@ -6,9 +6,12 @@
 mod common;
 
 use common::moving::{Pair, buffer, contents, pattern};
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, ErrorCode, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Driver, ErrorCode, Stream};
 use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
-use kv_multigpu::moves::{HandOver, MoveError, MoveOrder, Mover, MoverConfig, Outgoing, Route};
+use kv_multigpu::moves::{
+    BlockGrid, BlockMemory, BlockMove, BlockPairs, HandOver, Held, MoveError, MoveOrder, Mover,
+    MoverConfig, Outgoing, Route,
+};
 
 const BYTES: usize = 5 * 1024;
 
@@ -96,7 +99,57 @@ fn memory_of_another_machine_is_refused() {
     let far = DeviceBuffer::alloc(&here[1], 64).unwrap();
     let order = MoveOrder { after: &pair.after, on: &pair.on };
     let refused = pair.mover.move_tensor(near.into(), far.into(), order).map(drop).unwrap_err();
-    assert!(matches!(refused.error, MoveError::WrongDevice { what: "source", .. }));
+    let context = here[0].context();
+    let found = (context, context);
+    assert_eq!(wrong_context(&refused.error), ("source", 0, found));
+}
+
+/// The end, the GPU, and the contexts expected and found.
+#[track_caller]
+fn wrong_context(error: &MoveError) -> (&'static str, i32, (u64, u64)) {
+    let MoveError::WrongContext { what, device, expected, found } = *error else {
+        panic!("{error}")
+    };
+    (what, device, (expected, found))
+}
+
+/// The host program has a context of its own on the receiver's GPU. What is made on it, is of the GPU and of no use to
+/// a mover that is on the other context; nothing of it is lost by the refusal.
+#[test]
+fn memory_and_streams_of_another_context_of_the_gpu_are_refused() {
+    let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
+    let driver: std::sync::Arc<dyn cuda_driver::Driver> = std::sync::Arc::new(sim.clone());
+    let first = sim.device_primary_ctx_retain(1).unwrap();
+    // SAFETY: used no more once it is gone, except for clean-up, which the driver refuses.
+    let gone = unsafe { Device::adopt(driver.clone(), first) }.unwrap();
+    // The only way to a second context that the simulated device has: the program resets the GPU.
+    // SAFETY: nothing was made from the context.
+    unsafe { sim.device_primary_ctx_release(1) }.unwrap();
+    let [near, far] = [0, 1].map(|ordinal| Device::open(driver.clone(), ordinal).unwrap());
+    assert!(gone.ordinal() == far.ordinal() && !gone.shares_context(&far));
+    let contexts = (far.context(), gone.context());
+
+    let mut pair = Pair::new(&near, &far, config(Route::Push));
+    let source = buffer(&pair.after, &[7; 64]);
+    let there = DeviceBuffer::alloc(&far, 64).unwrap();
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let target = Held::new(&gone, there.span(), "kept");
+    let refused = pair.mover.move_tensor(source.into(), target, order).map(drop).unwrap_err();
+    assert_eq!(wrong_context(&refused.error), ("destination", 1, contexts));
+    let (source, kept) = refused.held.try_finish().unwrap();
+    assert_eq!(kept, "kept");
+    let grid = BlockGrid { blocks: 4, block_stride: 16, row_stride: 0 };
+    let from = BlockMemory::new(&near, vec![source.span()], grid, ()).unwrap();
+    let to = BlockMemory::new(&gone, vec![there.span()], grid, ()).unwrap();
+    let what = BlockMove::whole(BlockPairs::new(&[]).unwrap(), 16);
+    let refused = pair.mover.move_blocks(from, to, &what, order).map(drop).unwrap_err();
+    assert_eq!(wrong_context(&refused.error), ("destination", 1, contexts));
+
+    // The same two ends on the mover's own contexts.
+    let target = Held::new(&far, there.span(), "kept");
+    let moved = pair.mover.move_tensor(source.into(), target, order).unwrap();
+    moved.finish().map_err(|(error, _)| error).unwrap();
+    assert!(contents(&pair.on, there.span()) == [7; 64]);
 }
 
 /// A reader's stream of another device or machine is refused with the token, which is good afterwards.
@@ -115,8 +168,12 @@ fn a_reader_on_another_device_is_refused_and_the_boundary_goes_on() {
         let mut incoming = boundary.send(outgoing, 64, &producer, &consumer).unwrap();
         for wrong in [&producer, &foreign] {
             let (error, back) = boundary.done(incoming, wrong).unwrap_err();
-            let what = "consumer's stream";
-            assert!(matches!(error, MoveError::WrongDevice { what: found, .. } if found == what));
+            let (MoveError::WrongDevice { what, .. } | MoveError::WrongContext { what, .. }) =
+                error
+            else {
+                panic!("{error}")
+            };
+            assert_eq!(what, "consumer's stream");
             incoming = back;
         }
         assert!(contents(&consumer, incoming.span()) == [byte; 64]);

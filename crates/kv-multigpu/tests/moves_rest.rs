@@ -13,8 +13,8 @@ use common::moving::{Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, ErrorCode};
 use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, Held, Move, MoveError, MoveOrder, MoverConfig,
-    Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, Held, Move, MoveError, MoveOrder,
+    MoverConfig, Route,
 };
 
 fn config(prefer: Route) -> MoverConfig {
@@ -54,7 +54,7 @@ fn tables_of_an_interrupted_move_are_not_written_before_it_is_over() {
         let mut go = |pairs: &[BlockPair]| {
             let [near, far] = [0, 1]
                 .map(|i| BlockMemory::new(&all[i], vec![buffers[i].span()], grid, ()).unwrap());
-            let what = BlockMove::whole(pairs, 16);
+            let what = BlockMove::whole(BlockPairs::new(pairs).unwrap(), 16);
             pair.mover.move_blocks(near, far, &what, order)
         };
         let refused = if prefer == Route::Host { 3 } else { 2 };
@@ -92,7 +92,7 @@ fn pinned_memory_that_is_still_used_is_not_freed_with_its_mover() {
                 let memory =
                     |i: usize| BlockMemory::new(&all[i], vec![ends[i].span()], grid, ()).unwrap();
                 let pairs = scattered(4, 4);
-                let what = BlockMove::whole(&pairs, 16);
+                let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 16);
                 drop(pair.mover.move_blocks(memory(0), memory(1), &what, order).unwrap());
             } else {
                 drop(move_ends(&mut pair, &ends));

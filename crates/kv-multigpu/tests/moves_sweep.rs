@@ -16,8 +16,8 @@ use common::moving::scattered;
 use cuda_driver::{Device, DeviceBuffer, Driver, ErrorCode, Event, Stream};
 use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, Move, MoveOrder, Mover,
-    MoverConfig, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, Move, MoveOrder,
+    Mover, MoverConfig, Route,
 };
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 use kv_multigpu::topology::{LinkMeter, Sources, Topology};
@@ -114,7 +114,7 @@ impl Work {
                         let device = buffer.device().clone();
                         BlockMemory::new(&device, vec![buffer.span()], grid, buffer).unwrap()
                     });
-                    let what = BlockMove::whole(&self.pairs, BLOCK);
+                    let what = BlockMove::whole(BlockPairs::new(&self.pairs).unwrap(), BLOCK);
                     self.mover.move_blocks(source, target, &what, order)
                 }
             };

@@ -8,8 +8,8 @@ use common::machine;
 use common::moving::{buffer, contents, pattern};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::moves::{
-    BlockMemory, BlockOfHeads, BlockPair, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardError,
-    ReshardPlan,
+    BlockMemory, BlockOfHeads, BlockPair, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig,
+    ReshardError, ReshardPlan,
 };
 use kv_place::{HeadShards, KvReplication};
 
@@ -77,7 +77,7 @@ fn reshard(devices: &[Device], old: usize, new: usize, order: HeadOrder) {
             BlockMemory::new(near, spans(&sources[transfer.from()]), grids[0], ()).unwrap();
         let target = BlockMemory::new(far, spans(&targets[transfer.to()]), grids[1], ()).unwrap();
         let order = MoveOrder { after: &streams[transfer.from()], on: &streams[transfer.to()] };
-        let what = transfer.block_move(&pairs);
+        let what = transfer.block_move(BlockPairs::new(&pairs).unwrap());
         let moved = mover.move_blocks(source, target, &what, order).map_err(|failed| failed.error);
         moved.unwrap().finish().map_err(|(error, _)| error).unwrap();
     }

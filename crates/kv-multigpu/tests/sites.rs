@@ -12,8 +12,8 @@ use cuda_driver::{Device, DeviceBuffer, Event, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveOrder, Mover, MoverConfig,
-    Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveOrder, Mover,
+    MoverConfig, Route,
 };
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 use kv_multigpu::topology::LinkMeter;
@@ -67,7 +67,7 @@ fn moves_name_the_programs_line() {
         let (finished, _) = from_here!(watch, "cuEventQuery", moved.try_finish());
         drop(finished);
         let (near, far) = (blocks(&from), blocks(&to));
-        let what = BlockMove::whole(&PAIRS, BYTES / 2);
+        let what = BlockMove::whole(BlockPairs::new(&PAIRS).unwrap(), BYTES / 2);
         let moved =
             { from_here!(watch, "cuLaunchKernel", mover.move_blocks(near, far, &what, order)) };
         let moved = moved.0.unwrap();
@@ -150,7 +150,12 @@ fn a_move_of_blocks_tells_the_words_of_its_table() {
     let (source, destination) = (blocks(&from), blocks(&to));
     watch.accesses();
     let order = MoveOrder { after: &after, on: &on };
-    let moved = mover.move_blocks(source, destination, &BlockMove::whole(&PAIRS, BYTES / 2), order);
+    let moved = mover.move_blocks(
+        source,
+        destination,
+        &BlockMove::whole(BlockPairs::new(&PAIRS).unwrap(), BYTES / 2),
+        order,
+    );
     let told: Vec<_> =
         watch.accesses().iter().map(|access| (access.bytes, access.writes)).collect();
     assert_eq!(told, [((2 + PAIRS.len() as u64) * 8, true)]);

@@ -18,8 +18,8 @@ use common::machine;
 use cuda_driver::{Device, DeviceBuffer, HostPages, Stream};
 use kv_multigpu::DeviceUuid;
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPair, HandOver, HeadOrder, Held,
-    MoveError, MoveOrder, Mover, MoverConfig, ReshardError, ReshardPlan, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPair, BlockPairs, HandOver, HeadOrder,
+    Held, MoveError, MoveOrder, Mover, MoverConfig, ReshardError, ReshardPlan, Route,
 };
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions, SpawnThreadError};
 use kv_multigpu::topology::{LinkKind, LinkMeter, Sources, Topology};
@@ -216,7 +216,10 @@ fn blocks_of_any_shape_are_moved_or_refused() {
                 {
                     for id in [0, 1, 4, i32::MAX, -1, i32::MIN] {
                         let pairs = [BlockPair { source: id, destination: id }];
-                        let pairs = &pairs[..];
+                        let Ok(pairs) = BlockPairs::new(&pairs) else {
+                            assert!(id < 0, "{id}");
+                            continue;
+                        };
                         let what =
                             BlockMove { pairs, rows, row_bytes, source_offset, destination_offset };
                         let [source, target] = [0, 1].map(|end| memory(end, 1, grid).unwrap());
@@ -255,7 +258,7 @@ fn whole_blocks_of_any_length_are_moved_or_refused() {
     let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 64 };
     for block_bytes in BYTES {
         let pairs = [BlockPair { source: 0, destination: 3 }];
-        let what = BlockMove::whole(&pairs, block_bytes);
+        let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), block_bytes);
         let [source, target] = [0, 1]
             .map(|end| BlockMemory::new(&all[end], vec![ends[end].span()], grid, ()).unwrap());
         let target = target.mapped_for(&[i32::MIN, -1, 0, 1, i32::MAX]);
@@ -345,7 +348,7 @@ fn heads_of_any_number_are_shared_out_or_refused() {
                         Ok(plan) => {
                             made += 1;
                             for transfer in plan.transfers() {
-                                let what = transfer.block_move(&[]);
+                                let what = transfer.block_move(BlockPairs::new(&[]).unwrap());
                                 let bytes = what.row_bytes * u64::from(what.rows);
                                 assert_eq!(bytes, transfer.block_bytes());
                             }

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, Stream};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, Held, MoveOrder, Mover, MoverConfig, Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, Held, MoveOrder, Mover, MoverConfig,
+    Route,
 };
 
 use super::{BLOCK, Idle, KIB, MIB, is_simulated, size};
@@ -95,7 +96,7 @@ impl Way {
                     let grid = BlockGrid { blocks, block_stride: BLOCK, row_stride: 0 };
                     BlockMemory::new(device, vec![span], grid, ()).unwrap()
                 };
-                let what = BlockMove::whole(pairs, BLOCK);
+                let what = BlockMove::whole(BlockPairs::new(pairs).unwrap(), BLOCK);
                 let (source, destination) = (memory(&near, source), memory(&far, destination));
                 drop(mover.move_blocks(source, destination, &what, order).unwrap());
             }

@@ -24,8 +24,8 @@ use cuda_driver::{
 use cuda_sim::{Profile, SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveOrder, Mover, MoverConfig,
-    Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveOrder, Mover,
+    MoverConfig, Route,
 };
 
 const KIB: u64 = 1 << 10;
@@ -357,7 +357,7 @@ impl<'i> Bench<'i> {
     fn move_blocks(&self, mover: &mut Mover, planes: u64, pairs: &[BlockPair]) {
         let source = self.memory(&self.near, &self.source, planes);
         let destination = self.memory(&self.far, &self.destination, planes);
-        let what = BlockMove::whole(pairs, BLOCK);
+        let what = BlockMove::whole(BlockPairs::new(pairs).unwrap(), BLOCK);
         drop(mover.move_blocks(source, destination, &what, self.order()).unwrap());
         // Tables come free as their launches complete; a program has as many as it has moves under
         // way, and here the rounds wait.

@@ -6,9 +6,9 @@ use kv_kernels::error::Side;
 use kv_kernels::raw::{RawBlockCopy, RawBlockSide, RawBlockUnits};
 
 use super::held::Pendings;
-use super::mover::{Interrupted, Lane, check_apart, check_device, is_same_device};
+use super::mover::{Interrupted, Lane, check_apart, check_device};
 use super::table::{PLANES_MAX, Written};
-use super::{Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
+use super::{BlockPairs, Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
 
 /// How blocks lie in each of their planes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -37,7 +37,7 @@ impl<K> BlockMemory<K> {
     /// Blocks in `cuMemAlloc` memory of `device`.
     ///
     /// # Errors
-    /// [`MoveError::PlaneTooShort`], [`MoveError::Planes`] for none or more than 1,024,
+    /// [`MoveError::PlaneTooShort`], [`MoveError::PlaneCount`] for none or more than 1,024,
     /// [`MoveError::Zero`] for blocks of no bytes, or [`MoveError::TooMany`] for 2^31 blocks or more.
     pub fn new(
         device: &Device,
@@ -46,8 +46,7 @@ impl<K> BlockMemory<K> {
         keeper: K,
     ) -> Result<Self, MoveError> {
         if planes.is_empty() || planes.len() > PLANES_MAX {
-            let planes = planes.len();
-            return Err(MoveError::Planes { source_planes: planes, destination_planes: planes });
+            return Err(MoveError::PlaneCount { planes: planes.len(), most: PLANES_MAX });
         }
         let BlockGrid { blocks, block_stride, .. } = grid;
         // Blocks of no bytes would all be one, and as many as an id counts.
@@ -113,8 +112,8 @@ impl<K> BlockMemory<K> {
 /// side. Part of a block, for instance some of its heads, moves as rows.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct BlockMove<'a> {
-    /// Which block goes where, in every plane. No destination is there twice.
-    pub pairs: &'a [BlockPair],
+    /// Which block goes where, in every plane.
+    pub pairs: BlockPairs<'a>,
     /// Rows of a block.
     pub rows: u32,
     /// Bytes of a row that move.
@@ -128,7 +127,7 @@ pub struct BlockMove<'a> {
 impl<'a> BlockMove<'a> {
     /// Whole blocks of `block_bytes` bytes.
     #[must_use]
-    pub const fn whole(pairs: &'a [BlockPair], block_bytes: u64) -> Self {
+    pub const fn whole(pairs: BlockPairs<'a>, block_bytes: u64) -> Self {
         Self { pairs, rows: 1, row_bytes: block_bytes, source_offset: 0, destination_offset: 0 }
     }
 
@@ -178,12 +177,12 @@ impl Mover {
         let enqueued = self
             .plan(&source, &destination, what, order)
             .map_err(Interrupted::from)
-            .and_then(|plan| self.enqueue(&plan, what.pairs, order));
+            .and_then(|plan| self.enqueue(&plan, what.pairs.as_slice(), order));
         self.conclude(enqueued, source.keeper, destination.keeper)
     }
 
     fn plan<S, D>(
-        &mut self,
+        &self,
         source: &BlockMemory<S>,
         destination: &BlockMemory<D>,
         what: &BlockMove<'_>,
@@ -196,14 +195,14 @@ impl Mover {
         if source_planes != destination_planes {
             return Err(MoveError::Planes { source_planes, destination_planes });
         }
-        if is_same_device(&self.from, &self.to) {
+        if self.from.shares_context(&self.to) {
             for &from in &source.planes {
                 destination.planes.iter().try_for_each(|&to| check_apart(from, to))?;
             }
         }
         source.check_rows(what, what.source_offset)?;
         destination.check_rows(what, what.destination_offset)?;
-        self.check_pairs(what.pairs, source.grid.blocks, destination.grid.blocks)?;
+        what.pairs.check_within(source.grid.blocks, destination.grid.blocks)?;
         let lane = self.lane(source, destination)?;
         let from_planes = source.addresses(what.source_offset);
         let to_planes = destination.addresses(what.destination_offset);
@@ -253,30 +252,6 @@ impl Mover {
             _ => ("source", &self.to),
         };
         Err(MoveError::NotMapped { what, device: device.ordinal() })
-    }
-
-    fn check_pairs(
-        &mut self,
-        pairs: &[BlockPair],
-        from_blocks: u32,
-        to_blocks: u32,
-    ) -> Result<(), MoveError> {
-        self.written.clear();
-        self.written.resize(to_blocks.div_ceil(64) as usize, 0);
-        for &BlockPair { source, destination } in pairs {
-            let known = |side, block: i32, blocks| match u32::try_from(block) {
-                Ok(id) if id < blocks => Ok(id),
-                _ => Err(MoveError::NoSuchBlock { side, block, blocks }),
-            };
-            known("source", source, from_blocks)?;
-            let to = known("destination", destination, to_blocks)?;
-            let (word, bit) = (&mut self.written[to as usize / 64], 1 << (to % 64));
-            if *word & bit != 0 {
-                return Err(MoveError::WrittenTwice { block: destination });
-            }
-            *word |= bit;
-        }
-        Ok(())
     }
 
     fn enqueue(

@@ -2,24 +2,25 @@
 
 use std::fmt;
 
-use cuda_driver::{CopyError, DeviceError, ModuleError, OutOfBounds};
+use cuda_driver::messages::{ByteSize, Chain, one_line_debug};
+use cuda_driver::{CopyError, DeviceError, DriverError, ModuleError, OutOfBounds};
 use kv_kernels::KernelError;
-use kv_kernels::error::BlocksError;
+use kv_kernels::error::{BlocksError, Side};
 
 use super::Withheld;
 
 /// Why a move, or what moves need, could not be had.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
     /// Source and destination share memory: a move within one device, to where it reads.
-    #[error("source and destination overlap by {bytes} bytes")]
+    #[error("source and destination overlap by {}", ByteSize(*bytes))]
     Overlap {
         /// Bytes of a range, or of a plane, that are in both.
         bytes: u64,
     },
     /// Memory or a stream is of another device than its end of the move.
-    #[error("the {what} is of device {found}, not of device {expected}")]
+    #[error("the {what} is of GPU {found}, not of GPU {expected}")]
     WrongDevice {
         /// What it is.
         what: &'static str,
@@ -28,8 +29,23 @@ pub enum MoveError {
         /// Ordinal of the device found.
         found: i32,
     },
+    /// Memory or a stream is of the right GPU, and of another context or another driver object than its end of
+    /// the move.
+    #[error(
+        "the {what} is of GPU {device}, and of another context or driver object: {found:#x}, not {expected:#x}"
+    )]
+    WrongContext {
+        /// What it is.
+        what: &'static str,
+        /// Ordinal of the GPU.
+        device: i32,
+        /// Raw context of the move's end.
+        expected: u64,
+        /// Raw context found.
+        found: u64,
+    },
     /// Source and destination differ in length.
-    #[error("a move of {source_bytes} bytes into {destination_bytes}")]
+    #[error("a source of {source_bytes} bytes and a destination of {destination_bytes} bytes")]
     Lengths {
         /// Length of the source, in bytes.
         source_bytes: u64,
@@ -37,7 +53,7 @@ pub enum MoveError {
         destination_bytes: u64,
     },
     /// A configuration of no chunks, chunks of no bytes, or the like.
-    #[error("{what}: zero, where there has to be at least one")]
+    #[error("0 {what}, where at least 1 is needed")]
     Zero {
         /// Which number.
         what: &'static str,
@@ -53,15 +69,27 @@ pub enum MoveError {
         most: u64,
     },
     /// A configuration whose pinned memory the host does not have.
-    #[error("{bytes} bytes of pinned memory, on a host of {host_bytes} bytes")]
+    #[error(
+        "a mover with {} of pinned memory, on a host of {}",
+        ByteSize(*bytes),
+        ByteSize(*host_bytes)
+    )]
     Memory {
         /// What chunks and tables need, in bytes.
         bytes: u64,
         /// What the host has, in bytes.
         host_bytes: u64,
     },
-    /// Source and destination differ in planes, or have none or too many.
-    #[error("blocks of {source_planes} planes into {destination_planes}")]
+    /// A memory of blocks has no planes, or too many.
+    #[error("a memory of blocks with {planes} planes, where 1 to {most} are possible")]
+    PlaneCount {
+        /// Planes given.
+        planes: usize,
+        /// The most.
+        most: usize,
+    },
+    /// Source and destination differ in planes.
+    #[error("a source of {source_planes} planes and a destination of {destination_planes}")]
     Planes {
         /// Planes of the source.
         source_planes: usize,
@@ -98,28 +126,42 @@ pub enum MoveError {
         block_stride: u64,
     },
     /// Mapped memory without access for the device whose kernel would touch it.
-    #[error("the {what} is mapped without access for device {device}")]
+    #[error("the {what} is mapped without access for GPU {device}")]
     NotMapped {
         /// Which end.
         what: &'static str,
         /// Ordinal of the device.
         device: i32,
     },
-    /// A block that there is not.
-    #[error("block {block} of the {side} is out of range: there are {blocks}")]
-    NoSuchBlock {
-        /// `source` or `destination`.
-        side: &'static str,
-        /// The id.
+    /// A pair names no block.
+    #[error("pair {pair} names block {block} of the {side}")]
+    NegativeBlock {
+        /// Which end.
+        side: Side,
+        /// Position of the pair.
+        pair: usize,
+        /// The id, which is negative.
         block: i32,
+    },
+    /// A pair names a block that its memory does not have.
+    #[error("a pair names block {block} of the {side}, which has {blocks}")]
+    NoSuchBlock {
+        /// Which end.
+        side: Side,
+        /// The greatest id of the pairs.
+        block: u32,
         /// Blocks of that side.
         blocks: u32,
     },
     /// A block would be written twice.
-    #[error("block {block} is the destination of two moves")]
+    #[error("block {block} is the destination of pair {first} and of pair {second}")]
     WrittenTwice {
         /// The id.
         block: i32,
+        /// Position of a pair that writes the block.
+        first: usize,
+        /// Position of the next pair that does.
+        second: usize,
     },
     /// One block's part in a plane is more than a kernel counts, or than a chunk of the bounce holds.
     #[error("{bytes} bytes of a block in one plane, where at most {most} move at a time")]
@@ -147,13 +189,27 @@ pub enum MoveError {
         /// All tables.
         tables: usize,
     },
-    /// The next buffer of a hand-over is still held. Worth trying again when a buffer was given back.
-    #[error("no buffer is free: {in_use} of {buffers} are held by their users")]
+    /// The next buffer of a hand-over is still held, or all were abandoned. Worth trying again when a buffer was
+    /// given back.
+    #[error("no buffer is free: of {buffers}, {in_use} are held and {abandoned} were abandoned")]
     NoBuffer {
-        /// Buffers that are held.
+        /// Buffers that are held by their users.
         in_use: usize,
+        /// Buffers whose [`Outgoing`](super::Outgoing) or [`Incoming`](super::Incoming) was dropped. They are never
+        /// handed out again: with all of them abandoned, trying again is of no use.
+        abandoned: usize,
         /// All buffers.
         buffers: usize,
+    },
+    /// The device at one end of a hand-over is lost. The other end is not, for all that is known.
+    #[error("GPU {device}, the {end}, is lost since {first}")]
+    EndLost {
+        /// Which end.
+        end: Side,
+        /// Ordinal of the device.
+        device: i32,
+        /// The error that lost it.
+        first: DriverError,
     },
     /// A buffer that another hand-over gave out.
     #[error("buffer {buffer} is of hand-over {found}, not of hand-over {expected}")]
@@ -169,8 +225,11 @@ pub enum MoveError {
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
     /// The kernels could not be loaded.
-    #[error("the kernels of moves could not be loaded")]
+    #[error("the kernels that move blocks could not be loaded")]
     Module(#[source] Box<ModuleError>),
+    /// A copy was refused for another reason.
+    #[error(transparent)]
+    Copy(Box<CopyError>),
     /// The kernel cannot be launched with these blocks.
     #[error(transparent)]
     Blocks(Box<BlocksError>),
@@ -203,8 +262,8 @@ impl From<CopyError> for MoveError {
             CopyError::Lengths { destination, source_bytes } => {
                 Self::Lengths { source_bytes, destination_bytes: destination }
             }
-            // The enum may grow; what it says then is about the device.
-            _ => Self::Zero { what: "an unknown part of a copy" },
+            // The enum may grow.
+            other => Self::Copy(Box::new(other)),
         }
     }
 }
@@ -223,10 +282,12 @@ pub struct MoveFailed<S: Send + 'static, D: Send + 'static> {
     pub(super) gpus: [i32; 2],
 }
 
+one_line_debug!(MoveError);
+
 impl<S: Send, D: Send> fmt::Debug for MoveFailed<S, D> {
-    /// The line that `Display` gives: what `?` in `main` prints.
+    /// One line with all causes: what `?` in `main` prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        fmt::Display::fmt(&Chain(self), f)
     }
 }
 

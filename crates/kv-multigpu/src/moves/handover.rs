@@ -1,13 +1,15 @@
 //! The boundary between two stages of a pipeline: activations go from one device to the next.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use cuda_driver::messages::Chain;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 
 use super::held::{Pendings, wait_on};
-use super::mover::{COUNT_MAX, Mover, check_count, check_device, is_same_device};
-use super::{MoveError, MoveOrder};
+use super::mover::{COUNT_MAX, Mover, check_count, check_device};
+use super::{MoveError, MoveOrder, Side};
 
 /// Activation buffers in a ring on either side of a boundary, allocated once, and the events that
 /// order their use. The host waits for nothing.
@@ -27,6 +29,12 @@ use super::{MoveError, MoveOrder};
 ///
 /// What a boundary gives out is its own: another one, of values beside keys, refuses it
 /// ([`MoveError::OtherHandOver`]).
+///
+/// # Loss
+/// A buffer whose [`Outgoing`] or [`Incoming`] is dropped, as by a thread that panics, is abandoned: work that
+/// the boundary knows nothing of may use it, so it is never handed out again, and the others go on. Once the
+/// device of either end is known to be lost, no buffer is handed out and none is sent
+/// ([`MoveError::EndLost`]). The other device serves on.
 #[derive(Debug)]
 pub struct HandOver {
     mover: Mover,
@@ -55,6 +63,28 @@ struct Buffers {
     written_on: Option<Stream>,
     /// Whether an [`Outgoing`] or an [`Incoming`] of these buffers is out.
     is_held: bool,
+    /// Whether that token was dropped. Set once by the token, and read by the boundary; it guards no data, so it
+    /// is relaxed.
+    is_abandoned: Arc<AtomicBool>,
+}
+
+/// Says of a buffer that it was abandoned, when its token is dropped without having been given back.
+#[derive(Debug)]
+struct Abandoning(Option<Arc<AtomicBool>>);
+
+impl Abandoning {
+    /// The buffer's token is given back, or passed on.
+    fn forget(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Abandoning {
+    fn drop(&mut self) {
+        if let Some(is_abandoned) = &self.0 {
+            is_abandoned.store(true, Relaxed);
+        }
+    }
 }
 
 /// The number of the next boundary.
@@ -62,13 +92,14 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A buffer that the producer fills. Handed to [`HandOver::send`], or given back.
 #[derive(Debug)]
-#[must_use = "a buffer that is not sent or given back stays in use"]
+#[must_use = "a buffer that is neither sent nor given back is never handed out again"]
 pub struct Outgoing {
     hand_over: u64,
     index: usize,
     span: DeviceSpan,
     /// Whose work fills it.
     producer: Stream,
+    abandoning: Abandoning,
 }
 
 impl Outgoing {
@@ -81,11 +112,12 @@ impl Outgoing {
 
 /// Activations that have been handed over. Handed to [`HandOver::done`] when the reader is enqueued.
 #[derive(Debug)]
-#[must_use = "a buffer that is not given back stays in use"]
+#[must_use = "a buffer that is not given back is never handed out again"]
 pub struct Incoming {
     hand_over: u64,
     index: usize,
     span: DeviceSpan,
+    abandoning: Abandoning,
 }
 
 impl Incoming {
@@ -111,9 +143,9 @@ impl fmt::Display for SendFailed {
 }
 
 impl fmt::Debug for SendFailed {
-    /// The line that `Display` gives: what `?` in `main` prints.
+    /// One line with all causes: what `?` in `main` prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        fmt::Display::fmt(&Chain(self), f)
     }
 }
 
@@ -131,8 +163,10 @@ impl HandOver {
     #[track_caller]
     pub fn new(mover: Mover, bytes: u64, count: usize) -> Result<Self, MoveError> {
         let _site = cuda_driver::site::enter();
-        if count == 0 || bytes == 0 {
-            return Err(MoveError::Zero { what: "buffers" });
+        for (what, number) in [("buffers", count as u64), ("bytes of a buffer", bytes)] {
+            if number == 0 {
+                return Err(MoveError::Zero { what });
+            }
         }
         check_count("buffers", count as u64, COUNT_MAX)?;
         let buffers = (0..count).map(|_| {
@@ -145,6 +179,7 @@ impl HandOver {
                 interrupted: Pendings::new(),
                 written_on: None,
                 is_held: false,
+                is_abandoned: Arc::default(),
             })
         });
         let buffers = buffers.collect::<Result<_, _>>()?;
@@ -171,31 +206,48 @@ impl HandOver {
     /// written to it and not sent.
     ///
     /// # Errors
-    /// [`MoveError::NoBuffer`] when the next buffer is still held; [`MoveError::WrongDevice`]; what the
-    /// driver answers.
+    /// [`MoveError::NoBuffer`] when the next buffer is still held, or all were abandoned;
+    /// [`MoveError::EndLost`], [`MoveError::WrongDevice`]; what the driver answers.
     #[track_caller]
     pub fn room(&mut self, producer: &Stream) -> Result<Outgoing, MoveError> {
         let _site = cuda_driver::site::enter();
         check_device("producer's stream", self.mover.from(), producer.device())?;
-        let (index, count) = (self.next, self.buffers.len());
-        if self.buffers[index].is_held {
-            let in_use = self.buffers.iter().filter(|buffers| buffers.is_held).count();
-            return Err(MoveError::NoBuffer { in_use, buffers: count });
+        self.check_ends()?;
+        let (index, count) = (self.next_buffer()?, self.buffers.len());
+        if let Err(error) = self.buffers[index].make_free(producer) {
+            // A call here may have been the one that met the loss.
+            return Err(self.check_ends().err().unwrap_or(error.into()));
         }
         let buffers = &mut self.buffers[index];
-        // They stay noted: a copy to the other side has to come after them too.
-        wait_on(&buffers.interrupted, producer)?;
-        match &buffers.written_on {
-            Some(writer) if !is_same(writer, producer) => {
-                producer.wait_for(writer, &Event::new(writer.device())?)?;
-            }
-            _ => {}
-        }
-        producer.wait(&buffers.copied)?;
         buffers.is_held = true;
         self.next = (index + 1) % count;
         let (hand_over, span) = (self.id, buffers.outgoing.span());
-        Ok(Outgoing { hand_over, index, span, producer: producer.clone() })
+        let abandoning = Abandoning(Some(Arc::clone(&buffers.is_abandoned)));
+        Ok(Outgoing { hand_over, index, span, producer: producer.clone(), abandoning })
+    }
+
+    /// The next buffer, past those that were abandoned.
+    fn next_buffer(&self) -> Result<usize, MoveError> {
+        let count = self.buffers.len();
+        let mut all = (0..count).map(|after| (self.next + after) % count);
+        let next = all.find(|&index| !self.buffers[index].is_abandoned());
+        if let Some(next) = next.filter(|&next| !self.buffers[next].is_held) {
+            return Ok(next);
+        }
+        let abandoned = self.buffers.iter().filter(|buffers| buffers.is_abandoned()).count();
+        let held = self.buffers.iter().filter(|buffers| buffers.is_held).count();
+        // Abandoned ones are held too.
+        Err(MoveError::NoBuffer { in_use: held - abandoned, abandoned, buffers: count })
+    }
+
+    /// Refuses to go on once either end is known to be lost.
+    fn check_ends(&self) -> Result<(), MoveError> {
+        for (end, device) in [(Side::Destination, self.to()), (Side::Source, self.from())] {
+            if let Some(first) = device.poison() {
+                return Err(MoveError::EndLost { end, device: device.ordinal(), first });
+            }
+        }
+        Ok(())
     }
 
     /// Hands the first `bytes` bytes of a buffer over, after the work that is on `producer` now, for
@@ -205,11 +257,12 @@ impl HandOver {
     /// `consumer` waits on the device for the copy, and the copy for the buffer's last reader.
     ///
     /// # Errors
-    /// [`SendFailed`] with the buffer, which may be sent again.
+    /// [`SendFailed`] with the buffer, which may be sent again unless an end is lost
+    /// ([`MoveError::EndLost`]).
     #[track_caller]
     pub fn send(
         &mut self,
-        outgoing: Outgoing,
+        mut outgoing: Outgoing,
         bytes: u64,
         producer: &Stream,
         consumer: &Stream,
@@ -220,8 +273,15 @@ impl HandOver {
             .check_own(hand_over, index)
             .and_then(|()| self.try_send(index, bytes, producer, consumer));
         match sent {
-            Ok(span) => Ok(Incoming { hand_over, index, span }),
-            Err(error) => Err(SendFailed { error, outgoing }),
+            Ok(span) => {
+                let abandoning = Abandoning(outgoing.abandoning.0.take());
+                Ok(Incoming { hand_over, index, span, abandoning })
+            }
+            // A call of the send may have been the one that met the loss.
+            Err(error) => {
+                let error = self.check_ends().err().unwrap_or(error);
+                Err(SendFailed { error, outgoing })
+            }
         }
     }
 
@@ -280,7 +340,7 @@ impl HandOver {
     #[track_caller]
     pub fn done(
         &mut self,
-        incoming: Incoming,
+        mut incoming: Incoming,
         consumer: &Stream,
     ) -> Result<(), (MoveError, Incoming)> {
         let _site = cuda_driver::site::enter();
@@ -301,6 +361,7 @@ impl HandOver {
             buffers.reader = Some(consumer.clone());
         }
         buffers.is_held = false;
+        incoming.abandoning.forget();
         Ok(())
     }
 
@@ -309,10 +370,11 @@ impl HandOver {
     ///
     /// # Errors
     /// [`MoveError::OtherHandOver`], with the buffer.
-    pub fn give_back(&mut self, outgoing: Outgoing) -> Result<(), (MoveError, Outgoing)> {
+    pub fn give_back(&mut self, mut outgoing: Outgoing) -> Result<(), (MoveError, Outgoing)> {
         if let Err(error) = self.check_own(outgoing.hand_over, outgoing.index) {
             return Err((error, outgoing));
         }
+        outgoing.abandoning.forget();
         let buffers = &mut self.buffers[outgoing.index];
         // It comes after the one that was noted before.
         buffers.written_on = Some(outgoing.producer);
@@ -328,6 +390,23 @@ impl HandOver {
 }
 
 impl Buffers {
+    fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Relaxed)
+    }
+
+    /// Makes work enqueued on `producer` from now on wait for what still uses the outgoing buffer.
+    fn make_free(&self, producer: &Stream) -> Result<(), DeviceError> {
+        // They stay noted: a copy to the other side has to come after them too.
+        wait_on(&self.interrupted, producer)?;
+        match &self.written_on {
+            Some(writer) if !is_same(writer, producer) => {
+                producer.wait_for(writer, &Event::new(writer.device())?)?;
+            }
+            _ => {}
+        }
+        producer.wait(&self.copied)
+    }
+
     /// Makes work enqueued on `consumer` from now on wait for what still uses the buffers.
     fn make_room(&mut self, consumer: &Stream, several: &mut bool) -> Result<(), DeviceError> {
         wait_on(&self.interrupted, consumer)?;
@@ -347,5 +426,5 @@ impl Buffers {
 
 /// Whether what is enqueued on the one is in order with what is on the other.
 fn is_same(one: &Stream, other: &Stream) -> bool {
-    one.raw() == other.raw() && is_same_device(one.device(), other.device())
+    one.raw() == other.raw() && one.device().shares_context(other.device())
 }

@@ -101,8 +101,6 @@ pub struct Mover {
     /// Of either device; none in a mover without tables.
     pub(super) kernels: Option<[BlockCopyKernels; 2]>,
     pub(super) tables: Tables,
-    /// Which blocks a move writes, one bit each.
-    pub(super) written: Vec<u64>,
     /// Recorded on the streams of an order; a wait takes the record of its moment, so that one event
     /// serves all moves.
     pub(super) ready: Event,
@@ -140,7 +138,6 @@ impl Mover {
                 _ => Some([BlockCopyKernels::load(from)?, BlockCopyKernels::load(to)?]),
             },
             tables: Tables::new(from, &config)?,
-            written: Vec::new(),
             ready: Event::new(from)?,
             room: Event::new(to)?,
             arrived: Default::default(),
@@ -416,7 +413,7 @@ pub(super) fn check_count(what: &'static str, count: u64, most: u64) -> Result<(
 
 /// Finds the way between two devices, and enables their access to each other.
 fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, MoveError> {
-    if is_same_device(from, to) {
+    if from.shares_context(to) {
         return Ok(config.prefer);
     }
     let (push, pull) = (from.can_access(to)?, to.can_access(from)?);
@@ -435,22 +432,20 @@ fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, Move
     Ok(route)
 }
 
-/// Whether both are of one context. The contexts of two driver objects may have one number.
-pub(super) fn is_same_device(one: &Device, other: &Device) -> bool {
-    let [ours, theirs] = [one, other].map(|device| Arc::as_ptr(device.driver()));
-    std::ptr::addr_eq(ours, theirs) && one.context() == other.context()
-}
-
 pub(super) fn check_device(
     what: &'static str,
     expected: &Device,
     found: &Device,
 ) -> Result<(), MoveError> {
-    if is_same_device(expected, found) {
+    if expected.shares_context(found) {
         return Ok(());
     }
-    let (expected, found) = (expected.ordinal(), found.ordinal());
-    Err(MoveError::WrongDevice { what, expected, found })
+    let device = expected.ordinal();
+    if found.ordinal() != device {
+        return Err(MoveError::WrongDevice { what, expected: device, found: found.ordinal() });
+    }
+    let (expected, found) = (expected.context(), found.context());
+    Err(MoveError::WrongContext { what, device, expected, found })
 }
 
 /// Refuses memory that is both read and written.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{BlockGrid, BlockMove, BlockPair};
+use super::{BlockGrid, BlockMove, BlockPairs};
 use kv_place::HeadShards;
 
 /// How a block's heads lie in a plane.
@@ -29,11 +29,11 @@ pub struct BlockOfHeads {
 const COUNT_MAX: u64 = 4096;
 
 /// Why there is no plan.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReshardError {
     /// The shards are of different models.
-    #[error("shards of {from} KV heads into shards of {to}")]
+    #[error("no plan from shards of {from} KV heads to shards of {to}")]
     KvHeads {
         /// KV heads of the old shards.
         from: u64,
@@ -41,7 +41,7 @@ pub enum ReshardError {
         to: u64,
     },
     /// More heads or GPUs than any machine has.
-    #[error("{count} {what}, where there can be at most {most}")]
+    #[error("a plan for {count} {what}, where there can be at most {most}")]
     TooMany {
         /// What they are.
         what: &'static str,
@@ -51,7 +51,10 @@ pub enum ReshardError {
         most: u64,
     },
     /// A block holds nothing, or more than 63 bits count.
-    #[error("a block of {tokens} tokens of {head_bytes} bytes a head, with {kv_heads} KV heads")]
+    #[error(
+        "a plan for blocks of {tokens} tokens x {kv_heads} KV heads x {head_bytes} bytes, which is nothing or \
+         beyond 2^63 bytes"
+    )]
     Block {
         /// Tokens of a block.
         tokens: u32,
@@ -61,6 +64,8 @@ pub enum ReshardError {
         kv_heads: u64,
     },
 }
+
+cuda_driver::messages::one_line_debug!(ReshardError);
 
 /// Some neighbouring heads of every block, from one GPU's shard to another's. Made by a [`ReshardPlan`],
 /// and good for blocks that lie as that plan says.
@@ -116,7 +121,7 @@ impl HeadTransfer {
 
     /// What moves of each block, in every plane of keys and of values.
     #[must_use]
-    pub fn block_move<'a>(&self, pairs: &'a [BlockPair]) -> BlockMove<'a> {
+    pub fn block_move<'a>(&self, pairs: BlockPairs<'a>) -> BlockMove<'a> {
         let Self { rows, row_bytes, source_offset, destination_offset, .. } = *self;
         BlockMove { pairs, rows, row_bytes, source_offset, destination_offset }
     }

@@ -14,7 +14,7 @@ use super::queue::Cancel;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Why a task has no result.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
     /// The task panicked. The thread goes on with the next one.
@@ -43,6 +43,8 @@ pub enum TaskError {
     #[error("the result was taken before")]
     Taken,
 }
+
+cuda_driver::messages::one_line_debug!(TaskError);
 
 /// Where the worker leaves the result of one task, and where one receiver finds it.
 pub(crate) struct Slot<T> {

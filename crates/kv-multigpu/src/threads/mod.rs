@@ -37,23 +37,25 @@ impl Default for DeviceThreadOptions {
 }
 
 /// Why a thread was not started.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnThreadError {
     /// A queue of no tasks would take none.
-    #[error("a device's thread for which at most {tasks_max} tasks may wait")]
+    #[error(
+        "a device's thread with room for {tasks_max} waiting tasks, where at least 1 is needed"
+    )]
     NoTasks {
         /// Most that should wait.
         tasks_max: usize,
     },
     /// The operating system's names end at a NUL.
-    #[error("a device's thread cannot be named {name:?}")]
+    #[error("a device's thread cannot be named {name:?}, which has a NUL")]
     Name {
         /// The name.
         name: String,
     },
     /// The operating system refused.
-    #[error("no thread could be started for device {ordinal}")]
+    #[error("the thread of GPU {ordinal} could not be started")]
     System {
         /// Ordinal of the device.
         ordinal: i32,
@@ -63,12 +65,14 @@ pub enum SpawnThreadError {
     },
 }
 
+cuda_driver::messages::one_line_debug!(SpawnThreadError);
+
 /// Why a task was not taken.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// So many tasks wait already: an expected outcome. Wait for [room](DeviceThread::room) and submit again.
-    #[error("{tasks_max} tasks wait for the device's thread")]
+    #[error("the queue of the device's thread is full: {tasks_max} tasks wait")]
     Full {
         /// Most that may wait.
         tasks_max: usize,
@@ -84,6 +88,8 @@ pub enum Refusal {
     },
 }
 
+cuda_driver::messages::one_line_debug!(Refusal);
+
 /// A task that was not taken, and why.
 #[derive(thiserror::Error)]
 #[error("{refusal}")]
@@ -96,18 +102,20 @@ pub struct SubmitError<F> {
 
 impl<F> fmt::Debug for SubmitError<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SubmitError").field("refusal", &self.refusal).finish_non_exhaustive()
+        fmt::Display::fmt(self, f)
     }
 }
 
 /// Why a thread could not be closed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseThreadError {
     /// A task of the thread asked for it, and would wait for itself. Nothing has changed.
     #[error("a task of a device's thread cannot wait for the thread's end")]
     FromItsOwnTask,
 }
+
+cuda_driver::messages::one_line_debug!(CloseThreadError);
 
 /// A thread that runs tasks on one device, in the order of their submission, one after another.
 ///

@@ -2,8 +2,8 @@
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
 use kv_multigpu::moves::{
-    BlockGrid, BlockMemory, BlockMove, BlockPair, HandOver, Held, MoveOrder, Mover, MoverConfig,
-    Route,
+    BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveOrder, Mover,
+    MoverConfig, Route,
 };
 
 /// Two devices, and a mover from the first to the second.
@@ -116,7 +116,7 @@ pub(crate) fn expected(
     what: &BlockMove<'_>,
 ) {
     for (from, to) in from.iter().zip(to) {
-        for pair in what.pairs {
+        for pair in what.pairs.as_slice() {
             for row in 0..u64::from(what.rows) {
                 let place = |grid: BlockGrid, id: i32, offset| {
                     let start = id as u64 * grid.block_stride + offset + row * grid.row_stride;
@@ -169,10 +169,15 @@ fn blocks_arrive_and_nothing_else_changes(from: &Device, to: &Device, config: Mo
         let near = BlockGrid { blocks, block_stride: block_bytes, row_stride: 0 };
         let far = BlockGrid { blocks: blocks + 3, block_stride: block_bytes + 16, row_stride: 0 };
         let pairs = scattered(count, blocks);
-        check_blocks(&mut pair, [near, far], planes, &BlockMove::whole(&pairs, block_bytes));
+        check_blocks(
+            &mut pair,
+            [near, far],
+            planes,
+            &BlockMove::whole(BlockPairs::new(&pairs).unwrap(), block_bytes),
+        );
     }
     let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
-    check_blocks(&mut pair, [grid, grid], 1, &BlockMove::whole(&[], 64));
+    check_blocks(&mut pair, [grid, grid], 1, &BlockMove::whole(BlockPairs::new(&[]).unwrap(), 64));
 }
 
 fn parts_of_blocks_arrive_at_their_rows(from: &Device, to: &Device, config: MoverConfig) {
@@ -184,7 +189,7 @@ fn parts_of_blocks_arrive_at_their_rows(from: &Device, to: &Device, config: Move
         let far = BlockGrid { blocks: 9, block_stride: 4 * 3 * unit, row_stride: 3 * unit };
         let pairs = scattered(6, 6);
         let what = BlockMove {
-            pairs: &pairs,
+            pairs: BlockPairs::new(&pairs).unwrap(),
             rows: 4,
             row_bytes: 2 * unit,
             source_offset: 5 * unit,
@@ -199,7 +204,7 @@ fn many_moves_share_tables_and_chunks(from: &Device, to: &Device, config: MoverC
     let mut pair = Pair::new(from, to, config);
     let grid = BlockGrid { blocks: 24, block_stride: 64, row_stride: 0 };
     let pairs = scattered(24, 24);
-    let what = BlockMove::whole(&pairs, 64);
+    let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 64);
     for _ in 0..4 {
         // Takes all tables; the comparison waits for it.
         check_blocks(&mut pair, [grid, grid], 2, &what);
@@ -305,7 +310,8 @@ impl Way {
             let spans = planes.buffers.iter().map(DeviceBuffer::span).collect();
             BlockMemory::new([&from, &to][end], spans, planes.grid, ()).unwrap()
         });
-        let what = BlockMove::whole(pairs, self.blocks[0].grid.block_stride);
+        let what =
+            BlockMove::whole(BlockPairs::new(pairs).unwrap(), self.blocks[0].grid.block_stride);
         drop(mover.move_blocks(source, target, &what, order).unwrap());
     }
 
@@ -313,7 +319,7 @@ impl Way {
         let on = &self.pair.on;
         assert!(contents(on, self.tensors[1].span()) == self.tensor_data, "{:?}", self.ends);
         let [near, far] = &mut self.blocks;
-        let what = BlockMove::whole(pairs, near.grid.block_stride);
+        let what = BlockMove::whole(BlockPairs::new(pairs).unwrap(), near.grid.block_stride);
         expected((&near.data, near.grid), (&mut far.data, far.grid), &what);
         for (plane, (buffer, data)) in far.buffers.iter().zip(&far.data).enumerate() {
             assert!(contents(on, buffer.span()) == *data, "plane {plane} of {:?}", self.ends);
