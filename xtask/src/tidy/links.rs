@@ -1,9 +1,15 @@
-//! Links between the Markdown pages of the tree, each of which must lead to a file or folder in it.
+//! Links between the Markdown pages of the tree: each must lead to a file or folder in it, and to a heading if it names one.
 
 use super::Problem;
 
-/// Reports each relative link of the page at `path` that leads to nothing that `exists`.
-pub(super) fn check(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Problem> {
+/// Reports each relative link of the page at `path` that leads to nothing that `exists`, or to a heading that the
+/// page which `read` returns does not have.
+pub(super) fn check<'a>(
+    path: &str,
+    text: &str,
+    exists: &dyn Fn(&str) -> bool,
+    read: &dyn Fn(&str) -> Option<&'a str>,
+) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut fenced = false;
     for (index, line) in text.lines().enumerate() {
@@ -16,6 +22,17 @@ pub(super) fn check(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Ve
         for target in targets(&without_code(line)) {
             if !leads_somewhere(path, target, exists) {
                 let message = format!("the link to `{target}` leads nowhere");
+                problems.push(Problem::new(path, index + 1, message));
+            } else if let Some((file, heading)) = target.split_once('#')
+                && !target.contains("://")
+                && let Some(page) = if file.is_empty() {
+                    Some(text)
+                } else {
+                    resolve(path, file).and_then(|at| read(&at))
+                }
+                && !headings(page).any(|known| known == heading)
+            {
+                let message = format!("`{target}` names a heading that is not there");
                 problems.push(Problem::new(path, index + 1, message));
             }
         }
@@ -47,6 +64,15 @@ fn leads_somewhere(page: &str, target: &str, exists: &dyn Fn(&str) -> bool) -> b
     is_elsewhere || file.is_empty() || resolve(page, file).is_some_and(|path| exists(&path))
 }
 
+/// The headings of a page, as links name them: lower case, hyphens for spaces, other signs left out.
+fn headings(text: &str) -> impl Iterator<Item = String> {
+    text.lines().filter(|line| line.starts_with('#')).map(|line| {
+        let words = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = words.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    })
+}
+
 /// The path from the root that `target` has when seen from `page`; nothing when it leaves the tree.
 fn resolve(page: &str, target: &str) -> Option<String> {
     if target.starts_with('/') {
@@ -73,7 +99,15 @@ mod tests {
     fn broken(page: &str, text: &str) -> Vec<usize> {
         let files = ["README.md", "docs/A.md", "crates/x/README.md", "crates/x"];
         let exists = |path: &str| path.is_empty() || files.contains(&path);
-        check(page, text, &exists).iter().map(|problem| problem.line).collect()
+        let read =
+            |path: &str| (path == "docs/A.md").then_some("# A\n## Part\n## Two words: `x`\n");
+        check(page, text, &exists, &read).iter().map(|problem| problem.line).collect()
+    }
+
+    #[test]
+    fn a_heading_that_is_named_must_be_there() {
+        let text = "[a](docs/A.md#part)\n[b](docs/A.md#two-words-x)\n[c](docs/A.md#gone)\n[d](#own)\n# Own\n[e](#other)\n";
+        assert_eq!(broken("README.md", text), [3, 6]);
     }
 
     #[test]
@@ -102,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_web_the_page_itself_and_code_are_left_alone() {
-        let text = "[w](https://example.org/x) [m](mailto:a@b) [h](#heading)\n\
+        let text = "[w](https://example.org/x) [m](mailto:a@b)\n\
                     `[code](nowhere.md)` and `a[i](j)`\n\
                     ```rust\nlet x = y[i](z);\n[b](nowhere.md)\n```\n\
                     [real](nowhere.md)\n";

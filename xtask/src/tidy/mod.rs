@@ -67,7 +67,9 @@ fn check(files: &Files) -> Vec<Problem> {
             problems.extend(sources::check(path, text));
         }
         if path.ends_with(".md") {
-            problems.extend(links::check(path, text, &|target| files.contains(target)));
+            problems.extend(links::check(path, text, &|target| files.contains(target), &|page| {
+                files.text(page).filter(|_| page.ends_with(".md"))
+            }));
         }
     }
     problems.sort();
