@@ -1,7 +1,8 @@
-//! `cargo xtask api`: the public API of each published crate, held to a file beside its manifest.
+//! `cargo xtask api`: the public API of each published crate, compared with a file next to its
+//! manifest.
 //!
-//! A change of the surface is then a change of a file, seen in review. Names and kinds are compared, signatures are not:
-//! those break the build of whoever calls them.
+//! A change of the surface is then a change of a file, seen in review. Names and kinds are
+//! compared, signatures are not: a changed signature breaks the build of its callers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +17,7 @@ use crate::cargo::{self, Package};
 /// The file of a crate, beside its manifest.
 const FILE: &str = "public-api.txt";
 
-/// The format of rustdoc's description that is read here.
+/// The version of rustdoc's JSON format.
 const FORMAT: u64 = 57;
 
 /// The variable that names the rustdoc in whose place Cargo runs this program.
@@ -90,7 +91,8 @@ impl Surface {
         Ok(surface)
     }
 
-    /// Adds what a module lets others name. Modules that re-export each other end at a depth.
+    /// Adds the public names of a module, to a limited depth, since modules may re-export each
+    /// other.
     fn module(&mut self, index: &Index<'_>, module: &str, path: &str, depth: usize) {
         let children = &index.inner(module, "module")["items"];
         for child in children.as_array().into_iter().flatten().filter_map(id) {
@@ -201,10 +203,10 @@ fn id(value: &Value) -> Option<String> {
     value.as_u64().map(|number| number.to_string()).or_else(|| value.as_str().map(str::to_owned))
 }
 
-/// What rustdoc says of a crate with all of its features. The format is not stable yet.
+/// Rustdoc's description of a crate with all of its features. The format is not stable yet.
 ///
-/// The variable that rustdoc asks for would have dependencies built anew, so Cargo runs this program in rustdoc's place,
-/// and [`as_rustdoc`] sets the variable for rustdoc alone.
+/// Rustdoc needs a variable with which Cargo would rebuild all dependencies. So Cargo runs this
+/// program in rustdoc's place, and [`as_rustdoc`] sets the variable for rustdoc alone.
 fn document(root: &Path, package: &Package) -> anyhow::Result<Value> {
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
     let status = cargo::command_in(root)

@@ -1,10 +1,11 @@
 //! `cargo xtask kernels`: from the CUDA C++ sources to the committed PTX.
 //!
 //! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`, and every fixture
-//! of a crate's tests one beside itself; a source of `BY_WIDTH` becomes one for each width; a source that has instructions of newer cards to gain from
-//! (`VARIANTS`) becomes one for those too. The compiler is pinned by hash, so the same sources give the
-//! same bytes on every machine, and `--check` can tell committed PTX from stale PTX. What was built is
-//! also assembled for the cards we serve, because only the assembler knows registers and spills.
+//! of a crate's tests one next to itself. A source of `BY_WIDTH` becomes one for each width. A
+//! source that gains from instructions of newer cards (`VARIANTS`) becomes one for those too. The
+//! compiler is pinned by hash, so the same sources give the same bytes on every machine, and
+//! `--check` finds stale PTX. Each module is also assembled for the supported cards, because only
+//! the assembler reports registers and spills.
 
 mod nvrtc;
 mod ptxas;
@@ -26,18 +27,18 @@ struct Architecture {
     cards: &'static [&'static str],
 }
 
-/// That of all sources: every card since runs it through its driver.
+/// The architecture of all sources; drivers of newer cards accept it.
 const BASE: Architecture = Architecture { name: "compute_80", cards: &["sm_80", "sm_90"] };
-/// That of the variants of some.
+/// The architecture of the variants.
 const NEWER: Architecture = Architecture { name: "compute_90", cards: &["sm_90"] };
 /// Sources, from the workspace's folder, that are built for `NEWER` too.
 const VARIANTS: [&str; 1] = ["kernels/quantize.cu"];
-/// What the compiler is told beside the architecture. `__NV_TARGET_H` keeps the compiler's own
-/// `<nv/target>` out, which would leave 38 unused globals in every module.
+/// Options of the compiler beside the architecture. `__NV_TARGET_H` keeps out the compiler's own
+/// `<nv/target>`, which would leave 38 unused globals in every module.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-default-device", "-D__NV_TARGET_H"];
 
-/// Sources that are built once for each width that a thread moves at once, with `KV_WIDTH` defined: each
-/// width is a module of its own, so that a program loads only those that it uses.
+/// Sources that are built once for each width of a thread's accesses, with `KV_WIDTH` defined. Each
+/// width is a module of its own, so that a program loads only the widths that it uses.
 const BY_WIDTH: [&str; 2] = ["kernels/transfer.cu", "kernels/walk.cu"];
 const WIDTHS: [u32; 5] = [1, 2, 4, 8, 16];
 
@@ -61,8 +62,8 @@ struct Folder {
     ptx: &'static str,
 }
 
-/// The kernels that we ship, those with planted bugs that the simulated device must find, those with
-/// which tests look at memory, and what a benchmark compares with.
+/// The published kernels, kernels with planted bugs that the simulated device must find, kernels of
+/// tests, and a benchmark's kernel for comparison.
 const FOLDERS: [Folder; 6] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
     Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
@@ -75,7 +76,7 @@ const FOLDERS: [Folder; 6] = [
     },
 ];
 
-/// Where PTX may be committed, at any depth: none of it that these folders do not build.
+/// Folders in which PTX is searched for, at any depth. PTX that `FOLDERS` do not build is an error.
 const SEARCHED: [&str; 6] = ["crates", "kernels", "tests", "examples", "bench", "xtask"];
 
 /// The PTX of one source.

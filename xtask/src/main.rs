@@ -44,7 +44,7 @@ enum Task {
     Paces(paces::Args),
     /// Runs long campaigns of random schedules on the simulated device.
     Simulate(simulate::Args),
-    /// Holds the race detector against random programs.
+    /// Compares the race detector with an oracle on random programs.
     Races(races::Args),
     /// Checks the block pool with model checkers and against a naive reference.
     Model(model::Args),
@@ -62,7 +62,7 @@ enum Task {
     Minimal,
     /// Counts lines, types and dependencies of each crate.
     Figures(figures::Args),
-    /// Checks rules of the tree that no compiler knows.
+    /// Checks rules of the tree that the compiler does not check.
     Tidy,
     /// Packs GPU tests, GPU benchmarks and `kv-replay` for a machine with a GPU.
     GpuBundle,
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     if let Some(code) = api::as_rustdoc() {
         return code;
     }
-    // Not by returning the error, which would show a backtrace for what is no fault of ours.
+    // A returned error would print a backtrace, which does not help here.
     match run(Cli::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,4 +1,4 @@
-//! `cargo xtask outside`: projects beside the workspace, as other people would write them.
+//! `cargo xtask outside`: projects outside the workspace, as users would write them.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -20,8 +20,8 @@ const CANDLE_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "12060");
 /// Where outside projects are built, below the target folder.
 const TARGET: &str = "outside";
 
-/// Sees that applications with a cudarc of their own compile, that the race is reported, with what would mend it,
-/// and that nothing is when it is mended.
+/// Checks that applications with a cudarc of their own compile, that the race is reported with its
+/// missing order, and that the program with that order has no report.
 pub(crate) fn run() -> anyhow::Result<()> {
     for name in ADOPTING {
         check(name)?;

@@ -15,7 +15,8 @@ use crate::{api, deny, kernels, minimal, model, outside, paces, spelling, tidy};
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out what seldom breaks: tests at other paces, rustdoc, the kernel check, crates built alone, model checkers, the release build with its runs.
+    /// Leave out the slow steps: tests at other paces, rustdoc, the kernel check, crates built
+    /// alone, model checkers, the release build with its runs.
     #[arg(long)]
     quick: bool,
 }
@@ -23,7 +24,8 @@ pub(crate) struct Args {
 /// Where the runs of [`SMOKE`] write, below the target folder.
 const SMOKE_FOLDER: &str = "smoke";
 
-/// A step that has said nothing for so long is named again, with its time so far: nobody shall wonder whether it hangs.
+/// A running step is named again after so much silence, with its time so far, to show that it has
+/// not stopped.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0: tests run a build with
@@ -35,7 +37,7 @@ const SMOKE: &[&str] = &[
      --device-blocks 2500 --host-blocks 2500 --json SMOKE/run.json",
 ];
 
-/// Examples whose names end so are measurements, which take their time and say nothing in a debug build.
+/// Examples with this ending are measurements, which are slow, and useless in a debug build.
 const TIMING: &str = "_timing";
 
 /// One thing to do, and the line that announces it.
@@ -83,7 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Does the work of a step, and says every [`SILENCE`] that it still goes on and how long it has.
+/// Does the work of a step, and prints the step's time so far every [`SILENCE`].
 fn watched<T>(line: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let (done, ended) = mpsc::channel::<()>();
@@ -149,7 +151,8 @@ fn placed(argument: &str) -> OsString {
     }
 }
 
-/// The steps in order: what fails soonest first, and all with the same features, so that little is built twice.
+/// The steps in order, the quickest to fail first, and all with the same features, so that little
+/// is built twice.
 ///
 /// `--all-features` brings in the features `sabotage`, whose code exists in builds with debug assertions only.
 fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
@@ -164,7 +167,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         Step::own("spelling", spelling::run),
         Step::own("deny", deny::run),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
-        // A race that no test looks for ends the test that has it.
+        // A race ends its test, unless the test plants it.
         Step::cargo_with(tests, &[("CUDA_SIM_RACES", "abort")]),
         Step::cargo("test --doc --workspace --all-features --no-fail-fast"),
     ];
@@ -177,7 +180,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         "doc --workspace --no-deps --all-features",
         &[("RUSTDOCFLAGS", "-D warnings")],
     ));
-    // Each is the first program of somebody.
+    // Examples are the first programs that users run.
     for package in packages {
         for example in package.targets_of("example").filter(|name| !name.ends_with(TIMING)) {
             let name = &package.name;
@@ -188,7 +191,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     }
     steps.push(Step::own("api", || api::run(&api::Args::CHECK)));
     steps.push(Step::own("kernels --check", || kernels::run(&kernels::Args { check: true })));
-    // Each crate is picked alone by someone: it must not live on the features that a sibling asks for.
+    // Users pick single crates: a crate must not depend on features that another crate enables.
     for package in packages.iter().filter(|package| package.is_published_library()) {
         let name = &package.name;
         steps.push(Step::cargo(&format!("check --package {name} --lib --no-default-features")));

@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cargo::{self, Package, workspace_root};
 use artifacts::{Artifact, executables};
 
-/// What travels is small enough to be copied to any machine in a moment.
+/// The bundle must be small enough to copy quickly.
 const BYTES_MAX: u64 = 48 << 20;
-/// Runs what was packed and prints a table.
+/// The script that runs the packed programs and prints a table.
 const SCRIPT: &str = include_str!("run.sh");
 const PROGRAM: &str = "kv-replay";
-/// The feature of tests that ask NVML as well, where the machine has it; there is none to build with.
+/// The feature of tests that also use NVML, if the machine has it. Building needs no NVML.
 const NVML: &str = "nvml";
 
 /// Builds, strips and packs into `gpu-bundle/`, which is made anew.
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<()> {
     for (place, executable) in wanted.places(&built)? {
         sizes.push((pack(&executable, &bundle.join(&place))?, place));
     }
-    // Nobody who has not run it wants to build it for a bundle; who has, gets what is built now.
+    // The peers' benchmark is packed only if it was built before, and is then brought up to date.
     if crate::peers::built().is_some() {
         let place = "bin/peers".to_owned();
         sizes.push((pack(&crate::peers::build()?, &bundle.join(&place))?, place));
@@ -46,7 +46,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// What is packed, each with its crate's name.
+/// The packed targets, each with its crate's name.
 #[derive(Debug, Default, PartialEq)]
 struct Wanted {
     /// Crates with a test target named `gpu`.
@@ -133,7 +133,7 @@ fn pack(executable: &Path, place: &Path) -> Result<u64> {
     let folder = place.parent().context("a place in the bundle has a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     fs::copy(executable, place).with_context(|| format!("cannot copy to {}", place.display()))?;
-    // Without `strip` the copy is larger and as good: the limit on the size still holds.
+    // Without `strip` the copy is larger and works; the limit on the size still holds.
     if let Ok(status) = Command::new("strip").arg(place).status() {
         ensure!(status.success(), "`strip {}` failed", place.display());
     }

@@ -1,4 +1,4 @@
-//! The lists of removals: what they hold, and whether they still fit the code.
+//! The lists of removals, and whether they still fit the code.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub(crate) struct Removal {
     pub(crate) package: String,
     /// What the protection does.
     pub(crate) what: String,
-    /// The defect whose mend it undoes, as numbered in `docs/TESTING.md`.
+    /// The defect whose fix it undoes, as numbered in `docs/DEFECTS.md`.
     pub(crate) defect: Option<u32>,
     /// The test binary: the name of an integration test, `lib` or `bin`.
     pub(crate) test: String,

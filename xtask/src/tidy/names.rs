@@ -8,7 +8,7 @@ use super::{Files, Problem};
 /// Endings of the files that pages name.
 const ENDINGS: [&str; 7] = [".rs", ".cu", ".cuh", ".ptx", ".toml", ".md", ".sh"];
 
-/// Checks every page but the changelogs, which name what is gone.
+/// Checks every page except the changelogs, which also name removed items.
 pub(super) fn check(files: &Files) -> Vec<Problem> {
     let known = known(files);
     let mut problems = Vec::new();
