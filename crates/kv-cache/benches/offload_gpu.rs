@@ -1,10 +1,11 @@
-//! How fast evicted blocks go to host memory and come back through a cache, by each way there is.
+//! Speed of evicted blocks on their way to host memory and back, by every way.
 //!
-//! `cargo bench -p kv-cache --bench offload_gpu`, on a machine with a GPU. One request fills the device;
-//! another one pushes all its blocks out; then the first comes back, which pushes the second's out. Times are
-//! the host's, from the admission until the compute stream could begin: they have the pool's work in them,
-//! the staging of the step, and all calls. Medians of 9 rounds, in which the ways take turns. With `--sim` on
-//! the simulated device, where times mean nothing and calls are the same.
+//! `cargo bench -p kv-cache --bench offload_gpu`, on a machine with a GPU. A first request fills
+//! the device, a second one evicts all its blocks, then the first comes back and evicts the
+//! second's. Times are on the host's clock, from the admission until the compute stream could
+//! begin, with the pool's work, the staging of the step and all calls. Medians of 9 rounds, in
+//! which the ways take turns. With `--sim` it runs on the simulated device, where times mean
+//! nothing and calls are the same.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
@@ -149,7 +150,7 @@ impl Bench {
 
     fn round(&mut self, counting: &CountingDriver) {
         let [first, second] = self.prompts.clone();
-        // New content each time, so that nothing of it is found.
+        // New content each time, so that no block is found.
         let fresh = chain(100 + self.out.len() as u32, self.blocks);
         self.serve(&first);
         let before = self.cache.stats();

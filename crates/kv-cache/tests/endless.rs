@@ -1,7 +1,7 @@
-//! What a cache keeps and asks does not grow with its steps, where the device is always a step behind.
+//! Memory and queries of a cache do not grow with its steps, with the device always a step behind.
 //!
-//! The device is as late as is legal: it does nothing that the host does not wait for, and a query moves
-//! nothing. So the work of the latest step is never done when the step is finished.
+//! The device is as late as is legal: it runs only the work that the host waits for, and a query
+//! advances nothing. So the work of the latest step has never completed when the step is finished.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 

@@ -1,8 +1,8 @@
-//! What orders the copies between device and host memory, taken out, and the harm seen by an engine that
-//! checks all it reads.
+//! The order of copies between device and host memory, taken out, and the harm seen by an engine
+//! that checks every byte it reads.
 //!
-//! Every scenario is played twice, the same but for the defect: without it nothing is corrupt, with it
-//! the corruption shows, whichever way blocks travel.
+//! Every scenario runs twice. With the protection no byte is corrupt. Without it the corruption
+//! shows, by every way of the blocks.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![cfg(all(feature = "sabotage", debug_assertions))]
@@ -114,7 +114,7 @@ fn a_step_that_does_not_wait_for_its_blocks_is_seen() {
         assert!(live.sequence.onboarded_blocks() > 0);
         machine.engine.run(&mut [&mut live]).unwrap();
         if protection == Protection::Out {
-            // The step needs nobody: it runs to its end.
+            // The step waits for nothing, and runs to its end.
             machine.engine.cache.drain().unwrap();
         }
         machine.hold_copies(false);

@@ -1,5 +1,5 @@
-//! Every driver call of a request's life fails once: the error is typed, trying again succeeds with all
-//! content right, and nothing is left behind.
+//! Every driver call of a request's life fails once. The error is typed, a second attempt succeeds
+//! with all content right, and nothing leaks.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kv_kernels::link::Transport;
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options, streams};
 use crate::machine::{Machine, refusal, small};
 
-/// Does what `operation` does, again if it fails: the error was of the moment.
+/// Runs `operation`, and repeats it if it fails, since the error is temporary.
 fn again<T, E: std::fmt::Display>(
     failures: &mut Vec<String>,
     mut operation: impl FnMut() -> Result<T, E>,
@@ -94,7 +94,7 @@ fn every_call_fails_once(choice: TransportChoice, devices: &[u32]) {
                 machine.assert_clean();
             }
         }
-        // Few calls may fail without anybody being told: those that restore a context.
+        // Few calls may fail without an error for the caller: those that restore a context.
         assert!(faults > 100 && failed * 2 > faults, "{failed} of {faults} faults were told");
     }
 }
@@ -192,7 +192,7 @@ fn every_call_of_closing_fails_once() {
     }
 }
 
-/// Nothing but a handle whose destruction the driver refused: the driver's own loss.
+/// Only a handle whose destruction the driver refused is left.
 fn is_small(leaks: &cuda_sim::LeakReport) -> bool {
     let memory = leaks.mappings + leaks.reservations + leaks.physical_handles;
     memory + leaks.pinned_regions + leaks.allocations == 0

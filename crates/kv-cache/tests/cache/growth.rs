@@ -1,4 +1,4 @@
-//! Memory is mapped as blocks are first needed, as far as there is any, and then no more.
+//! Memory is mapped when blocks are first needed, as far as there is memory.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
     for (seed, blocks, ready) in [(1, 1, 4), (2, 3, 4), (3, 1, 8), (4, 11, 16), (5, 16, 32)] {
         let mut live = engine.admit(&Prompt::new(seed, blocks * 4)).unwrap();
         engine.run(&mut [&mut live]).unwrap();
-        // What has content is not evicted while there are addresses without memory.
+        // No content is evicted while there are addresses without memory.
         assert_eq!((engine.cache.stats().ready_blocks, maps()), (ready, ready / 4));
         drop(live);
         engine.drain().unwrap();
@@ -84,7 +84,8 @@ fn a_device_without_memory_is_used_as_far_as_it_goes() {
         let mut first = engine.admit(&Prompt::new(1, 9 * 4)).unwrap();
         let mut others: Vec<_> = Vec::new();
         let refused = loop {
-            // Never all of it is there, so the search for what is there begins with a refusal.
+            // The device never has all of it, so the search for the largest part begins with a
+            // refusal.
             match engine.admit(&Prompt::new(2 + others.len() as u32, 16 * 4)) {
                 Ok(live) => others.push(live),
                 Err(error) => break error,
@@ -125,7 +126,7 @@ fn memory_that_comes_back_is_used_by_the_next_request() {
         let others = all_but(&machine, 1);
         let refused = engine.admit(&Prompt::new(1, 16 * 4)).unwrap_err();
         assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused}");
-        // Not for ever: others may give memory back.
+        // The cache does not give up: others may free memory.
         assert!(refused.is_retryable());
         others.free().unwrap();
         let mut live = engine.admit(&Prompt::new(1, 16 * 4)).unwrap();
@@ -142,7 +143,7 @@ fn one_refusal_of_memory_is_of_the_moment() {
         let machine = Machine::new(1, 1, small());
         let mut engine = machine.rig.engine(64, 4);
         machine.sim.fail_nth("cuMemCreate", nth, ErrorCode::OUT_OF_MEMORY);
-        // What is left of the pages may do.
+        // The remaining pages may be enough.
         drop(engine.admit(&Prompt::new(1, 9 * 4)));
         let mut live = engine.admit(&Prompt::new(1, 16 * 4)).unwrap();
         engine.run(&mut [&mut live]).unwrap();

@@ -1,4 +1,4 @@
-//! Handles: what dropping a step means, and what another cache does with a step or a sequence.
+//! Handles: dropped steps, and steps and sequences given to another cache.
 
 use kv_cache::{AdmitError, StepError};
 

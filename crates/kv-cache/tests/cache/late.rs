@@ -1,9 +1,9 @@
-//! Every driver call fails once under an engine that is one step ahead of its devices, or two: they do
-//! nothing that nobody waits for, and a query moves nothing.
+//! Every driver call fails once under an engine that is one or two steps ahead of its devices. The
+//! devices run only the work that the host waits for, and a query advances nothing.
 //!
-//! The step whose call failed is dropped, as an early return drops it. Then the engine goes on, and all
-//! content is right; or it closes the cache; or it drops everything where it stands. Whatever it does, no
-//! device is lost, no access finds memory gone, and nothing is left behind.
+//! The step whose call failed is dropped, as an early return drops it. Then the engine goes on, and
+//! all content is right; or it closes the cache; or it drops everything at once. In each case no
+//! device is lost, every access finds its memory, and nothing leaks.
 
 use std::collections::BTreeMap;
 
@@ -55,8 +55,8 @@ struct Play {
 }
 
 impl Play {
-    /// Does what `operation` does; once more if it fails and the engine goes on. Refusals for want of
-    /// blocks are none: a step is run, until there are some.
+    /// Runs `operation`, and repeats it if it fails and the engine goes on. A refusal for lack of
+    /// blocks is no failure: steps are run until there are blocks.
     fn once_more<T, E: Into<Failure>>(
         &mut self,
         mut operation: impl FnMut(&mut Engine, &mut Vec<Live>) -> Result<T, E>,
@@ -88,7 +88,7 @@ impl Play {
             let prompt = Prompt::new(seed, 13);
             let mut patience = 4;
             let live = loop {
-                // A refusal that waiting helps against is no failure.
+                // A retryable refusal is no failure.
                 let admitted = self.once_more(|engine, _| match engine.admit(&prompt) {
                     Err(error) if error.is_retryable() => Ok(None),
                     admitted => admitted.map(Some),
@@ -115,7 +115,7 @@ fn since(before: &BTreeMap<&'static str, u64>, machine: &Machine) -> Vec<(&'stat
     machine.sim.calls().into_iter().map(made).filter(|(_, count)| *count > 0).collect()
 }
 
-/// What a refusal of `call` may be.
+/// The possible codes of a refused `call`.
 fn codes(call: &str) -> Vec<ErrorCode> {
     match call {
         "cuMemAlloc" | "cuMemHostAlloc" | "cuMemCreate" | "cuModuleLoadDataEx" => {
@@ -153,7 +153,8 @@ fn every_call_fails_once(setup: Setup, then: Then) {
             end(machine, play, ended, call, &what);
         }
     }
-    // Few calls may fail without anybody being told: those that restore a context, or have another way.
+    // Few calls may fail without an error for the caller: those that restore a context, or have a
+    // substitute.
     assert!(faults > 80 && told * 2 > faults, "{told} of {faults} faults were told");
 }
 
@@ -175,7 +176,7 @@ fn end(machine: Machine, play: Play, ended: Result<(), Failure>, call: &str, wha
     assert!(machine.rig.devices.iter().all(|device| device.poison().is_none()), "{what}");
     machine.sim.run_all();
     let Machine { sim, rig } = machine;
-    // What was in use when all was dropped ends with its context.
+    // Objects in use when everything was dropped end with their context.
     let dropped = then == Then::Drops || call.starts_with("cuCtx");
     drop(rig);
     let counts = |finding: &Finding| !(dropped && finding.kind == FindingKind::LostObjects);
@@ -187,7 +188,7 @@ fn end(machine: Machine, play: Play, ended: Result<(), Failure>, call: &str, wha
 
 /// By kernels, for blocks as short as these.
 const QUICKEST: TransportChoice = TransportChoice::Quickest;
-/// With no kernel to be compiled, which takes longer than all else of a play.
+/// Without a kernel to compile, which takes longer than the rest of a run.
 const COPY_ENGINE: TransportChoice = TransportChoice::Only(Transport::CopyEngine);
 
 fn late(devices: u32, overlap_depth: u32, choice: TransportChoice) -> Setup {

@@ -39,7 +39,7 @@ impl Machine {
         self.sim.calls().get(name).copied().unwrap_or(0)
     }
 
-    /// Nothing went wrong on the device, and nothing is left of what was made.
+    /// The device has no finding and no leaked object.
     #[track_caller]
     pub(crate) fn assert_clean(self) {
         let Self { sim, rig } = self;
@@ -65,8 +65,9 @@ pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig
     Rig { devices: (0..devices as i32).map(open).collect(), shape, place: Place::Even }
 }
 
-/// How a sweep that lets nothing be left refuses a call. One that ends an object and answers anything else than
-/// that it did nothing may have ended it, and is not made again: what is left then is the driver's leak.
+/// The codes with which a sweep without leaks refuses a call. A call that ends an object is refused
+/// with the code that says that it did nothing. After another code the object is given up, and
+/// leaks.
 pub(crate) fn refusal(call: &str) -> ErrorCode {
     match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
         true => ErrorCode::OUT_OF_MEMORY,

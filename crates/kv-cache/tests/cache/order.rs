@@ -1,4 +1,4 @@
-//! Released is not free, enqueued is not done, and what may be in use is left alone.
+//! Released is not free, enqueued is not done, and memory in use is kept.
 
 use cuda_driver::ErrorCode;
 use cuda_sim::Pace;
@@ -259,7 +259,7 @@ fn a_closed_cache_has_given_everything_back_at_once() {
     assert!(machine.sim.pinned_bytes() > 0);
     let sequence = cache.admit(20, &[]).unwrap();
     cache.close().unwrap();
-    // The devices live on, and nobody allocates on them.
+    // The devices live on, and no call allocates on them.
     assert_eq!(machine.sim.pinned_bytes(), 0);
     assert_eq!([0, 1].map(|device| machine.sim.device_used_bytes(device)), before);
     drop((sequence, streams));
@@ -272,7 +272,7 @@ fn a_seal_keeps_its_block_where_the_other_is_still_on_its_way() {
         let machine = Machine::new(1, devices, small());
         let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 32)));
         let prompt = Prompt::new(1, 20);
-        // Computed once, and pushed out to the host.
+        // Computed once, and evicted to the host.
         for prompt in [&prompt, &Prompt::new(2, 60)] {
             let mut live = engine.admit(prompt).unwrap();
             engine.run(&mut [&mut live]).unwrap();

@@ -1,4 +1,4 @@
-//! What a step costs once the cache is warm: no memory of any kind, and few staging buffers.
+//! A step of a warm cache allocates no memory of any kind, and uses few staging buffers.
 
 use std::sync::Arc;
 

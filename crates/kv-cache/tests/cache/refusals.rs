@@ -1,4 +1,4 @@
-//! What is refused is refused by name, and changes nothing.
+//! Refusals name their reason and change nothing.
 
 use cuda_sim::SimConfig;
 use kv_cache::{

@@ -1,5 +1,5 @@
-//! What a driver sees of a cache: which line of the program asked for its work, and which bytes of its
-//! lists the host writes.
+//! The reports of a cache to its driver: the program's line behind each call, and the bytes of
+//! lists that the host writes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Tenants: what is kept for one is there for it and for nobody else, also while memory grows.
+//! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
 use kv_cache::{AdmitError, QuotaError};
 use kv_pool::{ClaimError, TenantError, TenantId, TenantQuota, Tier};
@@ -22,7 +22,7 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
     assert_eq!(engine.cache.stats().ready_blocks, 0);
     engine.cache.set_quota(one, Tier::Primary, reserved(6)).unwrap();
     assert!(engine.cache.stats().ready_blocks >= 6);
-    // Ten blocks are for everybody, and memory comes beside what is kept.
+    // Ten blocks are for all tenants, and memory is mapped beside the reserved blocks.
     let mut theirs = admit(&mut engine, &Prompt::new(1, 40), other).unwrap();
     assert_eq!(theirs.sequence.tenant(), other);
     let refused = admit(&mut engine, &Prompt::new(2, 1), TenantId::NOBODY).unwrap_err();
@@ -61,7 +61,7 @@ fn a_tenant_holds_no_more_than_it_may_and_others_evict_what_is_not_kept() {
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.drain().unwrap();
-    // Its three cached blocks are one more than what is kept for it.
+    // Its three cached blocks are one more than its reserved blocks.
     for seed in 3..6 {
         let mut live = engine.admit(&Prompt::new(seed, 37)).unwrap();
         engine.run(&mut [&mut live]).unwrap();

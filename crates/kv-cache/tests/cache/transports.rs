@@ -1,4 +1,4 @@
-//! Whichever way blocks travel between device and host memory, what is found there is the same.
+//! Every way of blocks between device and host memory gives the same content.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::common::engine::{Engine, Live, Prompt, by, options};
 use crate::common::scenarios;
 use crate::machine::{Machine, config, rig, sim, small};
 
-/// What a workload did and cost.
+/// Results and cost of a workload.
 struct Played {
     stats: CacheStats,
     counters: PoolCounters,
@@ -21,7 +21,7 @@ struct Played {
     calls: u64,
 }
 
-/// Batches of requests that push each other out of device memory and come back.
+/// Batches of requests that evict each other from device memory and come back.
 fn play(choice: TransportChoice, devices: u32) -> Played {
     let sim = sim(cuda_sim::SimConfig { devices, ..config() });
     let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
@@ -175,7 +175,7 @@ fn admissions_that_are_never_staged_do_not_pile_copies_up() {
         stats.offloaded_blocks + stats.onboarded_blocks - sent
     };
     let mut most = 0;
-    // Each pushes the other out, and nobody reads either.
+    // Each evicts the other, and no step reads them.
     for round in 0..2_600_u32 {
         let step = engine.begin().unwrap();
         drop(engine.admit(&Prompt::new(1 + round % 2, 61)).unwrap());

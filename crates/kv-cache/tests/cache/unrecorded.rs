@@ -1,4 +1,4 @@
-//! Steps whose work is enqueued and that no fence could be recorded after.
+//! Steps with enqueued work and without a recorded fence.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,6 @@
-//! An engine in small: it computes tokens by writing a pattern that only they can have, and attends
-//! by reading all KV of all sequences through the block table. What it reads is checked against what
-//! the host knows it to be, without holding a byte of it.
+//! A small engine. It computes tokens by writing a pattern that follows from the token, and attends
+//! by reading all KV of all sequences through the block table. The sums that it reads are compared
+//! with those that the host computes without holding the bytes.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -44,7 +44,7 @@ impl Prompt {
         self.tokens.len() as u64
     }
 
-    /// What each token's KV is made of.
+    /// The key of each token's KV.
     pub(crate) fn keys(&self) -> Vec<u64> {
         let chained = |key: &mut u64, token: &u32| {
             *key = (*key ^ u64::from(*token)).wrapping_add(1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
@@ -75,7 +75,7 @@ pub(crate) struct Live {
     started: bool,
 }
 
-/// What one step has read, and must have read.
+/// The sums of one step, read and expected.
 #[derive(Debug)]
 struct Check {
     number: u64,
@@ -84,7 +84,7 @@ struct Check {
     keys: Vec<Vec<u64>>,
 }
 
-/// What one part computes with.
+/// The buffers of one part.
 #[derive(Debug)]
 struct Workspace {
     expected: Expected,
@@ -313,7 +313,7 @@ impl Engine {
         Ok(())
     }
 
-    /// All that was read was right, and something was.
+    /// At least one block was read, and every block was right.
     pub(crate) fn assert_intact(&mut self) {
         self.drain().unwrap();
         assert!(self.verified > 0, "nothing was read");
@@ -321,7 +321,7 @@ impl Engine {
         self.cache.pool().check_integrity().unwrap();
     }
 
-    /// Closes the cache, with a look at all that was read.
+    /// Closes the cache, and checks every sum.
     pub(crate) fn close(mut self) {
         self.assert_intact();
         self.try_close().unwrap();

@@ -1,4 +1,4 @@
-//! An engine in small, which checks every byte that it reads, and what any device must do with it.
+//! A small engine that checks every byte it reads, and scenarios for every device.
 
 #![allow(dead_code, reason = "each test binary uses its share")]
 

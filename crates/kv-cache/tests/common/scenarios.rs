@@ -1,5 +1,5 @@
-//! What must hold on every device, the simulated one and a GPU: all content, through everything that
-//! a cache does with it. Lengths are counted in blocks, whatever a block is.
+//! Scenarios for every device, the simulated one and a GPU: content stays right through every
+//! operation of a cache. Lengths are in blocks of any size.
 
 use cuda_driver::Device;
 use kv_cache::{AdmitError, KvCacheOptions, PoolRules, TransportChoice};
@@ -327,7 +327,7 @@ fn what_a_batch_shares_comes_back_once(rig: &Rig) {
     let mut engine = rig.engine(16, 16);
     let system = Prompt::new(1, 4 * rig.block_tokens());
     serve(&mut engine, &system.then(2, 1));
-    // Pushes all of it out to the host.
+    // Evicts all of it to the host.
     serve(&mut engine, &rig.prompt(3, 15));
     let before = engine.cache.stats().onboarded_blocks;
     let batch = [4, 5, 6].map(|seed| system.then(seed, 3));
