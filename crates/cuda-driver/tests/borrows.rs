@@ -1,4 +1,4 @@
-//! Memory that a caller lends to a copy: the copy is over when the borrow ends, whatever is refused.
+//! Borrowed memory of copies: no copy uses it after the borrow has ended, whatever call is refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

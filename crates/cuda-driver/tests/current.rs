@@ -1,4 +1,4 @@
-//! A context that a thread keeps current: what it saves, and what goes on as if nobody kept it.
+//! A context that a thread keeps current: fewer calls, and the same results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

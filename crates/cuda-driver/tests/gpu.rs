@@ -1,4 +1,4 @@
-//! The scenarios of every driver, on a GPU, and what only NVIDIA's driver can show.
+//! The scenarios of every driver, on a GPU, and trials for NVIDIA's driver alone.
 //!
 //! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. Trials that
 //! need two devices are listed as ignored without a second one, required or not.

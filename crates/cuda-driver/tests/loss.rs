@@ -1,5 +1,5 @@
-//! What is refused, and what a refusal or a lost device leaves: no call of a lost device but clean-up, no
-//! handle of another driver, and nothing that was dropped forgotten.
+//! Refusals and lost devices: a lost device gets no call but clean-up, a handle of another driver
+//! is refused, and every dropped object is cleaned up.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What refused calls say: operation, object, numbers, and CUDA's name and number, in one line.
+//! Messages of refused calls: operation, object, numbers, and CUDA's name and number, in one line.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 

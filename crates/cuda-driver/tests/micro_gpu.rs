@@ -1,5 +1,5 @@
-//! The program that fits a profile to a machine, on simulated machines, whose profiles are known: what
-//! is fitted must be what the machine was made of.
+//! The program that fits a profile to a machine, on simulated machines with known profiles: the fit
+//! must recover them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "a failure is preceded by the table")]

@@ -1,4 +1,4 @@
-//! Loading the driver on any machine: an answer that can be read, never a panic.
+//! Loading the driver on any machine gives a readable answer, never a panic.
 
 #![cfg(feature = "cuda")]
 

@@ -1,5 +1,5 @@
-//! Pinned memory from the driver, from pages of our own and from regions of the host program: what is
-//! got, what a refusal leaves, and when regions are let go of.
+//! Pinned memory from the driver, from pages of our own and from regions of the host program:
+//! granted options, refusals, and the moment when regions are freed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Numbers that the driver gives out again: an object that may have been destroyed is never destroyed a
-//! second time, because its number may be another's by then.
+//! Numbers that the driver uses again: an object that may have been destroyed is never destroyed a
+//! second time, because its number may be another object's.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Where calls of the driver are made, as a driver sees it, and which bytes the host says that it accesses.
+//! The lines of driver calls, as a driver sees them, and the bytes of the host's accesses.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Every size and count that this crate takes, at 0, 1, some ordinary number, the most there is and where
-//! sums overflow: each is served or refused with a typed error, in bounded memory and time.
+//! Every size and count of this crate's functions, at 0, 1, an ordinary number, the largest, and
+//! where sums overflow: each is served or refused with a typed error, in bounded memory and time.
 //!
 //! Covered: `Device::open`, `attribute`, `peer_attribute`; `DeviceBuffer::alloc`, `DeviceSpan::from_raw`,
 //! `slice`, `of_device`; `PinnedBuffer::alloc`, `pin`, `register`, `span`, `span_for`, `write_at`,

@@ -1,9 +1,9 @@
 //! Fits the simulated machine's profile to this machine, from measurements of one thing each.
 //!
-//! Rates are slopes between two sizes and set-up times are slopes between two counts, so that what a
-//! program begins and ends with falls out. What a queue is worked off at is told by events, between a
-//! long copy that keeps the stream busy until all is enqueued and the end. Both sides of a slope are
-//! measured in turns, so that a machine that becomes slower does so for both.
+//! Rates are slopes between two sizes, and set-up times are slopes between two counts, so that the
+//! fixed costs of a program cancel. The rate of a queue is measured by events, from a long copy
+//! that keeps the stream busy while all work is enqueued, to the end. Both sides of a slope are
+//! measured in turns, so that a machine that becomes slower affects both.
 
 use std::cell::RefCell;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The kernels that are timed, and what they mean to the simulated machine.
+//! The timed kernels, with their CPU references for the simulated machine.
 
 use cuda_driver::{KernelReference, ReferenceError};
 

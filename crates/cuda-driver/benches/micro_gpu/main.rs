@@ -1,5 +1,5 @@
-//! What single driver calls and operations take on a GPU, beside what the simulated machine predicts
-//! for the same program.
+//! Times of single driver calls and operations on a GPU, beside the predictions of the simulated
+//! machine for the same program.
 //!
 //! ```text
 //! cargo bench -p cuda-driver --bench micro_gpu -- [--write-profile FILE] [--device cuda|sim]
@@ -8,14 +8,14 @@
 //! On a machine with a GPU of 12 GiB or more and as much host memory, the program
 //! 1. fits a profile to the machine, from measurements of one thing each, prints it, and writes it to
 //!    the file, which `KV_PROFILE` and `kv-replay --profile` take;
-//! 2. measures every row anew, by the clock;
+//! 2. measures every row again, by the clock;
 //! 3. runs the same on simulated machines of the built-in profile and of the fitted one, by their
-//!    virtual clocks, and sets both beside what was measured.
+//!    virtual clocks, and prints both beside the measurement.
 //!
-//! A row is `fitted` when the fitted profile had been told it, as it were, and `predicted` when the
-//! profile knows only its parts, or other sizes. Every figure is a median. With two GPUs or more,
-//! copies between the first two are measured too. The built-in profile is that of the card, or the
-//! file that `KV_PROFILE` names.
+//! A row is `fitted` if the profile was fitted to it, and `predicted` if the profile was fitted to
+//! its parts or to other sizes. Every figure is a median. With two GPUs or more, copies between the
+//! first two are measured too. The built-in profile is that of the card, or the file that
+//! `KV_PROFILE` names.
 //!
 //! With `--device sim` a simulated machine of the built-in profile takes the place of the GPU, so that
 //! all figures must agree. Without a GPU the predictions are printed alone.

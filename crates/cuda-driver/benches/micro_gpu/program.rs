@@ -1,4 +1,4 @@
-//! What times single calls and operations, without knowing which driver it runs on.
+//! Timing of single calls and operations, on any driver.
 
 use std::error::Error;
 use std::sync::Arc;

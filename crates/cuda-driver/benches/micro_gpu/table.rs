@@ -1,4 +1,4 @@
-//! Both passes over a machine, predictions of them, and the table of what came out.
+//! Both passes over a machine, their predictions, and the table of results.
 
 use std::sync::Arc;
 

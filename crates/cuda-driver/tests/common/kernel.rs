@@ -1,4 +1,4 @@
-//! A kernel that writes `value + i` at place `i`: its PTX, and what it computes.
+//! A kernel that writes `value + i` at index `i`: its PTX and its CPU reference.
 
 use cuda_driver::{
     DeviceMemory, KernelArgs, KernelReference, LaunchConfig, ReferenceError, ReferenceFn,

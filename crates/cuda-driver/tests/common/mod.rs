@@ -1,4 +1,4 @@
-//! What a driver must do, as scenarios that run on every driver: on the simulated one and on a GPU.
+//! Scenarios for every driver, the simulated one and a GPU's.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test binary uses a part")]

@@ -1,4 +1,4 @@
-//! What must hold of a driver with two devices whose memory each can access.
+//! Scenarios for a driver with two devices that can access each other's memory.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A driver that destroys, answers with the error of earlier work, and gives the number out again: what
-//! CUDA's pages allow, and the simulated device does not do.
+//! A driver that destroys an object, returns an error of earlier work, and uses the number again.
+//! CUDA's documentation allows this, and the simulated device does not do it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What must hold of a driver with one device.
+//! Scenarios for a driver with one device.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Traps that RAII handles of a driver fall into, shown not to be in ours.
+//! Known defects of RAII handles of a driver, shown to be absent here.
 //!
 //! They were found in another binding, 0.19 of `cudarc`: a slice dropped where its context is not
 //! current is not freed, or freed in another context; an error kept for later makes a drop skip its

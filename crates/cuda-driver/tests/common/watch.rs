@@ -1,4 +1,4 @@
-//! A driver that notes, for each call and each access of the host, the place that it was made for.
+//! A driver that notes the program's line of each call and each access of the host.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,7 @@
-//! Batches of copies: what they move, and what they refuse.
+//! Batches of copies: results and refusals.
 //!
-//! A driver before CUDA 12.8 lacks the call; each case holds it to saying so and to nothing else.
+//! A driver before CUDA 12.8 lacks the call; each case then requires the error for that, and
+//! nothing else.
 
 use cuda_driver::{BatchCopy, ErrorCode};
 

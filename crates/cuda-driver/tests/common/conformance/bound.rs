@@ -1,9 +1,9 @@
-//! A context that is current, and objects in it that are given back by themselves.
+//! A current context, and objects in it that are released by their drop.
 //!
-//! The calls here are safe to write in a case because of a rule of the suite: a case passes handles
-//! that it made and did not destroy, and device ranges that are no Rust memory. What breaks the rule
-//! runs on the simulated device only, which looks handles up and follows none, or, where the driver
-//! is known to look up as well, in a process of its own.
+//! A rule of the suite makes these calls safe in a case: a case passes handles that it made and did
+//! not destroy, and device ranges that are not Rust's memory. A case that breaks the rule runs on
+//! the simulated device only, which looks handles up and follows none. If the real driver is known
+//! to look them up too, the case runs there in a process of its own.
 
 use std::cell::Cell;
 use std::ops::Deref;

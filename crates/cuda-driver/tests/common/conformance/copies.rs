@@ -1,4 +1,4 @@
-//! Copies and fills: what they do, and the ranges they refuse.
+//! Copies and fills: results, and refused ranges.
 
 use cuda_driver::ErrorCode;
 

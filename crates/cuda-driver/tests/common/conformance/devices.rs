@@ -1,4 +1,4 @@
-//! What is asked of a device before there is a context.
+//! Queries of a device before there is a context.
 
 use cuda_driver::{AllocationProp, DeviceAttribute, ErrorCode, Granularity, PeerAttribute};
 

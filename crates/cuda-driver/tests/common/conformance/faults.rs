@@ -1,4 +1,4 @@
-//! A lost device: an illegal access, and what every call answers from then on.
+//! A lost device: an illegal access, and the answers of all later calls.
 
 use cuda_driver::{ErrorCode, HostAllocFlags, KernelArgs, LaunchConfig};
 

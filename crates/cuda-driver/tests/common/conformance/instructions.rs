@@ -1,5 +1,5 @@
-//! What single PTX instructions give, bit for bit, at the edges of their types; and who meets whom at
-//! the barriers and exchanges that some threads of a block or a warp take part in.
+//! Results of single PTX instructions, bit by bit, at the edges of their types; and barriers and
+//! exchanges with only some threads of a block or a warp.
 //!
 //! The bits stand in `fixtures/instructions.txt`, one table for every device. All rows that a device
 //! answers otherwise are printed, as its table would have them.

@@ -1,7 +1,8 @@
-//! The conformance suite: what every call of a driver answers, one small named case for each answer.
+//! The conformance suite: the answers of every call of a driver, with one small named case for
+//! each.
 //!
-//! Cases speak to the [`Driver`] trait itself. Each runs with nothing of the case before it left: it
-//! gives back what it makes, and [`Bound`] looks that the context is still sound at its end.
+//! Cases call the [`Driver`] trait itself. Each case releases the objects that it makes, so that
+//! none is left for the next case, and [`Bound`] checks at its end that the context is still sound.
 
 #![deny(dead_code)] // A case that no table names.
 

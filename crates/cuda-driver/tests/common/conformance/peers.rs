@@ -1,4 +1,4 @@
-//! Two devices: whose objects work where, and peer access.
+//! Two devices: use of one device's objects with the other current, and peer access.
 
 use std::sync::Arc;
 
