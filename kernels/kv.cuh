@@ -33,8 +33,13 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 #define KV_COPY_BATCH_UNROLL 4
 #define KV_COPY_BATCH 256
 #define KV_COPY_PART_VECTORS_MAX (1u << 24)
-// Vectors that a thread of a conversion has in flight at once.
-#define KV_CONVERT_UNROLL 2
+// Vectors that a thread of a conversion has in flight at once, and the blocks of KV_ROW_THREADS that a
+// multiprocessor holds at least: as many as leave registers for these vectors.
+#define KV_CONVERT_UNROLL 4
+#define KV_CONVERT_BLOCKS 5
+// The same two for sums of blocks.
+#define KV_SUM_UNROLL 4
+#define KV_SUM_BLOCKS 6
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
 #define KV_SUM_THREADS 512
 // Threads of a warp.
@@ -62,44 +67,34 @@ struct __align__(4) Bytes4 {
     u32 word;
 };
 
-// Loads and stores of bytes that nobody touches again soon: loads leave the first cache to the tables,
-// and stores are the first to leave the second. Either without the other gains nothing.
-template <typename Vector>
-static __device__ __forceinline__ Vector load_streaming(u64 from);
+// Loads of rows. Transfers load as any kernel does where the second cache holds all of the rows or hardly any of
+// them, and stream where it holds a part (kernels/README.md has the measurements): what was streamed
+// is the first to leave the second cache, and leaves the first one to the tables.
+#define KV_LOADS(name, hint)                                                                       \
+    static __device__ __forceinline__ void name(u64 from, Words2& to) {                            \
+        asm volatile("ld.global" hint ".v2.u64 {%0, %1}, [%2];"                                    \
+                     : "=l"(to.word[0]), "=l"(to.word[1])                                          \
+                     : "l"(from));                                                                 \
+    }                                                                                              \
+    static __device__ __forceinline__ void name(u64 from, Words1& to) {                            \
+        asm volatile("ld.global" hint ".u64 %0, [%1];" : "=l"(to.word[0]) : "l"(from));            \
+    }                                                                                              \
+    static __device__ __forceinline__ void name(u64 from, Bytes4& to) {                            \
+        asm volatile("ld.global" hint ".u32 %0, [%1];" : "=r"(to.word) : "l"(from));               \
+    }                                                                                              \
+    static __device__ __forceinline__ void name(u64 from, Bytes2& to) {                            \
+        asm volatile("ld.global" hint ".u16 %0, [%1];" : "=h"(to.half) : "l"(from));               \
+    }                                                                                              \
+    static __device__ __forceinline__ void name(u64 from, Bytes1& to) {                            \
+        u32 byte;                                                                                  \
+        asm volatile("ld.global" hint ".u8 %0, [%1];" : "=r"(byte) : "l"(from));                   \
+        to.byte = (u8)byte;                                                                        \
+    }
+KV_LOADS(load_cached, "")
+KV_LOADS(load_streaming, ".L1::no_allocate")
+#undef KV_LOADS
 
-template <>
-__device__ __forceinline__ Words2 load_streaming<Words2>(u64 from) {
-    Words2 to;
-    asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(to.word[0]), "=l"(to.word[1])
-                 : "l"(from));
-    return to;
-}
-template <>
-__device__ __forceinline__ Words1 load_streaming<Words1>(u64 from) {
-    Words1 to;
-    asm volatile("ld.global.L1::no_allocate.u64 %0, [%1];" : "=l"(to.word[0]) : "l"(from));
-    return to;
-}
-template <>
-__device__ __forceinline__ Bytes4 load_streaming<Bytes4>(u64 from) {
-    Bytes4 to;
-    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(to.word) : "l"(from));
-    return to;
-}
-template <>
-__device__ __forceinline__ Bytes2 load_streaming<Bytes2>(u64 from) {
-    Bytes2 to;
-    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(to.half) : "l"(from));
-    return to;
-}
-template <>
-__device__ __forceinline__ Bytes1 load_streaming<Bytes1>(u64 from) {
-    u32 to;
-    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(to) : "l"(from));
-    return Bytes1{(u8)to};
-}
-
+// Stores of rows, which are the first to leave the second cache.
 static __device__ __forceinline__ void store_streaming(u64 to, Words2 from) {
     asm volatile("st.global.cs.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(from.word[0]), "l"(from.word[1])
                  : "memory");

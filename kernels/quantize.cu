@@ -16,7 +16,8 @@
 // Launch: one dimension, blockDim.x a multiple of 32 and at most KV_ROW_THREADS.
 //   quantize, dequantize  gridDim.x = ceil(items / (blockDim.x * KV_CONVERT_UNROLL))
 //   measure               gridDim.x = ceil(items * lanes / blockDim.x)
-// where items, and items * lanes, are at most 2^31. `lanes` neighbouring threads measure a group.
+// where items, and items * lanes, are at most 2^31. Items are those of whole pairs, and `lanes`
+// neighbouring threads measure a group.
 //
 // Reads and writes as copy_blocks does (block_copy.cu), and reads the scales (measure writes them). A
 // pair of which either id is out of range is passed over and its place reported (by measure too).
@@ -72,32 +73,62 @@ template <u32 COUNT> struct Converted<COUNT, false> {
     typedef WideVector<COUNT> Target;
 };
 
-// The elements of one vector, which shares a scale.
-template <u32 COUNT, u32 WIDE, u32 NARROW>
-static __device__ __forceinline__ NarrowVector<COUNT> converted(const WideVector<COUNT>& wide,
-                                                                float scale) {
-    const float inverse = __frcp_rn(scale);
-    NarrowVector<COUNT> narrow;
+// The numbers of a vector, in pairs. The formats are the same for all threads, so that one branch is taken.
+template <u32 COUNT> struct Numbers {
+    enum : u32 { PAIRS = (COUNT + 1) / 2 };
+    Pair pair[PAIRS];
+
+    __device__ __forceinline__ Numbers(const WideVector<COUNT>& codes, const Formats& formats) {
+        if (formats.wide == KV_BF16) {
 #pragma unroll
-    for (u32 i = 0; i < (COUNT + 1) / 2; ++i) {
-        Pair pair = wide_decoded<WIDE>(wide.pair[i]);
-        pair = Pair{__fmul_rn(pair.low, inverse), __fmul_rn(pair.high, inverse)};
-        narrow.pair[i] = narrow_encoded<NARROW>(pair);
-    }
-    return narrow;
-}
-template <u32 COUNT, u32 WIDE, u32 NARROW>
-static __device__ __forceinline__ WideVector<COUNT> converted(const NarrowVector<COUNT>& narrow,
-                                                              float scale) {
-    WideVector<COUNT> wide;
+            for (u32 i = 0; i < PAIRS; ++i) pair[i] = wide_decoded<KV_BF16>(codes.pair[i]);
+        } else {
 #pragma unroll
-    for (u32 i = 0; i < (COUNT + 1) / 2; ++i) {
-        Pair pair = narrow_decoded<NARROW>(narrow.pair[i]);
-        pair = Pair{__fmul_rn(pair.low, scale), __fmul_rn(pair.high, scale)};
-        wide.pair[i] = wide_encoded<WIDE>(pair);
+            for (u32 i = 0; i < PAIRS; ++i) pair[i] = wide_decoded<KV_F16>(codes.pair[i]);
+        }
     }
-    return wide;
-}
+    __device__ __forceinline__ Numbers(const NarrowVector<COUNT>& codes, const Formats& formats) {
+        if (formats.narrow == KV_E4M3) {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) pair[i] = narrow_decoded<KV_E4M3>(codes.pair[i]);
+        } else if (formats.narrow == KV_E5M2) {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) pair[i] = narrow_decoded<KV_E5M2>(codes.pair[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) pair[i] = narrow_decoded<KV_INT8>(codes.pair[i]);
+        }
+    }
+
+    __device__ __forceinline__ void multiply(float factor) {
+#pragma unroll
+        for (u32 i = 0; i < PAIRS; ++i) {
+            pair[i] = Pair{__fmul_rn(pair[i].low, factor), __fmul_rn(pair[i].high, factor)};
+        }
+    }
+
+    __device__ __forceinline__ void encode(WideVector<COUNT>& codes, const Formats& formats) const {
+        if (formats.wide == KV_BF16) {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) codes.pair[i] = wide_encoded<KV_BF16>(pair[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) codes.pair[i] = wide_encoded<KV_F16>(pair[i]);
+        }
+    }
+    __device__ __forceinline__ void encode(NarrowVector<COUNT>& codes, const Formats& formats) const {
+        if (formats.narrow == KV_E4M3) {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) codes.pair[i] = narrow_encoded<KV_E4M3>(pair[i]);
+        } else if (formats.narrow == KV_E5M2) {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) codes.pair[i] = narrow_encoded<KV_E5M2>(pair[i]);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < PAIRS; ++i) codes.pair[i] = narrow_encoded<KV_INT8>(pair[i]);
+        }
+    }
+};
 
 // The vectors that a thread holds. All of its loads are in flight before its first store.
 template <u32 COUNT, bool QUANTIZE> struct Held {
@@ -106,41 +137,37 @@ template <u32 COUNT, bool QUANTIZE> struct Held {
     float scale;
 };
 
-template <u32 COUNT, bool QUANTIZE, u32 WIDE, u32 NARROW>
+template <u32 COUNT, bool QUANTIZE>
 static __device__ __forceinline__ void
-store_as(const Held<COUNT, QUANTIZE> (&held)[KV_CONVERT_UNROLL]) {
+store_all(const Formats& formats, const Held<COUNT, QUANTIZE> (&held)[KV_CONVERT_UNROLL]) {
     typedef typename Converted<COUNT, QUANTIZE>::Target Target;
 #pragma unroll
     for (u32 k = 0; k < KV_CONVERT_UNROLL; ++k) {
         if (held[k].target == 0) continue;
-        *reinterpret_cast<Target*>(held[k].target) =
-            converted<COUNT, WIDE, NARROW>(held[k].source, held[k].scale);
+        Numbers<COUNT> numbers(held[k].source, formats);
+        numbers.multiply(QUANTIZE ? __frcp_rn(held[k].scale) : held[k].scale);
+        Target codes;
+        numbers.encode(codes, formats);
+        *reinterpret_cast<Target*>(held[k].target) = codes;
     }
 }
 
-// The formats are the same for all threads, so that only one branch is taken.
-template <u32 COUNT, bool QUANTIZE>
-static __device__ __forceinline__ void
-store_all(const Formats& formats, const Held<COUNT, QUANTIZE> (&held)[KV_CONVERT_UNROLL]) {
-    if (formats.wide == KV_BF16) {
-        if (formats.narrow == KV_E4M3) {
-            store_as<COUNT, QUANTIZE, KV_BF16, KV_E4M3>(held);
-        } else if (formats.narrow == KV_E5M2) {
-            store_as<COUNT, QUANTIZE, KV_BF16, KV_E5M2>(held);
-        } else {
-            store_as<COUNT, QUANTIZE, KV_BF16, KV_INT8>(held);
-        }
-    } else {
-        if (formats.narrow == KV_E4M3) {
-            store_as<COUNT, QUANTIZE, KV_F16, KV_E4M3>(held);
-        } else if (formats.narrow == KV_E5M2) {
-            store_as<COUNT, QUANTIZE, KV_F16, KV_E5M2>(held);
-        } else {
-            store_as<COUNT, QUANTIZE, KV_F16, KV_INT8>(held);
-        }
+// Where an item of `count` pairs lies. Items are numbered pair by pair, or plane by plane where the blocks of
+// the destination lie apart in every plane: fewer pages of memory are then written at once.
+template <typename Target>
+static __device__ __forceinline__ UnitPlace place_of(const BlockSide& to, const BlockUnits& units,
+                                                     u32 count, u32 item) {
+    UnitPlace place = UnitPlace::of(units, item);
+    if (to.block_stride < units.vectors_of_block() * (u64)sizeof(Target)) {
+        const u32 part = place.pair * units.planes.divisor + place.plane;
+        place.plane = part / count;
+        place.pair = part - place.plane * count;
     }
+    return place;
 }
 
+// Warps take tiles of KV_CONVERT_UNROLL vectors a thread. In most tiles all vectors are of one plane of one
+// pair, which is then found once.
 template <u32 COUNT, bool QUANTIZE>
 static __device__ __forceinline__ void
 convert_tile(const BlockSide& to, const BlockSide& from, const BlockUnits& units,
@@ -148,32 +175,67 @@ convert_tile(const BlockSide& to, const BlockSide& from, const BlockUnits& units
              const Formats& formats, u64* report) {
     typedef typename Converted<COUNT, QUANTIZE>::Source Source;
     typedef typename Converted<COUNT, QUANTIZE>::Target Target;
+    const u32 lane = threadIdx.x % KV_WARP;
+    const u32 tile = KV_WARP * KV_CONVERT_UNROLL;
+    const u32 first = (blockIdx.x * blockDim.x + threadIdx.x - lane) * KV_CONVERT_UNROLL;
+    if (first >= items) return;
     Held<COUNT, QUANTIZE> held[KV_CONVERT_UNROLL];
-    const u32 first = blockIdx.x * blockDim.x * KV_CONVERT_UNROLL + threadIdx.x;
-#pragma unroll
-    for (u32 k = 0; k < KV_CONVERT_UNROLL; ++k) {
-        held[k].target = 0;
-        const u32 item = first + k * blockDim.x;
-        if (item >= items) continue;
-        const UnitPlace place = UnitPlace::of(units, item);
-        const BlockPair pair = pairs[place.pair];
+    const u32 count = items / units.vectors_of_block();
+    const UnitPlace start = place_of<Target>(to, units, count, first);
+    const u32 unit_vectors = units.unit_vectors.divisor;
+    const u32 segments = units.segments.divisor;
+    const u32 in_plane = (start.token * segments + start.segment) * unit_vectors + start.vector;
+    // Single elements are too slow for it to matter.
+    if (COUNT > 1 && in_plane + tile <= units.tokens.divisor * segments * unit_vectors) {
+        const BlockPair pair = pairs[start.pair];
         if (!pair.is_known(to, from)) {
-            if (place.is_first_of_pair()) report_bad(report, first_pair + place.pair);
-            continue;
+            if (lane == 0 && start.is_first_of_pair()) report_bad(report, first_pair + start.pair);
+            return;
         }
-        const u64 source = from.at(pair.source, place.plane, place.token, place.segment);
-        held[k].source = reinterpret_cast<const Source*>(source)[place.vector];
-        held[k].target = to.at(pair.destination, place.plane, place.token, place.segment) +
-                         place.vector * (u64)sizeof(Target);
-        const u32 head = formats.head_units.quotient(formats.first_unit + place.segment);
+        const u64 source = from.at(pair.source, start.plane, 0, 0);
+        const u64 target = to.at(pair.destination, start.plane, 0, 0);
         const u32 narrow_block = QUANTIZE ? pair.destination : pair.source;
-        held[k].scale = *scales.at(narrow_block, place.plane, place.token, head);
+        const float* const scale = scales.at(narrow_block, start.plane, 0, 0);
+#pragma unroll
+        for (u32 k = 0; k < KV_CONVERT_UNROLL; ++k) {
+            const u32 item = in_plane + lane + k * KV_WARP;
+            const u32 unit = units.unit_vectors.quotient(item);
+            const u32 vector = item - unit * unit_vectors;
+            const u32 token = units.segments.quotient(unit);
+            const u32 segment = unit - token * segments;
+            const u64 at = source + token * from.token_stride + segment * from.segment_stride;
+            held[k].source = reinterpret_cast<const Source*>(at)[vector];
+            held[k].target = target + token * to.token_stride + segment * to.segment_stride +
+                             vector * (u64)sizeof(Target);
+            const u32 head = formats.head_units.quotient(formats.first_unit + segment);
+            held[k].scale = scale[token * scales.token_stride + head * scales.head_stride];
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < KV_CONVERT_UNROLL; ++k) {
+            held[k].target = 0;
+            const u32 item = first + lane + k * KV_WARP;
+            if (item >= items) continue;
+            const UnitPlace place = place_of<Target>(to, units, count, item);
+            const BlockPair pair = pairs[place.pair];
+            if (!pair.is_known(to, from)) {
+                if (place.is_first_of_pair()) report_bad(report, first_pair + place.pair);
+                continue;
+            }
+            const u64 source = from.at(pair.source, place.plane, place.token, place.segment);
+            held[k].source = reinterpret_cast<const Source*>(source)[place.vector];
+            held[k].target = to.at(pair.destination, place.plane, place.token, place.segment) +
+                             place.vector * (u64)sizeof(Target);
+            const u32 head = formats.head_units.quotient(formats.first_unit + place.segment);
+            const u32 narrow_block = QUANTIZE ? pair.destination : pair.source;
+            held[k].scale = *scales.at(narrow_block, place.plane, place.token, head);
+        }
     }
     store_all(formats, held);
 }
 
 #define CONVERT(name, COUNT, QUANTIZE)                                                             \
-    extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS)                                   \
+    extern "C" __global__ void __launch_bounds__(KV_ROW_THREADS, KV_CONVERT_BLOCKS)                \
     name(const __grid_constant__ BlockSide to, const __grid_constant__ BlockSide from,             \
          const __grid_constant__ BlockUnits units, const BlockPair* pairs, u32 items,              \
          u64 first_pair, const __grid_constant__ Scales scales,                                    \

@@ -2,20 +2,33 @@
 #include "transfer.cuh"
 #include "width.cuh"
 
+// Shorter vectors than 16 bytes are too slow for the caches to matter.
+template <bool PLAIN, bool TO_PAGED>
+static __device__ __forceinline__ void move_one(const TransferPages& pages, const TransferChunk& chunk,
+                                                u32 n) {
+#if KV_WIDTH == 16
+    if (pages.streams) {
+        move_items<WidthVector, PLAIN, TO_PAGED, false, true, 1>(pages, chunk, n);
+        return;
+    }
+#endif
+    move_items<WidthVector, PLAIN, TO_PAGED, false, false, 1>(pages, chunk, n);
+}
+
 static __device__ __forceinline__ void transfer(const TransferPages& pages,
                                                 const TransferChunk& chunk) {
     const u32 n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= chunk.items) return;
     if (pages.direction == KV_TO_PAGED) {
         if (is_plain(pages)) {
-            move_items<WidthVector, true, true, false, 1>(pages, chunk, n);
+            move_one<true, true>(pages, chunk, n);
         } else {
-            move_items<WidthVector, false, true, false, 1>(pages, chunk, n);
+            move_one<false, true>(pages, chunk, n);
         }
     } else if (is_plain(pages)) {
-        move_items<WidthVector, true, false, false, 1>(pages, chunk, n);
+        move_one<true, false>(pages, chunk, n);
     } else {
-        move_items<WidthVector, false, false, false, 1>(pages, chunk, n);
+        move_one<false, false>(pages, chunk, n);
     }
 }
 

@@ -61,7 +61,7 @@ struct TransferPages {
     u32 mapping_kind;
     u32 chunks;
     u32 vector_bytes; // for the CPU reference, which serves every vector
-    u32 reserved;
+    u32 streams;      // whether loads are streamed
 };
 
 struct TransferChunk {
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void report_items(const TransferPages& pages,
 // Moves COUNT items, a block's width apart, from `first` on. Each step is taken for all of them, so
 // that what they wait for overlaps: the tables, then the loads, then the stores. Where it is known that
 // the mapping is by slots, no layer is left out.
-template <typename Vector, bool PLAIN, bool TO_PAGED, bool BY_SLOT_ONLY, u32 COUNT>
+template <typename Vector, bool PLAIN, bool TO_PAGED, bool BY_SLOT_ONLY, bool STREAMS, u32 COUNT>
 static __device__ __forceinline__ void move_items(const TransferPages& pages,
                                                    const TransferChunk& chunk, u32 first) {
     const bool by_slot = BY_SLOT_ONLY || pages.mapping_kind == KV_BY_SLOT;
@@ -194,7 +194,13 @@ static __device__ __forceinline__ void move_items(const TransferPages& pages,
             const u32 vector = vectors_in[k] - segment * pages.segment_vectors.divisor;
             in_pages[k] += (u64)segment * pages.segment_stride + (u64)vector * sizeof(Vector);
         }
-        if (ready[k]) vectors[k] = load_streaming<Vector>(TO_PAGED ? in_chunk[k] : in_pages[k]);
+        const u64 from = TO_PAGED ? in_chunk[k] : in_pages[k];
+        if (!ready[k]) continue;
+        if (STREAMS) {
+            load_streaming(from, vectors[k]);
+        } else {
+            load_cached(from, vectors[k]);
+        }
     }
 #pragma unroll
     for (u32 k = 0; k < COUNT; ++k) {
@@ -253,7 +259,7 @@ static __device__ __forceinline__ void move_wide(const TransferPages& pages, con
     Vector vectors[COUNT];
 #pragma unroll
     for (u32 k = 0; k < COUNT; ++k) {
-        if (ready[k]) vectors[k] = load_streaming<Vector>(to_paged ? in_chunk[k] : in_pages[k]);
+        if (ready[k]) load_streaming(to_paged ? in_chunk[k] : in_pages[k], vectors[k]);
     }
 #pragma unroll
     for (u32 k = 0; k < COUNT; ++k) {

@@ -36,7 +36,7 @@ template <bool PLAIN, bool TO_PAGED> struct MoveItems {
 
     template <u32 COUNT>
     __device__ __forceinline__ void of(const TransferChunk& chunk, u32 first) const {
-        move_items<WidthVector, PLAIN, TO_PAGED, true, COUNT>(pages, chunk, first);
+        move_items<WidthVector, PLAIN, TO_PAGED, true, true, COUNT>(pages, chunk, first);
     }
 };
 

@@ -3,7 +3,7 @@
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
 use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, counted, runs};
-use crate::kernels::{GRID_Y_MAX, ROW_THREADS};
+use crate::kernels::{GRID_Y_MAX, ROW_THREADS, WARP_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
 use crate::{
@@ -53,7 +53,7 @@ pub struct RawBlockSums {
     pub report: u64,
     /// Bytes of a vector: 16, 8, 4, 2 or 1.
     pub vector_bytes: u64,
-    /// Blocks of the grid for each id.
+    /// Blocks of the grid for each id, of at most 256 threads that take 4 vectors each: at most 2^20.
     pub slices: u32,
 }
 
@@ -168,7 +168,7 @@ impl KvKernels {
         raw: &RawBlockSums,
     ) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
-        counted("vectors of a block", Some(raw.units.vectors()?))?;
+        let vectors = counted("vectors of a block", Some(raw.units.vectors()?))?;
         let args = KernelArgs::new()
             .arg(raw.from)
             .arg(raw.dense)
@@ -181,7 +181,7 @@ impl KvKernels {
         let kernel = self.by_vector(&self.sum_blocks, raw.vector_bytes)?;
         let config = LaunchConfig {
             grid: [raw.slices.max(1), raw.count.clamp(1, GRID_Y_MAX.into()) as u32, 1],
-            block: [ROW_THREADS as u32, 1, 1],
+            block: [threads_for(vectors.into()) as u32, 1, 1],
             shared_bytes: 0,
         };
         // SAFETY: the 8 arguments are the parameters of `sum_blocks_*` in `kernels/block_sum.cu`, in
@@ -250,6 +250,11 @@ impl KvKernels {
                 unit_vectors: run.unit / vector_bytes,
             };
             let items = u64::from(counted("vectors of a block", Some(units.vectors()?))?);
+            // The kernel numbers vectors and words of the whole block in 32 bits.
+            let numbers = shape.block_bytes() / vector_bytes.min(8);
+            if u32::try_from(numbers).is_err() {
+                return Err(BlocksError::TooMany { what: "words of a block", count: numbers });
+            }
             let dense = RawBlockSide {
                 base: run.to.offset,
                 plane_stride: plane_bytes,
@@ -257,10 +262,11 @@ impl KvKernels {
                 segment_stride: run.to.segment,
                 ..RawBlockSide::default()
             };
-            // As many slices as fill the device, and none that has less than some vectors a thread.
-            let of_device = self.multiprocessors * BLOCKS_OF_MULTIPROCESSOR;
-            let slices = of_device.div_ceil(sums.count);
-            let most = items.div_ceil(ROW_THREADS * VECTORS_OF_THREAD);
+            // Some waves of slices, so that the last is short, and none with less than a round of loads.
+            let threads = threads_for(items);
+            let resident = self.multiprocessors * THREADS_OF_MULTIPROCESSOR / threads;
+            let slices = (resident * WAVES).div_ceil(sums.count);
+            let most = items.div_ceil(threads * UNROLL);
             Ok(RawBlockSums {
                 from: RawBlockSide::of(blocks, &run.from, num_blocks),
                 dense,
@@ -279,10 +285,17 @@ impl KvKernels {
     }
 }
 
-/// Blocks of threads that are resident on a multiprocessor at once.
-const BLOCKS_OF_MULTIPROCESSOR: u64 = 8;
-/// Vectors of a thread below which another slice does not pay.
-const VECTORS_OF_THREAD: u64 = 4;
+/// Threads of a block of the grid, for KV blocks of `items` vectors: as many as have a round of loads each.
+fn threads_for(items: u64) -> u64 {
+    items.div_ceil(UNROLL).next_multiple_of(WARP_THREADS).clamp(WARP_THREADS, ROW_THREADS)
+}
+
+/// Vectors that a thread reads at once: `KV_SUM_UNROLL` of `kernels/kv.cuh`.
+const UNROLL: u64 = 4;
+/// Threads that a multiprocessor holds at once.
+const THREADS_OF_MULTIPROCESSOR: u64 = 2048;
+/// How many times over the slices fill the device.
+const WAVES: u64 = 4;
 
 fn too_many(count: u64) -> BlocksError {
     BlocksError::TooMany { what: "sums", count }

@@ -317,7 +317,7 @@ impl KvKernels {
 }
 
 /// Threads of a warp.
-const WARP_THREADS: u64 = 32;
+pub(crate) const WARP_THREADS: u64 = 32;
 /// Threads of a block of the kernels that move or fill rows: `KV_ROW_THREADS` of `kernels/kv.cuh`.
 pub(crate) const ROW_THREADS: u64 = 256;
 /// Blocks of a multiprocessor beyond which more bring nothing: four times what is resident.

@@ -527,7 +527,7 @@ impl ScaleGroups {
 }
 
 /// Vectors that a thread converts at once: `KV_CONVERT_UNROLL` of `kernels/kv.cuh`.
-const UNROLL: u64 = 2;
+const UNROLL: u64 = 4;
 /// Vectors that a thread reads at once: the same of `kernels/quantize.cu`.
 const MEASURED_IN_FLIGHT: u64 = 2;
 

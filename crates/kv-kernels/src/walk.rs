@@ -7,10 +7,16 @@ use smallvec::SmallVec;
 use crate::divider::{Divider31, Divider64};
 use crate::kernels::GRID_Y_MAX;
 use crate::raw::{CHUNKS_MAX, RawTransfer};
-use crate::{DeviceReport, KernelError, LaunchLimits};
+use crate::{DeviceReport, Direction, KernelError, LaunchLimits};
 
-/// Threads of a block of the transfer where nothing else is asked for.
+/// Threads of a block of the transfer where nothing else is asked for, and of one that is `SHORT`.
 const THREADS: u32 = 128;
+const SHORT_THREADS: u32 = 256;
+/// Fewer bytes than this stay in the second cache on both sides, and of so many as `LONG` hardly any do. Loads are
+/// streamed from `SHORT` on, and those from a chunk up to `LONG`. Measured on an H200, whose second cache
+/// has 60 MB (`kernels/README.md`).
+const SHORT: u64 = 24 << 20;
+const LONG: u64 = 96 << 20;
 /// Most threads of a block of the transfer: `KV_TRANSFER_THREADS` of `kernels/kv.cuh`.
 const THREADS_MAX: u32 = 256;
 /// Threads of a block of the walk where nothing else is asked for: the most there can be, because few
@@ -56,7 +62,8 @@ pub(crate) struct TransferPages {
     pub(crate) mapping_kind: u32,
     pub(crate) chunks: u32,
     pub(crate) vector_bytes: u32,
-    pub(crate) reserved: u32,
+    /// Whether loads are streamed.
+    pub(crate) streams: u32,
 }
 
 /// `WidePart` of `kernels/transfer.cuh`.
@@ -195,10 +202,15 @@ impl TransferRows<'_> {
     /// A launch for chunks whose first plane is `plane` of those of the transfer.
     fn launch(&self, chunks: &[TransferChunk], plane: u64, one_kv: bool) -> Option<TransferLaunch> {
         let pages = self.pages(chunks.len() as u32, plane, one_kv)?;
-        let narrow = self.narrow(&pages);
+        let bytes: u64 =
+            chunks.iter().map(|chunk| u64::from(chunk.items) * self.vector_bytes).sum();
+        let most = if self.transfer.direction == Direction::ChunkToPaged { LONG } else { u64::MAX };
+        let streams = (SHORT..most).contains(&bytes).into();
+        let narrow = self.narrow(&pages).map(|pages| TransferPages { streams, ..pages });
         let items = chunks.iter().map(|chunk| u64::from(chunk.items)).max()?;
-        let (kernel, config) =
-            geometry(narrow.as_ref(), chunks.len() as u32, items, self.transfer.limits)?;
+        let threads = if bytes < SHORT { SHORT_THREADS } else { THREADS };
+        let of_chunk = (chunks.len() as u32, items);
+        let (kernel, config) = geometry(narrow.as_ref(), of_chunk, threads, self.transfer.limits)?;
         let args = KernelArgs::new();
         let args = match (kernel, chunks) {
             (TransferKernel::One, [one]) => args.arg(narrow?).arg(*one),
@@ -238,7 +250,7 @@ impl TransferRows<'_> {
             mapping_kind: self.mapping_kind,
             chunks,
             vector_bytes: self.vector_bytes as u32,
-            reserved: 0,
+            streams: 0,
         })
     }
 
@@ -326,15 +338,16 @@ impl TransferPages {
     }
 }
 
-/// The kernel and its launch, for chunks of at most `items` items: the numbers of all threads of a grid
-/// fit in 32 bits, those of the last block's too.
+/// The kernel and its launch, for so many chunks of at most so many items, in blocks of `threads` threads where
+/// nothing else is asked for: the numbers of all threads of a grid fit in 32 bits, those of the last
+/// block's too.
 fn geometry(
     narrow: Option<&TransferPages>,
-    chunks: u32,
-    items: u64,
+    (chunks, items): (u32, u64),
+    threads: u32,
     limits: LaunchLimits,
 ) -> Option<(TransferKernel, LaunchConfig)> {
-    let threads = if limits.threads == 0 { THREADS } else { limits.threads };
+    let threads = if limits.threads == 0 { threads } else { limits.threads };
     let blocks = items.div_ceil(threads.into());
     let most = if limits.blocks == 0 { u64::MAX } else { limits.blocks.into() };
     if narrow.is_some()

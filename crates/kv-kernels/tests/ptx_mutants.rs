@@ -128,17 +128,18 @@ fn planes(machine: &Machine, planes: u64, row_bytes: u64) -> (DeviceBuffer, Devi
 }
 
 /// Transfers, which cover their items exactly, by entry; rows whole and in three pieces; by slots and by
-/// blocks; both ways; in one chunk and in two. One width stands for all: they are one source.
+/// blocks; both ways; in one chunk and in two; with loads of both kinds. One width stands for all: they are
+/// one source.
 fn transfers(entry: &'static str) -> Vec<Scenario> {
     let alone = entry == "transfer_16";
     let mut all = Vec::new();
-    for segments in [3, 1] {
+    for (segments, streams) in [(3, false), (3, true), (1, false), (1, true)] {
         for (skip, by_blocks, direction, split_rows) in
             [(2, false, 0, 11), (3, true, 1, 0), (1, true, 0, 0), (0, false, 1, 13)]
         {
             let split_rows = if alone { 0 } else { split_rows };
-            let shape =
-                RawArgs { by_blocks, skip, split_rows, segments, direction, ..ROWS_OF_18_VECTORS };
+            let rows = RawArgs { by_blocks, skip, split_rows, segments, ..ROWS_OF_18_VECTORS };
+            let shape = RawArgs { direction, streams, ..rows };
             let rows = (4 * (9 - skip) - split_rows).max(split_rows);
             let chunks = 1 + u32::from(split_rows > 0);
             let grid = [(rows * 18).div_ceil(64) as u32, chunks, 1];
@@ -332,6 +333,22 @@ fn a_store_that_is_missing_is_noticed() {
 #[test]
 fn a_product_that_is_a_sum_is_noticed() {
     assert!(assert_noticed(add_for_multiply) >= 50);
+}
+
+/// How rows are loaded changes no byte.
+#[test]
+fn streamed_loads_move_the_same_rows() {
+    for entry in ["transfer_16", "transfers_16"] {
+        let scenarios = transfers(entry);
+        // By segments, then by kind of load, and then the others.
+        for alike in scenarios.chunks(8) {
+            let (cached, streamed) = alike.split_at(4);
+            for (cached, streamed) in cached.iter().zip(streamed) {
+                let moved = run(TRANSFER, cached);
+                assert!(moved.is_some() && moved == run(TRANSFER, streamed), "{entry}");
+            }
+        }
+    }
 }
 
 /// Here no byte need differ: what is found is the conflict.

@@ -30,6 +30,8 @@ pub(crate) struct RawArgs {
     pub(crate) num_blocks: u64,
     /// Bytes that a thread moves at once: that of the entry.
     pub(crate) vector_bytes: u64,
+    /// Whether loads of rows are streamed.
+    pub(crate) streams: bool,
 }
 
 /// Rows in one piece, by slots; the rest is to be filled in.
@@ -51,6 +53,7 @@ pub(crate) const WHOLE_ROWS: RawArgs = RawArgs {
     direction: 0,
     num_blocks: 0,
     vector_bytes: 0,
+    streams: false,
 };
 
 impl RawArgs {
@@ -118,7 +121,8 @@ impl RawArgs {
         pages.extend([block, token, segment].map(|stride| stride as u32));
         // No layer is left out.
         pages.extend([0, self.direction, self.by_blocks.into()]);
-        pages.extend([1 + u32::from(self.split_rows > 0), self.vector_bytes as u32, 0]);
+        let chunks = 1 + u32::from(self.split_rows > 0);
+        pages.extend([chunks, self.vector_bytes as u32, self.streams.into()]);
         pages.try_into().expect("as many words as there are")
     }
 

@@ -150,6 +150,7 @@ fn sums_and_conversions(on: &On, range: &AddressRange, pages: &PagedKv, near: &S
 mod on_sim {
     use kv_kernels::references;
 
+    use kv_kernels::layout::{LayoutOptions, RowPart, Tensors};
     use kv_kernels::{DeviceReport, OutOfRange, error::BlocksError};
 
     use super::super::on::compare;
@@ -204,6 +205,46 @@ mod on_sim {
         let too_many =
             BlocksError::TooMany { what: "vectors of a block", count: 16 * ((1 << 31) - 2) };
         assert_eq!(on.kernels.copy_block_rows(&on.stream, copy, rows), Err(too_many));
+    }
+
+    /// A block of 48 GiB in two parts, each of which a launch could count, while its words take 33 bits.
+    #[test]
+    fn a_sum_of_more_words_than_the_kernel_numbers_is_refused() {
+        let on = On::sim(references());
+        let part_bytes = 3 << 29;
+        let block = shape(1, 1, 2 * part_bytes, 16);
+        let part = |number: u64| RowPart {
+            segment_bytes: part_bytes,
+            segments: 1,
+            segment_stride_bytes: part_bytes,
+            token_stride_bytes: part_bytes,
+            offset_bytes: number * 16 * part_bytes,
+        };
+        let options = LayoutOptions {
+            tensors: Tensors::One,
+            layer_stride_bytes: block.block_bytes(),
+            kv_stride_bytes: block.block_bytes(),
+            block_stride_bytes: block.block_bytes(),
+            parts: &[part(0), part(1)],
+        };
+        let layout = PagedLayout::new(&block, options).unwrap();
+        let range = AddressRange::reserve(&on.device, block.block_bytes()).unwrap();
+        let span = range.span(0, block.block_bytes()).unwrap();
+        let pages = PagedKv::new(&on.stream, block, layout, span, 1).unwrap();
+        let (ids, sums) = (on.upload(&[0i32]), on.memory(8));
+        let args = BlockSums {
+            blocks: (&pages).into(),
+            ids: ids.span().into(),
+            count: 1,
+            host_ids: None,
+            num_blocks: 1,
+            sums: sums.span(),
+            report: None,
+        };
+        let before = on.launches();
+        let too_many = BlocksError::TooMany { what: "words of a block", count: 6 << 30 };
+        assert_eq!(on.kernels.sum_blocks(&on.stream, args), Err(too_many));
+        assert_eq!(on.launches(), before);
     }
 
     #[test]

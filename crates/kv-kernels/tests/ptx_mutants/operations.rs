@@ -30,8 +30,8 @@ pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {
         ),
         (
             only(SUM, "sum_blocks_16"),
-            // Several vectors of a unit for each thread, and units of one.
-            [24, 1]
+            // Units that have whole tiles of a warp, those of several vectors, and of one.
+            [150, 24, 1]
                 .into_iter()
                 .flat_map(|unit| {
                     [(true, false), (false, true), (true, true), (false, false)]
