@@ -200,7 +200,7 @@ mod tests {
     fn bytes_of(pages: &HostPages) -> &[u8] {
         let first = std::ptr::with_exposed_provenance::<u8>(pages.base as usize);
         // SAFETY: the mapping is live, initialised and of this length (invariants of `base`), and
-        // nobody writes it.
+        // no code writes it.
         unsafe { std::slice::from_raw_parts(first, pages.bytes as usize) }
     }
 

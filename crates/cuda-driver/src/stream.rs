@@ -336,8 +336,8 @@ impl Stream {
         for (place, data) in (0..).zip(destination.chunks_mut(OWN_BYTES_MAX)) {
             let piece = source.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
             self.carry(&mut own, |driver, host, stream| {
-                // SAFETY: `carry` keeps the memory until the copy is over, and nobody reads it before;
-                // it is as long as the piece.
+                // SAFETY: `carry` keeps the memory until the copy is over, and no code reads it
+                // before; it is as long as the piece.
                 unsafe { driver.memcpy_dtoh_async(host, piece.address(), piece.bytes(), stream) }
             })?;
             data.copy_from_slice(own.at(&self.inner.device, data.len(), false));

@@ -263,8 +263,8 @@ impl PhysicalMemory {
     /// `INVALID_VALUE` for memory that was not created for this kind of export.
     #[track_caller]
     pub fn export(&self, kind: ShareableKind) -> Result<ShareableHandle, DeviceError> {
-        // SAFETY: the handle is live while `self` is (invariant of `handle`; whoever ends its life
-        // consumes the struct).
+        // SAFETY: the handle is live while `self` is (invariant of `handle`; a method that ends its
+        // life consumes the struct).
         self.device
             .run(|driver| unsafe { driver.mem_export_to_shareable_handle(self.handle, kind) })
     }

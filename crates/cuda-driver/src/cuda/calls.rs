@@ -285,7 +285,7 @@ impl Driver for CudaDriver {
         let mut host: *mut c_void = ptr::null_mut();
         // SAFETY: `host` is live and of the type that the call writes.
         unsafe { self.api.cuMemHostAlloc(&mut host, bytes as usize, flags) }?;
-        // Exposed: whoever accesses the memory makes its pointers from this number.
+        // Exposed: code that accesses the memory makes its pointers from this number.
         Ok(host.expose_provenance() as u64)
     }
 

@@ -53,7 +53,7 @@ unsafe fn export_fd(api: &Api, handle: u64) -> DriverResult<ShareableHandle> {
     if fd < 0 {
         return Err(failed());
     }
-    // SAFETY: the descriptor was opened by the call for its caller, and nobody else knows of it.
+    // SAFETY: the descriptor was opened by the call for its caller, and no other code has it.
     let exported = unsafe { OwnedFd::from_raw_fd(fd) };
     // A duplicate is closed on `exec`, even if the driver's descriptor is not. So a child process
     // gets the memory only on purpose.

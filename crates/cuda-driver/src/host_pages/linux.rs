@@ -83,7 +83,7 @@ fn map_aligned(length: usize) -> io::Result<HostPages> {
     let kept_end = first + length as u64;
     for (from, to) in [(base, first), (kept_end, end)] {
         // SAFETY: a part of the mapping that was made just now, of whole pages; from here on it is no
-        // part of `pages`, and nobody knows its addresses.
+        // part of `pages`, and no other code has its addresses.
         unsafe { unmap_range(from, to - from) };
     }
     (pages.base, pages.bytes) = (first, length as u64);
@@ -98,7 +98,7 @@ fn map_anywhere(length: usize, flags: c_int) -> io::Result<HostPages> {
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // Exposed: whoever accesses the memory makes its pointers from this number.
+    // Exposed: code that accesses the memory makes its pointers from this number.
     let base = base.expose_provenance() as u64;
     let granted = GrantedPages { pages: PageKind::Ordinary, node: None };
     Ok(HostPages { base, bytes: length as u64, granted })
@@ -113,7 +113,7 @@ pub(super) fn unmap(pages: &mut HostPages) {
 /// Gives memory back to the system.
 ///
 /// # Safety
-/// - the range is of whole pages, mapped by this module, and nobody uses it any more.
+/// - the range is of whole pages, mapped by this module, and no longer used.
 unsafe fn unmap_range(base: u64, bytes: u64) {
     if bytes == 0 {
         return;
@@ -183,7 +183,7 @@ fn node_of(pages: &HostPages) -> Option<u32> {
 fn touch(pages: &mut HostPages) {
     for offset in (0..pages.bytes as usize).step_by(PAGE_BYTES) {
         let byte = ptr::with_exposed_provenance_mut::<u8>(pages.base as usize + offset);
-        // SAFETY: inside the mapping, which nobody else accesses (invariants of `base`). It holds
+        // SAFETY: inside the mapping, which no other code accesses (invariants of `base`). It holds
         // zeros and goes on to.
         unsafe { byte.write_volatile(0) };
     }
