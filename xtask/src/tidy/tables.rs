@@ -1,4 +1,4 @@
-//! Tests that pages and lists name exist: the tables of `docs/DEFECTS.md`, and the lists of removals.
+//! Names in tables and lists are there: tests of `docs/DEFECTS.md`, texts of the removals, and the numbers of hazards.
 
 use super::{Files, Problem};
 use crate::removals;
@@ -7,14 +7,51 @@ use crate::removals;
 const PAGE: &str = "docs/DEFECTS.md";
 const HEADING: &str = "## Defects";
 
+/// The page with the hazards, each under a heading of the third level.
+const HAZARDS: &str = "docs/HAZARDS.md";
+
 pub(super) fn check(files: &Files) -> Vec<Problem> {
     let mut problems = defects(files);
+    problems.extend(hazards(files));
     if let Err(error) = removals::read(files) {
         let message = format!("{error:#}");
         let (path, why) = message.split_once(": ").unwrap_or(("crates", &message));
         problems.push(Problem::new(path, 1, why));
     }
     problems
+}
+
+/// Every hazard that sources, tests and pages name by its number, such as `H7`, has a heading there.
+fn hazards(files: &Files) -> Vec<Problem> {
+    let page = files.text(HAZARDS).unwrap_or_default();
+    if page.is_empty() {
+        return Vec::new();
+    }
+    let mut problems = Vec::new();
+    for (path, text) in files.texts() {
+        if path == HAZARDS || !(path.ends_with(".rs") || path.ends_with(".md")) {
+            continue;
+        }
+        for (index, line) in text.lines().enumerate() {
+            for number in hazard_numbers(line) {
+                let is_there = page.contains(&format!("### {number}: "));
+                if !is_there {
+                    let message = format!("{HAZARDS} has no hazard {number}");
+                    problems.push(Problem::new(path, index + 1, message));
+                }
+            }
+        }
+    }
+    problems
+}
+
+/// Words of an `H` and one or two digits. Names of cards have more digits.
+fn hazard_numbers(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| {
+        word.strip_prefix('H').is_some_and(|digits| {
+            matches!(digits.len(), 1 | 2) && digits.bytes().all(|byte| byte.is_ascii_digit())
+        })
+    })
 }
 
 /// Every row that begins with a number may name tests, as `crate/tests/file.rs::name`; those must be there, and a row
@@ -78,6 +115,16 @@ mod tests {
                 "docs/DEFECTS.md:10: there is no test `a/tests/x.rs::went`",
             ]
         );
+    }
+
+    #[test]
+    fn a_hazard_without_a_heading_is_a_problem() {
+        let files = Files::of(&[
+            (HAZARDS, "# Hazards\n### H7: a count\n"),
+            ("crates/a/src/x.rs", "//! X.\n// As in H7 and \"H8\", on an H100, in H_9.\n"),
+        ]);
+        let lines: Vec<String> = check(&files).iter().map(Problem::to_string).collect();
+        assert_eq!(lines, ["crates/a/src/x.rs:2: docs/HAZARDS.md has no hazard H8"]);
     }
 
     #[test]
