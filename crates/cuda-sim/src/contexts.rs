@@ -5,7 +5,7 @@ use cuda_driver::ErrorCode;
 use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
 use crate::scheduler::Goal;
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::streams::Stream;
 
 /// The call that ends a context.
@@ -13,7 +13,7 @@ const END: &str = "cuDevicePrimaryCtxRelease";
 
 /// One device and its primary context.
 #[derive(Debug, Default)]
-pub(crate) struct DeviceState {
+pub(crate) struct SimDevice {
     /// Times the primary context is retained.
     retained: u32,
     /// Handle of the live context.
@@ -26,7 +26,7 @@ pub(crate) struct DeviceState {
     pub(crate) poison: Option<ErrorCode>,
 }
 
-impl State {
+impl Machine {
     /// Fails with the sticky error when the device is lost.
     pub(crate) fn health(&self, device: u32) -> Answer<()> {
         match self.devices[device as usize].poison {

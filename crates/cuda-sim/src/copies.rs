@@ -10,12 +10,12 @@ use crate::host_memory::{HOST_END, HostRange, PageableRange, RegisteredRange};
 use crate::memory::Viewer;
 use crate::scheduler::Goal;
 use crate::shareable::NO_FABRIC;
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::streams::is_legacy;
 use crate::time::SizedCall;
 use crate::work::Work;
 
-impl State {
+impl Machine {
     pub(crate) fn mem_info(&self) -> Answer<(u64, u64)> {
         let device = self.current()?;
         let total = self.memory.capacity();

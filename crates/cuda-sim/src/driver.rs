@@ -17,7 +17,7 @@ use crate::host_functions::{HostCall, refuse_inside, told_inside};
 use crate::host_memory::{PageableRange, RegisteredRange};
 use crate::kernels::{BLOCK_THREADS_MAX, GRID_MAX};
 use crate::scheduler::Goal;
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::time::SizedCall;
 
 /// The driver version it stands for: that of CUDA 12.8.
@@ -54,7 +54,7 @@ impl SimDriver {
     fn call<T>(
         &self,
         call: &'static str,
-        body: impl FnOnce(&mut State) -> Answer<T>,
+        body: impl FnOnce(&mut Machine) -> Answer<T>,
     ) -> DriverResult<T> {
         refuse_inside().map_err(|code| DriverError::new(call, code))?;
         CALLING.set(Some(Location::caller()));
@@ -515,7 +515,7 @@ impl Driver for SimDriver {
                 access.iter().map(|desc| state.device(desc.device)).collect();
             let devices = devices.map_err(|_| ErrorCode::INVALID_VALUE)?;
             let denied = state.mapped_pages(address, bytes, true);
-            let State { memory, config, .. } = state;
+            let Machine { memory, config, .. } = state;
             let can_access = |device, peer| config.can_access(device, peer);
             memory.virtual_memory.set_access(address, bytes, &devices, can_access)?;
             state.note_mapped("cuMemSetAccess", &denied);

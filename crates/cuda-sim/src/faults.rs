@@ -8,12 +8,12 @@ use cuda_driver::ErrorCode;
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     calls: BTreeMap<&'static str, u64>,
-    orders: Vec<Order>,
-    losses: Vec<Loss>,
+    orders: Vec<OrderedFault>,
+    losses: Vec<OrderedLoss>,
 }
 
 #[derive(Debug)]
-struct Order {
+struct OrderedFault {
     call: &'static str,
     /// Calls of that name left until the failing one, which is counted too.
     left: u64,
@@ -21,7 +21,7 @@ struct Order {
 }
 
 #[derive(Debug)]
-struct Loss {
+struct OrderedLoss {
     device: u32,
     /// Operations of the device left until it is lost.
     left: u64,
@@ -31,7 +31,7 @@ struct Loss {
 impl Faults {
     /// Loses `device` after it has run `operations` more operations, at least one.
     pub(crate) fn order_loss(&mut self, device: u32, operations: u64, code: ErrorCode) {
-        self.losses.push(Loss { device, left: operations.max(1), code });
+        self.losses.push(OrderedLoss { device, left: operations.max(1), code });
     }
 
     /// Counts an operation of `device`; the code that loses it, if that is due.
@@ -44,7 +44,7 @@ impl Faults {
     }
 
     pub(crate) fn order(&mut self, call: &'static str, nth: u64, code: ErrorCode) {
-        self.orders.push(Order { call, left: nth.max(1), code });
+        self.orders.push(OrderedFault { call, left: nth.max(1), code });
     }
 
     /// Counts a call; fails it if that was ordered.

@@ -2,8 +2,8 @@
 
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 
-use crate::races::Known;
-use crate::state::{Answer, State};
+use crate::races::KnownPoint;
+use crate::state::{Answer, Machine};
 use crate::streams::Point;
 use crate::work::{Launch, Work};
 
@@ -14,7 +14,7 @@ pub(crate) struct Graph {
     nodes: Vec<Launch>,
     /// The last node of the last launch, of a graph that was instantiated, and what that stands for
     /// where races are looked for.
-    launched: Option<(Point, Option<Known>)>,
+    launched: Option<(Point, Option<KnownPoint>)>,
 }
 
 impl Graph {
@@ -26,7 +26,7 @@ impl Graph {
     }
 }
 
-impl State {
+impl Machine {
     pub(crate) fn graph_create(&mut self) -> Answer<u64> {
         let device = self.current()?;
         let handle = self.new_handle();

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use cuda_driver::{ErrorCode, HostAccess, HostFunction};
 
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::work::Work;
 
 thread_local! {
@@ -58,7 +58,7 @@ pub(crate) fn told_inside(access: HostAccess) -> bool {
     inside
 }
 
-impl State {
+impl Machine {
     pub(crate) fn launch_host(&mut self, stream: u64, call: HostCall) -> Answer<()> {
         let (stream, _) = self.stream(stream)?;
         self.enqueue(stream, "cuLaunchHostFunc", Work::CallHost(call));

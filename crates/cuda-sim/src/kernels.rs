@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::findings::{Finding, FindingKind};
 use crate::ptx::{self, Program};
 use crate::scheduler::Goal;
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::work::{Body, Launch, Work};
 
 /// Newest PTX that the simulated driver compiles: that of CUDA 12.8.
@@ -42,7 +42,7 @@ pub(crate) struct Function {
     program: Arc<Program>,
 }
 
-impl State {
+impl Machine {
     pub(crate) fn module_load(&mut self, ptx: &str, log: &mut String) -> Answer<u64> {
         let device = self.current()?;
         check_header(ptx, self.config.compute_capability).map_err(|refusal| {
@@ -132,7 +132,7 @@ impl State {
     }
 }
 
-impl State {
+impl Machine {
     /// Refuses a launch that is not what the kernel declares.
     fn check_launch(
         &mut self,

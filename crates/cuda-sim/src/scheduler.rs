@@ -3,7 +3,7 @@
 use cuda_driver::ErrorCode;
 
 use crate::findings::{Finding, FindingKind};
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::streams::{DefaultOrder, Point, Stream};
 use crate::work::{Operation, Work};
 
@@ -57,7 +57,7 @@ pub(crate) enum Goal {
     Everything,
 }
 
-impl State {
+impl Machine {
     /// Puts work at the end of a stream; nothing runs yet.
     pub(crate) fn enqueue(&mut self, stream: u64, call: &'static str, work: Work) -> Point {
         self.enqueued += 1;

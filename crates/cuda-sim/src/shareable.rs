@@ -2,12 +2,12 @@
 
 use cuda_driver::{AllocationProp, ErrorCode, ShareableHandle, ShareableKind, ShareableRef};
 
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 
 /// What the driver answers to fabric handles without a channel of the fabric's service.
 pub(crate) const NO_FABRIC: ErrorCode = ErrorCode::NOT_PERMITTED;
 
-impl State {
+impl Machine {
     pub(crate) fn mem_export(
         &mut self,
         handle: u64,

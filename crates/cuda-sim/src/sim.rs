@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::findings::{Finding, FindingKind};
 use crate::ptx::Limits;
 use crate::scheduler::Pace;
-use crate::state::State;
+use crate::state::Machine;
 use crate::streams::DefaultOrder;
 use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 
@@ -25,7 +25,7 @@ pub struct SimDriver {
     /// All of the machine. Two kinds of code from outside the crate run while this lock is held. Kernel
     /// references cannot reach the driver that runs them. Host functions can, and a driver call of theirs
     /// is refused before it asks for the lock.
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Machine>>,
 }
 
 impl SimDriver {
@@ -35,10 +35,10 @@ impl SimDriver {
     /// [`SimConfigError`] for a machine that cannot be simulated.
     pub fn new(config: SimConfig) -> Result<Self, SimConfigError> {
         config.check()?;
-        Ok(Self { state: Arc::new(Mutex::new(State::new(config))) })
+        Ok(Self { state: Arc::new(Mutex::new(Machine::new(config))) })
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, Machine> {
         self.state.lock()
     }
 

@@ -5,7 +5,7 @@ use std::thread::ThreadId;
 
 use cuda_driver::{ErrorCode, KernelReference};
 
-use crate::contexts::DeviceState;
+use crate::contexts::SimDevice;
 use crate::explore::Choices;
 use crate::faults::Faults;
 use crate::findings::{Finding, FindingKind, Findings};
@@ -25,14 +25,14 @@ pub(crate) type Answer<T> = Result<T, ErrorCode>;
 
 /// The machine. One call at a time works on it.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct Machine {
     pub(crate) config: SimConfig,
     pub(crate) random: Random,
     pub(crate) faults: Faults,
     pub(crate) findings: Findings,
     pub(crate) races: Races,
     pub(crate) memory: Memory,
-    pub(crate) devices: Vec<DeviceState>,
+    pub(crate) devices: Vec<SimDevice>,
     /// Live context handles, and their devices.
     pub(crate) contexts: HashMap<u64, u32>,
     /// Context bound on each thread. A thread that unbinds has no entry.
@@ -73,7 +73,7 @@ pub(crate) struct State {
     handles: u64,
 }
 
-impl State {
+impl Machine {
     pub(crate) fn new(config: SimConfig) -> Self {
         Self {
             random: Random::new(config.seed),
@@ -81,7 +81,7 @@ impl State {
             findings: Findings::default(),
             races: Races::new(config.races, config.granularity),
             memory: Memory::new(&config),
-            devices: (0..config.devices).map(|_| DeviceState::default()).collect(),
+            devices: (0..config.devices).map(|_| SimDevice::default()).collect(),
             contexts: HashMap::new(),
             current: HashMap::new(),
             streams: BTreeMap::new(),

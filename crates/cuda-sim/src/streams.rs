@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use cuda_driver::ErrorCode;
 
-use crate::races::Known;
+use crate::races::KnownPoint;
 use crate::scheduler::Goal;
-use crate::state::{Answer, State};
+use crate::state::{Answer, Machine};
 use crate::work::{Operation, Work};
 
 /// The number by which CUDA also names the legacy default stream (`CU_STREAM_LEGACY`).
@@ -69,7 +69,7 @@ pub(crate) struct Event {
     timing: bool,
     record: Option<Record>,
     /// What the last record stands for, where races are looked for.
-    known: Option<Known>,
+    known: Option<KnownPoint>,
     /// Queries that still answer "not ready" after completion.
     late: u64,
 }
@@ -93,7 +93,7 @@ pub(crate) fn is_legacy(stream: u64) -> bool {
     stream == 0 || stream == LEGACY_ALIAS
 }
 
-impl State {
+impl Machine {
     /// Table key of a stream argument, and its device. 0 is the current context's default stream;
     /// another stream needs no current context.
     pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {

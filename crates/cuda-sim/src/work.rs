@@ -12,7 +12,7 @@ use crate::host_functions::HostCall;
 use crate::memory::{View, Viewer};
 use crate::ptx::{self, ObservationKind, Outcome, Program, Site};
 use crate::races::{CallName, Order, Touches};
-use crate::state::State;
+use crate::state::Machine;
 use crate::streams::{DefaultOrder, Point};
 
 /// One operation in a stream.
@@ -93,7 +93,7 @@ impl Launch {
     }
 }
 
-impl State {
+impl Machine {
     /// Runs an operation of the stream `place.1` on the device `place.0`.
     pub(crate) fn run(&mut self, place: (u32, u64), operation: Operation) {
         let (device, _) = place;

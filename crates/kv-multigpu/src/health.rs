@@ -8,7 +8,7 @@ use crate::identity::{DeviceKind, DeviceUuid};
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum DeviceState {
-    /// Nobody has asked for it yet.
+    /// It has not been opened yet.
     Unopened,
     /// It is handed out.
     Open,
@@ -65,7 +65,7 @@ pub struct DeviceEntry {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Drained {
-    /// The error that lost the device, if one did: nobody waited for its work then.
+    /// The error that lost the device, if one did. The drain did not wait for work then.
     pub lost: Option<DriverError>,
     /// Dropped buffers whose memory was freed.
     pub freed: usize,

@@ -1,4 +1,4 @@
-//! Who a device is: its UUID, and where the machine's own list of devices has it.
+//! The identity of a device: its UUID, and its entry in the machine's own list of devices.
 
 use std::fmt;
 use std::str::FromStr;

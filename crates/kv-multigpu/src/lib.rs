@@ -1,9 +1,8 @@
-//! One shared instance per physical GPU, from any thread, for as long as the GPU is sound.
+//! One shared instance for each physical GPU, from any thread, for as long as the GPU is sound.
 //!
-//! Weights, kernels and KV that are created through different instances of the same GPU end up in
-//! different contexts and fail in ways that show far from the cause. A [`DeviceRegistry`] hands out
-//! the one [`Device`](cuda_driver::Device) of each GPU, keyed by UUID, on its primary context, and
-//! can take in a context that the host program made before.
+//! Weights, kernels and KV that are created through different instances of one GPU lie in different contexts. They then
+//! fail far from the cause. A [`DeviceRegistry`] hands out one [`Device`](cuda_driver::Device) for each GPU, keyed by
+//! UUID, on its primary context. It can adopt a context of the host program instead.
 //!
 //! ```
 //! use cuda_sim::{SimConfig, SimDriver};
@@ -21,26 +20,24 @@
 //! ```
 //!
 //! # One registry
-//! A program makes one registry and hands it to whoever needs a device: two registries are two sets
-//! of instances again. GPUs are told apart by UUID, not by ordinal, because `CUDA_VISIBLE_DEVICES`
-//! renumbers them.
+//! A program makes one registry and passes it on: two registries would be two sets of instances. GPUs are told apart by
+//! UUID, not by ordinal, because `CUDA_VISIBLE_DEVICES` renumbers them.
 //!
-//! [`DeviceRegistry::report`] says who each device is: ordinal, UUID as NVML spells it, name, PCI bus, whether
-//! it is a part of a GPU (MIG), NVML's index where a [`DeviceDirectory`] knows it, what has become of it, and
-//! what is alive on it.
+//! [`DeviceRegistry::report`] lists the devices: ordinal, UUID as NVML spells it, name, PCI bus, whether the device is a
+//! part of a GPU (MIG), NVML's index where a [`DeviceDirectory`] knows it, state, and live handles.
 //!
 //! # Life and loss
-//! The registry keeps every instance open until it is closed. [`drain`](DeviceRegistry::drain) hands a device
-//! out no more and waits for its work, [`close`](DeviceRegistry::close) gives its context back or says what is
-//! still alive, [`close_all`](DeviceRegistry::close_all) does both for all of them. No other device is touched
+//! The registry keeps every instance open until it is closed. [`drain`](DeviceRegistry::drain) stops handing a device
+//! out and waits for its work. [`close`](DeviceRegistry::close) gives the device's context back, or lists the handles
+//! that are still alive. [`close_all`](DeviceRegistry::close_all) does both for all devices. No other device is touched
 //! or waited for.
 //!
-//! A device that was lost answers every operation with the error that lost it, in whatever part of the
-//! program. It can be drained and closed like any other; then it stays closed. NVIDIA's driver keeps a kernel's
-//! fault to the *process*, not to the device: all devices of the process answer the error, those too that were
-//! not open yet, and closing mends nothing (seen with driver 580). [`DeviceState::Lost`] then names the device
-//! that met it first. Work that must go on when another GPU faults belongs into another process, which notices
-//! nothing. Losses that are one device's own, such as a card that fails, leave the others serving.
+//! A lost device answers every operation with the error that lost it, in every part of the program. It can be drained
+//! and closed like any other device, and stays closed. A *kernel's fault* is a loss of the whole process in NVIDIA's
+//! driver (580): all devices of the process answer the error, also those that were not open yet, and closing them does
+//! not help. [`DeviceState::Lost`] then names the device that met the fault first. Work that must go on when another
+//! GPU faults belongs in another process. The loss of one device alone, such as a card that fails, leaves the other
+//! devices serving.
 //!
 //! # Threads
 //! Every handle may be used and dropped on any thread. For async programs a [`DeviceThread`](threads::DeviceThread) is one worker for a
@@ -65,11 +62,11 @@
 //! ```
 //!
 //! # Moves
-//! [`moves`] takes memory from one device to another, without waiting on the host, and holds both ends
-//! until that is done.
+//! [`moves`] copies memory from one device to another without waiting on the host, and holds both ends until the copy
+//! has completed.
 //!
 //! # Topology
-//! [`topology`] tells where devices are and what joins them, and measures links on request.
+//! [`topology`] finds the places of devices and the links between them, and measures links on request.
 //!
 //! # Features
 //! - `nvml`: `NvmlDirectory`, NVML's indices of devices, and `topology::NvmlLinks`, its links, where the machine

@@ -1,4 +1,4 @@
-//! The registry: which physical GPU has which instance, and what has become of it.
+//! The registry: the instance and the state of each physical GPU.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
 use crate::identity::{DeviceDirectory, DeviceKind, DeviceUuid, kind_of_name};
 
-/// Why a device could not be had.
+/// Why a device was refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -88,20 +88,20 @@ pub enum RegistryError {
 
 cuda_driver::messages::one_line_debug!(RegistryError);
 
-/// What the registry has of a GPU.
+/// The registry's instance of a GPU.
 #[derive(Debug)]
-enum Slot {
+enum Instance {
     Open(Device),
     /// Not handed out any more.
     Draining(Device),
-    /// Somebody is closing it, outside the lock.
+    /// A call is closing it, outside the lock.
     Closing,
     Closed {
         lost: Option<Loss>,
     },
 }
 
-impl Slot {
+impl Instance {
     fn device(&self) -> Option<&Device> {
         match self {
             Self::Open(device) | Self::Draining(device) => Some(device),
@@ -119,24 +119,24 @@ impl Slot {
 
 /// A GPU that was opened at least once.
 #[derive(Debug)]
-struct Known {
+struct KnownGpu {
     uuid: [u8; 16],
     ordinal: i32,
-    slot: Slot,
+    instance: Instance,
 }
 
 /// Hands out one instance per physical GPU of a driver.
 ///
-/// Instances stay open as long as the registry lives, or until they are closed, so their identity is
-/// stable. One lock guards the list; it is held while a device is opened, so that two first users get
-/// the same instance, and never while a device is waited for, drained or closed.
+/// An instance stays open until it is closed or the registry is dropped, so its identity is stable. One lock guards
+/// the list. It is held while a device is opened, so two threads that open a device at once get the same instance. It
+/// is never held while a device is waited for, drained or closed.
 #[derive(Debug)]
 pub struct DeviceRegistry {
     driver: Arc<dyn Driver>,
     directory: Option<Arc<dyn DeviceDirectory>>,
     count: i32,
     /// In the order in which they were opened.
-    known: Mutex<Vec<Known>>,
+    known: Mutex<Vec<KnownGpu>>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     instance_per_call: std::sync::atomic::AtomicBool,
 }
@@ -150,8 +150,8 @@ impl DeviceRegistry {
         Self::make(driver, None)
     }
 
-    /// As [`new`](DeviceRegistry::new), with the machine's own list of devices to set CUDA's beside:
-    /// `NvmlDirectory` (feature `nvml`), or another one.
+    /// As [`new`](DeviceRegistry::new), with the machine's own list of devices beside CUDA's: `NvmlDirectory` (feature
+    /// `nvml`), or another one.
     ///
     /// # Errors
     /// As [`new`](DeviceRegistry::new). A directory that knows nothing is no error.
@@ -191,12 +191,13 @@ impl DeviceRegistry {
 
     /// The instance of device `ordinal`, opened on its primary context at the first call.
     ///
-    /// A device that is lost is handed out like any other, until it is drained: whatever is tried on it
-    /// answers with the error that lost it.
+    /// A lost device is handed out like any other until it is drained. Every operation on it answers with the error
+    /// that lost it.
     ///
     /// # Errors
     /// [`RegistryError::NoSuchDevice`]; [`RegistryError::Open`] with what the driver answered;
-    /// [`RegistryError::Draining`] and [`RegistryError::Lost`] of a device that is on its way out.
+    /// [`RegistryError::Draining`] and [`RegistryError::Lost`] for a device that is drained, or was closed after its
+    /// loss.
     pub fn device(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
         #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -206,13 +207,13 @@ impl DeviceRegistry {
         // Opening a device takes a fraction of a second once; the lock is not on any step's path.
         let mut known = self.known.lock();
         let index = known.iter().position(|known| known.uuid == uuid);
-        match index.map(|index| &known[index].slot) {
-            None | Some(Slot::Closed { lost: None }) => {}
-            Some(Slot::Open(device)) => return Ok(device.clone()),
-            Some(Slot::Draining(_) | Slot::Closing) => {
+        match index.map(|index| &known[index].instance) {
+            None | Some(Instance::Closed { lost: None }) => {}
+            Some(Instance::Open(device)) => return Ok(device.clone()),
+            Some(Instance::Draining(_) | Instance::Closing) => {
                 return Err(RegistryError::Draining { ordinal });
             }
-            Some(Slot::Closed { lost: Some(loss) }) => {
+            Some(Instance::Closed { lost: Some(loss) }) => {
                 return Err(RegistryError::Lost { ordinal, first: loss.error });
             }
         }
@@ -228,18 +229,17 @@ impl DeviceRegistry {
     /// is lost for the process.
     pub fn reopen(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
-        self.known
-            .lock()
-            .retain(|known| known.uuid != uuid || !matches!(known.slot, Slot::Closed { .. }));
+        self.known.lock().retain(|known| {
+            known.uuid != uuid || !matches!(known.instance, Instance::Closed { .. })
+        });
         self.device(ordinal)
     }
 
     /// Registers a context that the host program already has as the instance of its GPU.
     ///
     /// # Errors
-    /// [`RegistryError::OtherContext`] when the GPU has an instance on another context: two
-    /// instances of one GPU are what this registry exists to prevent. [`RegistryError::Draining`] while
-    /// the one that it has is on its way out.
+    /// [`RegistryError::OtherContext`] when the GPU has an instance on another context, because the registry allows one
+    /// instance for each GPU. [`RegistryError::Draining`] while the GPU's instance is drained or closed.
     ///
     /// # Safety
     /// - `context` is a live `CUcontext` of the driver's library, and outlives the registry and
@@ -250,16 +250,20 @@ impl DeviceRegistry {
             .map_err(|source| RegistryError::Adopt { context, source })?;
         let ordinal = device.ordinal();
         let mut known = self.known.lock();
-        match known.iter().find(|known| known.uuid == device.info().uuid).map(|known| &known.slot) {
-            None | Some(Slot::Closed { .. }) => {}
-            Some(Slot::Open(registered)) if registered.context() == context => {
+        match known
+            .iter()
+            .find(|known| known.uuid == device.info().uuid)
+            .map(|known| &known.instance)
+        {
+            None | Some(Instance::Closed { .. }) => {}
+            Some(Instance::Open(registered)) if registered.context() == context => {
                 return Ok(registered.clone());
             }
-            Some(Slot::Open(registered)) => {
+            Some(Instance::Open(registered)) => {
                 let registered = registered.context();
                 return Err(RegistryError::OtherContext { ordinal, registered, adopted: context });
             }
-            Some(Slot::Draining(_) | Slot::Closing) => {
+            Some(Instance::Draining(_) | Instance::Closing) => {
                 return Err(RegistryError::Draining { ordinal });
             }
         }
@@ -267,7 +271,7 @@ impl DeviceRegistry {
         Ok(device)
     }
 
-    /// One device: who it is, what has become of it, and what is alive on it.
+    /// One device: its identity, its state, and its live handles.
     ///
     /// # Errors
     /// [`RegistryError::NoSuchDevice`], [`RegistryError::Driver`].
@@ -306,24 +310,24 @@ impl DeviceRegistry {
     pub fn probe(&self, ordinal: i32) -> Result<DeviceState, RegistryError> {
         let _site = cuda_driver::site::enter();
         let uuid = self.uuid(ordinal)?;
-        let device = self.find(uuid, |slot| slot.device().cloned());
+        let device = self.find(uuid, |instance| instance.device().cloned());
         if let Some(device) = device {
-            // An answer that is no loss says nothing about health.
+            // An error other than a loss says nothing about health.
             let _ = device.memory_info();
         }
         Ok(self.state(uuid).0)
     }
 
-    /// The loss that this process met first: its ordinal and the error.
+    /// The first loss that this process met: the device's ordinal and the error.
     #[must_use]
     pub fn first_loss(&self) -> Option<(i32, DriverError)> {
         let known = self.known.lock();
-        let losses = known.iter().filter_map(|known| Some((known.ordinal, known.slot.loss()?)));
+        let losses = known.iter().filter_map(|known| Some((known.ordinal, known.instance.loss()?)));
         losses.min_by_key(|(_, loss)| loss.order).map(|(ordinal, loss)| (ordinal, loss.error))
     }
 
-    /// Hands the device out no more, waits for its work, and frees the memory of dropped buffers. On a
-    /// lost device there is nothing to wait for, and clean-up is quiet. Other devices are not touched.
+    /// Stops handing the device out, waits for its work, and frees the memory of dropped buffers. A lost device is not
+    /// waited for, and its clean-up reports no refusals. Other devices are not touched.
     ///
     /// # Ordering
     /// Waits on the host for all work of the device's context.
@@ -340,7 +344,7 @@ impl DeviceRegistry {
         let freed = device.alive().retired;
         let outcome = waited.and_then(|()| device.free_retired().map(drop));
         if device.poison().is_some() {
-            // Of a lost device: tried, and its refusals are the loss once more.
+            // Tried on a lost device too, where refusals repeat the loss.
             let _ = device.free_retired();
         }
         let lost = device.poison();
@@ -360,13 +364,14 @@ impl DeviceRegistry {
     pub fn resume(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
         let mut known = self.known.lock();
-        let slot = known.iter_mut().find(|known| known.uuid == uuid).map(|known| &mut known.slot);
-        let slot = slot.filter(|slot| slot.device().is_some());
-        let slot = slot.ok_or(RegistryError::NotOpen { ordinal })?;
-        let Some(device) = slot.device().cloned() else {
+        let instance =
+            known.iter_mut().find(|known| known.uuid == uuid).map(|known| &mut known.instance);
+        let instance = instance.filter(|instance| instance.device().is_some());
+        let instance = instance.ok_or(RegistryError::NotOpen { ordinal })?;
+        let Some(device) = instance.device().cloned() else {
             return Err(RegistryError::NotOpen { ordinal });
         };
-        *slot = Slot::Open(device.clone());
+        *instance = Instance::Open(device.clone());
         Ok(device)
     }
 
@@ -383,21 +388,22 @@ impl DeviceRegistry {
         let _site = cuda_driver::site::enter();
         let none = CloseDeviceError::NoSuchDevice { ordinal, count: self.count };
         let uuid = self.uuid(ordinal).map_err(|_| none)?;
-        // What drains badly is closed all the same: the context goes, and its work with it.
+        // A device that could not be drained is closed all the same. Its work ends with the context.
         let _ = self.drain(ordinal);
         let device = self.take(uuid).ok_or(CloseDeviceError::NotOpen { ordinal })?;
         let loss = device.loss();
-        let (slot, outcome) = match device.close() {
-            Ok(closed) => (Slot::Closed { lost: loss }, Ok(closed)),
+        let (instance, outcome) = match device.close() {
+            Ok(closed) => (Instance::Closed { lost: loss }, Ok(closed)),
             Err(CloseError::InUse { device, alive }) => {
-                (Slot::Draining(device), Err(CloseDeviceError::InUse { ordinal, alive }))
+                (Instance::Draining(device), Err(CloseDeviceError::InUse { ordinal, alive }))
             }
-            Err(CloseError::Refused(source)) => {
-                (Slot::Closed { lost: loss }, Err(CloseDeviceError::Refused { ordinal, source }))
-            }
-            Err(_) => (Slot::Closed { lost: loss }, Err(CloseDeviceError::NotOpen { ordinal })),
+            Err(CloseError::Refused(source)) => (
+                Instance::Closed { lost: loss },
+                Err(CloseDeviceError::Refused { ordinal, source }),
+            ),
+            Err(_) => (Instance::Closed { lost: loss }, Err(CloseDeviceError::NotOpen { ordinal })),
         };
-        self.put(uuid, slot);
+        self.put(uuid, instance);
         outcome
     }
 
@@ -409,10 +415,10 @@ impl DeviceRegistry {
     #[track_caller]
     pub fn close_all(&self) -> CloseReport {
         let _site = cuda_driver::site::enter();
-        let open = |known: &Known| known.slot.device().map(|_| known.ordinal);
+        let open = |known: &KnownGpu| known.instance.device().map(|_| known.ordinal);
         let mut ordinals: Vec<i32> = self.known.lock().iter().filter_map(open).collect();
         for &ordinal in &ordinals {
-            // What could not be drained shows when it is closed.
+            // A device that could not be drained is reported when it is closed.
             let _ = self.drain(ordinal);
         }
         ordinals.reverse();
@@ -443,34 +449,34 @@ impl DeviceRegistry {
         Ok(self.driver.device_get_info(ordinal)?.uuid)
     }
 
-    fn find<T>(&self, uuid: [u8; 16], answer: impl FnOnce(&Slot) -> Option<T>) -> Option<T> {
+    fn find<T>(&self, uuid: [u8; 16], answer: impl FnOnce(&Instance) -> Option<T>) -> Option<T> {
         let known = self.known.lock();
-        known.iter().find(|known| known.uuid == uuid).and_then(|known| answer(&known.slot))
+        known.iter().find(|known| known.uuid == uuid).and_then(|known| answer(&known.instance))
     }
 
     /// Marks an open device; the device, unless there is none.
     fn set_draining(&self, uuid: [u8; 16]) -> Option<Device> {
         let mut known = self.known.lock();
-        let slot = &mut known.iter_mut().find(|known| known.uuid == uuid)?.slot;
-        let device = slot.device().cloned()?;
-        *slot = Slot::Draining(device.clone());
+        let instance = &mut known.iter_mut().find(|known| known.uuid == uuid)?.instance;
+        let device = instance.device().cloned()?;
+        *instance = Instance::Draining(device.clone());
         Some(device)
     }
 
     /// Takes the instance out, to be closed outside the lock.
     fn take(&self, uuid: [u8; 16]) -> Option<Device> {
         let mut known = self.known.lock();
-        let slot = &mut known.iter_mut().find(|known| known.uuid == uuid)?.slot;
-        slot.device()?;
-        match std::mem::replace(slot, Slot::Closing) {
-            Slot::Open(device) | Slot::Draining(device) => Some(device),
-            Slot::Closing | Slot::Closed { .. } => None,
+        let instance = &mut known.iter_mut().find(|known| known.uuid == uuid)?.instance;
+        instance.device()?;
+        match std::mem::replace(instance, Instance::Closing) {
+            Instance::Open(device) | Instance::Draining(device) => Some(device),
+            Instance::Closing | Instance::Closed { .. } => None,
         }
     }
 
-    fn put(&self, uuid: [u8; 16], slot: Slot) {
+    fn put(&self, uuid: [u8; 16], instance: Instance) {
         if let Some(known) = self.known.lock().iter_mut().find(|known| known.uuid == uuid) {
-            known.slot = slot;
+            known.instance = instance;
         }
     }
 
@@ -479,22 +485,22 @@ impl DeviceRegistry {
         let Some(this) = known.iter().find(|known| known.uuid == uuid) else {
             return (DeviceState::Unopened, LiveHandles::default());
         };
-        let alive = this.slot.device().map(Device::alive).unwrap_or_default();
-        let state = match (&this.slot, this.slot.loss()) {
-            (Slot::Closed { .. }, loss) => DeviceState::Closed { lost: loss.map(|l| l.error) },
+        let alive = this.instance.device().map(Device::alive).unwrap_or_default();
+        let state = match (&this.instance, this.instance.loss()) {
+            (Instance::Closed { .. }, loss) => DeviceState::Closed { lost: loss.map(|l| l.error) },
             (_, Some(loss)) => {
                 DeviceState::Lost { first: loss.error, after: lost_before(&known, loss) }
             }
-            (Slot::Open(_), None) => DeviceState::Open,
-            (Slot::Draining(_) | Slot::Closing, None) => DeviceState::Draining,
+            (Instance::Open(_), None) => DeviceState::Open,
+            (Instance::Draining(_) | Instance::Closing, None) => DeviceState::Draining,
         };
         (state, alive)
     }
 }
 
 /// The device that was lost first by the error of `loss`, if that was before it.
-fn lost_before(known: &[Known], loss: Loss) -> Option<i32> {
-    let losses = known.iter().filter_map(|known| Some((known.ordinal, known.slot.loss()?)));
+fn lost_before(known: &[KnownGpu], loss: Loss) -> Option<i32> {
+    let losses = known.iter().filter_map(|known| Some((known.ordinal, known.instance.loss()?)));
     losses
         .filter(|(_, other)| other.error.code == loss.error.code && other.order < loss.order)
         .min_by_key(|(_, other)| other.order)
@@ -502,10 +508,14 @@ fn lost_before(known: &[Known], loss: Loss) -> Option<i32> {
 }
 
 /// Puts an instance at the end of the list, in place of a closed one of the same GPU.
-fn register(known: &mut Vec<Known>, device: &Device) {
+fn register(known: &mut Vec<KnownGpu>, device: &Device) {
     let uuid = device.info().uuid;
     known.retain(|known| known.uuid != uuid);
-    known.push(Known { uuid, ordinal: device.ordinal(), slot: Slot::Open(device.clone()) });
+    known.push(KnownGpu {
+        uuid,
+        ordinal: device.ordinal(),
+        instance: Instance::Open(device.clone()),
+    });
 }
 
 #[cfg(test)]

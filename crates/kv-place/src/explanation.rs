@@ -180,7 +180,7 @@ impl fmt::Display for Explanation<'_> {
         for gpu in 0..gpus {
             let Some(load) = placement.load(gpu) else { continue };
             let on: Vec<_> = placement.layers_on(gpu).collect();
-            write!(f, "GPU {gpu}: layers {}", Runs(&on))?;
+            write!(f, "GPU {gpu}: layers {}", LayerRuns(&on))?;
             if let Some(shards) = placement.shards() {
                 let (query, kv) = (shards.query_heads_of(gpu), shards.kv_heads_of(gpu));
                 write!(f, ", heads {}..{} over KV heads ", query.start, query.end)?;
@@ -215,9 +215,9 @@ impl fmt::Display for Explanation<'_> {
 }
 
 /// Numbers in runs: `0-3, 8`.
-struct Runs<'a>(&'a [usize]);
+struct LayerRuns<'a>(&'a [usize]);
 
-impl fmt::Display for Runs<'_> {
+impl fmt::Display for LayerRuns<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("none");

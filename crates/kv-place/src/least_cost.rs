@@ -34,13 +34,13 @@ struct Way {
 }
 
 /// The states of a problem in one list.
-struct Table {
+struct CostTable {
     gpus: usize,
     layers: usize,
     ways: Vec<Option<Way>>,
 }
 
-impl Table {
+impl CostTable {
     fn at(&self, used: usize, last: usize, placed: usize) -> usize {
         (used * self.gpus + last) * (self.layers + 1) + placed
     }
@@ -60,7 +60,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError
         return Err(PlacementError::SearchGpus { gpus, most: SEARCH_GPUS_MAX });
     }
     let ways = vec![None; (gpus << gpus) * (layers + 1)];
-    let mut table = Table { gpus, layers, ways };
+    let mut table = CostTable { gpus, layers, ways };
     for first in 0..gpus {
         let start = (0, 0, Reverse(u64::MAX));
         extend(problem, &mut table, 0, None, (0, start), first);
@@ -82,7 +82,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError
 /// Tries every run of GPU `next` that begins after the layers placed so far.
 fn extend(
     problem: &Problem<'_>,
-    table: &mut Table,
+    table: &mut CostTable,
     used: usize,
     last: Option<usize>,
     (placed, cost): (usize, Cost),
@@ -105,7 +105,7 @@ fn extend(
     }
 }
 
-fn read_back(table: &Table) -> Vec<usize> {
+fn read_back(table: &CostTable) -> Vec<usize> {
     let ends = (1..1_usize << table.gpus).flat_map(|used| {
         (0..table.gpus).filter_map(move |last| {
             let way = table.ways[table.at(used, last, table.layers)]?;

@@ -8,9 +8,9 @@ use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
-use kv_replay::place::Place;
+use kv_replay::place::Division;
 use kv_replay::policies::Half;
-use kv_replay::shape::{Dtype, ModelShape};
+use kv_replay::shape::{Dtype, KvModelShape};
 
 const AFTER_HELP: &str = "\
 Without a command, kv-replay generates a workload and replays it on a simulated device, verifying every byte.
@@ -69,7 +69,7 @@ pub(crate) struct RunArgs {
     /// How the model is divided over several devices: heads, layers, layers:round-robin, layers:contiguous,
     /// layers:free-memory or layers:least-cost.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().place)]
-    place: Place,
+    place: Division,
     /// Most blocks in device memory.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
     device_blocks: u64,
@@ -110,7 +110,7 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     pub(crate) fn config(&self) -> RunConfig {
         RunConfig {
-            shape: ModelShape {
+            shape: KvModelShape {
                 layers: self.layers.unwrap_or(self.device.count() as u32),
                 kv_heads: self.kv_heads,
                 head_size: self.head_size,

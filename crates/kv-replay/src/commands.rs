@@ -15,7 +15,7 @@ use kv_replay::json_file::{WriteError, check_writable, write_json};
 use kv_replay::policies::{self, PoliciesError};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
-use kv_replay::shape::ModelShape;
+use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
 use crate::cli::{Command, RunArgs};
@@ -30,7 +30,7 @@ const DEMO_SEED: u64 = 7;
 /// A demonstration whose pools are small enough for blocks to be evicted, offloaded and onboarded.
 fn demo_config() -> RunConfig {
     RunConfig {
-        shape: ModelShape { layers: 2, ..RunConfig::default().shape },
+        shape: KvModelShape { layers: 2, ..RunConfig::default().shape },
         block_tokens: 64,
         device_blocks: 8192,
         host_blocks: 16_384,

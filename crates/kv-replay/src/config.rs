@@ -8,8 +8,8 @@ use kv_place::HeadsError;
 use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
-use crate::place::{Place, shards};
-use crate::shape::{Dtype, ModelShape, ShapeError};
+use crate::place::{Division, shards};
+use crate::shape::{Dtype, KvModelShape, ShapeError};
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Trace};
 
 /// The most blocks of device memory: a block table holds signed 32-bit ids.
@@ -92,11 +92,11 @@ impl FromStr for Verify {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RunConfig {
     /// Shape of the model's KV.
-    pub shape: ModelShape,
+    pub shape: KvModelShape,
     /// Tokens of a block: a divisor of [`BLOCK_TOKENS_IN_TRACE`].
     pub block_tokens: u32,
     /// How the model is divided over several devices.
-    pub place: Place,
+    pub place: Division,
     /// Most blocks in device memory. On several devices each holds its part of every block.
     pub device_blocks: u64,
     /// Most blocks in pinned host memory; 0 for no host tier.
@@ -119,9 +119,9 @@ impl Default for RunConfig {
     /// A model so small that a simulated device replays a long trace in a minute or two.
     fn default() -> Self {
         Self {
-            shape: ModelShape { layers: 1, kv_heads: 1, head_size: 8, dtype: Dtype::Fp8 },
+            shape: KvModelShape { layers: 1, kv_heads: 1, head_size: 8, dtype: Dtype::Fp8 },
             block_tokens: 512,
-            place: Place::default(),
+            place: Division::default(),
             device_blocks: 8192,
             host_blocks: 32_768,
             max_batch: 32,
@@ -281,11 +281,11 @@ impl RunConfig {
     pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
         let layers = self.shape.layers;
         match self.place {
-            Place::Layers(_) if devices as u64 > u64::from(layers) => {
+            Division::Layers(_) if devices as u64 > u64::from(layers) => {
                 Err(ConfigError::DevicesOverLayers { devices, layers })
             }
-            Place::Layers(_) => Ok(()),
-            Place::Heads => shards(self.shape.kv_heads, devices)
+            Division::Layers(_) => Ok(()),
+            Division::Heads => shards(self.shape.kv_heads, devices)
                 .map(|_| ())
                 .map_err(|reason| ConfigError::Heads { kv_heads: self.shape.kv_heads, reason }),
         }

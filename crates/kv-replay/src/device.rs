@@ -13,7 +13,7 @@ use kv_place::Strategy;
 use kv_pool::ManualClock;
 
 use crate::config::RunConfig;
-use crate::place::Place;
+use crate::place::Division;
 
 /// The devices that a run is to use.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -323,12 +323,12 @@ impl OpenDevices {
         let devices = self.devices.len().max(1) as u64;
         // What a device has at least; the placement of a run on several knows exactly.
         let bytes_here = match config.place {
-            Place::Layers(Strategy::RoundRobin | Strategy::Contiguous) => {
+            Division::Layers(Strategy::RoundRobin | Strategy::Contiguous) => {
                 layer_bytes * (layers / devices)
             }
-            Place::Layers(_) if devices > 1 => 0,
-            Place::Layers(_) => block_bytes,
-            Place::Heads => block_bytes / devices,
+            Division::Layers(_) if devices > 1 => 0,
+            Division::Layers(_) => block_bytes,
+            Division::Heads => block_bytes / devices,
         };
         let needed_bytes = config.device_blocks.saturating_mul(bytes_here);
         for device in &self.devices {
@@ -359,7 +359,7 @@ fn cuda() -> Result<Arc<dyn Driver>, Unavailable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::{Dtype, ModelShape};
+    use crate::shape::{Dtype, KvModelShape};
 
     fn parsed(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
         text.parse()
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn simulated_devices_have_room_for_the_pools() {
-        let shape = ModelShape { layers: 2, ..RunConfig::default().shape };
+        let shape = KvModelShape { layers: 2, ..RunConfig::default().shape };
         let config = RunConfig { shape, device_blocks: 1 << 20, ..RunConfig::default() };
         let devices = open(&parsed("sim:2").unwrap(), SimSizes::for_config(&config)).unwrap();
         assert!(devices.sim.is_some());
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn simulated_devices_have_room_for_an_iteration_of_a_large_model() {
-        let shape = ModelShape { layers: 80, kv_heads: 8, head_size: 128, dtype: Dtype::Bf16 };
+        let shape = KvModelShape { layers: 80, kv_heads: 8, head_size: 128, dtype: Dtype::Bf16 };
         let config =
             RunConfig { shape, block_tokens: 16, device_blocks: 100, ..RunConfig::default() };
         let chunk_bytes = u64::from(config.step_tokens) * 80 * 2 * 8 * 128 * 2;

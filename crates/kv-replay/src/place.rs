@@ -15,20 +15,20 @@ use crate::shape::KV_COUNT;
 
 /// How the model is divided over several devices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Place {
+pub enum Division {
     /// Each layer on one device, with the KV blocks of it.
     Layers(Strategy),
     /// Each layer on every device, divided by heads, with the same block ids on each.
     Heads,
 }
 
-impl Default for Place {
+impl Default for Division {
     fn default() -> Self {
         Self::Layers(Strategy::Contiguous)
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Division {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Layers(Strategy::Contiguous) => f.write_str("layers"),
@@ -44,22 +44,22 @@ impl fmt::Display for Place {
     "unknown division {found:?}; expected heads, layers, layers:round-robin, layers:contiguous, layers:free-memory \
      or layers:least-cost"
 )]
-pub struct UnknownPlace {
+pub struct UnknownDivision {
     /// The text.
     pub found: String,
 }
 
-impl FromStr for Place {
-    type Err = UnknownPlace;
+impl FromStr for Division {
+    type Err = UnknownDivision;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPlace> {
+    fn from_str(text: &str) -> Result<Self, UnknownDivision> {
         let strategy = |name| Strategy::ALL.into_iter().find(|strategy| strategy.name() == name);
         let place = match text {
             "heads" => Some(Self::Heads),
             "layers" => Some(Self::default()),
             _ => text.strip_prefix("layers:").and_then(strategy).map(Self::Layers),
         };
-        place.ok_or_else(|| UnknownPlace { found: text.to_owned() })
+        place.ok_or_else(|| UnknownDivision { found: text.to_owned() })
     }
 }
 
@@ -71,7 +71,7 @@ pub enum PlaceError {
     #[error("the model cannot be placed on the devices as --place {place} says")]
     Placement {
         /// How it was to be divided.
-        place: Place,
+        place: Division,
         /// Why it cannot be.
         source: PlacementError,
     },
@@ -147,8 +147,8 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
     let links = links(devices, config.place)?;
     let heads = u64::from(config.shape.kv_heads);
     let placed = match config.place {
-        Place::Layers(strategy) => Placement::layers(&model, &gpus, &links, strategy),
-        Place::Heads => {
+        Division::Layers(strategy) => Placement::layers(&model, &gpus, &links, strategy),
+        Division::Heads => {
             Placement::sharded(&model, &gpus, &links, heads, heads, KvReplication::Refuse)
         }
     };
@@ -157,7 +157,7 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
 
 /// What there is to say of a placement.
 #[must_use]
-pub fn report(place: Place, placement: &Placement) -> PlaceReport {
+pub fn report(place: Division, placement: &Placement) -> PlaceReport {
     PlaceReport {
         place: place.to_string(),
         explanation: placement.explain().to_string().lines().map(str::to_owned).collect(),
@@ -172,7 +172,7 @@ fn capacity(device: &Device) -> Result<GpuCapacity, PlaceError> {
     Ok(GpuCapacity { uuid, free_bytes, memory_bytes_per_second: MEMORY_BYTES_PER_SECOND })
 }
 
-fn links(devices: &[Device], place: Place) -> Result<LinkMatrix, PlaceError> {
+fn links(devices: &[Device], place: Division) -> Result<LinkMatrix, PlaceError> {
     let mut refused = None;
     let links = LinkMatrix::from_fn(devices.len(), |from, to| {
         match devices[from].can_access(&devices[to]) {
@@ -199,12 +199,12 @@ mod tests {
         for text in
             ["layers", "heads", "layers:round-robin", "layers:free-memory", "layers:least-cost"]
         {
-            assert_eq!(text.parse::<Place>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<Division>().unwrap().to_string(), text);
         }
-        assert_eq!("layers:contiguous".parse(), Ok(Place::default()));
+        assert_eq!("layers:contiguous".parse(), Ok(Division::default()));
         for text in ["", "Heads", "layers:", "layers:even", "heads:2"] {
-            let unknown = text.parse::<Place>().unwrap_err();
-            assert_eq!(unknown, UnknownPlace { found: text.to_owned() });
+            let unknown = text.parse::<Division>().unwrap_err();
+            assert_eq!(unknown, UnknownDivision { found: text.to_owned() });
         }
     }
 }

@@ -86,15 +86,15 @@ impl FromStr for Dtype {
 /// # Examples
 ///
 /// ```
-/// use kv_replay::shape::{Dtype, ModelShape};
+/// use kv_replay::shape::{Dtype, KvModelShape};
 ///
-/// let shape = ModelShape { layers: 32, kv_heads: 8, head_size: 128, dtype: Dtype::Bf16 };
+/// let shape = KvModelShape { layers: 32, kv_heads: 8, head_size: 128, dtype: Dtype::Bf16 };
 /// assert_eq!(shape.row_bytes()?, 2048);
 /// assert_eq!(shape.block_bytes(16)?, 2 << 20);
 /// # Ok::<(), kv_replay::shape::ShapeError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ModelShape {
+pub struct KvModelShape {
     /// Layers, which are split over the devices.
     pub layers: u32,
     /// Heads of K, and of V, in one layer.
@@ -149,7 +149,7 @@ pub enum ShapeError {
     },
 }
 
-impl ModelShape {
+impl KvModelShape {
     /// Bytes of one token's K, or V, in one layer.
     ///
     /// # Errors
@@ -199,19 +199,19 @@ impl ModelShape {
 mod tests {
     use super::*;
 
-    const SHAPE: ModelShape =
-        ModelShape { layers: 2, kv_heads: 3, head_size: 4, dtype: Dtype::Bf16 };
+    const SHAPE: KvModelShape =
+        KvModelShape { layers: 2, kv_heads: 3, head_size: 4, dtype: Dtype::Bf16 };
 
     #[test]
     fn bytes_are_counted() {
         assert_eq!(SHAPE.row_bytes(), Ok(24));
         assert_eq!(SHAPE.block_bytes(16), Ok(24 * 2 * 2 * 16));
-        assert_eq!(ModelShape { dtype: Dtype::F32, ..SHAPE }.row_bytes(), Ok(48));
+        assert_eq!(KvModelShape { dtype: Dtype::F32, ..SHAPE }.row_bytes(), Ok(48));
     }
 
     #[test]
     fn a_row_that_is_no_multiple_of_a_word_is_named() {
-        let error = ModelShape { dtype: Dtype::Fp8, ..SHAPE }.block_bytes(16).unwrap_err();
+        let error = KvModelShape { dtype: Dtype::Fp8, ..SHAPE }.block_bytes(16).unwrap_err();
         assert_eq!(
             error.to_string(),
             "a row of 3 KV heads x 4 elements of fp8 has 12 bytes, expected a multiple of 8"
@@ -220,17 +220,17 @@ mod tests {
 
     #[test]
     fn zero_and_overflow_name_their_values() {
-        let zero = ModelShape { head_size: 0, ..SHAPE }.row_bytes().unwrap_err();
+        let zero = KvModelShape { head_size: 0, ..SHAPE }.row_bytes().unwrap_err();
         assert_eq!(zero.to_string(), "--head-size is 0, expected at least 1");
         let max = u32::MAX;
-        let huge = ModelShape { layers: max, kv_heads: 1 << 31, head_size: 8, dtype: Dtype::F32 };
+        let huge = KvModelShape { layers: max, kv_heads: 1 << 31, head_size: 8, dtype: Dtype::F32 };
         let error = huge.block_bytes(64).unwrap_err();
         assert_eq!(
             error.to_string(),
             "a block of 64 tokens x 4294967295 layers x K and V x 2147483648 heads x 8 elements \
              of f32 has more bytes than 64 bits can count"
         );
-        let row = ModelShape { kv_heads: max, head_size: max, ..huge };
+        let row = KvModelShape { kv_heads: max, head_size: max, ..huge };
         assert!(matches!(
             row.block_bytes(64),
             Err(ShapeError::Overflow { block_tokens: 64, kv_heads: u32::MAX, .. })

@@ -12,7 +12,7 @@ use kv_replay::device::{SimSizes, open};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
-use kv_replay::shape::{Dtype, ModelShape};
+use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::{Request, Trace};
 
 fn small(blocks: u64) -> RunConfig {
@@ -127,7 +127,7 @@ fn requests_that_outgrow_the_pool_together_are_preempted_and_finish() {
 #[test]
 fn layers_split_over_devices_hold_different_bytes_and_are_all_verified() {
     let trace = generate(&GenerateOptions { requests: 6, seed: 5 }).unwrap();
-    let shape = ModelShape { layers: 3, kv_heads: 2, head_size: 4, dtype: Dtype::Bf16 };
+    let shape = KvModelShape { layers: 3, kv_heads: 2, head_size: 4, dtype: Dtype::Bf16 };
     let config = RunConfig { shape, host_blocks: 512, ..small(2600) };
     let one = replay_on("sim", &config, &trace);
     let two = replay_on("sim:2", &config, &trace);
@@ -139,7 +139,7 @@ fn layers_split_over_devices_hold_different_bytes_and_are_all_verified() {
 #[test]
 fn layers_and_heads_are_placed_on_two_and_four_devices_and_every_byte_is_right() {
     let trace = short_answers(6, 5);
-    let shape = ModelShape { layers: 5, kv_heads: 4, head_size: 4, dtype: Dtype::Bf16 };
+    let shape = KvModelShape { layers: 5, kv_heads: 4, head_size: 4, dtype: Dtype::Bf16 };
     let config = RunConfig { shape, host_blocks: 512, ..small(2600) };
     let one = replay_on("sim", &config, &trace);
     assert_eq!(one.placement, None);
@@ -261,7 +261,7 @@ fn every_transport_serves_every_request_alike_and_batches_take_fewer_calls() {
 #[test]
 fn the_thread_that_drives_devices_binds_their_contexts_seldom() {
     let trace = short_answers(20, 3);
-    let config = RunConfig { shape: ModelShape { layers: 2, ..small(1).shape }, ..small(2600) };
+    let config = RunConfig { shape: KvModelShape { layers: 2, ..small(1).shape }, ..small(2600) };
     let one = replay(&config, &trace);
     let (binds, all) = calls(&one);
     // Beside opening, building and closing: nothing.
@@ -298,7 +298,7 @@ fn every_byte_is_right_on_devices_that_are_always_late_or_never() {
     let trace = short_answers(6, 5);
     let config = RunConfig { host_blocks: 512, ..small(2200) };
     for device in ["sim", "sim:2"] {
-        let shape = ModelShape { layers: 2, ..config.shape };
+        let shape = KvModelShape { layers: 2, ..config.shape };
         let config = RunConfig { shape, ..config.clone() };
         for pace in [Pace::Slowest, Pace::OneBehind, Pace::Fastest] {
             let devices = open(&device.parse().unwrap(), SimSizes::for_config(&config)).unwrap();

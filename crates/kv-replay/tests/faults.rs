@@ -14,7 +14,7 @@ use kv_replay::config::RunConfig;
 use kv_replay::device::{OpenDevices, SimSizes, open};
 use kv_replay::engine::{self, RunError};
 use kv_replay::report::RunReport;
-use kv_replay::shape::ModelShape;
+use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Request, Trace};
 
 type Calls = BTreeMap<&'static str, u64>;
@@ -32,7 +32,7 @@ fn trace() -> Trace {
 
 fn config(devices: u32, transport: TransportChoice) -> RunConfig {
     RunConfig {
-        shape: ModelShape { layers: devices, ..RunConfig::default().shape },
+        shape: KvModelShape { layers: devices, ..RunConfig::default().shape },
         block_tokens: 64,
         device_blocks: 9,
         host_blocks: 16,

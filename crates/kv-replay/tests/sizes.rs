@@ -2,7 +2,7 @@
 //! values whose products overflow: each is taken or refused by a typed error. No panic, no abort, no hang,
 //! and no more memory than a bound, which the allocator of this program keeps.
 //!
-//! Covered: every number of [`RunConfig`] and [`ModelShape`] alone and in pairs, through `check`,
+//! Covered: every number of [`RunConfig`] and [`KvModelShape`] alone and in pairs, through `check`,
 //! `check_devices`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
 //! [`place::place`] and a run; [`SimSizes`] and [`DeviceSpec`]; lengths of requests; [`GenerateOptions`];
 //! [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line.
@@ -22,7 +22,7 @@ use kv_replay::place;
 use kv_replay::policies::{Capacity, Half, hit_rates, parse_capacities};
 use kv_replay::report::RunReport;
 use kv_replay::rng::SplitMix64;
-use kv_replay::shape::{Dtype, ModelShape};
+use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::{LENGTH_MAX_TOKENS, Request, Trace};
 
 /// Refuses what goes beyond the bound.
@@ -151,7 +151,7 @@ fn configurations_alone_and_in_pairs() {
     for place in ["heads", "layers:round-robin", "layers:free-memory", "layers:least-cost"] {
         for (layers, kv_heads) in [(1, 1), (2, 2), (1 << 16, 1), (1, 1 << 16), (u32::MAX, u32::MAX)]
         {
-            let shape = ModelShape { layers, kv_heads, ..small().shape };
+            let shape = KvModelShape { layers, kv_heads, ..small().shape };
             count(RunConfig { place: place.parse().unwrap(), shape, ..small() });
         }
     }
@@ -164,7 +164,7 @@ fn shapes() {
         for kv_heads in U32 {
             for head_size in U32 {
                 for dtype in Dtype::ALL {
-                    let shape = ModelShape { layers, kv_heads, head_size, dtype };
+                    let shape = KvModelShape { layers, kv_heads, head_size, dtype };
                     for block_tokens in U32 {
                         let _ = (shape.row_bytes(), shape.block_bytes(block_tokens));
                     }

@@ -3,7 +3,7 @@
 use crate::SimDriver;
 
 use crate::explore::choices::Record;
-use crate::state::State;
+use crate::state::Machine;
 use crate::streams::DefaultOrder;
 use crate::work::{Operation, Work};
 
@@ -28,7 +28,7 @@ impl SimDriver {
     }
 }
 
-impl State {
+impl Machine {
     pub(crate) fn take_choices(&mut self) -> Record {
         self.choices.take().map(|choices| choices.into_record()).unwrap_or_default()
     }

@@ -5,7 +5,7 @@ use cuda_driver::ErrorCode;
 use super::pages::Pages;
 use super::sharing::Charge;
 use super::{
-    ALLOCATION_PAGE_SHIFT, ALLOCATION_START, Denied, Memory, Place, VIRTUAL_START, Viewer,
+    ALLOCATION_PAGE_SHIFT, ALLOCATION_START, Denied, Located, Memory, VIRTUAL_START, Viewer,
 };
 use crate::RangeKind;
 
@@ -44,7 +44,7 @@ impl Allocations {
     }
 
     #[inline]
-    pub(super) fn locate(&self, viewer: Viewer, address: u64) -> Result<(Place, u64), Denied> {
+    pub(super) fn locate(&self, viewer: Viewer, address: u64) -> Result<(Located, u64), Denied> {
         let next = self.live.partition_point(|allocation| allocation.base <= address);
         let index = next.checked_sub(1).ok_or(Denied::Nothing)?;
         let allocation = &self.live[index];
@@ -54,7 +54,7 @@ impl Allocations {
         if viewer.allocations >> allocation.device & 1 == 0 {
             return Err(Denied::NoAccess);
         }
-        Ok((Place::Allocation { index, offset }, rest))
+        Ok((Located::Allocation { index, offset }, rest))
     }
 
     #[inline]

@@ -7,12 +7,12 @@
 #[derive(Debug)]
 pub(super) struct Initialised {
     /// One for each page, or none at all where nothing is tracked.
-    pages: Box<[Written]>,
+    pages: Box<[WrittenBytes]>,
 }
 
 /// The written bytes of one page.
 #[derive(Clone, Debug)]
-enum Written {
+enum WrittenBytes {
     Nothing,
     Some(Bits),
     All,
@@ -29,14 +29,16 @@ struct Bits {
 impl Initialised {
     /// Nothing of `pages` pages is written; with `track` off, everything always is.
     pub(super) fn new(pages: usize, track: bool) -> Self {
-        Self { pages: vec![Written::Nothing; if track { pages } else { 0 }].into_boxed_slice() }
+        Self {
+            pages: vec![WrittenBytes::Nothing; if track { pages } else { 0 }].into_boxed_slice(),
+        }
     }
 
     /// Notes that `start..end` of a page of `len` bytes is written.
     #[inline]
     pub(super) fn written(&mut self, page: usize, (start, end): (u64, u64), len: u64) {
         match self.pages.get_mut(page) {
-            None | Some(Written::All) => {}
+            None | Some(WrittenBytes::All) => {}
             Some(written) => written.add(start, end, len),
         }
     }
@@ -53,9 +55,9 @@ impl Initialised {
     #[inline]
     pub(super) fn gap(&self, page: usize, start: u64, end: u64) -> Option<(u64, u64)> {
         match self.pages.get(page) {
-            None | Some(Written::All) => None,
-            Some(Written::Nothing) => (start < end).then_some((start, end)),
-            Some(Written::Some(bits)) => {
+            None | Some(WrittenBytes::All) => None,
+            Some(WrittenBytes::Nothing) => (start < end).then_some((start, end)),
+            Some(WrittenBytes::Some(bits)) => {
                 let from = bits.find(start, end, false);
                 (from < end).then(|| (from, bits.find(from, end, true)))
             }
@@ -63,7 +65,7 @@ impl Initialised {
     }
 }
 
-impl Written {
+impl WrittenBytes {
     fn add(&mut self, start: u64, end: u64, len: u64) {
         if end - start == len {
             *self = Self::All;
@@ -176,7 +178,7 @@ mod tests {
         }
         tracked.written(0, (0, 999), LEN);
         tracked.written(0, (999, LEN), LEN);
-        assert!(matches!(tracked.pages[0], Written::All), "a whole page keeps no bits");
+        assert!(matches!(tracked.pages[0], WrittenBytes::All), "a whole page keeps no bits");
     }
 
     #[test]

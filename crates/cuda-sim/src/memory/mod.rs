@@ -74,7 +74,7 @@ impl Viewer {
 
 /// Where a byte lies.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum Located {
     Allocation { index: usize, offset: u64 },
     Physical { index: u32, offset: u64 },
     Host { address: u64 },
@@ -173,14 +173,14 @@ impl Memory {
     }
 
     /// Where `address` lies, and how many bytes from there on lie in the same piece of it.
-    fn locate(&self, viewer: Viewer, address: u64) -> Result<(Place, u64), Denied> {
+    fn locate(&self, viewer: Viewer, address: u64) -> Result<(Located, u64), Denied> {
         if address >= VIRTUAL_START {
             self.virtual_memory.locate(viewer, address)
         } else if address >= ALLOCATION_START {
             self.allocations.locate(viewer, address)
         } else {
             let rest = self.host.find(address).ok_or(Denied::Nothing)?;
-            Ok((Place::Host { address }, rest))
+            Ok((Located::Host { address }, rest))
         }
     }
 
@@ -188,10 +188,10 @@ impl Memory {
     pub(crate) fn piece_at(&self, viewer: Viewer, address: u64) -> Option<Piece> {
         let (place, bytes) = self.locate(viewer, address).ok()?;
         Some(match place {
-            Place::Host { .. } | Place::Allocation { .. } => {
+            Located::Host { .. } | Located::Allocation { .. } => {
                 Piece { key: address, bytes, is_mapped: false }
             }
-            Place::Physical { index, offset } => {
+            Located::Physical { index, offset } => {
                 let key = self.virtual_memory.key(index) + offset;
                 Piece { key, bytes, is_mapped: true }
             }
@@ -211,7 +211,7 @@ impl Memory {
             });
         }
         match self.locate(Viewer::ANY, address) {
-            Ok((Place::Allocation { index, .. }, _)) => {
+            Ok((Located::Allocation { index, .. }, _)) => {
                 let found = &self.allocations.live()[index];
                 PointerAttributes {
                     kind: Some(MemoryKind::Device),
@@ -220,7 +220,7 @@ impl Memory {
                     bytes: found.bytes(),
                 }
             }
-            Ok((Place::Host { .. }, rest)) => PointerAttributes {
+            Ok((Located::Host { .. }, rest)) => PointerAttributes {
                 kind: Some(MemoryKind::Host),
                 start: address,
                 bytes: rest,
@@ -256,17 +256,17 @@ impl Memory {
             let Ok((place, rest)) = self.locate(viewer, address + done as u64) else { return };
             let most = most.min(rest);
             let moved = match place {
-                Place::Host { address } => {
+                Located::Host { address } => {
                     let part = &mut into[done..done + most as usize];
                     self.host.read(address, part);
                     part.len()
                 }
-                Place::Allocation { index, offset } => {
+                Located::Allocation { index, offset } => {
                     let piece = self.allocations.pages(index).piece(offset, most);
                     into[done..done + piece.len()].copy_from_slice(piece);
                     piece.len()
                 }
-                Place::Physical { index, offset } => {
+                Located::Physical { index, offset } => {
                     let part = &mut into[done..];
                     self.virtual_memory.look(index, |pages| {
                         let piece = pages.piece(offset, most);
@@ -293,18 +293,18 @@ impl Memory {
             let Ok((place, rest)) = self.locate(viewer, address + done) else { return };
             let most = rest.min(bytes - done);
             let moved = match place {
-                Place::Host { address } => {
+                Located::Host { address } => {
                     let mut part = vec![0; most.min(COPY_STEP_BYTES) as usize];
                     write(&self.host, &mut part, done as usize);
                     self.host.write(address, &part);
                     part.len()
                 }
-                Place::Allocation { index, offset } => {
+                Located::Allocation { index, offset } => {
                     let piece = self.allocations.pages_mut(index).piece_mut(offset, most);
                     write(&self.host, piece, done as usize);
                     piece.len()
                 }
-                Place::Physical { index, offset } => {
+                Located::Physical { index, offset } => {
                     let host = &self.host;
                     self.virtual_memory.edit(index, |pages| {
                         let piece = pages.piece_mut(offset, most);
@@ -407,11 +407,11 @@ impl Memory {
             let (place, rest) = self.locate(viewer, address + done).ok()?;
             let most = rest.min(bytes - done);
             let (looked_at, gap) = match place {
-                Place::Host { .. } => (most, None),
-                Place::Allocation { index, offset } => {
+                Located::Host { .. } => (most, None),
+                Located::Allocation { index, offset } => {
                     self.allocations.pages(index).gap(offset, most)
                 }
-                Place::Physical { index, offset } => {
+                Located::Physical { index, offset } => {
                     self.virtual_memory.look(index, |pages| pages.gap(offset, most))
                 }
             };
@@ -431,11 +431,11 @@ impl Memory {
             let Ok((place, rest)) = self.locate(viewer, address + done) else { return };
             let most = rest.min(bytes - done);
             done += match place {
-                Place::Host { .. } => most,
-                Place::Allocation { index, offset } => {
+                Located::Host { .. } => most,
+                Located::Allocation { index, offset } => {
                     self.allocations.pages_mut(index).forget(offset, most)
                 }
-                Place::Physical { index, offset } => {
+                Located::Physical { index, offset } => {
                     self.virtual_memory.edit(index, |pages| pages.forget(offset, most))
                 }
             };

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use cuda_driver::{AccessFault, DeviceMemory};
 
-use super::{Memory, Place, Viewer};
+use super::{Located, Memory, Viewer};
 
 /// The memory of the machine with the rights of one device.
 #[derive(Debug)]
@@ -54,13 +54,13 @@ impl View<'_> {
     fn load_unrecorded(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
         self.memory.traffic.load(address, bytes);
         let piece = match self.memory.locate(self.viewer, address) {
-            Ok((Place::Physical { index, offset }, rest)) => {
+            Ok((Located::Physical { index, offset }, rest)) => {
                 match self.memory.virtual_memory.own_pages(index) {
                     Some(pages) => pages.piece(offset, bytes.min(rest)),
                     None => &[],
                 }
             }
-            Ok((Place::Allocation { index, offset }, rest)) => {
+            Ok((Located::Allocation { index, offset }, rest)) => {
                 self.memory.allocations.pages(index).piece(offset, bytes.min(rest))
             }
             _ => &[],

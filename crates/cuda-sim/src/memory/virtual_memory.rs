@@ -14,7 +14,7 @@ use cuda_driver::ErrorCode;
 use super::descriptors::{self, Exported};
 use super::pages::Pages;
 use super::sharing::{self, Backing};
-use super::{Denied, MAPPED, Memory, Place, VIRTUAL_START, Viewer};
+use super::{Denied, Located, MAPPED, Memory, VIRTUAL_START, Viewer};
 use crate::RangeKind;
 
 /// Longest reservation, in bytes: what the addresses of a process can hold on hardware.
@@ -32,14 +32,14 @@ const VIRTUAL_END: u64 = 1 << 60;
 /// One page of addresses: `[(physical + 1) << 32 | page of it, rights]`, zero when not mapped.
 ///
 /// Plain words, so that a large reservation costs only the pages of the table that are used.
-type Slot = [u64; 2];
+type PageEntry = [u64; 2];
 
 /// Reserved addresses.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
-    slots: Vec<Slot>,
+    entries: Vec<PageEntry>,
     /// Mappings by first address: their length and physical memory.
     mappings: BTreeMap<u64, (u64, u32)>,
 }
@@ -144,9 +144,9 @@ impl VirtualMemory {
         let Ok(holding) = self.holding(address, bytes) else { return Vec::new() };
         let reservation = &self.reservations[holding];
         let first = ((address - reservation.base) >> self.shift) as usize;
-        let slots = &reservation.slots[first..first + (bytes >> self.shift) as usize];
-        let wanted = |slot: &Slot| slot[0] != 0 && (!denied || slot[1] == MAPPED);
-        let pages = slots.iter().enumerate().filter(|(_, slot)| wanted(slot));
+        let entries = &reservation.entries[first..first + (bytes >> self.shift) as usize];
+        let wanted = |entry: &PageEntry| entry[0] != 0 && (!denied || entry[1] == MAPPED);
+        let pages = entries.iter().enumerate().filter(|(_, entry)| wanted(entry));
         pages.map(|(page, _)| address + ((page as u64) << self.shift)).collect()
     }
 
@@ -159,18 +159,19 @@ impl VirtualMemory {
     }
 
     #[inline]
-    pub(super) fn locate(&self, viewer: Viewer, address: u64) -> Result<(Place, u64), Denied> {
+    pub(super) fn locate(&self, viewer: Viewer, address: u64) -> Result<(Located, u64), Denied> {
         let next = self.reservations.partition_point(|reservation| reservation.base <= address);
         let index = next.checked_sub(1).ok_or(Denied::Nothing)?;
         let reservation = &self.reservations[index];
         let offset = address - reservation.base;
-        let slot = reservation.slots.get((offset >> self.shift) as usize).ok_or(Denied::Nothing)?;
-        let [target, rights] = *slot;
+        let entry =
+            reservation.entries.get((offset >> self.shift) as usize).ok_or(Denied::Nothing)?;
+        let [target, rights] = *entry;
         if rights & viewer.mappings == 0 {
             return Err(if target == 0 { Denied::Unmapped } else { Denied::NoAccess });
         }
         let in_page = offset & (self.granularity - 1);
-        let place = Place::Physical {
+        let place = Located::Physical {
             index: (target >> 32) as u32 - 1,
             offset: ((target & 0xffff_ffff) << self.shift) + in_page,
         };
@@ -239,7 +240,7 @@ impl VirtualMemory {
             return Err(ErrorCode::OUT_OF_MEMORY);
         }
         let pages = bytes >> self.shift;
-        let reserved: u64 = self.reservations.iter().map(|other| other.slots.len() as u64).sum();
+        let reserved: u64 = self.reservations.iter().map(|other| other.entries.len() as u64).sum();
         if reserved + pages > RESERVED_PAGES_MAX {
             return Err(ErrorCode::OUT_OF_MEMORY);
         }
@@ -255,8 +256,8 @@ impl VirtualMemory {
         // One page of gap, so that a run past the end meets nothing.
         self.next = self.next.max(base + bytes + self.granularity);
         let place = self.reservations.partition_point(|other| other.base < base);
-        let slots = vec![[0; 2]; pages as usize];
-        let reservation = Reservation { base, bytes, slots, mappings: BTreeMap::new() };
+        let entries = vec![[0; 2]; pages as usize];
+        let reservation = Reservation { base, bytes, entries, mappings: BTreeMap::new() };
         self.reservations.insert(place, reservation);
         Ok(base)
     }
@@ -286,12 +287,12 @@ impl VirtualMemory {
         let holding = self.holding(address, bytes)?;
         let reservation = &mut self.reservations[holding];
         let first = ((address - reservation.base) >> self.shift) as usize;
-        let slots = &mut reservation.slots[first..first + (bytes >> self.shift) as usize];
-        if slots.iter().any(|slot| slot[0] != 0) {
+        let entries = &mut reservation.entries[first..first + (bytes >> self.shift) as usize];
+        if entries.iter().any(|entry| entry[0] != 0) {
             return Err(ErrorCode::INVALID_VALUE);
         }
-        for (page, slot) in slots.iter_mut().enumerate() {
-            *slot = [(u64::from(index) + 1) << 32 | page as u64, MAPPED];
+        for (page, entry) in entries.iter_mut().enumerate() {
+            *entry = [(u64::from(index) + 1) << 32 | page as u64, MAPPED];
         }
         reservation.mappings.insert(address, (bytes, index));
         if let Some(physical) = &mut self.physical[index as usize] {
@@ -385,8 +386,8 @@ impl VirtualMemory {
         let rights = devices.iter().fold(0, |rights, device| rights | 1 << device);
         let reservation = &mut self.reservations[holding];
         let first = ((address - reservation.base) >> self.shift) as usize;
-        for slot in &mut reservation.slots[first..first + (bytes >> self.shift) as usize] {
-            slot[1] |= rights;
+        for entry in &mut reservation.entries[first..first + (bytes >> self.shift) as usize] {
+            entry[1] |= rights;
         }
         Ok(())
     }
@@ -477,7 +478,7 @@ impl Memory {
             let Some((length, index)) = reservation.mappings.remove(&start) else { continue };
             let first = ((start - reservation.base) >> virtual_memory.shift) as usize;
             let count = (length >> virtual_memory.shift) as usize;
-            reservation.slots[first..first + count].fill([0; 2]);
+            reservation.entries[first..first + count].fill([0; 2]);
             if let Some(physical) = &mut virtual_memory.physical[index as usize] {
                 physical.mappings -= 1;
             }

@@ -63,7 +63,7 @@ pub(super) enum Space {
 
 /// What the record of conflicts makes of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Order {
+pub(super) enum AccessOrder {
     /// It conflicts with any unordered one, if either writes.
     Plain,
     /// It takes part in synchronisation, and conflicts with plain ones only.
@@ -84,7 +84,7 @@ pub(super) struct Access {
     pub(super) signed: bool,
     /// Width of the destination registers, in bits.
     pub(super) register_bits: u8,
-    pub(super) order: Order,
+    pub(super) order: AccessOrder,
     pub(super) base: Register,
     pub(super) offset: i64,
 }
@@ -263,7 +263,7 @@ pub(super) enum Op {
 
 /// One instruction.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
+pub(super) struct PtxStep {
     pub(super) guard: Register,
     /// What the guard is combined with: 1 inverts it.
     pub(super) inverted: u32,
@@ -274,7 +274,7 @@ pub(super) struct Step {
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(super) name: String,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<PtxStep>,
     /// Line of each step.
     pub(super) lines: Vec<u32>,
     /// Registers of a thread, constants included.

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use cuda_driver::site::{self, Site};
 
 use super::{
-    Call, Change, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceUse, Races, Side, TOLD_MAX,
-    hooks::FOUND_MAX,
+    Call, Change, Found, MissingEdge, Race, RaceAccess, RaceActor, RaceSide, RaceUse, Races,
+    TOLD_MAX, hooks::FOUND_MAX,
 };
 use crate::NearMiss;
 use crate::memory::Memory;
@@ -55,7 +55,7 @@ impl Races {
         let mut races = Vec::new();
         for found in found.drain(..) {
             let Some(race) = self.explain(memory, &found) else { continue };
-            let side = |access: &RaceAccess| -> Side {
+            let side = |access: &RaceAccess| -> RaceSide {
                 (access.operation.clone(), access.actor, access.site)
             };
             // Calls whose place is unknown are told apart by what they touch.

@@ -10,7 +10,7 @@ use crate::findings::{Finding, FindingKind};
 use crate::graphs::Graph;
 use crate::memory::{Memory, Viewer};
 use crate::scheduler::Goal;
-use crate::state::State;
+use crate::state::Machine;
 use crate::streams::Event;
 use crate::work::Work;
 
@@ -62,7 +62,7 @@ fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
     touches
 }
 
-impl State {
+impl Machine {
     /// Compares what an operation that ran has touched, or was to touch, with what came before.
     pub(crate) fn look_for_races(&mut self, order: &Order, viewer: Viewer, touches: Touches) {
         let kernel = recorded(&mut self.memory, viewer);
@@ -129,7 +129,7 @@ impl State {
         self.tell_races();
     }
 
-    /// The mapped pages of a range, if anybody wants to know: see [`note_mapped`](State::note_mapped).
+    /// The mapped pages of a range, if anybody wants to know: see [`note_mapped`](Machine::note_mapped).
     pub(crate) fn mapped_pages(&self, address: u64, bytes: u64, denied: bool) -> Vec<u64> {
         if !self.races.is_on() {
             return Vec::new();

@@ -144,7 +144,7 @@ struct Change {
 
 /// What an event stands for: a point in a stream, with all that comes before it.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownPoint {
     stream: u64,
     actor: u16,
     sequence: u64,
@@ -190,10 +190,10 @@ pub(crate) struct Races {
 }
 
 /// One side of a race, as far as two of one kind are alike.
-type Side = (String, RaceActor, Option<Site>);
+type RaceSide = (String, RaceActor, Option<Site>);
 
 /// Two sides, and where the memory begins if a side has no place in the program.
-type Pair = (Side, Side, Option<u64>);
+type Pair = (RaceSide, RaceSide, Option<u64>);
 
 impl Races {
     pub(crate) fn new(check: RaceCheck, granularity: u64) -> Self {
@@ -352,34 +352,39 @@ impl Races {
     }
 
     /// What call `sequence` of a stream stands for, its last.
-    pub(crate) fn known(&self, stream: u64, sequence: u64) -> Option<Known> {
+    pub(crate) fn known(&self, stream: u64, sequence: u64) -> Option<KnownPoint> {
         let &actor = self.numbers.get(&stream).filter(|_| self.is_on())?;
         let clock = Arc::clone(&self.actors[usize::from(actor)].clock);
-        Some(Known { stream, actor, sequence, clock })
+        Some(KnownPoint { stream, actor, sequence, clock })
     }
 
     /// What an event recorded by call `sequence` of a stream stands for.
-    pub(crate) fn recorded(&mut self, stream: u64, sequence: u64, event: u64) -> Option<Known> {
+    pub(crate) fn recorded(
+        &mut self,
+        stream: u64,
+        sequence: u64,
+        event: u64,
+    ) -> Option<KnownPoint> {
         let known = self.known(stream, sequence)?;
         self.note_edge(Edge::record(stream, sequence, event));
         Some(known)
     }
 
     /// What a stream is given from now on comes after what is known.
-    pub(crate) fn follows(&mut self, stream: u64, known: &Known) {
+    pub(crate) fn follows(&mut self, stream: u64, known: &KnownPoint) {
         let Some(&number) = self.numbers.get(&stream) else { return };
         self.learn(number, &known.clock, Some((known.actor, known.sequence)));
     }
 
     /// A stream waits for an event, by call `sequence`.
-    pub(crate) fn waits(&mut self, stream: u64, sequence: u64, event: u64, known: &Known) {
+    pub(crate) fn waits(&mut self, stream: u64, sequence: u64, event: u64, known: &KnownPoint) {
         self.follows(stream, known);
         let recorded = (known.stream, known.sequence);
         self.note_edge(Edge::wait(stream, sequence, event, recorded));
     }
 
     /// The host knows an event to be complete.
-    pub(crate) fn host_knows(&mut self, known: &Known) {
+    pub(crate) fn host_knows(&mut self, known: &KnownPoint) {
         learn(&mut self.host, &known.clock, Some((known.actor, known.sequence)));
     }
 

@@ -31,7 +31,7 @@ struct Via {
 }
 
 #[derive(Debug, Default)]
-struct Page {
+struct ShadowPage {
     segments: Vec<Segment>,
     vias: SmallVec<[Via; 1]>,
 }
@@ -58,7 +58,7 @@ impl Hasher for PageHasher {
 
 /// Some of a range, in one page.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct ShadowPart {
     /// Number of the page, and its first key.
     page: u64,
     base: u64,
@@ -79,7 +79,7 @@ pub(super) struct Clash {
 #[derive(Debug)]
 pub(super) struct Shadow {
     shift: u32,
-    pages: HashMap<u64, Page, BuildHasherDefault<PageHasher>>,
+    pages: HashMap<u64, ShadowPage, BuildHasherDefault<PageHasher>>,
     segments: usize,
 }
 
@@ -98,12 +98,12 @@ impl Shadow {
     }
 
     /// The parts of a range that lie in one page each.
-    fn parts(&self, (key, bytes): (u64, u64)) -> impl Iterator<Item = Part> + use<> {
+    fn parts(&self, (key, bytes): (u64, u64)) -> impl Iterator<Item = ShadowPart> + use<> {
         let (shift, end) = (self.shift, key.saturating_add(bytes));
         (key >> shift..end.div_ceil(1 << shift)).map(move |page| {
             let base = page << shift;
             let (from, to) = (key.max(base) - base, (end - base).min(1 << shift));
-            Part { page, base, range: (from as u32, to as u32) }
+            ShadowPart { page, base, range: (from as u32, to as u32) }
         })
     }
 
@@ -118,7 +118,7 @@ impl Shadow {
         order: &Order,
         mut clash: impl FnMut(Clash),
     ) {
-        for Part { page: number, base, range: part } in self.parts(range) {
+        for ShadowPart { page: number, base, range: part } in self.parts(range) {
             let page = self.pages.entry(number).or_default();
             if let Some(address) = address {
                 // Keys and addresses lie alike in their pages.
@@ -135,7 +135,7 @@ impl Shadow {
 
     /// Forgets a range that no longer is what it was.
     pub(super) fn forget(&mut self, range: (u64, u64)) {
-        for Part { page: number, range, .. } in self.parts(range) {
+        for ShadowPart { page: number, range, .. } in self.parts(range) {
             let Some(page) = self.pages.get_mut(&number) else { continue };
             let before = page.segments.len();
             page.replace(range, |piece| piece.accesses.clear());
@@ -155,7 +155,7 @@ impl Shadow {
         order: &Order,
         mut clash: impl FnMut(Clash),
     ) {
-        for Part { page: number, base, range: (from, to) } in self.parts(range) {
+        for ShadowPart { page: number, base, range: (from, to) } in self.parts(range) {
             let page = self.pages.get(&number);
             for segment in page.map_or(&[][..], |page| &page.segments) {
                 let (low, high) = (segment.start.max(from), segment.end.min(to));
@@ -274,7 +274,7 @@ fn meet(accesses: &mut Accesses, epoch: Epoch, order: &Order, mut clash: impl Fn
     accesses.push(epoch);
 }
 
-impl Page {
+impl ShadowPage {
     fn is_empty(&self) -> bool {
         self.segments.is_empty() && self.vias.is_empty()
     }

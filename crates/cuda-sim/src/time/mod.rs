@@ -23,7 +23,7 @@ pub use values::{Curve, Rate};
 
 use crate::host_memory::HOST_END;
 use crate::scheduler::Goal;
-use crate::state::State;
+use crate::state::Machine;
 use crate::streams::{DefaultOrder, Point};
 use crate::work::{Operation, Work};
 use engine::Engine;
@@ -73,8 +73,8 @@ pub(crate) struct Clock {
 /// What a device's operations compete for.
 #[derive(Clone, Debug, Default)]
 struct DeviceTime {
-    down: Link,
-    up: Link,
+    down: LinkTime,
+    up: LinkTime,
     /// What copies in both directions set up with, one after the other.
     shared: Engine,
     /// Between this device and others, in the direction away from it.
@@ -91,7 +91,7 @@ struct DeviceTime {
 
 /// One direction of the link to the host.
 #[derive(Clone, Debug, Default)]
-struct Link {
+struct LinkTime {
     engines: Vec<Engine>,
     wires: Engine,
 }
@@ -115,7 +115,7 @@ struct Beside<'d> {
     percent: u32,
 }
 
-impl Link {
+impl LinkTime {
     /// Places a copy; its end. The time that it waits for what it shares, its engine is held.
     fn place(&mut self, ready: u64, copy: LinkCopy, beside: Beside<'_>) -> u64 {
         let LinkCopy { setup, shared, transfer } = copy;
@@ -180,7 +180,7 @@ enum Demand {
 impl Clock {
     pub(crate) fn new(profile: Profile, devices: u32) -> Self {
         let engines = vec![Engine::default(); profile.copy_engines as usize];
-        let link = Link { engines, wires: Engine::default() };
+        let link = LinkTime { engines, wires: Engine::default() };
         let device = DeviceTime { down: link.clone(), up: link, ..DeviceTime::default() };
         Self {
             profile,
@@ -476,7 +476,7 @@ impl Demand {
     }
 }
 
-impl State {
+impl Machine {
     /// What the operation, which is about to run, asks of the device.
     pub(crate) fn charge(&mut self, (device, stream): (u32, u64), operation: &Operation) -> Charge {
         self.memory.traffic.take();

@@ -6,8 +6,8 @@ use kv_kernels::error::Side;
 use kv_kernels::raw::{RawBlockCopy, RawBlockSide, RawBlockUnits};
 
 use super::held::Pendings;
-use super::mover::{Interrupted, Lane, check_apart, check_device};
-use super::table::{PLANES_MAX, Written};
+use super::mover::{Interrupted, MovePath, check_apart, check_device};
+use super::table::{PLANES_MAX, WrittenTable};
 use super::{BlockPairs, Move, MoveError, MoveFailed, MoveOrder, Mover, Route};
 
 /// How blocks lie in each of their planes.
@@ -17,12 +17,12 @@ pub struct BlockGrid {
     pub blocks: u32,
     /// From block to block, in bytes.
     pub block_stride: u64,
-    /// From row to row of a block, in bytes; not used where blocks move as one row.
+    /// From row to row of a block, in bytes. Not used where blocks move as one row.
     pub row_stride: u64,
 }
 
-/// Blocks in the memory of one device: for each plane (one layer's keys, or values) a range that holds
-/// all blocks. What keeps the memory is held by the moves that it is given to.
+/// Blocks in the memory of one device. Each plane (one layer's keys, or values) is a range that holds all blocks. A
+/// move holds the keeper of the memory until it has completed.
 #[derive(Debug)]
 pub struct BlockMemory<K> {
     device: Device,
@@ -68,8 +68,8 @@ impl<K> BlockMemory<K> {
         Ok(Self { device: device.clone(), planes, grid, mapped_for: None, keeper })
     }
 
-    /// Says that the planes are mapped memory, with access for the devices of these ordinals. Naming
-    /// one that has none is an error on that device.
+    /// The planes are mapped memory, with access for the devices of these ordinals. A named device without access
+    /// is lost by the move.
     #[must_use]
     pub fn mapped_for(mut self, ordinals: &[i32]) -> Self {
         self.mapped_for = Some(ordinals.to_vec());
@@ -108,8 +108,8 @@ impl<K> BlockMemory<K> {
     }
 }
 
-/// What moves of each block: `rows` rows of `row_bytes` bytes, from an offset in the block on either
-/// side. Part of a block, for instance some of its heads, moves as rows.
+/// The part of each block that moves: `rows` rows of `row_bytes` bytes, from an offset in the block on either side. A
+/// whole block is one row. Some heads of a block are a row for each token.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct BlockMove<'a> {
     /// Which block goes where, in every plane.
@@ -138,8 +138,8 @@ impl<'a> BlockMove<'a> {
 }
 
 /// A checked move: plain numbers, good for any of its launches.
-struct Plan {
-    lane: Lane,
+struct LaunchPlan {
+    lane: MovePath,
     from_planes: Vec<u64>,
     to_planes: Vec<u64>,
     from: BlockGrid,
@@ -147,7 +147,7 @@ struct Plan {
     rows: u32,
     row_bytes: u64,
     item_bytes: u64,
-    /// What a thread moves at once.
+    /// Bytes that a thread moves at once.
     vector_bytes: u64,
 }
 
@@ -155,8 +155,8 @@ impl Mover {
     /// Moves scattered blocks, in one launch where their pairs fit one table
     /// ([`MoverConfig::table_pairs`](super::MoverConfig::table_pairs)).
     ///
-    /// The way from device to device is a kernel that reads on one and writes on the other; through the
-    /// host, kernels of either side fill and drain the pinned chunks.
+    /// From device to device, one kernel reads and writes. Through the host, a kernel of the source fills the pinned
+    /// chunks and one of the destination drains them.
     ///
     /// # Ordering
     /// As [`move_tensor`](Mover::move_tensor).
@@ -187,7 +187,7 @@ impl Mover {
         destination: &BlockMemory<D>,
         what: &BlockMove<'_>,
         order: MoveOrder<'_>,
-    ) -> Result<Plan, MoveError> {
+    ) -> Result<LaunchPlan, MoveError> {
         self.check_order(order)?;
         check_device("source", &self.from, &source.device)?;
         check_device("destination", &self.to, &destination.device)?;
@@ -220,7 +220,7 @@ impl Mover {
         if bytes > most {
             return Err(MoveError::BlockTooLarge { bytes, most });
         }
-        Ok(Plan {
+        Ok(LaunchPlan {
             lane,
             from_planes,
             to_planes,
@@ -238,11 +238,11 @@ impl Mover {
         &self,
         source: &BlockMemory<S>,
         destination: &BlockMemory<D>,
-    ) -> Result<Lane, MoveError> {
+    ) -> Result<MovePath, MoveError> {
         let (reader, lane) = match self.route {
-            Route::Host => return Ok(Lane::Ring),
-            Route::Push => (destination.reached_by(&self.from), Lane::Push),
-            Route::Pull => (source.reached_by(&self.to), Lane::Order),
+            Route::Host => return Ok(MovePath::Ring),
+            Route::Push => (destination.reached_by(&self.from), MovePath::Push),
+            Route::Pull => (source.reached_by(&self.to), MovePath::Order),
         };
         if reader {
             return Ok(lane);
@@ -256,7 +256,7 @@ impl Mover {
 
     fn enqueue(
         &mut self,
-        plan: &Plan,
+        plan: &LaunchPlan,
         pairs: &[BlockPair],
         order: MoveOrder<'_>,
     ) -> Result<Pendings, Interrupted> {
@@ -285,8 +285,8 @@ impl Mover {
     /// Enqueues the launches of one table.
     fn launch(
         &mut self,
-        plan: &Plan,
-        table: &Written,
+        plan: &LaunchPlan,
+        table: &WrittenTable,
         pairs: usize,
         on: &Stream,
     ) -> Result<(), MoveError> {
@@ -301,17 +301,17 @@ impl Mover {
         // chunk. The table is written once nothing reads it, and is kept until `read_by`'s readers are
         // over. `plan` has found a vector that divides every address, stride and length; chunks are page
         // aligned.
-        let Some(ring) = self.ring.as_mut().filter(|_| plan.lane == Lane::Ring) else {
+        let Some(ring) = self.ring.as_mut().filter(|_| plan.lane == MovePath::Ring) else {
             let (kernels, stream) =
-                if plan.lane == Lane::Push { (near, &self.push) } else { (far, on) };
-            for part in Part::of([planes, pairs as u64], items_max) {
+                if plan.lane == MovePath::Push { (near, &self.push) } else { (far, on) };
+            for part in LaunchPart::of([planes, pairs as u64], items_max) {
                 // SAFETY: see above.
                 unsafe { kernels.launch(stream, &plan.raw(table, part, None, blocks)) }?;
             }
             return Ok(());
         };
         let items_max = items_max.min(ring.chunk_bytes() / plan.item_bytes);
-        for part in Part::of([planes, pairs as u64], items_max) {
+        for part in LaunchPart::of([planes, pairs as u64], items_max) {
             ring.pass(
                 |chunk| {
                     let to = Some((Side::Destination, chunk.memory.device_address()));
@@ -329,18 +329,18 @@ impl Mover {
     }
 }
 
-/// What one launch moves: some planes of some pairs.
+/// The share of one launch: some planes of some pairs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Part {
+struct LaunchPart {
     first_plane: u64,
     planes: u64,
     first_pair: u64,
     pairs: u64,
 }
 
-impl Part {
-    /// All planes of all pairs, in parts of at most `items_max` blocks of a plane: as few as two ways to cut
-    /// give.
+impl LaunchPart {
+    /// All planes of all pairs, in parts of at most `items_max` blocks of a plane. Of two ways to cut, the one with
+    /// fewer parts.
     fn of([planes, pairs]: [u64; 2], items_max: u64) -> impl Iterator<Item = Self> {
         let items_max = items_max.max(1);
         let (most_pairs, most_planes) = (pairs.min(items_max), planes.min(items_max));
@@ -363,13 +363,13 @@ impl Part {
     }
 }
 
-impl Plan {
-    /// One launch; a side that is `dense` begins at that address, and its blocks follow each other there in
-    /// the order of planes and then of pairs.
+impl LaunchPlan {
+    /// One launch. The blocks of a `dense` side follow each other from that address on, in the order of planes and
+    /// then of pairs.
     fn raw(
         &self,
-        table: &Written,
-        part: Part,
+        table: &WrittenTable,
+        part: LaunchPart,
         dense: Option<(Side, u64)>,
         blocks: u32,
     ) -> RawBlockCopy {
@@ -416,7 +416,7 @@ impl Plan {
     }
 }
 
-/// What the rows' stride adds to the alignment: nothing where there is one row.
+/// The rows' stride, as far as it counts for alignment: 0 where there is one row.
 fn row_bits(what: &BlockMove<'_>, grid: BlockGrid) -> u64 {
     if what.rows > 1 { grid.row_stride } else { 0 }
 }
@@ -433,7 +433,7 @@ mod tests {
                 for most in [1, 2, 9, 64, 1000, u64::MAX] {
                     let mut times = vec![0; (planes * pairs) as usize];
                     let mut count = 0;
-                    for part in Part::of([planes, pairs], most) {
+                    for part in LaunchPart::of([planes, pairs], most) {
                         assert!(part.planes * part.pairs <= most, "{part:?} {most}");
                         count += 1;
                         for plane in part.first_plane..part.first_plane + part.planes {

@@ -1,4 +1,4 @@
-//! Why a move did not happen, and what it gives back.
+//! Errors of moves, with the memory that was handed to them.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use kv_kernels::error::{BlocksError, Side};
 
 use super::Withheld;
 
-/// Why a move, or what moves need, could not be had.
+/// Why a move, or a part that moves need, was refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
@@ -58,7 +58,7 @@ pub enum MoveError {
         /// Which number.
         what: &'static str,
     },
-    /// A configuration of more than any machine has use or room for.
+    /// A configuration of more than any machine has room for.
     #[error("{count} {what}, where there can be at most {most}")]
     TooMany {
         /// Which number.
@@ -75,9 +75,9 @@ pub enum MoveError {
         ByteSize(*host_bytes)
     )]
     Memory {
-        /// What chunks and tables need, in bytes.
+        /// Bytes of chunks and tables.
         bytes: u64,
-        /// What the host has, in bytes.
+        /// Bytes of the host's memory.
         host_bytes: u64,
     },
     /// A memory of blocks has no planes, or too many.
@@ -270,15 +270,15 @@ impl From<CopyError> for MoveError {
 
 /// A move that failed, with what was handed to it.
 ///
-/// The source is as it was. Part of the move may be under way all the same, so both ends are still held:
-/// [`Withheld::try_finish`] gives them back as soon as nothing uses them, which is at once when nothing
-/// was enqueued, and [`Withheld::reclaim_on`] at once for work that waits on the device.
+/// The source is unchanged. A part of the move may be under way, so both ends are withheld.
+/// [`Withheld::try_finish`] gives them back as soon as no part is under way. [`Withheld::reclaim_on`] gives them back
+/// at once, for work that waits on the device.
 pub struct MoveFailed<S: Send + 'static, D: Send + 'static> {
     /// Why.
     pub error: MoveError,
-    /// What was handed over.
+    /// Source and destination.
     pub held: Withheld<S, D>,
-    /// Ordinals of the GPUs that it would have gone from and to.
+    /// Ordinals of the GPUs of the source and of the destination.
     pub(super) gpus: [i32; 2],
 }
 

@@ -1,4 +1,4 @@
-//! The boundary between two stages of a pipeline: activations go from one device to the next.
+//! The boundary between two stages of a pipeline, where activations go from one device to the next.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,24 +11,23 @@ use super::held::{Pendings, wait_on};
 use super::mover::{COUNT_MAX, Mover, check_count, check_device};
 use super::{MoveError, MoveOrder, Side};
 
-/// Activation buffers in a ring on either side of a boundary, allocated once, and the events that
-/// order their use. The host waits for nothing.
+/// A ring of activation buffers on either side of a boundary, and the events that order their use. All of it is
+/// allocated once. The host waits for nothing.
 ///
 /// ```text
 /// producer's stream:  room -> write outgoing -> send
 /// consumer's stream:                            send -> read incoming -> done
 /// ```
 ///
-/// A buffer is written again after its copy has completed, and copied into again after its reader has:
-/// [`room`](HandOver::room) and [`send`](HandOver::send) make the streams wait for that. With two buffers
-/// the producer writes one while the other is under way.
+/// [`room`](HandOver::room) makes the producer's stream wait until the buffer's last copy has completed.
+/// [`send`](HandOver::send) makes the copy wait for the last reader. With two buffers, the producer writes one while
+/// the other is copied.
 ///
-/// Cheapest with one consumer's stream, whose own order keeps a copy behind the buffer's last reader.
-/// From the first change of that stream on, readers are marked by events. The last stream that read a
-/// buffer is held until the buffer is sent again.
+/// A boundary with one consumer's stream needs the fewest calls, because the order of that stream keeps a copy behind
+/// the buffer's last reader. After the first change of the consumer's stream, events are recorded after readers. The
+/// last stream that read a buffer is kept until the buffer is sent again.
 ///
-/// What a boundary gives out is its own: another one, of values beside keys, refuses it
-/// ([`MoveError::OtherHandOver`]).
+/// A boundary refuses tokens of another boundary ([`MoveError::OtherHandOver`]).
 ///
 /// # Loss
 /// A buffer whose [`Outgoing`] or [`Incoming`] is dropped, as by a thread that panics, is abandoned: work that
@@ -38,21 +37,21 @@ use super::{MoveError, MoveOrder, Side};
 #[derive(Debug)]
 pub struct HandOver {
     mover: Mover,
-    /// No other boundary of the process has it. What is given out carries it.
+    /// Unique in the process. Every [`Outgoing`] and [`Incoming`] carries it.
     id: u64,
-    buffers: Vec<Buffers>,
+    buffers: Vec<BufferPair>,
     next: usize,
-    /// Whether there was more than one stream of a consumer.
+    /// Whether more than one consumer's stream was used.
     several: bool,
 }
 
 #[derive(Debug)]
-struct Buffers {
+struct BufferPair {
     outgoing: DeviceBuffer,
     incoming: DeviceBuffer,
     /// Recorded after the copy.
     copied: Event,
-    /// Recorded after the reader, but for one that `reader` tells of.
+    /// Recorded after the reader, unless `reader` names its stream.
     read: Event,
     /// The stream of a reader after which `read` was not recorded.
     reader: Option<Stream>,
@@ -128,7 +127,7 @@ impl Incoming {
     }
 }
 
-/// A hand-over that failed, with the buffer, which still holds what the producer writes.
+/// A hand-over that failed, with its buffer. The buffer keeps what the producer has written.
 pub struct SendFailed {
     /// Why.
     pub error: MoveError,
@@ -170,7 +169,7 @@ impl HandOver {
         }
         check_count("buffers", count as u64, COUNT_MAX)?;
         let buffers = (0..count).map(|_| {
-            Ok::<_, MoveError>(Buffers {
+            Ok::<_, MoveError>(BufferPair {
                 outgoing: DeviceBuffer::alloc(mover.from(), bytes)?,
                 incoming: DeviceBuffer::alloc(mover.to(), bytes)?,
                 copied: Event::new(mover.to())?,
@@ -202,8 +201,8 @@ impl HandOver {
     /// A buffer for the producer to fill, by work enqueued on `producer` from now on.
     ///
     /// # Ordering
-    /// Makes `producer` wait on the device until the buffer's last copy has completed, and whatever was
-    /// written to it and not sent.
+    /// Makes `producer` wait on the device for the buffer's last copy, and for work that wrote the buffer and was not
+    /// sent.
     ///
     /// # Errors
     /// [`MoveError::NoBuffer`] when the next buffer is still held, or all were abandoned;
@@ -285,8 +284,8 @@ impl HandOver {
         }
     }
 
-    /// Refuses what another boundary gave out. What this one gave out is of a buffer that is there, and
-    /// out once: tokens are neither made nor copied elsewhere.
+    /// Refuses tokens of another boundary. A token of this one names a buffer that is there, and no other token
+    /// names that buffer, because tokens are made by `room` and `send` only and cannot be cloned.
     fn check_own(&self, found: u64, buffer: usize) -> Result<(), MoveError> {
         let expected = self.id;
         if found == expected {
@@ -317,8 +316,8 @@ impl HandOver {
                 };
                 let copied = self.mover.ordered_until(order, lane, &buffers.copied, copy);
                 copied.map_err(|interrupted| {
-                    // Sent again, the copy comes after what of it is under way, which is after what
-                    // was under way before it.
+                    // The next copy of this buffer waits for the part that is under way. That part waits for
+                    // everything before it.
                     if !interrupted.pendings.is_empty() {
                         buffers.interrupted = interrupted.pendings;
                     }
@@ -365,8 +364,8 @@ impl HandOver {
         Ok(())
     }
 
-    /// Gives a buffer back that was not sent. What is being written to it on the producer's stream is waited
-    /// for by the next producer that gets it.
+    /// Gives an unsent buffer back. The buffer's next producer waits for what is being written to it on this
+    /// producer's stream.
     ///
     /// # Errors
     /// [`MoveError::OtherHandOver`], with the buffer.
@@ -376,27 +375,27 @@ impl HandOver {
         }
         outgoing.abandoning.forget();
         let buffers = &mut self.buffers[outgoing.index];
-        // It comes after the one that was noted before.
+        // Its work runs after that of the writer noted before.
         buffers.written_on = Some(outgoing.producer);
         buffers.is_held = false;
         Ok(())
     }
 
-    /// Takes the boundary apart.
+    /// The mover, without the boundary's buffers.
     #[must_use]
     pub fn into_mover(self) -> Mover {
         self.mover
     }
 }
 
-impl Buffers {
+impl BufferPair {
     fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Relaxed)
     }
 
     /// Makes work enqueued on `producer` from now on wait for what still uses the outgoing buffer.
     fn make_free(&self, producer: &Stream) -> Result<(), DeviceError> {
-        // They stay noted: a copy to the other side has to come after them too.
+        // They stay noted, because the next copy has to wait for them too.
         wait_on(&self.interrupted, producer)?;
         match &self.written_on {
             Some(writer) if !is_same(writer, producer) => {
@@ -424,7 +423,7 @@ impl Buffers {
     }
 }
 
-/// Whether what is enqueued on the one is in order with what is on the other.
+/// Whether both are handles of one stream.
 fn is_same(one: &Stream, other: &Stream) -> bool {
     one.raw() == other.raw() && one.device().shares_context(other.device())
 }

@@ -1,4 +1,4 @@
-//! Memory that a move holds: given to it with its owner, and given back when the move has completed.
+//! Memory that a move owns until it has completed.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -39,20 +39,20 @@ impl From<DeviceBuffer> for Held<DeviceBuffer> {
     }
 }
 
-/// What stands for the end of work that was enqueued.
+/// How the end of enqueued work is known.
 #[derive(Clone, Debug)]
 pub(super) enum Pending {
     /// An event recorded after it.
     Event(Arc<Event>),
-    /// An event that the receiver recorded after it, and the stream on which the sender reads the source, as it
-    /// does on when the receiver is lost.
+    /// An event that the receiver recorded after it, and the stream on which the sender reads the source. The
+    /// sender reads on when the receiver is lost.
     Relayed(Arc<Event>, Stream),
     /// The stream it is on, where an event could not be recorded.
     Stream(Stream),
 }
 
 impl Pending {
-    /// Whether the work is over. A lost device has stopped, so there it is; another that it works with has not.
+    /// Whether the work is over. Work of a lost device is over. The device at the other end may go on.
     pub(super) fn is_over(&self) -> Result<bool, DeviceError> {
         let (over, device) = match self {
             Self::Event(event) | Self::Relayed(event, _) => (event.is_complete(), event.device()),
@@ -82,7 +82,7 @@ impl Pending {
     }
 }
 
-/// One, unless a move failed half-way.
+/// One entry, or several when a move failed half-way.
 pub(super) type Pendings = SmallVec<[Pending; 1]>;
 
 /// Whether all of it is over.
@@ -106,17 +106,17 @@ pub(super) fn wait_on(pendings: &[Pending], stream: &Stream) -> Result<(), Devic
     Ok(())
 }
 
-/// Events that stand for the ends of moves, used again when nobody asks for the last end any more: never
-/// more than moves that were alive at once.
+/// Events recorded at the ends of moves. An event is used again when its last move is gone, so there are never more
+/// events than moves alive at once.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     events: VecDeque<Arc<Event>>,
 }
 
 impl Events {
-    /// An event of `device` that nobody else has.
+    /// An event of `device` that no other move uses.
     pub(super) fn take(&mut self, device: &Device) -> Result<Arc<Event>, DeviceError> {
-        // Moves end in order for the most part, so that the first is free, unless a move is kept for long.
+        // Most moves end in order, so the first event is free unless a move is kept for long.
         let free = self.events.iter_mut().position(|event| Arc::get_mut(event).is_some());
         let event = match free.and_then(|free| self.events.remove(free)) {
             Some(event) => event,
@@ -130,23 +130,23 @@ impl Events {
 /// Owners of memory whose moves were dropped before they had completed.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
-    parked: Mutex<Vec<Parked>>,
+    parked: Mutex<Vec<ParkedMove>>,
 }
 
-struct Parked {
+struct ParkedMove {
     pendings: Pendings,
-    /// Held for its destructor.
+    /// Dropped when the move has completed.
     _keepers: Box<dyn Any + Send>,
 }
 
-impl Parked {
-    /// Whether nothing uses the memory any more. Without an answer it may be in use.
+impl ParkedMove {
+    /// Whether nothing uses the memory any more. Without an answer of the driver, the memory counts as in use.
     fn is_over(&self) -> bool {
         matches!(all_over(&self.pendings), Ok(true))
     }
 }
 
-impl fmt::Debug for Parked {
+impl fmt::Debug for ParkedMove {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parked").field("pendings", &self.pendings).finish_non_exhaustive()
     }
@@ -154,16 +154,16 @@ impl fmt::Debug for Parked {
 
 impl Parking {
     fn park(&self, pendings: Pendings, keepers: Box<dyn Any + Send>) {
-        self.parked.lock().push(Parked { pendings, _keepers: keepers });
+        self.parked.lock().push(ParkedMove { pendings, _keepers: keepers });
     }
 
     /// Lets go of owners whose moves have completed; returns how many are left.
     pub(super) fn sweep(&self) -> usize {
-        self.let_go_of(|parked| parked.into_iter().partition(Parked::is_over))
+        self.let_go_of(|parked| parked.into_iter().partition(ParkedMove::is_over))
     }
 
-    /// As [`sweep`](Parking::sweep), up to the first that has not completed: those after it seldom have,
-    /// and to ask takes a call each.
+    /// As [`sweep`](Parking::sweep), up to the first move that has not completed. Later moves seldom have, and asking
+    /// costs a driver call each.
     pub(super) fn sweep_oldest(&self) {
         self.let_go_of(|mut parked| {
             let over = parked.iter().position(|parked| !parked.is_over()).unwrap_or(parked.len());
@@ -188,16 +188,19 @@ impl Parking {
 
     /// Divides the parked by `over` into those that are let go of and those that stay; returns how many are
     /// left.
-    fn let_go_of(&self, over: impl FnOnce(Vec<Parked>) -> (Vec<Parked>, Vec<Parked>)) -> usize {
+    fn let_go_of(
+        &self,
+        over: impl FnOnce(Vec<ParkedMove>) -> (Vec<ParkedMove>, Vec<ParkedMove>),
+    ) -> usize {
         let parked = std::mem::take(&mut *self.parked.lock());
         if parked.is_empty() {
             return 0;
         }
-        // Driver calls are made and owners dropped with the lock given back. Those that stay are in their
-        // place again before the first owner is dropped: destructors are others' code and may panic.
+        // Driver calls are made, and owners dropped, without the lock. The entries that stay are put back before the
+        // first owner is dropped, because an owner's destructor may panic.
         let (over, left) = over(parked);
         let count = left.len();
-        // Before those that were parked meanwhile.
+        // In front of the entries that were parked meanwhile.
         self.parked.lock().splice(0..0, left);
         drop(over);
         count
@@ -209,7 +212,7 @@ impl Drop for Parking {
         self.sweep();
         let left = std::mem::take(&mut *self.parked.lock());
         if !left.is_empty() {
-            // Freeing what a device still reads would hand its bytes to somebody else.
+            // Memory that a device still reads would go to its next owner.
             tracing::warn!(moves = left.len(), "memory of moves still under way is leaked");
             std::mem::forget(left);
         }
@@ -218,12 +221,12 @@ impl Drop for Parking {
 
 /// A move under way. It owns the source and the destination until it has completed.
 ///
-/// Dropping it waits for nothing: the owners are kept by the mover, which lets go of them at a later
-/// call, when the move has completed.
+/// Dropping it waits for nothing. The mover keeps the owners, and drops them in a later call when the move has
+/// completed.
 pub struct Move<S: Send + 'static, D: Send + 'static> {
     parking: Arc<Parking>,
     /// # Invariants
-    /// Stands for all enqueued work that reads the source or writes the destination.
+    /// Covers all enqueued work that reads the source or writes the destination.
     pendings: Pendings,
     keepers: Option<(Option<S>, Option<D>)>,
 }
@@ -234,7 +237,7 @@ impl<S: Send, D: Send> Move<S, D> {
         Self { parking: Arc::clone(parking), pendings, keepers }
     }
 
-    /// Whether the move has completed. One of a lost device has: nothing runs there any more.
+    /// Whether the move has completed. A move of a lost device has, because nothing runs there any more.
     ///
     /// # Errors
     /// What the driver answers, of a device that is not lost.
@@ -258,8 +261,8 @@ impl<S: Send, D: Send> Move<S, D> {
         wait_on(&self.pendings, stream)
     }
 
-    /// Gives the source back for work of `stream`, which waits for the end of the move: memory that is
-    /// written again and again needs no host to look.
+    /// Gives the source back for work of `stream`, which waits on the device for the end of the move. A source that
+    /// is written again and again needs no wait on the host.
     ///
     /// None when it was given back before.
     ///
@@ -281,7 +284,7 @@ impl<S: Send, D: Send> Move<S, D> {
     /// Source and destination, unless given out before, if the move has completed.
     ///
     /// # Errors
-    /// The move itself, when it has not completed or the driver does not tell.
+    /// The move itself, when it has not completed or the driver does not answer.
     #[allow(clippy::type_complexity, reason = "two owners, each of which may have been given out")]
     #[track_caller]
     pub fn try_finish(mut self) -> Result<(Option<S>, Option<D>), Self> {
@@ -308,10 +311,10 @@ impl<S: Send, D: Send> Move<S, D> {
     }
 }
 
-/// Both ends of a move that failed, until nothing of the move is under way any more.
+/// Both ends of a failed move, until no part of the move is under way any more.
 ///
-/// A part of the move may have been enqueued before the call that failed: it still reads the source and
-/// writes the destination, in the order of no stream of the caller's. So neither end can be had before:
+/// A part of the move may have been enqueued before the call that failed. That part still reads the source and
+/// writes the destination, on streams that the caller does not know. So neither end can be taken before:
 ///
 /// ```compile_fail,E0599
 /// # use kv_multigpu::moves::MoveFailed;
@@ -325,7 +328,7 @@ impl<S: Send, D: Send> Move<S, D> {
 pub struct Withheld<S: Send + 'static, D: Send + 'static> {
     parking: Arc<Parking>,
     /// # Invariants
-    /// Stands for all enqueued work that reads the source or writes the destination.
+    /// Covers all enqueued work that reads the source or writes the destination.
     pendings: Pendings,
     /// # Invariants
     /// Taken only by methods that consume the value.
@@ -337,7 +340,7 @@ impl<S: Send, D: Send> Withheld<S, D> {
         Self { parking: Arc::clone(parking), pendings, ends: Some((source, to)) }
     }
 
-    /// Whether nothing of the move is under way any more. On a lost device nothing is.
+    /// Whether no part of the move is under way any more. On a lost device, none is.
     ///
     /// # Errors
     /// What the driver answers, of a device that is not lost.
@@ -347,7 +350,7 @@ impl<S: Send, D: Send> Withheld<S, D> {
         all_over(&self.pendings)
     }
 
-    /// Source and destination, for work of `stream`, which waits for what is under way.
+    /// Source and destination, for work of `stream`, which waits for the part of the move that is under way.
     ///
     /// # Ordering
     /// Waits on the device, not on the host.
@@ -363,11 +366,11 @@ impl<S: Send, D: Send> Withheld<S, D> {
         }
     }
 
-    /// Source and destination, if nothing of the move is under way any more: at once when nothing was
-    /// enqueued.
+    /// Source and destination, if no part of the move is under way any more. If nothing was enqueued, that is at
+    /// once.
     ///
     /// # Errors
-    /// The value itself, when something is under way or the driver does not tell.
+    /// The value itself, when a part is under way or the driver does not answer.
     #[track_caller]
     pub fn try_finish(self) -> Result<(S, D), Self> {
         let _site = cuda_driver::site::enter();
@@ -377,8 +380,8 @@ impl<S: Send, D: Send> Withheld<S, D> {
         }
     }
 
-    /// Waits on the host until nothing of the move is under way any more, and gives both ends back. For
-    /// tests and tear-down.
+    /// Waits on the host until no part of the move is under way any more, and gives both ends back. For tests and
+    /// tear-down.
     ///
     /// # Errors
     /// What the driver answers, with both ends still held.

@@ -33,24 +33,24 @@
 //! ```
 //!
 //! # Ways
-//! A [`Mover`] goes from device to device where they can access each other, and else through a ring
-//! of pinned chunks that one device fills while the other drains; [`Route`] says which.
+//! Where two devices can access each other, a [`Mover`] goes from device to device. Elsewhere it goes through a ring
+//! of pinned chunks, which one device fills while the other drains. [`Route`] says which way a mover goes.
 //!
 //! # Order and ownership
-//! Every move names a stream on each side ([`MoveOrder`]): it comes after what is on the source's, and
-//! in the order of the destination's. The host waits for nothing. A move owns both ends until it has
-//! completed, so a source cannot be freed or reused under it: it is given back by
-//! [`Move::try_finish`], or for work that waits on the device by [`Move::reclaim_on`]. A move that is
-//! dropped leaves its ends with the mover until it has completed. A move that failed withholds both ends
-//! until nothing of it is under way ([`Withheld`]).
+//! Every move names a stream on each side ([`MoveOrder`]). The move runs after the work on the source's stream, and
+//! in the order of the destination's stream. The host waits for nothing. A move owns both ends until it has
+//! completed, so its source cannot be freed or reused under it. [`Move::try_finish`] gives the source back when the
+//! move has completed, and [`Move::reclaim_on`] at once for work that waits on the device. The ends of a dropped move
+//! stay with the mover until the move has completed. The ends of a failed move are withheld until no part of it is
+//! under way ([`Withheld`]).
 //!
 //! # Resharding
-//! A [`ReshardPlan`] says which heads go from which GPU to which when KV in tensor-parallel shards is to lie
-//! in another number of them; each part is one [`Mover::move_blocks`].
+//! A [`ReshardPlan`] takes KV from one number of tensor-parallel shards to another: it says which heads go from which
+//! GPU to which. Each part is one [`Mover::move_blocks`].
 //!
 //! # What it does not do
-//! It allocates no destination, moves nothing to where it reads, and takes access of devices to each
-//! other back from nobody.
+//! It allocates no destination, and refuses a destination that overlaps its source. Access between devices that it
+//! has enabled stays enabled.
 
 mod blocks;
 mod error;

@@ -1,4 +1,4 @@
-//! The mover: everything that moves from one device to another need, made once.
+//! The mover: the streams, events, chunks, tables and kernels that moves between two devices need.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::held::{Events, Parking, Pending, Pendings};
 use super::ring::Ring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use super::sabotage;
-use super::table::Tables;
+use super::table::PairTables;
 use super::{Held, Move, MoveError, MoveFailed, Withheld};
 
-/// Most chunks, tables or buffers of a boundary: each is an allocation of its own.
+/// Most chunks, tables or buffers of a boundary. Each one is a separate allocation.
 pub(super) const COUNT_MAX: u64 = 4096;
 /// More than a host's memory.
 const CHUNK_BYTES_MAX: u64 = 1 << 40;
@@ -21,24 +21,23 @@ const TABLE_PAIRS_MAX: u64 = 1 << 24;
 /// More than any GPU runs at a time.
 const KERNEL_BLOCKS_MAX: u64 = 1 << 16;
 
-/// What a [`Mover`] is made of. More than memory has room for is refused by the driver, when the mover is
-/// made.
+/// The sizes of a [`Mover`]. [`Mover::new`] refuses sizes for which there is no memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct MoverConfig {
-    /// The way to go. Where the device whose kernels it takes cannot access the other, moves go
-    /// through the host.
+    /// The way to go. Moves go through the host where the device whose kernels would move the blocks cannot access
+    /// the other one.
     pub prefer: Route,
     /// Length of a pinned chunk of the way through the host, in bytes.
     pub chunk_bytes: u64,
-    /// Number of chunks, at most 4,096; three keep both directions busy.
+    /// Number of chunks, at most 4,096. Three are enough to fill and drain at the same time.
     pub chunks: usize,
     /// Pairs of blocks that a table holds, at most 2^24. One launch takes one table.
     pub table_pairs: usize,
-    /// Tables, and so launches that may be under way, at most 4,096. With none the mover loads no kernels
-    /// and moves no blocks.
+    /// Tables, at most 4,096: so many launches may be under way. A mover with no tables loads no kernels and moves no
+    /// blocks.
     pub tables: usize,
-    /// Thread blocks of a kernel that moves scattered blocks, at most 65,536: how much of a GPU it may
-    /// take.
+    /// Thread blocks of a kernel that moves scattered blocks, at most 65,536. They bound the share of the GPU that
+    /// a move takes.
     pub kernel_blocks: u32,
 }
 
@@ -61,12 +60,11 @@ impl Default for MoverConfig {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Route {
-    /// From device to device; kernels of the source write to the destination. They run on a stream of the
-    /// mover, and the devices wait for each other before and after them; they take none of the
-    /// destination's processors.
+    /// From device to device. Kernels of the source write to the destination, on a stream of the mover. They take no
+    /// processor of the destination. The devices wait for each other before and after each move.
     Push,
-    /// From device to device; kernels of the destination read from the source, in the order of its
-    /// stream. The devices wait for each other once, so a move takes some 12 µs less.
+    /// From device to device. Kernels of the destination read from the source, in the order of the destination's
+    /// stream. The devices wait for each other once, which saves about 12 µs for each move.
     Pull,
     /// Through pinned chunks of the host.
     Host,
@@ -75,18 +73,17 @@ pub enum Route {
 /// The streams that a move is ordered by.
 #[derive(Clone, Copy, Debug)]
 pub struct MoveOrder<'a> {
-    /// A stream of the source's device: the move reads after the work that is on it now.
+    /// A stream of the source's device. The move reads after the work that is on this stream now.
     pub after: &'a Stream,
-    /// A stream of the destination's device: the move writes after the work that is on it now, and
-    /// before the work that comes later.
+    /// A stream of the destination's device. The move writes after the work that is on this stream now, and before
+    /// the stream's later work.
     pub on: &'a Stream,
 }
 
 /// Moves memory from one device to another.
 ///
-/// One for each ordered pair of devices; `&mut self` keeps its moves in order. Making one allocates
-/// pinned memory where the way goes through the host, loads the kernels, and enables access of the
-/// devices to each other where they have it.
+/// A program makes one for each ordered pair of devices. `&mut self` keeps its moves in order. [`Mover::new`] loads
+/// the kernels, enables access between the devices where they can have it, and otherwise allocates pinned chunks.
 #[derive(Debug)]
 pub struct Mover {
     pub(super) from: Device,
@@ -100,9 +97,9 @@ pub struct Mover {
     pub(super) push: Stream,
     /// Of either device; none in a mover without tables.
     pub(super) kernels: Option<[BlockCopyKernels; 2]>,
-    pub(super) tables: Tables,
-    /// Recorded on the streams of an order; a wait takes the record of its moment, so that one event
-    /// serves all moves.
+    pub(super) tables: PairTables,
+    /// Recorded on the streams of an order. A wait is for the event's last record at that moment, so one event serves
+    /// all moves.
     pub(super) ready: Event,
     pub(super) room: Event,
     /// Recorded at the ends of moves: of the source's device and of the destination's.
@@ -110,7 +107,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A mover from `from` to `to`, which may be the same device: then kernels and copies stay on it.
+    /// A mover from `from` to `to`. Both may be the same device; kernels and copies then stay on it.
     ///
     /// # Errors
     /// [`MoveError::Zero`], [`MoveError::TooMany`]; [`MoveError::Memory`] for more pinned memory than the
@@ -137,7 +134,7 @@ impl Mover {
                 0 => None,
                 _ => Some([BlockCopyKernels::load(from)?, BlockCopyKernels::load(to)?]),
             },
-            tables: Tables::new(from, &config)?,
+            tables: PairTables::new(from, &config)?,
             ready: Event::new(from)?,
             room: Event::new(to)?,
             arrived: Default::default(),
@@ -167,7 +164,7 @@ impl Mover {
     /// # Ordering
     /// The move reads the source after the work that is on [`after`](MoveOrder::after) now; it writes
     /// in the order of [`on`](MoveOrder::on), whose later work sees the bytes. The host waits for
-    /// nothing. Later work of `after` does not wait: the source must not be written until it was given
+    /// nothing. Later work of `after` does not wait either, so the source must not be written until it was given
     /// back ([`Move::reclaim_on`], [`Move::try_finish`]).
     ///
     /// # Errors
@@ -191,17 +188,17 @@ impl Mover {
         self.conclude(enqueued, source.keeper, destination.keeper)
     }
 
-    /// Lets go of what dropped moves held and that have completed since; returns how many have not.
+    /// Drops the owners of dropped moves that have completed. Returns how many dropped moves have not.
     #[track_caller]
     pub fn sweep(&mut self) -> usize {
         let _site = cuda_driver::site::enter();
         self.parking.sweep()
     }
 
-    /// Waits on the host for dropped moves, and lets go of what they held.
+    /// Waits on the host for dropped moves, and drops their owners.
     ///
     /// # Errors
-    /// What the driver answers; what could not be waited for stays held.
+    /// What the driver answers. The owners of moves that could not be waited for are kept.
     #[track_caller]
     pub fn settle(&mut self) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
@@ -230,11 +227,11 @@ impl Mover {
 
     /// Enqueues `work` on `lane`, between what is on the streams of `order` now and what comes later.
     ///
-    /// `work` says in its second argument when it has enqueued something.
+    /// `work` sets its second argument when it has enqueued an operation.
     pub(super) fn ordered(
         &mut self,
         order: MoveOrder<'_>,
-        lane: Lane,
+        lane: MovePath,
         work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
     ) -> Result<Pendings, Interrupted> {
         // Bound once for all calls of the lane's device.
@@ -246,7 +243,7 @@ impl Mover {
             };
             let ordered = self.ordered_until(order, lane, &arrived, work);
             let pending = match (lane, &self.ring) {
-                (Lane::Ring, Some(ring)) => Pending::Relayed(arrived, ring.down.clone()),
+                (MovePath::Ring, Some(ring)) => Pending::Relayed(arrived, ring.down.clone()),
                 _ => Pending::Event(arrived),
             };
             Ok(ordered.map(|()| smallvec![pending]))
@@ -259,7 +256,7 @@ impl Mover {
     pub(super) fn ordered_until(
         &mut self,
         order: MoveOrder<'_>,
-        lane: Lane,
+        lane: MovePath,
         arrived: &Event,
         work: impl FnOnce(&mut Self, &mut bool) -> Result<(), MoveError>,
     ) -> Result<(), Interrupted> {
@@ -273,24 +270,24 @@ impl Mover {
             return Err(if started { under_way(error) } else { error.into() });
         }
         let ended = match lane {
-            Lane::Order => arrived.record(&streams[0]),
-            Lane::Push | Lane::Ring => order.on.wait_for(&streams[0], arrived),
+            MovePath::Order => arrived.record(&streams[0]),
+            MovePath::Push | MovePath::Ring => order.on.wait_for(&streams[0], arrived),
         };
         ended.map_err(|error| under_way(error.into()))
     }
 
     /// The device on whose streams a move of the lane ends.
-    pub(super) fn ending(&self, lane: Lane) -> &Device {
+    pub(super) fn ending(&self, lane: MovePath) -> &Device {
         match lane {
-            Lane::Push => &self.from,
-            Lane::Order | Lane::Ring => &self.to,
+            MovePath::Push => &self.from,
+            MovePath::Order | MovePath::Ring => &self.to,
         }
     }
 
-    fn events(&mut self, lane: Lane) -> &mut Events {
+    fn events(&mut self, lane: MovePath) -> &mut Events {
         match lane {
-            Lane::Push => &mut self.arrived[0],
-            Lane::Order | Lane::Ring => &mut self.arrived[1],
+            MovePath::Push => &mut self.arrived[0],
+            MovePath::Order | MovePath::Ring => &mut self.arrived[1],
         }
     }
 
@@ -299,15 +296,15 @@ impl Mover {
     fn join(
         &mut self,
         order: MoveOrder<'_>,
-        lane: Lane,
+        lane: MovePath,
     ) -> Result<SmallVec<[Stream; 2]>, MoveError> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         let ordered = !sabotage::is_out(sabotage::Protection::SourceOrder);
         #[cfg(not(all(feature = "sabotage", debug_assertions)))]
         let ordered = true;
         let (reader, writer) = match (lane, &mut self.ring) {
-            (Lane::Push, _) => (&self.push, &self.push),
-            (Lane::Ring, Some(ring)) => {
+            (MovePath::Push, _) => (&self.push, &self.push),
+            (MovePath::Ring, Some(ring)) => {
                 ring.refresh()?;
                 (&ring.down, &ring.up)
             }
@@ -316,18 +313,18 @@ impl Mover {
         if ordered {
             reader.wait_for(order.after, &self.ready)?;
         }
-        if lane != Lane::Order {
+        if lane != MovePath::Order {
             writer.wait_for(order.on, &self.room)?;
         }
         Ok(match lane {
-            Lane::Ring => smallvec![writer.clone(), reader.clone()],
-            Lane::Order | Lane::Push => smallvec![writer.clone()],
+            MovePath::Ring => smallvec![writer.clone(), reader.clone()],
+            MovePath::Order | MovePath::Push => smallvec![writer.clone()],
         })
     }
 
     /// The lane of a copy.
-    pub(super) fn copy_lane(&self) -> Lane {
-        if self.ring.is_some() { Lane::Ring } else { Lane::Order }
+    pub(super) fn copy_lane(&self) -> MovePath {
+        if self.ring.is_some() { MovePath::Ring } else { MovePath::Order }
     }
 
     /// Enqueues one copy on the lane of copies.
@@ -390,14 +387,13 @@ impl MoverConfig {
         check_count("thread blocks", u64::from(kernel_blocks), KERNEL_BLOCKS_MAX)
     }
 
-    /// Refuses to pin more than the host has: chunk by chunk, that would go on until the system ends the
-    /// process.
+    /// Refuses to pin more memory than the host has. Without this check the system would end the process.
     fn check_memory(&self, route: Route) -> Result<(), MoveError> {
         let ring_bytes = match route {
             Route::Host => self.chunk_bytes.saturating_mul(self.chunks as u64),
             Route::Push | Route::Pull => 0,
         };
-        let table_bytes = Tables::table_bytes(self).saturating_mul(self.tables as u64);
+        let table_bytes = PairTables::table_bytes(self).saturating_mul(self.tables as u64);
         let bytes = ring_bytes.saturating_add(table_bytes);
         match HostPages::host_bytes() {
             Some(host_bytes) if bytes > host_bytes => Err(MoveError::Memory { bytes, host_bytes }),
@@ -406,7 +402,7 @@ impl MoverConfig {
     }
 }
 
-/// Refuses counts beyond what any machine has use for.
+/// Refuses counts that are too large for any machine.
 pub(super) fn check_count(what: &'static str, count: u64, most: u64) -> Result<(), MoveError> {
     if count > most { Err(MoveError::TooMany { what, count, most }) } else { Ok(()) }
 }
@@ -422,7 +418,7 @@ fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, Move
         Route::Pull if pull => Route::Pull,
         _ => return Ok(Route::Host),
     };
-    // Copies take the quick way only with access, whichever device they are enqueued on.
+    // Copies are direct only with access, on whichever device they are enqueued.
     if push {
         from.enable_access_to(to)?;
     }
@@ -460,7 +456,7 @@ pub(super) fn check_apart(source: DeviceSpan, destination: DeviceSpan) -> Result
 
 /// The streams that carry a move.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Lane {
+pub(super) enum MovePath {
     /// The stream that the move is ordered on.
     Order,
     /// The mover's own, of the source's device.

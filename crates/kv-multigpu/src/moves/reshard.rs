@@ -14,7 +14,7 @@ pub enum HeadOrder {
     HeadsFirst,
 }
 
-/// What one block holds in a plane.
+/// The contents of one block in a plane.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct BlockOfHeads {
     /// Tokens of a block.
@@ -28,7 +28,7 @@ pub struct BlockOfHeads {
 /// Most heads, and most GPUs of the old or the new shards, that a plan is made for.
 const COUNT_MAX: u64 = 4096;
 
-/// Why there is no plan.
+/// Why a plan was refused.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReshardError {
@@ -67,8 +67,8 @@ pub enum ReshardError {
 
 cuda_driver::messages::one_line_debug!(ReshardError);
 
-/// Some neighbouring heads of every block, from one GPU's shard to another's. Made by a [`ReshardPlan`],
-/// and good for blocks that lie as that plan says.
+/// Some neighbouring heads of every block, from one GPU's shard to another's. A [`ReshardPlan`] makes it, for blocks in
+/// the grids of that plan.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct HeadTransfer {
     from: usize,
@@ -119,7 +119,7 @@ impl HeadTransfer {
         self.heads.clone()
     }
 
-    /// What moves of each block, in every plane of keys and of values.
+    /// The part of each block that moves, in every plane of keys and of values.
     #[must_use]
     pub fn block_move<'a>(&self, pairs: BlockPairs<'a>) -> BlockMove<'a> {
         let Self { rows, row_bytes, source_offset, destination_offset, .. } = *self;
@@ -133,10 +133,10 @@ impl HeadTransfer {
     }
 }
 
-/// Which heads go where when KV that lies in shards is to lie in others.
+/// Which heads go from which old shard to which new one.
 ///
-/// Every head of every new shard comes once. Of a head that several old shards have, the one on the
-/// same GPU is taken, and else the one that sends least so far.
+/// Every head of every new shard comes from one old shard. If several old shards have a head, the shard on the same
+/// GPU is taken, otherwise the shard that sends the fewest heads so far.
 ///
 /// ```
 /// use kv_multigpu::moves::{BlockOfHeads, HeadOrder, ReshardPlan};
@@ -197,7 +197,7 @@ impl ReshardPlan {
         Ok(Self { from: *from, to: *to, block, transfers })
     }
 
-    /// What goes where. Each is one [`Mover::move_blocks`](super::Mover::move_blocks) from its old GPU
+    /// The transfers. Each is one [`Mover::move_blocks`](super::Mover::move_blocks) from its old GPU
     /// to its new one, with [`block_move`](HeadTransfer::block_move).
     #[must_use]
     pub fn transfers(&self) -> &[HeadTransfer] {

@@ -1,4 +1,4 @@
-//! The way through the host: chunks of pinned memory that one device fills while the other drains.
+//! The way through the host: chunks of pinned memory, filled by one device and drained by the other.
 
 use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 
@@ -15,22 +15,22 @@ pub(super) struct Ring {
     pub(super) down: Stream,
     /// Of the destination's device: drains them.
     pub(super) up: Stream,
-    chunks: Vec<Option<Chunk>>,
+    chunks: Vec<Option<RingChunk>>,
     next: usize,
     chunk_bytes: u64,
-    /// Whether a chunk may be in use without an event that says so.
+    /// Whether a chunk may be in use although no event was recorded for it.
     stale: bool,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct RingChunk {
     memory: PinnedBuffer,
     filled: Event,
     drained: Event,
 }
 
 /// A chunk's place in memory, for kernels and copies.
-pub(super) struct ChunkMemory<'a> {
+pub(super) struct ChunkInUse<'a> {
     pub(super) memory: &'a PinnedBuffer,
     pub(super) down: &'a Stream,
     pub(super) up: &'a Stream,
@@ -39,7 +39,7 @@ pub(super) struct ChunkMemory<'a> {
 impl Ring {
     pub(super) fn new(from: &Device, to: &Device, config: &MoverConfig) -> Result<Self, MoveError> {
         let chunk = || {
-            Ok::<_, MoveError>(Some(Chunk {
+            Ok::<_, MoveError>(Some(RingChunk {
                 memory: PinnedBuffer::alloc(from, config.chunk_bytes, HostAllocFlags::CACHED)?,
                 filled: Event::new(from)?,
                 drained: Event::new(to)?,
@@ -59,8 +59,8 @@ impl Ring {
         self.chunk_bytes
     }
 
-    /// Makes the ring usable after a failure: `up` drains in order, so an event recorded now covers
-    /// every use so far.
+    /// Makes the ring usable after a failure. `up` drains in order, so an event recorded now covers every use so
+    /// far.
     pub(super) fn refresh(&mut self) -> Result<(), DeviceError> {
         if self.stale {
             for chunk in self.chunks.iter().flatten() {
@@ -74,13 +74,13 @@ impl Ring {
     /// Passes one chunk: `fill` enqueues its filling on `down`, `drain` its draining on `up`.
     pub(super) fn pass(
         &mut self,
-        fill: impl FnOnce(&ChunkMemory<'_>) -> Result<(), MoveError>,
-        drain: impl FnOnce(&ChunkMemory<'_>) -> Result<(), MoveError>,
+        fill: impl FnOnce(&ChunkInUse<'_>) -> Result<(), MoveError>,
+        drain: impl FnOnce(&ChunkInUse<'_>) -> Result<(), MoveError>,
     ) -> Result<(), MoveError> {
         let Some(Some(chunk)) = self.chunks.get(self.next) else {
             return Err(MoveError::Zero { what: "chunks" });
         };
-        let memory = ChunkMemory { memory: &chunk.memory, down: &self.down, up: &self.up };
+        let memory = ChunkInUse { memory: &chunk.memory, down: &self.down, up: &self.up };
         self.stale = true;
         self.down.wait(&chunk.drained)?;
         fill(&memory)?;
@@ -116,8 +116,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The chunks belong to the source's device, and freeing them there need not wait for copies
-        // of the other.
+        // The chunks belong to the source's device. Freeing them there need not wait for copies of the
+        // destination's device.
         let idle = |stream: &Stream| match stream.is_idle() {
             Err(_) => stream.device().poison().is_some(),
             Ok(idle) => idle,

@@ -1,4 +1,4 @@
-//! Pinned tables that tell a kernel which blocks to move.
+//! Pinned tables with the pairs of blocks that a kernel moves.
 
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use kv_kernels::BlockPair;
@@ -13,9 +13,9 @@ const WORD: u64 = 8;
 
 /// Tables, each of which is written only when nothing reads it any more.
 #[derive(Debug)]
-pub(super) struct Tables {
-    tables: Vec<Option<Table>>,
-    /// The table after the last that was used: what has been read for longest is asked about first.
+pub(super) struct PairTables {
+    tables: Vec<Option<PairTable>>,
+    /// The table after the last one used. The table that has been read for longest is asked about first.
     next: usize,
     pairs: usize,
     /// The words of a table before they are copied into it.
@@ -23,22 +23,22 @@ pub(super) struct Tables {
 }
 
 #[derive(Debug)]
-struct Table {
+struct PairTable {
     memory: PinnedBuffer,
     /// # Invariants
-    /// Stands for all enqueued work that reads the memory.
+    /// Covers all enqueued work that reads the memory.
     readers: Pendings,
 }
 
-/// Where the parts of a written table lie, by which kernels reach them.
+/// Device addresses of the parts of a written table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Written {
+pub(super) struct WrittenTable {
     pub(super) from_planes: u64,
     pub(super) to_planes: u64,
     pub(super) pairs: u64,
 }
 
-impl Tables {
+impl PairTables {
     /// Bytes of one table. Pairs are bounded by the check of the configuration.
     pub(super) fn table_bytes(config: &MoverConfig) -> u64 {
         (2 * PLANES_MAX + config.table_pairs) as u64 * WORD
@@ -49,7 +49,7 @@ impl Tables {
         let words = (bytes / WORD) as usize;
         let table = || {
             let memory = PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED)?;
-            Ok::<_, MoveError>(Some(Table { memory, readers: Pendings::new() }))
+            Ok::<_, MoveError>(Some(PairTable { memory, readers: Pendings::new() }))
         };
         Ok(Self {
             tables: (0..config.tables).map(|_| table()).collect::<Result<_, _>>()?,
@@ -87,13 +87,13 @@ impl Tables {
         Err(MoveError::Busy { needed, in_use: tables - free.len(), tables })
     }
 
-    /// Writes a table that [`free_for`](Tables::free_for) named.
+    /// Writes a table that [`free_for`](PairTables::free_for) named.
     pub(super) fn write(
         &mut self,
         index: usize,
         [from_planes, to_planes]: [&[u64]; 2],
         pairs: &[BlockPair],
-    ) -> Result<Written, MoveError> {
+    ) -> Result<WrittenTable, MoveError> {
         self.words.clear();
         self.words.extend_from_slice(from_planes);
         self.words.extend_from_slice(to_planes);
@@ -109,7 +109,7 @@ impl Tables {
         let start = table.memory.device_address();
         let to_planes_at = start + from_planes.len() as u64 * WORD;
         let pairs = to_planes_at + to_planes.len() as u64 * WORD;
-        Ok(Written { from_planes: start, to_planes: to_planes_at, pairs })
+        Ok(WrittenTable { from_planes: start, to_planes: to_planes_at, pairs })
     }
 
     /// Notes what reads the tables `used`.
@@ -123,7 +123,7 @@ impl Tables {
     }
 }
 
-impl Drop for Tables {
+impl Drop for PairTables {
     fn drop(&mut self) {
         for table in &mut self.tables {
             let read = table.take_if(|table| !matches!(all_over(&table.readers), Ok(true)));

@@ -36,7 +36,7 @@ pub enum TaskError {
     #[error("the device's context could not be bound")]
     Device(#[source] DeviceError),
     /// A task waited on its own thread for a task behind it, which would never have begun. It was
-    /// left to run, and nobody gets its result.
+    /// left to run, and its result is dropped.
     #[error("a task of a device's thread cannot wait for another one of the same thread")]
     WaitsForItself,
     /// The result was taken before: a future that is ready gives it once.
@@ -46,14 +46,14 @@ pub enum TaskError {
 
 cuda_driver::messages::one_line_debug!(TaskError);
 
-/// Where the worker leaves the result of one task, and where one receiver finds it.
-pub(crate) struct Slot<T> {
-    state: Mutex<State<T>>,
+/// The result of one task, left by the worker for one receiver.
+pub(crate) struct ResultCell<T> {
+    state: Mutex<ResultState<T>>,
     done: Condvar,
 }
 
-enum State<T> {
-    /// Not done; who to wake when it is.
+enum ResultState<T> {
+    /// Not done, with the waker of the receiver.
     Pending(Option<Waker>),
     Done(Result<T, TaskError>),
     /// The receiver has the result.
@@ -62,9 +62,9 @@ enum State<T> {
     Abandoned,
 }
 
-impl<T> Slot<T> {
+impl<T> ResultCell<T> {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::Pending(None)), done: Condvar::new() }
+        Self { state: Mutex::new(ResultState::Pending(None)), done: Condvar::new() }
     }
 
     /// Leaves the result and wakes the receiver. Results, wakers and what they drop are others' code:
@@ -72,13 +72,13 @@ impl<T> Slot<T> {
     fn fill(&self, result: Result<T, TaskError>) {
         let mut state = lock(&self.state);
         let before = match *state {
-            State::Pending(_) => std::mem::replace(&mut *state, State::Done(result)),
-            _ => State::Done(result),
+            ResultState::Pending(_) => std::mem::replace(&mut *state, ResultState::Done(result)),
+            _ => ResultState::Done(result),
         };
         drop(state);
         self.done.notify_all();
         quietly(|| match before {
-            State::Pending(Some(waker)) => waker.wake(),
+            ResultState::Pending(Some(waker)) => waker.wake(),
             other => drop(other),
         });
     }
@@ -95,20 +95,20 @@ impl<T> Slot<T> {
             drop(state);
             return Poll::Ready(result);
         }
-        let before = std::mem::replace(&mut *state, State::Pending(Some(waker)));
+        let before = std::mem::replace(&mut *state, ResultState::Pending(Some(waker)));
         drop(state);
         drop(before);
         Poll::Pending
     }
 
-    /// As [`poll`](Slot::poll), with the mistake that loses a wake: it looks, and asks to be woken later.
+    /// As [`poll`](ResultCell::poll), with the mistake that loses a wake: it looks, and asks to be woken later.
     #[cfg(loom)]
     pub(crate) fn poll_in_two_steps(&self, waker: &Waker) -> Poll<Result<T, TaskError>> {
         if let Some(result) = self.take() {
             return Poll::Ready(result);
         }
         let mut state = lock(&self.state);
-        if let State::Pending(kept) = &mut *state {
+        if let ResultState::Pending(kept) = &mut *state {
             *kept = Some(waker.clone());
         }
         Poll::Pending
@@ -127,55 +127,55 @@ impl<T> Slot<T> {
 
     /// The receiver goes; a result that is there already is dropped here.
     fn abandon(&self) {
-        let before = std::mem::replace(&mut *lock(&self.state), State::Abandoned);
+        let before = std::mem::replace(&mut *lock(&self.state), ResultState::Abandoned);
         drop(before);
     }
 
     fn is_done(&self) -> bool {
-        !matches!(*lock(&self.state), State::Pending(_))
+        !matches!(*lock(&self.state), ResultState::Pending(_))
     }
 }
 
 /// The result, unless it is still to come.
-fn take<T>(state: &mut State<T>) -> Option<Result<T, TaskError>> {
+fn take<T>(state: &mut ResultState<T>) -> Option<Result<T, TaskError>> {
     match state {
-        State::Pending(_) => None,
-        State::Done(_) => match std::mem::replace(state, State::Taken) {
-            State::Done(result) => Some(result),
+        ResultState::Pending(_) => None,
+        ResultState::Done(_) => match std::mem::replace(state, ResultState::Taken) {
+            ResultState::Done(result) => Some(result),
             _ => None,
         },
-        State::Taken | State::Abandoned => Some(Err(TaskError::Taken)),
+        ResultState::Taken | ResultState::Abandoned => Some(Err(TaskError::Taken)),
     }
 }
 
 /// The worker's end of a slot: it is filled exactly once, by a result or, if the task is dropped
 /// before it has begun, by [`TaskError::Cancelled`].
-pub(crate) struct Filler<T>(Option<Arc<Slot<T>>>);
+pub(crate) struct Filler<T>(Option<Arc<ResultCell<T>>>);
 
 impl<T> Filler<T> {
-    pub(crate) fn new(slot: &Arc<Slot<T>>) -> Self {
-        Self(Some(Arc::clone(slot)))
+    pub(crate) fn new(cell: &Arc<ResultCell<T>>) -> Self {
+        Self(Some(Arc::clone(cell)))
     }
 
     pub(crate) fn fill(mut self, result: Result<T, TaskError>) {
-        if let Some(slot) = self.0.take() {
-            slot.fill(result);
+        if let Some(cell) = self.0.take() {
+            cell.fill(result);
         }
     }
 }
 
 impl<T> Drop for Filler<T> {
     fn drop(&mut self) {
-        if let Some(slot) = self.0.take() {
-            slot.fill(Err(TaskError::Cancelled));
+        if let Some(cell) = self.0.take() {
+            cell.fill(Err(TaskError::Cancelled));
         }
     }
 }
 
-/// Runs others' code where it must not unwind.
+/// Runs code of the program (results, wakers, destructors) where it must not unwind.
 pub(crate) fn quietly(code: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
-        // A payload that panics as it is dropped would be the next to unwind: it is kept.
+        // The payload is leaked, because its destructor could panic as well.
         tracing::warn!(message = message_of(&*payload), "a destructor or waker panicked");
         std::mem::forget(payload);
     }
@@ -193,12 +193,12 @@ pub(crate) fn message_of(payload: &(dyn std::any::Any + Send)) -> &str {
 /// A future of any runtime, or of none: [`wait`](Completion::wait) blocks.
 ///
 /// # Drop
-/// Cancels the task if it has not begun: nobody wants its result. One that has begun runs to its end,
-/// and its result is dropped on the device's thread. [`detach`](Completion::detach) lets it run in any case.
+/// Cancels the task if it has not begun. A task that has begun runs to its end, and its result is dropped on the
+/// device's thread. [`detach`](Completion::detach) lets it run in any case.
 #[must_use = "dropping it cancels the task; detach it to let it run"]
 pub struct Completion<T> {
     /// None once the receiver's part is over.
-    slot: Option<Arc<Slot<T>>>,
+    cell: Option<Arc<ResultCell<T>>>,
     queue: Arc<dyn Cancel>,
     id: u64,
     /// The thread that runs the task; not set in a model checker.
@@ -207,17 +207,17 @@ pub struct Completion<T> {
 
 impl<T> Completion<T> {
     pub(crate) fn new(
-        slot: Arc<Slot<T>>,
+        cell: Arc<ResultCell<T>>,
         queue: Arc<dyn Cancel>,
         id: u64,
         worker: Arc<OnceLock<ThreadId>>,
     ) -> Self {
-        Self { slot: Some(slot), queue, id, worker }
+        Self { cell: Some(cell), queue, id, worker }
     }
 
     #[cfg(loom)]
-    pub(crate) fn slot(&self) -> Option<&Slot<T>> {
-        self.slot.as_deref()
+    pub(crate) fn cell(&self) -> Option<&ResultCell<T>> {
+        self.cell.as_deref()
     }
 
     /// Waits on the host until the task is over.
@@ -226,14 +226,14 @@ impl<T> Completion<T> {
     /// [`TaskError`]; [`TaskError::WaitsForItself`] at once on the thread that is to run the task, unless
     /// it is over.
     pub fn wait(mut self) -> Result<T, TaskError> {
-        let Some(slot) = self.slot.take() else { return Err(TaskError::Taken) };
+        let Some(cell) = self.cell.take() else { return Err(TaskError::Taken) };
         if self.worker.get() == Some(&std::thread::current().id()) {
-            return slot.take().unwrap_or_else(|| {
-                slot.abandon();
+            return cell.take().unwrap_or_else(|| {
+                cell.abandon();
                 Err(TaskError::WaitsForItself)
             });
         }
-        slot.wait()
+        cell.wait()
     }
 
     /// Takes the task back. What it owns is dropped here.
@@ -244,21 +244,21 @@ impl<T> Completion<T> {
         if !self.queue.cancel(self.id) {
             return Err(self);
         }
-        self.slot = None;
+        self.cell = None;
         Ok(())
     }
 
-    /// Lets the task run without anybody waiting for it. Its result is dropped on the device's thread.
+    /// Lets the task run without a receiver. Its result is dropped on the device's thread.
     pub fn detach(mut self) {
-        if let Some(slot) = self.slot.take() {
-            slot.abandon();
+        if let Some(cell) = self.cell.take() {
+            cell.abandon();
         }
     }
 
     /// Whether the task is over, in whatever way.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.slot.as_ref().is_none_or(|slot| slot.is_done())
+        self.cell.as_ref().is_none_or(|cell| cell.is_done())
     }
 }
 
@@ -266,8 +266,8 @@ impl<T> Future for Completion<T> {
     type Output = Result<T, TaskError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &self.slot {
-            Some(slot) => slot.poll(context.waker()),
+        match &self.cell {
+            Some(cell) => cell.poll(context.waker()),
             None => Poll::Ready(Err(TaskError::Taken)),
         }
     }
@@ -275,10 +275,10 @@ impl<T> Future for Completion<T> {
 
 impl<T> Drop for Completion<T> {
     fn drop(&mut self) {
-        let Some(slot) = self.slot.take() else { return };
-        // The receiver first: a task that begins now finds nobody waiting.
+        let Some(cell) = self.cell.take() else { return };
+        // The receiver goes first, so a task that begins now finds no receiver.
         quietly(|| {
-            slot.abandon();
+            cell.abandon();
             self.queue.cancel(self.id);
         });
     }

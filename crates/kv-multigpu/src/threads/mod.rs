@@ -1,4 +1,4 @@
-//! One worker thread for a device, for programs whose tasks wander between threads.
+//! One worker thread for a device, for programs whose tasks migrate between threads.
 
 mod completion;
 mod queue;
@@ -17,8 +17,8 @@ use cuda_driver::{Device, DriverError};
 use parking_lot::Mutex;
 
 pub use completion::{Completion, TaskError};
-use completion::{Filler, Slot, message_of, quietly};
-use queue::{Queue, Refused};
+use completion::{Filler, ResultCell, message_of, quietly};
+use queue::{PushRefused, Queue};
 pub use room::Room;
 
 /// How a device's thread is made.
@@ -71,7 +71,7 @@ cuda_driver::messages::one_line_debug!(SpawnThreadError);
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// So many tasks wait already: an expected outcome. Wait for [room](DeviceThread::room) and submit again.
+    /// As many tasks wait as may wait. Wait for [room](DeviceThread::room) and submit again.
     #[error("the queue of the device's thread is full: {tasks_max} tasks wait")]
     Full {
         /// Most that may wait.
@@ -125,17 +125,17 @@ cuda_driver::messages::one_line_debug!(CloseThreadError);
 ///
 /// # Nesting
 /// A task may submit tasks to its own thread: that never waits, and a full queue is an outcome there
-/// as well. It cannot wait for them ([`TaskError::WaitsForItself`]); to block in a task on a runtime that
-/// waits for them is the one deadlock that nobody can see.
+/// as well. A task cannot wait for tasks of its own thread ([`TaskError::WaitsForItself`]). One deadlock cannot be
+/// detected: a task that blocks on a runtime, which waits for such tasks.
 ///
 /// # Loss
-/// Once the device is lost, tasks are refused, and those that wait are answered with the cause and not
-/// run. What they own is dropped, which cleans up.
+/// Once the device is lost, tasks are refused. Waiting tasks are not run; their completions answer the cause, and
+/// what they own is dropped.
 ///
 /// # Drop
-/// Never waits: no more tasks are taken, those that wait still run, and the thread ends by itself.
-/// [`close`](DeviceThread::close) waits for that; a program should, before `main` returns, since the driver
-/// ends with the process whether or not a thread is in it.
+/// A drop never waits. No more tasks are taken, the waiting tasks still run, and the thread ends by itself.
+/// [`close`](DeviceThread::close) waits for its end. A program should close it before `main` returns, because the
+/// driver ends with the process even while a thread uses it.
 pub struct DeviceThread {
     device: Device,
     queue: Arc<Queue<Device>>,
@@ -198,20 +198,20 @@ impl DeviceThread {
         if let Some(first) = self.device.poison() {
             return Err(SubmitError { refusal: Refusal::Lost { first }, task });
         }
-        let slot = Arc::new(Slot::new());
-        let filler = Filler::new(&slot);
+        let cell = Arc::new(ResultCell::new());
+        let filler = Filler::new(&cell);
         let pushed = self
             .queue
             .push(task, |task| Box::new(move |device: &Device| filler.fill(run(device, task))));
         match pushed {
             Ok(id) => {
                 let queue = Arc::clone(&self.queue);
-                Ok(Completion::new(slot, queue, id, Arc::clone(&self.worker)))
+                Ok(Completion::new(cell, queue, id, Arc::clone(&self.worker)))
             }
             Err((refused, task)) => {
                 let refusal = match refused {
-                    Refused::Full => Refusal::Full { tasks_max: self.queue.tasks_max() },
-                    Refused::Closed => Refusal::Closed,
+                    PushRefused::Full => Refusal::Full { tasks_max: self.queue.tasks_max() },
+                    PushRefused::Closed => Refusal::Closed,
                 };
                 Err(SubmitError { refusal, task })
             }
@@ -223,8 +223,8 @@ impl DeviceThread {
         Room::new(&self.queue)
     }
 
-    /// Takes back every task that has not begun; returns how many there were. Whoever waits for one gets
-    /// [`TaskError::Cancelled`], and what they own is dropped here.
+    /// Cancels every task that has not begun, and returns how many there were. Their completions answer
+    /// [`TaskError::Cancelled`]. What the tasks own is dropped here.
     pub fn cancel_waiting(&self) -> usize {
         let tasks = self.queue.take_all();
         let count = tasks.len();

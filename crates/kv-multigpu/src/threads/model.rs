@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use super::completion::{Completion, Filler, Slot, TaskError, quietly};
+use super::completion::{Completion, Filler, ResultCell, TaskError, quietly};
 use super::queue::Queue;
 use super::room::Room;
 
-/// The queue of a device's thread, worked off by whoever calls [`work_off`](ModelThread::work_off).
+/// The queue of a device's thread. The caller of [`work_off`](ModelThread::work_off) runs its tasks.
 #[derive(Clone)]
 pub struct ModelThread(Arc<Queue<()>>);
 
@@ -26,13 +26,13 @@ impl ModelThread {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        let slot = Arc::new(Slot::new());
-        let filler = Filler::new(&slot);
+        let cell = Arc::new(ResultCell::new());
+        let filler = Filler::new(&cell);
         let boxed =
             |task: F| Box::new(move |(): &()| filler.fill(Ok(task()))) as super::queue::Work<()>;
         let id = self.0.push(task, boxed).map_err(|(_, task)| task)?;
         let queue = Arc::clone(&self.0);
-        Ok(Completion::new(slot, queue, id, Arc::new(OnceLock::new())))
+        Ok(Completion::new(cell, queue, id, Arc::new(OnceLock::new())))
     }
 
     /// Runs tasks until the queue is closed and empty.
@@ -75,8 +75,8 @@ pub fn poll_in_two_steps<T>(
     completion: &Completion<T>,
     context: &Context<'_>,
 ) -> Poll<Result<T, TaskError>> {
-    match completion.slot() {
-        Some(slot) => slot.poll_in_two_steps(context.waker()),
+    match completion.cell() {
+        Some(cell) => cell.poll_in_two_steps(context.waker()),
         None => Poll::Ready(Err(TaskError::Taken)),
     }
 }

@@ -1,4 +1,4 @@
-//! The bounded queue between those who submit tasks and the one thread that runs them.
+//! The bounded queue between the threads that submit tasks and the one thread that runs them.
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
@@ -11,7 +11,7 @@ pub(crate) type Work<C> = Box<dyn FnOnce(&C) + Send>;
 
 /// Why a queue took no task.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Refused {
+pub(crate) enum PushRefused {
     /// It holds as many as it may.
     Full,
     /// It takes no more.
@@ -20,28 +20,28 @@ pub(crate) enum Refused {
 
 /// Tasks in the order of their submission, for one worker.
 pub(crate) struct Queue<C> {
-    state: Mutex<State<C>>,
-    /// Told when there is a task, and when there will be no more.
+    state: Mutex<QueueState<C>>,
+    /// Notified when a task is pushed, and when the queue is closed.
     changed: Condvar,
-    /// Told when the worker is done for good.
+    /// Notified when the worker has ended.
     finished: Condvar,
     tasks_max: usize,
 }
 
-struct State<C> {
+struct QueueState<C> {
     /// # Invariants
     /// At most `tasks_max`, ids rising from front to back.
     tasks: VecDeque<(u64, Work<C>)>,
     next_id: u64,
     is_closed: bool,
     is_finished: bool,
-    /// Who waits for room, each once. All are woken whenever there may be some: one that was woken alone
-    /// might not come, and leave the others waiting.
+    /// The wakers that wait for room, each once. All are woken whenever there may be room. If only one were woken, and
+    /// its task did not come back, the others would wait for ever.
     for_room: Vec<(u64, Waker)>,
 }
 
-impl<C> State<C> {
-    /// Who is to be woken, outside the lock, now that there may be room.
+impl<C> QueueState<C> {
+    /// The wakers to wake, outside the lock, now that there may be room.
     fn take_waiting(&mut self) -> Vec<(u64, Waker)> {
         std::mem::take(&mut self.for_room)
     }
@@ -54,7 +54,7 @@ fn wake_all(waiting: Vec<(u64, Waker)>) {
 impl<C> Queue<C> {
     /// An empty queue with room for `tasks_max` tasks.
     pub(crate) fn new(tasks_max: usize) -> Self {
-        let state = State {
+        let state = QueueState {
             tasks: VecDeque::new(),
             next_id: 0,
             is_closed: false,
@@ -74,13 +74,13 @@ impl<C> Queue<C> {
         &self,
         task: F,
         boxed: impl FnOnce(F) -> Work<C>,
-    ) -> Result<u64, (Refused, F)> {
+    ) -> Result<u64, (PushRefused, F)> {
         let mut state = lock(&self.state);
         if state.is_closed {
-            return Err((Refused::Closed, task));
+            return Err((PushRefused::Closed, task));
         }
         if state.tasks.len() >= self.tasks_max {
-            return Err((Refused::Full, task));
+            return Err((PushRefused::Full, task));
         }
         let id = state.next_id;
         state.next_id += 1;
@@ -129,7 +129,7 @@ impl<C> Queue<C> {
     }
 
     /// Whether a task would be taken or refused for good; if neither, `waker` is woken when that changes.
-    /// `id` is the caller's place among those who wait.
+    /// `id` is the caller's place among the waiting ones.
     pub(crate) fn poll_room(&self, id: &mut Option<u64>, waker: &Waker) -> Poll<()> {
         let waker = waker.clone();
         let mut state = lock(&self.state);

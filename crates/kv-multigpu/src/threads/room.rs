@@ -14,7 +14,7 @@ use super::queue::Queue;
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Room<'a, C = cuda_driver::Device> {
     queue: &'a Queue<C>,
-    /// Place among those who wait.
+    /// Place among the waiting ones.
     id: Option<u64>,
 }
 

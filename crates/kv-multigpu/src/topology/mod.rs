@@ -1,7 +1,7 @@
 //! Where the devices of a machine are, and what joins them: from CUDA, from NVML where there is one, and
 //! from the host's list of PCI devices.
 //!
-//! What nobody tells is `None` or [`LinkKind::Unknown`]; nothing here fails because a library or a
+//! A fact that no source has is `None` or [`LinkKind::Unknown`]. Nothing here fails because a library or a
 //! file is missing.
 //!
 //! ```
@@ -51,13 +51,13 @@ pub use nvml::NvmlLinks;
 pub struct GpuPlace {
     /// CUDA's ordinal in this process.
     pub ordinal: i32,
-    /// UUID, by which everybody means the same device.
+    /// UUID, the same in every process.
     pub uuid: [u8; 16],
     /// Name.
     pub name: String,
     /// `domain:bus:device.function`.
     pub pci_bus_id: String,
-    /// The PCIe bridges above it, from the host bridge down; empty where the host does not tell.
+    /// The PCIe bridges above it, from the host bridge down. Empty where the host does not list them.
     pub pcie_ancestors: Vec<String>,
     /// The host's memory node beside it.
     pub numa_node: Option<u32>,
@@ -76,8 +76,8 @@ pub struct PairLink {
     pub native_atomics: bool,
     /// How CUDA ranks it among the machine's: 0 is the quickest.
     pub rank: Option<i32>,
-    /// What joins them, if the [`LinkSource`] tells. Where devices hang on PCIe says nothing of it: GPUs
-    /// with NVLink are below one host bridge as well.
+    /// The kind of link, if the [`LinkSource`] knows it. It does not follow from the places on PCIe, because GPUs with
+    /// NVLink are below one host bridge too.
     pub kind: LinkKind,
     /// How far they are from each other on PCIe, by the host's list.
     pub pcie: Option<PcieDistance>,
@@ -96,12 +96,12 @@ pub enum LinkKind {
     },
     /// PCIe.
     Pcie(PcieDistance),
-    /// Nobody tells.
+    /// No source knows.
     Unknown,
 }
 
 impl LinkKind {
-    /// The speed in one direction that the maker names, in bytes a second.
+    /// The nominal speed in one direction, in bytes a second.
     #[must_use]
     pub fn nominal_bytes_per_second(self) -> Option<u64> {
         match self {
@@ -147,23 +147,23 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// Who knows the links of the machine beside CUDA, such as `NvmlLinks` (feature `nvml`).
+/// A source of the machine's links beside CUDA, such as `NvmlLinks` (feature `nvml`).
 pub trait LinkSource: fmt::Debug {
-    /// What joins the devices with these UUIDs; `None` to what it does not know.
+    /// The link between the devices with these UUIDs; `None` if the source does not know it.
     fn link(&self, from: [u8; 16], to: [u8; 16]) -> Option<LinkKind>;
 }
 
-/// Where a topology comes from, beside CUDA.
+/// The sources of a topology, beside CUDA.
 #[derive(Debug)]
 pub struct Sources<'a> {
     /// The host's list of PCI devices; `/sys` on Linux.
     pub sysfs: PathBuf,
-    /// Who knows the links.
+    /// A source of links.
     pub links: Option<&'a dyn LinkSource>,
 }
 
 impl Default for Sources<'_> {
-    /// The host's own list, and nobody beside it.
+    /// The host's own list, and no other source.
     fn default() -> Self {
         Self { sysfs: PathBuf::from("/sys"), links: None }
     }
@@ -179,11 +179,10 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Looks where `devices` are and what joins them. Positions are those in `devices`.
+    /// Finds the places of `devices` and the links between them. Positions are those in `devices`.
     ///
     /// # Errors
-    /// What CUDA answers to questions that every driver knows; the absence of anything else is no
-    /// error.
+    /// What CUDA answers to questions that every driver knows. The absence of any other source is no error.
     pub fn discover(devices: &[Device], sources: &Sources<'_>) -> Result<Self, DeviceError> {
         let gpus: Vec<_> =
             devices.iter().map(|device| place(device, sources)).collect::<Result<_, _>>()?;
@@ -218,7 +217,7 @@ impl Topology {
 
     /// The devices as a placement takes them, each with `free_bytes` of its position.
     ///
-    /// A memory speed that nobody tells counts as 1 TB/s.
+    /// An unknown memory speed counts as 1 TB/s.
     #[must_use]
     pub fn capacities(&self, free_bytes: impl Fn(usize) -> u64) -> Vec<GpuCapacity> {
         let capacity = |(position, gpu): (usize, &GpuPlace)| GpuCapacity {
@@ -232,8 +231,8 @@ impl Topology {
         self.gpus.iter().enumerate().map(capacity).collect()
     }
 
-    /// The links as a placement takes them, where nothing was measured: nine tenths of what NVLink is
-    /// named with, 20 GB/s over other links, and 25 GB/s through the host's chunks.
+    /// Estimated links for a placement: nine tenths of the nominal speed over NVLink, 20 GB/s over other direct links,
+    /// and 25 GB/s through the host.
     ///
     /// [`LinkMeter::matrix`] measures instead.
     ///

@@ -7,15 +7,15 @@ use super::{GpuPlace, PcieDistance};
 
 /// What the host tells of a PCI device.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct PciEntry {
     pub(super) ancestors: Vec<String>,
     pub(super) numa_node: Option<u32>,
 }
 
 /// Looks a device up under `sysfs`. What is not there is not told.
-pub(super) fn look(sysfs: &Path, pci_bus_id: &str) -> Seen {
+pub(super) fn look(sysfs: &Path, pci_bus_id: &str) -> PciEntry {
     let entry = sysfs.join("bus/pci/devices").join(pci_bus_id.to_lowercase());
-    let Ok(place) = fs::canonicalize(&entry) else { return Seen::default() };
+    let Ok(place) = fs::canonicalize(&entry) else { return PciEntry::default() };
     let names: Vec<_> = place.iter().filter_map(|name| name.to_str()).map(str::to_owned).collect();
     // From the host bridge (`pci0000:00`) down; the last is the device itself.
     let bridge = names.iter().position(|name| name.starts_with("pci") && name.contains(':'));
@@ -26,7 +26,7 @@ pub(super) fn look(sysfs: &Path, pci_bus_id: &str) -> Seen {
     let node = fs::read_to_string(place.join("numa_node")).ok();
     // A host without nodes writes -1.
     let numa_node = node.and_then(|text| text.trim().parse().ok());
-    Seen { ancestors, numa_node }
+    PciEntry { ancestors, numa_node }
 }
 
 /// How far two devices are from each other, if the host tells where they are.

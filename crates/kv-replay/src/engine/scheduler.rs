@@ -11,7 +11,7 @@ use super::batch::Batch;
 use super::content::Content;
 use super::expected::{ExpectedSums, Oracle};
 use super::live::Live;
-use super::verify::{Reading, Row, Verifier};
+use super::verify::{Reading, SequenceSums, Verifier};
 use super::work::DeviceWork;
 use crate::config::RunConfig;
 use crate::report::RunReport;
@@ -355,7 +355,7 @@ impl<'a> Scheduler<'a> {
             let Some(request) = self.live.get_mut(&number) else { continue };
             request.expected.cover(&request.content, request.written);
             let partial = request.expected.partial(&request.content, request.written);
-            rows.push(Row { request: number, tokens: request.written, partial });
+            rows.push(SequenceSums { request: number, tokens: request.written, partial });
         }
         let readers: Vec<&Sequence> =
             rows.iter().filter_map(|row| self.live.get(&row.request)?.sequence.as_ref()).collect();

@@ -18,12 +18,12 @@ pub(super) struct Reading {
     pub(super) step: u64,
     pub(super) width: usize,
     pub(super) arrival: usize,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<SequenceSums>,
 }
 
 /// What one sequence had when it was read.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct SequenceSums {
     /// Its request.
     pub(super) request: usize,
     /// Tokens that it had.

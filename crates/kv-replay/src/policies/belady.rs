@@ -2,7 +2,7 @@
 
 use std::collections::BinaryHeap;
 
-use super::{Block, Capacity, Lookups, Policy, RequestBlocks};
+use super::{Capacity, Lookups, Policy, RequestBlocks, TraceBlock};
 
 /// Position of a lookup that never comes.
 const NEVER: usize = usize::MAX;
@@ -19,7 +19,7 @@ pub(super) struct Belady {
     cached_len: usize,
     /// Cached blocks, the furthest next lookup first. An entry goes stale when its block is looked up; such an entry
     /// lies in the past, so all that are current leave the heap before it, and it is never taken for a current one.
-    furthest: BinaryHeap<(usize, Block)>,
+    furthest: BinaryHeap<(usize, TraceBlock)>,
 }
 
 impl Belady {
@@ -39,7 +39,7 @@ impl Belady {
         }
     }
 
-    fn access(&mut self, position: usize, block: Block) -> bool {
+    fn access(&mut self, position: usize, block: TraceBlock) -> bool {
         let hit = self.cached[block.index()].is_some();
         if !hit {
             if self.cached_len >= self.capacity {

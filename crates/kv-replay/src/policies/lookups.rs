@@ -6,9 +6,9 @@ use crate::trace::{Request, Trace};
 
 /// A block, numbered in the order of first lookup.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Block(pub(super) usize);
+pub struct TraceBlock(pub(super) usize);
 
-impl Block {
+impl TraceBlock {
     /// Its number, below [`Lookups::distinct`].
     #[must_use]
     pub fn index(self) -> usize {
@@ -23,7 +23,7 @@ pub struct Lookups<'a> {
     /// # Invariants
     ///
     /// As long as the hash ids of all requests together.
-    blocks: Vec<Block>,
+    blocks: Vec<TraceBlock>,
     distinct: usize,
 }
 
@@ -33,7 +33,7 @@ pub struct RequestBlocks<'a> {
     /// The request.
     pub request: &'a Request,
     /// Its blocks, from the first of the prompt to the last.
-    pub blocks: &'a [Block],
+    pub blocks: &'a [TraceBlock],
     /// Position of its first lookup among those of the trace.
     pub first_lookup: usize,
 }
@@ -47,7 +47,7 @@ impl<'a> Lookups<'a> {
         let blocks = ids
             .map(|&id| {
                 let next = numbers.len();
-                Block(*numbers.entry(id).or_insert(next))
+                TraceBlock(*numbers.entry(id).or_insert(next))
             })
             .collect();
         Self { trace, blocks, distinct: numbers.len() }
@@ -64,7 +64,7 @@ impl<'a> Lookups<'a> {
 
     /// The block of each lookup.
     #[must_use]
-    pub fn blocks(&self) -> &[Block] {
+    pub fn blocks(&self) -> &[TraceBlock] {
         &self.blocks
     }
 

@@ -49,7 +49,7 @@ use kv_pool::policy::{AdaptiveReplacement, HitDensity, PriorityLru, S3Fifo, Slru
 
 pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacities};
 pub use half::{Half, HalfError};
-pub use lookups::{Block, Lookups, RequestBlocks};
+pub use lookups::{Lookups, RequestBlocks, TraceBlock};
 pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_of};
 
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};

@@ -3,7 +3,7 @@
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
 use kv_pool::{BlockHash, policy::RecordId};
 
-use super::{Block, Capacity, Lookups, Policy, RequestBlocks};
+use super::{Capacity, Lookups, Policy, RequestBlocks, TraceBlock};
 use crate::trace::BLOCK_TOKENS_IN_TRACE;
 
 /// Spreads numbers over names: 2^64 divided by the golden ratio.
@@ -12,7 +12,7 @@ const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Content in a slot of the cache.
 #[derive(Clone, Copy)]
 struct Cached {
-    content: Block,
+    content: TraceBlock,
     facts: BlockFacts,
     /// Cached blocks that name it as their parent.
     children: u32,
@@ -55,7 +55,7 @@ impl Slots {
         Self { tails_first: true, ..self }
     }
 
-    pub(super) fn slot_of(&self, block: Block) -> Option<RecordId> {
+    pub(super) fn slot_of(&self, block: TraceBlock) -> Option<RecordId> {
         self.slot_of[block.index()]
     }
 
@@ -72,7 +72,7 @@ impl Slots {
 
     /// Caches `content`, which is not cached, in the place of another block if need be; it is held from now on.
     /// `None` if all blocks are held.
-    pub(super) fn insert(&mut self, content: Block, facts: BlockFacts) -> Option<RecordId> {
+    pub(super) fn insert(&mut self, content: TraceBlock, facts: BlockFacts) -> Option<RecordId> {
         self.policy.missed(facts.hash, facts.used);
         if self.free.is_empty() {
             self.evict(facts.used)?;

@@ -4,10 +4,10 @@ use super::super::alu;
 use super::super::error::Loaded;
 use super::super::op::{Op, special};
 use super::super::types::Type;
-use super::Site;
+use super::Lowerer;
 use super::modifiers::Modifiers;
 
-impl Site<'_> {
+impl Lowerer<'_> {
     pub(super) fn arithmetic(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
         match name {
             "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "copysign" => {

@@ -1,13 +1,13 @@
 //! Asynchronous copies into shared memory.
 
 use super::super::error::Loaded;
-use super::super::op::{Access, AsyncOp, Op, Order, Space};
+use super::super::op::{Access, AccessOrder, AsyncOp, Op, Space};
 use super::super::syntax::Operand;
 use super::super::types::Type;
-use super::Site;
+use super::Lowerer;
 use super::modifiers::Modifiers;
 
-impl Site<'_> {
+impl Lowerer<'_> {
     pub(super) fn asynchronous(
         &mut self,
         name: &str,
@@ -65,7 +65,7 @@ impl Site<'_> {
             count: 1,
             signed: false,
             register_bits: 64,
-            order: Order::Plain,
+            order: AccessOrder::Plain,
             base,
             offset,
         };

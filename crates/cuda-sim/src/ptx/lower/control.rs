@@ -5,11 +5,11 @@ use super::super::error::Loaded;
 use super::super::op::{BarrierOp, Exchange, Op, WarpOp, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;
-use super::Site;
+use super::Lowerer;
 use super::modifiers::Modifiers;
 use super::names::Meaning;
 
-impl Site<'_> {
+impl Lowerer<'_> {
     pub(super) fn control(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
         match name {
             "bra" => self.branch(modifiers),

@@ -2,10 +2,10 @@
 
 use super::super::alu;
 use super::super::error::Loaded;
-use super::super::op::{Access, AtomicRule, Op, Order, Register, Space, special};
+use super::super::op::{Access, AccessOrder, AtomicRule, Op, Register, Space, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;
-use super::Site;
+use super::Lowerer;
 use super::modifiers::Modifiers;
 use super::names::Meaning;
 
@@ -21,7 +21,7 @@ const SPACES: &[&str] = &[
     "const",
 ];
 
-impl Site<'_> {
+impl Lowerer<'_> {
     pub(super) fn memory(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
         match name {
             "ld" | "ldu" | "st" => self.load_or_store(name == "st", modifiers),
@@ -56,10 +56,10 @@ impl Site<'_> {
 
     /// Takes the modifiers that say where and how, and returns the space and whether the access
     /// synchronises. A volatile access does: it is a relaxed one.
-    pub(super) fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, Order) {
+    pub(super) fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, AccessOrder) {
         let strong = ["relaxed", "acquire", "release", "acq_rel", "mmio", "volatile"];
         let is_strong = modifiers.take_any(&strong).is_some();
-        let order = if is_strong { Order::Strong } else { Order::Plain };
+        let order = if is_strong { AccessOrder::Strong } else { AccessOrder::Plain };
         modifiers.skip(&["weak"]);
         modifiers.skip(SCOPES);
         modifiers.skip_prefixed("L1::");
@@ -179,7 +179,7 @@ impl Site<'_> {
             count: 1,
             signed: false,
             register_bits: ty.bits() as u8,
-            order: Order::Strong,
+            order: AccessOrder::Strong,
             base,
             offset,
         };

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use self::modifiers::Modifiers;
 use self::names::{Meaning, Names, count_registers};
 use super::error::{LoadError, Loaded};
-use super::op::{Op, Program, Register, Step, special};
+use super::op::{Op, Program, PtxStep, Register, special};
 use super::syntax::{Entry, Instruction, Operand, Statement, Variable, VariableSpace};
 use super::types::Type;
 
@@ -160,7 +160,7 @@ impl Lowering {
     fn instruction(&mut self, instruction: &Instruction) -> Loaded<()> {
         let line = instruction.line;
         let (name, mut modifiers) = Modifiers::of(&instruction.opcode, line);
-        let mut site = Site { lowering: self, instruction, line };
+        let mut site = Lowerer { lowering: self, instruction, line };
         if !(site.moves(name, &mut modifiers)?
             || site.arithmetic(name, &mut modifiers)?
             || site.memory(name, &mut modifiers)?
@@ -177,7 +177,7 @@ impl Lowering {
             Some((name, inverted)) => (self.names.predicate(line, name)?, *inverted),
             None => (special::TRUE, false),
         };
-        self.program.steps.push(Step { guard, inverted: inverted.into(), op });
+        self.program.steps.push(PtxStep { guard, inverted: inverted.into(), op });
         self.program.lines.push(line);
         Ok(())
     }
@@ -232,13 +232,13 @@ fn measure_shared(body: &[Statement], end: &mut u64, align: &mut u32, dynamic: &
 }
 
 /// One instruction being lowered.
-struct Site<'a> {
+struct Lowerer<'a> {
     lowering: &'a mut Lowering,
     instruction: &'a Instruction,
     line: u32,
 }
 
-impl<'a> Site<'a> {
+impl<'a> Lowerer<'a> {
     fn error(&self, message: impl Into<String>) -> LoadError {
         LoadError::new(self.line, message)
     }

@@ -6,13 +6,13 @@ use super::super::op::{Op, Space, special};
 use super::super::run::{LOCAL_WINDOW, SHARED_WINDOW};
 use super::super::syntax::Operand;
 use super::super::types::Type;
-use super::Site;
+use super::Lowerer;
 use super::modifiers::Modifiers;
 
 /// Floats that no register type of their own holds.
 const SMALL_FLOATS: &[&str] = &["f16", "bf16", "f16x2", "bf16x2", "e4m3x2", "e5m2x2"];
 
-impl Site<'_> {
+impl Lowerer<'_> {
     pub(super) fn moves(&mut self, name: &str, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
         match name {
             "mov" => {

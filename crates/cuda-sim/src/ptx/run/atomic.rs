@@ -1,6 +1,6 @@
 //! Atomic operations on memory.
 
-use super::super::op::{Access, AtomicRule, Order};
+use super::super::op::{Access, AccessOrder, AtomicRule};
 use super::super::types::mask;
 use super::observation::Ran;
 use super::spaces::{Accessor, Spaces};
@@ -18,7 +18,7 @@ impl Spaces<'_> {
         let size = usize::from(access.bytes);
         let mut data = [0; 16];
         // One access to those who look for conflicts.
-        let load = Access { order: Order::AtomicLoad, ..*access };
+        let load = Access { order: AccessOrder::AtomicLoad, ..*access };
         self.load(&load, address, size as u32, by, &mut data)?;
         let mut word = [0; 8];
         word[..size].copy_from_slice(&data[..size]);

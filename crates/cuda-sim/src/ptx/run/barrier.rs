@@ -5,7 +5,7 @@
 
 use super::super::op::BarrierOp;
 use super::WARP;
-use super::block::{Block, State};
+use super::block::{ThreadBlock, ThreadState};
 use super::meeting::Came;
 use super::observation::{ObservationKind, Ran, Trouble};
 
@@ -32,7 +32,7 @@ struct Arrival {
     waits: bool,
 }
 
-impl Block<'_, '_> {
+impl ThreadBlock<'_, '_> {
     /// Brings a thread to a barrier, which may complete it.
     pub(super) fn reach(&mut self, thread: usize, op: BarrierOp) -> Ran<()> {
         let id = self.register(thread, op.id) as u32 as usize;
@@ -66,7 +66,7 @@ impl Block<'_, '_> {
         phase.count += 1 + missing;
         phase.came.push(arrival);
         if !op.arrive {
-            self.threads[thread].state = State::AtBarrier { id: id as u8 };
+            self.threads[thread].state = ThreadState::AtBarrier { id: id as u8 };
         }
         if phase.count < expected {
             return Ok(());
@@ -80,7 +80,7 @@ impl Block<'_, '_> {
     fn complete_barrier(&mut self, phase: Phase) {
         let waiting = || phase.came.iter().filter(|arrival| arrival.waits);
         for arrival in waiting() {
-            self.threads[arrival.came.thread].state = State::Ready;
+            self.threads[arrival.came.thread].state = ThreadState::Ready;
         }
         // Who waits comes once, so these are all.
         if waiting().count() == self.threads.len() {
@@ -114,11 +114,13 @@ impl Block<'_, '_> {
 
     /// Why nothing goes on any more, told of the first thread that waits.
     pub(super) fn deadlock(&self) -> (usize, Box<Trouble>) {
-        let waits = |state: State| matches!(state, State::AtBarrier { .. } | State::AtWarp { .. });
+        let waits = |state: ThreadState| {
+            matches!(state, ThreadState::AtBarrier { .. } | ThreadState::AtWarp { .. })
+        };
         let first = self.threads.iter().position(|thread| waits(thread.state)).unwrap_or(0);
         let here = self.threads[first];
         let (what, missing) = match here.state {
-            State::AtWarp { mask, .. } => {
+            ThreadState::AtWarp { mask, .. } => {
                 let base = first / WARP * WARP;
                 let missing = (0..WARP)
                     .filter(|lane| mask >> lane & 1 == 1)
@@ -126,7 +128,7 @@ impl Block<'_, '_> {
                     .find(|&other| self.threads.get(other).is_some_and(|t| !self.meets(here, *t)));
                 ("the lanes of its mask".to_owned(), missing)
             }
-            State::AtBarrier { id } => {
+            ThreadState::AtBarrier { id } => {
                 let Phase { count, expected, .. } = self.barriers[usize::from(id)];
                 let all = self.threads.len();
                 let (came, expected) = (count.min(all), expected.min(all));
@@ -138,7 +140,7 @@ impl Block<'_, '_> {
         let missing = missing.map_or(String::new(), |missing| {
             let [x, y, z] = self.coordinates(missing);
             match self.threads[missing].state {
-                State::Done => format!(": thread ({x}, {y}, {z}) has ended"),
+                ThreadState::Done => format!(": thread ({x}, {y}, {z}) has ended"),
                 _ => {
                     let line = self.line_of(missing);
                     format!(": thread ({x}, {y}, {z}) waits on line {line}")

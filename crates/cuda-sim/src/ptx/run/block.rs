@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::super::op::{Op, Program, Register, special};
 use super::WARP;
 use super::barrier::{BARRIERS, Phase};
-use super::conflicts::Known;
+use super::conflicts::KnownStretches;
 use super::copies::PendingCopy;
 use super::launch::{LaunchShape, Limits, Notes};
 use super::observation::{ObservationKind, Ran, Site, Trouble};
@@ -18,7 +18,7 @@ const TURN: u64 = 1 << 14;
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum State {
+pub(super) enum ThreadState {
     Ready,
     AtBarrier { id: u8 },
     AtWarp { index: u32, mask: u32 },
@@ -28,7 +28,7 @@ pub(super) enum State {
 /// One thread of the block, apart from its registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Thread {
-    pub(super) state: State,
+    pub(super) state: ThreadState,
     pub(super) next: usize,
     /// Its stretch, or 0 while it has not begun.
     pub(super) stretch: u32,
@@ -38,7 +38,7 @@ pub(super) struct Thread {
 }
 
 /// A block while it runs.
-pub(super) struct Block<'a, 'm> {
+pub(super) struct ThreadBlock<'a, 'm> {
     pub(super) program: &'a Program,
     pub(super) spaces: &'a mut Spaces<'m>,
     pub(super) threads: Vec<Thread>,
@@ -47,7 +47,7 @@ pub(super) struct Block<'a, 'm> {
     /// How often all threads have met.
     pub(super) meetings: u32,
     /// What each thread knows of the others since then.
-    pub(super) known: Vec<Option<Known>>,
+    pub(super) known: Vec<Option<KnownStretches>>,
     pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
     shape: &'a LaunchShape,
     index: [u32; 3],
@@ -55,7 +55,7 @@ pub(super) struct Block<'a, 'm> {
     first_thread: u64,
 }
 
-impl<'a, 'm> Block<'a, 'm> {
+impl<'a, 'm> ThreadBlock<'a, 'm> {
     pub(super) fn new(
         program: &'a Program,
         shape: &'a LaunchShape,
@@ -83,7 +83,7 @@ impl<'a, 'm> Block<'a, 'm> {
         let count = self.shape.block_threads();
         self.first_thread = number * count as u64;
         self.threads.clear();
-        let thread = Thread { state: State::Ready, next: 0, stretch: 0, groups: 0, ran: 0 };
+        let thread = Thread { state: ThreadState::Ready, next: 0, stretch: 0, groups: 0, ran: 0 };
         self.threads.resize(count, thread);
         self.barriers = Default::default();
         self.meetings = 0;
@@ -168,7 +168,7 @@ impl<'a, 'm> Block<'a, 'm> {
             for warp in 0..warps {
                 moved |= self.run_warp(warp, limits, notes)?;
             }
-            if self.threads.iter().all(|thread| thread.state == State::Done) {
+            if self.threads.iter().all(|thread| thread.state == ThreadState::Done) {
                 return Ok(());
             }
             if !moved {
@@ -188,7 +188,7 @@ impl<'a, 'm> Block<'a, 'm> {
         let mut moved = false;
         loop {
             for thread in threads.clone() {
-                if self.threads[thread].state == State::Ready {
+                if self.threads[thread].state == ThreadState::Ready {
                     self.run_thread(thread, limits, notes).map_err(|trouble| (thread, trouble))?;
                     moved = true;
                 }
@@ -213,7 +213,7 @@ impl<'a, 'm> Block<'a, 'm> {
         self.spaces.stretches.enter(self.threads[thread].stretch, known);
         let by = Accessor { thread, stretch: self.threads[thread].stretch };
         let mut left = TURN;
-        while self.threads[thread].state == State::Ready && left > 0 {
+        while self.threads[thread].state == ThreadState::Ready && left > 0 {
             let size = self.program.registers as usize;
             let mut lane = Lane {
                 program: self.program,
@@ -236,7 +236,7 @@ impl<'a, 'm> Block<'a, 'm> {
                 Stop::Exit => {
                     self.complete(thread, u32::MAX, by)?;
                     self.note_remarks(thread, notes);
-                    self.threads[thread].state = State::Done;
+                    self.threads[thread].state = ThreadState::Done;
                 }
                 Stop::Special => {
                     self.special(thread, by)?;
@@ -264,7 +264,7 @@ impl<'a, 'm> Block<'a, 'm> {
             Op::Warp { index } => {
                 let mask = self.program.warp_ops[index as usize].mask;
                 let mask = self.register(thread, mask) as u32;
-                self.threads[thread].state = State::AtWarp { index, mask };
+                self.threads[thread].state = ThreadState::AtWarp { index, mask };
                 Ok(())
             }
             Op::Async { index } => {

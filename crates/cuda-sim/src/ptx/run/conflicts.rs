@@ -36,7 +36,7 @@ struct Stretch {
 pub(super) type StretchId = u32;
 
 /// For each thread of a block its last stretch that comes before, or 0.
-pub(super) type Known = Rc<[StretchId]>;
+pub(super) type KnownStretches = Rc<[StretchId]>;
 
 /// All stretches of a launch, and the one that runs.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ pub(super) struct Stretches {
     /// Number in the launch of the running block's first thread.
     first: u32,
     now: Stretch,
-    known: Option<Known>,
+    known: Option<KnownStretches>,
 }
 
 impl Stretches {
@@ -67,7 +67,7 @@ impl Stretches {
     }
 
     /// Goes on with stretch `id` of a thread that knows of others what `known` says.
-    pub(super) fn enter(&mut self, id: StretchId, known: Option<Known>) {
+    pub(super) fn enter(&mut self, id: StretchId, known: Option<KnownStretches>) {
         self.now = self.all[id as usize];
         self.first = self.now.thread - self.now.thread % self.block_threads.max(1);
         self.known = known;
@@ -122,15 +122,15 @@ const CROWD: StretchId = StretchId::MAX - 1;
 
 /// Accesses of one kind, of which none comes before all that may follow.
 #[derive(Clone, Debug, Default)]
-struct Group(Vec<StretchId>);
+struct Unordered(Vec<StretchId>);
 
 /// All accesses to a word or a byte that may still conflict with a later one.
 #[derive(Clone, Debug, Default)]
 struct Crowd {
     writer: StretchId,
-    readers: Group,
-    strong_readers: Group,
-    strong_writers: Group,
+    readers: Unordered,
+    strong_readers: Unordered,
+    strong_writers: Unordered,
 }
 
 /// What is known of words that are not plain.
@@ -309,7 +309,7 @@ impl Word {
         }
         if self.writer != CROWD {
             let readers = [self.reader, self.other_reader].into_iter().filter(|&id| id != 0);
-            let readers = Group(readers.collect());
+            let readers = Unordered(readers.collect());
             *self = others.add(Crowd { writer: self.writer, readers, ..Crowd::default() });
         }
         others.crowds[self.reader as usize].access(stretches, id, how)
@@ -360,7 +360,7 @@ impl Crowd {
     }
 }
 
-impl Group {
+impl Unordered {
     /// One access that does not come before the running stretch.
     fn unordered(&self, stretches: &Stretches) -> Option<StretchId> {
         self.0.iter().copied().find(|&earlier| !stretches.is_before(earlier))
@@ -400,8 +400,8 @@ mod tests {
         let later = stretches.begin(1, 1);
         let after = stretches.begin(2, 0);
         let other_block = stretches.begin(64, 5);
-        let known: Known = vec![first; 64].into();
-        let mut race = |reader: StretchId, known: Option<&Known>, bytes: u32| {
+        let known: KnownStretches = vec![first; 64].into();
+        let mut race = |reader: StretchId, known: Option<&KnownStretches>, bytes: u32| {
             let mut conflicts = Conflicts::new();
             stretches.enter(first, None);
             assert!(conflicts.access(&stretches, first, (4096, 2), Use::Write).is_none());

@@ -1,7 +1,7 @@
 //! Asynchronous copies: they happen as late as they may, so that a missing wait is seen.
 
 use super::super::op::{Access, AsyncOp};
-use super::block::Block;
+use super::block::ThreadBlock;
 use super::observation::Ran;
 use super::spaces::Accessor;
 
@@ -19,7 +19,7 @@ pub(super) struct PendingCopy {
     group: u32,
 }
 
-impl Block<'_, '_> {
+impl ThreadBlock<'_, '_> {
     /// Executes an asynchronous instruction of a thread.
     pub(super) fn asynchronous(&mut self, thread: usize, op: AsyncOp, by: Accessor) -> Ran<()> {
         match op {

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use cuda_driver::{KernelArgs, LaunchConfig};
 
-use super::super::op::{Exchange, Op, Program, Step, WarpOp};
-use super::block::Block;
+use super::super::op::{Exchange, Op, Program, PtxStep, WarpOp};
+use super::block::ThreadBlock;
 use super::conflicts::{Conflicts, Stretches};
 use super::observation::{Observation, ObservationKind};
-use super::shared::Shared;
+use super::shared::SharedBytes;
 use super::spaces::Spaces;
 use crate::memory::View;
 
@@ -105,7 +105,7 @@ impl Program {
     /// Whether some threads of a block may meet without the others.
     fn parts_meet(&self) -> bool {
         let is_of_lanes = |op: &WarpOp| matches!(op.exchange, Exchange::Barrier);
-        let is_of_part = |step: &Step| matches!(step.op, Op::Barrier(barrier) if barrier.threads.is_some() || barrier.arrive);
+        let is_of_part = |step: &PtxStep| matches!(step.op, Op::Barrier(barrier) if barrier.threads.is_some() || barrier.arrive);
         self.warp_ops.iter().any(is_of_lanes) || self.steps.iter().any(is_of_part)
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn run(
     let local_bytes = program.local_bytes as usize;
     let mut spaces = Spaces {
         view,
-        shared: Shared::new(program.shared_bytes.saturating_add(config.shared_bytes)),
+        shared: SharedBytes::new(program.shared_bytes.saturating_add(config.shared_bytes)),
         local: vec![0; local_bytes * threads],
         local_bytes,
         parameters: program.parameter_block(args),
@@ -135,7 +135,7 @@ pub(crate) fn run(
         remarks: Vec::new(),
     };
     let mut notes = Notes::default();
-    let mut block = Block::new(program, &shape, &mut spaces);
+    let mut block = ThreadBlock::new(program, &shape, &mut spaces);
     let blocks: u64 = shape.grid.iter().map(|&size| u64::from(size)).product();
     for number in 0..blocks {
         block.renew(number);

@@ -2,20 +2,20 @@
 
 use std::rc::Rc;
 
-use super::block::Block;
-use super::conflicts::{Known, StretchId};
+use super::block::ThreadBlock;
+use super::conflicts::{KnownStretches, StretchId};
 
 /// A thread that came to a barrier, as it was then.
 #[derive(Clone, Debug)]
 pub(super) struct Came {
     pub(super) thread: usize,
     stretch: StretchId,
-    known: Option<Known>,
+    known: Option<KnownStretches>,
 }
 
 /// Adds what those who came did and knew to what is `known`.
 pub(super) fn gather<'c>(known: &mut [StretchId], came: impl IntoIterator<Item = &'c Came>) {
-    let mut last: Option<&Known> = None;
+    let mut last: Option<&KnownStretches> = None;
     for came in came {
         if let Some(theirs) = &came.known
             && !last.is_some_and(|last| Rc::ptr_eq(last, theirs))
@@ -31,7 +31,7 @@ pub(super) fn gather<'c>(known: &mut [StretchId], came: impl IntoIterator<Item =
     }
 }
 
-impl Block<'_, '_> {
+impl ThreadBlock<'_, '_> {
     /// Ends a thread's stretch, for others to come after it.
     pub(super) fn come(&mut self, thread: usize) -> Came {
         let came = Came {
@@ -56,7 +56,7 @@ impl Block<'_, '_> {
     pub(super) fn meet(&mut self, came: &[Came], after: impl Iterator<Item = usize>) {
         let mut known = vec![0; self.threads.len()];
         gather(&mut known, came);
-        let known: Known = known.into();
+        let known: KnownStretches = known.into();
         for thread in after {
             self.known[thread] = Some(known.clone());
             self.threads[thread].stretch = 0;

@@ -7,13 +7,13 @@ const FRESH: u8 = 0xA7;
 
 /// Shared memory, and which of its bytes were written.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedBytes {
     bytes: Vec<u8>,
     written: Vec<bool>,
     touched: bool,
 }
 
-impl Shared {
+impl SharedBytes {
     pub(super) fn new(bytes: u32) -> Self {
         let bytes = bytes as usize;
         Self { bytes: vec![FRESH; bytes], written: vec![false; bytes], touched: false }

@@ -1,15 +1,15 @@
 //! The state spaces as one thread reaches them, with every access checked.
 
-use super::super::op::{Access, Order, Space};
+use super::super::op::{Access, AccessOrder, Space};
 use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, Use};
 use super::observation::{ObservationKind, Ran, Trouble};
-use super::shared::Shared;
+use super::shared::SharedBytes;
 use super::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
 use crate::memory::View;
 
 /// Where an access goes.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum SpaceAddress {
     Device(u64),
     Shared(u64),
     Local(u64),
@@ -29,7 +29,7 @@ pub(super) struct Accessor {
 #[derive(Debug)]
 pub(super) struct Spaces<'a> {
     pub(super) view: View<'a>,
-    pub(super) shared: Shared,
+    pub(super) shared: SharedBytes,
     pub(super) local: Vec<u8>,
     pub(super) local_bytes: usize,
     pub(super) parameters: Vec<u8>,
@@ -61,7 +61,7 @@ impl Spaces<'_> {
     ) -> Ran<()> {
         check_alignment(address, bytes)?;
         match place(access.space, address) {
-            Place::Device(address) => {
+            SpaceAddress::Device(address) => {
                 let found = self.view.load_as(address, bytes.into(), is_strong(access));
                 let found = found.map_err(|fault| {
                     let kind = ObservationKind::Illegal;
@@ -75,7 +75,7 @@ impl Spaces<'_> {
                 }
                 self.record(access, (address, bytes), by, false);
             }
-            Place::Shared(offset) => {
+            SpaceAddress::Shared(offset) => {
                 if !self.shared.load(offset, bytes, into)? {
                     let kind = ObservationKind::Uninitialised;
                     let detail = format!(
@@ -86,16 +86,16 @@ impl Spaces<'_> {
                 }
                 self.record_shared(access, (offset, bytes), by, false);
             }
-            Place::Local(offset) => {
+            SpaceAddress::Local(offset) => {
                 let start = by.thread * self.local_bytes;
                 let local = &self.local[start..start + self.local_bytes];
                 into[..bytes as usize].copy_from_slice(part(local, offset, bytes, "local memory")?);
             }
-            Place::Param(offset) => {
+            SpaceAddress::Param(offset) => {
                 let found = part(&self.parameters, offset, bytes, "the parameters")?;
                 into[..bytes as usize].copy_from_slice(found);
             }
-            Place::Module(offset) => {
+            SpaceAddress::Module(offset) => {
                 let found = part(self.variables, offset, bytes, "the module's variables")?;
                 into[..bytes as usize].copy_from_slice(found);
                 self.record(access, (MODULE_WINDOW | offset, bytes), by, false);
@@ -116,27 +116,27 @@ impl Spaces<'_> {
         let bytes = data.len() as u32;
         check_alignment(address, bytes)?;
         match place(access.space, address) {
-            Place::Device(address) => {
+            SpaceAddress::Device(address) => {
                 self.view.store_as(address, data, is_strong(access)).map_err(|fault| {
                     let kind = ObservationKind::Illegal;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
                 })?;
                 self.record(access, (address, bytes), by, true);
             }
-            Place::Shared(offset) => {
+            SpaceAddress::Shared(offset) => {
                 self.shared.store(offset, data)?;
                 self.record_shared(access, (offset, bytes), by, true);
             }
-            Place::Local(offset) => {
+            SpaceAddress::Local(offset) => {
                 let start = by.thread * self.local_bytes;
                 let local = &mut self.local[start..start + self.local_bytes];
                 part_mut(local, offset, bytes, "local memory")?.copy_from_slice(data);
             }
-            Place::Param(_) => {
+            SpaceAddress::Param(_) => {
                 let detail = "writes a kernel parameter";
                 return Err(Trouble::new(ObservationKind::Illegal, detail));
             }
-            Place::Module(offset) => {
+            SpaceAddress::Module(offset) => {
                 let found = part_mut(self.variables, offset, bytes, "the module's variables")?;
                 found.copy_from_slice(data);
                 self.record(access, (MODULE_WINDOW | offset, bytes), by, true);
@@ -193,18 +193,18 @@ impl Spaces<'_> {
 #[inline]
 fn meant(access: &Access, writes: bool) -> Option<Use> {
     Some(match (access.order, writes) {
-        (Order::Plain, false) => Use::Read,
-        (Order::Plain, true) => Use::Write,
-        (Order::Strong, false) => Use::StrongRead,
-        (Order::Strong, true) => Use::StrongWrite,
-        (Order::AtomicLoad, _) => return None,
+        (AccessOrder::Plain, false) => Use::Read,
+        (AccessOrder::Plain, true) => Use::Write,
+        (AccessOrder::Strong, false) => Use::StrongRead,
+        (AccessOrder::Strong, true) => Use::StrongWrite,
+        (AccessOrder::AtomicLoad, _) => return None,
     })
 }
 
 /// Whether an access is meant to meet those of others.
 #[inline]
 fn is_strong(access: &Access) -> bool {
-    matches!(access.order, Order::Strong | Order::AtomicLoad)
+    matches!(access.order, AccessOrder::Strong | AccessOrder::AtomicLoad)
 }
 
 #[inline]
@@ -217,15 +217,15 @@ fn check_alignment(address: u64, bytes: u32) -> Ran<()> {
 }
 
 #[inline]
-fn place(space: Space, address: u64) -> Place {
+fn place(space: Space, address: u64) -> SpaceAddress {
     match space {
-        Space::Shared => Place::Shared(address),
-        Space::Local => Place::Local(address),
-        Space::Param => Place::Param(address),
-        _ if address >= MODULE_WINDOW => Place::Module(address - MODULE_WINDOW),
-        Space::Generic if address >= LOCAL_WINDOW => Place::Local(address - LOCAL_WINDOW),
-        Space::Generic if address >= SHARED_WINDOW => Place::Shared(address - SHARED_WINDOW),
-        _ => Place::Device(address),
+        Space::Shared => SpaceAddress::Shared(address),
+        Space::Local => SpaceAddress::Local(address),
+        Space::Param => SpaceAddress::Param(address),
+        _ if address >= MODULE_WINDOW => SpaceAddress::Module(address - MODULE_WINDOW),
+        Space::Generic if address >= LOCAL_WINDOW => SpaceAddress::Local(address - LOCAL_WINDOW),
+        Space::Generic if address >= SHARED_WINDOW => SpaceAddress::Shared(address - SHARED_WINDOW),
+        _ => SpaceAddress::Device(address),
     }
 }
 
@@ -233,9 +233,9 @@ fn place(space: Space, address: u64) -> Place {
 pub(super) fn is_in(space: Space, address: u64) -> bool {
     matches!(
         (space, place(Space::Generic, address)),
-        (Space::Shared, Place::Shared(_))
-            | (Space::Local, Place::Local(_))
-            | (Space::Global, Place::Device(_) | Place::Module(_))
+        (Space::Shared, SpaceAddress::Shared(_))
+            | (Space::Local, SpaceAddress::Local(_))
+            | (Space::Global, SpaceAddress::Device(_) | SpaceAddress::Module(_))
     )
 }
 

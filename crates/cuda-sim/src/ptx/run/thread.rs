@@ -1,7 +1,7 @@
 //! One thread: its registers and the loop that runs its steps.
 
 use super::super::alu::add_carry;
-use super::super::op::{Access, Op, Program, Register, Step, special};
+use super::super::op::{Access, Op, Program, PtxStep, Register, special};
 use super::super::types::{extend, mask};
 use super::observation::{ObservationKind, Ran, Trouble};
 use super::spaces::{Accessor, Spaces, is_in};
@@ -44,7 +44,7 @@ impl Lane<'_, '_> {
 
     /// Runs until something stops it, or an access did something worth a remark.
     pub(super) fn run(&mut self, turn: u64) -> Ran<Stop> {
-        let steps: &[Step] = &self.program.steps;
+        let steps: &[PtxStep] = &self.program.steps;
         while self.ran < turn {
             let step = &steps[self.next];
             self.next += 1;

@@ -2,7 +2,7 @@
 
 use super::super::op::Exchange;
 use super::WARP;
-use super::block::{Block, State, Thread};
+use super::block::{Thread, ThreadBlock, ThreadState};
 use super::launch::Notes;
 use super::meeting::Came;
 use super::observation::{ObservationKind, Trouble};
@@ -10,7 +10,7 @@ use super::observation::{ObservationKind, Trouble};
 /// What a lane gets from one that gives nothing.
 const NOTHING: u64 = 0xA7A7_A7A7;
 
-impl Block<'_, '_> {
+impl ThreadBlock<'_, '_> {
     /// Executes what all lanes that it names have reached; whether there was any.
     pub(super) fn resolve_warp(
         &mut self,
@@ -19,13 +19,14 @@ impl Block<'_, '_> {
     ) -> Result<bool, (usize, Box<Trouble>)> {
         let first = warp * WARP;
         let count = (self.threads.len() - first).min(WARP);
-        let living = (0..count).filter(|lane| self.threads[first + lane].state != State::Done);
+        let living =
+            (0..count).filter(|lane| self.threads[first + lane].state != ThreadState::Done);
         let living = living.fold(0u32, |living, lane| living | 1 << lane);
         let mut done = 0u32;
         let mut resolved = false;
         for lane in 0..count {
             let here = self.threads[first + lane];
-            let State::AtWarp { mask, .. } = here.state else { continue };
+            let ThreadState::AtWarp { mask, .. } = here.state else { continue };
             if done >> lane & 1 == 1 {
                 continue;
             }
@@ -50,9 +51,10 @@ impl Block<'_, '_> {
     pub(super) fn meets(&self, one: Thread, other: Thread) -> bool {
         let kind = |index: u32| self.program.warp_ops[index as usize].kind;
         match (one.state, other.state) {
-            (State::AtWarp { index: a, mask }, State::AtWarp { index: b, mask: same }) => {
-                kind(a) == kind(b) && mask == same
-            }
+            (
+                ThreadState::AtWarp { index: a, mask },
+                ThreadState::AtWarp { index: b, mask: same },
+            ) => kind(a) == kind(b) && mask == same,
             _ => false,
         }
     }
@@ -63,12 +65,12 @@ impl Block<'_, '_> {
         let mut values = [0; WARP];
         let mut ops = [None; WARP];
         for lane in lanes() {
-            if let State::AtWarp { index, .. } = self.threads[first + lane].state {
+            if let ThreadState::AtWarp { index, .. } = self.threads[first + lane].state {
                 let op = self.program.warp_ops[index as usize];
                 values[lane] = self.register(first + lane, op.a);
                 ops[lane] = Some(op);
             }
-            self.threads[first + lane].state = State::Ready;
+            self.threads[first + lane].state = ThreadState::Ready;
         }
         let holds = lanes().filter(|&lane| values[lane] & 1 == 1);
         let ballot = holds.fold(0u32, |ballot, lane| ballot | 1 << lane);
