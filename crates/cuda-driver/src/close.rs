@@ -40,7 +40,7 @@ pub enum CloseError {
     },
     /// The device is closed, and the driver refused a part of the clean-up, now or when an object
     /// was dropped.
-    #[error("the driver refused to clean up")]
+    #[error("the device was closed, and a call of its clean-up was refused")]
     Refused(#[source] DriverError),
 }
 
@@ -70,7 +70,9 @@ impl Device {
         let ended = inner.end().and(inner.given_up.get().map_or(Ok(()), |error| Err(*error)));
         let lost = inner.loss.get().map(|loss| loss.error);
         match ended {
-            Err(error) if !error.code.is_sticky() => Err(CloseError::Refused(error)),
+            Err(error) if !error.code.is_sticky() => {
+                Err(CloseError::Refused(error.on_device(inner.ordinal)))
+            }
             Err(error) => Ok(Closed { freed, lost: lost.or(Some(error)) }),
             Ok(()) => Ok(Closed { freed, lost }),
         }
@@ -136,9 +138,13 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
     let mut outcome = Ok(());
     for memory in retired {
         let freed = match memory {
-            // SAFETY: an address enters the list once, when the one buffer that owned it is
-            // dropped, and leaves it before this call, which is made once (see `once`).
-            Retired::Device(address) => once(|| unsafe { driver.mem_free(address) }),
+            Retired::Device(address, uses) => {
+                // The driver waits for work that is enqueued, and not for a call that is about to do so.
+                uses.wait();
+                // SAFETY: an address enters the list once, when the one buffer that owned it is
+                // dropped, and leaves it before this call, which is made once (see `once`).
+                once(|| unsafe { driver.mem_free(address) })
+            }
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
             Retired::Host(host) => once(|| unsafe { driver.mem_free_host(host) }),
             Retired::Registered(region) => {

@@ -13,6 +13,7 @@ use crate::close::{Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
 use crate::messages::one_line_debug;
 use crate::opened::{self, Noted};
+use crate::span::LastUses;
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostAccess,
     HostRegion, LiveHandles, site,
@@ -55,7 +56,7 @@ impl DeviceError {
 /// list.
 #[derive(Debug)]
 pub(crate) enum Retired {
-    Device(u64),
+    Device(u64, LastUses),
     Host(u64),
     /// Registered at its first address.
     Registered(Box<dyn HostRegion>),

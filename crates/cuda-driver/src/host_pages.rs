@@ -1,4 +1,5 @@
-//! Host memory of our own: mapped in huge pages and next to a device, if the system can.
+//! Host memory to pin that the driver did not allocate: mapped here in huge pages and next to a device, if the
+//! system can, or registered for the program.
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -12,6 +13,7 @@ use linux as system;
 #[cfg(not(target_os = "linux"))]
 use other as system;
 
+pub use crate::pin::{HostMemory, PinError, RegisterError};
 use crate::{Device, DeviceAttribute};
 
 /// Options for mapping memory. Options that the system lacks are ignored; [`HostPages::granted`]

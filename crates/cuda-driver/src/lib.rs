@@ -41,7 +41,8 @@
 //!    driver.
 //! 2. The handles: [`Device`], [`Stream`], [`Event`], [`DeviceBuffer`], [`PinnedBuffer`],
 //!    [`AddressRange`], [`PhysicalMemory`], [`Module`] and [`Kernel`]. Each owns one driver object and
-//!    keeps its device alive. [`DeviceSpan`] is an address and a length, and owns nothing.
+//!    keeps its device alive. [`DeviceSpan`] is an address and a length. It owns nothing, and names its owner, after
+//!    whose end no call takes it.
 //!
 //! A driver that checks orders also gets the host's accesses to pinned memory
 //! ([`Driver::host_access`]), and the line of the program behind each call ([`site`]). A crate with
@@ -103,7 +104,7 @@ mod current;
 mod device;
 mod driver;
 mod error;
-mod host_pages;
+pub mod host_pages;
 mod launch;
 mod memory;
 mod memory_flags;
@@ -113,10 +114,11 @@ mod opened;
 mod peer;
 mod pin;
 mod prepared;
-mod reference;
+pub mod reference;
 mod residency;
-mod shareable;
+pub mod shareable;
 pub mod site;
+mod span;
 mod stream;
 mod virtual_memory;
 
@@ -132,24 +134,22 @@ pub use driver::{
     AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, HostFunction, PeerCopy,
 };
 pub use error::{DriverError, ErrorCode, Unavailable};
-pub use host_pages::{
-    GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PageKind,
-};
 pub use launch::{KernelArgs, LaunchConfig};
-pub use memory::{
-    CopyError, DeviceBuffer, DeviceSpan, OutOfBounds, PinnedBuffer, PinnedSpan, ReaderError,
-};
+pub use memory::{CopyError, DeviceBuffer, OutOfBounds, PinnedBuffer, PinnedSpan, ReaderError};
 pub use memory_flags::{
     AccessDesc, Granularity, HostAllocFlags, HostRegisterFlags, MemoryKind, PointerAttributes,
 };
 pub use module::{Kernel, Module, ModuleError};
-pub use pin::{HostMemory, PinError, RegisterError};
 pub use prepared::PreparedLaunch;
-pub use reference::{AccessFault, DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 pub use residency::ResidencyError;
-pub use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
+pub use span::DeviceSpan;
 pub use stream::{Event, Stream, StreamPriority};
-pub use virtual_memory::{AddressRange, FabricSupport, PhysicalMemory, ReleaseError};
+pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
+
+pub(crate) use host_pages::{
+    GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode,
+};
+pub(crate) use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
 
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]

@@ -3,9 +3,10 @@
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
+use crate::span::Life;
 use crate::{
-    Device, DeviceError, DriverError, ErrorCode, GrantedPages, HostAccess, HostAllocFlags,
-    HostRegion, Stream,
+    Device, DeviceError, DeviceSpan, DriverError, ErrorCode, GrantedPages, HostAccess,
+    HostAllocFlags, HostRegion, Stream,
 };
 
 /// A range outside its memory.
@@ -45,67 +46,19 @@ pub enum CopyError {
         /// Length of the source, in bytes.
         source_bytes: u64,
     },
+    /// The device memory is not for work on this stream: its owner was dropped, or is of another driver object.
+    #[error(transparent)]
+    Memory(#[from] ReaderError),
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// A range of device memory: an address and a length, without ownership.
-///
-/// A span does not order accesses and does not keep the memory alive. Reading a freed or unmapped
-/// span is an error on the device, never undefined behaviour on the host.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct DeviceSpan {
-    /// # Invariants
-    /// `address..address + bytes` does not overflow and was device memory when the span was made,
-    /// never host memory that Rust code accesses. CUDA does not give such addresses to the host.
-    address: u64,
-    bytes: u64,
-}
-
-impl DeviceSpan {
-    /// A span over memory that the host program allocated.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`] when the range overflows the address space.
-    ///
-    /// # Safety
-    /// - the range is device memory (`cuMemAlloc`, a mapped reservation), not pinned host memory.
-    pub unsafe fn from_raw(address: u64, bytes: u64) -> Result<Self, OutOfBounds> {
-        OutOfBounds::check(address, bytes, u64::MAX)?;
-        Ok(Self { address, bytes })
-    }
-
-    pub(crate) fn new_unchecked(address: u64, bytes: u64) -> Self {
-        Self { address, bytes }
-    }
-
-    /// First address.
-    #[must_use]
-    pub fn address(self) -> u64 {
-        self.address
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
-        self.bytes
-    }
-
-    /// `bytes` bytes from `offset` on.
-    ///
-    /// # Errors
-    /// [`OutOfBounds`].
-    pub fn slice(self, offset: u64, bytes: u64) -> Result<Self, OutOfBounds> {
-        OutOfBounds::check(offset, bytes, self.bytes)?;
-        Ok(Self { address: self.address + offset, bytes })
-    }
-}
-
-/// Pinned memory was given to work that its owner does not wait for.
+/// Memory was given to work that its owner does not wait for.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReaderError {
-    /// The work is on another stream than the memory's.
+    /// The work is on another stream than the pinned memory's.
     #[error("pinned memory for work on stream {reader:#x} was given to work on stream {stream:#x}")]
     OtherStream {
         /// Raw handle of the memory's stream.
@@ -114,10 +67,18 @@ pub enum ReaderError {
         stream: u64,
     },
     /// The work is of another driver object, which is not waited for before the memory is freed.
-    #[error("pinned memory of another driver object was given to work on stream {stream:#x}")]
+    #[error("memory of another driver object was given to work on stream {stream:#x}")]
     OtherDriver {
         /// Raw handle of the stream given.
         stream: u64,
+    },
+    /// After the owner of the device memory was dropped.
+    #[error("the owner of the {bytes} bytes of device memory at {address:#x} was dropped")]
+    Gone {
+        /// First address.
+        address: u64,
+        /// Length in bytes.
+        bytes: u64,
     },
 }
 
@@ -131,6 +92,7 @@ crate::messages::one_line_debug!(OutOfBounds, CopyError, ReaderError);
 pub struct DeviceBuffer {
     device: Held,
     span: DeviceSpan,
+    life: Life,
 }
 
 impl DeviceBuffer {
@@ -146,8 +108,9 @@ impl DeviceBuffer {
         device.free_retired()?;
         let address =
             device.run(|driver| driver.mem_alloc(bytes).map_err(|error| error.of_bytes(bytes)))?;
+        let life = Life::begin(device);
         let device = Held::new(device, Kind::DeviceBuffer, bytes);
-        Ok(Self { device, span: DeviceSpan::new_unchecked(address, bytes) })
+        Ok(Self { device, span: DeviceSpan::owned(address, bytes, &life), life })
     }
 
     /// The device that holds the memory.
@@ -165,13 +128,13 @@ impl DeviceBuffer {
     /// First address.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.span.address
+        self.span.address()
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.span.bytes
+        self.span.bytes()
     }
 
     /// Frees the memory now.
@@ -191,7 +154,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        self.device.retire(Retired::Device(self.span.address));
+        self.device.retire(Retired::Device(self.span.address(), self.life.end()));
     }
 }
 

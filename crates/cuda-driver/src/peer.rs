@@ -138,6 +138,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        let _uses = (destination.used_by(self)?, source.used_by(self)?);
         let copy = PeerCopy {
             destination: destination.address(),
             destination_context: to.context(),
@@ -147,7 +148,7 @@ impl Stream {
         };
         let copied = device.run_with(&[from, to], |driver| {
             // SAFETY: contexts and stream are live, kept by their handles, and of this driver object;
-            // both spans are device memory (invariant of `DeviceSpan`).
+            // both spans are device memory, whose owners wait for this call (`DeviceSpan`).
             let copied = unsafe { driver.memcpy_peer_async(copy, self.raw()) };
             copied.map_err(|error| error.of_bytes(bytes))
         });

@@ -46,7 +46,7 @@ impl PinError {
 
 /// A region that was not registered, and why.
 #[derive(thiserror::Error)]
-#[error("host memory was not registered")]
+#[error("host memory was not pinned where it is")]
 pub struct RegisterError {
     /// The region that was passed in. `None` if the driver registered it, refused its device
     /// address, and refused to unregister it. The device then keeps the region as memory of a
@@ -146,7 +146,8 @@ impl PinnedBuffer {
             // of `HostRegion`), which is after it was unregistered.
             unsafe { driver.mem_host_register(host, bytes, flags) }
                 .map_err(|error| error.of_range(host, bytes))?;
-            driver.mem_host_get_device_pointer(host).inspect_err(|_| {
+            let reached = driver.mem_host_get_device_pointer(host);
+            reached.map_err(|error| error.of_range(host, bytes)).inspect_err(|_| {
                 // SAFETY: registered just now; the device knows nothing of it.
                 let undone = unsafe { driver.mem_host_unregister(host) };
                 stays = undone.is_err();

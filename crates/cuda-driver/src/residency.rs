@@ -49,14 +49,18 @@ impl DeviceSpan {
     /// Memory of a peer is looked up on the peer; launches of any device with access may name it.
     /// This takes a driver call for every 2 MiB, so keep the span for later uses.
     ///
-    /// # Ordering
-    /// The check is about the moment of the call. Access to memory that is freed afterwards is an
-    /// error of the device.
-    ///
     /// # Errors
     /// [`ResidencyError`], with the first address that is not such memory.
+    ///
+    /// # Safety
+    /// - what lies there stays until all work has run that is given the span or a part of it: the driver says
+    ///   what lay there when it was asked.
     #[track_caller]
-    pub fn of_device(device: &Device, address: u64, bytes: u64) -> Result<Self, ResidencyError> {
+    pub unsafe fn of_device(
+        device: &Device,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Self, ResidencyError> {
         OutOfBounds::check(address, bytes, u64::MAX)?;
         let end = address + bytes;
         let prop = AllocationProp::on(device.ordinal());
@@ -85,6 +89,7 @@ impl DeviceSpan {
             }
             at = next;
         }
-        Ok(Self::new_unchecked(address, bytes))
+        // SAFETY: the driver has said that it is device memory; the caller promises that it stays so.
+        Ok(unsafe { Self::from_raw(address, bytes) }?)
     }
 }

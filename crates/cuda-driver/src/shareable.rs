@@ -3,6 +3,8 @@
 #[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+pub use crate::virtual_memory::FabricSupport;
+
 /// The form in which physical memory is exported (`CUmemAllocationHandleType`).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]

@@ -136,7 +136,7 @@ impl Stream {
         self.inner.raw
     }
 
-    /// Whether both are handles of one stream.
+    /// Whether both are handles of one stream, adopted or not.
     pub(crate) fn is_same(&self, other: &Stream) -> bool {
         self.raw() == other.raw() && self.device().shares_context(other.device())
     }
@@ -196,11 +196,12 @@ impl Stream {
     ) -> Result<(), CopyError> {
         let host = source.host_range(offset, destination.bytes())?;
         self.check_pinned(source, "cuMemcpyHtoDAsync")?;
+        let _use = destination.used_by(self)?;
         self.enqueue(destination.bytes(), |driver, stream| {
             // SAFETY: the range lies inside the pinned buffer, whose memory is not freed before
             // the device has finished (a drop only retires it; `cuMemFreeHost` waits). The host
             // writes it through `write_at` and `slice_mut` only, whose callers wait for readers.
-            // The destination is device memory (invariant of `DeviceSpan`).
+            // The destination is device memory, whose owner waits for this call (`DeviceSpan`).
             unsafe {
                 driver.memcpy_htod_async(destination.address(), host, destination.bytes(), stream)
             }
@@ -224,6 +225,7 @@ impl Stream {
     ) -> Result<(), CopyError> {
         let host = destination.host_range(offset, source.bytes())?;
         self.check_pinned(destination, "cuMemcpyDtoHAsync")?;
+        let _use = source.used_by(self)?;
         self.enqueue(source.bytes(), |driver, stream| {
             // SAFETY: the range lies inside the pinned buffer, which is not freed before the
             // device has finished and hands out no references to its bytes except through
@@ -249,8 +251,9 @@ impl Stream {
                 source_bytes: source.bytes(),
             });
         }
+        let _uses = (destination.used_by(self)?, source.used_by(self)?);
         self.enqueue(source.bytes(), |driver, stream| {
-            // SAFETY: both spans are device memory (invariant of `DeviceSpan`).
+            // SAFETY: both spans are device memory, whose owners wait for this call (`DeviceSpan`).
             unsafe {
                 driver.memcpy_dtod_async(
                     destination.address(),
@@ -268,8 +271,9 @@ impl Stream {
     /// What the driver answers.
     #[track_caller]
     pub fn fill(&self, destination: DeviceSpan, byte: u8) -> Result<(), CopyError> {
+        let _use = destination.used_by(self)?;
         self.enqueue(destination.bytes(), |driver, stream| {
-            // SAFETY: the span is device memory (invariant of `DeviceSpan`).
+            // SAFETY: the span is device memory, whose owner waits for this call (`DeviceSpan`).
             unsafe {
                 driver.memset_d8_async(destination.address(), byte, destination.bytes(), stream)
             }
@@ -298,13 +302,14 @@ impl Stream {
         if data.is_empty() {
             return Ok(self.synchronize()?);
         }
+        let _use = destination.used_by(self)?;
         let mut own = OwnBytes::new(data.len());
         for (place, data) in (0..).zip(data.chunks(OWN_BYTES_MAX)) {
             let piece = destination.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
             own.at(&self.inner.device, data.len(), true).copy_from_slice(data);
             self.carry(&mut own, |driver, host, stream| {
                 // SAFETY: `carry` keeps the memory until the copy is over; it is as long as the
-                // piece, which is device memory (invariant of `DeviceSpan`).
+                // piece, which is device memory, whose owner waits for this call (`DeviceSpan`).
                 unsafe { driver.memcpy_htod_async(piece.address(), host, piece.bytes(), stream) }
             })?;
         }
@@ -332,6 +337,7 @@ impl Stream {
         if destination.is_empty() {
             return Ok(self.synchronize()?);
         }
+        let _use = source.used_by(self)?;
         let mut own = OwnBytes::new(destination.len());
         for (place, data) in (0..).zip(destination.chunks_mut(OWN_BYTES_MAX)) {
             let piece = source.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;

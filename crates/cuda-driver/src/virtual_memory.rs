@@ -2,6 +2,7 @@
 
 use crate::alive::{Held, Kind};
 use crate::device::Ended;
+use crate::span::Life;
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
     Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef, site,
@@ -18,6 +19,7 @@ pub struct AddressRange {
     /// One whole live reservation of `bytes` bytes; none when `bytes` is 0.
     base: u64,
     bytes: u64,
+    life: Life,
 }
 
 impl AddressRange {
@@ -30,7 +32,8 @@ impl AddressRange {
         let base = device.run(|driver| {
             driver.mem_address_reserve(bytes, 0, 0).map_err(|error| error.of_bytes(bytes))
         })?;
-        Ok(Self { device: Held::new(device, Kind::AddressRange, bytes), base, bytes })
+        let life = Life::begin(device);
+        Ok(Self { device: Held::new(device, Kind::AddressRange, bytes), base, bytes, life })
     }
 
     /// First address.
@@ -56,7 +59,7 @@ impl AddressRange {
     /// # Errors
     /// [`OutOfBounds`].
     pub fn span(&self, offset: u64, bytes: u64) -> Result<DeviceSpan, OutOfBounds> {
-        DeviceSpan::new_unchecked(self.base, self.bytes).slice(offset, bytes)
+        DeviceSpan::owned(self.base, self.bytes, &self.life).slice(offset, bytes)
     }
 
     /// Maps all of `memory` at the addresses from `offset` on. Grants no access.
@@ -118,6 +121,7 @@ impl AddressRange {
     pub fn free(mut self) -> Result<(), DeviceError> {
         let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
         // With a length of 0 the destructor frees no addresses.
+        self.life.end().wait();
         self.device.clean_up(|driver| {
             driver.mem_address_free(base, bytes).map_err(|error| error.of_range(base, bytes))
         })
@@ -138,6 +142,7 @@ impl Drop for AddressRange {
             return;
         }
         let (base, bytes) = (self.base, self.bytes);
+        self.life.end().wait();
         if let Err(error) = self.device.clean_up(|driver| driver.mem_address_free(base, bytes)) {
             tracing::warn!(%error, base, bytes, "an address range was not freed");
         }

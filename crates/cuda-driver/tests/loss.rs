@@ -9,11 +9,11 @@ mod kernel;
 
 use std::sync::Arc;
 
+use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, CloseError, CopyError, Device, DeviceAttribute, DeviceBuffer,
     DeviceError, DriverError, ErrorCode, Event, HostAllocFlags, Kernel, KernelArgs, LaunchConfig,
-    Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch, ShareableKind, Stream,
-    StreamPriority,
+    Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch, Stream, StreamPriority,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 

@@ -10,10 +10,12 @@ mod kernel;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use cuda_driver::host_pages::{
+    HostMemory, HostPagesError, HostPagesOptions, HostRegion, MemoryNode, PinError,
+};
 use cuda_driver::{
-    Device, DeviceBuffer, ErrorCode, HostAllocFlags, HostMemory, HostPagesError, HostPagesOptions,
-    HostRegion, HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module, PinError,
-    PinnedBuffer, Stream,
+    Device, DeviceBuffer, ErrorCode, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig,
+    Module, PinnedBuffer, Stream,
 };
 use cuda_sim::{FindingKind, LeakReport, SimConfig, SimDriver};
 
@@ -30,14 +32,14 @@ fn machine() -> (SimDriver, Device) {
 /// Memory of the program, and how many such are alive.
 #[derive(Debug)]
 struct Own {
-    memory: cuda_driver::HostPages,
+    memory: cuda_driver::host_pages::HostPages,
     alive: Arc<AtomicUsize>,
 }
 
 impl Own {
     fn new(bytes: u64, alive: &Arc<AtomicUsize>) -> Box<Self> {
         alive.fetch_add(1, Ordering::Relaxed);
-        let memory = cuda_driver::HostPages::map(bytes, false, None).unwrap();
+        let memory = cuda_driver::host_pages::HostPages::map(bytes, false, None).unwrap();
         Box::new(Self { memory, alive: alive.clone() })
     }
 }

@@ -10,10 +10,12 @@ mod watch;
 
 use std::sync::Arc;
 
+use cuda_driver::host_pages::HostPages;
+use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, DeviceSpan, DriverError, ErrorCode, Event,
-    HostAccess, HostAllocFlags, HostPages, HostRegisterFlags, KernelArgs, LaunchConfig, Module,
-    PhysicalMemory, PinnedBuffer, ShareableKind, Stream, StreamPriority, site,
+    HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig, Module,
+    PhysicalMemory, PinnedBuffer, Stream, StreamPriority, site,
 };
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use watch::{Watch, from_here};
@@ -135,7 +137,7 @@ fn memory_names_the_line_that_pins_maps_and_frees_it() {
     drop(pinned);
     // Freed by the allocation that comes next.
     drop(direct!(watch, "cuMemFreeHost", DeviceBuffer::alloc(device, BYTES)).unwrap());
-    let memory = cuda_driver::HostMemory::Driver(cached);
+    let memory = cuda_driver::host_pages::HostMemory::Driver(cached);
     drop(direct!(watch, "cuMemHostAlloc", PinnedBuffer::pin(device, BYTES, memory)).unwrap());
     let (flags, pages) = (HostRegisterFlags::SHARED, HostPages::map(BYTES, false, None).unwrap());
     let region = Box::new(pages);
@@ -144,7 +146,9 @@ fn memory_names_the_line_that_pins_maps_and_frees_it() {
     direct!(watch, "cuMemHostUnregister", device.free_retired()).unwrap();
     direct!(watch, "cuMemGetInfo", device.memory_info()).unwrap();
     let at = m.memory.address();
-    direct!(watch, "cuPointerGetAttributes", DeviceSpan::of_device(device, at, BYTES)).unwrap();
+    // SAFETY: nothing is enqueued with the span.
+    direct!(watch, "cuPointerGetAttributes", unsafe { DeviceSpan::of_device(device, at, BYTES) })
+        .unwrap();
 }
 
 #[test]

@@ -19,11 +19,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesOptions, HostRegion, MemoryNode};
+use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, AllocationProp, CopyError, Device, DeviceAttribute, DeviceBuffer,
-    DeviceError, DeviceSpan, DriverError, ErrorCode, HostAllocFlags, HostMemory, HostPages,
-    HostPagesOptions, HostRegion, HostRegisterFlags, KernelArgs, LaunchConfig, MemoryNode, Module,
-    PeerAttribute, PhysicalMemory, PinnedBuffer, ReaderError, ShareableKind, Stream,
+    DeviceError, DeviceSpan, DriverError, ErrorCode, HostAllocFlags, HostRegisterFlags, KernelArgs,
+    LaunchConfig, Module, PeerAttribute, PhysicalMemory, PinnedBuffer, ReaderError, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 
@@ -302,12 +303,14 @@ fn memory_of_the_program_is_looked_up_at_any_address() {
     for address in SIZES {
         for bytes in SIZES {
             // No bytes are anywhere.
-            let span = DeviceSpan::of_device(&machine.1, address, bytes);
+            // SAFETY: nothing is enqueued with the span.
+            let span = unsafe { DeviceSpan::of_device(&machine.1, address, bytes) };
             assert_eq!(span.is_ok(), bytes == 0, "{bytes} at {address}: {span:?}");
         }
     }
     for bytes in SIZES {
-        let span = DeviceSpan::of_device(&machine.1, memory.address(), bytes);
+        // SAFETY: as above.
+        let span = unsafe { DeviceSpan::of_device(&machine.1, memory.address(), bytes) };
         assert_eq!(span.is_ok(), bytes <= MEMORY_BYTES, "{bytes}: {span:?}");
     }
     drop(memory);

@@ -5,9 +5,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use cuda_driver::{
-    AccessDesc, AllocationProp, Driver, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
-};
+use cuda_driver::reference::{KernelReference, ReferenceError};
+use cuda_driver::{AccessDesc, AllocationProp, Driver, KernelArgs, LaunchConfig};
 use cuda_sim::{SimConfig, SimDriver};
 
 const PAGE: u64 = 2 << 20;

@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::time::Duration;
 
+use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::site::Site;
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
     DriverResult, ErrorCode, Granularity, HostAccess, HostAllocFlags, HostFunction,
     HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
-    ShareableHandle, ShareableKind, ShareableRef,
 };
 
 use crate::SimDriver;

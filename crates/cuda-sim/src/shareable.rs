@@ -1,6 +1,7 @@
 //! Export and import of physical memory, between machines that stand for processes.
 
-use cuda_driver::{AllocationProp, ErrorCode, ShareableHandle, ShareableKind, ShareableRef};
+use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
+use cuda_driver::{AllocationProp, ErrorCode};
 
 use crate::state::{Answer, Machine};
 

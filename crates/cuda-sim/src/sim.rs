@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cuda_driver::{ErrorCode, KernelReference};
+use cuda_driver::ErrorCode;
+use cuda_driver::reference::KernelReference;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::findings::{Finding, FindingKind};

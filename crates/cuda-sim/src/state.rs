@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
 
-use cuda_driver::{ErrorCode, KernelReference};
+use cuda_driver::ErrorCode;
+use cuda_driver::reference::KernelReference;
 
 use crate::contexts::SimDevice;
 use crate::explore::Choices;

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{
-    AccessFault, BatchCopy, ErrorCode, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
-};
+use cuda_driver::reference::{AccessFault, KernelReference, ReferenceError};
+use cuda_driver::{BatchCopy, ErrorCode, KernelArgs, LaunchConfig};
 use parking_lot::Mutex;
 
 use crate::findings::{Finding, FindingKind, KernelSite};

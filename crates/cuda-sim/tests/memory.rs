@@ -5,7 +5,8 @@
 mod common;
 
 use common::*;
-use cuda_driver::{Driver, ErrorCode, HostAllocFlags, KernelArgs, KernelReference, ReferenceError};
+use cuda_driver::reference::{KernelReference, ReferenceError};
+use cuda_driver::{Driver, ErrorCode, HostAllocFlags, KernelArgs};
 use cuda_sim::{FindingKind, Pace, RaceCheck, RangeKind, SimConfig};
 
 #[test]

@@ -8,7 +8,8 @@ mod common;
 use std::ops::RangeInclusive;
 
 use common::{PAGE, download, fill, free_host, host_write, map_page, pinned, seeded, sync, upload};
-use cuda_driver::{Driver, DriverResult, ErrorCode, KernelArgs, KernelReference, LaunchConfig};
+use cuda_driver::reference::KernelReference;
+use cuda_driver::{Driver, DriverResult, ErrorCode, KernelArgs, LaunchConfig};
 use cuda_sim::{FindingKind, RangeKind, SimDriver};
 
 const BOUNDS: &str = include_str!("fixtures/bounds.compute_80.ptx");

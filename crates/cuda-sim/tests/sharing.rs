@@ -8,10 +8,8 @@ mod common;
 use std::os::fd::{AsFd, OwnedFd};
 
 use common::*;
-use cuda_driver::{
-    AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, ShareableHandle, ShareableKind,
-    ShareableRef,
-};
+use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
+use cuda_driver::{AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
 
 const ACCESS: [AccessDesc; 1] = [AccessDesc { device: 0 }];

@@ -169,6 +169,24 @@ impl KvCache {
 
     /// A view of the block pool: statistics, events and lookups. It cannot release blocks that the
     /// cache uses.
+    ///
+    /// ```compile_fail,E0599
+    /// # fn view(cache: kv_cache::KvCache) {
+    /// cache.pool().begin_epoch();
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail,E0599
+    /// # fn view(cache: kv_cache::KvCache, epoch: kv_pool::Epoch) {
+    /// cache.pool().complete_epoch(epoch);
+    /// # }
+    /// ```
+    ///
+    /// ```compile_fail,E0599
+    /// # fn view(cache: kv_cache::KvCache) {
+    /// cache.pool().add_primary_slots(1);
+    /// # }
+    /// ```
     #[must_use]
     pub fn pool(&self) -> PoolView {
         self.pool.view()

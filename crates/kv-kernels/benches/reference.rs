@@ -11,7 +11,8 @@ mod raw_args;
 use std::borrow::Cow;
 use std::time::Instant;
 
-use cuda_driver::{AccessFault, DeviceMemory, KernelArgs, LaunchConfig};
+use cuda_driver::reference::{AccessFault, DeviceMemory};
+use cuda_driver::{KernelArgs, LaunchConfig};
 use kv_kernels::{KvShape, KvShapeOptions, references};
 use raw_args::RawArgs;
 

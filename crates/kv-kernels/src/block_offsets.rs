@@ -116,7 +116,7 @@ impl KvKernels {
             source.map_or(Ok(0), |source| source.address(stream))
         };
         let raw = RawBlockOffsets {
-            out: gather.out.address(),
+            out: gather.out.address_on(stream)?,
             out_rows: gather.out_rows.into(),
             source: gather.source.address(stream)?,
             pool_stride: gather.pool_stride,

@@ -78,9 +78,9 @@ impl KvKernels {
 
         let layout = paged.layout();
         let args = KernelArgs::new()
-            .arg(block_table.address())
+            .arg(block_table.address_on(stream)?)
             .arg(table_stride)
-            .arg(seq_lens.address())
+            .arg(seq_lens.address_on(stream)?)
             .arg(sequences)
             .arg(paged.planes_address())
             .arg(planes)
@@ -89,7 +89,7 @@ impl KvKernels {
             .arg(layout.block_stride_bytes())
             .arg(layout.token_stride_bytes())
             .arg(num_blocks)
-            .arg(checksums.address());
+            .arg(checksums.address_on(stream)?);
         let config = self.checksum_launch(sequences, table_stride);
         // SAFETY: the 12 arguments are the parameters of `paged_checksum` in `kernels/checksum.cu`,
         // in order and size. All addresses come from device spans and a device buffer, and the

@@ -40,7 +40,9 @@ impl ChunkMemory<'_> {
     /// The memory as kernels on `stream` reach it.
     fn extent(self, stream: &Stream) -> Result<Extent, KernelError> {
         match self {
-            Self::Device(span) => Ok(span.into()),
+            Self::Device(span) => {
+                Ok(Extent { address: span.address_on(stream)?, bytes: span.bytes() })
+            }
             Self::Pinned { buffer, offset, bytes } => {
                 let (operand, rows) = (Operand::Chunk, offset);
                 let overflow = OperandError::Overflow { operand, rows, row_bytes: bytes };

@@ -182,6 +182,7 @@ impl PagedKvError {
     pub(crate) fn from_copy(error: CopyError) -> Self {
         match error {
             CopyError::Device(error) => Self::Device(error),
+            CopyError::Memory(error) => Self::Reader(error),
             // The buffer was made with the length of the data.
             other => unreachable!("a copy between equal lengths: {other}"),
         }
@@ -192,7 +193,8 @@ impl PagedKvError {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// Pinned memory that is for work on another stream, or of another driver object.
+    /// Pinned memory that is for work on another stream, device memory whose owner was dropped, or memory of another
+    /// driver object.
     #[error(transparent)]
     Reader(#[from] ReaderError),
     /// More tokens are to be skipped than there are.
@@ -360,8 +362,11 @@ pub enum KernelError {
     /// An operand is too short or not aligned.
     #[error(transparent)]
     Operand(#[from] OperandError),
-    /// The stream or the paged memory belongs to another device than the kernels.
-    #[error("the kernels are on device {kernels}, the {operand} on device {other}")]
+    /// The stream or the paged memory belongs to another context than the kernels: of another device, of the same
+    /// one, or of another driver object.
+    #[error(
+        "the {operand} is of another context, on device {other}, than the kernels, on device {kernels}"
+    )]
     OtherDevice {
         /// Ordinal of the kernels' device.
         kernels: i32,
@@ -412,6 +417,7 @@ impl KernelError {
     pub(crate) fn from_copy(error: CopyError) -> Self {
         match error {
             CopyError::Device(error) => Self::Device(error),
+            CopyError::Memory(error) => Self::Reader(error),
             // What is filled has one length.
             other => unreachable!("a fill: {other}"),
         }

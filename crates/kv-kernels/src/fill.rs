@@ -47,8 +47,8 @@ impl KvKernels {
         }
 
         let args = KernelArgs::new()
-            .arg(chunk.address())
-            .arg(token_keys.address())
+            .arg(chunk.address_on(stream)?)
+            .arg(token_keys.address_on(stream)?)
             .arg(tokens)
             .arg(shape.layers())
             .arg(shape.kv_count())

@@ -61,11 +61,11 @@ impl KvKernels {
         }
 
         let args = KernelArgs::new()
-            .arg(out.address())
+            .arg(out.address_on(stream)?)
             .arg(gather.out_stride)
-            .arg(table.address())
+            .arg(table.address_on(stream)?)
             .arg(gather.table_stride)
-            .arg(row_index.address())
+            .arg(row_index.address_on(stream)?)
             .arg(rows)
             .arg(width)
             .arg(table_rows);

@@ -2,7 +2,7 @@
 
 use cuda_driver::{
     Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, ModuleError,
-    Stream,
+    ReaderError, Stream,
 };
 
 use crate::block_copy::BlockCopyKernels;
@@ -251,13 +251,13 @@ impl KvKernels {
         self.check_device("stream", stream.device())
     }
 
-    /// Checks that paged memory is of the kernels' device and has `num_blocks` blocks.
+    /// Checks that paged memory is of the kernels' context, is there, and has `num_blocks` blocks.
     pub(crate) fn check_paged(&self, paged: &PagedKv, num_blocks: u64) -> Result<(), KernelError> {
         self.check_device("paged memory", paged.device())?;
         if num_blocks > paged.blocks() {
             return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
         }
-        Ok(())
+        paged.tensors().iter().try_for_each(|tensor| check_alive(*tensor))
     }
 
     /// Checks that host blocks are reached from the kernels' device, and that there are `num_blocks`.
@@ -283,7 +283,7 @@ impl KvKernels {
         operand: &'static str,
         other: &Device,
     ) -> Result<(), KernelError> {
-        if other.context() == self.device.context() {
+        if other.shares_context(&self.device) {
             return Ok(());
         }
         let (kernels, other) = (self.device.ordinal(), other.ordinal());
@@ -334,6 +334,12 @@ pub(crate) fn check_words(row_bytes: u64) -> Result<(), KernelError> {
     } else {
         Err(KernelError::RowWords { row_bytes })
     }
+}
+
+/// Checks that the owner of the memory is there.
+pub(crate) fn check_alive(span: DeviceSpan) -> Result<(), KernelError> {
+    let (address, bytes) = (span.address(), span.bytes());
+    if span.is_alive() { Ok(()) } else { Err(ReaderError::Gone { address, bytes }.into()) }
 }
 
 /// The planes of a shape, as kernels count them.

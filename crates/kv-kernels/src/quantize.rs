@@ -7,6 +7,7 @@ use crate::block_copy::{FLAT_THREADS, check_apart, check_pairs, check_same_plane
 use crate::block_units::{
     RawBlockSide, RawBlockUnits, RowSide, Run, Strides, counted, dividers, launches, runs,
 };
+use crate::kernels::check_alive;
 use crate::layout::alignment_of;
 use crate::operand::{Extent, check_aligned, check_array, check_disjoint};
 use crate::{
@@ -345,6 +346,7 @@ impl KvKernels {
         let narrow = if kind == ConversionKind::Dequantize { from } else { to };
         let (scales, scale_count) = places(conversion, narrow, elements / head_size)?;
         check_array(Operand::Scales, conversion.scales, scale_count, 4)?;
+        check_alive(conversion.scales)?;
         check_apart(from, to)?;
         let written: &[_] = match kind {
             ConversionKind::Measure => &[(Operand::Scales, conversion.scales.into())],

@@ -1,6 +1,6 @@
 //! What kernels tell of indices that only the device could see to be out of range.
 
-use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceError, Stream};
+use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceError, DriverError, ErrorCode, Stream};
 
 /// A small buffer on the device in which launches count the indices that they had to pass over.
 ///
@@ -81,6 +81,10 @@ const REPORT_BYTES: u64 = 16;
 fn device_error(error: CopyError) -> DeviceError {
     match error {
         CopyError::Device(error) => error,
+        // The report is of another driver object than the stream: its owner is here.
+        CopyError::Memory(_) => {
+            DriverError::new("cuMemcpyDtoHAsync", ErrorCode::INVALID_CONTEXT).into()
+        }
         // Both sides have the length of a report.
         other => unreachable!("a copy between equal lengths: {other}"),
     }

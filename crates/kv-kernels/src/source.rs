@@ -19,10 +19,10 @@ impl KernelSource<'_> {
     /// The address by which a kernel on `stream` reaches the first byte.
     ///
     /// # Errors
-    /// [`ReaderError`] for pinned memory that is for another stream.
+    /// [`ReaderError`] for pinned memory that is for another stream, and for device memory whose owner was dropped.
     pub fn address(self, stream: &Stream) -> Result<u64, ReaderError> {
         match self {
-            Self::Device(span) => Ok(span.address()),
+            Self::Device(span) => span.address_on(stream),
             Self::Pinned(span) => span.device_address(stream),
         }
     }

@@ -15,7 +15,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::machine;
-use cuda_driver::{Device, DeviceBuffer, HostPages, Stream};
+use cuda_driver::host_pages::HostPages;
+use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::DeviceUuid;
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPair, BlockPairs, HandOver, HeadOrder,

@@ -15,9 +15,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
 use cuda_driver::{
     CountingDriver, CudaDriver, Device, DeviceBuffer, DeviceSpan, Driver, Event, HostAllocFlags,
-    HostMemory, HostPagesOptions, MemoryNode, PinnedBuffer, Stream,
+    PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvKernels;

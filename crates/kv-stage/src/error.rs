@@ -1,7 +1,8 @@
 //! What can go wrong, one enum for each family of operations.
 
+use cuda_driver::host_pages::{HostPagesError, PinError};
 use cuda_driver::messages::{ByteSize, Chain, one_line_debug};
-use cuda_driver::{CopyError, DeviceError, HostPagesError, ModuleError, PinError};
+use cuda_driver::{CopyError, DeviceError, ModuleError};
 
 use crate::Row;
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use cuda_driver::PinError;
+use cuda_driver::host_pages::PinError;
 use parking_lot::{Condvar, Mutex};
 
 use crate::retire::PoolShared;
@@ -128,7 +128,8 @@ fn pin_one(pool: &Weak<PoolShared>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use cuda_driver::{Device, HostPagesError, PinError};
+    use cuda_driver::Device;
+    use cuda_driver::host_pages::{HostPagesError, PinError};
     use cuda_sim::{SimConfig, SimDriver};
 
     use crate::{PoolOptions, StagingOptions, StagingPool};

@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{
-    Device, DeviceError, HostAllocFlags, HostMemory, HostPages, HostPagesOptions, PinError,
-};
+use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesOptions, PinError};
+use cuda_driver::{Device, DeviceError, HostAllocFlags};
 use parking_lot::Mutex;
 
 use crate::pinning::{self, Backlog};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cuda_driver::{Device, DeviceError, Event, HostMemory, PinError, Stream};
+use cuda_driver::host_pages::{HostMemory, PinError};
+use cuda_driver::{Device, DeviceError, Event, Stream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{
-    Device, Event, HostAccess, HostMemory, OutOfBounds, PageKind, PinError, PinnedBuffer,
-    PinnedSpan, Stream,
-};
+use cuda_driver::host_pages::{HostMemory, PageKind, PinError};
+use cuda_driver::{Device, Event, HostAccess, OutOfBounds, PinnedBuffer, PinnedSpan, Stream};
 
 use crate::retire::RetireEvents;
 

@@ -14,9 +14,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cuda_driver::{
-    Device, DeviceBuffer, HostAllocFlags, HostMemory, HostPagesOptions, MemoryNode, Stream,
-};
+use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
+use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{
     BlockTable, Pinning, PoolOptions, Row, StagingError, StagingOptions, StagingPool, StepStager,

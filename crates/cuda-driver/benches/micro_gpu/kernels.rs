@@ -1,6 +1,6 @@
 //! The timed kernels, with their CPU references for the simulated machine.
 
-use cuda_driver::{KernelReference, ReferenceError};
+use cuda_driver::reference::{KernelReference, ReferenceError};
 
 use super::program::MIB;
 

@@ -230,7 +230,8 @@ mod tests {
 
     #[test]
     fn elements_are_whole_and_aligned() {
-        let span = |address, bytes| DeviceSpan::new_unchecked(address, bytes);
+        // SAFETY: nothing is enqueued with them.
+        let span = |address, bytes| unsafe { DeviceSpan::from_raw(address, bytes) }.unwrap();
         assert_eq!(elements::<f32>(span(0x1000, 4096)), Ok(1024));
         assert_eq!(elements::<u8>(span(0x1001, 3)), Ok(3));
         assert_eq!(elements::<u8>(span(0x1001, 0)), Ok(0));

@@ -1,8 +1,7 @@
 //! A kernel that writes `value + i` at index `i`: its PTX and its CPU reference.
 
-use cuda_driver::{
-    DeviceMemory, KernelArgs, KernelReference, LaunchConfig, ReferenceError, ReferenceFn,
-};
+use cuda_driver::reference::{DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
+use cuda_driver::{KernelArgs, LaunchConfig};
 
 pub(crate) const PTX: &str = "
 .version 7.0

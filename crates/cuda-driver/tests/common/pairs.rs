@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use cuda_driver::host_pages::{HostMemory, HostPagesOptions};
 use cuda_driver::{
     AccessDesc, AddressRange, CopyError, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode,
-    Event, HostMemory, HostPagesOptions, PeerAttribute, PeerCopy, PhysicalMemory, PinnedBuffer,
-    Stream,
+    Event, PeerAttribute, PeerCopy, PhysicalMemory, PinnedBuffer, Stream,
 };
 
 use super::{Scenario, contents, open, pattern};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
     DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
-    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle,
-    ShareableKind, ShareableRef,
+    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
 };
 use parking_lot::Mutex;
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use cuda_driver::shareable::{FabricSupport, ShareableKind};
 use cuda_driver::{
     AccessDesc, AddressRange, AllocationProp, Device, DeviceAttribute, DeviceBuffer, DeviceError,
-    Driver, DriverError, ErrorCode, Event, FabricSupport, HostAllocFlags, KernelArgs, LaunchConfig,
-    Module, ModuleError, PhysicalMemory, PinnedBuffer, ShareableKind, Stream,
+    Driver, DriverError, ErrorCode, Event, HostAllocFlags, KernelArgs, LaunchConfig, Module,
+    ModuleError, PhysicalMemory, PinnedBuffer, Stream,
 };
 
 use super::{Scenario, code, contents, kernel, open, pattern};

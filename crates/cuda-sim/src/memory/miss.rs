@@ -1,6 +1,6 @@
 //! What a bad access was probably meant for.
 
-use cuda_driver::AccessFault;
+use cuda_driver::reference::AccessFault;
 
 use super::{Denied, FREED_MAX, Memory};
 use crate::{NearMiss, RangeKind};

@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver::{AccessFault, ErrorCode, MemoryKind, PointerAttributes};
+use cuda_driver::reference::AccessFault;
+use cuda_driver::{ErrorCode, MemoryKind, PointerAttributes};
 
 use allocations::Allocations;
 use miss::FreedRange;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use cuda_driver::{AccessFault, DeviceMemory};
+use cuda_driver::reference::{AccessFault, DeviceMemory};
 
 use super::{Located, Memory, Viewer};
 

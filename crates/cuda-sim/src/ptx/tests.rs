@@ -1,6 +1,7 @@
 //! Whole kernels on bare memory: control flow, barriers, exchanges, and what is refused or found.
 
-use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig};
+use cuda_driver::reference::DeviceMemory;
+use cuda_driver::{KernelArgs, LaunchConfig};
 
 use super::{Limits, ObservationKind, Outcome, load, run};
 use crate::SimConfig;

@@ -3,9 +3,10 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use cuda_driver::reference::{KernelReference, ReferenceError};
 use cuda_driver::{
     AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs,
-    KernelReference, LaunchConfig, ReferenceError,
+    LaunchConfig,
 };
 use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 

@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 
+use cuda_driver::reference::{KernelReference, ReferenceError};
 use cuda_driver::site::{self, Entered, Site, enter};
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, HostAllocFlags,
-    KernelArgs, KernelReference, LaunchConfig, PeerCopy, ReferenceError,
+    KernelArgs, LaunchConfig, PeerCopy,
 };
 use cuda_sim::{FindingKind, Pace, Race, RaceCheck, SimConfig, SimDriver};
 

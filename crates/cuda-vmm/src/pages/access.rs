@@ -15,6 +15,8 @@ use crate::pages::ReserveError;
 #[derive(Debug)]
 pub(crate) struct AccessList {
     driver: Arc<dyn Driver>,
+    /// The owner's context, which lives as long as the memory.
+    context: u64,
     devices: SmallVec<[AccessDesc; 8]>,
 }
 
@@ -33,13 +35,24 @@ impl AccessList {
             }
             list.push(AccessDesc { device: peer });
         }
-        Ok(Self { driver: Arc::clone(owner.driver()), devices: list })
+        Ok(Self { driver: Arc::clone(owner.driver()), context: owner.context(), devices: list })
     }
 
-    /// Whether work of `device` can touch the memory.
+    /// Whether work of `device` counts as a user of the memory: the owner's own context, or a peer.
     pub(crate) fn reaches(&self, device: &Device) -> bool {
-        let same_driver = Arc::ptr_eq(device.driver(), &self.driver);
-        same_driver && self.devices.iter().any(|desc| desc.device == device.ordinal())
+        // By address: one driver's table of methods may exist twice.
+        std::ptr::addr_eq(Arc::as_ptr(device.driver()), Arc::as_ptr(&self.driver))
+            && self.names(device.ordinal(), device.context())
+    }
+
+    /// Peers are named by their ordinals. Of the owner's device another context, which a program may have made
+    /// and adopted, is not the owner: what waits for all work of the owner does not wait for that.
+    fn names(&self, ordinal: i32, context: u64) -> bool {
+        let (owner, peers) = (self.devices[0].device, &self.devices[1..]);
+        match ordinal == owner {
+            true => context == self.context,
+            false => peers.iter().any(|peer| peer.device == ordinal),
+        }
     }
 
     /// Whether work before one of `fences` can touch the memory.
@@ -67,6 +80,16 @@ mod tests {
         assert_eq!(list.as_slice(), [2, 3, 0].map(|device| AccessDesc { device }));
         let twice = ReserveError::PeerTwice { peer: 3 };
         assert_eq!(AccessList::new(&owner, &[3, 0, 3]).unwrap_err(), twice);
+    }
+
+    #[test]
+    fn another_context_of_the_owners_device_is_not_the_owner() {
+        let sim = SimDriver::new(SimConfig { devices: 3, ..SimConfig::default() }).unwrap();
+        let owner = Device::open(Arc::new(sim), 0).unwrap();
+        let list = AccessList::new(&owner, &[1]).unwrap();
+        let (own, other) = (owner.context(), owner.context() + 1);
+        assert!(list.reaches(&owner) && list.names(0, own) && list.names(1, other));
+        assert!(!list.names(0, other) && !list.names(2, other));
     }
 
     #[test]

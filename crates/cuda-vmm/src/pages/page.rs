@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cuda_driver::{Device, DeviceError, PhysicalMemory, ShareableKind};
+use cuda_driver::shareable::ShareableKind;
+use cuda_driver::{Device, DeviceError, PhysicalMemory};
 
 use crate::pages::pool::Ledger;
 

@@ -28,9 +28,8 @@
 use cuda_driver::messages::one_line_debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use cuda_driver::{
-    Device, DeviceError, ErrorCode, PhysicalMemory, ShareableHandle, ShareableKind, ShareableRef,
-};
+use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
+use cuda_driver::{Device, DeviceError, ErrorCode, PhysicalMemory};
 
 use crate::pages::page::Origin;
 use crate::pages::pool::PageSize;

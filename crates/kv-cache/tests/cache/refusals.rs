@@ -1,10 +1,12 @@
 //! Refusals name their reason and change nothing.
 
+use cuda_driver::{CopyError, ReaderError};
 use cuda_sim::SimConfig;
 use kv_cache::{
-    AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, SealError, Sequence, SlotError,
-    StepError,
+    AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, QuotaError, SealError, Sequence,
+    SlotError, StepError,
 };
+use kv_pool::{ClaimError, TenantError, TenantQuota, Tier};
 
 use crate::common::engine::{Prompt, options, shape, streams};
 use crate::machine::{Machine, config, small};
@@ -111,6 +113,8 @@ fn sequences_and_steps_of_another_cache() {
     let slots = other.slot_mapping(sequence, 0..30, &mut Vec::new());
     assert_eq!(slots, Err(SlotError::ForeignSequence));
     assert!(matches!(other.stage(&[sequence], |_, _| Ok(())), Err(StepError::ForeignSequence)));
+    // It has lost nothing.
+    assert_eq!((sequence.tokens(), sequence.block_count()), (30, 8));
 
     let step = other.begin_step().unwrap();
     let refused = engine.cache.finish_step(step).unwrap_err();
@@ -122,6 +126,82 @@ fn sequences_and_steps_of_another_cache() {
     drop(live);
     other.close().unwrap();
     engine.close();
+    machine.assert_clean();
+}
+
+#[test]
+fn tenants_of_another_cache() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(32, 0);
+    let mut other = machine.rig.engine(16, 0);
+    // The same number here and there, and a number that only the other has.
+    let own = engine.cache.add_tenant().unwrap();
+    let foreign = [1, 2].map(|_| other.cache.add_tenant().unwrap());
+    assert_eq!(own.number(), foreign[0].number());
+    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
+    for tenant in foreign {
+        let refused = engine.admit_as(&Prompt::new(1, 30), tenant, None).unwrap_err();
+        let AdmitError::NoSpace(ClaimError::Tenant(error)) = &refused else { panic!("{refused}") };
+        assert_eq!(*error, TenantError::Foreign { tenant });
+        assert!(!refused.is_retryable());
+        let Err(QuotaError::Tenant(error)) = engine.cache.set_quota(tenant, Tier::Primary, quota)
+        else {
+            panic!("another cache's tenant was given a quota")
+        };
+        assert_eq!(error, TenantError::Foreign { tenant });
+        let primary = engine.cache.pool().stats().primary;
+        assert_eq!((primary.claimed, primary.pinned, primary.cached), (0, 0, 0));
+    }
+    // Our tenant has none of the quotas.
+    let mut live = engine.admit_as(&Prompt::new(1, 30), own, None).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.close();
+    other.try_close().unwrap();
+    machine.assert_clean();
+}
+
+#[test]
+fn arrays_of_another_step() {
+    let machine = Machine::new(1, 1, small());
+    let [mut one, mut two] = [1, 2]
+        .map(|_| KvCache::new(&streams(&machine.rig.devices), options(small(), 8, 0)).unwrap());
+    let stage = |cache: &mut KvCache| {
+        let step = cache.begin_step().unwrap();
+        let staged = cache.stage(&[], |_, step| step.array(&[1_u32, 2])).unwrap().remove(0);
+        cache.finish_step(step).unwrap();
+        (*staged.extra(), staged)
+    };
+    let (first, _) = stage(&mut one);
+    for (_, staged) in [stage(&mut one), stage(&mut two)] {
+        assert!(matches!(staged.span(first), Err(StepError::Part(_))));
+        assert_eq!(staged.span(*staged.extra()).unwrap().bytes(), 8);
+    }
+    one.close().unwrap();
+    two.close().unwrap();
+    machine.assert_clean();
+}
+
+/// What a cache stages is in its memory, which is gone with it.
+#[test]
+fn spans_of_a_cache_that_was_closed() {
+    let machine = Machine::new(1, 1, small());
+    let streams = streams(&machine.rig.devices);
+    let mut cache = KvCache::new(&streams, options(small(), 8, 0)).unwrap();
+    let sequence = cache.admit(9, &[]).unwrap();
+    let step = cache.begin_step().unwrap();
+    let table = cache.stage(&[&sequence], |_, _| Ok(())).unwrap()[0].block_table().unwrap();
+    cache.finish_step(step).unwrap();
+    let block = cache.parts()[0].paged().span().slice(0, 64).unwrap();
+    streams[0].fill(block, 1).unwrap();
+    drop(sequence);
+    cache.close().unwrap();
+    for span in [table, block] {
+        let (address, bytes) = (span.address(), span.bytes());
+        let gone = CopyError::Memory(ReaderError::Gone { address, bytes });
+        assert_eq!(streams[0].fill(span, 2), Err(gone));
+    }
+    drop(streams);
     machine.assert_clean();
 }
 

@@ -11,6 +11,7 @@ use super::fragments::{fragment_bytes, push_fragments};
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportError};
+use crate::kernels::check_alive;
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::operand::check_array;
 use crate::stored::{Named, check_stored};
@@ -193,8 +194,8 @@ impl HostLink {
     ) -> Result<Checked<'a>, TransportError> {
         let HostTransfer { paged, host, host_offset, tokens, layer_events, .. } = transfer;
         self.kernels.check_paged(paged, transfer.num_blocks)?;
-        self.kernels.check_device("pinned memory", host.device())?;
         let device = host.device_address_on(stream).map_err(KernelError::from)?;
+        self.kernels.check_device("pinned memory", host.device())?;
         let shape = paged.shape();
         let skip_prefix_n_tokens = transfer.skip_prefix_n_tokens;
         if skip_prefix_n_tokens > tokens {
@@ -210,6 +211,7 @@ impl HostLink {
         host.span(host_offset, bytes).map_err(TransportError::HostRange)?;
         check_array(Operand::SlotMapping, transfer.slot_mapping, tokens, size_of::<i64>() as u64)
             .map_err(KernelError::from)?;
+        check_alive(transfer.slot_mapping)?;
         if let Some(events) = layer_events.filter(|events| events.layers() != shape.layers()) {
             let (events, layers) = (events.layers(), shape.layers());
             return Err(TransportError::LayerEvents { events, layers });

@@ -1,6 +1,7 @@
 //! What `append` computes.
 
-use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
+use cuda_driver::KernelArgs;
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
 
 use super::block_copy::Planes;
 use super::{Arguments, at, load_array, report_bad};

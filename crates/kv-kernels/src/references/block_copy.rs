@@ -1,6 +1,7 @@
 //! What `copy_blocks` computes, and where the units of blocks lie.
 
-use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
+use cuda_driver::KernelArgs;
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
 
 use super::{Arguments, at, load_array, report_bad};
 use crate::{

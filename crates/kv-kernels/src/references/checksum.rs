@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
+use cuda_driver::{KernelArgs, LaunchConfig};
 
 use super::lane_sums::{GROUP_BYTES, Indices, LANES, load_word, weighted_sum};
 use super::{Arguments, at, load_array};

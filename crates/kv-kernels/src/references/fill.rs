@@ -1,6 +1,7 @@
 //! What `fill_pattern` computes.
 
-use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
+use cuda_driver::{KernelArgs, LaunchConfig};
 
 use super::{Arguments, at, load_array};
 use crate::pattern::plane_word;

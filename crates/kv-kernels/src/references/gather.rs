@@ -1,6 +1,7 @@
 //! What `gather_rows` computes.
 
-use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
+use cuda_driver::{KernelArgs, LaunchConfig};
 
 use super::{Arguments, at, load_array};
 

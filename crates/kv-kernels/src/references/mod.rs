@@ -16,7 +16,8 @@ mod quantize;
 mod transfer;
 
 use bytemuck::AnyBitPattern;
-use cuda_driver::{DeviceMemory, KernelArgs, KernelReference, ReferenceError, ReferenceFn};
+use cuda_driver::KernelArgs;
+use cuda_driver::reference::{DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 
 use crate::{convert::ConversionKind, entry};
 

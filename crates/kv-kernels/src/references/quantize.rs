@@ -1,7 +1,8 @@
 //! What the conversions of `quantize.cu` compute.
 
 use bytemuck::AnyBitPattern;
-use cuda_driver::{DeviceMemory, KernelArgs, ReferenceError};
+use cuda_driver::KernelArgs;
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
 
 use super::block_copy::{Planes, for_each_unit, known};
 use super::{Arguments, at, load_array, report_bad};

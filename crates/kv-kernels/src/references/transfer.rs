@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use cuda_driver::{DeviceMemory, KernelArgs, LaunchConfig, ReferenceError};
+use cuda_driver::reference::{DeviceMemory, ReferenceError};
+use cuda_driver::{KernelArgs, LaunchConfig};
 
 use super::{Arguments, at, load_array, report_bad};
 use crate::Direction;

@@ -1,7 +1,8 @@
 //! Checksums equal a sum taken word by word, whatever the shape, the length and the ids.
 
+use cuda_driver::AddressRange;
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedLayout, Transfer,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
     verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, weight},
 };
 
@@ -124,7 +125,12 @@ fn a_fault_in_a_thread_is_the_launch_s_fault() {
     let shape =
         KvShape::new(KvShapeOptions { layers: 1, kv_count: 1, row_bytes: 2048, block_tokens: 16 });
     let shape = shape.unwrap();
-    let paged = Paged::new(&machine, shape, PagedLayout::block_major(&shape), 128);
+    // Addresses with nothing behind them.
+    let bytes = 128 * shape.block_bytes();
+    let range = AddressRange::reserve(machine.stream.device(), bytes).unwrap();
+    let span = range.span(0, bytes).unwrap();
+    let layout = PagedLayout::block_major(&shape);
+    let kv = PagedKv::new(&machine.stream, shape, layout, span, 128).unwrap();
     let table = machine.upload(&(0..128).collect::<Vec<i32>>());
     let (lens, sums) = (machine.upload(&[2048u32]), machine.memory(128 * 8));
     let args = ChecksumArgs {
@@ -135,8 +141,6 @@ fn a_fault_in_a_thread_is_the_launch_s_fault() {
         checksums: sums.span(),
         num_blocks: 128,
     };
-    let Paged { kv, memory, .. } = paged;
-    memory.free().unwrap();
     machine.kernels.paged_checksum(&machine.stream, &kv, args).unwrap();
     machine.stream.synchronize().unwrap_err();
     let finding = &machine.sim.findings()[0];

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, ErrorCode, ModuleError, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, ErrorCode, ModuleError, ReaderError, Stream};
 use kv_kernels::{
     Direction, KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
     error::{Operand, OperandError, PagedKvError},
@@ -329,6 +329,56 @@ fn devices_are_not_mixed() {
         machine.kernels.multi_layer_transfer(&machine.stream, &foreign, transfer),
         Err(elsewhere("paged memory"))
     );
+}
+
+#[test]
+fn memory_whose_owner_was_dropped_is_refused() {
+    let bench = Bench::new();
+    let Bench { machine, paged, .. } = &bench;
+    let layout = PagedLayout::block_major(&shape());
+    let pages = DeviceBuffer::alloc(machine.stream.device(), 1024).unwrap();
+    let kv = PagedKv::new(&machine.stream, shape(), layout, pages.span(), BLOCKS).unwrap();
+    let gone = |span: DeviceSpan| {
+        let (address, bytes) = (span.address(), span.bytes());
+        Err(KernelError::Reader(ReaderError::Gone { address, bytes }))
+    };
+    let transfer =
+        |kv, transfer| machine.kernels.multi_layer_transfer(&machine.stream, kv, transfer);
+    drop(pages);
+    assert_eq!(transfer(&kv, bench.transfer(&[0])), gone(kv.span()));
+    // An operand of a launch is no different.
+    let keys = DeviceBuffer::alloc(machine.stream.device(), 64).unwrap();
+    let (memory, token_keys) = (keys.span(), keys.span().slice(0, 8).unwrap());
+    let chunk = bench.span(0, 64);
+    drop(keys);
+    let fill = FillPattern { chunk, token_keys, tokens: 1 };
+    let refused = machine.kernels.fill_pattern(&machine.stream, &shape(), fill);
+    assert_eq!(refused, gone(token_keys));
+    for stale in [
+        Transfer { chunk: memory, ..bench.transfer(&[0]) },
+        Transfer { slot_mapping: token_keys, ..bench.transfer(&[0]) },
+    ] {
+        let span = if stale.chunk == memory { memory } else { token_keys };
+        assert_eq!(transfer(&paged.kv, stale), gone(span));
+    }
+    machine.stream.synchronize().unwrap();
+    assert_eq!(machine.sim.findings(), []);
+}
+
+/// The contexts of two simulated machines have the same numbers, as adopted ones of two driver objects may.
+#[test]
+fn devices_of_one_ordinal_and_context_number_are_not_mixed_either() {
+    let (bench, other) = (Bench::new(), Bench::new());
+    let [ours, theirs] = [&bench, &other].map(|bench| bench.machine.stream.device());
+    assert_eq!((ours.ordinal(), ours.context()), (theirs.ordinal(), theirs.context()));
+    let elsewhere = |operand| Err(KernelError::OtherDevice { kernels: 0, operand, other: 0 });
+    let transfer = |stream, paged| {
+        bench.machine.kernels.multi_layer_transfer(stream, paged, bench.transfer(&[0]))
+    };
+    assert_eq!(transfer(&other.machine.stream, &bench.paged.kv), elsewhere("stream"));
+    assert_eq!(transfer(&bench.machine.stream, &other.paged.kv), elsewhere("paged memory"));
+    bench.machine.stream.synchronize().unwrap();
+    assert_eq!(bench.machine.sim.findings(), []);
 }
 
 #[test]

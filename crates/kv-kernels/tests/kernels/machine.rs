@@ -2,7 +2,8 @@
 
 use std::ops::Deref;
 
-use cuda_driver::{DeviceBuffer, KernelReference};
+use cuda_driver::DeviceBuffer;
+use cuda_driver::reference::KernelReference;
 use cuda_sim::SimDriver;
 use kv_kernels::{KvShape, KvShapeOptions, PagedKv, PagedLayout, layout::Strides, references};
 

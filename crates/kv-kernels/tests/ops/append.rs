@@ -171,9 +171,8 @@ fn unknown_slots(on: &On) -> Vec<u8> {
 mod on_sim {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use cuda_driver::{
-        AddressRange, DeviceMemory, KernelArgs, KernelReference, LaunchConfig, ReferenceError,
-    };
+    use cuda_driver::reference::{DeviceMemory, KernelReference, ReferenceError};
+    use cuda_driver::{AddressRange, KernelArgs, LaunchConfig};
     use kv_kernels::{
         KernelError, PagedKv, PagedLayout,
         convert::ConversionKind,

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
-use cuda_driver::{
-    Device, DeviceBuffer, DeviceSpan, HostAllocFlags, KernelReference, PinnedBuffer, Stream,
-};
+use cuda_driver::reference::KernelReference;
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvKernels, verify::plane_word};
 

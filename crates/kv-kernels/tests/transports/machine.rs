@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use cuda_driver::reference::KernelReference;
 use cuda_driver::{
-    CountingDriver, Device, DeviceBuffer, Driver, HostAllocFlags, KernelReference, PinnedBuffer,
-    Stream,
+    CountingDriver, Device, DeviceBuffer, Driver, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostPages, Stream};
+use cuda_driver::host_pages::HostPages;
+use cuda_driver::{Device, DeviceError, DeviceSpan, Event, Stream};
 use kv_kernels::raw::BlockCopyKernels;
 use smallvec::{SmallVec, smallvec};
 

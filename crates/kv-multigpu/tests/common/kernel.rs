@@ -1,8 +1,8 @@
 //! A layer: `activation[i] = activation[i] * 3 + weight[i]`, in words of 32 bits.
 
+use cuda_driver::reference::{DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 use cuda_driver::{
-    Device, DeviceError, DeviceMemory, DeviceSpan, Kernel, KernelArgs, KernelReference,
-    LaunchConfig, Module, ReferenceError, ReferenceFn, Stream,
+    Device, DeviceError, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, Stream,
 };
 
 const PTX: &str = "

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
+use cuda_driver::reference::{DeviceMemory, KernelReference, ReferenceError};
 use cuda_driver::{
-    Device, DeviceBuffer, DeviceError, DeviceMemory, DeviceSpan, Kernel, KernelArgs,
-    KernelReference, LaunchConfig, Module, ReferenceError, Stream,
+    Device, DeviceBuffer, DeviceError, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{StagingOptions, StagingPool};

@@ -1,8 +1,7 @@
 //! Slabs, size classes, and memory that is pinned behind the caller's back.
 
-use cuda_driver::{
-    CopyError, ErrorCode, HostAllocFlags, HostMemory, HostPagesOptions, MemoryNode, PinError,
-};
+use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode, PinError};
+use cuda_driver::{CopyError, ErrorCode, HostAllocFlags};
 use kv_stage::{
     AcquireError, Pinning, PoolOptions, StagingError, StagingOptions, StagingPool, SubmittedView,
 };

@@ -8,10 +8,10 @@
 use std::cell::Cell;
 use std::ops::Deref;
 
+use cuda_driver::shareable::{ShareableHandle, ShareableKind};
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, Driver, DriverResult, ErrorCode, Granularity,
-    HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy, ShareableHandle,
-    ShareableKind,
+    HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy,
 };
 
 use super::Subject;

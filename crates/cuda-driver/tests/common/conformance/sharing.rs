@@ -6,9 +6,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::{
     AccessDesc, AllocationProp, DeviceAttribute, DriverResult, ErrorCode, Granularity,
-    ShareableHandle, ShareableKind, ShareableRef,
 };
 
 use super::bound::{Bound, Owned};
@@ -326,7 +326,7 @@ fn a_closed_descriptor_is_not_imported(on: &Subject) {
 
 /// Any refusal: which, hangs on the machine.
 fn bytes_that_are_no_fabric_handle_are_not_imported(on: &Subject) {
-    let nonsense = cuda_driver::FabricHandle([7; 64]);
+    let nonsense = cuda_driver::shareable::FabricHandle([7; 64]);
     let answer = on.bind().mem_import_from_shareable_handle(ShareableRef::Fabric(&nonsense));
     let code = answer.unwrap_err().code;
     let refusals = [INVALID, ErrorCode::NOT_PERMITTED, ErrorCode::NOT_SUPPORTED];
