@@ -149,7 +149,7 @@ pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
 pub(crate) use host_pages::{
     GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode,
 };
-pub(crate) use shareable::{FabricHandle, ShareableHandle, ShareableKind, ShareableRef};
+pub(crate) use shareable::{ShareableHandle, ShareableKind, ShareableRef};
 
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]

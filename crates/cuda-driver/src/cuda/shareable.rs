@@ -6,10 +6,8 @@ use std::ptr;
 
 use super::api::Api;
 use super::descriptors::handle_type;
-use crate::{
-    DriverError, DriverResult, ErrorCode, FabricHandle, ShareableHandle, ShareableKind,
-    ShareableRef,
-};
+use crate::shareable::FabricHandle;
+use crate::{DriverError, DriverResult, ErrorCode, ShareableHandle, ShareableKind, ShareableRef};
 
 /// The memory of `handle`, as `kind`.
 ///
