@@ -137,7 +137,7 @@ impl Bench {
         let begun = Instant::now();
         let tokens = self.blocks * u64::from(BLOCK_TOKENS) + 1;
         let mut sequence = self.cache.admit(tokens, hashes).unwrap();
-        self.cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
+        self.cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap();
         let host = begun.elapsed().as_secs_f64();
         self.cache.parts()[0].compute().synchronize().unwrap();
         let all = begun.elapsed().as_secs_f64();

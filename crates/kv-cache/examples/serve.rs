@@ -80,7 +80,7 @@ fn run(cache: &mut KvCache, live: &mut [Live]) -> Result<(), Box<dyn std::error:
         cache.slot_mapping(&request.sequence, tokens, &mut slots)?;
     }
     let sequences: Vec<&Sequence> = live.iter().map(|request| &request.sequence).collect();
-    let staged = cache.stage(&sequences, |_part, step| step.array(&slots))?;
+    let staged = cache.stage(&sequences, None, |_part, step| step.array(&slots))?;
     for (part, staged) in cache.parts().iter().zip(&staged) {
         let (_stream, _table) = (part.compute(), staged.block_table()?);
         let (_lengths, _slots) = (staged.lengths()?, staged.span(*staged.extra())?);

@@ -58,9 +58,9 @@ impl Carrier {
         };
         let options = rules.link_options(&profile);
         let link = match HostLink::new(Arc::clone(kernels), options) {
-            Err(error) if error.is_out_of_memory() && options.ring_slots > 0 => {
+            Err(error) if error.is_out_of_memory() && options.ring_buffers > 0 => {
                 tracing::warn!(%error, "no memory for the ring of two hops, which are done without");
-                HostLink::new(Arc::clone(kernels), HostLinkOptions { ring_slots: 0, ..options })?
+                HostLink::new(Arc::clone(kernels), HostLinkOptions { ring_buffers: 0, ..options })?
             }
             made => made?,
         };
@@ -277,7 +277,8 @@ mod tests {
         }
 
         fn carrier(&self, choice: TransportChoice) -> Option<Carrier> {
-            let link = HostLinkOptions { slot_bytes: self.bytes, ..HostLinkOptions::default() };
+            let link =
+                HostLinkOptions { ring_buffer_bytes: self.bytes, ..HostLinkOptions::default() };
             let rules = TransportRules { choice, link, ..TransportRules::default() };
             let Self { stream, paged, kernels, tier, .. } = self;
             Carrier::new(stream, paged, kernels, tier, (&rules, 1)).unwrap()
@@ -287,7 +288,7 @@ mod tests {
     #[test]
     fn a_ring_that_there_is_no_memory_for_is_done_without() {
         let rig = Rig::new();
-        let ring = |carrier: &Carrier| carrier.link.options().ring_slots;
+        let ring = |carrier: &Carrier| carrier.link.options().ring_buffers;
         assert!(ring(&rig.carrier(TransportChoice::Quickest).unwrap()) > 0);
         rig.sim.fail_nth("cuMemAlloc", 1, ErrorCode::OUT_OF_MEMORY);
         assert_eq!(ring(&rig.carrier(TransportChoice::Quickest).unwrap()), 0);

@@ -252,6 +252,24 @@ pub enum StepError {
         /// Its tokens.
         tokens: u64,
     },
+    /// Not one length for each staged sequence.
+    #[error("a step of {sequences} sequences cannot be staged with {lengths} lengths")]
+    LengthCount {
+        /// Lengths given.
+        lengths: usize,
+        /// Sequences given.
+        sequences: usize,
+    },
+    /// A step would read more tokens of a sequence than it has.
+    #[error("a step cannot read {length} tokens of sequence {index}, which has {tokens}")]
+    Length {
+        /// Position of the sequence among those given.
+        index: usize,
+        /// Tokens to read.
+        length: u32,
+        /// Tokens of the sequence.
+        tokens: u64,
+    },
     /// Blocks could not be sent between device and host memory. Nothing of the step was staged.
     #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),

@@ -67,6 +67,9 @@ impl KvCache {
     /// Sends each device the arrays that a step reads, in one copy: the block tables and lengths of
     /// `sequences`, and the arrays that `add` adds.
     ///
+    /// `lengths` are the tokens of each sequence that the step reads: fewer than the sequence has where
+    /// blocks are reserved ahead of the tokens. `None` stands for all tokens of each.
+    ///
     /// `add` is called once for each part, with its index, while the part's device is
     /// [kept current](cuda_driver::Device::while_current); its value is returned by the part's
     /// [`StagedPart::extra`].
@@ -85,23 +88,34 @@ impl KvCache {
     pub fn stage<T, F>(
         &mut self,
         sequences: &[&Sequence],
+        lengths: Option<&[u32]>,
         mut add: F,
     ) -> Result<Vec<StagedPart<T>>, StepError>
     where
         F: FnMut(usize, &mut Step<'_>) -> Result<T, kv_stage::StageError>,
     {
         let _site = cuda_driver::site::enter();
+        if let Some(lengths) = lengths.filter(|lengths| lengths.len() != sequences.len()) {
+            let (lengths, sequences) = (lengths.len(), sequences.len());
+            return Err(StepError::LengthCount { lengths, sequences });
+        }
         let mut rows = Vec::with_capacity(sequences.len());
-        let mut lengths = Vec::with_capacity(sequences.len());
+        let mut read = Vec::with_capacity(sequences.len());
         let mut width = 0;
-        for sequence in sequences {
+        for (index, sequence) in sequences.iter().enumerate() {
             if !self.rows.owns(&sequence.row) {
                 return Err(StepError::ForeignSequence);
             }
             let tokens = sequence.tokens;
-            let length = u32::try_from(tokens).map_err(|_| StepError::TooLong { tokens })?;
+            let length = match lengths {
+                Some(lengths) => lengths[index],
+                None => u32::try_from(tokens).map_err(|_| StepError::TooLong { tokens })?,
+            };
+            if u64::from(length) > tokens {
+                return Err(StepError::Length { index, length, tokens });
+            }
             rows.push(sequence.row.row());
-            lengths.push(length);
+            read.push(length);
             width = width.max(sequence.blocks.len());
         }
         self.send_copies()?;
@@ -112,7 +126,7 @@ impl KvCache {
             let staged = device.while_current(|| {
                 let mut step = part.stager.begin_wait()?;
                 let table = step.block_rows(table, &rows, width)?;
-                let lengths = step.array(&lengths)?;
+                let lengths = step.array(&read)?;
                 let extra = add(index, &mut step)?;
                 let staged = step.submit(&part.compute)?;
                 let width = staged.row_entries(table)?;

@@ -166,7 +166,7 @@ impl TransportRules {
     pub(crate) fn link_options(&self, profile: &TransportProfile) -> HostLinkOptions {
         match profile.forced {
             None | Some(Transport::TwoHop) => self.link,
-            Some(_) => HostLinkOptions { ring_slots: 0, ..self.link },
+            Some(_) => HostLinkOptions { ring_buffers: 0, ..self.link },
         }
     }
 }

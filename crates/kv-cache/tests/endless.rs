@@ -87,7 +87,7 @@ impl Machine {
             assert!(self.cache.extend(last, longer).is_ok());
         }
         let lives: Vec<&Sequence> = self.lives.iter().collect();
-        self.cache.stage(&lives, |_, _| Ok(())).unwrap();
+        self.cache.stage(&lives, None, |_, _| Ok(())).unwrap();
         let before = self.queries();
         self.cache.finish_step(step).unwrap();
         self.queries() - before
@@ -99,7 +99,7 @@ impl Machine {
         let name = BlockHash::chain(BlockHash::ROOT, &[(number % 9) as u32]);
         let hashes = [name, BlockHash::chain(name, &[1]), BlockHash::chain(name, &[2])];
         if let Ok(mut sequence) = self.cache.admit(15, &hashes) {
-            self.cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
+            self.cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap();
             self.cache.seal(&mut sequence, &hashes).unwrap();
         }
         drop(step);
@@ -183,7 +183,7 @@ fn two_parts_on_one_device_share_the_fences_that_are_used_again() {
     let mut created = Vec::new();
     for number in 0..100 {
         let step = cache.begin_step().unwrap();
-        cache.stage(&[], |_, _| Ok(())).unwrap();
+        cache.stage(&[], None, |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
         if number % 50 == 49 {
             created.push(sim.calls()["cuEventCreate"]);

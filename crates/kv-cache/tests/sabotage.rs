@@ -171,7 +171,7 @@ fn a_cache_that_is_dropped_under_its_copies_leaves_their_memory() {
             let live = machine.engine.admit(&Prompt::new(2, 55)).unwrap();
             // No step covers the copies, which write and read for long yet.
             machine.engine.cache.finish_step(step).unwrap();
-            machine.engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
+            machine.engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
             drop(live);
             let held: Vec<u64> =
                 machine.engine.cache.parts().iter().map(|p| p.sabotage_transfer().raw()).collect();

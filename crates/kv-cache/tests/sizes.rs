@@ -91,7 +91,7 @@ fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
         match cache.admit(tokens, &[]) {
             Ok(mut sequence) => {
                 let _ = cache.extend(&mut sequence, tokens + 3);
-                let staged = cache.stage(&[&sequence], |_, _| Ok(()));
+                let staged = cache.stage(&[&sequence], None, |_, _| Ok(()));
                 assert!(staged.is_ok(), "{what}: {staged:?}");
             }
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -210,18 +210,18 @@ fn transports() {
         let transport = TransportRules { link, ..TransportRules::default() };
         KvCacheOptions { transport, ..small() }
     };
-    let base = HostLinkOptions { slot_bytes: 4096, ..HostLinkOptions::default() };
+    let base = HostLinkOptions { ring_buffer_bytes: 4096, ..HostLinkOptions::default() };
     let mut all = Vec::new();
     for value in U32 {
         all.push(link(HostLinkOptions { multiprocessors: value, ..base }));
-        all.push(link(HostLinkOptions { ring_slots: value, ..base }));
-        for slot_bytes in [0, 1, u64::MAX] {
-            all.push(link(HostLinkOptions { ring_slots: value, slot_bytes, ..base }));
+        all.push(link(HostLinkOptions { ring_buffers: value, ..base }));
+        for ring_buffer_bytes in [0, 1, u64::MAX] {
+            all.push(link(HostLinkOptions { ring_buffers: value, ring_buffer_bytes, ..base }));
         }
     }
     for value in U64 {
         all.push(link(HostLinkOptions { launch_bytes: value, ..base }));
-        all.push(link(HostLinkOptions { slot_bytes: value, ..base }));
+        all.push(link(HostLinkOptions { ring_buffer_bytes: value, ..base }));
     }
     let device = device();
     for multiprocessors in [1, u32::MAX] {
@@ -308,11 +308,15 @@ fn requests() {
     let step = cache.begin_step().unwrap();
     for words in [0, 1, 1 << 10, 1 << 20] {
         let array = vec![0_u64; words];
-        let staged = cache.stage(&[&sequence], |_, step| step.array(&array));
+        let staged = cache.stage(&[&sequence], None, |_, step| step.array(&array));
         assert!(staged.is_ok() || words > 128, "{words}");
     }
-    assert!(cache.stage(&[], |_, _| Ok(())).is_ok());
-    let many = cache.stage(&vec![&sequence; 1000], |_, _| Ok(()));
+    assert!(cache.stage(&[], None, |_, _| Ok(())).is_ok());
+    for length in [0, 1, u32::MAX] {
+        let staged = cache.stage(&[&sequence], Some(&[length]), |_, _| Ok(()));
+        assert_eq!(staged.is_ok(), u64::from(length) <= sequence.tokens(), "{length}");
+    }
+    let many = cache.stage(&vec![&sequence; 1000], None, |_, _| Ok(()));
     assert!(many.is_err(), "more rows than the table has");
     cache.finish_step(step).unwrap();
     drop(sequence);

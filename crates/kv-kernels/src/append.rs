@@ -5,7 +5,7 @@ use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
-    RawBlockSide, RawBlockUnits, RowSide, Run, Strides, counted, launches, runs,
+    RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, launches, runs,
 };
 use crate::divider::Divider64;
 use crate::kernels::planes_of;
@@ -241,10 +241,10 @@ impl KvKernels {
             | addresses[1]
             | if append.layers > 1 { append.layer_stride_bytes } else { 0 }
             | if append.tokens > 1 { append.token_stride_bytes } else { 0 };
-        let launch = |run: Run| {
+        let launch = |run: UnitRun| {
             // Tokens go to slots, so their strides are no reason for longer units.
-            let Run { from, to, segments, unit, .. } = Run { tokens: 1, ..run }.merged();
-            let run = Run { from, to, segments, unit, ..run };
+            let UnitRun { from, to, segments, unit, .. } = UnitRun { tokens: 1, ..run }.merged();
+            let run = UnitRun { from, to, segments, unit, ..run };
             let bits = run.source_bits()
                 | run.destination_bits()
                 | run.unit
@@ -284,7 +284,7 @@ impl KvKernels {
     }
 }
 
-fn raw_rows(rows: [u64; 2], append: &Append<'_>, from: &Strides) -> RawAppendRows {
+fn raw_rows(rows: [u64; 2], append: &Append<'_>, from: &UnitStrides) -> RawAppendRows {
     RawAppendRows {
         rows,
         layer_stride: append.layer_stride_bytes,

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 
 use crate::block_units::{
-    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, Run, counted, launches, runs,
+    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
 };
 use crate::kernels::entry;
 use crate::layout::alignment_of;
@@ -338,7 +338,7 @@ impl KvKernels {
         let tokens = u64::from(shape.block_tokens());
         let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
         let (source, target) = (side(from.parts(), rows.from_byte), side(to.parts(), rows.to_byte));
-        let of_run = |run: Run| {
+        let of_run = |run: UnitRun| {
             let run = run.merged();
             let sides = (
                 RawBlockSide::of(to, &run.to, copy.to_blocks),

@@ -23,11 +23,11 @@ impl std::fmt::Display for Side {
 }
 
 /// Why an operation on blocks was not launched. Nothing was enqueued.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlocksError {
     /// The host's copy of the ids has another length.
-    #[error("{given} ids given by the host, of {count}")]
+    #[error("the host's copy has {given} ids of blocks, where {count} are named")]
     Count {
         /// Ids, or pairs, named.
         count: u64,
@@ -35,7 +35,7 @@ pub enum BlocksError {
         given: u64,
     },
     /// An id names no ready block.
-    #[error("the {side} of pair {place} is block {block}, of {blocks}")]
+    #[error("the {side} of pair {place} is block {block}, out of range: {blocks} blocks are ready")]
     BlockOutOfRange {
         /// Position of the pair, or of the id.
         place: u64,
@@ -68,7 +68,9 @@ pub enum BlocksError {
         block: i32,
     },
     /// The two sides have not the same planes and tokens.
-    #[error("{what} of {source_count} in the source and {destination_count} in the destination")]
+    #[error(
+        "{what}: {source_count} in the source blocks and {destination_count} in the destination blocks"
+    )]
     Shapes {
         /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"`,
         /// `"bytes of a row"` or `"elements of a row"`.
@@ -79,7 +81,7 @@ pub enum BlocksError {
         destination_count: u64,
     },
     /// A part of the rows that is not inside them.
-    #[error("bytes {start} to {start} + {bytes} of {side} rows of {row_bytes}")]
+    #[error("a copy of {bytes} bytes from byte {start} on, of {side} rows of {row_bytes} bytes")]
     RowRange {
         /// Which side.
         side: Side,
@@ -99,7 +101,7 @@ pub enum BlocksError {
         count: u64,
     },
     /// The layers of the rows are not layers of the pages.
-    #[error("{layers} layers from {first_layer} on, of {of}")]
+    #[error("an append to {layers} layers from layer {first_layer} on, of {of}")]
     Layers {
         /// First layer named.
         first_layer: u32,
@@ -109,7 +111,7 @@ pub enum BlocksError {
         of: u32,
     },
     /// Keys without values, or values where each layer has one tensor.
-    #[error("{given} tensors of rows, where a layer has {kv_count}")]
+    #[error("an append of {given} tensors, where a layer has {kv_count}")]
     Tensors {
         /// Tensors of rows given.
         given: u32,
@@ -117,7 +119,7 @@ pub enum BlocksError {
         kv_count: u32,
     },
     /// Two tokens would be written to the same slot.
-    #[error("tokens {first} and {second} both go to slot {slot}")]
+    #[error("an append stores tokens {first} and {second} to slot {slot}")]
     SlotTwice {
         /// Position of one token.
         first: u64,
@@ -127,7 +129,9 @@ pub enum BlocksError {
         slot: i64,
     },
     /// Rows, pieces of them, or the steps from one to another, are not whole elements.
-    #[error("{bytes} bytes of the {side} are no whole elements of {element_bytes}")]
+    #[error(
+        "a conversion: {bytes} bytes of the {side} are no whole elements of {element_bytes} bytes"
+    )]
     Elements {
         /// Which side.
         side: Side,
@@ -137,7 +141,7 @@ pub enum BlocksError {
         element_bytes: u64,
     },
     /// A row is not whole heads, or a head not whole pieces of the rows of both layouts.
-    #[error("heads of {head_size} elements in rows of {elements}")]
+    #[error("a conversion of heads of {head_size} elements in rows of {elements}")]
     HeadSize {
         /// Elements of a head.
         head_size: u64,
@@ -172,3 +176,5 @@ impl From<DeviceError> for BlocksError {
         Self::Kernel(error.into())
     }
 }
+
+cuda_driver::messages::one_line_debug!(BlocksError);

@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, Run, counted, runs};
+use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, runs};
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS, WARP_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
@@ -233,7 +233,7 @@ impl KvKernels {
         }];
         let parts = blocks.parts();
         let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
-        let launch = |run: Run| {
+        let launch = |run: UnitRun| {
             let first = run.first == 0;
             let run = run.merged();
             let plane_bits = if shape.planes() > 1 { plane_bytes } else { 0 };

@@ -123,11 +123,11 @@ fn cut(
 
 /// A run of elements that every row has, which lies alike in all rows, on both sides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Run {
+pub(crate) struct UnitRun {
     /// Its first element, from the beginning of what was taken apart.
     pub(crate) first: u64,
-    pub(crate) from: Strides,
-    pub(crate) to: Strides,
+    pub(crate) from: UnitStrides,
+    pub(crate) to: UnitStrides,
     pub(crate) tokens: u64,
     pub(crate) segments: u64,
     /// Elements of a unit.
@@ -136,7 +136,7 @@ pub(crate) struct Run {
 
 /// Where a run lies on one side, from the start of a block in its plane.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Strides {
+pub(crate) struct UnitStrides {
     pub(crate) offset: u64,
     pub(crate) token: u64,
     pub(crate) segment: u64,
@@ -162,28 +162,35 @@ pub(crate) fn runs(
     to: RowSide<'_>,
     (tokens, elements): (u64, u64),
     unit_max: u64,
-) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+) -> Vec<UnitRun> {
+    let mut runs: Vec<UnitRun> = Vec::new();
     let mut done = 0;
     while done < elements {
-        let (a, b) = (Place::of(from, done), Place::of(to, done));
+        let (a, b) = (ElementPlace::of(from, done), ElementPlace::of(to, done));
         let left = elements - done;
         let unit = left.min(a.contiguous).min(b.contiguous).min(unit_max);
         // How many units follow each other in equal steps on both sides.
         let segments = (left / unit).min(a.steps(unit)).min(b.steps(unit)).max(1);
-        let strides = |place: &Place| Strides {
+        let strides = |place: &ElementPlace| UnitStrides {
             offset: place.offset,
             token: place.token_stride,
             segment: place.step(unit),
         };
-        runs.push(Run { first: done, from: strides(&a), to: strides(&b), tokens, segments, unit });
+        runs.push(UnitRun {
+            first: done,
+            from: strides(&a),
+            to: strides(&b),
+            tokens,
+            segments,
+            unit,
+        });
         done += unit * segments;
     }
     runs
 }
 
 /// Where an element of a row lies, and what follows it.
-struct Place {
+struct ElementPlace {
     offset: u64,
     token_stride: u64,
     element_bytes: u64,
@@ -195,7 +202,7 @@ struct Place {
     segments: u64,
 }
 
-impl Place {
+impl ElementPlace {
     fn of(side: RowSide<'_>, element: u64) -> Self {
         let RowSide { parts, first, element_bytes } = side;
         let byte = (first + element) * element_bytes;
@@ -232,7 +239,7 @@ impl Place {
     }
 }
 
-impl Run {
+impl UnitRun {
     /// The same with units as long as both sides allow, for elements of one byte.
     pub(crate) fn merged(mut self) -> Self {
         for _ in 0..2 {
@@ -259,7 +266,7 @@ impl Run {
         self.bits(&self.to)
     }
 
-    fn bits(&self, side: &Strides) -> u64 {
+    fn bits(&self, side: &UnitStrides) -> u64 {
         let token = if self.tokens > 1 { side.token } else { 0 };
         let segment = if self.segments > 1 { side.segment } else { 0 };
         side.offset | token | segment
@@ -268,7 +275,7 @@ impl Run {
 
 impl RawBlockSide {
     /// One side of a run, over the first `num_blocks` blocks.
-    pub(crate) fn of(blocks: Blocks<'_>, strides: &Strides, num_blocks: u64) -> Self {
+    pub(crate) fn of(blocks: Blocks<'_>, strides: &UnitStrides, num_blocks: u64) -> Self {
         Self {
             base: strides.offset,
             plane_ptrs: blocks.planes_address(),

@@ -71,7 +71,7 @@ impl fmt::Display for Operand {
 }
 
 /// Memory that is too short for what a kernel would access, or not aligned for it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandError {
     /// The kernel would access more than there is.
@@ -129,11 +129,13 @@ pub enum OperandError {
 }
 
 /// Why paged memory could not be described to the device.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PagedKvError {
     /// No block, or more than block ids (32 bits, signed) and slots (64 bits, signed) can name.
-    #[error("{blocks} blocks of {block_tokens} tokens, where 1 to 2147483647 blocks are possible")]
+    #[error(
+        "paged KV has {blocks} blocks of {block_tokens} tokens, where 1 to 2147483647 blocks are possible"
+    )]
     Blocks {
         /// Blocks asked for.
         blocks: u64,
@@ -141,7 +143,7 @@ pub enum PagedKvError {
         block_tokens: u32,
     },
     /// The layout spreads the planes over another number of tensors.
-    #[error("{given} tensors, where the layout has {needed}")]
+    #[error("paged KV is given {given} tensors, where its layout has {needed}")]
     Tensors {
         /// Tensors given.
         given: u64,
@@ -149,7 +151,7 @@ pub enum PagedKvError {
         needed: u64,
     },
     /// Two tensors share bytes.
-    #[error("tensors {first} and {second} overlap: each takes {extent_bytes} bytes")]
+    #[error("tensors {first} and {second} of paged KV overlap: each takes {extent_bytes} bytes")]
     TensorsOverlap {
         /// Position of one of them.
         first: usize,
@@ -159,7 +161,7 @@ pub enum PagedKvError {
         extent_bytes: u64,
     },
     /// The layout does not hold that many blocks.
-    #[error("the layout does not hold the blocks")]
+    #[error("the layout of paged KV does not hold its blocks")]
     Layout(#[from] LayoutError),
     /// The memory is too short or not aligned.
     #[error(transparent)]
@@ -174,7 +176,7 @@ pub enum PagedKvError {
         planes: u64,
     },
     /// The device refused, or is lost.
-    #[error("the plane addresses did not reach the device")]
+    #[error("the plane addresses of paged KV did not reach the device")]
     Device(#[from] DeviceError),
 }
 
@@ -190,7 +192,7 @@ impl PagedKvError {
 }
 
 /// Why a kernel was not launched. Nothing was enqueued.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// Pinned memory that is for work on another stream, device memory whose owner was dropped, or memory of another
@@ -198,7 +200,7 @@ pub enum KernelError {
     #[error(transparent)]
     Reader(#[from] ReaderError),
     /// More tokens are to be skipped than there are.
-    #[error("{skip_prefix_n_tokens} tokens to skip, of {tokens}")]
+    #[error("a transfer skips {skip_prefix_n_tokens} tokens of a chunk of {tokens}")]
     Skip {
         /// Tokens to skip.
         skip_prefix_n_tokens: u64,
@@ -207,7 +209,7 @@ pub enum KernelError {
     },
     /// The chunk does not hold that many tokens. Its planes are spaced by its token count, so a
     /// wrong count would move the wrong rows.
-    #[error("the chunk has {bytes} bytes, and {tokens} tokens of {token_bytes} bytes were named")]
+    #[error("a chunk of {bytes} bytes does not have {tokens} tokens of {token_bytes} bytes")]
     ChunkTokens {
         /// Bytes of the chunk.
         bytes: u64,
@@ -217,7 +219,7 @@ pub enum KernelError {
         token_bytes: u64,
     },
     /// The host's copy of the slot mapping has another length than the chunk.
-    #[error("{slots} slots for {tokens} tokens")]
+    #[error("a slot mapping has {slots} slots for {tokens} tokens")]
     SlotCount {
         /// Slots given.
         slots: u64,
@@ -225,7 +227,7 @@ pub enum KernelError {
         tokens: u64,
     },
     /// A token would go to, or come from, beyond the ready blocks.
-    #[error("token {token} has slot {slot}, of {slots}")]
+    #[error("slot {slot} of token {token} is out of range: {slots} slots are ready")]
     SlotOutOfRange {
         /// Position of the token in the chunk.
         token: u64,
@@ -236,8 +238,8 @@ pub enum KernelError {
     },
     /// Two tokens would be stored to one slot, where either's bytes might stay.
     #[error(
-        "token {token} of chunk {chunk} goes to slot {slot}, as token {first_token} of chunk \
-         {first_chunk} does"
+        "token {first_token} of chunk {first_chunk} and token {token} of chunk {chunk} are both stored to \
+         slot {slot}"
     )]
     StoredTwice {
         /// The slot.
@@ -252,7 +254,7 @@ pub enum KernelError {
         first_token: u64,
     },
     /// The launch names more blocks than the paged memory has.
-    #[error("{num_blocks} blocks, of {capacity}")]
+    #[error("{num_blocks} blocks are named ready, of {capacity}")]
     Blocks {
         /// Blocks named.
         num_blocks: u64,
@@ -261,7 +263,9 @@ pub enum KernelError {
     },
     /// A number of tokens to skip that is not whole blocks, where blocks are moved. Rounded down, tokens
     /// that others share would be written.
-    #[error("{skip_prefix_n_tokens} tokens to skip are no whole blocks of {block_tokens}")]
+    #[error(
+        "a transfer by blocks skips {skip_prefix_n_tokens} tokens, no whole blocks of {block_tokens}"
+    )]
     SkipBlocks {
         /// Tokens to skip.
         skip_prefix_n_tokens: u64,
@@ -269,7 +273,7 @@ pub enum KernelError {
         block_tokens: u32,
     },
     /// The host's copy of the block ids has another length than the chunk has blocks.
-    #[error("{ids} block ids for {blocks} blocks")]
+    #[error("a block mapping has {ids} ids for {blocks} blocks")]
     IdCount {
         /// Ids given.
         ids: u64,
@@ -277,7 +281,7 @@ pub enum KernelError {
         blocks: u64,
     },
     /// A block would be moved that is not ready.
-    #[error("entry {entry} is block {block}, of {blocks}")]
+    #[error("block id {block} of entry {entry} is out of range: {blocks} blocks are ready")]
     IdOutOfRange {
         /// Position in the block ids.
         entry: u64,
@@ -287,7 +291,7 @@ pub enum KernelError {
         blocks: u64,
     },
     /// The layers of a chunk are not layers of the paged memory.
-    #[error("layers {start} to {end}, of {layers}")]
+    #[error("a transfer of layers {start} to {end}, of {layers}")]
     Layers {
         /// First layer named.
         start: u32,
@@ -297,7 +301,7 @@ pub enum KernelError {
         layers: u32,
     },
     /// More chunks than one launch describes.
-    #[error("{chunks} chunks in a launch, of at most {most}")]
+    #[error("a launch of {chunks} chunks, of at most {most}")]
     Chunks {
         /// Chunks given.
         chunks: usize,
@@ -305,10 +309,10 @@ pub enum KernelError {
         most: usize,
     },
     /// Some chunks of a launch name slots and others blocks.
-    #[error("chunks mapped by slots and by blocks in one launch")]
+    #[error("one launch has chunks mapped by slots and chunks mapped by blocks")]
     MixedMappings,
     /// The window names rows that the chunk does not have.
-    #[error("rows {start} to {end}, of {rows}")]
+    #[error("a launch of rows {start} to {end} of a chunk, of {rows}")]
     Window {
         /// First row named.
         start: u64,
@@ -326,7 +330,9 @@ pub enum KernelError {
         most: u64,
     },
     /// A row of more vectors than kernels count.
-    #[error("rows of {row_bytes} bytes are too many, moved {vector_bytes} bytes at a time")]
+    #[error(
+        "rows of {row_bytes} bytes are too long for a launch that moves {vector_bytes} bytes at a time"
+    )]
     RowTooLong {
         /// Bytes of a row.
         row_bytes: u64,
@@ -354,7 +360,7 @@ pub enum KernelError {
         alignment: u64,
     },
     /// More planes than a kernel can count.
-    #[error("{planes} planes, of at most {}", u32::MAX)]
+    #[error("paged memory of {planes} planes, of at most {}", u32::MAX)]
     Planes {
         /// Planes of the shape.
         planes: u64,
@@ -376,7 +382,7 @@ pub enum KernelError {
         other: i32,
     },
     /// More rows are to be written than there are.
-    #[error("{rows} rows, of {capacity}")]
+    #[error("a gather of {rows} rows, of at most {capacity}")]
     Rows {
         /// Rows to write.
         rows: u64,
@@ -384,7 +390,7 @@ pub enum KernelError {
         capacity: u64,
     },
     /// The host's copy of the row index has another length than there are rows.
-    #[error("{given} row numbers for {rows} rows")]
+    #[error("a gather of {rows} rows has {given} row numbers")]
     IndexCount {
         /// Rows to write.
         rows: u64,
@@ -423,3 +429,5 @@ impl KernelError {
         }
     }
 }
+
+cuda_driver::messages::one_line_debug!(OperandError, PagedKvError, KernelError);

@@ -27,11 +27,11 @@ pub struct HostOffsets<'a> {
 }
 
 /// Why offsets were not gathered on the host. Nothing was written.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostGatherError {
     /// A slice has not the length that the others ask for.
-    #[error("{what} of {given} entries, where {needed} are needed")]
+    #[error("{what} of {given} entries, where the gather of offsets needs {needed}")]
     Length {
         /// Name of the slice.
         what: &'static str,
@@ -293,3 +293,5 @@ fn product(pools: usize, entries: usize) -> Result<usize, HostGatherError> {
 fn needs(what: &'static str, given: usize, needed: usize) -> Result<(), HostGatherError> {
     if given >= needed { Ok(()) } else { Err(HostGatherError::Length { what, given, needed }) }
 }
+
+cuda_driver::messages::one_line_debug!(HostGatherError);

@@ -8,7 +8,7 @@ use crate::KvShape;
 pub use crate::format::FormatOptions;
 pub use error::LayoutError;
 pub use rows::RowPart;
-pub(crate) use rows::Rows;
+pub(crate) use rows::RowParts;
 
 /// The strides of a layout of the caller's own, in one tensor, with rows in one piece.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -95,7 +95,7 @@ pub struct PagedLayout {
     /// 0 where each plane has a tensor.
     kv_stride_bytes: u64,
     block_stride_bytes: u64,
-    rows: Rows,
+    rows: RowParts,
 }
 
 impl PagedLayout {
@@ -148,7 +148,7 @@ impl PagedLayout {
             layer_stride_bytes: if one { options.layer_stride_bytes } else { 0 },
             kv_stride_bytes: if lists { 0 } else { options.kv_stride_bytes },
             block_stride_bytes: options.block_stride_bytes,
-            rows: Rows::new(shape, options.parts)?,
+            rows: RowParts::new(shape, options.parts)?,
         };
         layout.extent_bytes(shape, 1)?;
         Ok(layout)
@@ -167,7 +167,7 @@ impl PagedLayout {
             layer_stride_bytes: plane_bytes * u64::from(shape.kv_count()),
             kv_stride_bytes: plane_bytes,
             block_stride_bytes,
-            rows: Rows::in_one_piece(shape.row_bytes(), token_stride_bytes),
+            rows: RowParts::in_one_piece(shape.row_bytes(), token_stride_bytes),
         }
     }
 

@@ -75,7 +75,8 @@
 //! kernels.multi_layer_transfer(&stream, &paged, transfer)?;
 //! // With 3 blocks ready, slots 12 and 13 would be out of range: an error, and no launch.
 //! let refused = kernels.multi_layer_transfer(&stream, &paged, Transfer { num_blocks: 3, ..transfer });
-//! assert_eq!(refused.unwrap_err().to_string(), "token 4 has slot 12, of 12");
+//! let text = "slot 12 of token 4 is out of range: 12 slots are ready";
+//! assert_eq!(refused.unwrap_err().to_string(), text);
 //! stream.synchronize()?;
 //! # Ok(())
 //! # }

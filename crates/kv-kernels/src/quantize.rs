@@ -5,7 +5,7 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::{FLAT_THREADS, check_apart, check_pairs, check_same_planes};
 use crate::block_units::{
-    RawBlockSide, RawBlockUnits, RowSide, Run, Strides, counted, dividers, launches, runs,
+    RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, dividers, launches, runs,
 };
 use crate::kernels::check_alive;
 use crate::layout::alignment_of;
@@ -386,7 +386,7 @@ impl KvKernels {
         let head_size = u64::from(head_size);
         let all = runs(source, target, row, head_size);
         check_runs(conversion, kind, &all)?;
-        let launch = |run: Run| {
+        let launch = |run: UnitRun| {
             let aligned = |bits: u64, bytes: u64| alignment_of(bits) >= 8 * bytes;
             // What is measured is not written.
             let to_bits = match kind {
@@ -437,7 +437,7 @@ impl KvKernels {
 fn check_runs(
     conversion: &Conversion<'_>,
     kind: ConversionKind,
-    runs: &[Run],
+    runs: &[UnitRun],
 ) -> Result<(), BlocksError> {
     let Conversion { from, to, from_blocks, to_blocks, .. } = *conversion;
     let elements = from.shape().row_bytes() / kind.element_bytes().0;
@@ -454,7 +454,7 @@ fn check_runs(
     }
     // A head is whole units, of every run.
     let whole =
-        |run: &Run| head_size.is_multiple_of(run.unit) && run.first.is_multiple_of(run.unit);
+        |run: &UnitRun| head_size.is_multiple_of(run.unit) && run.first.is_multiple_of(run.unit);
     if !runs.iter().all(whole) {
         return Err(BlocksError::HeadSize { head_size, elements });
     }
@@ -548,7 +548,7 @@ fn elements_of(blocks: Blocks<'_>, element_bytes: u64, side: Side) -> Result<u64
 fn check_whole(
     blocks: Blocks<'_>,
     side: Side,
-    (run, strides): (&Run, &Strides),
+    (run, strides): (&UnitRun, &UnitStrides),
     num_blocks: u64,
 ) -> Result<(), BlocksError> {
     let (shape, layout) = (blocks.shape(), blocks.layout());

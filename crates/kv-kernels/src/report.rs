@@ -18,8 +18,8 @@ pub struct DeviceReport {
 }
 
 /// Indices that were out of range and were passed over.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("{count} indices out of range, the first at place {first}")]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error("the device passed over {count} indices out of range, the first at place {first}")]
 pub struct OutOfRange {
     /// How many, over all launches since the report was last empty.
     pub count: u64,
@@ -89,3 +89,5 @@ fn device_error(error: CopyError) -> DeviceError {
         other => unreachable!("a copy between equal lengths: {other}"),
     }
 }
+
+cuda_driver::messages::one_line_debug!(OutOfRange);

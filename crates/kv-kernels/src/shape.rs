@@ -126,11 +126,11 @@ impl KvShape {
 pub(crate) const WORD_BYTES: u64 = 8;
 
 /// A shape that a KV cache cannot have.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
     /// There would be nothing to keep.
-    #[error("{quantity} is 0")]
+    #[error("the {quantity} of a KV shape is 0")]
     Zero {
         /// Name of the number that is 0.
         quantity: &'static str,
@@ -161,6 +161,8 @@ pub enum ShapeError {
         block_tokens: u32,
     },
 }
+
+cuda_driver::messages::one_line_debug!(ShapeError);
 
 #[cfg(test)]
 mod tests {

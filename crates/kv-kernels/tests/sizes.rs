@@ -394,14 +394,20 @@ fn events_of_layers_that_there_are_not() {
 fn links_and_layer_events() {
     let bench = Bench::new();
     let slots = bench.memory();
-    for ring_slots in SMALL {
-        for slot_bytes in COUNTS {
+    for ring_buffers in SMALL {
+        for ring_buffer_bytes in COUNTS {
             for multiprocessors in [0, 1, u32::MAX] {
-                let launch_bytes = slot_bytes;
-                let options =
-                    HostLinkOptions { multiprocessors, launch_bytes, ring_slots, slot_bytes };
+                let launch_bytes = ring_buffer_bytes;
+                let options = HostLinkOptions {
+                    multiprocessors,
+                    launch_bytes,
+                    ring_buffers,
+                    ring_buffer_bytes,
+                };
                 // A ring of all of the device's memory takes the simulator as much.
-                if slot_bytes > 1000 && u64::from(ring_slots).saturating_mul(slot_bytes) < 1 << 40 {
+                if ring_buffer_bytes > 1000
+                    && u64::from(ring_buffers).saturating_mul(ring_buffer_bytes) < 1 << 40
+                {
                     continue;
                 }
                 let Some(link) = answered(HostLink::new(Arc::clone(&bench.kernels), options))
@@ -519,11 +525,17 @@ fn profiles_and_measures() {
 fn estimates(profile: &TransportProfile) {
     let sizes = [0, 1, 4096, 1 << 31, 1 << 62, u64::MAX];
     for bytes in sizes {
-        for slot_bytes in sizes {
+        for ring_buffer_bytes in sizes {
             for fragment_bytes in [0, 1, u64::MAX] {
                 for window_bytes in [0, 1, u64::MAX] {
                     for slots in [0, 1, u32::MAX] {
-                        let load = Load { bytes, fragment_bytes, window_bytes, slot_bytes, slots };
+                        let load = Load {
+                            bytes,
+                            fragment_bytes,
+                            window_bytes,
+                            ring_buffer_bytes,
+                            ring_buffers: slots,
+                        };
                         for direction in [HostDirection::ToHost, HostDirection::ToPages] {
                             let _ = profile.choose(direction, load);
                             let _ = profile.choose_of_many(direction, load);

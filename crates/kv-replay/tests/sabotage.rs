@@ -84,7 +84,7 @@ fn a_block_handed_to_two_callers_is_refused_by_the_store() {
     let output = replay(&["--sabotage", "claim", "--host-blocks", "0"], &path);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.contains("goes to slot"), "{stderr}");
+    assert!(stderr.contains("are both stored to slot"), "{stderr}");
     assert!(!path.exists());
 }
 

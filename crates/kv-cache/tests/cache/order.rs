@@ -135,7 +135,7 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
     // No step covers the copies.
     engine.cache.finish_step(step).unwrap();
     if enqueued {
-        engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
+        engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
     }
     let sent = engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
     let parts = engine.cache.parts().len() as u64;
@@ -346,7 +346,7 @@ fn a_cache_is_not_closed_under_copies_that_no_step_waits_for() {
     let live = engine.admit(&Prompt::new(2, 30)).unwrap();
     machine.sim.fail_nth("cuStreamWaitEvent", 1, ErrorCode::UNKNOWN);
     let step = engine.begin().unwrap();
-    assert!(engine.cache.stage(&[&live.sequence], |_, _| Ok(())).is_err());
+    assert!(engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).is_err());
     drop((live, step));
     engine.try_close().unwrap();
     machine.sim.run_all();

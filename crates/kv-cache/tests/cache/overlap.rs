@@ -81,7 +81,7 @@ fn what_a_step_asks_and_makes_does_not_grow_with_the_device_a_step_behind() {
         for number in 0..3_000 {
             let before = calls("cuEventQuery");
             let step = cache.begin_step().unwrap();
-            drop(cache.stage(&[&sequence], |_, _| Ok(())).unwrap());
+            drop(cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap());
             let staged = calls("cuEventQuery");
             cache.finish_step(step).unwrap();
             let asked = calls("cuEventQuery");

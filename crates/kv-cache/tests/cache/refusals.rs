@@ -79,7 +79,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let short = cache.admit(5, &[]).unwrap();
     assert_eq!(short.row(), row);
     let step = cache.begin_step().unwrap();
-    let staged = cache.stage(&[&other, &short], |_, _| Ok(())).unwrap();
+    let staged = cache.stage(&[&other, &short], None, |_, _| Ok(())).unwrap();
     let width = staged[0].width();
     assert!(width >= 9);
     let mut bytes = vec![0; 2 * width * 4];
@@ -99,6 +99,30 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
 }
 
 #[test]
+fn a_step_reads_the_lengths_it_is_given_and_no_more_than_there_are() {
+    let machine = Machine::new(1, 1, small());
+    let streams = streams(&machine.rig.devices);
+    let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
+    let (long, short) = (cache.admit(36, &[]).unwrap(), cache.admit(5, &[]).unwrap());
+    let step = cache.begin_step().unwrap();
+    let both = [&long, &short];
+    let staged = cache.stage(&both, Some(&[30, 5]), |_, _| Ok(())).unwrap();
+    let mut bytes = [0; 8];
+    streams[0].download(&mut bytes, staged[0].lengths().unwrap()).unwrap();
+    assert_eq!(bytes, [30_u32.to_ne_bytes(), 5_u32.to_ne_bytes()].concat()[..]);
+    let refused = |given: &[u32], cache: &mut KvCache| {
+        cache.stage(&both, Some(given), |_, _| Ok(())).unwrap_err().to_string()
+    };
+    let text = "a step cannot read 6 tokens of sequence 1, which has 5";
+    assert_eq!(refused(&[36, 6], &mut cache), text);
+    let text = "a step of 2 sequences cannot be staged with 1 lengths";
+    assert_eq!(refused(&[36], &mut cache), text);
+    cache.finish_step(step).unwrap();
+    drop((long, short));
+    cache.close().unwrap();
+}
+
+#[test]
 fn sequences_and_steps_of_another_cache() {
     let machine = Machine::new(1, 1, small());
     let mut engine = machine.rig.engine(32, 0);
@@ -112,7 +136,10 @@ fn sequences_and_steps_of_another_cache() {
     assert_eq!(other.seal(sequence, &hashes), Err(SealError::ForeignSequence));
     let slots = other.slot_mapping(sequence, 0..30, &mut Vec::new());
     assert_eq!(slots, Err(SlotError::ForeignSequence));
-    assert!(matches!(other.stage(&[sequence], |_, _| Ok(())), Err(StepError::ForeignSequence)));
+    assert!(matches!(
+        other.stage(&[sequence], None, |_, _| Ok(())),
+        Err(StepError::ForeignSequence)
+    ));
     // It has lost nothing.
     assert_eq!((sequence.tokens(), sequence.block_count()), (30, 8));
 
@@ -168,7 +195,7 @@ fn arrays_of_another_step() {
         .map(|_| KvCache::new(&streams(&machine.rig.devices), options(small(), 8, 0)).unwrap());
     let stage = |cache: &mut KvCache| {
         let step = cache.begin_step().unwrap();
-        let staged = cache.stage(&[], |_, step| step.array(&[1_u32, 2])).unwrap().remove(0);
+        let staged = cache.stage(&[], None, |_, step| step.array(&[1_u32, 2])).unwrap().remove(0);
         cache.finish_step(step).unwrap();
         (*staged.extra(), staged)
     };
@@ -190,7 +217,7 @@ fn spans_of_a_cache_that_was_closed() {
     let mut cache = KvCache::new(&streams, options(small(), 8, 0)).unwrap();
     let sequence = cache.admit(9, &[]).unwrap();
     let step = cache.begin_step().unwrap();
-    let table = cache.stage(&[&sequence], |_, _| Ok(())).unwrap()[0].block_table().unwrap();
+    let table = cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap()[0].block_table().unwrap();
     cache.finish_step(step).unwrap();
     let block = cache.parts()[0].paged().span().slice(0, 64).unwrap();
     streams[0].fill(block, 1).unwrap();
@@ -273,7 +300,7 @@ fn arrays_of_another_step_or_cache() {
     let (mut cache, mut other) = (built(), built());
     let stage = |cache: &mut KvCache| {
         let step = cache.begin_step().unwrap();
-        let staged = cache.stage(&[], |_, step| step.array(&[7u32])).unwrap().remove(0);
+        let staged = cache.stage(&[], None, |_, step| step.array(&[7u32])).unwrap().remove(0);
         cache.finish_step(step).unwrap();
         staged
     };

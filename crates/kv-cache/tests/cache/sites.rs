@@ -28,8 +28,9 @@ fn steps_name_the_programs_line() {
             let mut sequence = cache.admit(prompt.len(), &hashes).unwrap();
             let step = cache.begin_step().unwrap();
             let (words, part) = ([7u64; 3], [&sequence]);
-            let (staged, through) =
-                { from_here!(watch, "host", cache.stage(&part, |_, step| step.array(&words))) };
+            let (staged, through) = {
+                from_here!(watch, "host", cache.stage(&part, None, |_, step| step.array(&words)))
+            };
             staged.unwrap();
             assert!(through, "{choice}: it is enqueued by lines of these crates");
             cache.seal(&mut sequence, &hashes).unwrap();
@@ -57,7 +58,7 @@ fn caches_and_their_growth_name_the_programs_line() {
     // As many as may be in flight; the next one has to wait.
     for _ in 0..2 {
         let step = cache.begin_step().unwrap();
-        cache.stage(&[&sequence], |_, _| Ok(())).unwrap();
+        cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
     }
     drop(from_here!(watch, "cuEventSynchronize", cache.begin_step()).0.unwrap());
@@ -77,7 +78,7 @@ fn a_list_of_blocks_tells_as_many_pairs_as_it_has() {
         let before = moved(&engine);
         let step = engine.begin().unwrap();
         watch.accesses();
-        engine.cache.stage(&[&live.sequence], |_, _| Ok(())).unwrap();
+        engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
         let told = watch.accesses();
         let moved = moved(&engine).iter().sum::<u64>() - before.iter().sum::<u64>();
         assert!(told.iter().all(|access| access.writes), "{told:?}");

@@ -143,7 +143,7 @@ fn blocks_too_long_for_a_slot_of_the_ring_are_left_to_the_kernel() {
     let machine = Machine::new(1, 1, small());
     let choice = TransportChoice::Only(Transport::TwoHop);
     let mut options = by(choice, options(machine.rig.shape, 16, 32));
-    options.transport.link.slot_bytes = machine.rig.shape.block_bytes() / 2;
+    options.transport.link.ring_buffer_bytes = machine.rig.shape.block_bytes() / 2;
     let mut engine = machine.rig.engine_with(options);
     for seed in [1, 2, 1] {
         let mut live = engine.admit(&Prompt::new(seed, 60)).unwrap();

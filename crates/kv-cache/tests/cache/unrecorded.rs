@@ -17,7 +17,7 @@ fn blocks_of_a_step_without_a_fence_are_in_use_until_it_is_drained() {
     let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
     let sequence = cache.admit(40, &[]).unwrap();
     let step = cache.begin_step().unwrap();
-    drop(cache.stage(&[&sequence], |_, _| Ok(())).unwrap());
+    drop(cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap());
     // The work of the step, which the device has yet to do.
     streams[0].fill(cache.parts()[0].paged().span().slice(0, 64).unwrap(), 1).unwrap();
     machine.sim.fail_nth("cuEventRecord", 1, ErrorCode::INVALID_VALUE);

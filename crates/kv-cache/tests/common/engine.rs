@@ -136,8 +136,8 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
 
 /// The same options with blocks travelling one way, two hops by a ring of a few blocks.
 pub(crate) fn by(choice: TransportChoice, options: KvCacheOptions) -> KvCacheOptions {
-    let slot_bytes = 3 * options.shape.block_bytes();
-    let link = HostLinkOptions { ring_slots: 2, slot_bytes, ..HostLinkOptions::default() };
+    let ring_buffer_bytes = 3 * options.shape.block_bytes();
+    let link = HostLinkOptions { ring_buffers: 2, ring_buffer_bytes, ..HostLinkOptions::default() };
     let transport = TransportRules { choice, link, ..TransportRules::default() };
     KvCacheOptions { transport, ..options }
 }
@@ -292,7 +292,7 @@ impl Engine {
         let sequences: Vec<&Sequence> = lives.iter().map(|live| &live.sequence).collect();
         let staged = self
             .cache
-            .stage(&sequences, |_, step| Ok((step.array(&keys)?, step.array(&slots)?)))?;
+            .stage(&sequences, None, |_, step| Ok((step.array(&keys)?, step.array(&slots)?)))?;
         let ring = self.ring(number);
         for ((part, workspace), staged) in
             self.cache.parts().iter().zip(&self.workspaces).zip(&staged)

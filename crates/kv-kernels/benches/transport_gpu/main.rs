@@ -522,7 +522,7 @@ impl<'w> Bench<'w> {
 
     fn link_ways(&self, scene: &Scene, repeats: u32, row: impl Fn(&str, [(f64, f64); 2])) {
         let options = HostLinkOptions::default();
-        let long = HostLinkOptions { slot_bytes: 24 << 20, ..options };
+        let long = HostLinkOptions { ring_buffer_bytes: 24 << 20, ..options };
         let ways = [
             ("chosen", None, options),
             ("direct kernel", Some(Transport::DirectKernel), options),

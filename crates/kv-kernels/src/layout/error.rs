@@ -1,7 +1,7 @@
 //! Why a layout cannot be.
 
 /// A layout in which rows would overlap, or which does not fit an address space.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
     /// Each row would overlap the next token's.
@@ -70,3 +70,5 @@ pub enum LayoutError {
         blocks: u64,
     },
 }
+
+cuda_driver::messages::one_line_debug!(LayoutError);

@@ -23,7 +23,7 @@ pub struct RowPart {
 
 /// One part or two.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(crate) struct Rows {
+pub(crate) struct RowParts {
     /// # Invariants
     /// The first `count` make up a row of the shape that they were made for; each has at least one
     /// segment of at least one byte. The others are all zero. `count` is 1 or 2.
@@ -39,7 +39,7 @@ const NO_PART: RowPart = RowPart {
     offset_bytes: 0,
 };
 
-impl Rows {
+impl RowParts {
     /// Rows of `row_bytes` bytes, at least 1, each in one piece.
     pub(crate) fn in_one_piece(row_bytes: u64, token_stride_bytes: u64) -> Self {
         let part = RowPart {

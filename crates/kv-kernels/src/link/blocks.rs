@@ -126,15 +126,19 @@ impl HostLink {
         let bytes = pairs.len() as u64 * block_bytes;
         let window_bytes = bytes / runs;
         let is_forced = self.profile.forced == Some(Transport::TwoHop);
-        let through_ring = block_bytes <= self.slot_bytes().min(WALK_BYTES_MAX)
+        let through_ring = block_bytes <= self.ring_buffer_bytes().min(WALK_BYTES_MAX)
             && (window_bytes >= TWO_HOP_RUN_BYTES.min(bytes) || is_forced);
         Load {
             bytes,
             fragment_bytes: block_bytes,
             window_bytes,
             // A piece is of one run.
-            slot_bytes: if through_ring { self.slot_bytes().min(window_bytes) } else { 0 },
-            slots: self.options.ring_slots,
+            ring_buffer_bytes: if through_ring {
+                self.ring_buffer_bytes().min(window_bytes)
+            } else {
+                0
+            },
+            ring_buffers: self.options.ring_buffers,
         }
     }
 
@@ -160,20 +164,21 @@ impl HostLink {
         outcome
     }
 
-    /// Launches the copy of a run of blocks between the pages and a slot.
+    /// Launches the copy of a run of blocks between the pages and a buffer.
     fn launch_blocks(
         &self,
         stream: &Stream,
         whole: &Whole<'_>,
         piece: Range<usize>,
-        slot: u64,
+        buffer: u64,
     ) -> Result<(), TransportError> {
         let Whole { copy, block_bytes, direction, .. } = *whole;
         // The ring has the blocks of the piece in the order of their pairs, whatever ids the device reads.
         let pieces = piece.len() as u64;
-        let (ring, pages) = (RawBlockSide::whole(slot, block_bytes, pieces), |address, blocks| {
-            RawBlockSide::whole(address, block_bytes, blocks)
-        });
+        let (ring, pages) =
+            (RawBlockSide::whole(buffer, block_bytes, pieces), |address, blocks| {
+                RawBlockSide::whole(address, block_bytes, blocks)
+            });
         let (from, to, by_place) = match direction {
             HostDirection::ToHost => (pages(whole.from, copy.from_blocks), ring, Side::Destination),
             HostDirection::ToPages => (ring, pages(whole.to, copy.to_blocks), Side::Source),
@@ -200,7 +205,7 @@ impl HostLink {
         // SAFETY: `check_copy` has found the pairs in their memory. Of the pages, the kernel touches blocks
         // below `from_blocks` or `to_blocks` only, which they hold (invariant of `PagedKv`, and
         // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
-        // piece, for which the slot is long enough (`Runs::take`): whatever ids the device's pairs have,
+        // piece, for which the buffer is long enough (`Runs::take`): whatever ids the device's pairs have,
         // nothing else is touched.
         Ok(unsafe { self.kernels.copy_blocks_raw(stream, &raw) }?)
     }
@@ -286,9 +291,9 @@ impl Carried for Runs<'_> {
         link: &HostLink,
         stream: &Stream,
         piece: &Range<usize>,
-        slot: u64,
+        buffer: u64,
     ) -> Result<(), TransportError> {
-        link.launch_blocks(stream, self.whole, piece.clone(), slot)
+        link.launch_blocks(stream, self.whole, piece.clone(), buffer)
     }
 
     fn copy(
@@ -296,19 +301,21 @@ impl Carried for Runs<'_> {
         link: &HostLink,
         copies: &Stream,
         piece: &Range<usize>,
-        slot: u64,
+        buffer: u64,
     ) -> Result<(), TransportError> {
         let bytes = piece.len() as u64 * self.whole.block_bytes;
         let host = self.whole.host_place(piece.start);
         let copies = copies.raw();
         Ok(link.device().run(|driver| match self.whole.direction {
             // SAFETY: the blocks of the run lie one after the other (`take`) in the pinned memory, of
-            // which the same holds as in `blocks_by_engine`; the slot is device memory of the link, and
+            // which the same holds as in `blocks_by_engine`; the buffer is device memory of the link, and
             // as long; the stream is live.
-            HostDirection::ToHost => unsafe { driver.memcpy_dtoh_async(host, slot, bytes, copies) },
+            HostDirection::ToHost => unsafe {
+                driver.memcpy_dtoh_async(host, buffer, bytes, copies)
+            },
             // SAFETY: likewise.
             HostDirection::ToPages => unsafe {
-                driver.memcpy_htod_async(slot, host, bytes, copies)
+                driver.memcpy_htod_async(buffer, host, bytes, copies)
             },
         })?)
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cuda_driver::{DeviceError, DeviceSpan, OutOfBounds, PinnedBuffer, Stream};
 use smallvec::SmallVec;
 
-use super::chunks::{Checked, Chunks, ChunksPiece};
+use super::chunks::{Checked, ChunkWalk, ChunksPiece};
 use super::decision::Decision;
 use super::fragments::{fragment_bytes, push_fragments};
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
@@ -47,7 +47,7 @@ type AllChecked<'a> = SmallVec<[Checked<'a>; 2]>;
 
 /// Where the chunks' side of a piece lies.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum ChunkSide {
     /// In the chunks.
     Chunk,
     /// Window after window, from this address on.
@@ -150,7 +150,7 @@ impl HostLink {
         let mut live = std::mem::take(&mut self.scratch.live);
         live.clear();
         let outcome = self.check_all(stream, transfers, &mut live).and_then(|checked| {
-            let mut chunks = Chunks::new(&checked, &live);
+            let mut chunks = ChunkWalk::new(&checked, &live);
             let (load, direction) = (self.load(&chunks), chunks.direction());
             let decision = self.decide(self.question(direction, load, order));
             self.wait_for_unordered()?;
@@ -228,13 +228,13 @@ impl HostLink {
         })
     }
 
-    fn load(&self, chunks: &Chunks<'_>) -> Load {
+    fn load(&self, chunks: &ChunkWalk<'_>) -> Load {
         let mut load = Load {
             bytes: 0,
             fragment_bytes: u64::MAX,
             window_bytes: u64::MAX,
-            slot_bytes: self.slot_bytes(),
-            slots: self.options.ring_slots,
+            ring_buffer_bytes: self.ring_buffer_bytes(),
+            ring_buffers: self.options.ring_buffers,
         };
         for index in 0..chunks.all.len() {
             let rows = chunks.rows(index);
@@ -246,8 +246,8 @@ impl HostLink {
             let fragment = fragment_bytes(chunks.all[index].transfer.paged);
             load.fragment_bytes = load.fragment_bytes.min(fragment);
             load.window_bytes = load.window_bytes.min(rows.window_bytes());
-            if rows.row_bytes > self.slot_bytes() {
-                load.slot_bytes = 0;
+            if rows.row_bytes > self.ring_buffer_bytes() {
+                load.ring_buffer_bytes = 0;
             }
         }
         load
@@ -256,7 +256,7 @@ impl HostLink {
     fn carry(
         &mut self,
         stream: &Stream,
-        chunks: &mut Chunks<'_>,
+        chunks: &mut ChunkWalk<'_>,
         decision: Decision,
         order: HostOrder<'_>,
     ) -> Result<(), TransportError> {
@@ -278,7 +278,7 @@ impl HostLink {
 
     /// Bytes of a piece where nothing but the caller asks for pieces: a layer at least where layers are
     /// told of.
-    fn piece_bytes(&self, chunks: &Chunks<'_>) -> u64 {
+    fn piece_bytes(&self, chunks: &ChunkWalk<'_>) -> u64 {
         let most =
             if self.options.launch_bytes == 0 { u64::MAX } else { self.options.launch_bytes };
         match chunks.all.get(chunks.now) {
@@ -293,13 +293,13 @@ impl HostLink {
     fn carry_directly(
         &self,
         stream: &Stream,
-        chunks: &mut Chunks<'_>,
+        chunks: &mut ChunkWalk<'_>,
     ) -> Result<(), TransportError> {
         while let Some(piece) = chunks.take_piece(self.piece_bytes(chunks)) {
             // SAFETY: every row of a chunk lies in its pinned buffer (`checked`), which is not freed
             // before the device has finished (a drop only retires it), and which hands out no references
             // to its bytes except where the caller rules out device access (`slice_mut`).
-            unsafe { self.launch(stream, chunks, &piece, Place::Chunk) }?;
+            unsafe { self.launch(stream, chunks, &piece, ChunkSide::Chunk) }?;
             chunks.note_layers(stream, &piece)?;
         }
         Ok(())
@@ -308,7 +308,7 @@ impl HostLink {
     fn carry_by_engine(
         &mut self,
         stream: &Stream,
-        chunks: &mut Chunks<'_>,
+        chunks: &mut ChunkWalk<'_>,
     ) -> Result<(), TransportError> {
         let mut copies = std::mem::take(&mut self.scratch.copies);
         let mut outcome = Ok(());
@@ -336,9 +336,9 @@ impl HostLink {
     unsafe fn launch(
         &self,
         stream: &Stream,
-        chunks: &Chunks<'_>,
+        chunks: &ChunkWalk<'_>,
         piece: &ChunksPiece,
-        place: Place,
+        place: ChunkSide,
     ) -> Result<(), TransportError> {
         let mut packed = 0;
         let mut raw: SmallVec<[RawChunk; 2]> = SmallVec::new();
@@ -348,9 +348,11 @@ impl HostLink {
             let row_bytes = paged.shape().row_bytes();
             for window in &part.windows {
                 let address = match place {
-                    Place::Chunk => checked.device,
+                    ChunkSide::Chunk => checked.device,
                     // Row 0 of a window that lies packed would lie before it.
-                    Place::Packed(slot) => (slot + packed).wrapping_sub(window.start * row_bytes),
+                    ChunkSide::Packed(slot) => {
+                        (slot + packed).wrapping_sub(window.start * row_bytes)
+                    }
                 };
                 packed += (window.end - window.start) * row_bytes;
                 raw.push(RawChunk {
@@ -380,7 +382,7 @@ impl HostLink {
     }
 }
 
-impl Carried for Chunks<'_> {
+impl Carried for ChunkWalk<'_> {
     type Piece = ChunksPiece;
 
     fn direction(&self) -> HostDirection {
@@ -388,7 +390,7 @@ impl Carried for Chunks<'_> {
     }
 
     fn bytes_left(&self) -> (u64, u64) {
-        Chunks::bytes_left(self)
+        ChunkWalk::bytes_left(self)
     }
 
     fn take(&mut self, budget: u64) -> Option<(ChunksPiece, u64)> {
@@ -406,7 +408,7 @@ impl Carried for Chunks<'_> {
     ) -> Result<(), TransportError> {
         // SAFETY: the windows of a piece fit in a slot, one after the other: its budget is at most a
         // slot, and a row fits (`HostLink::decide`, of a load without a slot).
-        unsafe { link.launch(stream, self, piece, Place::Packed(slot)) }
+        unsafe { link.launch(stream, self, piece, ChunkSide::Packed(slot)) }
     }
 
     /// Copies the windows of a piece between the chunks and a slot, where they lie one after the other.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cuda_driver::{DeviceError, Stream};
 use smallvec::SmallVec;
 
-use super::pieces::{Order, Pieces, Rows};
+use super::pieces::{ChunkRows, Order, Pieces};
 use super::{HostDirection, HostTransfer};
 use crate::launch::CHUNKS_MAX;
 
@@ -21,7 +21,7 @@ pub(super) struct Checked<'a> {
 }
 
 /// The transfers of a call, on their way.
-pub(super) struct Chunks<'a> {
+pub(super) struct ChunkWalk<'a> {
     pub(super) all: &'a [Checked<'a>],
     live: &'a [Range<u64>],
     /// The transfer that the next piece begins with, and what is left of it.
@@ -36,12 +36,12 @@ pub(super) struct Chunks<'a> {
 /// Rows of one or several transfers that travel together.
 #[derive(Default)]
 pub(super) struct ChunksPiece {
-    pub(super) parts: SmallVec<[Part; 1]>,
+    pub(super) parts: SmallVec<[TransferPart; 1]>,
     pub(super) bytes: u64,
 }
 
 /// Rows of one transfer.
-pub(super) struct Part {
+pub(super) struct TransferPart {
     pub(super) index: usize,
     /// Rows that lie together in the chunk.
     pub(super) windows: SmallVec<[Range<u64>; CHUNKS_MAX]>,
@@ -49,7 +49,7 @@ pub(super) struct Part {
     layers: Range<u64>,
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> ChunkWalk<'a> {
     pub(super) fn new(all: &'a [Checked<'a>], live: &'a [Range<u64>]) -> Self {
         let mut chunks = Self { all, live, now: 0, pieces: None, later_bytes: 0, layers_done: 0 };
         chunks.later_bytes = (0..all.len()).map(|index| chunks.rows(index).bytes()).sum();
@@ -57,11 +57,11 @@ impl<'a> Chunks<'a> {
         chunks
     }
 
-    pub(super) fn rows(&self, index: usize) -> Rows<'a> {
+    pub(super) fn rows(&self, index: usize) -> ChunkRows<'a> {
         let Checked { transfer, live, .. } = &self.all[index];
         let shape = transfer.paged.shape();
         let by_layer = transfer.layer_events.is_some();
-        Rows {
+        ChunkRows {
             layers: shape.layers().into(),
             kv_count: shape.kv_count().into(),
             tokens: transfer.tokens,
@@ -118,7 +118,7 @@ impl<'a> Chunks<'a> {
             piece.bytes += taken.bytes;
             let layers = self.layers_done..taken.layers_done;
             self.layers_done = taken.layers_done;
-            piece.parts.push(Part { index: self.now, windows: taken.windows, layers });
+            piece.parts.push(TransferPart { index: self.now, windows: taken.windows, layers });
             let over = self.pieces.as_ref().is_none_or(|pieces| pieces.bytes_left() == 0);
             if !over {
                 break;
@@ -133,7 +133,7 @@ impl<'a> Chunks<'a> {
         stream: &Stream,
         piece: &ChunksPiece,
     ) -> Result<(), DeviceError> {
-        for Part { index, layers, .. } in &piece.parts {
+        for TransferPart { index, layers, .. } in &piece.parts {
             if let Some(events) = self.all[*index].transfer.layer_events
                 && !layers.is_empty()
             {

@@ -74,14 +74,14 @@ impl HostLink {
             self.profile.choose(direction, load)
         };
         let transport = match chosen {
-            Transport::TwoHop if load.slot_bytes == 0 => Transport::DirectKernel,
+            Transport::TwoHop if load.ring_buffer_bytes == 0 => Transport::DirectKernel,
             transport => transport,
         };
-        let even = Pace::Even { most: load.slot_bytes };
+        let even = Pace::Even { most: load.ring_buffer_bytes };
         // Short pieces are worth their set-up where the pipeline fills, where it surely drains, and where
         // they are few of many. Whether others follow is not known.
         let fills = direction == HostDirection::ToHost && is_first;
-        let is_long = load.bytes / LONG_SLOTS >= load.slot_bytes;
+        let is_long = load.bytes / LONG_SLOTS >= load.ring_buffer_bytes;
         let is_tapered = !is_one_of_many || fills || is_long;
         let pace = match self.profile.costs(direction).plan(direction, load) {
             Some((taper, _)) if is_tapered => Pace::Tapered(taper),

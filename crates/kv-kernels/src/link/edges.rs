@@ -11,10 +11,10 @@ use super::HostLink;
 )]
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum LinkEdge {
-    /// Who fills a slot of the ring waits until its last user has emptied it.
-    SlotEmpty,
-    /// Who empties a slot waits until it has been filled.
-    SlotFilled,
+    /// Who fills a buffer of the ring waits until its last user has emptied it.
+    BufferEmpty,
+    /// Who empties a buffer waits until it has been filled.
+    BufferFilled,
     /// Copies from the host wait for the stream's earlier work.
     Fork,
     /// The host's end waits for the event that the caller named.
@@ -23,7 +23,7 @@ pub enum LinkEdge {
     Join,
     /// An arrival is recorded behind the last copy to the host.
     Arrival,
-    /// After a refusal, slots count as used until all of the transfer that was refused is over.
+    /// After a refusal, buffers count as used until all of the transfer that was refused is over.
     Settle,
 }
 
@@ -31,8 +31,8 @@ impl LinkEdge {
     /// Every one.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub const ALL: [Self; 7] = [
-        Self::SlotEmpty,
-        Self::SlotFilled,
+        Self::BufferEmpty,
+        Self::BufferFilled,
         Self::Fork,
         Self::Ready,
         Self::Join,

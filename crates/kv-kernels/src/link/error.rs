@@ -13,7 +13,7 @@ use crate::{
 /// come halfway: then the stream given still waits for all that was enqueued, so that memory may be
 /// released or used again in stream order, and the bytes of the destination are undefined. Only after
 /// [`Unordered`](TransportError::Unordered) it does not.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
     /// A quantity, a device or a launch.
@@ -23,10 +23,10 @@ pub enum TransportError {
     #[error(transparent)]
     Blocks(#[from] BlocksError),
     /// The chunk does not lie in the pinned memory.
-    #[error("the chunk does not lie in the pinned memory")]
+    #[error("the chunk of a transfer does not lie in its pinned memory")]
     HostRange(#[source] OutOfBounds),
     /// There is an event for each of another number of layers.
-    #[error("{events} layer events for {layers} layers")]
+    #[error("a transfer of {layers} layers has {events} layer events")]
     LayerEvents {
         /// Events given.
         events: u32,
@@ -83,7 +83,7 @@ pub enum TransportError {
         error: Box<TransportError>,
     },
     /// The driver refused a call.
-    #[error("the driver refused a step of the transfer")]
+    #[error("the driver refused a call of a transfer over the link")]
     Device(#[from] DeviceError),
 }
 
@@ -100,3 +100,5 @@ impl TransportError {
         }
     }
 }
+
+cuda_driver::messages::one_line_debug!(TransportError);

@@ -298,8 +298,8 @@ impl<'k> Meter<'k> {
             bytes,
             fragment_bytes: FRAGMENT,
             window_bytes: bytes,
-            slot_bytes: options.slot_bytes,
-            slots: options.ring_slots,
+            ring_buffer_bytes: options.ring_buffer_bytes,
+            ring_buffers: options.ring_buffers,
         };
         let expected = profile.estimate_ns(Transport::TwoHop, direction, load).unwrap_or(0);
         Ok(((time - expected as f64) / 2.0).max(0.0) as u64)

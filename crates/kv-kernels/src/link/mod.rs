@@ -44,7 +44,7 @@ pub enum Transport {
     /// the driver has it, by a call for each where not.
     CopyEngine,
     /// A kernel moves rows between the pages and a small ring on the device in short bursts, and the
-    /// copy engine carries the ring, while the kernel is on to the next of its slots.
+    /// copy engine carries the ring, while the kernel is on to the next of its buffers.
     TwoHop,
 }
 
@@ -96,24 +96,24 @@ pub struct HostLinkOptions {
     /// Multiprocessors that a transfer's kernels occupy at most, at least 1.
     pub multiprocessors: u32,
     /// Bytes that a launch over host memory moves at most; 0 for no limit. A shorter launch gives its
-    /// multiprocessors back sooner. Launches of two hops are limited by the slots already.
+    /// multiprocessors back sooner. Launches of two hops are limited by the buffers already.
     pub launch_bytes: u64,
-    /// Slots of the ring in device memory; 0 for no ring, and so no two hops. No more are made than
-    /// [`RING_SLOTS_MAX`](HostLinkOptions::RING_SLOTS_MAX).
-    pub ring_slots: u32,
-    /// Bytes of a slot. Each slot costs the copy engine its set-up, which a long one makes little of.
-    pub slot_bytes: u64,
+    /// Buffers of the ring in device memory; 0 for no ring, and so no two hops. No more are made than
+    /// [`RING_BUFFERS_MAX`](HostLinkOptions::RING_BUFFERS_MAX).
+    pub ring_buffers: u32,
+    /// Bytes of a buffer. Each buffer costs the copy engine its set-up, which a long one makes little of.
+    pub ring_buffer_bytes: u64,
 }
 
 impl HostLinkOptions {
-    /// Most slots of a ring: a pipeline of two stages has no use for more.
-    pub const RING_SLOTS_MAX: u32 = 64;
+    /// Most buffers of a ring: a pipeline of two stages has no use for more.
+    pub const RING_BUFFERS_MAX: u32 = 64;
 }
 
 impl Default for HostLinkOptions {
-    /// 8 multiprocessors, no limit on launches, and a ring of 3 slots of 12 MiB.
+    /// 8 multiprocessors, no limit on launches, and a ring of 3 buffers of 12 MiB.
     fn default() -> Self {
-        Self { multiprocessors: 8, launch_bytes: 0, ring_slots: 3, slot_bytes: 12 << 20 }
+        Self { multiprocessors: 8, launch_bytes: 0, ring_buffers: 3, ring_buffer_bytes: 12 << 20 }
     }
 }
 
@@ -128,7 +128,7 @@ impl Default for HostLinkOptions {
 /// enqueued there before has completed, and what is enqueued there after waits for all of it, although
 /// copies run on streams of the link's. Only [`start_chunks`](HostLink::start_chunks) and
 /// [`start_blocks`](HostLink::start_blocks) order the host's end apart, as they say. Kernels run on the
-/// stream given, so its priority is theirs. Transfers on different streams share the ring, whose slots events hand over from one to the next.
+/// stream given, so its priority is theirs. Transfers on different streams share the ring, whose buffers events hand over from one to the next.
 /// Nothing waits on the host, except after a refusal of the driver whose consequences nothing else can
 /// order (see [`TransportError`]).
 #[derive(Debug)]
@@ -174,13 +174,13 @@ impl HostLink {
         let device = kernels.device().clone();
         let options = HostLinkOptions {
             multiprocessors: options.multiprocessors.max(1),
-            ring_slots: options.ring_slots.min(HostLinkOptions::RING_SLOTS_MAX),
+            ring_buffers: options.ring_buffers.min(HostLinkOptions::RING_BUFFERS_MAX),
             ..options
         };
         let profile = TransportProfile::assumed(&device, options.multiprocessors)?;
-        let ring = match (options.ring_slots, options.slot_bytes) {
+        let ring = match (options.ring_buffers, options.ring_buffer_bytes) {
             (0, _) | (_, 0) => None,
-            (slots, bytes) => Some(Ring::new(&device, slots, bytes)?),
+            (buffers, bytes) => Some(Ring::new(&device, buffers, bytes)?),
         };
         Ok(Self {
             copies_to_host: Stream::new(&device)?,
@@ -238,8 +238,8 @@ impl HostLink {
         self.kernels.device()
     }
 
-    fn slot_bytes(&self) -> u64 {
-        self.ring.as_ref().map_or(0, Ring::slot_bytes)
+    fn ring_buffer_bytes(&self) -> u64 {
+        self.ring.as_ref().map_or(0, Ring::ring_buffer_bytes)
     }
 
     /// One block of as many threads as there can be for each multiprocessor.

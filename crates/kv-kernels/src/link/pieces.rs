@@ -17,7 +17,7 @@ pub(crate) enum Order {
 
 /// The rows of a chunk, of which some tokens move.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct ChunkRows<'a> {
     pub(crate) layers: u64,
     pub(crate) kv_count: u64,
     pub(crate) tokens: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Rows<'a> {
 
 /// Rows that travel together.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Piece {
+pub(crate) struct ChunkPiece {
     /// Rows that lie together in the chunk; at most [`CHUNKS_MAX`] such windows.
     pub(crate) windows: SmallVec<[Range<u64>; CHUNKS_MAX]>,
     pub(crate) bytes: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Piece {
 /// The pieces of a chunk, one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Pieces<'a> {
-    rows: Rows<'a>,
+    rows: ChunkRows<'a>,
     /// Planes, in the order of travel, that are over.
     planes_done: u64,
     /// Of the next plane: the run of live tokens, and tokens of it that are over.
@@ -48,7 +48,7 @@ pub(crate) struct Pieces<'a> {
     run_done: u64,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> ChunkRows<'a> {
     /// Bytes of one plane that move.
     fn plane_bytes(&self) -> u64 {
         self.live.iter().map(|run| run.end - run.start).sum::<u64>() * self.row_bytes
@@ -80,7 +80,7 @@ impl<'a> Rows<'a> {
 impl Pieces<'_> {
     /// Number of the next plane in the chunk, `kv * layers + layer`.
     fn plane(&self) -> u64 {
-        let Rows { layers, kv_count, .. } = self.rows;
+        let ChunkRows { layers, kv_count, .. } = self.rows;
         match self.rows.order {
             Order::AsTheyLie => self.planes_done,
             Order::ByLayer => {
@@ -92,7 +92,7 @@ impl Pieces<'_> {
 
     /// Bytes that are left.
     pub(crate) fn bytes_left(&self) -> u64 {
-        let Rows { layers, kv_count, live, row_bytes, .. } = self.rows;
+        let ChunkRows { layers, kv_count, live, row_bytes, .. } = self.rows;
         let planes = layers * kv_count - self.planes_done;
         let before: u64 = live[..self.run].iter().map(|run| run.end - run.start).sum();
         planes * self.rows.plane_bytes() - (before + self.run_done) * row_bytes
@@ -102,10 +102,10 @@ impl Pieces<'_> {
     /// windows.
     ///
     /// By layer, a piece also ends with a layer when it has half of the budget.
-    pub(crate) fn take(&mut self, budget: u64, windows_most: usize) -> Option<Piece> {
-        let Rows { layers, kv_count, tokens, row_bytes, live, order } = self.rows;
+    pub(crate) fn take(&mut self, budget: u64, windows_most: usize) -> Option<ChunkPiece> {
+        let ChunkRows { layers, kv_count, tokens, row_bytes, live, order } = self.rows;
         let planes = layers * kv_count;
-        let mut piece = Piece::default();
+        let mut piece = ChunkPiece::default();
         let budget = budget.max(row_bytes);
         while self.planes_done < planes && !live.is_empty() {
             let run = &live[self.run];
@@ -208,11 +208,11 @@ mod tests {
 
     const ALL: &[Range<u64>] = &[0..10];
 
-    fn rows(live: &[Range<u64>], order: Order) -> Rows<'_> {
-        Rows { layers: 3, kv_count: 2, tokens: 10, row_bytes: ROW, live, order }
+    fn rows(live: &[Range<u64>], order: Order) -> ChunkRows<'_> {
+        ChunkRows { layers: 3, kv_count: 2, tokens: 10, row_bytes: ROW, live, order }
     }
 
-    fn all_pieces(rows: Rows<'_>, budget: u64) -> Vec<Piece> {
+    fn all_pieces(rows: ChunkRows<'_>, budget: u64) -> Vec<ChunkPiece> {
         let mut pieces = rows.pieces();
         let mut left = rows.bytes();
         let mut taken = Vec::new();

@@ -94,10 +94,10 @@ pub struct Load {
     pub fragment_bytes: u64,
     /// Bytes that lie together in the host's memory.
     pub window_bytes: u64,
-    /// Bytes of a slot of the ring; 0 where there is none.
-    pub slot_bytes: u64,
-    /// Slots of the ring.
-    pub slots: u32,
+    /// Bytes of a buffer of the ring; 0 where there is none.
+    pub ring_buffer_bytes: u64,
+    /// Buffers of the ring.
+    pub ring_buffers: u32,
 }
 
 /// The costs of a device and its link, measured or assumed.
@@ -233,10 +233,10 @@ impl TransportProfile {
             return self.estimate_ns(transport, direction, load);
         }
         let costs = self.costs(direction);
-        if costs.copy_bytes_per_s == 0 || load.slot_bytes == 0 || load.slots == 0 {
+        if costs.copy_bytes_per_s == 0 || load.ring_buffer_bytes == 0 || load.ring_buffers == 0 {
             return None;
         }
-        let pieces = load.bytes.div_ceil(load.slot_bytes) as f64;
+        let pieces = load.bytes.div_ceil(load.ring_buffer_bytes) as f64;
         let windows = load.bytes.div_ceil(load.window_bytes.max(1)) as f64;
         let copying = pieces.max(windows) * costs.copy_setup_ns as f64
             + load.bytes as f64 * 1e9 / costs.copy_bytes_per_s as f64;
@@ -271,15 +271,15 @@ impl DirectionCosts {
     /// How the pieces of two hops grow or shrink so that they take the shortest, and how long that is,
     /// in nanoseconds; `None` where two hops are not possible.
     pub(crate) fn plan(&self, direction: HostDirection, load: Load) -> Option<(Taper, f64)> {
-        if self.copy_bytes_per_s == 0 || load.slot_bytes == 0 || load.slots == 0 {
+        if self.copy_bytes_per_s == 0 || load.ring_buffer_bytes == 0 || load.ring_buffers == 0 {
             return None;
         }
         // What a longer load takes is as many times what these pieces take.
-        let modelled = load.bytes.min(load.slot_bytes.saturating_mul(PIECES_MODELLED));
+        let modelled = load.bytes.min(load.ring_buffer_bytes.saturating_mul(PIECES_MODELLED));
         let times = load.bytes as f64 / modelled.max(1) as f64;
         let load = Load { bytes: modelled, ..load };
         let walk_ns = self.walk.total_ns(load.bytes, load.fragment_bytes)? / load.bytes as f64;
-        let most = load.slot_bytes;
+        let most = load.ring_buffer_bytes;
         let rising = direction == HostDirection::ToHost;
         let leasts = std::iter::successors(Some(PIECE_BYTES_MIN.min(most)), |&least| {
             (least < most).then(|| least.saturating_mul(2).min(most))
@@ -291,13 +291,13 @@ impl DirectionCosts {
     }
 
     /// What a pipeline of such pieces takes: the kernel and the engine each do one piece after the
-    /// other, each piece is handed from one to the other, and a slot is filled when it was emptied.
+    /// other, each piece is handed from one to the other, and a buffer is filled when it was emptied.
     fn pipeline_ns(&self, taper: Taper, walk_ns: f64, load: Load) -> f64 {
         let handover = self.handover_ns as f64;
         let copy_ns = 1e9 / self.copy_bytes_per_s as f64;
-        let slots = load.slots as usize;
-        // Ends of the last pieces that were emptied, one for each slot; no ring has more than these.
-        let mut emptied = [0.0_f64; SLOTS_MODELLED];
+        let buffers = load.ring_buffers as usize;
+        // Ends of the last pieces that were emptied, one for each buffer; no ring has more than these.
+        let mut emptied = [0.0_f64; BUFFERS_MODELLED];
         let (mut filled, mut last) = (0.0_f64, 0.0_f64);
         let (mut left, mut before, mut index) = (load.bytes, 0, 0);
         while left > 0 {
@@ -308,10 +308,10 @@ impl DirectionCosts {
             let copies = before.div_ceil(load.window_bytes.max(1)) as f64;
             let copying = copies * self.copy_setup_ns as f64 + bytes * copy_ns;
             let (fill, empty) = if taper.rising { (walking, copying) } else { (copying, walking) };
-            let slot = index % slots.min(SLOTS_MODELLED);
-            filled = filled.max(emptied[slot]) + fill;
+            let buffer = index % buffers.min(BUFFERS_MODELLED);
+            filled = filled.max(emptied[buffer]) + fill;
             last = last.max(filled + handover) + empty;
-            emptied[slot] = last;
+            emptied[buffer] = last;
             index += 1;
         }
         last + handover
@@ -321,10 +321,10 @@ impl DirectionCosts {
 /// Slots of pieces that the model goes through: the pipeline is long steady by then.
 const PIECES_MODELLED: u64 = 1024;
 /// Slots that the model knows of; of a longer ring, as many.
-const SLOTS_MODELLED: usize = 16;
+const BUFFERS_MODELLED: usize = 16;
 
 /// Why a text is no profile.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportProfileError {
     /// A line has no `=`.
@@ -478,6 +478,8 @@ fn rates(place: &mut RateBySize, value: &str) -> bool {
     points.map(|points| *place = RateBySize::new(&points)).is_some()
 }
 
+cuda_driver::messages::one_line_debug!(TransportProfileError);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -510,7 +512,7 @@ mod tests {
     }
 
     fn load(bytes: u64, fragment_bytes: u64, window_bytes: u64) -> Load {
-        Load { bytes, fragment_bytes, window_bytes, slot_bytes: 12 << 20, slots: 3 }
+        Load { bytes, fragment_bytes, window_bytes, ring_buffer_bytes: 12 << 20, ring_buffers: 3 }
     }
 
     #[test]
@@ -545,7 +547,7 @@ mod tests {
             // Little that lies together on the host: each copy would cost its set-up.
             assert_eq!(choose(load(256 << 20, 256, 4 << 10)), Transport::DirectKernel);
             // Whole large blocks need no kernel; without a ring, nothing else is left.
-            let blocks = Load { slot_bytes: 0, ..load(256 << 20, 2 << 20, 2 << 20) };
+            let blocks = Load { ring_buffer_bytes: 0, ..load(256 << 20, 2 << 20, 2 << 20) };
             assert_eq!(choose(blocks), Transport::CopyEngine);
             let forced = profile.clone().forced(Transport::DirectKernel);
             assert_eq!(forced.choose(direction, blocks), Transport::DirectKernel);

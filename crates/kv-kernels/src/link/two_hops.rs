@@ -1,5 +1,5 @@
-//! The pipeline of two hops: a kernel between the pages and a slot, the copy engine between a slot and
-//! the host, each slot handed from one to the other.
+//! The pipeline of two hops: a kernel between the pages and a buffer, the copy engine between a buffer and
+//! the host, each buffer handed from one to the other.
 
 use cuda_driver::{DeviceError, Stream};
 
@@ -11,7 +11,7 @@ use super::{HostDirection, HostLink, TransportError};
 
 /// What goes in pieces through the ring.
 pub(super) trait Carried {
-    /// What one slot holds.
+    /// What one buffer holds.
     type Piece;
 
     fn direction(&self) -> HostDirection;
@@ -19,25 +19,25 @@ pub(super) trait Carried {
     /// Bytes that are left of all, and of what the next piece begins with.
     fn bytes_left(&self) -> (u64, u64);
 
-    /// Takes the next piece, of at most `budget` bytes, which is at most a slot; with its bytes.
+    /// Takes the next piece, of at most `budget` bytes, which is at most a buffer; with its bytes.
     fn take(&mut self, budget: u64) -> Option<(Self::Piece, u64)>;
 
-    /// Enqueues the kernel between the pages and the slot.
+    /// Enqueues the kernel between the pages and the buffer.
     fn walk(
         &self,
         link: &HostLink,
         stream: &Stream,
         piece: &Self::Piece,
-        slot: u64,
+        buffer: u64,
     ) -> Result<(), TransportError>;
 
-    /// Enqueues the copies between the slot and the host.
+    /// Enqueues the copies between the buffer and the host.
     fn copy(
         &self,
         link: &HostLink,
         copies: &Stream,
         piece: &Self::Piece,
-        slot: u64,
+        buffer: u64,
     ) -> Result<(), TransportError>;
 
     /// Notes on `stream` that the piece has arrived when what is enqueued there has completed.
@@ -83,24 +83,24 @@ impl HostLink {
         let mut before = 0;
         loop {
             let (left, left_here) = carried.bytes_left();
-            let budget = pace.next(before, left, left_here).min(ring.slot_bytes());
+            let budget = pace.next(before, left, left_here).min(ring.ring_buffer_bytes());
             let Some((piece, bytes)) = carried.take(budget) else { break };
             before = bytes;
             let turn = ring.turn();
-            self.order(LinkEdge::SlotEmpty, filler, &turn.slot.emptied)?;
+            self.order(LinkEdge::BufferEmpty, filler, &turn.buffer.emptied)?;
             if to_host {
                 carried.walk(self, filler, &piece, turn.address)?;
             } else {
                 carried.copy(self, filler, &piece, turn.address)?;
             }
-            turn.slot.filled.record(filler)?;
-            self.order(LinkEdge::SlotFilled, emptier, &turn.slot.filled)?;
+            turn.buffer.filled.record(filler)?;
+            self.order(LinkEdge::BufferFilled, emptier, &turn.buffer.filled)?;
             if to_host {
                 carried.copy(self, emptier, &piece, turn.address)?;
             } else {
                 carried.walk(self, emptier, &piece, turn.address)?;
             }
-            turn.slot.emptied.record(emptier)?;
+            turn.buffer.emptied.record(emptier)?;
             carried.arrived(emptier, &piece)?;
         }
         match order {
@@ -160,7 +160,7 @@ impl HostLink {
     }
 
     /// After a refusal halfway: makes `stream` wait for everything that was enqueued, and the next
-    /// users of slots for `stream`; or, where that is refused as well, waits on the host. The error to
+    /// users of buffers for `stream`; or, where that is refused as well, waits on the host. The error to
     /// answer.
     pub(super) fn rejoin(
         &mut self,

@@ -35,7 +35,7 @@ pub(super) fn run(
     let num_blocks: u64 = args.take()?;
     let checksums: u64 = args.take()?;
 
-    let pages = Pages {
+    let pages = PagedPlanes {
         planes: load_array(memory, plane_ptrs, planes)?,
         row_bytes,
         block_stride_bytes,
@@ -87,7 +87,7 @@ impl Item {
 
 /// Where rows lie.
 #[derive(Debug)]
-struct Pages {
+struct PagedPlanes {
     planes: Vec<u64>,
     row_bytes: u64,
     block_stride_bytes: u64,
@@ -98,7 +98,7 @@ struct Pages {
 /// Sums every item, on several threads when there is enough to read.
 fn sum_all(
     memory: &dyn DeviceMemory,
-    pages: &Pages,
+    pages: &PagedPlanes,
     items: &[Item],
     sums: &mut [u64],
 ) -> Result<(), ReferenceError> {
@@ -141,7 +141,7 @@ fn threads_max() -> u64 {
 
 fn sum_some(
     memory: &dyn DeviceMemory,
-    pages: &Pages,
+    pages: &PagedPlanes,
     items: &[Item],
     sums: &mut [u64],
 ) -> Result<(), ReferenceError> {
@@ -151,7 +151,7 @@ fn sum_some(
     Ok(())
 }
 
-impl Pages {
+impl PagedPlanes {
     fn sum(&self, memory: &dyn DeviceMemory, item: Item) -> Result<u64, ReferenceError> {
         let Some(block) = u64::try_from(item.block).ok().filter(|id| *id < self.num_blocks) else {
             return Ok(BAD_BLOCK);
@@ -160,7 +160,7 @@ impl Pages {
         let row_words = self.row_bytes / 8;
         let mut sum = 0u64;
         for (plane, &base) in (0u64..).zip(&self.planes) {
-            let rows = Rows {
+            let rows = StridedRows {
                 row_words,
                 first: plane.wrapping_mul(row_words),
                 step: planes.wrapping_mul(row_words),
@@ -174,7 +174,7 @@ impl Pages {
             for token in 0..item.tokens {
                 let bytes =
                     memory.load(at(start, token, self.token_stride_bytes), self.row_bytes)?;
-                let row = Rows { first: at(rows.first, token, rows.step), ..rows };
+                let row = StridedRows { first: at(rows.first, token, rows.step), ..rows };
                 sum = sum.wrapping_add(row.sum(&bytes));
             }
         }
@@ -184,7 +184,7 @@ impl Pages {
 
 /// Rows that lie together in memory, whose indices do not follow each other.
 #[derive(Clone, Copy, Debug)]
-struct Rows {
+struct StridedRows {
     row_words: u64,
     /// Index of the first row's first word.
     first: u64,
@@ -192,7 +192,7 @@ struct Rows {
     step: u64,
 }
 
-impl Rows {
+impl StridedRows {
     /// The weighted sum of whole rows.
     fn sum(&self, bytes: &[u8]) -> u64 {
         let lanes = LANES as u64;

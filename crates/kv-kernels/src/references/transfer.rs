@@ -166,7 +166,7 @@ impl ChunkMove<'_> {
         }
         let layout = RowLayout::of(pages);
         // Nearly all planes move all tokens, whose runs are found once.
-        let mut found: Option<(Range<u64>, Refused, Vec<Run>)> = None;
+        let mut found: Option<(Range<u64>, Refused, Vec<TokenRun>)> = None;
         for plane in first / moved..=(end - 1) / moved {
             let start = plane * moved;
             let tokens = first.max(start) - start..end.min(start + moved) - start;
@@ -232,7 +232,7 @@ impl ChunkMove<'_> {
         &mut self,
         memory: &mut dyn DeviceMemory,
         plane: u64,
-        runs: &[Run],
+        runs: &[TokenRun],
     ) -> Result<(), ReferenceError> {
         let (pages, chunk) = (self.pages, self.chunk);
         let entry = plane
@@ -300,7 +300,7 @@ struct Refused {
 
 /// Tokens whose rows lie together on both sides; one token, where rows are in pieces.
 #[derive(Debug, Eq, PartialEq)]
-struct Run {
+struct TokenRun {
     /// First token, in the chunk.
     token: u64,
     tokens: u64,
@@ -333,8 +333,8 @@ impl RowLayout {
     }
 }
 
-fn find_runs(places: &[Option<PagedToken>], first_token: u64, layout: &RowLayout) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn find_runs(places: &[Option<PagedToken>], first_token: u64, layout: &RowLayout) -> Vec<TokenRun> {
+    let mut runs: Vec<TokenRun> = Vec::new();
     let together = layout.row_bytes != 0 && layout.token_stride == layout.row_bytes;
     // Blocks follow each other without a gap where their rows fill them.
     let dense = together && layout.block_stride == layout.block_tokens * layout.row_bytes;
@@ -352,7 +352,7 @@ fn find_runs(places: &[Option<PagedToken>], first_token: u64, layout: &RowLayout
             {
                 run.tokens += 1;
             }
-            _ => runs.push(Run { token, tokens: 1, block, token_in_block }),
+            _ => runs.push(TokenRun { token, tokens: 1, block, token_in_block }),
         }
         next = if !together {
             None
@@ -371,7 +371,7 @@ fn find_runs(places: &[Option<PagedToken>], first_token: u64, layout: &RowLayout
 mod tests {
     use super::*;
 
-    fn runs(slots: &[i64], first_token: u64, layout: &RowLayout) -> Vec<Run> {
+    fn runs(slots: &[i64], first_token: u64, layout: &RowLayout) -> Vec<TokenRun> {
         let places: Vec<_> = slots
             .iter()
             .map(|slot| {
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn neighbours_on_both_sides_make_one_run() {
-        let run = |token, tokens, slot: u64| Run {
+        let run = |token, tokens, slot: u64| TokenRun {
             token,
             tokens,
             block: slot / 4,

@@ -124,7 +124,8 @@ fn slots_are_checked_from_the_first_token_that_moves() {
     let skipped = Transfer { skip_prefix_n_tokens: 1, ..good };
     assert_eq!(bench.refused(skipped), out_of_range(3, 16, 16));
     assert_eq!(bench.refused(Transfer { num_blocks: 0, ..skipped }), out_of_range(1, 0, 0));
-    assert_eq!(bench.refused(skipped).to_string(), "token 3 has slot 16, of 16",);
+    let text = "slot 16 of token 3 is out of range: 16 slots are ready";
+    assert_eq!(bench.refused(skipped).to_string(), text);
 }
 
 #[test]

@@ -29,9 +29,10 @@ enum Way {
 const WAYS: [Way; 4] = [Way::Alone, Way::Layered, Way::Sequence, Way::Started];
 
 /// A link over a ring so small that every case goes through it in several pieces.
-fn link(on: &On, transport: Transport, slot_bytes: u64) -> HostLink {
+fn link(on: &On, transport: Transport, ring_buffer_bytes: u64) -> HostLink {
     let kernels = Arc::new(KvKernels::load(&on.device).unwrap());
-    let options = HostLinkOptions { ring_slots: 3, slot_bytes, ..HostLinkOptions::default() };
+    let options =
+        HostLinkOptions { ring_buffers: 3, ring_buffer_bytes, ..HostLinkOptions::default() };
     let link = HostLink::new(kernels, options).unwrap();
     let profile = link.profile().clone().forced(transport);
     link.with_profile(profile)

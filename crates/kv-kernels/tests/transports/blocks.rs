@@ -92,7 +92,8 @@ fn check(machine: &Machine, transport: Transport, whole: bool) {
             PagedLayout::layer_major(shape, BLOCKS).unwrap()
         }
     };
-    let options = HostLinkOptions { ring_slots: 2, slot_bytes: 1300, ..HostLinkOptions::default() };
+    let options =
+        HostLinkOptions { ring_buffers: 2, ring_buffer_bytes: 1300, ..HostLinkOptions::default() };
     let mut link = machine.link_with(transport, options);
     for list in lists() {
         for to_host in [false, true] {
@@ -148,7 +149,8 @@ fn a_driver_without_batches_makes_each_copy_by_a_call() {
 #[test]
 fn pairs_that_only_the_device_has_leave_neither_ring_nor_pages() {
     let list: Vec<_> = (0..9).map(|i| (i * 5 % 24, i + 12)).collect();
-    let options = HostLinkOptions { ring_slots: 2, slot_bytes: 1300, ..HostLinkOptions::default() };
+    let options =
+        HostLinkOptions { ring_buffers: 2, ring_buffer_bytes: 1300, ..HostLinkOptions::default() };
     for references in [references(), &[]] {
         for to_host in [true, false] {
             let named = pairs(&list);

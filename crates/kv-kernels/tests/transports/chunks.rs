@@ -56,8 +56,8 @@ fn every_transport_gives_the_same_layer_by_layer_and_in_short_launches() {
     for transport in Transport::ALL {
         for launch_bytes in [0, 300] {
             let options = HostLinkOptions {
-                ring_slots: 3,
-                slot_bytes: 2048,
+                ring_buffers: 3,
+                ring_buffer_bytes: 2048,
                 launch_bytes,
                 ..HostLinkOptions::default()
             };
@@ -108,7 +108,7 @@ fn heads_first(case: &Case) -> PagedLayout {
 #[test]
 fn a_transport_that_cannot_carry_a_transfer_leaves_it_to_the_kernel() {
     let machine = Machine::new(4);
-    let no_ring = HostLinkOptions { ring_slots: 0, ..HostLinkOptions::default() };
+    let no_ring = HostLinkOptions { ring_buffers: 0, ..HostLinkOptions::default() };
     let mut without = machine.link_with(Transport::TwoHop, no_ring);
     let plain = Scene::new(&machine, &Case::plain(Direction::PagedToChunk));
     assert_eq!(plain.run(&mut without, &machine.stream), Ok(Transport::DirectKernel));
@@ -148,16 +148,16 @@ fn what_does_not_fit_is_refused_and_nothing_is_enqueued() {
     ];
     texts.push(refused(kv_kernels::link::HostTransfer { layer_events: Some(&events), ..good }));
     let expected = [
-        "the chunk does not lie in the pinned memory",
-        "the chunk does not lie in the pinned memory",
-        "21 tokens to skip, of 20",
-        "20 slots for 19 tokens",
-        "the chunk does not lie in the pinned memory",
-        "13 blocks",
-        "token 14 has slot 40, of 40",
-        "token 7 has slot 48, of 48",
-        "token 9 of chunk 0 goes to slot",
-        "2 layer events for 3 layers",
+        "the chunk of a transfer does not lie in its pinned memory",
+        "the chunk of a transfer does not lie in its pinned memory",
+        "a transfer skips 21 tokens of a chunk of 20",
+        "a slot mapping has 20 slots for 19 tokens",
+        "the chunk of a transfer does not lie in its pinned memory",
+        "13 blocks are named ready",
+        "slot 40 of token 14 is out of range: 40 slots are ready",
+        "slot 48 of token 7 is out of range: 48 slots are ready",
+        "token 9 of chunk 0 are both stored to slot",
+        "a transfer of 3 layers has 2 layer events",
     ];
     for (text, expected) in texts.iter().zip(expected) {
         assert!(text.contains(expected), "{text:?}, where {expected:?} was expected");

@@ -161,7 +161,7 @@ fn without_any_one_wait_bytes_are_wrong() {
     use kv_kernels::link::LinkEdge;
     for edge in LinkEdge::ALL {
         let scenario = match edge {
-            LinkEdge::SlotEmpty | LinkEdge::SlotFilled => two_streams,
+            LinkEdge::BufferEmpty | LinkEdge::BufferFilled => two_streams,
             LinkEdge::Fork => written_late,
             LinkEdge::Join => read_behind_the_stream,
             LinkEdge::Arrival => read_behind_the_arrival,

@@ -41,8 +41,11 @@ impl Machine {
 
     /// A link with a ring of two slots that hold a few rows each, so that slots come round often.
     pub(crate) fn link(&self, transport: Transport) -> HostLink {
-        let options =
-            HostLinkOptions { ring_slots: 2, slot_bytes: 1024, ..HostLinkOptions::default() };
+        let options = HostLinkOptions {
+            ring_buffers: 2,
+            ring_buffer_bytes: 1024,
+            ..HostLinkOptions::default()
+        };
         self.link_with(transport, options)
     }
 

@@ -55,8 +55,8 @@ fn a_driver_without_batches_has_no_rates_of_fragments() {
         bytes: 1 << 30,
         fragment_bytes: 2 << 20,
         window_bytes: 2 << 20,
-        slot_bytes: 0,
-        slots: 0,
+        ring_buffer_bytes: 0,
+        ring_buffers: 0,
     };
     assert_eq!(profile.choose(HostDirection::ToHost, blocks), Transport::DirectKernel);
 }
@@ -69,8 +69,8 @@ fn a_device_that_nobody_measured_is_assumed_to_be_like_its_attributes() {
         bytes: 256 << 20,
         fragment_bytes: 2048,
         window_bytes: 256 << 20,
-        slot_bytes: 12 << 20,
-        slots: 3,
+        ring_buffer_bytes: 12 << 20,
+        ring_buffers: 3,
     };
     for direction in [HostDirection::ToHost, HostDirection::ToPages] {
         assert_eq!(profile.choose(direction, long), Transport::TwoHop);

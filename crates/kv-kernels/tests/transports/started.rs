@@ -126,8 +126,11 @@ fn a_sequence_gives_what_its_chunks_give() {
 fn short_chunks_share_a_piece() {
     let machine = Machine::new(1);
     let sequence = Sequence::new(&machine, Direction::PagedToChunk);
-    let options =
-        HostLinkOptions { ring_slots: 2, slot_bytes: 8 << 10, ..HostLinkOptions::default() };
+    let options = HostLinkOptions {
+        ring_buffers: 2,
+        ring_buffer_bytes: 8 << 10,
+        ..HostLinkOptions::default()
+    };
     let mut link = machine.link_with(Transport::TwoHop, options);
     let launches = || machine.sim.calls()["cuLaunchKernel"];
     let before = launches();
@@ -166,8 +169,11 @@ fn the_stream_goes_on_while_bytes_travel_to_the_host() {
     for seed in 0..SEEDS {
         let machine = Machine::new(seed);
         machine.sim.set_pace(Pace::Random);
-        let options =
-            HostLinkOptions { ring_slots: 4, slot_bytes: 8 << 10, ..HostLinkOptions::default() };
+        let options = HostLinkOptions {
+            ring_buffers: 4,
+            ring_buffer_bytes: 8 << 10,
+            ..HostLinkOptions::default()
+        };
         let mut link = machine.link_with(Transport::TwoHop, options);
         let scene = Scene::new(&machine, &Case::plain(Direction::PagedToChunk));
         let transfers = [scene.transfer(None)];
@@ -191,8 +197,11 @@ fn bytes_are_fetched_while_the_stream_still_works() {
         let machine = Machine::new(5);
         // The late write is ordered by nothing, on purpose.
         machine.sim.set_race_check(cuda_sim::RaceCheck::Off);
-        let options =
-            HostLinkOptions { ring_slots: 4, slot_bytes: 8 << 10, ..HostLinkOptions::default() };
+        let options = HostLinkOptions {
+            ring_buffers: 4,
+            ring_buffer_bytes: 8 << 10,
+            ..HostLinkOptions::default()
+        };
         let mut link = machine.link_with(Transport::TwoHop, options);
         let mut scene = Scene::new(&machine, &Case::plain(Direction::ChunkToPaged));
         machine.sim.hold(machine.stream.raw());
@@ -300,7 +309,7 @@ fn what_does_not_belong_in_a_sequence_is_refused_and_nothing_is_enqueued() {
     let TransportError::InSequence { index: 1, error } = refused(&[good, short]) else {
         panic!("another error");
     };
-    assert_eq!(error.to_string(), "20 slots for 19 tokens");
+    assert_eq!(error.to_string(), "a slot mapping has 20 slots for 19 tokens");
     assert_eq!(machine.sim.calls().get("cuLaunchKernel").copied(), launches);
     let up = HostTransfer { direction: Direction::ChunkToPaged, ..good };
     let TransportError::Kernel(KernelError::StoredTwice { chunk: 1, first_chunk: 0, .. }) =

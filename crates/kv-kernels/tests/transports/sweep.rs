@@ -168,7 +168,8 @@ fn run(
 ) -> (Calls, Result<(), TransportError>) {
     let context = format!("{what:?}, {ahead} ahead, {faults:?}");
     let machine = Machine::new(1);
-    let options = HostLinkOptions { ring_slots: 2, slot_bytes: 2048, ..HostLinkOptions::default() };
+    let options =
+        HostLinkOptions { ring_buffers: 2, ring_buffer_bytes: 2048, ..HostLinkOptions::default() };
     let mut link = machine.link_with(what.transport, options);
     let earlier: Vec<_> =
         (0..ahead).map(|n| what.make(&machine, what.to_host == (n % 2 == 1))).collect();

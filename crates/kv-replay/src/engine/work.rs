@@ -25,7 +25,6 @@ struct Buffers {
 
 /// The arrays of one iteration that lie beside the block table.
 struct Arrays {
-    lengths: PartId,
     slots: PartId,
     keys: PartId,
 }
@@ -85,14 +84,10 @@ impl DeviceWork {
         read: bool,
     ) -> Result<Enqueued, RunError> {
         let keys = &mut self.keys;
-        let staged = cache.stage(readers, |part, step| {
+        let staged = cache.stage(readers, Some(lengths), |part, step| {
             keys.clear();
             keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
-            Ok(Arrays {
-                lengths: step.array(lengths)?,
-                slots: step.array(&batch.slots)?,
-                keys: step.array(keys)?,
-            })
+            Ok(Arrays { slots: step.array(&batch.slots)?, keys: step.array(keys)? })
         })?;
         let arrival = (step % self.buffers[0].arrivals.len() as u64) as usize;
         let mut width = 0;
@@ -176,7 +171,7 @@ fn checksum(
     let args = ChecksumArgs {
         block_table: staged.block_table()?,
         table_stride: staged.width() as u64,
-        seq_lens: staged.span(staged.extra().lengths)?,
+        seq_lens: staged.lengths()?,
         sequences: sequences as u32,
         checksums,
         num_blocks: part.ready_blocks(),
