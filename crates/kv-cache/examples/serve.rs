@@ -10,7 +10,8 @@ use std::sync::Arc;
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
-    Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, Sequence, TransportRules,
+    Admission, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, Sequence,
+    TransportRules,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::BlockHash;
@@ -45,7 +46,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .map(|(prompt, names)| Request::new(prompt.len() as u64, names))
             .collect();
         let step = cache.begin_step()?;
-        for (sequence, names) in cache.admit_batch(&requests)?.into_iter().zip(names) {
+        let Admission { admitted, refused } = cache.admit_fitting(&requests, u64::MAX)?;
+        if let Some(refused) = refused {
+            return Err(refused.into());
+        }
+        for (sequence, names) in admitted.into_iter().zip(names) {
             println!("admitted {} tokens, {} cached", sequence.tokens(), sequence.cached_tokens());
             live.push(Live { computed: sequence.cached_tokens(), sequence, names });
         }

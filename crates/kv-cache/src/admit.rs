@@ -4,12 +4,33 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use kv_pool::{Admit, Admitted, BlockHash, BlockId, Claimed, Onboarded, Pinned, TenantId, Tier};
+use kv_pool::{
+    Admission as PoolAdmission, Admit, Admitted, BlockHash, BlockId, ClaimError, Claimed, Pinned,
+    Tier, moves::Onboarded, tenants::TenantId,
+};
 use kv_stage::TableError;
 
 use crate::rows::RowLease;
 use crate::sequence::{Blocks, Run, Sequence};
 use crate::{AdmitError, KvCache, Request, SealError, SlotError};
+
+/// What came of requests of which as many were admitted as fit.
+#[derive(Debug)]
+pub struct Admission {
+    /// The sequences of the first requests, in their order.
+    pub admitted: Vec<Sequence>,
+    /// Why the next request was not admitted; [`is_retryable`](AdmitError::is_retryable) says whether
+    /// waiting helps. `None` if all were admitted, or the budget was spent.
+    pub refused: Option<AdmitError>,
+}
+
+/// Requests that are possible, each with a row, and why the next one is not.
+#[derive(Debug, Default)]
+struct Prepared<'a> {
+    batch: Vec<Admit<'a>>,
+    rows: Vec<RowLease>,
+    refused: Option<AdmitError>,
+}
 
 /// Blocks of a sequence that is being admitted.
 #[derive(Debug)]
@@ -31,10 +52,10 @@ struct Fars {
 }
 
 impl Fars {
-    /// Splits the blocks of an admission by tier.
-    fn pieces(&mut self, admitted: Admitted, alone: bool) -> Vec<Piece> {
+    /// Splits the blocks of an admission by tier; how many are in host memory.
+    fn pieces(&mut self, admitted: Admitted, alone: bool) -> (Vec<Piece>, usize) {
         let Admitted { mut prefix, mut claimed, .. } = admitted;
-        let mut pieces = Vec::with_capacity(2);
+        let (mut pieces, mut far) = (Vec::with_capacity(2), 0);
         while let Some(tier) = first_tier(&prefix) {
             let alike = prefix.locations().take_while(|at| at.tier == tier).count();
             let near = tier == Tier::Primary;
@@ -50,6 +71,7 @@ impl Fars {
                 pieces.push(Piece::Held(Run::Shared(part)));
                 continue;
             }
+            far += count;
             // The pool has claimed a block for each of these.
             let rest = claimed.split_off(count);
             let target = std::mem::replace(&mut claimed, rest);
@@ -67,30 +89,38 @@ impl Fars {
             }
         }
         pieces.push(Piece::Held(Run::Own(claimed)));
-        pieces
+        (pieces, far)
     }
 }
 
 impl KvCache {
-    /// Admits one request without a tenant; see [`admit_batch`](KvCache::admit_batch).
+    /// Admits one request without a tenant, or says why there is no room; see
+    /// [`admit_fitting`](KvCache::admit_fitting).
     ///
     /// # Ordering
-    /// As for [`admit_batch`](KvCache::admit_batch).
+    /// As for [`admit_fitting`](KvCache::admit_fitting).
     ///
     /// # Errors
     /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps.
     #[track_caller]
     pub fn admit(&mut self, tokens: u64, hashes: &[BlockHash]) -> Result<Sequence, AdmitError> {
         let _site = cuda_driver::site::enter();
-        let mut sequences = self.admit_batch(&[Request::new(tokens, hashes)])?;
-        // One request makes one sequence.
-        sequences.pop().ok_or(AdmitError::NoTokens)
+        let mut admission = self.admit_fitting(&[Request::new(tokens, hashes)], u64::MAX)?;
+        // One request makes one sequence, or is refused.
+        let refused = admission.refused.unwrap_or(AdmitError::NoTokens);
+        admission.admitted.pop().ok_or(refused)
     }
 
-    /// Admits all of the requests or none. One step of the pool pins the cached prefixes of all of
-    /// them, then claims blocks for the rest of their prompts, so no request evicts a block that
-    /// another one has found. Prefix blocks in host memory are brought back, once for all requests
-    /// that share them.
+    /// Admits as many of the requests, in order, as memory, rows and the budget of a step allow, and says
+    /// why the next one was not admitted. No memory is to be asked about before, and nothing to be tried
+    /// again with fewer requests.
+    ///
+    /// One step of the pool pins the cached prefixes of all that are admitted, then claims blocks for the
+    /// rest of their prompts, so no request evicts a block that another one has found. Prefix blocks in
+    /// host memory are brought back, once for all requests that share them. What is refused has no effect.
+    ///
+    /// `tokens_max` is the budget: a request is admitted if those before it have fewer tokens to compute,
+    /// counted in whole blocks. `u64::MAX` is no bound.
     ///
     /// At least the last token of each prompt is left to be computed, since the request needs its
     /// output. A prefix that is not cached yet is computed by each request of the batch that has
@@ -108,33 +138,54 @@ impl KvCache {
     /// staged, they are enqueued at once, which may wait for the device to take the first of them.)
     ///
     /// # Errors
-    /// [`AdmitError`]; [`is_retryable`](AdmitError::is_retryable) says whether waiting helps.
-    /// Without space or rows for the whole batch, a smaller batch may be admitted.
+    /// [`AdmitError`] if a driver call failed; nothing was admitted then.
     #[track_caller]
-    pub fn admit_batch(&mut self, requests: &[Request<'_>]) -> Result<Vec<Sequence>, AdmitError> {
+    pub fn admit_fitting(
+        &mut self,
+        requests: &[Request<'_>],
+        tokens_max: u64,
+    ) -> Result<Admission, AdmitError> {
         let _site = cuda_driver::site::enter();
-        let batch =
-            requests.iter().map(|request| self.check(request)).collect::<Result<Vec<_>, _>>()?;
-        let rows = self.options.sequences_max;
-        let lease = |_| self.rows.lease().ok_or(AdmitError::NoRow { rows });
-        let rows = requests.iter().map(lease).collect::<Result<Vec<_>, _>>()?;
-        for row in &rows {
-            self.table.clear_row(row.row())?;
+        let mut prepared = Prepared::default();
+        for request in requests {
+            match self.prepare(request) {
+                Ok((admit, row)) => {
+                    prepared.batch.push(admit);
+                    prepared.rows.push(row);
+                }
+                Err(refused) => {
+                    prepared.refused = Some(refused);
+                    break;
+                }
+            }
         }
-        let mut admitted = self.admit_to_pool(&batch)?;
+        let Prepared { batch, rows, refused: impossible } = prepared;
+        let (mut admitted, refused) = self.admit_to_pool(&batch, tokens_max)?;
         // If a later call fails, dropping the lists gives all blocks back, tails first.
         for admitted in &mut admitted {
             self.offload_from(&mut admitted.claimed);
         }
-        let mut sequences = Vec::with_capacity(requests.len());
-        for (request, row) in requests.iter().zip(rows) {
+        let fewer = admitted.len() < batch.len();
+        let mut sequences = Vec::with_capacity(admitted.len());
+        for ((request, row), _) in requests.iter().zip(rows).zip(&admitted) {
+            self.table.clear_row(row.row())?;
             sequences.push(self.empty_sequence(request, row));
         }
         self.hold(&mut sequences, admitted)?;
         for sequence in &sequences {
             self.write_row(sequence, 0)?;
         }
-        Ok(sequences)
+        // The first request that was not admitted is one that the pool was asked about, if there is one.
+        let refused = if fewer { refused } else { impossible };
+        Ok(Admission { admitted: sequences, refused })
+    }
+
+    /// The pool's form of a request, and a row for it.
+    fn prepare<'a>(&self, request: &Request<'a>) -> Result<(Admit<'a>, RowLease), AdmitError> {
+        let admit = self.check(request)?;
+        let rows = self.options.sequences_max;
+        let row = self.rows.lease().ok_or(AdmitError::NoRow { rows })?;
+        Ok((admit, row))
     }
 
     /// The pool's form of the request, if such a request is possible at all.
@@ -164,15 +215,41 @@ impl KvCache {
         }
     }
 
-    /// Has the pool admit a batch, after mapping as much memory as the batch needs and the devices
-    /// have.
-    fn admit_to_pool(&mut self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, AdmitError> {
-        self.grow_if_short(|pool| pool.blocks_to_claim(batch))?;
-        let admitted = match self.pool.admit(batch) {
-            Err(error) if self.grow_beside_kept(&error)? => self.pool.admit(batch),
-            admitted => admitted,
-        };
-        admitted.map_err(AdmitError::NoSpace)
+    /// Has the pool admit as many of a batch as fit, and says why not the next. Where blocks without
+    /// content do not suffice, maps as much memory as the batch needs and the devices have, before any
+    /// content is evicted.
+    fn admit_to_pool(
+        &mut self,
+        batch: &[Admit<'_>],
+        tokens_max: u64,
+    ) -> Result<(Vec<Admitted>, Option<AdmitError>), AdmitError> {
+        let block_tokens = u64::from(self.options.shape.block_tokens());
+        let mut to_write_max =
+            usize::try_from(tokens_max.div_ceil(block_tokens)).unwrap_or(usize::MAX);
+        if self.can_grow() {
+            self.take_mapped();
+            match self.pool.admit_to_empty(batch, to_write_max) {
+                Ok(admitted) => {
+                    // Tells the workers how much is in use.
+                    self.grow_for(0)?;
+                    return Ok((admitted, None));
+                }
+                Err(ClaimError::Exhausted { requested, .. }) => self.grow_for(requested)?,
+                Err(_) => {}
+            }
+        }
+        let PoolAdmission { mut admitted, mut refused } =
+            self.pool.admit_fitting(batch, to_write_max);
+        if let Some(error) = &refused
+            && self.grow_beside_kept(error)?
+        {
+            let written = |(admit, own): (&Admit<'_>, &Admitted)| admit.blocks - own.prefix.len();
+            to_write_max -= batch.iter().zip(&admitted).map(written).sum::<usize>();
+            let more = self.pool.admit_fitting(&batch[admitted.len()..], to_write_max);
+            admitted.extend(more.admitted);
+            refused = more.refused;
+        }
+        Ok((admitted, refused.map(AdmitError::NoSpace)))
     }
 
     /// Gives new sequences their blocks: the pinned prefixes, and the claimed blocks. Prefix blocks
@@ -193,9 +270,9 @@ impl KvCache {
             let prefix = &admitted.prefix;
             sequence.cached_tokens = prefix.len() as u64 * block_tokens;
             sequence.sealed = prefix.len();
-            let far = prefix.locations().filter(|at| at.tier != Tier::Primary).count();
+            let (pieces, far) = fars.pieces(admitted, alone);
             sequence.onboarded_blocks = far;
-            all.push(fars.pieces(admitted, alone));
+            all.push(pieces);
         }
         for (sequence, pieces) in sequences.iter_mut().zip(all) {
             for piece in pieces {
@@ -355,7 +432,9 @@ impl KvCache {
 
     /// Claims blocks and moves their evicted content to host memory.
     fn claim(&mut self, tenant: TenantId, count: usize) -> Result<Claimed, AdmitError> {
-        self.grow_if_short(|_| count)?;
+        if self.can_grow() {
+            self.grow_for(count)?;
+        }
         let claimed = match self.pool.claim_for(tenant, count) {
             Err(error) if self.grow_beside_kept(&error)? => self.pool.claim_for(tenant, count),
             claimed => claimed,
@@ -374,10 +453,7 @@ impl KvCache {
 
     /// Writes a sequence's row of the block table, from block `first` on.
     fn write_row(&mut self, sequence: &Sequence, first: usize) -> Result<(), TableError> {
-        let (table, row) = (&mut self.table, sequence.row.row());
-        sequence
-            .blocks
-            .for_each_id(first..usize::MAX, |index, id| table.set(row, index, id.as_i32()))
+        sequence.blocks.write_row(&mut self.table, sequence.row.row(), first)
     }
 }
 

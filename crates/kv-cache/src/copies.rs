@@ -1,7 +1,10 @@
 //! Copies between device and host memory, decided by the pool and enqueued here.
 
 use kv_kernels::{BlockPair, link::HostDirection};
-use kv_pool::{Claimed, Offload, Onboarded, Pinned};
+use kv_pool::{
+    Claimed, Pinned,
+    moves::{Offload, Onboarded},
+};
 
 use crate::{AdmitError, HostCopyError, KvCache};
 

@@ -8,7 +8,7 @@ use kv_kernels::{
     link::TransportError,
 };
 use kv_pool::policy::PolicyError;
-use kv_pool::{ClaimError, ConfigError, OnboardError, TenantError};
+use kv_pool::{ClaimError, ConfigError, moves::OnboardError, tenants::TenantError};
 use kv_stage::{AcquireError, PartError, StageError, StagingError, TableError};
 
 use crate::{OpenStep, OptionsError};

@@ -2,7 +2,7 @@
 
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
-use kv_pool::{BlockPool, ClaimError, TenantError};
+use kv_pool::{ClaimError, tenants::TenantError};
 
 use crate::part::Part;
 use crate::{AdmitError, DemandError, KvCache};
@@ -53,16 +53,9 @@ impl KvCache {
         Ok(self.grow_to(used.saturating_add(count as u64))?)
     }
 
-    /// Makes `count(pool)` blocks empty, as far as there is memory. Calls `count` only while the
-    /// pool can still grow.
-    pub(crate) fn grow_if_short(
-        &mut self,
-        count: impl FnOnce(&BlockPool) -> usize,
-    ) -> Result<(), AdmitError> {
-        if self.stats.ready_blocks >= self.options.device_blocks.into() {
-            return Ok(());
-        }
-        self.grow_for(count(&self.pool))
+    /// Whether there are device blocks without memory.
+    pub(crate) fn can_grow(&self) -> bool {
+        self.stats.ready_blocks < self.options.device_blocks.into()
     }
 
     /// After a refusal because of other tenants' reserved blocks: makes enough more blocks ready,
@@ -155,12 +148,12 @@ impl KvCache {
 
     /// Gives the pool the blocks that have memory by now. The devices' pages may hold different
     /// numbers of blocks, so the blocks that all devices have count.
-    fn take_mapped(&mut self) {
+    pub(crate) fn take_mapped(&mut self) {
         let mapped = self.mapped_blocks();
         if mapped <= self.stats.ready_blocks {
             return;
         }
-        match self.pool.add_primary_slots(mapped) {
+        match self.pool.add_primary_blocks(mapped) {
             Ok(_) => self.stats.ready_blocks = mapped,
             Err(error) => tracing::error!(%error, "the pool has fewer blocks than there is memory"),
         }

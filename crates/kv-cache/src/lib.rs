@@ -5,7 +5,7 @@
 //! engine with an overlap scheduler makes these calls:
 //!
 //! 1. [`KvCache::begin_step`] waits until the device is at most `overlap_depth` steps behind.
-//! 2. [`KvCache::admit_batch`] of new requests, [`KvCache::extend`] running ones.
+//! 2. [`KvCache::admit_fitting`] of new requests, [`KvCache::extend`] running ones.
 //! 3. [`KvCache::stage`] sends the block tables, and the engine's own small arrays, to the devices.
 //! 4. The engine enqueues its kernels on the compute streams of [`KvCache::parts`].
 //! 5. [`KvCache::seal`] lets others find the blocks that this step fills.
@@ -58,6 +58,7 @@ mod steps;
 mod tenants;
 mod transport;
 
+pub use admit::Admission;
 pub use cache::{CacheStats, KvCache};
 pub use cuda_vmm::worker::SpawnError;
 pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};

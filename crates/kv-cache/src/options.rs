@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
 use kv_place::Placement;
-use kv_pool::Clock;
+use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 
 use crate::{TransportRules, shares};

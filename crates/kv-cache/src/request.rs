@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_pool::{BlockHash, RetentionPolicy, TenantId};
+use kv_pool::{BlockHash, retention::RetentionPolicy, tenants::TenantId};
 
 /// A request to be admitted.
 ///
@@ -10,7 +10,7 @@ use kv_pool::{BlockHash, RetentionPolicy, TenantId};
 ///
 /// ```
 /// use kv_cache::Request;
-/// use kv_pool::{BlockHash, TenantId};
+/// use kv_pool::{BlockHash, tenants::TenantId};
 ///
 /// let hashes = [BlockHash::chain(BlockHash::ROOT, &[7; 16])];
 /// let anybody = Request::new(20, &hashes);

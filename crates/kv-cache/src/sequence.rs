@@ -3,9 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kv_pool::{BlockHash, BlockId, Claimed, Naming, Pinned, Retention, RetentionPolicy, TenantId};
+use kv_pool::{
+    BlockHash, BlockId, Claimed, Naming, Pinned,
+    retention::{Retention, RetentionPolicy},
+    tenants::TenantId,
+};
 
-use kv_stage::Row;
+use kv_stage::{BlockTable, Row, TableError};
 
 use crate::rows::RowLease;
 
@@ -99,6 +103,31 @@ impl Blocks {
                 Run::Own(claimed) => {
                     let mut ids = positions.zip(claimed.ids().skip(passed));
                     ids.try_for_each(|(index, id)| each(index, id))?;
+                }
+            }
+            start += len;
+        }
+        Ok(())
+    }
+
+    /// Writes the ids of the blocks from `first` on to a row of the block table.
+    pub(crate) fn write_row(
+        &self,
+        table: &mut BlockTable,
+        row: Row,
+        first: usize,
+    ) -> Result<(), TableError> {
+        let mut start = 0;
+        for run in &self.runs {
+            let len = run.len();
+            let passed = first.saturating_sub(start).min(len);
+            let at = start + passed;
+            match run {
+                Run::Shared(pinned) => {
+                    table.set_run(row, at, pinned.ids().skip(passed).map(BlockId::as_i32))?;
+                }
+                Run::Own(claimed) => {
+                    table.set_run(row, at, claimed.ids().skip(passed).map(BlockId::as_i32))?;
                 }
             }
             start += len;

@@ -1,6 +1,9 @@
 //! Tenants, with their own block counts and bounds.
 
-use kv_pool::{TenantError, TenantId, TenantQuota, Tier};
+use kv_pool::{
+    Tier,
+    tenants::{TenantError, TenantId, TenantQuota},
+};
 
 use crate::{KvCache, QuotaError};
 

@@ -6,7 +6,7 @@
 //! Covered: every field of [`KvCacheOptions`] with all that is nested in it ([`KvShapeOptions`],
 //! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
 //! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens and
-//! hashes of `admit`, `admit_batch` and `extend`, ranges of `slot_mapping`, hashes of `seal`, arrays of
+//! hashes of `admit`, `admit_fitting` and `extend`, ranges of `slot_mapping`, hashes of `seal`, arrays of
 //! `stage`, quotas of `set_quota`; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
@@ -32,7 +32,10 @@ use kv_kernels::{
     KvShape, KvShapeOptions,
     link::{HostLinkOptions, TransportProfile},
 };
-use kv_pool::{BlockHash, TenantId, TenantQuota, Tier};
+use kv_pool::{
+    BlockHash, Tier,
+    tenants::{TenantId, TenantQuota},
+};
 
 /// Refuses what goes beyond the bound.
 struct Bounded;
@@ -278,10 +281,16 @@ fn requests() {
             }
         }
     }
-    assert_eq!(cache.admit_batch(&[]).unwrap().len(), 0);
     let request = kv_cache::Request::new(1, &[]);
-    let refused = cache.admit_batch(&vec![request; 10_000]).unwrap_err();
-    assert!(matches!(refused, AdmitError::NoRow { rows: 8 }), "{refused}");
+    for tokens_max in U64 {
+        let none = cache.admit_fitting(&[], tokens_max).unwrap();
+        assert!(none.admitted.is_empty() && none.refused.is_none());
+        let some = cache.admit_fitting(&vec![request; 10_000], tokens_max).unwrap();
+        assert!(some.admitted.len() <= 8 && (some.admitted.is_empty() == (tokens_max == 0)));
+        if let Some(refused) = some.refused {
+            assert!(matches!(refused, AdmitError::NoRow { rows: 8 }), "{refused}");
+        }
+    }
 
     let mut sequence = cache.admit(5, &[]).unwrap();
     for tokens in U64 {
@@ -339,7 +348,7 @@ fn quotas() {
                         }
                     }
                     let request = kv_cache::Request { tenant, ..kv_cache::Request::new(9, &[]) };
-                    drop(cache.admit_batch(&[request]));
+                    drop(cache.admit_fitting(&[request], held_max));
                 }
             }
         }

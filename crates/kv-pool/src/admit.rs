@@ -40,7 +40,7 @@ pub struct Admission {
     /// What the first sequences of the batch were given, in their order.
     pub admitted: Vec<Admitted>,
     /// Why the next sequence was not admitted: what it and those before it need together, and what there
-    /// is. `None` if all were admitted.
+    /// is. `None` if all were admitted, or the others are beyond the budget.
     pub refused: Option<ClaimError>,
 }
 
@@ -76,10 +76,23 @@ struct Found {
 struct Plan {
     found: Vec<Found>,
     /// Of all sequences, in their order.
-    blocks: Vec<RecordId>,
+    blocks: Vec<BlockAt>,
     needs: Vec<Need>,
     /// How many blocks more may be in use.
     slack: usize,
+    /// Blocks that the sequences have beside what is cached.
+    to_write: usize,
+}
+
+/// How a batch is to be admitted.
+#[derive(Clone, Copy, Debug)]
+struct Rules {
+    /// All or none, not the first ones.
+    all: bool,
+    /// Blocks without content only.
+    empty: bool,
+    /// No sequence more once so many blocks are to be written.
+    to_write_max: usize,
 }
 
 impl BlockPool {
@@ -92,33 +105,58 @@ impl BlockPool {
     /// # Errors
     /// [`ClaimError`]; nothing was pinned, claimed or evicted then.
     pub fn admit(&self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, ClaimError> {
+        self.admit_all(batch, Rules { all: true, empty: false, to_write_max: usize::MAX })
+    }
+
+    /// Admits sequences of a batch if no content has to be evicted for them, in one step: all that
+    /// [`admit_fitting`](BlockPool::admit_fitting) admits with the same budget and room for all, or none.
+    /// For a caller that makes more blocks ready before content is evicted.
+    ///
+    /// # Errors
+    /// As [`admit`](BlockPool::admit); of an `Exhausted` error, `claimable` counts blocks without content.
+    pub fn admit_to_empty(
+        &self,
+        batch: &[Admit<'_>],
+        to_write_max: usize,
+    ) -> Result<Vec<Admitted>, ClaimError> {
+        self.admit_all(batch, Rules { all: true, empty: true, to_write_max })
+    }
+
+    fn admit_all(&self, batch: &[Admit<'_>], rules: Rules) -> Result<Vec<Admitted>, ClaimError> {
         let mut state = self.shared.state.lock();
-        let (plan, refused) = state.plan(batch, true);
+        let (plan, refused) = state.plan(batch, rules);
         match refused {
             Some(error) => Err(error),
-            None => Ok(self.serve(&mut state, batch, plan)),
+            None => Ok(self.serve(&mut state, &batch[..plan.found.len()], plan)),
         }
     }
 
     /// Admits as many of the first sequences of a batch as fit, in one step: those up to the first for
-    /// which there is no room beside those before it. What the others would find is neither pinned nor
-    /// kept for them.
+    /// which there is no room beside those before it, and none after `to_write_max` blocks that are to be
+    /// written. What the others would find is neither pinned nor kept for them.
+    ///
+    /// `to_write_max` is the budget of a step, in blocks: a sequence is admitted if those before it have
+    /// fewer blocks than that beside their cached prefixes.
     ///
     /// Beside that it is as [`admit`](BlockPool::admit).
     #[must_use = "dropping it gives back what was admitted"]
-    pub fn admit_fitting(&self, batch: &[Admit<'_>]) -> Admission {
+    pub fn admit_fitting(&self, batch: &[Admit<'_>], to_write_max: usize) -> Admission {
         let mut state = self.shared.state.lock();
-        let (plan, refused) = state.plan(batch, false);
+        let (plan, refused) = state.plan(batch, Rules { all: false, empty: false, to_write_max });
         let batch = &batch[..plan.found.len()];
         Admission { admitted: self.serve(&mut state, batch, plan), refused }
     }
 
     /// Pins and claims what was planned for a batch.
     fn serve(&self, state: &mut PoolState, batch: &[Admit<'_>], mut plan: Plan) -> Vec<Admitted> {
-        for &block in &plan.blocks {
-            // Policies hear of the find first, and then that the block is held.
-            state.note_use(block, true);
-            state.pin(block);
+        if state.has_notes() {
+            for at in &plan.blocks {
+                // Policies hear of the find first, and then that the block is held.
+                state.note_use(at.block(), true);
+                state.pin(at.block());
+            }
+        } else {
+            state.pin_all(&plan.blocks);
         }
         // They are counted as held now.
         plan.needs.iter_mut().for_each(|need| need.reused = 0);
@@ -144,33 +182,12 @@ impl BlockPool {
         admitted
     }
 
-    /// How many blocks [`admit`](BlockPool::admit) would claim for a batch as of now, for a caller who
-    /// makes room before asking. A hint: others may come between, and only `admit` decides. Counts as
-    /// no lookup.
-    #[must_use]
-    pub fn blocks_to_claim(&self, batch: &[Admit<'_>]) -> usize {
-        let state = self.shared.state.lock();
-        let mut needs = Vec::new();
-        let claims = |request: &Admit<'_>| {
-            let cached = request.prefix.iter().take(request.blocks).map_while(|&hash| {
-                let block = state.find(hash)?;
-                let near = state.blocks.tier(block) == Tier::Primary;
-                state.may_use_beside(block, &mut needs).then_some(near)
-            });
-            request.blocks - cached.filter(|&near| near).count()
-        };
-        batch.iter().map(claims).fold(0, usize::saturating_add)
-    }
-
     /// A list of blocks whose references are counted.
-    fn hold_counted(&self, state: &mut PoolState, own: &[RecordId]) -> Pinned {
+    fn hold_counted(&self, state: &mut PoolState, own: &[BlockAt]) -> Pinned {
         if own.is_empty() {
             return Pinned::default();
         }
-        Pinned::counted(state, &self.shared, |state, pins| {
-            let at = |&block| BlockAt::new(block, state.blocks.location(block));
-            pins.extend(own.iter().map(at));
-        })
+        Pinned::counted(state, &self.shared, |_, pins| pins.extend_from_slice(own))
     }
 
     fn claim_rest(
@@ -214,33 +231,15 @@ enum Begin {
 
 impl PoolState {
     /// Finds what is cached of the prefixes, for as many of the first sequences as there is room for, and
-    /// why there is none for the next; for none of them if `all` are wanted. Pins nothing.
-    fn plan(&mut self, batch: &[Admit<'_>], all: bool) -> (Plan, Option<ClaimError>) {
-        let mut plan = Plan { slack: self.tier(Tier::Primary).claimable(), ..Plan::default() };
-        let mut refused = None;
-        let (mut needed, mut reused) = (0_usize, 0);
-        for request in batch {
-            if let Err(error) = self.plan_next(request, all, &mut plan, &mut needed, &mut reused) {
-                refused = Some(error);
-                break;
-            }
-        }
-        if all && refused.is_none() {
-            match self.room_for(needed, reused, &plan.needs) {
-                Ok(slack) => plan.slack = slack,
-                Err(error) => refused = Some(error),
-            }
-        }
-        for &block in &plan.blocks {
-            self.blocks.clear(block, Flag::MARK);
-        }
-        if refused.is_some() {
-            if all {
-                plan.found.clear();
-            }
-            let matched = plan.found.iter().map(|found| found.matched).sum();
-            plan.blocks.truncate(matched);
-        }
+    /// why there is none for the next; for none of them if all are wanted. Pins nothing.
+    fn plan(&mut self, batch: &[Admit<'_>], rules: Rules) -> (Plan, Option<ClaimError>) {
+        let (plan, refused) = match batch {
+            [request] => match self.plan_at_ease(request, rules) {
+                Some(plan) => (plan, None),
+                None => self.plan_by_count(batch, rules),
+            },
+            _ => self.plan_by_count(batch, rules),
+        };
         for (request, found) in batch.iter().zip(&plan.found) {
             let asked = request.prefix.len().min(request.blocks);
             self.counters.lookups += asked as u64;
@@ -252,9 +251,70 @@ impl PoolState {
         (plan, refused)
     }
 
-    /// Adds a sequence to a plan, if there is room for it or that is looked at later: `needed` blocks are claimed for the plan, and
-    /// `reused` blocks that nobody uses will be in use. After a refusal, what the plan found for it is left
-    /// behind its blocks.
+    /// The plan for one sequence, if there is room for it whatever is found, and nobody to be told: then no
+    /// block has to be looked at for itself.
+    fn plan_at_ease(&mut self, request: &Admit<'_>, rules: Rules) -> Option<Plan> {
+        let room = self.tier(Tier::Primary).claimable();
+        // As many as are claimed and reused at most: those in this tier are not claimed.
+        let ample = request.blocks <= room && rules.to_write_max > 0;
+        if !ample || !request.partial.is_empty() || self.watch.tenancy.is_some() || self.has_notes()
+        {
+            return None;
+        }
+        let tenant = self.tenant(request.tenant).ok()?;
+        let prefix = &request.prefix[..request.prefix.len().min(request.blocks)];
+        let mut blocks = Vec::with_capacity(prefix.len());
+        if self.find_prefix(prefix, &mut blocks) {
+            self.adopt_all(&blocks);
+        }
+        let (matched, near) = (blocks.len(), Tier::Primary);
+        let far = blocks.iter().filter(|at| at.location().tier != near).count();
+        if rules.empty && request.blocks - matched + far > self.tier(near).empty() {
+            return None;
+        }
+        let found = vec![Found { tenant, matched, far }];
+        Some(Plan { found, blocks, ..Plan::default() })
+    }
+
+    /// The plan for sequences whose needs are added up.
+    fn plan_by_count(&mut self, batch: &[Admit<'_>], rules: Rules) -> (Plan, Option<ClaimError>) {
+        let Rules { all, empty, to_write_max } = rules;
+        let mut plan = Plan { slack: self.tier(Tier::Primary).claimable(), ..Plan::default() };
+        let mut refused = None;
+        let (mut needed, mut reused) = (0_usize, 0);
+        for request in batch {
+            if plan.to_write >= to_write_max {
+                break;
+            }
+            if let Err(error) = self.plan_next(request, all, &mut plan, &mut needed, &mut reused) {
+                refused = Some(error);
+                break;
+            }
+        }
+        if all && refused.is_none() {
+            let room = self.room_for(needed, reused, &plan.needs);
+            let room = if empty { self.check_empty(needed).and(room) } else { room };
+            match room {
+                Ok(slack) => plan.slack = slack,
+                Err(error) => refused = Some(error),
+            }
+        }
+        for at in &plan.blocks {
+            self.blocks.clear(at.block(), Flag::MARK);
+        }
+        if refused.is_some() {
+            if all {
+                plan.found.clear();
+            }
+            let matched = plan.found.iter().map(|found| found.matched).sum();
+            plan.blocks.truncate(matched);
+        }
+        (plan, refused)
+    }
+
+    /// Adds a sequence to a plan, if there is room for it or that is looked at later: `needed` blocks are
+    /// claimed for the plan, and `reused` blocks that nobody uses will be in use. After a refusal, what the
+    /// plan found for it is left behind its blocks.
     fn plan_next(
         &mut self,
         request: &Admit<'_>,
@@ -277,7 +337,7 @@ impl PoolState {
             far += usize::from(self.blocks.tier(block) != Tier::Primary);
             again += usize::from(new && self.is_unused_near(block));
             self.blocks.set(block, Flag::MARK);
-            plan.blocks.push(block);
+            plan.blocks.push(BlockAt::new(block, self.blocks.location(block)));
         }
         let matched = plan.blocks.len() - start;
         let claimed = request.blocks - matched + far;
@@ -296,8 +356,19 @@ impl PoolState {
             }
         }
         (*needed, *reused) = (requested, again);
+        plan.to_write = plan.to_write.saturating_add(request.blocks - matched);
         plan.found.push(Found { tenant, matched, far });
         Ok(())
+    }
+
+    /// Whether so many primary blocks have no content.
+    fn check_empty(&self, requested: usize) -> Result<(), ClaimError> {
+        let tier = self.tier(Tier::Primary);
+        let (claimable, retiring) = (tier.empty(), tier.retiring());
+        match requested > claimable {
+            true => Err(ClaimError::Exhausted { requested, claimable, retiring }),
+            false => Ok(()),
+        }
     }
 
     /// How many blocks more may be in use when `requested` are claimed and `reused` that nobody uses are

@@ -369,7 +369,7 @@ impl Claimed {
     /// nothing.
     ///
     /// `existing` holds the content as soon as the move that brought it there is done, which its mover
-    /// has said by [`Onboard::commit`](crate::Onboard::commit). A caller that commits a move before its
+    /// has said by [`Onboard::commit`](crate::moves::Onboard::commit). A caller that commits a move before its
     /// copy is enqueued goes on with its own block until it is.
     ///
     /// Content that was cached, unused, in a farther tier, or on its way there, is no duplicate: it takes

@@ -2,7 +2,7 @@
 
 use crate::{Priority, Tier};
 
-/// The most blocks of all tiers together: block tables hold slots as `i32`.
+/// The most blocks of all tiers together: block tables hold block ids as `i32`.
 pub const BLOCKS_MAX: u64 = i32::MAX as u64;
 
 /// What a [`BlockPool`](crate::BlockPool) is made with.
@@ -11,7 +11,7 @@ pub struct PoolConfig {
     /// Blocks that the primary tier may come to have.
     pub primary_blocks: u64,
     /// Blocks that the primary tier has memory for from the start; the rest is added with
-    /// [`add_primary_slots`](crate::BlockPool::add_primary_slots).
+    /// [`add_primary_blocks`](crate::BlockPool::add_primary_blocks).
     pub primary_ready: u64,
     /// Blocks of the secondary tier; 0 for none.
     pub secondary_blocks: u64,
@@ -70,7 +70,7 @@ impl Default for PoolConfig {
 }
 
 /// Why a pool was not made.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A pool without primary blocks can serve nobody.
@@ -120,3 +120,5 @@ pub enum ConfigError {
         blocks: u64,
     },
 }
+
+crate::error::one_line_debug!(ConfigError);

@@ -2,8 +2,27 @@
 
 use crate::{BlockHash, Epoch, LoanId, Location, RecordId, TenantError, Tier};
 
+/// Has errors print in `Debug`, which is what `?` in `main` prints, as in `Display`: in one line, with what
+/// caused them behind a colon.
+macro_rules! one_line_debug {
+    ($($error:ty),+ $(,)?) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)?;
+                let mut source = std::error::Error::source(self);
+                while let Some(cause) = source {
+                    write!(f, ": {cause}")?;
+                    source = cause.source();
+                }
+                Ok(())
+            }
+        }
+    )+};
+}
+pub(crate) use one_line_debug;
+
 /// Why no blocks were claimed. Nothing was evicted then.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
     /// There are not enough blocks that nobody uses.
@@ -20,12 +39,12 @@ pub enum ClaimError {
         retiring: usize,
     },
     /// The tenant may not hold so many.
-    #[error("the tenant may not hold so many blocks")]
+    #[error("no blocks claimed: the tenant has no room for them")]
     Tenant(#[from] TenantError),
 }
 
 /// Why a loan was not ended.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoanError {
     /// There is no such loan, or it has ended.
@@ -37,7 +56,7 @@ pub enum LoanError {
 }
 
 /// Why content was not given names.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// There are fewer blocks than names.
@@ -51,7 +70,7 @@ pub enum RegisterError {
 }
 
 /// Why an epoch was not completed.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EpochError {
     /// Another pool has begun that epoch.
@@ -63,7 +82,7 @@ pub enum EpochError {
 }
 
 /// Why no content is moved to another tier. Pin and block come back unharmed.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnboardError {
     /// The pinned block is in the tier of the target already.
@@ -88,14 +107,14 @@ pub enum OnboardError {
     TargetNotEmpty,
 }
 
-/// Why no slots were added.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+/// Why no block ids were added.
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// The tier was made for fewer slots.
-    #[error("{requested} primary slots are more than the {capacity} that the pool was made for")]
+    /// The tier was made for fewer blocks.
+    #[error("{requested} primary blocks are more than the {capacity} that the pool was made for")]
     OverCapacity {
-        /// Slots asked for.
+        /// Blocks asked for.
         requested: u64,
         /// The most that is possible.
         capacity: u64,
@@ -103,7 +122,7 @@ pub enum GrowError {
 }
 
 /// A rule that the pool's own state breaks: a defect of the pool.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IntegrityError {
     /// A block is in a list that its state does not name, or missing from the one it names.
@@ -176,13 +195,13 @@ pub enum IntegrityError {
         /// What is there.
         counted: usize,
     },
-    /// Two blocks have the same slot.
-    #[error("slot {slot} of the {tier:?} tier belongs to two blocks")]
-    SharedSlot {
+    /// Two records have the same block id.
+    #[error("block id {id} of the {tier:?} tier belongs to two records")]
+    SharedId {
         /// The tier.
         tier: Tier,
-        /// The slot.
-        slot: usize,
+        /// The block id.
+        id: usize,
     },
     /// The times at which priorities end are in the wrong order.
     #[error("the times at which priorities end are in the wrong order")]
@@ -193,4 +212,30 @@ pub enum IntegrityError {
         /// How many.
         count: u64,
     },
+}
+
+one_line_debug!(
+    ClaimError,
+    LoanError,
+    RegisterError,
+    EpochError,
+    OnboardError,
+    GrowError,
+    IntegrityError
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenants::TenantId;
+
+    #[test]
+    fn debug_is_one_line_with_the_cause() {
+        let error = ClaimError::Exhausted { requested: 3, claimable: 2, retiring: 1 };
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let foreign = TenantError::Foreign { tenant: TenantId::NOBODY };
+        let error = ClaimError::from(foreign.clone());
+        assert_eq!(format!("{error:?}"), format!("{error}: {foreign}"));
+        assert_eq!(format!("{error:#?}"), format!("{error:?}"));
+    }
 }

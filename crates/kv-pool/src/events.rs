@@ -1,5 +1,7 @@
 //! What happened to cached content, in order: a bounded log that any number of readers follow.
 
+pub use crate::snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
+
 use std::collections::TryReserveError;
 
 use crate::{BlockHash, Location, Priority, RecordId};
@@ -9,7 +11,7 @@ use crate::{BlockHash, Location, Priority, RecordId};
 /// A name has one bearer at a time: its events are `Stored`, any number of `Moved` and
 /// `PriorityChanged`, and `Removed`, over and over. So a reader may keep what it knows by name. Content
 /// that is being offloaded keeps its name for readers, though lookups find it only when the
-/// [`Offload`](crate::Offload) has been committed: then comes `Moved`, or `Removed` as soon as it is
+/// [`Offload`](crate::moves::Offload) has been committed: then comes `Moved`, or `Removed` as soon as it is
 /// given up, removed, or computed again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]

@@ -1,11 +1,11 @@
-//! Names of things: blocks, slots, tiers, priorities and epochs.
+//! Names of things: blocks, block ids, tiers, priorities and epochs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A block of the pool: an identity that content belongs to, wherever the content lies.
 ///
-/// When content moves to another tier, the block keeps its id and gets another slot.
+/// When content moves to another tier, the record stays and gets another [`BlockId`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RecordId(pub(crate) u32);
 
@@ -30,7 +30,7 @@ impl BlockId {
         self.0 as usize
     }
 
-    /// The index as block tables hold it. Pools are at most `i32::MAX` slots large.
+    /// The index as block tables hold it. Pools have at most `i32::MAX` blocks.
     #[must_use]
     #[inline]
     pub fn as_i32(self) -> i32 {
@@ -91,12 +91,12 @@ impl Tier {
     }
 }
 
-/// A tier and a slot in it.
+/// A tier and a block id in it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Location {
     /// The tier.
     pub tier: Tier,
-    /// The slot in that tier.
+    /// The block id in that tier.
     pub id: BlockId,
 }
 

@@ -225,7 +225,7 @@ fn check_slots(state: &PoolState) -> Result<(), IntegrityError> {
         let location = state.blocks.location(id);
         let (tier, slot) = (location.tier, location.id.index());
         if owners.insert((tier, slot), ()).is_some() {
-            return Err(IntegrityError::SharedSlot { tier, slot });
+            return Err(IntegrityError::SharedId { tier, id: slot });
         }
     }
     Ok(())
@@ -346,6 +346,6 @@ mod tests {
     fn a_slot_of_two_blocks_is_found() {
         let location = Location { tier: Tier::Primary, id: BlockId(1) };
         let shared = damaged(|state| state.blocks.set_location(RecordId(0), location));
-        assert_eq!(shared, IntegrityError::SharedSlot { tier: Tier::Primary, slot: 1 });
+        assert_eq!(shared, IntegrityError::SharedId { tier: Tier::Primary, id: 1 });
     }
 }

@@ -14,13 +14,13 @@
 //! | others to find what was written | [`Claimed::register`]; [`Claimed::register_new`], to choose where content is cached already |
 //! | blocks given back, tail first | drop the [`Pinned`]; [`BlockPool::release`] for several lists |
 //! | another reference to what is held | clone the [`Pinned`]: no lock |
-//! | evicted content to host memory | [`Claimed::take_offload`], then [`Offload::commit`] |
-//! | content back from host memory | [`BlockPool::begin_onboard`], then [`Onboard::commit`] |
+//! | evicted content to host memory | [`Claimed::take_offload`], then [`moves::Offload::commit`] |
+//! | content back from host memory | [`BlockPool::begin_onboard`], then [`moves::Onboard::commit`] |
 //! | no reuse before the device is done | [`BlockPool::begin_epoch`], [`BlockPool::complete_epoch`] |
-//! | a batch: all matches, then all claims | [`BlockPool::admit`]; as many as fit, [`BlockPool::admit_fitting`]; also for parts of a last block; [`BlockPool::blocks_to_claim`] before |
+//! | a batch: all matches, then all claims | [`BlockPool::admit_fitting`], as many as fit; all or none: [`BlockPool::admit`]; before anything is evicted: [`BlockPool::admit_to_empty`] |
 //! | content moved down ahead of need | [`BlockPool::pin_victims`], [`BlockPool::claim_in`], [`BlockPool::begin_onboard`] |
 //! | readers in other processes | [`BlockPool::lend`], [`BlockPool::end_loan`], [`BlockPool::end_overdue_loans`] |
-//! | priorities that end | [`Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |
+//! | priorities that end | [`retention::Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |
 //! | tenants | [`BlockPool::add_tenant`], [`BlockPool::set_quota`], [`BlockPool::claim_for`] |
 //! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
 //! | a clock, events, other policies | [`BlockPool::builder`], [`BlockPool::events`], [`policy`] |
@@ -69,12 +69,12 @@
 //!   after the copy (H8).
 //! - A name has one bearer, also while its content moves: what is removed does not come back, and what
 //!   is computed again is held once.
-//! - A slot that a copy reads or writes is handed out again only after the end of the copy.
+//! - A block id that a copy reads or writes is handed out again only after the end of the copy.
 //! - Released is not free: a block is handed out again only after the epoch of its release.
 //! - Epochs, tenants, loans, pins and claimed blocks are of one pool. Another pool refuses them, or
 //!   leaves them alone.
 //! - A policy decides on an order alone. A victim that the pool has not given it is not taken, and the
-//!   policy is asked no more: [`PoolCounters::policy_faults`].
+//!   policy is asked no more: [`stats::PoolCounters::policy_faults`].
 //!
 //! # Locks, and when an operation takes effect
 //!
@@ -92,7 +92,7 @@
 //! with the addition to the count of its owners, and dropping one that has other owners with the
 //! subtraction. The last owner's drop takes the lock; in that hold the count of each block falls
 //! and, where it becomes zero, the block is queued, so nobody sees a block that is neither held nor
-//! queued. [`Onboard::commit`] decides in its hold, by both counts, whether anybody else holds the
+//! queued. [`moves::Onboard::commit`] decides in its hold, by both counts, whether anybody else holds the
 //! block; its own pin cannot be cloned meanwhile, for the token owns it.
 //!
 //! Holds are bounded by the length of the lists that the caller gives, except for those of
@@ -131,10 +131,10 @@ mod blocks;
 mod broken;
 mod builder;
 mod claim;
-mod clock;
+pub mod clock;
 mod config;
 mod error;
-mod events;
+pub mod events;
 mod eviction;
 mod expiry;
 mod hash;
@@ -143,47 +143,46 @@ mod ids;
 mod index;
 mod integrity;
 mod list;
-mod loan;
+pub mod loan;
+pub mod moves;
 mod offload;
 mod onboard;
 mod pin;
 pub mod policy;
 mod pool;
 mod removal;
-mod retention;
+pub mod retention;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
 mod sharded;
 mod snapshot;
 mod state;
-mod stats;
+pub mod stats;
 mod sync;
-mod tenants;
+pub mod tenants;
 mod view;
 
 pub use admit::{Admission, Admit, Admitted, Partial};
 pub use builder::PoolBuilder;
 pub use claim::{Claimed, Naming, Registered};
-pub use clock::{Clock, ManualClock, SystemClock};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
-pub use error::{
-    ClaimError, EpochError, GrowError, IntegrityError, LoanError, OnboardError, RegisterError,
-};
-pub use events::{PoolEvent, Reading};
+pub use error::{ClaimError, EpochError, GrowError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
-pub(crate) use ids::RecordId;
 pub use ids::{BlockId, Epoch, Location, Priority, Tier};
-pub use loan::{Loan, LoanId};
-pub use offload::Offload;
-pub use onboard::{Onboard, OnboardRefused, Onboarded};
 pub use pin::Pinned;
 pub use pool::BlockPool;
-pub use retention::{Retention, RetentionError, RetentionPolicy, TokenRange};
 pub use sharded::ShardedPool;
-pub use snapshot::{BlockUse, BlockView, EventReader, PoolSnapshot};
-pub use stats::{EvictionAges, PoolCounters, PoolStats, TierStats};
-pub use tenants::{TenantCounts, TenantError, TenantId, TenantQuota};
 pub use view::PoolView;
+
+// The names of the modules, as the modules themselves write them.
+pub(crate) use error::{IntegrityError, OnboardError};
+pub(crate) use events::{PoolEvent, Reading};
+pub(crate) use ids::RecordId;
+pub(crate) use loan::LoanId;
+pub(crate) use retention::Retention;
+pub(crate) use snapshot::{EventReader, PoolSnapshot};
+pub(crate) use stats::{EvictionAges, PoolCounters, PoolStats};
+pub(crate) use tenants::{TenantCounts, TenantError, TenantId, TenantQuota};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,12 +1,14 @@
 //! Loans: pins of readers in other processes, which may die without giving them back.
 
+pub use crate::error::LoanError;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::nanos;
 use crate::hold::BlockAt;
-use crate::{BlockHash, BlockPool, LoanError, Location, Tier};
+use crate::{BlockHash, BlockPool, Location, Tier};
 
 /// The name of a loan, which a reader in another process can be told.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -5,10 +5,10 @@ use crate::pool::Shared;
 use crate::state::{Claim, Move};
 use crate::sync::Arc;
 
-/// Evicted content on its way from a primary slot to a secondary one.
+/// Evicted content on its way from a primary block to a secondary one.
 ///
 /// The caller copies, then commits. Lookups find the content again after the commit. Dropped
-/// without a commit, the content is given up. Until either, nobody is handed one of the two slots,
+/// without a commit, the content is given up. Until either, nobody is handed one of the two block ids,
 /// except for the one who claimed the primary one.
 #[derive(Debug)]
 #[must_use = "evicted content is lost unless its copy is committed"]
@@ -19,19 +19,19 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// The primary slot that holds the content.
+    /// The primary block that holds the content.
     #[must_use]
     pub fn from(&self) -> BlockId {
         self.moved.from
     }
 
-    /// The secondary slot that it goes to.
+    /// The secondary block that it goes to.
     #[must_use]
     pub fn to(&self) -> BlockId {
         self.moved.to
     }
 
-    /// Says that the copy is done, or enqueued where every later use of either slot comes after it.
+    /// Says that the copy is done, or enqueued where every later use of either block comes after it.
     pub fn commit(mut self) {
         if let Some(pool) = self.pool.take() {
             pool.state.lock().commit_offload(self.moved);

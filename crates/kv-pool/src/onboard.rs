@@ -31,7 +31,7 @@ pub struct Onboarded {
 }
 
 /// Why a move did not begin, with what it was to begin with.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{reason}")]
 pub struct OnboardRefused {
     /// The reason.
@@ -41,6 +41,8 @@ pub struct OnboardRefused {
     /// The claimed blocks, unharmed.
     pub target: Claimed,
 }
+
+crate::error::one_line_debug!(OnboardRefused);
 
 impl Onboard {
     /// The copies to be made: where each block lies, and where it goes.

@@ -65,17 +65,17 @@ impl BlockPool {
         Self { _handles: Arc::new(Handles(Arc::clone(&shared))), shared }
     }
 
-    /// Says that the primary tier has memory for its slots below `upto` now. Slots that had memory
+    /// Says that the primary tier has memory for its block ids below `upto` now. Block ids that had memory
     /// before keep it.
     ///
     /// # Errors
     /// [`GrowError::OverCapacity`].
-    pub fn add_primary_slots(&self, upto: u64) -> Result<(), GrowError> {
+    pub fn add_primary_blocks(&self, upto: u64) -> Result<(), GrowError> {
         let capacity = self.shared.primary_blocks;
         if upto > capacity {
             return Err(GrowError::OverCapacity { requested: upto, capacity });
         }
-        self.shared.state.lock().add_primary_slots(upto);
+        self.shared.state.lock().add_primary_blocks(upto);
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl BlockPool {
     ///
     /// `hashes` are the chained hashes of consecutive blocks from the first on. The pins may name
     /// blocks of both tiers; those of the secondary tier must be [onboarded] before use. The prefix
-    /// ends where a tenant [may not hold](crate::TenantQuota) what is cached.
+    /// ends where a tenant [may not hold](crate::tenants::TenantQuota) what is cached.
     ///
     /// [onboarded]: BlockPool::begin_onboard
     #[must_use]
@@ -166,7 +166,7 @@ impl BlockPool {
     /// Finds `count` primary blocks that nobody uses and takes them, in one step: all or none.
     ///
     /// Blocks without content come first, then cached ones by priority and age. Their content is
-    /// lost, unless the claimed block carries an [`Offload`](crate::Offload).
+    /// lost, unless the claimed block carries an [`Offload`](crate::moves::Offload).
     ///
     /// # Errors
     /// [`ClaimError::Exhausted`]; nothing was evicted then.
@@ -310,7 +310,7 @@ impl BlockPool {
         self.shared.state.lock().tier(Tier::Primary).empty()
     }
 
-    /// Checks every list, count, slot and name against each other, for tests and diagnosis. Takes
+    /// Checks every list, count, block id and name against each other, for tests and diagnosis. Takes
     /// time in proportion to the blocks.
     ///
     /// # Errors

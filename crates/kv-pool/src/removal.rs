@@ -10,7 +10,7 @@ use crate::{BlockHash, BlockPool, ClaimError, Pinned, TenantError, TenantId, Tie
 impl BlockPool {
     /// Takes content out of the index, so that no lookup finds it. Those who have it pinned keep
     /// it. Content that is being offloaded is given up, too: it does not come back when its
-    /// [`Offload`](crate::Offload) ends. Whether there was any.
+    /// [`Offload`](crate::moves::Offload) ends. Whether there was any.
     ///
     /// Content that follows it stays, and is found by prefix again once this content is.
     pub fn remove(&self, hash: BlockHash) -> bool {

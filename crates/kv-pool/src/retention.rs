@@ -67,7 +67,7 @@ impl TokenRange {
 /// ```
 /// use std::num::NonZeroU32;
 ///
-/// use kv_pool::{Priority, Retention, RetentionPolicy, TokenRange};
+/// use kv_pool::{Priority, retention::{Retention, RetentionPolicy, TokenRange}};
 ///
 /// // A system prompt of 128 tokens is kept longest, what is generated is given up first.
 /// let high = Retention::of(Priority::MAX);
@@ -78,7 +78,7 @@ impl TokenRange {
 /// let prompt: Vec<_> = policy.per_block(block_tokens, 200).collect();
 /// assert_eq!(prompt, [Some(high), Some(high), None, None]);
 /// assert_eq!(policy.decode(), low);
-/// # Ok::<(), kv_pool::RetentionError>(())
+/// # Ok::<(), kv_pool::retention::RetentionError>(())
 /// ```
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RetentionPolicy {
@@ -158,7 +158,7 @@ impl RetentionPolicy {
 }
 
 /// Why ranges make no policy.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetentionError {
     /// The range contains no token.
@@ -184,6 +184,8 @@ pub enum RetentionError {
         next: TokenRange,
     },
 }
+
+crate::error::one_line_debug!(RetentionError);
 
 fn span(range: &TokenRange) -> String {
     match range.end {

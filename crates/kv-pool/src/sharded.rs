@@ -1,4 +1,4 @@
-//! Several pools that share the slots of each tier, for more threads than one lock serves.
+//! Several pools that share the blocks of each tier, for more threads than one lock serves.
 
 use std::cmp::Reverse;
 use std::num::NonZeroUsize;
@@ -16,7 +16,7 @@ const SHARDS_MAX: usize = 4096;
 /// keys do not wait for each other.
 ///
 /// Each shard is a [`BlockPool`] with a lock, an index and an eviction order of its own, and all that
-/// a pool promises holds in it. Slots are numbered through all of them: slot `n` of a tier is of
+/// a pool promises holds in it. Block ids are numbered through all of them: block id `n` of a tier is of
 /// shard `n` modulo the number of shards. What a shard hands out, and all that is done with it, is as
 /// of any pool. Block ids are those of the shard.
 ///
@@ -54,7 +54,7 @@ pub struct ShardedPool {
     primary_blocks: u64,
 }
 
-/// Slots of a shard below `upto`, where slot `n` is of shard `n` modulo `shards`.
+/// Block ids of a shard below `upto`, where block id `n` is of shard `n` modulo `shards`.
 fn share(upto: u64, shard: usize, shards: usize) -> u64 {
     (upto + shards as u64 - 1 - shard as u64) / shards as u64
 }
@@ -107,7 +107,7 @@ impl ShardedPool {
         (mixed as usize * self.shards.len()) >> 32
     }
 
-    /// All shards; shard `n` has the slots that are `n` modulo their number.
+    /// All shards; shard `n` has the block ids that are `n` modulo their number.
     #[must_use]
     pub fn shards(&self) -> &[BlockPool] {
         &self.shards
@@ -158,11 +158,11 @@ impl ShardedPool {
         Ok(lists.into_iter().map(|list| Claimed::list(TIER, list)).collect())
     }
 
-    /// [`BlockPool::add_primary_slots`] of the slots below `upto`.
+    /// [`BlockPool::add_primary_blocks`] of the block ids below `upto`.
     ///
     /// # Errors
     /// [`GrowError::OverCapacity`].
-    pub fn add_primary_slots(&self, upto: u64) -> Result<(), GrowError> {
+    pub fn add_primary_blocks(&self, upto: u64) -> Result<(), GrowError> {
         let capacity = self.primary_blocks;
         if upto > capacity {
             return Err(GrowError::OverCapacity { requested: upto, capacity });
@@ -171,7 +171,7 @@ impl ShardedPool {
         self.shards
             .iter()
             .enumerate()
-            .try_for_each(|(at, shard)| shard.add_primary_slots(share(upto, at, count)))
+            .try_for_each(|(at, shard)| shard.add_primary_blocks(share(upto, at, count)))
     }
 
     /// The sum over all shards, which are looked at one after the other.

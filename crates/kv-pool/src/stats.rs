@@ -1,19 +1,21 @@
 //! Counts of what a pool holds and has done.
 
+pub use crate::error::IntegrityError;
+
 use crate::blocks::BlockPhase;
 use crate::state::{PoolState, TierState};
 
-/// What one tier holds. Every slot that has memory is counted in exactly one field but `slots`.
+/// What one tier holds. Every block that has memory is counted in exactly one field but `blocks`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TierStats {
-    /// Slots that have memory.
-    pub slots: u64,
+    /// Blocks that have memory.
+    pub blocks: u64,
     /// Unused and without content.
     pub empty: u64,
     /// Unused, with content that a lookup may find.
     pub cached: u64,
     /// Released, and not claimable before the epoch of the release is complete, or the copy that
-    /// reads the slot has ended.
+    /// reads the block has ended.
     pub retiring: u64,
     /// Pinned at least once.
     pub pinned: u64,
@@ -42,7 +44,7 @@ pub struct PoolCounters {
     pub registered: u64,
     /// Content that turned out to be there already when it was registered.
     pub duplicates: u64,
-    /// Cached content that lost its primary slot to a claim, whether it was kept elsewhere or not.
+    /// Cached content that lost its primary block to a claim, whether it was kept elsewhere or not.
     pub evicted: u64,
     /// Of these, content that was moved to the secondary tier.
     pub offloaded: u64,
@@ -76,7 +78,7 @@ impl PoolCounters {
     }
 }
 
-/// How long content had been unused when it lost its primary slot to a claim.
+/// How long content had been unused when it lost its primary block to a claim.
 ///
 /// Measured by the pool's clock as it was last read: by [`tick`](crate::BlockPool::tick), by
 /// [`refresh`](crate::BlockPool::refresh), or for a duration that began.
@@ -114,7 +116,7 @@ impl PoolState {
 impl TierStats {
     pub(crate) fn plus(&self, other: &Self) -> Self {
         Self {
-            slots: self.slots + other.slots,
+            blocks: self.blocks + other.blocks,
             empty: self.empty + other.empty,
             cached: self.cached + other.cached,
             retiring: self.retiring + other.retiring,
@@ -129,7 +131,7 @@ impl TierState {
         let count = |place| self.count(place) as u64;
         let empty = self.empty() as u64;
         TierStats {
-            slots: u64::from(self.ready),
+            blocks: u64::from(self.ready),
             empty,
             cached: self.claimable() as u64 - empty,
             retiring: self.retiring() as u64,

@@ -108,7 +108,7 @@ pub struct TenantCounts {
 }
 
 /// Why a tenant does not get what it asks for.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TenantError {
     /// Another pool has added that tenant.
@@ -180,6 +180,8 @@ pub enum TenantError {
         held_max: u64,
     },
 }
+
+crate::error::one_line_debug!(TenantError);
 
 /// What is to be held of one tier for one tenant, beside what is held already.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    Admit, BlockHash, BlockPool, EventReader, EvictionAges, IntegrityError, Pinned, PoolCounters,
+    BlockHash, BlockPool, EventReader, EvictionAges, IntegrityError, Pinned, PoolCounters,
     PoolSnapshot, PoolStats, TenantCounts, TenantError, TenantId, TenantQuota, Tier,
 };
 
@@ -54,12 +54,6 @@ impl PoolView {
     #[must_use]
     pub fn find_and_pin(&self, hash: BlockHash, tier: Tier) -> Option<Pinned> {
         self.pool.find_and_pin(hash, tier)
-    }
-
-    /// [`BlockPool::blocks_to_claim`].
-    #[must_use]
-    pub fn blocks_to_claim(&self, batch: &[Admit<'_>]) -> usize {
-        self.pool.blocks_to_claim(batch)
     }
 
     /// [`BlockPool::claimable`].

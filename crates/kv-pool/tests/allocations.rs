@@ -8,7 +8,7 @@ mod counting;
 use common::name;
 use common::{OneClaimed, Registration};
 use counting::allocations;
-use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, TenantId, Tier};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Tier, tenants::TenantId};
 
 const BLOCKS: u32 = 512;
 

@@ -168,14 +168,14 @@ mod growth {
     fn slots_can_be_claimed_when_they_have_memory() {
         let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(4) };
         let pool = BlockPool::new(&config).unwrap();
-        assert_eq!((pool.claimable(), pool.stats().primary.slots), (2, 2));
-        pool.add_primary_slots(3).unwrap();
-        pool.add_primary_slots(1).unwrap();
-        assert_eq!((pool.claimable(), pool.stats().primary.slots), (3, 3));
+        assert_eq!((pool.claimable(), pool.stats().primary.blocks), (2, 2));
+        pool.add_primary_blocks(3).unwrap();
+        pool.add_primary_blocks(1).unwrap();
+        assert_eq!((pool.claimable(), pool.stats().primary.blocks), (3, 3));
         let over = GrowError::OverCapacity { requested: 5, capacity: 4 };
-        assert_eq!(pool.add_primary_slots(5), Err(over));
+        assert_eq!(pool.add_primary_blocks(5), Err(over));
         assert_eq!(pool.claimable(), 3);
-        pool.add_primary_slots(4).unwrap();
+        pool.add_primary_blocks(4).unwrap();
         let slots: Vec<_> = pool.claim(4).unwrap().ids().map(|slot| slot.index()).collect();
         assert_eq!(slots, [0, 1, 2, 3]);
         checked(&pool);
@@ -186,7 +186,7 @@ mod growth {
         let config = PoolConfig { primary_ready: 1, ..PoolConfig::primary_only(2) };
         let pool = BlockPool::new(&config).unwrap();
         cache(&pool, 1, Priority::MIN);
-        pool.add_primary_slots(2).unwrap();
+        pool.add_primary_blocks(2).unwrap();
         assert_eq!(pool.empty(), 1);
         let block = claim(&pool);
         assert_eq!((block.slot().index(), block.evicted(0)), (1, false));
@@ -405,8 +405,8 @@ fn errors_say_their_numbers() {
     );
     assert_eq!(EpochError::Foreign { epoch }.to_string(), "epoch 1 was begun by another pool");
     assert_eq!(
-        pool.add_primary_slots(9).unwrap_err().to_string(),
-        "9 primary slots are more than the 2 that the pool was made for"
+        pool.add_primary_blocks(9).unwrap_err().to_string(),
+        "9 primary blocks are more than the 2 that the pool was made for"
     );
     let refused = pool.begin_onboard(write(&pool, 1), write_target(&pool, epoch)).unwrap_err();
     assert!(refused.to_string().starts_with("the block to onboard is already at"), "{refused}");
@@ -441,7 +441,7 @@ fn handles_cross_threads() {
     crosses::<kv_pool::Pinned>();
     crosses::<kv_pool::Claimed>();
     crosses::<kv_pool::Claimed>();
-    crosses::<kv_pool::Offload>();
-    crosses::<kv_pool::Onboard>();
+    crosses::<kv_pool::moves::Offload>();
+    crosses::<kv_pool::moves::Onboard>();
     crosses::<(BlockHash, RecordId, BlockId)>();
 }

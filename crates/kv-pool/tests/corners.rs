@@ -9,8 +9,10 @@ use std::time::Duration;
 use common::{OneClaimed, Registration};
 use common::{cache, checked, claim, name, named, pool, priority};
 use kv_pool::{
-    Admit, BlockPool, ClaimError, ManualClock, Naming, PoolConfig, Priority, Retention,
-    TenantError, TenantQuota, Tier,
+    Admit, BlockPool, ClaimError, Naming, PoolConfig, Priority, Tier,
+    clock::ManualClock,
+    retention::Retention,
+    tenants::{TenantError, TenantQuota},
 };
 
 const FIVE_MS: Duration = Duration::from_millis(5);

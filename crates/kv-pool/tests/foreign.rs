@@ -7,7 +7,11 @@ mod common;
 use std::time::Duration;
 
 use common::{cache, checked, claim, find, name, pool, write};
-use kv_pool::{Admit, BlockPool, Priority, Retention, TenantError, TenantId, TenantQuota, Tier};
+use kv_pool::{
+    Admit, BlockPool, Priority, Tier,
+    retention::Retention,
+    tenants::{TenantError, TenantId, TenantQuota},
+};
 
 /// A pool of eight blocks with a tenant or without, and a tenant of another pool with the same or a
 /// higher number.

@@ -9,7 +9,10 @@ mod counting;
 use common::{OneClaimed, Registration};
 use common::{cache, checked, find, name, pool};
 use counting::bytes;
-use kv_pool::{BlockPool, Naming, OnboardError, Onboarded, PoolConfig, Priority, Tier};
+use kv_pool::{
+    BlockPool, Naming, PoolConfig, Priority, Tier,
+    moves::{OnboardError, Onboarded},
+};
 
 #[test]
 fn a_block_is_held_until_all_clones_and_lists_of_it_are_gone() {

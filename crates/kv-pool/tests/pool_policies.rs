@@ -131,8 +131,8 @@ fn a_batch_is_told_as_its_lookups_would_be() {
     let (one, other) = (names(&[1, 5]), names(&[1]));
     let request = |prefix| Admit { prefix, blocks: 2, ..Admit::default() };
     let batch = [request(&one), request(&other)];
-    assert_eq!(pool.blocks_to_claim(&batch), 2);
-    assert_eq!(told.take(), [""; 0], "a hint is no lookup");
+    pool.admit(&[Admit { blocks: 9, ..request(&one) }]).unwrap_err();
+    assert_eq!(told.take(), [""; 0], "a refusal is no lookup");
     let admitted = pool.admit(&batch).unwrap();
     assert_eq!(told.take(), ["missed 5", "found block 0", "held block 0", "found block 0"]);
     drop(admitted);

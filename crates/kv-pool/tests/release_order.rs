@@ -12,7 +12,8 @@ use std::time::Duration;
 use common::{checked, claim, name, priority};
 use kv_pool::policy::PriorityLru;
 use kv_pool::{
-    Admit, BlockHash, BlockPool, ManualClock, Naming, Pinned, PoolConfig, Retention, Tier,
+    Admit, BlockHash, BlockPool, Naming, Pinned, PoolConfig, Tier, clock::ManualClock,
+    retention::Retention,
 };
 
 const BLOCKS: u32 = 6;

@@ -13,8 +13,13 @@ use common::{Moved, OneMove};
 use common::{checked, claim, name, named, pool, priority};
 use kv_pool::policy::{PriorityLru, Slru};
 use kv_pool::{
-    BlockPool, BlockUse, ClaimError, Clock, EvictionAges, LoanError, LoanId, ManualClock, Naming,
-    Pinned, PoolConfig, PoolEvent, Priority, Reading, Retention, TenantError, TenantQuota, Tier,
+    BlockPool, ClaimError, Naming, Pinned, PoolConfig, Priority, Tier,
+    clock::{Clock, ManualClock},
+    events::{BlockUse, PoolEvent, Reading},
+    loan::{LoanError, LoanId},
+    retention::Retention,
+    stats::EvictionAges,
+    tenants::{TenantError, TenantQuota},
 };
 
 const MS: Duration = Duration::from_millis(1);

@@ -9,7 +9,7 @@ mod common;
 use common::memory::{Harm, Memory};
 use common::{One, OneClaimed, Registration};
 use common::{claim, name, named, pool};
-use kv_pool::{BlockPool, IntegrityError, Priority};
+use kv_pool::{BlockPool, Priority, stats::IntegrityError};
 
 const FIRST: u32 = 1;
 const SECOND: u32 = 2;

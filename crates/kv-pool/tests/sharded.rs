@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::OneClaimed;
 use common::name;
 use kv_pool::{
-    BlockHash, ClaimError, Claimed, ConfigError, GrowError, Naming, PoolConfig, ShardedPool,
-    TenantQuota, Tier,
+    BlockHash, ClaimError, Claimed, ConfigError, GrowError, Naming, PoolConfig, ShardedPool, Tier,
+    tenants::TenantQuota,
 };
 
 fn pool(blocks: u64, shards: usize) -> ShardedPool {
@@ -39,14 +39,14 @@ fn every_slot_is_of_one_shard() {
             for (number, shard) in pool.shards().iter().enumerate() {
                 let stats = shard.stats();
                 let own = if tier == Tier::Primary { stats.primary } else { stats.secondary };
-                let claimed = shard.claim_in(tier, own.slots as usize).unwrap();
+                let claimed = shard.claim_in(tier, own.blocks as usize).unwrap();
                 assert!(claimed.ids().all(|slot| slot.index() % shards == number));
                 seen.extend(claimed.ids());
             }
             let expected: HashSet<_> = (0..slots as usize).collect();
             assert_eq!(seen.iter().map(|slot| slot.index()).collect::<HashSet<_>>(), expected);
         }
-        assert_eq!(pool.stats().primary.slots, blocks);
+        assert_eq!(pool.stats().primary.blocks, blocks);
         check(&pool);
     }
 }
@@ -96,11 +96,11 @@ fn slots_that_get_memory_later_are_spread_over_the_shards() {
     let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(12) };
     let pool = ShardedPool::new(&config, NonZeroUsize::new(4).unwrap()).unwrap();
     let ready =
-        || pool.shards().iter().map(|shard| shard.stats().primary.slots).collect::<Vec<_>>();
+        || pool.shards().iter().map(|shard| shard.stats().primary.blocks).collect::<Vec<_>>();
     assert_eq!(ready(), [1, 1, 0, 0]);
-    pool.add_primary_slots(7).unwrap();
+    pool.add_primary_blocks(7).unwrap();
     assert_eq!(ready(), [2, 2, 2, 1]);
-    let refused = pool.add_primary_slots(13);
+    let refused = pool.add_primary_blocks(13);
     assert_eq!(refused, Err(GrowError::OverCapacity { requested: 13, capacity: 12 }));
 }
 

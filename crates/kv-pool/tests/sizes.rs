@@ -3,10 +3,10 @@
 //!
 //! | what | where |
 //! | --- | --- |
-//! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `add_primary_slots` | [`configurations`] |
+//! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `add_primary_blocks` | [`configurations`] |
 //! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
-//! | `ShardedPool::new`, `claim`, `add_primary_slots` | [`shards`] |
-//! | `claim`, `claim_for`, `claim_in`, `pin_victims`, `Admit::blocks`, `blocks_to_claim` | [`counts_of_blocks`] |
+//! | `ShardedPool::new`, `claim`, `add_primary_blocks` | [`shards`] |
+//! | `claim`, `claim_for`, `claim_in`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
 //! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
 //! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
 //! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
@@ -33,8 +33,12 @@ use kv_pool::policy::{
 };
 use kv_pool::{
     Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockPool, ClaimError, ConfigError, ExtraKey,
-    LoanError, LoanId, ManualClock, Naming, PoolConfig, Priority, Retention, RetentionPolicy,
-    ShardedPool, TenantError, TenantId, TenantQuota, Tier, TokenRange, policy::RecordId,
+    Naming, PoolConfig, Priority, ShardedPool, Tier,
+    clock::ManualClock,
+    loan::{LoanError, LoanId},
+    policy::RecordId,
+    retention::{Retention, RetentionPolicy, TokenRange},
+    tenants::{TenantError, TenantId, TenantQuota},
 };
 
 /// Gives a gibibyte in all. Who asks for more is refused, and aborts if it cannot be.
@@ -134,7 +138,8 @@ fn work(pool: &BlockPool) {
     for tier in Tier::ALL {
         let slots = {
             let stats = pool.stats();
-            [stats.primary, stats.secondary, stats.further[0], stats.further[1]][tier.index()].slots
+            [stats.primary, stats.secondary, stats.further[0], stats.further[1]][tier.index()]
+                .blocks
         };
         let claimed = pool.claim_in(tier, 1);
         assert_eq!(claimed.is_ok(), slots > 0);
@@ -174,10 +179,10 @@ fn configurations() {
                 pools += 1;
                 work(&pool);
                 for upto in SIZES {
-                    let added = pool.add_primary_slots(upto);
+                    let added = pool.add_primary_blocks(upto);
                     assert_eq!(added.is_ok(), upto <= config.primary_blocks);
                 }
-                assert_eq!(pool.stats().primary.slots, config.primary_blocks);
+                assert_eq!(pool.stats().primary.blocks, config.primary_blocks);
                 drop(pool.claim(1).unwrap());
             }
         }
@@ -260,9 +265,9 @@ fn shards() {
                 }
             }
             for upto in SIZES {
-                assert_eq!(pool.add_primary_slots(upto).is_ok(), upto <= blocks);
+                assert_eq!(pool.add_primary_blocks(upto).is_ok(), upto <= blocks);
             }
-            assert_eq!(pool.stats().primary.slots, blocks);
+            assert_eq!(pool.stats().primary.blocks, blocks);
         }
     }
 }
@@ -298,9 +303,15 @@ fn counts_of_blocks() {
             let request = Admit { prefix: &prefix, partial: &prefix, blocks: count, tenant };
             for other in COUNTS {
                 let batch = [request, Admit { blocks: other, ..request }];
-                let needed = pool.blocks_to_claim(&batch);
-                assert!(needed <= count.saturating_add(other));
-                drop(pool.admit_fitting(&batch));
+                for to_write_max in COUNTS {
+                    let fitting = pool.admit_fitting(&batch, to_write_max);
+                    assert!(to_write_max > 0 || fitting.admitted.is_empty());
+                    drop(fitting);
+                    match pool.admit_to_empty(&batch, to_write_max) {
+                        Ok(admitted) => assert!(to_write_max > 0 || admitted.is_empty()),
+                        Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. })),
+                    }
+                }
                 match pool.admit(&batch) {
                     Ok(admitted) => assert_eq!(admitted.len(), 2),
                     Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. }), "{error}"),
@@ -310,9 +321,9 @@ fn counts_of_blocks() {
         checked(&pool);
     }
     assert!(pool.admit(&[]).unwrap().is_empty());
-    let none = pool.admit_fitting(&[]);
+    let none = pool.admit_fitting(&[], usize::MAX);
     assert!(none.admitted.is_empty() && none.refused.is_none());
-    assert_eq!(pool.blocks_to_claim(&[]), 0);
+    assert!(pool.admit_to_empty(&[], usize::MAX).unwrap().is_empty());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use common::{Moved, One, OneClaimed, OneMove, Registration};
 use common::{
     cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority, write,
 };
-use kv_pool::{BlockPool, OnboardError, PoolConfig, Priority, Tier};
+use kv_pool::{BlockPool, PoolConfig, Priority, Tier, moves::OnboardError};
 
 #[test]
 fn evicted_content_is_found_in_the_secondary_tier_after_the_commit() {

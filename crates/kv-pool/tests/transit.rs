@@ -11,9 +11,13 @@ use std::time::Duration;
 use common::{Moved, One, OneClaimed, OneMove, Registration};
 use common::{cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority};
 use kv_pool::{
-    Admit, BlockHash, BlockId, BlockPool, Claimed, EventReader, Location, ManualClock, Naming,
-    Offload, OnboardError, Pinned, PoolConfig, PoolEvent, Priority, Reading, Retention, Tier,
+    Admit, BlockHash, BlockId, BlockPool, ClaimError, Claimed, Location, Naming, Pinned,
+    PoolConfig, Priority, Tier,
+    clock::ManualClock,
+    events::{EventReader, PoolEvent, Reading},
+    moves::{Offload, OnboardError},
     policy::PolicyKind,
+    retention::Retention,
 };
 
 /// The names of content 1, and of content that follows it.
@@ -324,7 +328,11 @@ fn content_on_its_way_is_neither_found_nor_lent() {
     }
     assert!(find(&pool, 1).is_none());
     let request = Admit { prefix: &[name(1)], blocks: 1, ..Admit::default() };
-    assert_eq!(pool.blocks_to_claim(&[request]), 1);
+    let refused = pool.admit(&[request]).unwrap_err();
+    assert!(
+        matches!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, .. }),
+        "{refused}"
+    );
     drop(block);
     offload.commit();
     assert!(pool.lend(&[name(1)], Tier::Secondary, Duration::ZERO).is_some());
@@ -545,7 +553,7 @@ fn names_and_slots_keep_together_under_every_policy() {
         checked(&pool);
         let stats = pool.stats();
         for tier in [stats.primary, stats.secondary] {
-            assert_eq!(tier.claimable(), tier.slots, "{kind:?}");
+            assert_eq!(tier.claimable(), tier.blocks, "{kind:?}");
         }
     }
 }

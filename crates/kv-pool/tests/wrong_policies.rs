@@ -9,7 +9,9 @@ use std::collections::HashSet;
 use common::{One, OneClaimed};
 use common::{cache, checked, name};
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyKind, PolicyTime, PriorityLru};
-use kv_pool::{BlockPool, Naming, PoolConfig, Priority, TenantQuota, Tier, policy::RecordId};
+use kv_pool::{
+    BlockPool, Naming, PoolConfig, Priority, Tier, policy::RecordId, tenants::TenantQuota,
+};
 
 const BLOCKS: u64 = 8;
 const FAR: u64 = 4;

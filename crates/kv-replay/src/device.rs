@@ -10,7 +10,7 @@ use cuda_driver::{CountingDriver, Device, DeviceError, Driver, Unavailable};
 use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
 use kv_multigpu::{DeviceRegistry, RegistryError};
 use kv_place::Strategy;
-use kv_pool::ManualClock;
+use kv_pool::clock::ManualClock;
 
 use crate::config::RunConfig;
 use crate::place::Division;

@@ -77,6 +77,51 @@ impl BlockTable {
         Ok(())
     }
 
+    /// Puts blocks into consecutive columns of a row, from `logical` on: [`set`](Self::set) for each, as one
+    /// change.
+    ///
+    /// # Errors
+    /// [`TableError::Row`], [`TableError::Column`], and nothing was set. [`TableError::Block`]; the blocks
+    /// before that one were set.
+    pub fn set_run(
+        &mut self,
+        row: Row,
+        logical: usize,
+        blocks: impl ExactSizeIterator<Item = i32>,
+    ) -> Result<(), TableError> {
+        let (start, count) = (self.start(row)?, blocks.len());
+        if count > self.max_blocks.saturating_sub(logical) {
+            let first_outside = logical.max(self.max_blocks);
+            return Err(TableError::Column { logical: first_outside, max_blocks: self.max_blocks });
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let mut set = 0;
+        let mut outcome = Ok(());
+        let entries = &mut self.entries[start + logical..start + logical + count];
+        // Entries that do not change are noted with the others: one range says it all.
+        let (mut from, mut to) = (count, 0);
+        for (entry, block) in entries.iter_mut().zip(blocks) {
+            outcome = check_block(block);
+            if outcome.is_err() {
+                break;
+            }
+            if *entry != block {
+                *entry = block;
+                (from, to) = (from.min(set), set + 1);
+            }
+            set += 1;
+        }
+        if from < to {
+            self.edits.note(Edit { row, from: logical + from, to: logical + to });
+        }
+        if set > 0 {
+            self.lens[row.index()] = self.lens[row.index()].max(logical + set);
+        }
+        outcome
+    }
+
     /// Puts `block` after the row's last column.
     ///
     /// # Errors
@@ -207,6 +252,35 @@ mod tests {
         table.clear_row(Row::new(2)).unwrap();
         assert_eq!(table.row(Row::new(2)), Ok(&[-1; 4][..]));
         assert_eq!(table.len(Row::new(2)), Ok(0));
+    }
+
+    #[test]
+    fn a_run_is_as_its_blocks_one_by_one_and_one_edit() {
+        let blocks = [4, 9, 4, 7];
+        let [mut run, mut single] = [(); 2].map(|()| BlockTable::new(2, 6).unwrap());
+        let row = Row::new(1);
+        for logical in [2, 0, 1, 0] {
+            let seen = [run.edits.seal(), single.edits.seal()];
+            run.set_run(row, logical, blocks.into_iter()).unwrap();
+            for (at, block) in blocks.into_iter().enumerate() {
+                single.set(row, logical + at, block).unwrap();
+            }
+            assert_eq!((run.as_slice(), run.len(row)), (single.as_slice(), single.len(row)));
+            let columns = |table: &BlockTable, seen| -> Vec<Edit> {
+                table.edits.since(seen).unwrap().collect()
+            };
+            let (edits, others) = (columns(&run, seen[0]), columns(&single, seen[1]));
+            assert!(edits.len() <= 1, "{edits:?}");
+            let covers =
+                |edit: &Edit| edits.iter().any(|all| all.from <= edit.from && edit.to <= all.to);
+            assert!(others.iter().all(covers), "{edits:?}, {others:?}");
+        }
+        // A wrong block ends the run: those before it are set, and noted.
+        let seen = run.edits.seal();
+        let refused = run.set_run(row, 0, [1, -2, 3].into_iter());
+        assert_eq!(refused, Err(TableError::Block { block: -2 }));
+        assert_eq!(run.row(row).unwrap()[..3], [1, 9, 4]);
+        assert_eq!(run.edits.since(seen).unwrap().count(), 1);
     }
 
     #[test]

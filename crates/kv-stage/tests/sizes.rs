@@ -4,7 +4,7 @@
 //! Covered: `StagingOptions` (`buffer_bytes`, `buffers_max`, `overlapped`), `PoolOptions` (`classes`,
 //! `slab_bytes`, memory of both origins, each way of pinning), `StagingPool::new`, `with_classes`,
 //! `acquire_bytes`, `acquire_bytes_wait`, `StagingBuffer::write_at`, `range_mut`, `SubmittedView::copy_to_device` and
-//! `copy_to_device_on`, `BlockTable::new`, `set`, `append`, `truncate`, `clear_row`, `row`, `len`,
+//! `copy_to_device_on`, `BlockTable::new`, `set`, `set_run`, `append`, `truncate`, `clear_row`, `row`, `len`,
 //! `Row::new`, `StepStager::new`, `with_scatter` and `buffer_bytes`,
 //! `Step::block_rows` and `array`, `Staged::span` of a part that is not there.
 
@@ -214,6 +214,13 @@ fn tables_of_any_shape_are_made_or_refused() {
         for column in COUNTS {
             assert_eq!(table.set(row, column, 1).is_ok(), known && column < 5);
             assert_eq!(table.truncate(row, column).is_ok(), known);
+        }
+        for column in COUNTS {
+            for count in [0, 1, 5, 6, 1 << 20] {
+                let fits = count == 0 || column.saturating_add(count) <= 5;
+                let set = table.set_run(row, column, vec![1; count].into_iter());
+                assert_eq!(set.is_ok(), known && fits, "{count} from {column}");
+            }
         }
         for block in [i32::MIN, -2, -1, 0, 1, i32::MAX] {
             assert_eq!(table.clear_row(row).is_ok(), known);

@@ -8,7 +8,11 @@ use kv_pool::policy::{
     BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru, RecordId,
 };
 use kv_pool::{
-    ManualClock, PoolEvent, Priority, Reading, Retention, RetentionPolicy, TenantId, TokenRange,
+    Priority,
+    clock::ManualClock,
+    events::{PoolEvent, Reading},
+    retention::{Retention, RetentionPolicy, TokenRange},
+    tenants::TenantId,
 };
 
 use crate::common::engine::{Engine, Live, Prompt, options};

@@ -6,7 +6,10 @@ use kv_cache::{
     AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, QuotaError, SealError, Sequence,
     SlotError, StepError,
 };
-use kv_pool::{ClaimError, TenantError, TenantQuota, Tier};
+use kv_pool::{
+    ClaimError, Tier,
+    tenants::{TenantError, TenantQuota},
+};
 
 use crate::common::engine::{Prompt, options, shape, streams};
 use crate::machine::{Machine, config, small};

@@ -1,7 +1,10 @@
 //! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
 use kv_cache::{AdmitError, QuotaError};
-use kv_pool::{ClaimError, TenantError, TenantId, TenantQuota, Tier};
+use kv_pool::{
+    ClaimError, Tier,
+    tenants::{TenantError, TenantId, TenantQuota},
+};
 
 use crate::common::engine::{Engine, Live, Prompt};
 use crate::machine::{Machine, small};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{CountingDriver, Driver, ErrorCode};
 use kv_cache::{CacheStats, TransportChoice, TransportStats};
 use kv_kernels::link::Transport;
-use kv_pool::PoolCounters;
+use kv_pool::stats::PoolCounters;
 
 use crate::common::engine::{Engine, Live, Prompt, by, options};
 use crate::common::scenarios;

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
-    AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep, Part,
-    PoolRules, Request, Sequence, StagedPart, TransportChoice, TransportRules,
+    Admission, AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep,
+    Part, PoolRules, Request, Sequence, StagedPart, TransportChoice, TransportRules,
 };
 use kv_kernels::{
     Direction, KvShape, KvShapeOptions, Transfer,
     link::HostLinkOptions,
     verify::{ChecksumArgs, Expected, FillPattern},
 };
-use kv_pool::{BlockHash, RetentionPolicy, TenantId};
+use kv_pool::{BlockHash, retention::RetentionPolicy, tenants::TenantId};
 use kv_stage::PartId;
 
 pub(crate) type Failure = Box<dyn Error>;
@@ -168,19 +168,30 @@ impl Engine {
         Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
     }
 
-    /// Admits prompts in one batch.
+    /// Admits prompts in one batch, all of which fit.
     pub(crate) fn admit_batch(&mut self, prompts: &[Prompt]) -> Result<Vec<Live>, AdmitError> {
+        match self.admit_fitting(prompts)? {
+            (lives, None) => Ok(lives),
+            (_, Some(refused)) => Err(refused),
+        }
+    }
+
+    /// Admits as many prompts in one batch as fit, and says why not the next.
+    pub(crate) fn admit_fitting(
+        &mut self,
+        prompts: &[Prompt],
+    ) -> Result<(Vec<Live>, Option<AdmitError>), AdmitError> {
         let named: Vec<_> =
             prompts.iter().map(|prompt| (prompt, prompt.hashes(self.block_tokens()))).collect();
         let requests: Vec<_> =
             named.iter().map(|(prompt, hashes)| Request::new(prompt.len(), hashes)).collect();
-        let sequences = self.cache.admit_batch(&requests)?;
-        assert_eq!(sequences.len(), prompts.len());
+        let Admission { admitted, refused } = self.cache.admit_fitting(&requests, u64::MAX)?;
+        assert_eq!(refused.is_none(), admitted.len() == prompts.len());
         let live = |(sequence, prompt): (Sequence, &Prompt)| {
             let computed = sequence.cached_tokens();
             Live { sequence, prompt: prompt.clone(), computed, started: false }
         };
-        Ok(sequences.into_iter().zip(prompts).map(live).collect())
+        Ok((admitted.into_iter().zip(prompts).map(live).collect(), refused))
     }
 
     /// Admits a request that says more than its prompt.
@@ -192,7 +203,10 @@ impl Engine {
     ) -> Result<Live, AdmitError> {
         let hashes = prompt.hashes(self.block_tokens());
         let request = Request { tenant, retention, ..Request::new(prompt.len(), &hashes) };
-        let sequence = self.cache.admit_batch(&[request])?.pop().unwrap();
+        let mut admission = self.cache.admit_fitting(&[request], u64::MAX)?;
+        let Some(sequence) = admission.admitted.pop() else {
+            return Err(admission.refused.unwrap());
+        };
         let computed = sequence.cached_tokens();
         Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
     }

@@ -2,9 +2,9 @@
 //! operation of a cache. Lengths are in blocks of any size.
 
 use cuda_driver::Device;
-use kv_cache::{AdmitError, KvCacheOptions, PoolRules, TransportChoice};
+use kv_cache::{AdmitError, KvCacheOptions, PoolRules, Request, TransportChoice};
 use kv_kernels::KvShape;
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::{Engine, Live, Prompt, Random, by, options, streams};
 use super::place::Place;
@@ -53,7 +53,11 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("content_pinned_on_the_host_is_not_read_there", content_pinned_on_the_host_is_not_read_there),
     ("space_comes_back_when_steps_complete", space_comes_back_when_steps_complete),
     ("a_batch_keeps_what_its_requests_find", a_batch_keeps_what_its_requests_find),
-    ("a_batch_is_admitted_whole_or_not_at_all", a_batch_is_admitted_whole_or_not_at_all),
+    ("a_batch_is_admitted_as_far_as_it_fits", a_batch_is_admitted_as_far_as_it_fits),
+    (
+        "a_batch_is_admitted_as_far_as_its_budget_goes",
+        a_batch_is_admitted_as_far_as_its_budget_goes,
+    ),
     ("what_a_batch_shares_comes_back_once", what_a_batch_shares_comes_back_once),
     ("a_batch_copies_what_others_read", a_batch_copies_what_others_read),
     ("random_requests", |rig| random_requests(rig, 1, 300)),
@@ -298,28 +302,64 @@ fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
     engine.close();
 }
 
-fn a_batch_is_admitted_whole_or_not_at_all(rig: &Rig) {
+fn a_batch_is_admitted_as_far_as_it_fits(rig: &Rig) {
     let mut engine = rig.engine(12, 0);
     let cached = rig.prompt(1, 3);
     serve(&mut engine, &cached);
-    let batch = [cached.clone(), rig.prompt(2, 5), rig.prompt(3, 5)];
-    // All memory is mapped by the first refusal; the second changes nothing at all.
-    engine.admit_batch(&batch).unwrap_err();
-    let before = engine.cache.pool().stats();
-    let refused = engine.admit_batch(&batch).unwrap_err();
-    assert!(matches!(refused, AdmitError::NoSpace(_)) && refused.is_retryable(), "{refused}");
-    assert_eq!(engine.cache.pool().stats(), before);
-    // Nor are the rows of the table taken: eight there are, and eight can be had.
-    let many: Vec<_> = (0..9).map(|seed| Prompt::new(20 + seed, 1)).collect();
-    let refused = engine.admit_batch(&many).unwrap_err();
-    assert!(matches!(refused, AdmitError::NoRow { rows: 8 }), "{refused}");
-    drop(engine.admit_batch(&many[..8]).unwrap());
-    engine.drain().unwrap();
-    let mut lives = engine.admit_batch(&batch[..2]).unwrap();
-    assert_eq!(lives[0].sequence.cached_tokens(), 3 * rig.block_tokens());
+    // Of twelve blocks the first two need ten, and the third needs six.
+    let batch = [cached.clone(), rig.prompt(2, 5), rig.prompt(3, 5), rig.prompt(4, 1)];
+    let (mut lives, refused) = engine.admit_fitting(&batch).unwrap();
+    let refused = refused.unwrap();
+    let AdmitError::NoSpace(ClaimError::Exhausted { requested, claimable, .. }) = &refused else {
+        panic!("{refused}")
+    };
+    assert!(refused.is_retryable() && requested > claimable, "{refused}");
+    assert_eq!((lives.len(), lives[0].sequence.cached_tokens()), (2, 3 * rig.block_tokens()));
+    // The refused ones have taken nothing: what is left is enough for the last.
+    lives.push(engine.admit(&batch[3]).unwrap());
     let mut all: Vec<&mut Live> = lives.iter_mut().collect();
     engine.run(&mut all).unwrap();
     drop(lives);
+    engine.drain().unwrap();
+
+    // Nor is a refusal of the first one seen in the pool, when all memory is mapped.
+    let whole = rig.prompt(5, 10);
+    let holds = engine.admit(&cached).unwrap();
+    let before = engine.cache.pool().stats();
+    let (none, refused) = engine.admit_fitting(&[whole]).unwrap();
+    assert!(none.is_empty() && refused.is_some());
+    assert_eq!(engine.cache.pool().stats(), before);
+    drop(holds);
+    // Eight rows there are, and eight are admitted.
+    let many: Vec<_> = (0..9).map(|seed| Prompt::new(20 + seed, 1)).collect();
+    let (lives, refused) = engine.admit_fitting(&many).unwrap();
+    assert!(matches!(refused, Some(AdmitError::NoRow { rows: 8 })), "{refused:?}");
+    assert_eq!(lives.len(), 8);
+    drop(lives);
+    engine.close();
+}
+
+/// A request is admitted if those before it leave something of the budget.
+fn a_batch_is_admitted_as_far_as_its_budget_goes(rig: &Rig) {
+    let bt = rig.block_tokens();
+    let mut engine = rig.engine(32, 0);
+    let cached = rig.prompt(1, 3);
+    serve(&mut engine, &cached);
+    // One block to compute, of which the rest is cached, then five, then two.
+    let batch = [cached.clone(), rig.prompt(2, 4), rig.prompt(3, 1)];
+    let hashes = batch.each_ref().map(|prompt| prompt.hashes(bt));
+    let requests: Vec<_> = batch
+        .iter()
+        .zip(&hashes)
+        .map(|(prompt, hashes)| Request::new(prompt.len(), hashes))
+        .collect();
+    for (tokens_max, admitted) in
+        [(0, 0), (1, 1), (bt, 1), (bt + 1, 2), (6 * bt, 2), (6 * bt + 1, 3), (u64::MAX, 3)]
+    {
+        let admission = engine.cache.admit_fitting(&requests, tokens_max).unwrap();
+        assert!(admission.refused.is_none(), "{:?}", admission.refused);
+        assert_eq!(admission.admitted.len(), admitted, "{tokens_max}");
+    }
     engine.close();
 }
 
@@ -402,9 +442,10 @@ fn play_random(rig: &Rig, seed: u64, operations: u64, options: KvCacheOptions) {
                 let count = 1 + random.below(3);
                 let batch: Vec<_> =
                     (0..count).map(|_| random_prompt(&mut random, bt, own)).collect();
-                match engine.admit_batch(&batch) {
-                    Ok(admitted) => lives.extend(admitted),
-                    Err(error) => assert!(error.is_retryable(), "{error}"),
+                let (admitted, refused) = engine.admit_fitting(&batch).unwrap();
+                lives.extend(admitted);
+                if let Some(error) = refused {
+                    assert!(error.is_retryable(), "{error}");
                 }
             }
             3 if !lives.is_empty() => {

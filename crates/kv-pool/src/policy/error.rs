@@ -3,7 +3,7 @@
 use crate::BLOCKS_MAX;
 
 /// Why a policy cannot be made.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
     /// More blocks than a pool can have.
@@ -19,6 +19,8 @@ pub enum PolicyError {
         blocks: u64,
     },
 }
+
+crate::error::one_line_debug!(PolicyError);
 
 /// A table of `len` times `value`, for a policy of `blocks` blocks.
 pub(super) fn table<T: Clone>(len: usize, value: T, blocks: u64) -> Result<Vec<T>, PolicyError> {

@@ -40,7 +40,7 @@ pub(crate) struct PoolState {
     pub(crate) tiers: [TierState; Tier::COUNT],
     /// Released blocks whose epoch is not complete, in the order of their release.
     pub(crate) retiring: List,
-    /// Blocks that wait for the end of an [`Offload`](crate::Offload) in the place of the one that it
+    /// Blocks that wait for the end of an [`Offload`](crate::moves::Offload) in the place of the one that it
     /// names, by the slot that it copies to.
     pub(crate) stand_ins: HashMap<BlockId, RecordId>,
     /// The numbers of the epochs that were begun last, and completed.
@@ -103,14 +103,14 @@ impl PoolState {
     /// A pool with nothing but what every pool has.
     #[cfg(test)]
     pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
-        let clock = Box::new(crate::ManualClock::new());
+        let clock = Box::new(crate::clock::ManualClock::new());
         let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?;
         Self::new(config, watch, SlotNumbers::ALL)
     }
 
     /// Gives the primary slots below `upto` memory.
     #[inline]
-    pub(crate) fn add_primary_slots(&mut self, upto: u64) {
+    pub(crate) fn add_primary_blocks(&mut self, upto: u64) {
         let tier = &mut self.tiers[Tier::Primary.index()];
         tier.ready = tier.ready.max(upto as u32);
         if let Some(tenancy) = &mut self.watch.tenancy {

@@ -78,8 +78,13 @@ impl PoolState {
         if !alone && !self.has_notes() {
             return;
         }
+        self.adopt_all(pins);
+    }
+
+    /// Makes each block of a prefix that has lost its parent follow the one before it again.
+    pub(crate) fn adopt_all(&mut self, prefix: &[BlockAt]) {
         let mut before = None;
-        for at in pins.iter() {
+        for at in prefix {
             self.adopt(at.block(), before);
             before = Some(at.block());
         }
@@ -90,7 +95,7 @@ impl PoolState {
     /// The blocks of a prefix were mostly claimed together, and then each is as far from the last as
     /// that from the one before: where it is so, its record tells that it bears the name, and the
     /// index is not asked.
-    fn find_prefix(&self, hashes: &[BlockHash], found: &mut Vec<BlockAt>) -> bool {
+    pub(crate) fn find_prefix(&self, hashes: &[BlockHash], found: &mut Vec<BlockAt>) -> bool {
         let mut alone = false;
         let (mut last, mut step) = (RecordId(u32::MAX), 1);
         let (mut rest, mut together) = (hashes, TOGETHER_AT_FIRST);

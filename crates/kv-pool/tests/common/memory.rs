@@ -9,7 +9,10 @@ use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 #[cfg(not(any(loom, shuttle)))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use kv_pool::{BlockId, Claimed, Location, Offload, Onboard, Pinned, Tier};
+use kv_pool::{
+    BlockId, Claimed, Location, Pinned, Tier,
+    moves::{Offload, Onboard},
+};
 
 use super::one::{One, OneMove};
 

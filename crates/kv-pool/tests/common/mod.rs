@@ -6,7 +6,7 @@ pub mod memory;
 pub mod one;
 
 pub use self::one::{Moved, One, OneClaimed, OneMove, Registration};
-use kv_pool::{BlockHash, BlockPool, Claimed, Offload, Pinned, PoolConfig, Priority};
+use kv_pool::{BlockHash, BlockPool, Claimed, Pinned, PoolConfig, Priority, moves::Offload};
 
 pub fn pool(primary: u64, secondary: u64) -> BlockPool {
     let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };

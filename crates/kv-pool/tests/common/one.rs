@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
 use kv_pool::policy::RecordId;
-use kv_pool::{BlockHash, BlockId, Claimed, Location, Naming, Onboard, Pinned};
+use kv_pool::{BlockHash, BlockId, Claimed, Location, Naming, Pinned, moves::Onboard};
 
 /// The block of a list of one.
 pub trait One {

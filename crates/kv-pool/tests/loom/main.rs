@@ -81,7 +81,7 @@ fn every_triple_of_operations() {
 #[expect(dead_code, reason = "only how long it lives is asked")]
 struct Probe(std::sync::Arc<()>);
 
-impl kv_pool::Clock for Probe {
+impl kv_pool::clock::Clock for Probe {
     fn now(&self) -> std::time::Duration {
         std::time::Duration::ZERO
     }

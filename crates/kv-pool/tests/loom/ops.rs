@@ -331,7 +331,7 @@ impl World {
         assert_eq!(self.pool.counters().misuses, 0);
         let stats = self.pool.stats();
         for tier in [stats.primary, stats.secondary] {
-            assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
+            assert_eq!(tier.claimable(), tier.blocks, "{stats:?}");
         }
         for content in [FAR, NEAR, WRITTEN] {
             if let Some(pin) = find(&self.pool, content) {

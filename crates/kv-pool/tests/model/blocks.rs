@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    BlockHash, ClaimError, Claimed, Naming, OnboardError, Pinned, Priority, Retention, TenantError,
-    Tier,
+    BlockHash, ClaimError, Claimed, Naming, Pinned, Priority, Tier, moves::OnboardError,
+    retention::Retention, tenants::TenantError,
 };
 
 use crate::driver::{Coming, Driver, Owner};

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use crate::one::One;
 use kv_pool::{
-    BlockPool, BlockUse, BlockView, Claimed, Epoch, EventReader, Loan, Location, ManualClock,
-    Offload, Onboard, Pinned, PoolConfig, PoolEvent, Priority, Reading, TenantId, TenantQuota,
-    Tier,
+    BlockPool, Claimed, Epoch, Location, Pinned, PoolConfig, Priority, Tier,
+    clock::ManualClock,
+    events::{BlockUse, BlockView, EventReader, PoolEvent, Reading},
+    loan::Loan,
+    moves::{Offload, Onboard},
+    tenants::{TenantId, TenantQuota},
 };
 
 use crate::mirror::Mirror;
@@ -64,7 +67,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 27] = [
+pub const OUTCOMES: [&str; 29] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -88,6 +91,8 @@ pub const OUTCOMES: [&str; 27] = [
     "removed with successors",
     "batch refused",
     "some of a batch fit",
+    "a budget was spent",
+    "admitted to empty blocks",
     "taken over",
     "partly copied",
     "evicted in the common case",
@@ -257,7 +262,7 @@ impl Driver {
         self.compare_all();
         let stats = self.pool.stats();
         for tier in [stats.primary, stats.secondary, stats.further[0], stats.further[1]] {
-            assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
+            assert_eq!(tier.claimable(), tier.blocks, "{stats:?}");
         }
         if self.common {
             self.seen.saw("evicted in the common case", stats.counters.evicted);

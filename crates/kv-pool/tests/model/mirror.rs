@@ -2,7 +2,11 @@
 
 use std::collections::HashMap;
 
-use kv_pool::{BlockHash, EventReader, Location, PoolEvent, Priority, Reading, policy::RecordId};
+use kv_pool::{
+    BlockHash, Location, Priority,
+    events::{EventReader, PoolEvent, Reading},
+    policy::RecordId,
+};
 
 /// Each name at most once, with the block that bears it.
 pub struct Mirror {

@@ -2,7 +2,11 @@
 //!
 //! This file has the state and what happens to a single block; `operations.rs` has what callers ask.
 
-use kv_pool::{BlockHash, PoolConfig, PoolCounters, PoolStats, TenantQuota, TierStats};
+use kv_pool::{
+    BlockHash, PoolConfig,
+    stats::{PoolCounters, PoolStats, TierStats},
+    tenants::TenantQuota,
+};
 
 pub const PRIMARY: usize = 0;
 pub const SECONDARY: usize = 1;
@@ -477,7 +481,7 @@ impl Model {
             let count = |which: &dyn Fn(&Block) -> bool| self.count(tier, which) as u64;
             let unused = |b: &Block| b.now.is_unused();
             TierStats {
-                slots: count(&|block| block.now != Now::Absent),
+                blocks: count(&|block| block.now != Now::Absent),
                 empty: count(&|b| unused(b) && b.content.is_none()),
                 cached: count(&|b| unused(b) && b.content.is_some()),
                 retiring: self.retiring(tier) as u64,

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::one::One;
 use kv_pool::{
-    Admission, Admit, Admitted, BlockHash, LoanError, Partial, TenantError, TenantQuota, Tier,
+    Admission, Admit, Admitted, BlockHash, ClaimError, Partial, Tier,
+    loan::LoanError,
+    tenants::{TenantError, TenantQuota},
 };
 
 use crate::batch::{Begun, Request, Served};
@@ -62,7 +64,7 @@ impl Driver {
 
     pub fn add_slots(&mut self) {
         let upto = self.random.below(self.capacity + 2);
-        let added = self.pool.add_primary_slots(upto);
+        let added = self.pool.add_primary_blocks(upto);
         assert_eq!(added.is_ok(), upto <= self.capacity);
         if added.is_ok() {
             self.model.add(upto as usize);
@@ -208,10 +210,55 @@ impl Driver {
                 tenant: self.tenants[request.tenant],
             })
             .collect();
-        if self.random.below(3) == 0 {
-            return self.admit_fitting(&asked, &batch);
+        match self.random.below(4) {
+            0 => return self.admit_fitting(&asked, &batch),
+            1 => return self.admit_to_empty(&asked, &batch),
+            _ => {}
         }
-        match (self.pool.admit(&asked), self.model.admit(&batch)) {
+        let admitted = self.pool.admit(&asked);
+        self.admitted(admitted, &batch);
+    }
+
+    /// As many as fit: the reference refuses one more, for the same reason, and admits as many.
+    fn admit_fitting(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
+        let to_write_max = self.budget();
+        let Admission { admitted, refused } = self.pool.admit_fitting(asked, to_write_max);
+        let fitting = admitted.len();
+        let spent = self.spends(&admitted, batch, to_write_max);
+        let more = batch.get(..fitting + 1).filter(|_| !spent);
+        let expected = more.map(|more| self.model.admit(more).unwrap_err());
+        let served = self.model.admit(&batch[..fitting]).unwrap();
+        self.seen.saw("some of a batch fit", u64::from(expected.is_some() && !served.is_empty()));
+        self.seen.saw("a budget was spent", u64::from(spent && fitting < batch.len()));
+        assert_eq!(refused.as_ref().map(refusal), expected);
+        assert_eq!(admitted.len(), served.len());
+        for (real, served) in admitted.into_iter().zip(served) {
+            self.served(real, served);
+        }
+    }
+
+    /// All of a batch, if it needs no content to be evicted; else the pool says how many blocks it needs,
+    /// and how many there are without content.
+    fn admit_to_empty(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
+        let (empty, evicted) = (self.pool.empty(), self.pool.counters().evicted);
+        let admitted = match self.pool.admit_to_empty(asked, usize::MAX) {
+            Ok(admitted) => {
+                assert_eq!(self.pool.counters().evicted, evicted);
+                self.seen.saw("admitted to empty blocks", admitted.len() as u64);
+                Ok(admitted)
+            }
+            // Of such a refusal the reference knows nothing: both go on to evict.
+            Err(ClaimError::Exhausted { requested, claimable, .. }) => {
+                assert!(requested > claimable && claimable == empty, "{requested}, {claimable}");
+                self.pool.admit(asked)
+            }
+            Err(error) => Err(error),
+        };
+        self.admitted(admitted, batch);
+    }
+
+    fn admitted(&mut self, admitted: Result<Vec<Admitted>, ClaimError>, batch: &[Request]) {
+        match (admitted, self.model.admit(batch)) {
             (Ok(admitted), Ok(served)) => {
                 assert_eq!(admitted.len(), served.len());
                 admitted
@@ -228,18 +275,22 @@ impl Driver {
         }
     }
 
-    /// As many as fit: the reference refuses one more, for the same reason, and admits as many.
-    fn admit_fitting(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
-        let Admission { admitted, refused } = self.pool.admit_fitting(asked);
-        let fitting = admitted.len();
-        let expected = batch.get(..fitting + 1).map(|more| self.model.admit(more).unwrap_err());
-        let served = self.model.admit(&batch[..fitting]).unwrap();
-        self.seen.saw("some of a batch fit", u64::from(expected.is_some() && !served.is_empty()));
-        assert_eq!(refused.as_ref().map(refusal), expected);
-        assert_eq!(admitted.len(), served.len());
-        for (real, served) in admitted.into_iter().zip(served) {
-            self.served(real, served);
+    fn budget(&mut self) -> usize {
+        match self.random.below(3) {
+            0 => self.random.below(6) as usize,
+            _ => usize::MAX,
         }
+    }
+
+    /// Whether what was admitted spends a budget of blocks to write; none but the last one may.
+    fn spends(&self, admitted: &[Admitted], batch: &[Request], to_write_max: usize) -> bool {
+        let (mut to_write, mut spent) = (0, to_write_max == 0);
+        for (own, request) in admitted.iter().zip(batch) {
+            assert!(!spent, "a sequence beyond the budget");
+            to_write += request.blocks - own.prefix.len();
+            spent = to_write >= to_write_max;
+        }
+        spent
     }
 
     fn request(&mut self) -> Request {

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    Admit, BlockHash, BlockPool, Claimed, Loan, ManualClock, Naming, Pinned, PoolConfig, Priority,
-    Retention, TenantId, TenantQuota, Tier,
+    Admit, BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, Priority, Tier,
+    clock::ManualClock,
+    loan::Loan,
+    retention::Retention,
+    tenants::{TenantId, TenantQuota},
 };
 use shuttle::sync::Mutex;
 use shuttle::thread;
@@ -338,7 +341,7 @@ impl World {
         let stats = self.pool.stats();
         assert_eq!(stats.counters.misuses, 0);
         for tier in [stats.primary, stats.secondary] {
-            assert_eq!(tier.claimable(), tier.slots, "{stats:?}");
+            assert_eq!(tier.claimable(), tier.blocks, "{stats:?}");
         }
         let counts = self.pool.tenant_counts(self.tenant, Tier::Primary).unwrap();
         assert!(counts.held == 0 && counts.cached <= 2, "{counts:?}");

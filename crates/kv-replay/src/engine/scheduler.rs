@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use kv_cache::{AdmitError, KvCache, OpenStep, Sequence};
-use kv_pool::{Admit, ManualClock};
+use kv_cache::{Admission, AdmitError, KvCache, OpenStep, Sequence};
+use kv_pool::clock::ManualClock;
 
 use super::RunError;
 use super::batch::Batch;
@@ -47,8 +47,8 @@ pub(super) struct Scheduler<'a> {
     running: Vec<usize>,
     /// Steps whose checksums were not compared yet, oldest first.
     readings: VecDeque<Reading>,
-    /// Claimable blocks when an admission last failed, with the request and the reason.
-    refused: Option<(usize, usize, AdmitError)>,
+    /// The request that was refused since the last one was admitted, and the reason.
+    refused: Option<(usize, AdmitError)>,
     idle_iterations: u32,
     /// Shows the latest arrival among the requests admitted so far.
     clock: ManualClock,
@@ -154,7 +154,7 @@ impl<'a> Scheduler<'a> {
         self.compare_completed(report)?;
         self.idle_iterations += 1;
         match self.refused.take() {
-            Some((_, request, source)) if self.idle_iterations > IDLE_ITERATIONS_MAX => {
+            Some((request, source)) if self.idle_iterations > IDLE_ITERATIONS_MAX => {
                 Err(RunError::Admit { request, source })
             }
             _ => Ok(()),
@@ -217,46 +217,37 @@ impl<'a> Scheduler<'a> {
         Ok(Advance::Done)
     }
 
-    /// Admits waiting requests in order, until the batch, the budget or the pool is full: together
-    /// those that the budget has room for, so that none takes what another one has found.
+    /// Admits waiting requests in order, until the batch, the budget or the pool is full: together, so that
+    /// none takes what another one has found.
     fn admit_waiting(&mut self, report: &mut RunReport) -> Result<(), RunError> {
-        let mut most = usize::MAX;
-        loop {
-            let claimable = self.cache.pool().claimable();
-            if self.refused.as_ref().is_some_and(|(then, ..)| claimable <= *then) {
-                return Ok(());
+        let budget = self.step_tokens - self.batch.len() as u64;
+        let mut waiting = if budget > 0 { self.take_waiting() } else { Vec::new() };
+        let Some(&(first, _)) = waiting.first() else { return Ok(()) };
+        let requests: Vec<_> = waiting.iter().map(|(_, request)| request.to_admit()).collect();
+        let admission = self.cache.admit_fitting(&requests, budget);
+        let Admission { admitted, refused } =
+            admission.map_err(|source| RunError::Admit { request: first, source })?;
+        let others = waiting.split_off(admitted.len());
+        if let Some((&(first, _), source)) = others.first().zip(refused) {
+            if !source.is_retryable() {
+                return Err(RunError::Admit { request: first, source });
             }
-            let mut waiting = self.take_waiting(most);
-            let Some(&(first, _)) = waiting.first() else { return Ok(()) };
-            let requests: Vec<_> = waiting.iter().map(|(_, request)| request.to_admit()).collect();
-            match self.cache.admit_batch(&requests) {
-                Ok(sequences) => {
-                    self.refused = None;
-                    report.admissions += 1;
-                    report.most_admitted_at_once =
-                        report.most_admitted_at_once.max(requests.len() as u64);
-                    for ((number, mut request), sequence) in waiting.into_iter().zip(sequences) {
-                        self.note_arrival(number);
-                        count_lookups(&mut request, &sequence, self.block_tokens, report);
-                        self.begin(number, request, sequence)?;
-                    }
-                }
-                Err(error) if error.is_retryable() => {
-                    // Fewer may fit.
-                    most = waiting.len() / 2;
-                    while let Some((number, request)) = waiting.pop() {
-                        self.put_back(number, request);
-                    }
-                    if most == 0 {
-                        // Counted after the attempt, which pins what it finds and lets go of it.
-                        let claimable = self.cache.pool().claimable();
-                        self.refused = Some((claimable, first, error));
-                        return Ok(());
-                    }
-                }
-                Err(source) => return Err(RunError::Admit { request: first, source }),
-            }
+            self.refused = Some((first, source));
         }
+        for (number, request) in others.into_iter().rev() {
+            self.put_back(number, request);
+        }
+        if !admitted.is_empty() {
+            self.refused = None;
+            report.admissions += 1;
+            report.most_admitted_at_once = report.most_admitted_at_once.max(admitted.len() as u64);
+        }
+        for ((number, mut request), sequence) in waiting.into_iter().zip(admitted) {
+            self.note_arrival(number);
+            count_lookups(&mut request, &sequence, self.block_tokens, report);
+            self.begin(number, request, sequence)?;
+        }
+        Ok(())
     }
 
     /// Lets the clock go on to a request's arrival.
@@ -267,30 +258,11 @@ impl<'a> Scheduler<'a> {
         self.arrived_ms += more_ms;
     }
 
-    /// Takes the next waiting requests, at most `most`: while rows are left, and tokens of the budget
-    /// when what is cached of those before is taken off.
-    fn take_waiting(&mut self, most: usize) -> Vec<(usize, Live)> {
-        let mut waiting = Vec::new();
+    /// Takes the next waiting requests, while rows are left.
+    fn take_waiting(&mut self) -> Vec<(usize, Live)> {
         // Rows are held until the last result was compared, so finished requests count.
-        let mut rows = self.max_batch + self.preempted.len() - self.live.len();
-        let mut budget = self.step_tokens - self.batch.len() as u64;
-        while waiting.len() < most && rows > 0 && budget > 0 {
-            let Some((number, request)) = self.next_waiting() else { break };
-            let cached = self.cached_tokens(&request);
-            budget = budget.saturating_sub(request.known - cached);
-            rows -= 1;
-            waiting.push((number, request));
-        }
-        waiting
-    }
-
-    /// Tokens of a request that are in device memory now.
-    fn cached_tokens(&self, request: &Live) -> u64 {
-        let hashes = request.content.full_block_hashes();
-        let findable = hashes.len().min(((request.known - 1) / self.block_tokens) as usize);
-        let prefix = Admit { prefix: &hashes[..findable], blocks: findable, ..Admit::default() };
-        let missing = self.cache.pool().blocks_to_claim(&[prefix]);
-        (findable - missing) as u64 * self.block_tokens
+        let rows = self.max_batch + self.preempted.len() - self.live.len();
+        std::iter::from_fn(|| self.next_waiting()).take(rows).collect()
     }
 
     /// The request to admit next, preempted ones first.

@@ -1,0 +1,84 @@
+//! What a cached prompt costs the scheduler: its admission and its release, on the simulated device, beside the
+//! pool's own list call. No driver call is in what is timed.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
+
+#[allow(dead_code, reason = "this program uses its share")]
+#[path = "../../kv-pool/tests/counting/mod.rs"]
+mod counting;
+#[allow(dead_code, reason = "this program uses its share")]
+#[path = "../tests/common/engine.rs"]
+mod engine;
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+use counting::allocations;
+use cuda_driver::Device;
+use cuda_sim::{SimConfig, SimDriver};
+use engine::{options, shape, streams};
+use kv_cache::{KvCache, KvCacheOptions};
+use kv_pool::BlockHash;
+
+const BLOCK_TOKENS: u32 = 16;
+const ROUNDS: usize = 400;
+
+/// The least and the median of the microseconds of `work`, and the allocations of the last one.
+fn measure(mut work: impl FnMut()) -> (f64, f64, u64) {
+    let mut before = allocations();
+    let mut samples: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            before = allocations();
+            let start = Instant::now();
+            work();
+            start.elapsed().as_nanos() as f64 / 1e3
+        })
+        .collect();
+    let allocated = allocations() - before;
+    samples.sort_by(f64::total_cmp);
+    (samples[0], samples[ROUNDS / 2], allocated)
+}
+
+fn main() {
+    println!(
+        "| cached blocks | admit and drop, us (least, median) | allocations | list call of the pool | ratio |"
+    );
+    println!("| ---: | ---: | ---: | ---: | ---: |");
+    for blocks in [16, 256, 1024, 8192_u32] {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        sim.register_kernels(kv_kernels::references());
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let small = shape(1, 64, BLOCK_TOKENS);
+        let options = KvCacheOptions {
+            blocks_per_sequence_max: blocks + 1,
+            step_array_bytes: 1 << 20,
+            ..options(small, 2 * blocks + 2, 0)
+        };
+        let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
+        let mut parent = BlockHash::ROOT;
+        let hashes: Vec<_> = (0..blocks)
+            .map(|block| {
+                parent = BlockHash::chain(parent, &[block; BLOCK_TOKENS as usize]);
+                parent
+            })
+            .collect();
+        // One token more, which is left to be computed.
+        let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
+        let mut sequence = cache.admit(tokens, &hashes).unwrap();
+        cache.seal(&mut sequence, &hashes).unwrap();
+        drop(sequence);
+        let (least, median, allocated) = measure(|| {
+            let sequence = cache.admit(tokens, &hashes).unwrap();
+            assert_eq!(sequence.cached_tokens(), tokens - 1);
+            drop(black_box(sequence));
+        });
+        let pool = cache.pool();
+        let (own, own_median, _) = measure(|| drop(black_box(pool.match_prefix(&hashes))));
+        println!(
+            "| {blocks} | {least:.1}, {median:.1} | {allocated} | {own:.1}, {own_median:.1} | {:.2} |",
+            least / own
+        );
+        cache.close().unwrap();
+    }
+}
