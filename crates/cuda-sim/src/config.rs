@@ -125,7 +125,7 @@ impl SimConfig {
 }
 
 /// Why a machine cannot be simulated.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimConfigError {
     /// Too few or too many devices.
@@ -183,3 +183,5 @@ pub enum SimConfigError {
         most: u32,
     },
 }
+
+cuda_driver::messages::one_line_debug!(SimConfigError);

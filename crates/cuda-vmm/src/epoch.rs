@@ -4,11 +4,12 @@
 //! batches that are *not* enqueued yet but already carry addresses; no event can speak for them. Each
 //! such batch holds a [`Lease`], and memory retired while it does stays mapped until it is closed.
 
-use cuda_driver::messages::one_line_debug;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Weak};
 
 use cuda_driver::DeviceError;
+use cuda_driver::messages::one_line_debug;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
@@ -345,7 +346,7 @@ pub struct UncoveredLease {
 }
 
 /// Why dropped leases are not covered.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CoverError<E> {
     /// The fences could not be made.
@@ -357,6 +358,17 @@ pub enum CoverError<E> {
         /// The fences.
         fences: Vec<Fence>,
     },
+}
+
+impl<E: fmt::Debug> fmt::Debug for CoverError<E> {
+    /// One line with the cause: what `?` in `main` prints.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)?;
+        match self {
+            Self::Record(cause) => write!(f, ": {cause:?}"),
+            Self::Uncovered { .. } => Ok(()),
+        }
+    }
 }
 
 /// The end of an epoch; see [`EpochGate::retire_point`].

@@ -6,6 +6,7 @@ mod common;
 
 use common::{PAGE, machine, take};
 use cuda_driver::ErrorCode;
+use cuda_vmm::EpochGate;
 use cuda_vmm::limit::OverLimit;
 use cuda_vmm::pages::PageError;
 
@@ -61,4 +62,15 @@ fn a_request_that_comes_back_says_why() {
     );
     machine.end(lease);
     drop(space.close(&[]).wait().unwrap());
+}
+
+#[test]
+fn leases_that_are_not_covered_are_told_with_the_cause() {
+    let gate = EpochGate::default();
+    drop(gate.lease());
+    let refused = gate.cover_dropped(|| Err(ErrorCode::OUT_OF_MEMORY)).unwrap_err();
+    assert_eq!(refused.to_string(), "no fences were recorded for dropped leases");
+    let line =
+        format!("no fences were recorded for dropped leases: {:?}", ErrorCode::OUT_OF_MEMORY);
+    assert_eq!(format!("{refused:?}"), line);
 }

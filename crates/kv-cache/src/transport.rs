@@ -67,12 +67,14 @@ impl fmt::Display for TransportChoice {
 }
 
 /// A text that is not the name of a way.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("unknown transport {found:?}; expected auto, copy-engine, kernel, two-hop or each-block")]
 pub struct UnknownTransport {
     /// The text.
     pub found: String,
 }
+
+cuda_driver::messages::one_line_debug!(UnknownTransport);
 
 impl FromStr for TransportChoice {
     type Err = UnknownTransport;
@@ -199,9 +201,8 @@ mod tests {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
         let unknown = "dma".parse::<TransportChoice>().unwrap_err();
-        assert_eq!(
-            unknown.to_string(),
-            "unknown transport \"dma\"; expected auto, copy-engine, kernel, two-hop or each-block"
-        );
+        let line =
+            "unknown transport \"dma\"; expected auto, copy-engine, kernel, two-hop or each-block";
+        assert_eq!((unknown.to_string(), format!("{unknown:?}")), (line.into(), line.into()));
     }
 }

@@ -1,13 +1,14 @@
 //! Why there is no placement.
 
+use std::error::Error;
 use std::fmt;
 
 /// Why a model could not be placed.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
     /// Too few or too many layers.
-    #[error("a model of {layers} layers, where 1 to {most} can be placed")]
+    #[error("a placement of {layers} layers, where 1 to {most} are possible")]
     Layers {
         /// Layers of the model.
         layers: usize,
@@ -15,7 +16,7 @@ pub enum PlacementError {
         most: usize,
     },
     /// Too few or too many GPUs.
-    #[error("{gpus} GPUs, where 1 to {most} can be used")]
+    #[error("a placement on {gpus} GPUs, where 1 to {most} are possible")]
     Gpus {
         /// GPUs given.
         gpus: usize,
@@ -23,13 +24,13 @@ pub enum PlacementError {
         most: usize,
     },
     /// The model is of more bytes than any machine has.
-    #[error("the model is of {bytes} bytes")]
+    #[error("a placement of a model of {bytes} bytes, which no machine holds")]
     TooLarge {
         /// Weights, KV, workspace and activations, in bytes.
         bytes: u128,
     },
     /// The matrix of links is of another number of GPUs.
-    #[error("a link matrix of {matrix} GPUs for {gpus}")]
+    #[error("a placement on {gpus} GPUs with a link matrix of {matrix}")]
     LinkMatrix {
         /// GPUs given.
         gpus: usize,
@@ -43,7 +44,7 @@ pub enum PlacementError {
         gpu: usize,
     },
     /// A speed of zero bytes a second.
-    #[error("no speed is given from GPU {from} to GPU {to}")]
+    #[error("the speed from GPU {from} to GPU {to} is 0 bytes a second")]
     NoSpeed {
         /// Position of the sender.
         from: usize,
@@ -80,7 +81,7 @@ pub enum PlacementError {
         kv_heads: u64,
     },
     /// The memory does not suffice.
-    #[error("it does not fit: {}", Shortages(short))]
+    #[error("the model does not fit: {}", Shortages(short))]
     DoesNotFit {
         /// The GPUs that are short, and by how much.
         short: Vec<Shortage>,
@@ -124,11 +125,13 @@ impl fmt::Display for Shortages<'_> {
 }
 
 /// Why attention heads cannot be shared out.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadsError {
     /// No heads, no GPUs, or more KV heads than query heads can share.
-    #[error("{query_heads} query heads over {kv_heads} KV heads on {gpus} GPUs")]
+    #[error(
+        "{query_heads} query heads and {kv_heads} KV heads cannot be shared out to {gpus} GPUs"
+    )]
     Counts {
         /// Query heads of the model.
         query_heads: u64,
@@ -164,7 +167,7 @@ fn replication(kv_heads: u64, gpus: usize) -> &'static str {
 }
 
 /// A text that is no placement.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParsePlacementError {
     /// A line says what no placement says there.
@@ -181,3 +184,22 @@ pub enum ParsePlacementError {
     #[error("the text describes no placement")]
     Placement(#[from] PlacementError),
 }
+
+/// `Debug` of an error as one line with its causes: what `?` in `main` prints.
+macro_rules! one_line_debug {
+    ($($error:ty),+) => {$(
+        impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)?;
+                let mut cause = Error::source(self);
+                while let Some(error) = cause {
+                    write!(f, ": {error}")?;
+                    cause = error.source();
+                }
+                Ok(())
+            }
+        }
+    )+};
+}
+
+one_line_debug!(PlacementError, HeadsError, ParsePlacementError);

@@ -6,8 +6,9 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use kv_place::{
-    GpuCapacity, HeadsError, KvReplication, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape,
-    Placement, PlacementError, PlacementKind, SEARCH_GPUS_MAX, Strategy,
+    GpuCapacity, HeadShards, HeadsError, KvReplication, LAYERS_MAX, LayerShape, Link, LinkMatrix,
+    ModelShape, ParsePlacementError, Placement, PlacementError, PlacementKind, SEARCH_GPUS_MAX,
+    Strategy,
 };
 
 /// SplitMix64.
@@ -438,7 +439,18 @@ fn what_makes_no_sense_is_told() {
     let refused = llama(2, 60 << 30).place(Strategy::Contiguous).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "it does not fit: GPU 0 lacks 15512908800 bytes (79937418240 of 64424509440), \
+        "the model does not fit: GPU 0 lacks 15512908800 bytes (79937418240 of 64424509440), \
          GPU 1 lacks 15512908800 bytes (79937418240 of 64424509440)"
     );
+}
+
+/// What `?` in `main` prints of a text that describes no placement.
+#[test]
+fn errors_are_one_line_with_their_causes() {
+    let refused = HeadShards::new(8, 8, 3, KvReplication::Refuse).unwrap_err();
+    let line = "8 query heads do not divide by 3 GPUs";
+    assert_eq!((refused.to_string(), format!("{refused:?}")), (line.into(), line.into()));
+    let refused = ParsePlacementError::Placement(refused.into());
+    assert_eq!(refused.to_string(), "the text describes no placement");
+    assert_eq!(format!("{refused:?}"), format!("the text describes no placement: {line}"));
 }

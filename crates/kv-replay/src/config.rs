@@ -70,12 +70,14 @@ impl Serialize for Verify {
 }
 
 /// A text that names no degree of verification.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("unknown verification {found:?}; expected none, sample or full")]
 pub struct UnknownVerify {
     /// The text.
     pub found: String,
 }
+
+cuda_driver::messages::one_line_debug!(UnknownVerify);
 
 impl FromStr for Verify {
     type Err = UnknownVerify;
@@ -135,7 +137,7 @@ impl Default for RunConfig {
 }
 
 /// Why a run cannot be as it was asked for.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// An option is zero that must not be.
@@ -218,6 +220,8 @@ pub enum ConfigError {
         device_blocks: u64,
     },
 }
+
+cuda_driver::messages::one_line_debug!(ConfigError);
 
 impl RunConfig {
     /// Checks everything that can be known without a device.

@@ -31,7 +31,7 @@ pub enum DeviceSpec {
 }
 
 /// Why a text names no devices.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceSpecError {
     /// A part of the text is no device.
@@ -61,6 +61,8 @@ pub enum DeviceSpecError {
         token: String,
     },
 }
+
+cuda_driver::messages::one_line_debug!(DeviceSpecError);
 
 impl Default for DeviceSpec {
     fn default() -> Self {
@@ -174,7 +176,7 @@ impl SimSizes {
 }
 
 /// Why devices were not opened.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceOpenError {
     /// The machine has no usable driver.
@@ -226,6 +228,8 @@ pub enum DeviceOpenError {
         total_bytes: u64,
     },
 }
+
+cuda_driver::messages::one_line_debug!(DeviceOpenError);
 
 /// Devices, opened on one driver that counts the calls made through it.
 #[derive(Debug)]

@@ -77,7 +77,7 @@ impl Default for GenerateOptions {
 }
 
 /// Why no workload was generated.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
     /// A trace has at least one request.
@@ -93,6 +93,8 @@ pub enum GenerateError {
     #[error(transparent)]
     Write(#[from] WriteError),
 }
+
+cuda_driver::messages::one_line_debug!(GenerateError);
 
 /// Generates a workload of the shape that the [module](self) describes.
 ///

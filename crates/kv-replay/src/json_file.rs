@@ -21,7 +21,7 @@ const LINKS_MAX: u32 = 64;
 static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
 /// Why a file was not written. Whatever stood under its name before still stands there.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
     /// The path ends in no file name, as `..` or `/` do.
@@ -53,6 +53,8 @@ pub enum WriteError {
         source: io::Error,
     },
 }
+
+cuda_driver::messages::one_line_debug!(WriteError);
 
 /// Writes `value` to `path` as indented JSON with a final line break, whole or not at all.
 ///

@@ -39,7 +39,7 @@ impl fmt::Display for Division {
 }
 
 /// A text that names no way to divide a model.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error(
     "unknown division {found:?}; expected heads, layers, layers:round-robin, layers:contiguous, layers:free-memory \
      or layers:least-cost"
@@ -48,6 +48,8 @@ pub struct UnknownDivision {
     /// The text.
     pub found: String,
 }
+
+cuda_driver::messages::one_line_debug!(UnknownDivision);
 
 impl FromStr for Division {
     type Err = UnknownDivision;
@@ -64,7 +66,7 @@ impl FromStr for Division {
 }
 
 /// Why the model was not placed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
     /// It does not fit, or cannot be divided like that.
@@ -87,6 +89,8 @@ pub enum PlaceError {
         source: DeviceError,
     },
 }
+
+cuda_driver::messages::one_line_debug!(PlaceError);
 
 /// How a model was placed, for reports.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cuda_sim::{Profile, ProfileError};
 
 /// Why there is no such profile.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileReadError {
     /// The file cannot be read.
@@ -27,6 +27,8 @@ pub enum ProfileReadError {
         source: ProfileError,
     },
 }
+
+cuda_driver::messages::one_line_debug!(ProfileReadError);
 
 /// The profile `h100`, `h200`, or that of a file in the form of [`Profile::parse`].
 ///

@@ -63,12 +63,14 @@ impl Serialize for Dtype {
 }
 
 /// A text that names no element type.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("unknown dtype {found:?}; expected f32, f16, bf16 or fp8")]
 pub struct UnknownDtype {
     /// The text.
     pub found: String,
 }
+
+cuda_driver::messages::one_line_debug!(UnknownDtype);
 
 impl FromStr for Dtype {
     type Err = UnknownDtype;
@@ -106,7 +108,7 @@ pub struct KvModelShape {
 }
 
 /// Why a shape cannot be laid out.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
     /// A dimension is zero.
@@ -148,6 +150,8 @@ pub enum ShapeError {
         dtype: Dtype,
     },
 }
+
+cuda_driver::messages::one_line_debug!(ShapeError);
 
 impl KvModelShape {
     /// Bytes of one token's K, or V, in one layer.

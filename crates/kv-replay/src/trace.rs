@@ -93,7 +93,7 @@ pub struct Trace {
 }
 
 /// Why a trace was not read.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// The file could not be opened.
@@ -138,8 +138,10 @@ pub enum TraceError {
     },
 }
 
+cuda_driver::messages::one_line_debug!(TraceError);
+
 /// What is wrong with one line of a trace.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineProblem {
     /// The line is not JSON.
@@ -212,6 +214,8 @@ pub enum LineProblem {
         limit: u64,
     },
 }
+
+cuda_driver::messages::one_line_debug!(LineProblem);
 
 impl Trace {
     /// Reads the trace in the file `path`.

@@ -32,12 +32,14 @@ impl fmt::Display for Script {
 }
 
 /// A text that is no script.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("{part:?} is not a decision of a schedule")]
 pub struct ScriptError {
     /// The part that is not a number.
     pub part: String,
 }
+
+cuda_driver::messages::one_line_debug!(ScriptError);
 
 impl FromStr for Script {
     type Err = ScriptError;

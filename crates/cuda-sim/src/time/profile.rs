@@ -355,7 +355,7 @@ impl Refusal {
 }
 
 /// Why a text is no profile.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// A line has no equals sign.
@@ -401,3 +401,5 @@ pub enum ProfileError {
         form: &'static str,
     },
 }
+
+cuda_driver::messages::one_line_debug!(ProfileError);

@@ -211,10 +211,9 @@ impl HandOver {
     pub fn room(&mut self, producer: &Stream) -> Result<Outgoing, MoveError> {
         let _site = cuda_driver::site::enter();
         check_device("producer's stream", self.mover.from(), producer.device())?;
-        self.check_ends()?;
         let (index, count) = (self.next_buffer()?, self.buffers.len());
         if let Err(error) = self.buffers[index].make_free(producer) {
-            // A call here may have been the one that met the loss.
+            // The events of a lost device are refused.
             return Err(self.check_ends().err().unwrap_or(error.into()));
         }
         let buffers = &mut self.buffers[index];

@@ -51,7 +51,7 @@ const OVERLAP_DEPTH: u32 = 1;
 const WARMUP_ITERATIONS: u64 = 4;
 
 /// Why a run ended early.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// The run cannot be as it was asked for.
@@ -164,8 +164,10 @@ pub enum RunError {
     },
 }
 
+cuda_driver::messages::one_line_debug!(RunError);
+
 /// Why a link could not be measured.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
     /// The kernels could not be loaded.
@@ -175,6 +177,8 @@ pub enum MeasureError {
     #[error("a transfer was refused")]
     Transfer(#[from] TransportError),
 }
+
+cuda_driver::messages::one_line_debug!(MeasureError);
 
 /// Replays `trace` on `devices`, and says what was found. Corrupt blocks are no error: they are in the
 /// report.

@@ -15,7 +15,7 @@ pub struct Capacity {
 }
 
 /// Why a text is no list of capacities.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CapacityError {
     /// There is no capacity in it.
@@ -28,6 +28,8 @@ pub enum CapacityError {
         value: String,
     },
 }
+
+cuda_driver::messages::one_line_debug!(CapacityError);
 
 impl Capacity {
     /// A capacity of `blocks`.

@@ -17,12 +17,14 @@ pub enum Half {
 }
 
 /// A text that names no half.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("half {value:?} is not first, second or both")]
 pub struct HalfError {
     /// The text.
     pub value: String,
 }
+
+cuda_driver::messages::one_line_debug!(HalfError);
 
 impl Half {
     /// The requests that count, of so many.

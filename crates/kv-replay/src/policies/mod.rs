@@ -116,7 +116,7 @@ pub const POLICIES: &[PolicyEntry] = &[
 ];
 
 /// Why the policies were not compared.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PoliciesError {
     /// The capacities are no list of capacities.
@@ -129,6 +129,8 @@ pub enum PoliciesError {
     #[error(transparent)]
     Write(#[from] WriteError),
 }
+
+cuda_driver::messages::one_line_debug!(PoliciesError);
 
 /// What `kv-replay policies` does: simulates every policy on the trace in the file `trace` with each of the
 /// `capacities`, a list as for [`parse_capacities`], and counts the lookups of `half`. Returns the table, and writes
