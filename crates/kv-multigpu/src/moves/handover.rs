@@ -257,6 +257,7 @@ impl HandOver {
     /// # Errors
     /// [`SendFailed`] with the buffer, which may be sent again unless an end is lost
     /// ([`MoveError::EndLost`]).
+    #[expect(clippy::result_large_err, reason = "a refusal gives back what it was given")]
     #[track_caller]
     pub fn send(
         &mut self,
@@ -368,6 +369,7 @@ impl HandOver {
     ///
     /// # Errors
     /// [`MoveError::OtherHandOver`], with the buffer.
+    #[expect(clippy::result_large_err, reason = "a refusal gives back what it was given")]
     pub fn give_back(&mut self, mut outgoing: Outgoing) -> Result<(), (MoveError, Outgoing)> {
         if let Err(error) = self.check_own(outgoing.hand_over, outgoing.index) {
             return Err((error, outgoing));
