@@ -14,7 +14,7 @@ use common::conformance::{self, Case, Needs, Subject};
 use common::{Scenario, contents, kernel, open, pairs, pattern, scenarios, traps};
 use cuda_driver::{
     AccessDesc, AddressRange, CudaDriver, Device, DeviceBuffer, Driver, ErrorCode, HostAllocFlags,
-    Module, ModuleError, PhysicalMemory, PinnedBuffer, Stream, interop,
+    Module, ModuleError, PhysicalMemory, PinnedBuffer, ReaderError, Stream, interop,
 };
 use cudarc::driver::CudaContext;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -168,7 +168,11 @@ fn two_loads_share_contexts_and_streams(driver: &Arc<dyn Driver>) {
     let stream = unsafe { Stream::adopt(&device, their_stream.raw()) }.unwrap();
     let buffer = DeviceBuffer::alloc(&device, 4096).unwrap();
     stream.fill(buffer.span(), 8).unwrap();
-    assert_eq!(contents(&their_stream, &buffer), [8; 4096]);
+    their_stream.synchronize().unwrap();
+    assert_eq!(contents(&stream, &buffer), [8; 4096]);
+    // Its own handles of the context are the way: the owner of memory knows the work of its own driver object.
+    let refused = ReaderError::OtherDriver { stream: their_stream.raw() };
+    assert_eq!(their_stream.fill(buffer.span(), 9), Err(refused.into()));
     drop((buffer, stream, device));
     their_stream.synchronize().unwrap();
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{AddressRange, Device, HostAllocFlags, PhysicalMemory, PinnedBuffer, Stream};
 use cuda_sim::{Pace, Profile};
 use kv_cache::TransportChoice;
 use kv_place::Placement;
@@ -344,15 +344,15 @@ fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
     assert_eq!((report.iterations, report.pinned_bytes_allocated_after_warmup), (3, None));
 }
 
-/// Fills memory that is free by then, which a device may or may not survive.
-struct FillsFreed<'a>(&'a Device);
+/// Fills addresses that have no memory, which a device may or may not survive.
+struct FillsUnmapped<'a>(&'a Device);
 
-impl Progress for FillsFreed<'_> {
+impl Progress for FillsUnmapped<'_> {
     fn update(&mut self, state: &ProgressState) {
         if state.iterations == 1 {
-            let buffer = DeviceBuffer::alloc(self.0, 4096).unwrap();
-            let span = buffer.span();
-            buffer.free().unwrap();
+            let bytes = PhysicalMemory::granularity(self.0).unwrap();
+            let addresses = AddressRange::reserve(self.0, bytes).unwrap();
+            let span = addresses.span(0, 4096).unwrap();
             assert!(Stream::new(self.0).unwrap().fill(span, 0).is_err());
         }
     }
@@ -362,7 +362,7 @@ impl Progress for FillsFreed<'_> {
 fn a_finding_of_the_simulated_device_fails_the_run() {
     let trace = Trace { requests: vec![request(100, 3, 0)] };
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
-    let mut fills = FillsFreed(&devices.devices[0]);
+    let mut fills = FillsUnmapped(&devices.devices[0]);
     let failed = engine::run(&small(8), &trace, &devices, &mut fills).unwrap_err();
     assert!(matches!(failed, RunError::Findings { count: 1, .. }), "{failed:?}");
 }
