@@ -302,12 +302,14 @@ impl Stream {
         if data.is_empty() {
             return Ok(self.synchronize()?);
         }
-        let _use = destination.used_by(self)?;
         let mut own = OwnBytes::new(data.len());
         for (place, data) in (0..).zip(data.chunks(OWN_BYTES_MAX)) {
             let piece = destination.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
             own.at(&self.inner.device, data.len(), true).copy_from_slice(data);
+            let used = piece.used_by(self)?;
             self.carry(&mut own, |driver, host, stream| {
+                // For the call alone: the owner's end waits for no stream.
+                let _used = used;
                 // SAFETY: `carry` keeps the memory until the copy is over; it is as long as the
                 // piece, which is device memory, whose owner waits for this call (`DeviceSpan`).
                 unsafe { driver.memcpy_htod_async(piece.address(), host, piece.bytes(), stream) }
@@ -337,11 +339,12 @@ impl Stream {
         if destination.is_empty() {
             return Ok(self.synchronize()?);
         }
-        let _use = source.used_by(self)?;
         let mut own = OwnBytes::new(destination.len());
         for (place, data) in (0..).zip(destination.chunks_mut(OWN_BYTES_MAX)) {
             let piece = source.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
+            let used = piece.used_by(self)?;
             self.carry(&mut own, |driver, host, stream| {
+                let _used = used;
                 // SAFETY: `carry` keeps the memory until the copy is over, and no code reads it
                 // before; it is as long as the piece.
                 unsafe { driver.memcpy_dtoh_async(host, piece.address(), piece.bytes(), stream) }

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use cuda_driver::{
-    AccessDesc, AddressRange, CopyError, Device, DeviceBuffer, DeviceSpan, HostAllocFlags,
-    PhysicalMemory, PinnedBuffer, ReaderError, Stream,
+    AccessDesc, AddressRange, CopyError, CountingDriver, Device, DeviceBuffer, DeviceSpan, Driver,
+    HostAllocFlags, PhysicalMemory, PinnedBuffer, ReaderError, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 
@@ -102,4 +105,79 @@ fn a_span_of_another_driver_is_refused() {
     assert_eq!(answers(&on, memory.span()), vec![Err(refused); 10]);
     assert_untouched(&on);
     assert_untouched(&other);
+}
+
+/// A driver over the simulated one that stays in `call` until it is told to go on. Tells every call, that one as well.
+fn staying_in(call: &'static str) -> (Arc<dyn Driver>, Receiver<&'static str>, Sender<()>) {
+    let upstream = Arc::new(SimDriver::new(SimConfig::default()).unwrap());
+    let ((tell, told), (go_on, may_go_on)) = (channel(), channel());
+    let ends = Mutex::new((tell, Some(may_go_on)));
+    let driver = CountingDriver::watched(upstream, move |name| {
+        // Not under the lock: other calls go on meanwhile.
+        let stays = {
+            let mut ends = ends.lock().unwrap();
+            ends.0.send(name).unwrap();
+            if name == call { ends.1.take() } else { None }
+        };
+        // An end that is gone is told as well.
+        stays.map(|stays| stays.recv());
+    });
+    (Arc::new(driver), told, go_on)
+}
+
+/// A minute: an answer that has not come by then does not come.
+const EVER: Duration = Duration::from_secs(60);
+/// Long enough for a call that nothing holds up.
+const SOON: Duration = Duration::from_millis(500);
+
+#[test]
+fn the_end_of_addresses_waits_for_no_stream() {
+    for uploads in [true, false] {
+        let (driver, told, go_on) = staying_in("cuStreamSynchronize");
+        let device = Device::open(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let page = PhysicalMemory::granularity(&device).unwrap();
+        let memory = PhysicalMemory::create(&device, page).unwrap();
+        let range = AddressRange::reserve(&device, page).unwrap();
+        range.map(0, &memory).unwrap();
+        range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+        let span = range.span(0, BYTES).unwrap();
+        let (ended, end) = channel();
+        thread::scope(|scope| {
+            let copies = scope.spawn(move || match uploads {
+                true => stream.upload(span, &[7; BYTES as usize]),
+                false => stream.download(&mut [0; BYTES as usize], span),
+            });
+            while told.recv_timeout(EVER).unwrap() != "cuStreamSynchronize" {}
+            // Memory that is mapped keeps its addresses; the end of their owner is what is asked for.
+            scope.spawn(move || ended.send(drop(range)));
+            let before = end.recv_timeout(EVER);
+            go_on.send(()).unwrap();
+            copies.join().unwrap().unwrap();
+            before.unwrap();
+        });
+    }
+}
+
+#[test]
+fn memory_is_not_freed_during_a_call_that_uses_it() {
+    let (driver, told, go_on) = staying_in("cuMemsetD8Async");
+    let device = Device::open(driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let memory = DeviceBuffer::alloc(&device, BYTES).unwrap();
+    let span = memory.span();
+    thread::scope(|scope| {
+        let fills = scope.spawn(move || stream.fill(span, 1));
+        while told.recv_timeout(EVER).unwrap() != "cuMemsetD8Async" {}
+        let frees = scope.spawn(move || memory.free());
+        let mut freed = false;
+        while let Ok(call) = told.recv_timeout(SOON) {
+            freed |= call == "cuMemFree";
+        }
+        go_on.send(()).unwrap();
+        fills.join().unwrap().unwrap();
+        frees.join().unwrap().unwrap();
+        assert!(!freed, "freed before the call that uses it had returned");
+        assert!(told.try_iter().any(|call| call == "cuMemFree"));
+    });
 }
