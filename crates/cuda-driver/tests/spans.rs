@@ -150,7 +150,10 @@ fn the_end_of_addresses_waits_for_no_stream() {
             });
             while told.recv_timeout(EVER).unwrap() != "cuStreamSynchronize" {}
             // Memory that is mapped keeps its addresses; the end of their owner is what is asked for.
-            scope.spawn(move || ended.send(drop(range)));
+            scope.spawn(move || {
+                drop(range);
+                ended.send(())
+            });
             let before = end.recv_timeout(EVER);
             go_on.send(()).unwrap();
             copies.join().unwrap().unwrap();
