@@ -1,4 +1,4 @@
-//! How long one load of a kernel reference takes: the inner step of every verified replay.
+//! Time of one load of a kernel reference: the inner step of every verified replay.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
 
@@ -19,7 +19,7 @@ const LOAD: &[KernelReference] = &[KernelReference {
     run: |memory, _, args| {
         let base = args.get::<u64>(0).ok_or(ReferenceError::Argument { index: 0 })?;
         for page in 0..PAGES {
-            // The first touch of a page fills it; that is not what is measured.
+            // The first access of a page fills it, which must not be measured.
             black_box(memory.load(base + page * PAGE, 1)?.len());
         }
         let mut state = 1u64;

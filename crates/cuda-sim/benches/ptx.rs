@@ -1,4 +1,5 @@
-//! How many instructions a second the committed kernels run at, from their PTX, with every check on.
+//! Speed of the committed kernels when run from their PTX, in instructions per second, with every
+//! check on.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
 
@@ -85,7 +86,7 @@ fn upload<T: Copy + Into<u64>>(sim: &SimDriver, values: &[T]) -> u64 {
         .flat_map(|&value| value.into().to_le_bytes().into_iter().take(size))
         .collect();
     let buffer = sim.mem_alloc(bytes.len() as u64).unwrap();
-    // SAFETY: `bytes` is pageable memory, which is read during the call.
+    // SAFETY: `bytes` is pageable memory, which is read only during the call.
     unsafe { sim.memcpy_htod_async(buffer, bytes.as_ptr() as u64, bytes.len() as u64, 0) }.unwrap();
     buffer
 }

@@ -1,6 +1,8 @@
-//! A loader that overwrites pinned memory while the copy out of it is pending, and the report of that.
+//! A loader overwrites pinned memory while a copy still reads it. The example prints the race
+//! report.
 //!
-//! `cargo run -p cuda-sim --example race` shows the race; `-- --mended` waits first, and shows none.
+//! `cargo run -p cuda-sim --example race` shows the race. With `-- --mended` the loader waits
+//! first, and there is no race.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program reports here")]
 

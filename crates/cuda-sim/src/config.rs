@@ -1,55 +1,60 @@
-//! What a simulated machine looks like.
+//! The configuration of a simulated machine.
 
 use crate::{Pace, Profile, RaceCheck, environment};
 
-/// Most devices of one simulated machine.
+/// Maximum number of devices of one simulated machine.
 const DEVICES_MAX: u32 = 32;
 
-/// Most copy engines of a device.
+/// Maximum number of copy engines of a device.
 const COPY_ENGINES_MAX: u32 = 1024;
 
-/// Most percent of a profile.
+/// Upper limit of each percentage of a profile.
 const PERCENT_MAX: u32 = 1_000_000;
 
-/// Newest architecture whose instructions the simulated device knows, as in `sm_90`.
+/// Newest compute capability that the simulated device supports, as in `sm_90`.
 pub(crate) const COMPUTE_CAPABILITY_MAX: (u32, u32) = (9, 0);
 
-/// The simulated machine: its devices, their memory, and the seed of every choice it makes.
+/// The simulated machine: its devices, their memory, and the seed of all its random choices.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SimConfig {
     /// Number of devices, 1 to 32.
     pub devices: u32,
-    /// Memory of each device, in bytes: 1 to 8 TiB. Only what is touched takes memory of this process.
+    /// Memory of each device, in bytes: 1 to 8 TiB. The host process spends memory only on pages
+    /// that are touched.
     pub device_bytes: u64,
-    /// Most pinned host memory there may be at once, in bytes.
+    /// Maximum of pinned host memory at any time, in bytes.
     pub pinned_bytes: u64,
-    /// Granularity of virtual memory, in bytes: a power of two from 4 KiB to 1 GiB. All reservations
-    /// together have at most 2^25 pages of it, and one physical handle at most 2^22.
+    /// Granularity of virtual memory, in bytes: a power of two from 4 KiB to 1 GiB. All
+    /// reservations together hold at most 2^25 pages, and one physical handle at most 2^22.
     pub granularity: u64,
-    /// Seed of the scheduler and of the pattern in fresh memory.
+    /// Seed of the scheduler and of the byte pattern in fresh memory.
     pub seed: u64,
-    /// How far the devices go on by themselves at first ([`SimDriver::set_pace`](crate::SimDriver::set_pace)
-    /// changes it). By default what the variable `CUDA_SIM_PACE` of the environment says (`slowest`,
-    /// `fastest`, `random` or `one-behind`), or [`Pace::Random`] where it is not set.
+    /// Initial pace: how far the devices advance on their own
+    /// ([`SimDriver::set_pace`](crate::SimDriver::set_pace) changes the pace). The default is the
+    /// value of the environment variable `CUDA_SIM_PACE` (`slowest`, `fastest`, `random` or
+    /// `one-behind`), or [`Pace::Random`] where the variable is not set.
     pub pace: Pace,
     /// Whether devices can access each other's memory.
     pub peer_access: bool,
-    /// How many neighbouring devices can: 0 to 3 and 4 to 7 of eight, if it is 4. At least 1.
+    /// Number of neighbouring devices that can access each other's memory, at least 1. With 4 of 8
+    /// devices: devices 0 to 3, and devices 4 to 7.
     pub peer_group: u32,
-    /// Whether the device knows which bytes of its memory were ever written, so that a kernel that
-    /// reads others is found. Costs one bit for each byte of pages that are written in part.
+    /// Whether the device records which bytes of its memory were ever written. A kernel that reads
+    /// any other byte is then reported. Costs one bit for each byte of partly written pages.
     pub track_initialised: bool,
-    /// Whether accesses that nothing orders are looked for: see [`Race`](crate::Race).
+    /// Whether the device looks for accesses that nothing orders: see [`Race`](crate::Race).
     pub races: RaceCheck,
-    /// Whether the waits inside `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`, `cuModuleUnload` and the end of a
-    /// context order what was enqueued before them, as drivers make them. Off: code is looked at as
-    /// if they did not wait, as allocators in stream order do not.
+    /// Whether the implicit waits of `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`,
+    /// `cuModuleUnload` and of the end of a context order earlier work, as in NVIDIA's drivers.
+    /// With `false`, the race check treats those calls as if they did not wait, like an allocator
+    /// in stream order.
     pub implicit_waits: bool,
-    /// Compute capability that each device reports, major and minor: at most 9.0, whose PTX it runs.
+    /// Compute capability that each device reports, major and minor: at most 9.0. The device runs
+    /// PTX for that architecture.
     pub compute_capability: (u32, u32),
-    /// What operations and calls cost in virtual time.
+    /// Costs of operations and calls in virtual time.
     pub profile: Profile,
-    /// Name that each device reports.
+    /// Device name that each device reports.
     pub name: String,
 }
 
@@ -76,7 +81,7 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// Most memory that a device can have, in bytes: 8 TiB.
+    /// Maximum memory of one device, in bytes: 8 TiB.
     pub const DEVICE_BYTES_MAX: u64 = 8 << 40;
 
     /// Whether `device` can access memory of `peer`, another device.
@@ -84,7 +89,7 @@ impl SimConfig {
         self.peer_access && self.group_of(device) == self.group_of(peer)
     }
 
-    /// The group of neighbours that `device` is in.
+    /// The peer group of `device`.
     pub(crate) fn group_of(&self, device: u32) -> u32 {
         device / self.peer_group
     }
@@ -124,62 +129,62 @@ impl SimConfig {
     }
 }
 
-/// Why a machine cannot be simulated.
+/// Why a configuration is refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimConfigError {
-    /// Too few or too many devices.
-    #[error("{devices} devices, where 1 to {most} can be simulated")]
+    /// The number of devices is 0 or too large.
+    #[error("cannot simulate {devices} devices: the number must be 1 to {most}")]
     Devices {
-        /// Devices asked for.
+        /// Requested number of devices.
         devices: u32,
-        /// Most that there can be.
+        /// Maximum number of devices.
         most: u32,
     },
-    /// Groups of no devices.
-    #[error("devices in peer groups of none")]
+    /// The peer group size is 0.
+    #[error("cannot simulate peer groups of 0 devices")]
     PeerGroup,
-    /// An architecture that cannot be simulated.
-    #[error("compute capability {major}.{minor}, of which {}.{} is the newest", most.0, most.1)]
+    /// The compute capability is not supported.
+    #[error("cannot simulate compute capability {major}.{minor}: the newest is {}.{}", most.0, most.1)]
     ComputeCapability {
-        /// Major number asked for.
+        /// Requested major number.
         major: u32,
-        /// Minor number asked for.
+        /// Requested minor number.
         minor: u32,
-        /// The newest, major and minor.
+        /// The newest supported capability, major and minor.
         most: (u32, u32),
     },
-    /// A page size that virtual memory cannot have.
+    /// The granularity is not one that virtual memory can have.
     #[error("granularity {granularity} is not a power of two from 4 KiB to 1 GiB")]
     Granularity {
-        /// Granularity asked for, in bytes.
+        /// Requested granularity, in bytes.
         granularity: u64,
     },
-    /// A device without memory, or with too much.
-    #[error("a device of {device_bytes} bytes, where 1 byte to 8 TiB can be simulated")]
+    /// The memory size of a device is 0 or too large.
+    #[error("cannot simulate a device of {device_bytes} bytes: the size must be 1 byte to 8 TiB")]
     DeviceBytes {
-        /// Memory asked for, in bytes.
+        /// Requested memory, in bytes.
         device_bytes: u64,
     },
-    /// A variable of the environment with a word that stands for nothing. Every machine is refused then,
-    /// whether or not its configuration came from the environment.
-    #[error("{variable}={found:?} in the environment, where {} are known", known.join(", "))]
+    /// An environment variable has an unknown value. Every machine is refused then, even if its
+    /// configuration does not come from the environment.
+    #[error("environment variable {variable}={found:?} is none of {}", known.join(", "))]
     Environment {
         /// Name of the variable.
         variable: &'static str,
         /// Its value.
         found: String,
-        /// The words that it may have.
+        /// The values that it may have.
         known: Vec<&'static str>,
     },
-    /// A count or a percentage of the profile that the cost model does not take.
-    #[error("{key} = {found} in the profile, where 1 to {most} can be simulated")]
+    /// A count or percentage of the profile is outside the range of the cost model.
+    #[error("cannot simulate a profile with {key} = {found}: the value must be 1 to {most}")]
     Profile {
         /// Name of the field of [`Profile`].
         key: &'static str,
         /// Its value.
         found: u32,
-        /// The greatest that can be simulated.
+        /// The greatest value allowed.
         most: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! Primary contexts, and which of them is current on which thread.
+//! Primary contexts, and the current context of each thread.
 
 use cuda_driver::ErrorCode;
 
@@ -14,20 +14,20 @@ const END: &str = "cuDevicePrimaryCtxRelease";
 /// One device and its primary context.
 #[derive(Debug, Default)]
 pub(crate) struct SimDevice {
-    /// Times the primary context is retained.
+    /// How often the primary context is retained.
     retained: u32,
     /// Handle of the live context.
     pub(crate) context: Option<u64>,
     /// Its legacy default stream.
     pub(crate) legacy_stream: u64,
-    /// Devices whose `cuMemAlloc` memory this one may access, one bit each.
+    /// Devices whose `cuMemAlloc` memory this device may access, one bit each.
     pub(crate) peers: u64,
-    /// The error that lost the device; it stays until the process ends.
+    /// The error that lost the device. It stays until the process ends.
     pub(crate) poison: Option<ErrorCode>,
 }
 
 impl Machine {
-    /// Fails with the sticky error when the device is lost.
+    /// Fails with the sticky error if the device is lost.
     pub(crate) fn health(&self, device: u32) -> Answer<()> {
         match self.devices[device as usize].poison {
             Some(code) => Err(code),
@@ -35,15 +35,15 @@ impl Machine {
         }
     }
 
-    /// Loses a device: its pending work never runs.
+    /// Marks a device as lost: its pending work never runs.
     pub(crate) fn poison(&mut self, device: u32, code: ErrorCode) {
         self.devices[device as usize].poison.get_or_insert(code);
         self.discard_work(device);
         self.races.device_stopped(device);
     }
 
-    /// Loses a device by a fault of its work. The driver's whole process is lost by that: all other
-    /// devices answer the same error, also those that had no context then.
+    /// Loses a device because its work faulted. NVIDIA's driver fails the whole process then: all
+    /// other devices return the same error, even those without a context.
     pub(crate) fn poison_process(&mut self, device: u32, code: ErrorCode) {
         self.poison(device, code);
         for other in 0..self.config.devices {
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// Device of the calling thread's context, lost or not: what clean-up calls need.
+    /// Device of the calling thread's context, lost or not. Clean-up calls need this form.
     pub(crate) fn current_device(&self) -> Answer<u32> {
         let context = self.ctx_get_current();
         if context == 0 {
@@ -60,7 +60,7 @@ impl Machine {
         self.contexts.get(&context).copied().ok_or(ErrorCode::CONTEXT_IS_DESTROYED)
     }
 
-    /// Device of the calling thread's context, which must not be lost.
+    /// Device of the calling thread's context. Fails if the device is lost.
     pub(crate) fn current(&self) -> Answer<u32> {
         let device = self.current_device()?;
         self.health(device)?;
@@ -91,7 +91,7 @@ impl Machine {
         if state.retained > 0 {
             return Ok(());
         }
-        // Work that is held still is lost with the context; that was noted as a finding.
+        // Blocked work is lost with the context. A finding already reports it.
         let _ = self.wait_to_end(END, Goal::Device(device));
         let call = (END, self.next_sequence());
         self.note_context_ended(call, device);

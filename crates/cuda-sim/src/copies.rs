@@ -1,4 +1,4 @@
-//! Allocation, copies and fills, as the driver checks them before they are enqueued.
+//! Allocation, copies and fills: the driver's checks before the work is enqueued.
 
 use cuda_driver::{
     AllocationProp, BatchCopy, ErrorCode, HostAllocFlags, HostRegisterFlags, PeerCopy,
@@ -35,7 +35,7 @@ impl Machine {
         let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
         let device = self.memory.allocations.live()[index].device;
         let bytes = self.memory.allocations.live()[index].bytes();
-        // The driver waits for the other devices too, whose copies may read the memory.
+        // The driver also waits for other devices, because their copies may read this memory.
         self.wait_to_end("cuMemFree", Goal::Everything)?;
         self.note_freed("cuMemFree", RangeKind::Allocation, (address, bytes));
         self.memory.free(index);
@@ -45,7 +45,7 @@ impl Machine {
     pub(crate) fn host_alloc(&mut self, bytes: u64, flags: HostAllocFlags) -> Answer<u64> {
         let device = self.current()?;
         if bytes == 0 {
-            // A success with no address, which can be freed as well.
+            // The call succeeds without an address. Null can be freed as well.
             return Ok(0);
         }
         let host = self.memory.host.alloc(bytes, device, flags.portable)?;
@@ -86,7 +86,7 @@ impl Machine {
         let index = self.memory.host.starting_at(host);
         let region = index.map(|index| (index, &self.memory.host.live()[index]));
         let Some((index, region)) = region.filter(|(_, region)| region.is_registered()) else {
-            // Null, pinned memory that was not registered there, or a device's.
+            // The host address is null, unregistered pinned memory, or device memory.
             let known = host == 0 || self.memory.check(Viewer::ANY, host, 1).is_ok();
             return Err(if known {
                 ErrorCode::INVALID_VALUE
@@ -95,7 +95,7 @@ impl Machine {
             });
         };
         let (owner, bytes) = (region.owner, region.bytes());
-        // The driver waits for all work of this device, and for none of others.
+        // The driver waits for all work of this device, but not for other devices.
         self.wait_to_end("cuMemHostUnregister", Goal::Device(owner))?;
         self.note_freed("cuMemHostUnregister", RangeKind::PinnedHost, (host, bytes));
         self.memory.host.free(index);
@@ -103,15 +103,15 @@ impl Machine {
         self.health(owner)
     }
 
-    /// With unified addressing, pinned memory has one address, whatever flags it was pinned with.
+    /// With unified addressing, pinned memory has one address, regardless of its flags.
     pub(crate) fn host_device_pointer(&self, host: u64) -> Answer<u64> {
         self.current()?;
         self.memory.host.find(host).map(|_| host).ok_or(ErrorCode::INVALID_VALUE)
     }
 
-    /// Refuses a device range that is not of one live allocation or mapped run, or is mapped
-    /// without access for device `at.0`. A peer's
-    /// allocations are in reach of copies whether or not peer access is enabled.
+    /// Refuses a device range that is not inside one live allocation or mapped run, or that device
+    /// `at.0` may not access. Copies reach a peer's allocations whether or not peer access is
+    /// enabled.
     fn check_device_range(
         &mut self,
         call: &'static str,
@@ -119,7 +119,7 @@ impl Machine {
         address: u64,
         bytes: u64,
     ) -> Answer<()> {
-        // Neighbouring pinned ranges are one memory to a kernel, and not to the driver's checks.
+        // A kernel sees neighbouring pinned ranges as one memory. The driver's checks do not.
         let host = address < HOST_END;
         let whole = !host || self.memory.host.classify(address, bytes) == HostRange::Pinned;
         if whole && self.memory.check(Viewer::enqueuing(at.0), address, bytes).is_ok() {
@@ -136,7 +136,7 @@ impl Machine {
         Err(ErrorCode::INVALID_VALUE)
     }
 
-    /// Refuses host ranges that are no single memory, or no memory any more.
+    /// Refuses a host range that spans several allocations or was freed.
     fn check_host_range(
         &mut self,
         call: &'static str,
@@ -149,7 +149,7 @@ impl Machine {
             HostRange::Pinned | HostRange::Pageable(_) => return Ok(class),
             HostRange::Straddles => (FindingKind::InvalidRange, "only partly pinned"),
             HostRange::Freed => (FindingKind::FreedHostMemory, "pinned memory that was freed"),
-            // Addresses are of one space: device memory will do, as pinned memory does.
+            // All addresses share one space, so device memory is accepted like pinned memory.
             HostRange::NotHost
                 if self.memory.check(Viewer::enqueuing(at.0), address, bytes).is_ok() =>
             {
@@ -210,7 +210,7 @@ impl Machine {
             self.enqueue(stream, CALL, Work::Copy { destination, source: (device, source), bytes });
             return Ok(());
         };
-        // The caller's memory is only known to be valid during this call: wait for the bytes.
+        // The caller's memory is valid only during this call, so wait for the bytes.
         self.fetched = None;
         let point = self.enqueue(stream, CALL, Work::Fetch { source, bytes });
         if let Err(code) = self.wait(CALL, Goal::Point(point)) {
@@ -262,8 +262,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Copies of one batch. Stricter than the driver where that would hide a mistake: pageable
-    /// memory is refused, and copies of which one writes what another accesses are reported.
+    /// Copies of one batch. The checks are stricter than the driver's where the driver would hide a
+    /// mistake: pageable memory is refused, and so is a copy that writes bytes which another copy
+    /// of the batch accesses.
     pub(crate) fn copy_batch(&mut self, copies: &[BatchCopy], stream_argument: u64) -> Answer<()> {
         const CALL: &str = "cuMemcpyBatchAsync";
         let (stream, device) = self.stream(stream_argument)?;
@@ -272,7 +273,7 @@ impl Machine {
         }
         let at = (device, stream_argument);
         let mut check = |copy: &BatchCopy| {
-            // Unlike a copy of its own, none of a batch may be empty.
+            // Unlike a single copy, a copy of a batch may not be empty.
             if copy.bytes == 0 {
                 return Err(ErrorCode::INVALID_VALUE);
             }
@@ -283,7 +284,7 @@ impl Machine {
             .iter()
             .enumerate()
             .find_map(|(index, copy)| check(copy).err().map(|code| (index, code)));
-        // As driver 580: the copies before the one that is refused run.
+        // As in driver 580, the copies before the refused one still run.
         let good = &copies[..refused.map_or(copies.len(), |(index, _)| index)];
         if !good.is_empty() {
             self.note_batch_conflicts(CALL, at, good);
@@ -292,7 +293,8 @@ impl Machine {
         refused.map_or(Ok(()), |(_, code)| Err(code))
     }
 
-    /// Reports ranges that one copy of a batch writes and another accesses: nothing orders the two.
+    /// Reports ranges that one copy of a batch writes and another copy accesses. Nothing orders the
+    /// two.
     fn note_batch_conflicts(&mut self, call: &'static str, at: (u32, u64), copies: &[BatchCopy]) {
         let mut written: Vec<(u64, u64, usize)> = copies
             .iter()
@@ -303,7 +305,8 @@ impl Machine {
         let mut accessed = copies.iter().enumerate().flat_map(|(index, copy)| {
             [(copy.destination, copy.bytes, index), (copy.source, copy.bytes, index)]
         });
-        // Two neighbours suffice: where any two writes overlap, two neighbours in this order do.
+        // Comparing neighbours suffices: if any two writes overlap, two neighbours in this order do
+        // too.
         let conflict = accessed.find(|&(address, bytes, index)| {
             let end = address.saturating_add(bytes);
             let next = written.partition_point(|&(start, ..)| start < end);
@@ -312,7 +315,8 @@ impl Machine {
             })
         });
         if let Some((address, bytes, _)) = conflict {
-            let reason = "one copy of a batch writes what another accesses, in no order";
+            let reason =
+                "one copy of a batch writes bytes that another accesses, and nothing orders them";
             self.note_range(FindingKind::Conflict, call, at, (address, bytes), reason);
         }
     }

@@ -1,4 +1,4 @@
-//! The driver's calls, each one step on the machine's state.
+//! The driver's calls. Each call is one step on the machine's state.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -20,36 +20,37 @@ use crate::scheduler::Goal;
 use crate::state::{Answer, Machine};
 use crate::time::SizedCall;
 
-/// The driver version it stands for: that of CUDA 12.8.
+/// The simulated driver version: that of CUDA 12.8.
 const DRIVER_VERSION: i32 = 12_080;
 
 /// Multiprocessors of an H100 SXM.
 const MULTIPROCESSORS: i32 = 132;
 
-/// Copy engines that CUDA reports for an H100.
+/// Number of copy engines that CUDA reports for an H100.
 const COPY_ENGINES: i32 = 3;
 
-/// A simulated device is beside no memory node of the machine it runs on.
+/// A simulated device belongs to no NUMA node.
 const NO_NODE: i32 = -1;
 
-/// Memory of an H100 SXM: 3.35 TB/s at two transfers a clock.
+/// Memory clock of an H100 SXM: 3.35 TB/s at two transfers per clock.
 const MEMORY_CLOCK_KHZ: i32 = 2_619_000;
 const MEMORY_BUS_BITS: i32 = 5_120;
 
 thread_local! {
-    /// Where the call that this thread makes comes from.
+    /// Source location of the driver call that this thread makes.
     static CALLING: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-/// Where the call that this thread makes comes from, where it was made on the driver's own type. One
-/// through the trait object does not tell.
+/// Source location of this thread's driver call, if the call was made on the driver's own type.
+/// Calls through the trait object carry no location.
 pub(crate) fn calling() -> Option<Site> {
     let at = CALLING.get().filter(|at| at.file() != file!())?;
     Some(Site { at, through: None })
 }
 
 impl SimDriver {
-    /// Notes the caller's place, counts the call, fails it if that was ordered, and runs it under the machine's lock.
+    /// Records the caller's location, counts the call, applies an ordered failure, and runs the
+    /// call under the machine's lock.
     #[track_caller]
     fn call<T>(
         &self,
@@ -65,7 +66,7 @@ impl SimDriver {
     }
 }
 
-/// Where a device is: attributes that differ from device to device.
+/// Attributes for the device's position, which differ from device to device.
 fn place(device: u32, which: DeviceAttribute) -> Option<i32> {
     match which {
         DeviceAttribute::PCI_DOMAIN_ID | DeviceAttribute::PCI_DEVICE_ID => Some(0),
@@ -74,7 +75,7 @@ fn place(device: u32, which: DeviceAttribute) -> Option<i32> {
     }
 }
 
-/// The PCI bus that a device is alone on.
+/// The PCI bus of a device. No other device is on that bus.
 fn pci_bus(device: u32) -> u32 {
     device + 1
 }
@@ -90,7 +91,7 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
         | DeviceAttribute::HOST_REGISTER_SUPPORTED
         | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         | DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        // As on an H100, which knows fabric handles; to make one takes a fabric.
+        // As on an H100: fabric handles are supported, but creating one needs a fabric.
         | DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
         DeviceAttribute::ASYNC_ENGINE_COUNT => COPY_ENGINES,
         DeviceAttribute::HOST_NUMA_ID => NO_NODE,
@@ -111,7 +112,7 @@ impl Driver for SimDriver {
 
     #[track_caller]
     fn host_access(&self, access: HostAccess) {
-        // Inside a host function it is an access of the call that enqueued the function.
+        // Inside a host function, the access belongs to the call that enqueued the function.
         if !told_inside(access) {
             CALLING.set(Some(Location::caller()));
             self.state().host_access(access);
@@ -175,7 +176,7 @@ impl Driver for SimDriver {
             }
             let can_access = state.config.can_access(device, peer);
             match attribute {
-                // Every way that there is ranks first, and the way through the host after it.
+                // A direct path ranks first, and the path through the host second.
                 PeerAttribute::PERFORMANCE_RANK => Ok(i32::from(!can_access)),
                 PeerAttribute::ACCESS_SUPPORTED | PeerAttribute::NATIVE_ATOMIC_SUPPORTED => {
                     Ok(i32::from(can_access))
@@ -334,7 +335,7 @@ impl Driver for SimDriver {
         flags: HostRegisterFlags,
     ) -> DriverResult<()> {
         // SAFETY: the caller promises that the range is initialised and stays mapped until it is
-        // unregistered, and that whoever accesses it meanwhile keeps to the safety of the seam.
+        // unregistered, and that every access meanwhile follows the safety rules of the seam.
         let range = unsafe { RegisteredRange::new(host, bytes) };
         self.call("cuMemHostRegister", |state| state.host_register(range, flags))
     }
@@ -365,8 +366,9 @@ impl Driver for SimDriver {
         bytes: u64,
         stream: u64,
     ) -> DriverResult<()> {
-        // SAFETY: the caller promises that the range stays allocated, and so readable, until the
-        // operation has completed, which is not before this call returns (safety of the seam).
+        // SAFETY: the caller promises that the range stays allocated, and therefore readable, until
+        // the operation has completed. The operation completes after this call returns at the
+        // earliest (safety rules of the seam).
         let host = unsafe { PageableRange::new(self, host_source, bytes) };
         self.call("cuMemcpyHtoDAsync", |state| state.copy_to_device(destination, host, stream))
     }
@@ -425,7 +427,7 @@ impl Driver for SimDriver {
         _prop: AllocationProp,
         _which: Granularity,
     ) -> DriverResult<u64> {
-        // As the driver: the device is not looked at, whether or not there is one.
+        // The driver does not check the device either, not even whether the device exists.
         self.call("cuMemGetAllocationGranularity", |state| {
             Ok(state.memory.virtual_memory.granularity())
         })
@@ -596,7 +598,7 @@ impl Driver for SimDriver {
         function: HostFunction,
         user_data: u64,
     ) -> DriverResult<()> {
-        // SAFETY: the caller promises just that.
+        // SAFETY: the caller promises exactly what `HostCall::new` requires.
         let host = unsafe { HostCall::new(function, user_data) };
         self.call("cuLaunchHostFunc", |state| state.launch_host(stream, host))
     }

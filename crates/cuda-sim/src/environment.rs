@@ -1,17 +1,17 @@
-//! What a variable of the environment chooses for machines whose program does not choose it, so that a
-//! suite of tests runs in another manner unchanged.
+//! Settings from environment variables, for machines whose program does not choose them. With such
+//! a variable, an unchanged test suite runs under another setting.
 
 use std::env;
 
 use crate::{Pace, RaceCheck, SimConfigError};
 
-/// A variable whose word stands for a value.
+/// An environment variable, with the values it may have.
 pub(crate) struct Variable<T: 'static> {
     name: &'static str,
     words: &'static [(&'static str, T)],
 }
 
-/// The pace that machines begin with.
+/// The initial pace of machines.
 pub(crate) const PACE: Variable<Pace> = Variable {
     name: "CUDA_SIM_PACE",
     words: &[
@@ -22,13 +22,13 @@ pub(crate) const PACE: Variable<Pace> = Variable {
     ],
 };
 
-/// What machines do about races.
+/// How machines handle races.
 pub(crate) const RACES: Variable<RaceCheck> = Variable {
     name: "CUDA_SIM_RACES",
     words: &[("off", RaceCheck::Off), ("report", RaceCheck::Report), ("abort", RaceCheck::Abort)],
 };
 
-/// Refuses an environment with a variable of ours whose word is unknown.
+/// Refuses an environment in which a variable of this crate has an unknown value.
 pub(crate) fn check() -> Result<(), SimConfigError> {
     PACE.read()?;
     RACES.read()?;
@@ -36,8 +36,9 @@ pub(crate) fn check() -> Result<(), SimConfigError> {
 }
 
 impl<T: Copy + Default> Variable<T> {
-    /// The value that the variable chooses, or the default if it is not set or its word is unknown: a
-    /// configuration cannot be refused before a machine is built of it, which [`check`] does then.
+    /// The value that the variable chooses, or the default if the variable is not set or unknown. A
+    /// default configuration cannot fail; [`check`] refuses the unknown value when a machine is
+    /// built.
     pub(crate) fn value(&self) -> T {
         self.read().unwrap_or_default()
     }
@@ -49,7 +50,7 @@ impl<T: Copy + Default> Variable<T> {
         }
     }
 
-    /// The value that `text` stands for.
+    /// Parses `text` as a value of the variable.
     fn value_of(&self, text: &str) -> Result<T, SimConfigError> {
         let found = self.words.iter().find(|(word, _)| *word == text);
         found.map(|&(_, value)| value).ok_or_else(|| SimConfigError::Environment {
@@ -83,8 +84,8 @@ mod tests {
         for word in ["", "Slowest", "slowest ", "one_behind", "\u{fffd}"] {
             let text = PACE.value_of(word).unwrap_err().to_string();
             let expected = format!(
-                "CUDA_SIM_PACE={word:?} in the environment, where slowest, fastest, random, \
-                 one-behind are known"
+                "environment variable CUDA_SIM_PACE={word:?} is none of slowest, fastest, random, \
+                 one-behind"
             );
             assert_eq!(text, expected);
         }

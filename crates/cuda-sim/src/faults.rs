@@ -1,10 +1,10 @@
-//! Calls counted by name, failures on order, and devices that are lost on order.
+//! Call counts, and the failures and device losses that a test orders.
 
 use std::collections::BTreeMap;
 
 use cuda_driver::ErrorCode;
 
-/// Counts every call and decides which of them fail.
+/// Counts every call and decides which calls fail.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     calls: BTreeMap<&'static str, u64>,
@@ -15,7 +15,7 @@ pub(crate) struct Faults {
 #[derive(Debug)]
 struct OrderedFault {
     call: &'static str,
-    /// Calls of that name left until the failing one, which is counted too.
+    /// Calls with that name left until the failing call, including that call.
     left: u64,
     code: ErrorCode,
 }
@@ -34,7 +34,7 @@ impl Faults {
         self.losses.push(OrderedLoss { device, left: operations.max(1), code });
     }
 
-    /// Counts an operation of `device`; the code that loses it, if that is due.
+    /// Counts an operation of `device`, and returns the error code if the device is lost now.
     pub(crate) fn ran(&mut self, device: u32) -> Option<ErrorCode> {
         for loss in self.losses.iter_mut().filter(|loss| loss.device == device) {
             loss.left -= 1;
@@ -47,7 +47,7 @@ impl Faults {
         self.orders.push(OrderedFault { call, left: nth.max(1), code });
     }
 
-    /// Counts a call; fails it if that was ordered.
+    /// Counts a call, and fails it if a test ordered that.
     pub(crate) fn count(&mut self, call: &'static str) -> Result<(), ErrorCode> {
         *self.calls.entry(call).or_default() += 1;
         let mut due = None;

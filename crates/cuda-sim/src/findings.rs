@@ -1,38 +1,39 @@
-//! What the device saw go wrong, in words that lead to the cause.
+//! Findings: what went wrong on the device, with the facts that lead to the cause.
 
 use std::fmt;
 
 use crate::Race;
 
-/// Most findings kept; the first ones are the causes, so later ones are dropped and counted.
+/// Maximum number of findings kept. The first ones are usually the causes, so later ones are
+/// dropped and counted.
 const FINDINGS_MAX: usize = 256;
 
-/// The sort of thing that went wrong.
+/// The kind of mistake.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// A kernel or copy, when it ran, touched memory it may not access. The device is lost.
+    /// A kernel or copy accessed memory that it may not access. The device is lost.
     IllegalAccess,
-    /// A copy was refused when it was enqueued: its range is not of one live allocation or mapping.
+    /// A copy was refused when it was enqueued: its range is not inside one live allocation or
+    /// mapping.
     InvalidRange,
     /// Host memory was used after `cuMemFreeHost`.
     FreedHostMemory,
-    /// A kernel accessed memory at an address that is not a multiple of the access's width. The
-    /// device is lost.
+    /// A kernel accessed an address that is not a multiple of the access width. The device is lost.
     Misaligned,
-    /// A kernel read bytes that nobody wrote.
+    /// A kernel read bytes that were never written.
     Uninitialised,
     /// Two threads of a launch accessed the same bytes, at least one wrote, and no barrier ordered
     /// them.
     Conflict,
-    /// Two operations, or one and the host, accessed the same bytes, at least one changed them, and
-    /// nothing ordered them: see [`Finding::race`].
+    /// Two operations, or an operation and the host, accessed the same bytes. At least one access
+    /// was a write, and nothing ordered them: see [`Finding::race`].
     Race,
-    /// A kernel's barrier or exchange can never complete, or is used wrongly. The device is lost.
+    /// A kernel's barrier or exchange can never complete, or is misused. The device is lost.
     Barrier,
-    /// A kernel ran for so long that it seems to have no end. The device is lost.
+    /// A kernel ran for so long that it probably never ends. The device is lost.
     Endless,
-    /// A launch was refused: its geometry or its arguments are not those of the kernel.
+    /// A launch was refused: its geometry or arguments do not match the kernel.
     InvalidLaunch,
     /// A kernel failed for a reason other than an access. The device is lost.
     KernelFailed,
@@ -44,7 +45,7 @@ pub enum FindingKind {
     Leak,
 }
 
-/// What sort of memory a range is.
+/// The kind of memory of a range.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum RangeKind {
@@ -56,20 +57,20 @@ pub enum RangeKind {
     PinnedHost,
 }
 
-/// The range closest to a bad access.
+/// The memory range closest to a bad access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct NearMiss {
-    /// What sort of memory it is.
+    /// The kind of memory.
     pub kind: RangeKind,
-    /// Whether it was freed before.
+    /// Whether the range was freed before the access.
     pub freed: bool,
     /// First address of the range.
     pub base: u64,
     /// Length of the range, in bytes.
     pub bytes: u64,
-    /// How far the access reached out of the range, in bytes; 0 when it lay inside.
+    /// How far the access lay outside the range, in bytes; 0 if it lay inside.
     pub missed_by: u64,
-    /// Whether the access reached out before the start rather than past the end.
+    /// Whether the access lay before the start of the range, not past its end.
     pub before: bool,
 }
 
@@ -90,7 +91,7 @@ impl fmt::Display for NearMiss {
     }
 }
 
-/// The thread of a kernel that did something, and the instruction.
+/// The thread and the instruction of a kernel's access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KernelSite {
     /// Line of the module's PTX, counted from 1.
@@ -108,15 +109,15 @@ impl fmt::Display for KernelSite {
     }
 }
 
-/// One thing that went wrong.
+/// One mistake that the device found.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What sort of thing.
+    /// The kind of mistake.
     pub kind: FindingKind,
     /// The kernel's entry name, or the driver call.
     pub operation: String,
-    /// Device on which the operation ran or was to run.
+    /// Device on which the operation ran or should have run.
     pub device: Option<u32>,
     /// Stream of the operation; 0 is the legacy default stream.
     pub stream: Option<u64>,
@@ -126,11 +127,11 @@ pub struct Finding {
     pub bytes: u64,
     /// The range closest to the access.
     pub nearest: Option<NearMiss>,
-    /// The instruction and the thread, where a kernel ran from its PTX.
+    /// The instruction and the thread, if the kernel ran from its PTX.
     pub site: Option<KernelSite>,
-    /// What happened, in words.
+    /// A description of what happened.
     pub detail: String,
-    /// The race, of a finding that is one.
+    /// The race, if the finding is one.
     pub race: Option<Box<Race>>,
 }
 
@@ -174,7 +175,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The first findings, and how many came after them.
+/// The first findings, and the number of dropped ones.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     kept: Vec<Finding>,

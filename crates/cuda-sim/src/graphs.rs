@@ -1,4 +1,4 @@
-//! Graphs of kernels: launches that are made ready once and enqueued often.
+//! Graphs of kernels: launches that are prepared once and enqueued many times.
 
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 
@@ -7,18 +7,18 @@ use crate::state::{Answer, Machine};
 use crate::streams::Point;
 use crate::work::{Launch, Work};
 
-/// Launches in the order of their nodes, which is the one that they run in.
+/// Launches in the order of their nodes. They run in this order.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
     pub(crate) device: u32,
     nodes: Vec<Launch>,
-    /// The last node of the last launch, of a graph that was instantiated, and what that stands for
-    /// where races are looked for.
+    /// The last node of the last launch of an instantiated graph, with its known point for the race
+    /// check.
     launched: Option<(Point, Option<KnownPoint>)>,
 }
 
 impl Graph {
-    /// Forgets what the last launch stands for.
+    /// Forgets the known point of the last launch.
     pub(crate) fn forget_known(&mut self) {
         if let Some((_, known)) = &mut self.launched {
             *known = None;
@@ -78,7 +78,7 @@ impl Machine {
             return Err(ErrorCode::INVALID_VALUE);
         }
         let (nodes, launched) = (exec.nodes.clone(), exec.launched.clone());
-        // Two launches of one graph never run at once, in whatever streams.
+        // Two launches of one graph never overlap, even in different streams.
         if let Some((point, known)) = launched.filter(|(point, _)| point.stream != stream) {
             self.enqueue(stream, "cuGraphLaunch", Work::Wait(point));
             known.inspect(|known| self.races.follows(stream, known));

@@ -1,10 +1,11 @@
 //! Host memory: the pinned regions that the device reaches, and the only raw pointers of the crate.
 //!
-//! Everything else is safe Rust over integers. Two things are reached through pointers here:
+//! The rest of the crate is safe Rust over integers. This module reaches two things through
+//! pointers:
 //!
-//! * pinned regions, which this module allocates, and checks against its table on each access;
-//! * pageable memory of the caller, whose validity the caller of the trait method promised, kept as
-//!   a [`PageableRange`].
+//! * pinned regions, which this module allocates and checks against its table on each access;
+//! * pageable memory of the caller, held as a [`PageableRange`]. The caller of the trait method
+//!   promised its validity.
 
 use std::alloc::Layout;
 use std::collections::VecDeque;
@@ -15,13 +16,14 @@ use cuda_driver::ErrorCode;
 /// Alignment of pinned memory, in bytes.
 const PAGE_BYTES: usize = 4096;
 
-/// First address that no host memory has: device addresses begin here.
+/// End of the host addresses. Device addresses begin here.
 pub(crate) const HOST_END: u64 = 1 << 48;
 
-/// Freed pinned memory that is kept aside, so that a late use of it is seen and harms nobody.
+/// Amount of freed pinned memory kept in quarantine, so that a late access is reported and
+/// harmless.
 const QUARANTINE_BYTES: u64 = 64 << 20;
 
-/// Byte that freed pinned memory is filled with.
+/// Byte that fills freed pinned memory.
 const FREED_BYTE: u8 = 0xDD;
 
 /// Memory that a caller of `cuMemHostRegister` keeps mapped.
@@ -37,7 +39,7 @@ pub(crate) struct RegisteredRange {
 
 impl RegisteredRange {
     /// # Safety
-    /// - the range meets the invariants of this type.
+    /// - The range meets the invariants of this type.
     pub(crate) unsafe fn new(base: u64, bytes: u64) -> Self {
         Self { base, bytes }
     }
@@ -47,22 +49,22 @@ impl RegisteredRange {
     }
 }
 
-/// Whose memory a region is.
+/// The owner of a region's memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Origin {
-    /// This module's, allocated for `cuMemHostAlloc`.
+    /// Memory that this module allocated for `cuMemHostAlloc`.
     Allocated,
-    /// The program's, which registered it.
+    /// Memory of the program, which registered it.
     Registered,
 }
 
 /// One pinned allocation, or one registration.
 ///
 /// # Invariants
-/// An allocated region has the exposed address of an allocation of `bytes` initialised bytes in
-/// `base`, made by [`Region::new`] with the layout of [`Region::layout`], which lives until this value
-/// is dropped. A registered one was made of a [`RegisteredRange`], and is dropped before the call that
-/// unregisters it returns.
+/// An allocated region owns an allocation of `bytes` initialised bytes. `base` is its exposed
+/// address. [`Region::new`] made it with the layout of [`Region::layout`], and it lives until this
+/// value is dropped. A registered region was made from a [`RegisteredRange`], and is dropped before
+/// the call that unregisters it returns.
 #[derive(Debug)]
 pub(crate) struct Region {
     base: u64,
@@ -87,7 +89,8 @@ impl Region {
         if start.is_null() {
             return None;
         }
-        // SAFETY: `start` is an allocation of `layout.size()` bytes that nobody else knows yet.
+        // SAFETY: `start` is a new allocation of `layout.size()` bytes, and no other code knows it
+        // yet.
         unsafe { start.write_bytes(fill, layout.size()) };
         let base = start.expose_provenance() as u64;
         Some(Self { base, bytes, origin: Origin::Allocated, owner, portable })
@@ -115,10 +118,10 @@ impl Region {
 
     fn fill(&mut self, byte: u8) {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
-        // SAFETY: the region is allocated (only such get here), live and `bytes` long (invariants) and
-        // its provenance is exposed.
-        // The callers of `cuMemFreeHost` and of the last `cuDevicePrimaryCtxRelease`, the only ways
-        // here, promised that nothing refers to the memory any more.
+        // SAFETY: the region is allocated (only allocated regions reach this line), live and
+        // `bytes` long (invariants), and its provenance is exposed. Only `cuMemFreeHost` and the
+        // last `cuDevicePrimaryCtxRelease` lead here. Their callers promised that nothing refers to
+        // the memory any more.
         unsafe { start.write_bytes(byte, self.bytes as usize) };
     }
 }
@@ -129,25 +132,26 @@ impl Drop for Region {
             && let Some(layout) = Self::layout(self.bytes)
         {
             let start = std::ptr::with_exposed_provenance_mut::<u8>(self.base as usize);
-            // SAFETY: `start` was allocated with this same layout (invariants of an allocated region),
-            // and only here is it given back.
+            // SAFETY: `start` was allocated with this same layout (invariants of an allocated
+            // region), and only this line frees it.
             unsafe { std::alloc::dealloc(start, layout) };
         }
     }
 }
 
-/// Proof that a range is neither pinned, freed nor a device's: only [`HostMemory::classify`] makes it.
+/// Proof that a range is neither pinned, freed nor device memory. Only [`HostMemory::classify`]
+/// makes it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Pageable(());
 
-/// What a host range is to the device.
+/// How the device sees a host range.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum HostRange {
     /// Inside one live pinned region: accessed when the operation runs.
     Pinned,
     /// Ordinary memory of the caller: accessed during the call.
     Pageable(Pageable),
-    /// Partly pinned: no single memory.
+    /// Partly pinned: the range spans several kinds of memory.
     Straddles,
     /// Pinned memory that was freed.
     Freed,
@@ -208,7 +212,7 @@ impl HostMemory {
         Ok(self.insert(region))
     }
 
-    /// Notes memory of the program as pinned.
+    /// Registers memory of the program as pinned.
     pub(crate) fn register(
         &mut self,
         range: RegisteredRange,
@@ -247,11 +251,11 @@ impl HostMemory {
         self.live.binary_search_by_key(&base, |region| region.base).ok()
     }
 
-    /// Takes region `index` out of use. Memory of this module is kept aside for a while.
+    /// Frees region `index`. Memory of this module stays in quarantine for a while.
     pub(crate) fn free(&mut self, index: usize) {
         let mut region = self.live.remove(index);
         self.live_bytes -= region.bytes;
-        // What was registered is the program's again.
+        // Registered memory belongs to the program again.
         if region.origin == Origin::Registered || region.bytes > QUARANTINE_BYTES {
             return;
         }
@@ -271,7 +275,7 @@ impl HostMemory {
         region.end().checked_sub(address).filter(|&rest| rest > 0)
     }
 
-    /// The parts of a range that lie in live regions, as addresses and lengths.
+    /// The parts of a range inside live regions, as addresses and lengths.
     pub(crate) fn pinned_parts(&self, (address, bytes): (u64, u64)) -> Vec<(u64, u64)> {
         let end = address.saturating_add(bytes);
         let first = self.live.partition_point(|region| region.end() <= address);
@@ -298,39 +302,40 @@ impl HostMemory {
         }
     }
 
-    /// Copies pinned bytes out; `None` when the range is not inside one live region.
+    /// Copies pinned bytes out; `None` if the range is not inside one live region.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Option<()> {
         self.find(address).filter(|&rest| into.len() as u64 <= rest)?;
         let source = std::ptr::with_exposed_provenance::<u8>(address as usize);
         // SAFETY: the range is inside a live, initialised region (the check above and the
         // invariants of `Region`), whose provenance is exposed. `into` is an exclusive borrow, so
-        // it does not overlap: Rust code has no exclusive reference into a region while an
-        // operation that reads it is pending (safety of the seam). A host thread that writes the
-        // bytes meanwhile is the program's error that a real device shows as torn bytes; no
-        // reference to them is formed here.
+        // it does not overlap: Rust code holds no exclusive reference into a region while an
+        // operation that reads the region is pending (safety of the seam). If a host thread writes
+        // the bytes meanwhile, that is an error of the program, which a real device would show as
+        // torn bytes; no reference to the bytes is formed here.
         unsafe { std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len()) };
         Some(())
     }
 
-    /// Copies bytes into pinned memory; `None` when the range is not inside one live region.
+    /// Copies bytes into pinned memory; `None` if the range is not inside one live region.
     pub(crate) fn write(&mut self, address: u64, from: &[u8]) -> Option<()> {
         self.find(address).filter(|&rest| from.len() as u64 <= rest)?;
         let destination = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-        // SAFETY: the range is inside a live region whose provenance is exposed; the caller of the
+        // SAFETY: the range is inside a live region whose provenance is exposed. The caller of the
         // trait method that enqueued the operation promised that the host neither reads nor writes
-        // the range until it has completed (safety of the seam), so `from` is not in it either.
+        // the range until the operation has completed (safety of the seam). Therefore `from` is not
+        // in the range either.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), destination, from.len()) };
         Some(())
     }
 }
 
-/// Memory of the caller that is not pinned; borrowed for the driver call, so that no operation that
-/// runs later can hold it.
+/// Unpinned memory of the caller, borrowed for the driver call. An operation that runs later cannot
+/// hold it.
 ///
 /// # Invariants
-/// Unless the range is pinned, freed or a device's (which the tables tell), its `bytes` bytes at
-/// `address` may be read (a source) or written (a destination) for `'call`, and nobody else accesses
-/// them meanwhile in a way that conflicts.
+/// The tables tell whether the range is pinned, freed or device memory. Otherwise its `bytes` bytes
+/// at `address` may be read (a source) or written (a destination) for `'call`, and no other code
+/// makes a conflicting access meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageableRange<'call> {
     address: u64,
@@ -339,10 +344,10 @@ pub(crate) struct PageableRange<'call> {
 }
 
 impl<'call> PageableRange<'call> {
-    /// A range that is valid as long as `_call`, which is borrowed by the driver call.
+    /// A range that is valid as long as `_call`, which the driver call borrows.
     ///
     /// # Safety
-    /// - the range meets the invariants of this type for `'call`.
+    /// - The range meets the invariants of this type for `'call`.
     pub(crate) unsafe fn new<T>(_call: &'call T, address: u64, bytes: u64) -> Self {
         Self { address, bytes, call: PhantomData }
     }
@@ -355,24 +360,25 @@ impl<'call> PageableRange<'call> {
         self.bytes
     }
 
-    /// A copy of the bytes, as the driver's own staging makes it.
+    /// A copy of the bytes, like the driver's own staging copy.
     pub(crate) fn snapshot(self, class: Pageable) -> Box<[u8]> {
         let Pageable(()) = class;
         let mut bytes = vec![0; self.bytes as usize].into_boxed_slice();
         let source = std::ptr::with_exposed_provenance::<u8>(self.address as usize);
-        // SAFETY: the range is readable (invariants; `class` says that it is the caller's own
+        // SAFETY: the range is readable (invariants; `class` proves that it is the caller's own
         // memory); `bytes` is new memory of that length.
         unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
         bytes
     }
 
-    /// Fills the range with `from`, which has its length.
+    /// Fills the range with `from`. Both have the same length.
     pub(crate) fn fill_from(self, class: Pageable, from: &[u8]) {
         let Pageable(()) = class;
         assert_eq!(from.len() as u64, self.bytes, "a copy changed its length");
         let destination = std::ptr::with_exposed_provenance_mut::<u8>(self.address as usize);
-        // SAFETY: the range is writable (invariants; `class` says that it is the caller's own
-        // memory) and of this length (asserted); `from` is memory of this crate, apart from it.
+        // SAFETY: the range is writable (invariants; `class` proves that it is the caller's own
+        // memory) and has this length (asserted); `from` is memory of this crate and does not
+        // overlap it.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), destination, from.len()) };
     }
 }

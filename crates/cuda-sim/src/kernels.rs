@@ -11,19 +11,20 @@ use crate::scheduler::Goal;
 use crate::state::{Answer, Machine};
 use crate::work::{Body, Launch, Work};
 
-/// Newest PTX that the simulated driver compiles: that of CUDA 12.8.
+/// Newest PTX version that the simulated driver compiles: that of CUDA 12.8.
 const PTX_VERSION_MAX: (u32, u32) = (8, 7);
 
-/// Most threads of a block.
+/// Maximum number of threads of a block.
 pub(crate) const BLOCK_THREADS_MAX: u64 = 1024;
 
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 pub(crate) const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// Most shared memory of a block. More is for kernels that opted in, and no call here does that.
+/// Maximum shared memory of a block. A kernel could opt in to more, but no call of the driver trait
+/// does so.
 const SHARED_BYTES_MAX: u32 = 48 << 10;
 
-/// Most memory for the registers and the local memory of a block, in bytes.
+/// Maximum memory for the registers and local memory of a block, in bytes.
 const STATE_BYTES_MAX: u64 = 256 << 20;
 
 /// A loaded module.
@@ -31,7 +32,7 @@ const STATE_BYTES_MAX: u64 = 256 << 20;
 pub(crate) struct Module {
     pub(crate) device: u32,
     programs: Vec<Arc<Program>>,
-    /// The variables that its kernels share.
+    /// The module's variables, shared by its kernels.
     variables: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -59,7 +60,7 @@ impl Machine {
         Ok(handle)
     }
 
-    /// As driver 580, waits for all work of the device, whatever module it is of.
+    /// As in driver 580, this waits for all work of the device, from every module.
     pub(crate) fn module_unload(&mut self, module: u64) -> Answer<()> {
         let device = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
         self.wait_to_end("cuModuleUnload", Goal::Device(device))?;
@@ -95,7 +96,7 @@ impl Machine {
     ) -> Answer<()> {
         let current = self.current()?;
         let (stream, device) = self.stream(stream)?;
-        // Copies may use another context's stream; a kernel may not.
+        // A copy may use another context's stream, a kernel may not.
         if device != current {
             return Err(ErrorCode::INVALID_HANDLE);
         }
@@ -104,7 +105,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Checks a launch on `device` and takes its arguments.
+    /// Checks a launch on `device` and copies its arguments.
     pub(crate) fn prepare(
         &mut self,
         device: u32,
@@ -133,7 +134,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Refuses a launch that is not what the kernel declares.
+    /// Refuses a launch that does not match the kernel's declaration.
     fn check_launch(
         &mut self,
         device: u32,
@@ -146,7 +147,9 @@ impl Machine {
         }
         let shared = u64::from(program.shared_bytes()) + u64::from(config.shared_bytes);
         let refusal = if shared > SHARED_BYTES_MAX.into() {
-            Some(format!("{shared} bytes of shared memory, where {SHARED_BYTES_MAX} are most"))
+            Some(format!(
+                "{shared} bytes of shared memory, but at most {SHARED_BYTES_MAX} are allowed"
+            ))
         } else {
             program.check(config, args).err()
         };
@@ -180,14 +183,14 @@ struct Refusal {
     message: String,
 }
 
-/// Checks that the header of `ptx` is one that the device can run.
+/// Checks that the device can run PTX with this header.
 fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), Refusal> {
     let refuse = |code, message: &str| Err(Refusal { code, message: message.to_owned() });
     if ptx.starts_with('\x7f') || ptx.trim().is_empty() {
-        return refuse(ErrorCode::INVALID_IMAGE, "the text is no PTX");
+        return refuse(ErrorCode::INVALID_IMAGE, "the text is not PTX");
     }
     if ptx.contains('\0') {
-        return refuse(ErrorCode::INVALID_IMAGE, "the PTX has a zero byte inside");
+        return refuse(ErrorCode::INVALID_IMAGE, "the PTX contains a zero byte");
     }
     let text = without_comments(ptx);
     let after = |directive: &str| {
@@ -211,7 +214,7 @@ fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), Refusal> {
         let message = format!("PTX for sm_{target} does not run on this device");
         return refuse(ErrorCode::INVALID_PTX, &message);
     }
-    // Since PTX 8.1 sm_89 has them too.
+    // PTX 8.1 and later allows these conversions on sm_89 too.
     let has_small_floats = target >= 90 || (target == 89 && version >= (8, 1));
     if !has_small_floats && [".e4m3x2", ".e5m2x2"].iter().any(|name| text.contains(name)) {
         let message = format!("PTX for sm_{target} has no conversions of 8-bit floats");
@@ -225,7 +228,7 @@ fn parse_version(word: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// 90 of `sm_90`, `sm_90a` and `sm_90,debug`.
+/// Parses the number 90 from `sm_90`, `sm_90a` or `sm_90,debug`.
 fn parse_target(word: &str) -> Option<u32> {
     let digits = word.strip_prefix("sm_")?;
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

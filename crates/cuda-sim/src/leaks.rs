@@ -1,18 +1,18 @@
-//! What is still alive.
+//! Live objects and memory, for leak checks.
 
 use std::fmt;
 
-/// Objects and memory that were made and not given back.
+/// Objects and memory that were created and not freed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct LeakReport {
     /// Live `cuMemAlloc` allocations.
     pub allocations: usize,
-    /// Their bytes.
+    /// Bytes of these allocations.
     pub allocated_bytes: u64,
     /// Live pinned host allocations.
     pub pinned_regions: usize,
-    /// Their bytes.
+    /// Bytes of these regions.
     pub pinned_bytes: u64,
     /// Live address reservations.
     pub reservations: usize,
@@ -20,7 +20,7 @@ pub struct LeakReport {
     pub mappings: usize,
     /// Physical handles not released.
     pub physical_handles: usize,
-    /// Physical bytes, mapped or held by a handle.
+    /// Physical bytes that a mapping or a handle keeps alive.
     pub physical_bytes: u64,
     /// Streams not destroyed.
     pub streams: usize,
@@ -28,7 +28,7 @@ pub struct LeakReport {
     pub events: usize,
     /// Modules not unloaded.
     pub modules: usize,
-    /// Graphs, and what was instantiated from them, not destroyed.
+    /// Graphs and instantiated graphs not destroyed.
     pub graphs: usize,
 }
 

@@ -1,11 +1,11 @@
-//! A simulated CUDA device: address, stream, event, context and fault semantics of the driver, with
-//! every access checked.
+//! A simulated CUDA device. It has the driver's semantics of addresses, streams, events, contexts
+//! and faults, and checks every access.
 //!
-//! A program that manages GPU memory goes wrong in ways that a GPU hides: an order that happened to
-//! hold, a buffer that happened not to be reused yet, a read one page past the end that happened to
-//! be mapped. [`SimDriver`] stands behind [`cuda_driver::Driver`] and makes these visible on any
-//! machine: it is as strict as the hardware, as lazy as the memory model allows, and it says what it
-//! saw.
+//! A GPU hides many mistakes of programs that manage its memory: two operations happen to run in
+//! the right order, a buffer happens not to be reused yet, a read past the end happens to hit
+//! mapped memory. [`SimDriver`] implements [`cuda_driver::Driver`] and shows these mistakes on any
+//! machine. It is as strict as the hardware, delays work as far as the memory model allows, and
+//! reports what it found.
 //!
 //! # Example
 //! ```
@@ -15,10 +15,10 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let sim = SimDriver::new(SimConfig::default())?;
 //! let context = sim.device_primary_ctx_retain(0)?;
-//! // SAFETY: the context was retained above and is released by nobody.
+//! // SAFETY: the context was retained above and is never released.
 //! unsafe { sim.ctx_set_current(context) }?;
 //! let memory = sim.mem_alloc(4096)?;
-//! // One byte too many: refused, and explained.
+//! // One byte too many: the call is refused, with a finding.
 //! // SAFETY: stream 0 is the default stream; a wrong device address is answered with an error.
 //! assert!(unsafe { sim.memset_d8_async(memory, 0, 4097, 0) }.is_err());
 //! let finding = &sim.findings()[0];
@@ -29,92 +29,99 @@
 //! ```
 //!
 //! # Order
-//! Streams are queues and nothing runs when it is enqueued. Whenever the host waits, a seeded
-//! scheduler picks one ready stream after another and runs its next operation, until what the host
-//! waits for has happened, and no further. Copies and kernels read pinned host memory when they run.
-//! A query tells how far the device is at that moment, and up to three operations run after it. So an
-//! order that the program did not ask for does not hold for every seed, and each run replays from its
-//! seed as long as one thread makes the calls. Another [`Pace`] makes the devices as slow as is legal,
-//! as fast as is legal, or keeps them one operation behind the host: set [`SimConfig::pace`], call
-//! [`SimDriver::set_pace`], or let the variable `CUDA_SIM_PACE` of the environment say `slowest`,
-//! `fastest`, `one-behind` or `random`, so that a suite of tests runs at each pace unchanged.
+//! Streams are queues, and enqueuing runs nothing. When the host waits, a seeded scheduler
+//! repeatedly picks a ready stream and runs its next operation. It stops as soon as the host's wait
+//! is satisfied. Copies and kernels read pinned host memory when they run. A query reports the
+//! device's progress at that moment, and up to three operations run after it. An order that the
+//! program did not request therefore fails for some seeds. A run replays from its seed if a single
+//! thread makes the calls. Another [`Pace`] makes the devices as slow as is legal, as fast as is
+//! legal, or keeps them one operation behind the host. Set [`SimConfig::pace`], call
+//! [`SimDriver::set_pace`], or set the environment variable `CUDA_SIM_PACE` to `slowest`,
+//! `fastest`, `one-behind` or `random`. With the variable, an unchanged test suite runs at each
+//! pace.
 //!
-//! For a small program, [`explore`] runs it under every order there is, from a host that runs far ahead
-//! to a device that runs each operation at once; [`explore_random`] takes many at random. A failure
-//! comes with a [`Script`] that [`replay`] takes, and with all that ran, in order.
+//! [`explore()`] runs a small program under every possible order, from a host that runs far ahead to
+//! a device that runs each operation at once. [`explore_random`] runs many random orders. A failure
+//! comes with a [`Script`] for [`replay`], and with a list of all that ran, in order.
 //!
-//! A function of the host that a stream calls runs on the thread that waits, with the machine locked:
-//! its driver calls are refused (`NOT_PERMITTED`), and it must not wait for another thread's.
+//! A host function that a stream calls runs on the waiting thread, with the machine locked. Its
+//! driver calls are refused (`NOT_PERMITTED`), and it must not wait for driver calls of other
+//! threads.
 //!
 //! # Races
-//! Two accesses to the same bytes, at least one of which writes, that nothing orders are a finding,
-//! whatever order the device took: of operations of different streams and devices, of the host (where
-//! [`Driver::host_access`](cuda_driver::Driver::host_access) tells of it), and of the calls that map, unmap
-//! and free. A [`Race`] names both, the lines of the program that made them, the bytes, and the order that
-//! is missing. [`SimConfig::races`] and the variable `CUDA_SIM_RACES` of the environment (`off`, `report`,
-//! `abort`) say what is done about one. What orders and what does not, what it costs and what it cannot see
-//! stands in `docs/RACES.md` of the repository.
+//! A race is two accesses to the same bytes that nothing orders, at least one of them a write. A
+//! race is a finding in every run, whichever order the device took. Accesses by operations of all
+//! streams and devices are checked, and by calls that map, unmap and free. Accesses by the host are
+//! checked if [`Driver::host_access`](cuda_driver::Driver::host_access) reports them. A [`Race`]
+//! names both accesses, the program lines that made them, the bytes, and the missing order.
+//! [`SimConfig::races`] and the environment variable `CUDA_SIM_RACES` (`off`, `report`, `abort`)
+//! choose the reaction. The page `docs/RACES.md` of the repository tells what orders accesses, what
+//! the check costs and what it cannot see.
 //!
 //! # Memory
-//! Device memory is host memory of this process, taken page by page when first touched and filled
-//! with a pattern that depends on the seed and is never zero. Device addresses are of ranges that no
-//! host memory has, are not reused by later allocations, and have gaps between them.
+//! Device memory is host memory of this process. A page is allocated when first touched, and filled
+//! with a pattern that depends on the seed and is never zero. Device addresses never equal host
+//! addresses, have gaps between allocations, and are not reused.
 //!
-//! Two machines stand for two processes: what one exports as a file descriptor, the other imports, and
-//! both have the same bytes, until the last of them and the last descriptor let go. The memory counts
-//! on the machine that created it. No event orders one machine after the other, as none does between
-//! processes, and unordered accesses of two machines are not reported. A descriptor that reaches
-//! another process of the operating system stands for nothing there.
+//! Two machines simulate two processes. One machine exports memory as a file descriptor, the other
+//! imports it, and both see the same bytes. The memory lives until its last user and the last
+//! descriptor are gone, and counts on the machine that created it. As between processes, no event
+//! orders one machine after the other; unordered accesses of two machines are not reported. A
+//! descriptor that another process of the operating system receives cannot be imported there.
 //!
 //! # Faults
-//! A kernel or copy that touches what it may not access poisons its device: every later call in its
-//! context answers the same sticky error, and so do the process's other devices, opened before or not.
-//! Clean-up calls still do their work, and answer the error too, as on hardware; the calls of virtual
-//! memory, which are of no context, do not answer it. [`SimDriver::fail_nth`] makes any call fail on order. [`SimDriver::lose_device`] loses
-//! a device between two operations, [`SimDriver::delay_event`] makes an event late, and memory ends where
-//! [`SimConfig`] says.
+//! A kernel or copy that accesses memory without the right to do so poisons its device. Every later
+//! call in its context returns the same sticky error, and so do all other devices of the process,
+//! opened before or later. As on hardware, clean-up calls still work, and also return the error.
+//! The calls of virtual memory belong to no context and do not return it. [`SimDriver::fail_nth`]
+//! makes any call fail. [`SimDriver::lose_device`] loses a device between two operations,
+//! [`SimDriver::delay_event`] delays an event, and [`SimConfig`] sets the size of the memory.
 //!
 //! # Kernels
-//! A module's PTX is parsed when it is loaded; an instruction that cannot run here is refused then,
+//! A module's PTX is parsed when it is loaded. An instruction that cannot run here is refused then,
 //! with its line. A launched kernel runs thread by thread. Every load and store must lie in one
-//! live allocation, mapping or pinned region that the device may access, be aligned to its width, and
-//! read only what was written; two accesses to the same bytes by threads that no barrier orders, one
-//! of them a store, are a finding even where the values happen to be right. A barrier orders those who
-//! come to it, be they all threads of the block, some warps or some lanes. Atomic operations, volatile
-//! accesses and those of a memory scope do not conflict with each other, but with plain ones. A
-//! finding names the line, the thread and the block.
+//! live allocation, mapping or pinned region that the device may access, must be aligned to its
+//! width, and may read only written bytes. Two accesses to the same bytes by threads that no
+//! barrier orders, at least one of them a store, are a finding, even if the values happen to be
+//! right. A barrier orders the threads that arrive at it: a whole block, some warps or some lanes.
+//! Atomic operations, volatile accesses and accesses with a memory scope do not conflict with each
+//! other, but they conflict with plain accesses. A finding names the line, the thread and the
+//! block.
 //!
-//! Not looked at for conflicts: what lies beyond the first 128 MiB that one launch touches between two
-//! clearings of the record, and launches of more than 2^28 stretches of threads between barriers.
+//! The conflict check has two limits. In one launch it covers the first 128 MiB touched between two
+//! clearings of the record. It skips launches with more than 2^28 stretches of threads between
+//! barriers.
 //!
-//! Arithmetic gives the bits that cards give, NaNs included: one table of edge cases
-//! (`cuda-driver/tests/fixtures/instructions.txt`) is held against this device and against cards.
-//! Lanes that have ended are not waited for by exchanges within a warp; a lane that reads one which
-//! takes no part is a finding.
+//! Arithmetic gives the same bits as real GPUs, including NaNs: tests compare one table of edge
+//! cases (`cuda-driver/tests/fixtures/instructions.txt`) with this device and with GPUs. Exchanges
+//! within a warp do not wait for lanes that have ended. A lane that reads from a lane outside the
+//! exchange is a finding.
 //!
-//! A kernel whose name [`SimDriver::register_kernels`] knows runs by that CPU reference instead,
-//! which is much faster, unless [`SimDriver::prefer_ptx`] says otherwise. That is for programs around
-//! the kernels. It proves nothing about a kernel: only a run from PTX does.
+//! A kernel whose name was given to [`SimDriver::register_kernels`] runs as its CPU reference
+//! instead, which is much faster, unless [`SimDriver::prefer_ptx`] chooses PTX. References serve
+//! tests of programs around the kernels. Only a run from PTX tests the kernel itself.
 //!
-//! What blocks order by atomics and fences rather than by barriers is not understood, and reported;
-//! blocks run one after another, so one that waits for a later one is taken to be endless.
+//! Order between blocks made by atomics and fences instead of barriers is not understood, and is
+//! reported. Blocks run one after another, so a block that waits for a later one is reported as
+//! endless.
 //!
 //! # Time
-//! [`SimDriver::virtual_now`] is the host's clock of the machine that [`SimConfig::profile`] describes.
-//! Each call moves it by what the call costs there, and each wait to the end of what is waited for.
-//! An operation begins when the call that enqueued it is over (and a latency later), all before it in
-//! its stream has ended, and what it needs is free: a copy engine and the link in its direction, the
-//! device's memory, or the way to another device. A copy over the link is slowed while one that came
-//! before it goes the other way. A kernel takes the bytes that it loaded and stored,
-//! at the rates of the profile. Event times are of the same clock. Time follows from the order that
-//! the scheduler takes and never steers it; one seed has one time.
+//! [`SimDriver::virtual_now`] is the host's clock on the machine that [`SimConfig::profile`]
+//! describes. Each call advances the clock by its cost there, and each wait advances it to the end
+//! of the awaited work. An operation starts when three conditions hold: its enqueuing call is over
+//! (plus a latency), all earlier work of its stream has ended, and its resource is free. A resource
+//! is a copy engine with one direction of the link, the device's memory, or the path to another
+//! device. A copy over the link slows down while an earlier copy goes in the other direction. A
+//! kernel's time is the bytes it loaded and stored, at the rates of the profile. Event times use
+//! the same clock. Time follows from the scheduler's order and never influences it; one seed always
+//! gives the same times.
 //!
-//! What the program computes between calls takes no time, unless [`SimDriver::advance_host`] says so.
-//! All host threads share one clock. Not modelled: caches, occupancy and the latency of single
-//! accesses, kernels that share the memory with copies over the link, kernels that reach another
-//! device's memory (it counts as near), write-combined memory, and host functions (they take no
-//! time). A query that is answered with yes moves the clock to the end of what it asked about, and a
-//! hold or a late event moves nothing.
+//! Computation of the program between calls takes no time, unless [`SimDriver::advance_host`] adds
+//! it. All host threads share one clock. Not modelled: caches, occupancy, the latency of single
+//! accesses, contention between kernels and link copies for memory, kernels that access another
+//! device's memory (counted as local), write-combined memory, and host functions (they take no
+//! time). A query answered "done" moves the clock to the end of the queried work. A hold or a
+//! delayed event does not move the clock.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,4 +1,4 @@
-//! The one source of chance: a small generator whose whole state is its seed.
+//! The only source of randomness: a small generator whose whole state follows from its seed.
 
 /// A xorshift generator (Marsaglia 2003, shifts 13, 7, 17). Not for secrets.
 #[derive(Debug)]
@@ -6,7 +6,7 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        // Neighbouring seeds are mixed apart, and the state must not be zero.
+        // Mixing separates neighbouring seeds. The state must not be zero.
         Self(mix(seed) | 1)
     }
 
@@ -17,9 +17,9 @@ impl Random {
         self.0
     }
 
-    /// A number below `bound`, which is not zero.
+    /// A random number below `bound`. `bound` is not zero.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        // The high half is the better one; the bias of the remainder is below 2^-20 here.
+        // The high half has better quality. The bias of the remainder is below 2^-20 here.
         ((self.next() >> 32) % bound as u64) as usize
     }
 }

@@ -1,4 +1,4 @@
-//! Which stream advances next, and how far a waiting host lets the device run.
+//! Which stream advances next, and how far the device runs while a host waits.
 
 use cuda_driver::ErrorCode;
 
@@ -7,44 +7,45 @@ use crate::state::{Answer, Machine};
 use crate::streams::{DefaultOrder, Point, Stream};
 use crate::work::{Operation, Work};
 
-/// How far the devices go on by themselves between the host's calls, and while the host waits.
+/// How far the devices advance on their own between the host's calls, and while the host waits.
 ///
-/// Whatever the pace, operations run in an order that streams, events and default streams allow, and
-/// a query answers what was so when it was made: what the pace lets run, runs after the answer. A wait
-/// that cannot end, behind a held stream, lets everything else run first.
-/// An exploration ([`explore`](crate::explore)) chooses for itself and takes no notice of the pace.
+/// At every pace, operations run in an order that streams, events and default streams allow. A
+/// query reports the state at the moment of the query; operations that the pace allows run after
+/// the answer. If a wait cannot end because of a held stream, everything else runs first. An
+/// exploration ([`explore`](crate::explore())) chooses for itself and ignores the pace.
 ///
 /// A machine begins with the pace of [`SimConfig::pace`](crate::SimConfig::pace);
 /// [`SimDriver::set_pace`](crate::SimDriver::set_pace) changes it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Pace {
-    /// Up to three operations run after each query, as many as the seed says, and a wait runs ready
-    /// operations of any stream until it can end. The default.
+    /// The default. After each query up to three operations run, as the seed chooses. A wait runs
+    /// ready operations of any stream until it can end.
     #[default]
     Random,
-    /// As late as is legal: only waits run anything, and only what they have to wait for, in an order
-    /// that the seed says. A device does not stand still for ever, so one operation runs after the
-    /// 65,536th query in a row, and a program that polls in a loop ends, slowly.
+    /// As late as is legal. Only waits run operations, and only those that they must wait for, in
+    /// an order that the seed chooses. After the 65,536th query in a row one operation runs, so a
+    /// program that polls in a loop ends, slowly.
     Slowest,
-    /// One operation behind the host in each stream. When a call returns, the operation that was
-    /// enqueued last in a stream has not run, unless the host waited for it, and every earlier one has,
-    /// unless it is held back: by a hold, by a stream that it waits for, or by a default stream.
-    /// A stream that waits for the last operation of another stream stands still with it. Waits and
-    /// polling are as at the slowest pace.
+    /// One operation behind the host in each stream. When a call returns, the last enqueued
+    /// operation of a stream has not run, unless the host waited for it. Every earlier operation
+    /// has run, unless a hold, another stream or a default stream blocks it. A stream that waits
+    /// for the last operation of another stream is blocked too. Waits and polling work as at the
+    /// slowest pace.
     OneBehind,
-    /// As early as is legal: all that can run has run when the call that enqueued it returns, and
-    /// when a hold is released.
+    /// As early as is legal. When an enqueuing call returns, or a hold is released, every operation
+    /// that can run has run.
     Fastest,
 }
 
-/// At the random pace, most operations that run after a query.
+/// Maximum number of operations that run after a query at the random pace.
 const QUERY_STEPS_MAX: usize = 3;
 
-/// At the slowest pace and one behind, queries in a row after which an operation runs.
+/// At the paces "slowest" and "one behind": number of queries in a row after which an operation
+/// runs.
 const QUERIES_MAX: u64 = 1 << 16;
 
-/// What a host waits for.
+/// The goal of a host wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
     /// One point of a stream.
@@ -58,7 +59,7 @@ pub(crate) enum Goal {
 }
 
 impl Machine {
-    /// Puts work at the end of a stream; nothing runs yet.
+    /// Appends work to a stream. Nothing runs yet.
     pub(crate) fn enqueue(&mut self, stream: u64, call: &'static str, work: Work) -> Point {
         self.enqueued += 1;
         let sequence = self.next_sequence();
@@ -89,14 +90,14 @@ impl Machine {
         }
     }
 
-    /// Waits as the host does that wants to know the goal reached.
+    /// Waits, and the host then knows that the goal was reached.
     pub(crate) fn wait(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.run_until(call, goal)?;
         self.host_learns(goal);
         Ok(())
     }
 
-    /// Waits as a call does that ends something.
+    /// Waits on behalf of a call that frees or destroys something.
     pub(crate) fn wait_to_end(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.run_until(call, goal)?;
         if self.config.implicit_waits {
@@ -105,13 +106,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs operations of any streams until the goal is reached, and not one more.
+    /// Runs operations of any streams, and stops as soon as the goal is reached.
     fn run_until(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.trace(|_| format!("host    waits in {call}"));
         while !self.is_reached(goal) {
             let advanced = match self.pace {
                 Pace::Slowest | Pace::OneBehind if self.choices.is_none() => {
-                    // A host that would hang looks on while everything else runs.
+                    // A host that would hang still lets everything else run.
                     self.step_towards(goal) || self.step()
                 }
                 _ => self.step(),
@@ -136,13 +137,13 @@ impl Machine {
         self.findings.add(Finding::new(FindingKind::CannotComplete, call, detail));
     }
 
-    /// Runs the next operation of one ready stream; false when none is ready.
+    /// Runs the next operation of one ready stream; returns false if no stream is ready.
     pub(crate) fn step(&mut self) -> bool {
         let ready = self.ready();
         self.step_one(&ready)
     }
 
-    /// Runs the next operation of one of the streams `ready`, which are; false when there is none.
+    /// Runs the next operation of one of the ready streams `ready`; returns false if there is none.
     fn step_one(&mut self, ready: &[u64]) -> bool {
         if ready.is_empty() {
             return false;
@@ -155,8 +156,8 @@ impl Machine {
         true
     }
 
-    /// At a pace that follows the host, runs all that can run but the last operations of each stream
-    /// that the pace keeps back.
+    /// At a pace that follows the host, runs every operation that can run, except the last
+    /// operations of each stream that the pace delays.
     pub(crate) fn keep_pace(&mut self) {
         let kept_back = match self.pace {
             _ if self.choices.is_some() => return,
@@ -173,7 +174,7 @@ impl Machine {
         }
     }
 
-    /// What the devices do by themselves after a query was answered.
+    /// Lets the devices advance after a query was answered.
     pub(crate) fn go_on_after_query(&mut self) {
         match self.pace {
             Pace::Random => {
@@ -186,7 +187,7 @@ impl Machine {
         }
     }
 
-    /// Lets the devices move after very many queries.
+    /// Lets the devices advance after very many queries.
     fn poll_slowly(&mut self) {
         let (ticks, queries) = self.polled;
         let queries = if ticks == self.ticks { queries + 1 } else { 1 };
@@ -197,7 +198,7 @@ impl Machine {
         }
     }
 
-    /// Runs one operation that `goal` has to wait for; false when none of them is ready.
+    /// Runs one operation that `goal` has to wait for; returns false if none of them is ready.
     fn step_towards(&mut self, goal: Goal) -> bool {
         let mut needed = self.streams_of(goal);
         let mut ready = Vec::new();
@@ -219,7 +220,7 @@ impl Machine {
         self.step_one(&ready)
     }
 
-    /// The streams that have work which `goal` is about.
+    /// The streams with work that belongs to `goal`.
     fn streams_of(&self, goal: Goal) -> Vec<u64> {
         let is_of = |handle: u64, stream: &Stream| match goal {
             Goal::Point(point) => handle == point.stream,
@@ -234,7 +235,7 @@ impl Machine {
         of.map(|(&handle, _)| handle).collect()
     }
 
-    /// The streams that hold back the operation `next` at the head of `stream`.
+    /// The streams that block operation `next` at the head of `stream`.
     fn waited_for_by(&self, stream: &Stream, next: &Operation) -> Vec<u64> {
         let mut streams = Vec::new();
         if let Work::Wait(point) = next.work
@@ -295,7 +296,8 @@ impl Machine {
         self.is_after_defaults(stream, next.sequence)
     }
 
-    /// Whether the order with the legacy default stream lets operation `sequence` of `stream` run.
+    /// Whether the ordering with the legacy default stream allows operation `sequence` of `stream`
+    /// to run.
     fn is_after_defaults(&self, stream: &Stream, sequence: u64) -> bool {
         let is_later = |other: &Stream| {
             other.queue.front().is_none_or(|operation| operation.sequence > sequence)
@@ -322,7 +324,7 @@ impl Machine {
         self.streams.retain(|_, stream| !stream.destroyed || !stream.queue.is_empty());
     }
 
-    /// Takes back the operation enqueued last on a stream, if it has not run.
+    /// Removes the operation that was enqueued last on a stream, if it has not run.
     pub(crate) fn take_back(&mut self, point: Point) {
         let Some(stream) = self.streams.get_mut(&point.stream) else { return };
         stream.queue.retain(|operation| operation.sequence != point.sequence);

@@ -1,11 +1,11 @@
-//! Export and import of physical memory, between machines that stand for processes.
+//! Export and import of physical memory between machines, which simulate processes.
 
 use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::{AllocationProp, ErrorCode};
 
 use crate::state::{Answer, Machine};
 
-/// What the driver answers to fabric handles without a channel of the fabric's service.
+/// The driver's answer for fabric handles without a channel of the fabric's service.
 pub(crate) const NO_FABRIC: ErrorCode = ErrorCode::NOT_PERMITTED;
 
 impl Machine {
@@ -17,7 +17,7 @@ impl Machine {
         match kind {
             #[cfg(unix)]
             ShareableKind::PosixFd => self.memory.export(handle).map(ShareableHandle::PosixFd),
-            // No memory was created for it.
+            // The memory was not created for this kind of handle.
             _ => Err(ErrorCode::INVALID_VALUE),
         }
     }

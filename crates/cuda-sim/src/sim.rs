@@ -1,4 +1,4 @@
-//! The handle of a simulated machine, and what a test may ask of it beyond the driver's calls.
+//! The handle of a simulated machine, and the functions for tests beyond the driver's calls.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,16 +16,16 @@ use crate::state::Machine;
 use crate::streams::DefaultOrder;
 use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 
-/// A machine with simulated CUDA devices. A cheap handle: clones are the same machine.
+/// A machine with simulated CUDA devices. The handle is cheap: clones share the machine.
 ///
-/// The machine does nothing by itself: operations run inside calls, as the [`Pace`] says, on the thread
-/// that makes the call, one call at a time. It ends, and its pinned memory with it, when the last clone
-/// is dropped.
+/// The machine has no thread of its own. Operations run inside calls, on the calling thread, as the
+/// [`Pace`] says, one call at a time. The machine and its pinned memory are freed when the last
+/// clone is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
-    /// All of the machine. Two kinds of code from outside the crate run while this lock is held. Kernel
-    /// references cannot reach the driver that runs them. Host functions can, and a driver call of theirs
-    /// is refused before it asks for the lock.
+    /// The whole machine. Two kinds of foreign code run while this lock is held: kernel references,
+    /// which cannot reach the driver that runs them, and host functions, which can. A driver call
+    /// made by a host function is refused before it asks for the lock.
     state: Arc<Mutex<Machine>>,
 }
 
@@ -33,7 +33,7 @@ impl SimDriver {
     /// Builds a machine.
     ///
     /// # Errors
-    /// [`SimConfigError`] for a machine that cannot be simulated.
+    /// [`SimConfigError`] if the configuration cannot be simulated.
     pub fn new(config: SimConfig) -> Result<Self, SimConfigError> {
         config.check()?;
         Ok(Self { state: Arc::new(Mutex::new(Machine::new(config))) })
@@ -49,7 +49,8 @@ impl SimDriver {
         self.state().config.clone()
     }
 
-    /// Says what kernels compute, by entry name; a later reference of a name replaces the earlier.
+    /// Registers references for kernels, by entry name. A later reference with the same name
+    /// replaces the earlier one.
     pub fn register_kernels(&self, references: &[KernelReference]) {
         let mut state = self.state();
         for reference in references {
@@ -57,36 +58,37 @@ impl SimDriver {
         }
     }
 
-    /// Whether kernels that have a registered reference run from their PTX all the same.
+    /// Chooses whether kernels with a registered reference run from their PTX instead.
     ///
-    /// Off at first: a reference is much faster. A kernel without one always runs from its PTX, and
-    /// only a run from PTX proves anything about the kernel.
+    /// The default is `false`: a reference is much faster. A kernel without a reference always runs
+    /// from its PTX, and only a run from PTX tests the kernel itself.
     pub fn prefer_ptx(&self, prefer: bool) {
         self.state().prefer_ptx = prefer;
     }
 
-    /// Most instructions that a kernel may run from its PTX before it is taken to be endless: those
-    /// of one thread, and those of all threads of the launch. At first 2^22 and 2^33.
+    /// Limits the number of instructions of a kernel that runs from PTX: per thread, and over all
+    /// threads of the launch. A kernel beyond a limit is reported as endless. The defaults are 2^22
+    /// and 2^33.
     pub fn limit_instructions(&self, thread: u64, launch: u64) {
         self.state().limits = Limits { thread_steps: thread, launch_steps: launch };
     }
 
-    /// Instructions that kernels have run from their PTX, of all threads.
+    /// Number of PTX instructions that kernels have run, over all threads.
     #[must_use]
     pub fn instructions(&self) -> u64 {
         self.state().instructions
     }
 
-    /// Holds a stream still: none of its operations runs until [`release_hold`](Self::release_hold).
+    /// Holds a stream: none of its operations runs until [`release_hold`](Self::release_hold).
     ///
-    /// A host wait that cannot end because of it answers `LAUNCH_TIMEOUT`, with a finding, where a
-    /// real one would hang; the device is not lost by that. Stream 0 means the legacy default
-    /// streams of all devices; a handle that is no stream does nothing.
+    /// A host wait that cannot end because of the hold returns `LAUNCH_TIMEOUT` with a finding,
+    /// where a real one would hang. The device is not lost by that. Stream 0 means the legacy
+    /// default streams of all devices. An unknown handle is ignored.
     pub fn hold(&self, stream: u64) {
         self.set_hold(stream, true);
     }
 
-    /// Lets a held stream go on.
+    /// Releases a held stream.
     pub fn release_hold(&self, stream: u64) {
         self.set_hold(stream, false);
     }
@@ -102,19 +104,19 @@ impl SimDriver {
         state.keep_pace();
     }
 
-    /// How far the devices go on by themselves from now on.
+    /// Sets the pace of the devices from now on.
     pub fn set_pace(&self, pace: Pace) {
         let mut state = self.state();
         state.pace = pace;
         state.keep_pace();
     }
 
-    /// Runs the next operation of one ready stream; false when there is none.
+    /// Runs the next operation of one ready stream; returns false if there is none.
     pub fn step(&self) -> bool {
         self.state().step()
     }
 
-    /// Runs all operations that can run, and returns how many did.
+    /// Runs all operations that can run, and returns their number.
     pub fn run_all(&self) -> u64 {
         let mut state = self.state();
         let before = state.ticks;
@@ -124,42 +126,42 @@ impl SimDriver {
 
     /// Virtual time since the machine was built: the host's clock.
     ///
-    /// It tells what the driver's calls and the waits for the device would have taken on the machine
-    /// of [`SimConfig::profile`]. What the program itself computes between calls takes no time unless
-    /// [`advance_host`](Self::advance_host) says so. There is one clock for all host threads: their
-    /// calls count as if one thread had made them.
+    /// The time that the driver's calls and the waits for the device would have taken on the
+    /// machine of [`SimConfig::profile`]. Computation of the program between calls takes no time,
+    /// unless [`advance_host`](Self::advance_host) adds it. All host threads share one clock, as if
+    /// one thread had made all calls.
     #[must_use]
     pub fn virtual_now(&self) -> Duration {
         Duration::from_nanos(self.state().clock.now())
     }
 
-    /// Lets the host's clock go on by `time`, as if the program had computed for so long. What was
-    /// enqueued before runs on meanwhile.
+    /// Advances the host's clock by `time`, as if the program had computed that long. Enqueued work
+    /// proceeds meanwhile.
     pub fn advance_host(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.state().clock.advance_host(nanos);
     }
 
-    /// Driver calls so far, by the driver's name of the call.
+    /// Number of driver calls so far, by the driver's name of the call.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<&'static str, u64> {
         self.state().faults.calls()
     }
 
-    /// What was seen to go wrong, oldest first; at most the first 256.
+    /// The findings, oldest first; at most the first 256.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         self.state().findings.kept().to_vec()
     }
 
-    /// Findings that came after the first 256 and were not kept.
+    /// Number of findings after the first 256, which are not kept.
     #[must_use]
     pub fn findings_dropped(&self) -> u64 {
         self.state().findings.dropped()
     }
 
-    /// What is done about races from now on, in place of what [`SimConfig::races`] said. Where this begins
-    /// or ends the looking, what was enqueued and accessed before is not looked at.
+    /// Sets the reaction to races from now on, in place of [`SimConfig::races`]. If this turns the
+    /// check on or off, earlier operations and accesses are not checked.
     pub fn set_race_check(&self, check: RaceCheck) {
         self.state().set_race_check(check);
     }
@@ -176,21 +178,21 @@ impl SimDriver {
             .collect()
     }
 
-    /// How often something was not looked at for races: the history grew beyond 2^22 ranges and was
-    /// dropped, or an operation was of more than 65,534 streams.
+    /// Number of times that the race check skipped something: the history grew beyond 2^22 ranges
+    /// and was dropped, or an operation was ordered after more than 65,534 streams.
     #[must_use]
     pub fn races_unseen(&self) -> u64 {
         self.state().races.unseen()
     }
 
-    /// Forgets now what no race can come of any more, as the machine does when its history has grown. For
-    /// the tests of the detector.
+    /// Drops history that can no longer lead to a race, as the machine does when its history has
+    /// grown. For tests of the detector.
     #[doc(hidden)]
     pub fn sweep_races(&self) {
         self.state().sweep_races();
     }
 
-    /// What is still alive; a finding too, unless that is nothing.
+    /// Live objects and memory. Adds a finding unless there are none.
     #[must_use]
     pub fn check_leaks(&self) -> LeakReport {
         let mut state = self.state();
@@ -202,18 +204,18 @@ impl SimDriver {
         report
     }
 
-    /// Makes the `nth` call of `call` from now on (1 is the next) answer `code`, once.
+    /// Makes the `nth` call of `call` from now on (1 is the next) fail once with `code`.
     ///
-    /// The call does nothing then. A sticky code loses the calling thread's current device.
+    /// The failed call has no effect. A sticky code loses the calling thread's current device.
     pub fn fail_nth(&self, call: &'static str, nth: u64, code: ErrorCode) {
         self.state().faults.order(call, nth, code);
     }
 
-    /// Loses a device after it has run `operations` more operations, or now if that is 0.
+    /// Loses a device after it has run `operations` more operations, or now if `operations` is 0.
     ///
-    /// Its pending work never runs, and every later call in its context answers `code`, which is one
-    /// that a driver repeats ([`ErrorCode::is_sticky`]). Clean-up calls do their work all the same. An
-    /// ordinal that names no device does nothing.
+    /// Its pending work never runs. Every later call in its context returns `code`, which must be a
+    /// sticky code ([`ErrorCode::is_sticky`]). Clean-up calls still work. An unknown ordinal is
+    /// ignored.
     pub fn lose_device(&self, device: u32, operations: u64, code: ErrorCode) {
         let mut state = self.state();
         if device >= state.config.devices {
@@ -225,18 +227,19 @@ impl SimDriver {
         }
     }
 
-    /// Makes an event late: after it completes, `queries` queries still answer "not ready".
+    /// Delays an event: after it completes, `queries` further queries still return "not ready".
     ///
-    /// A synchronisation waits the lateness out. Streams that wait for the event are not delayed.
+    /// A synchronisation returns only after the delay. Streams that wait for the event are not
+    /// delayed.
     pub fn delay_event(&self, event: u64, queries: u64) {
         self.state().delay_event(event, queries);
     }
 
-    /// Whether `device` may access the whole range and every byte of it was written once before, by
-    /// a copy, a fill or a kernel. Pinned host memory counts as written.
+    /// Whether `device` may access the whole range and every byte of the range was written before,
+    /// by a copy, a fill or a kernel. Pinned host memory counts as written.
     ///
-    /// A copy within the devices takes along which of its bytes were never written. Without
-    /// [`SimConfig::track_initialised`] all memory in reach counts as written.
+    /// A copy between device ranges also copies which bytes were never written. Without
+    /// [`SimConfig::track_initialised`] all accessible memory counts as written.
     #[must_use]
     pub fn is_initialised(&self, device: u32, address: u64, bytes: u64) -> bool {
         let state = self.state();
@@ -254,7 +257,7 @@ impl SimDriver {
         self.state().memory.host.live_bytes()
     }
 
-    /// Memory in use on a device, in bytes; 0 for an ordinal that names none.
+    /// Memory in use on a device, in bytes; 0 for an unknown ordinal.
     #[must_use]
     pub fn device_used_bytes(&self, device: u32) -> u64 {
         self.state().memory.used(device)

@@ -1,4 +1,4 @@
-//! Everything the simulated machine is, behind one lock.
+//! The whole state of the simulated machine, behind one lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread::ThreadId;
@@ -21,10 +21,10 @@ use crate::streams::{Event, Stream};
 use crate::time::Clock;
 use crate::{LeakReport, SimConfig};
 
-/// What a call inside the simulated driver answers.
+/// The result of a call inside the simulated driver.
 pub(crate) type Answer<T> = Result<T, ErrorCode>;
 
-/// The machine. One call at a time works on it.
+/// The machine. It works on one call at a time.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) config: SimConfig,
@@ -36,40 +36,42 @@ pub(crate) struct Machine {
     pub(crate) devices: Vec<SimDevice>,
     /// Live context handles, and their devices.
     pub(crate) contexts: HashMap<u64, u32>,
-    /// Context bound on each thread. A thread that unbinds has no entry.
+    /// Current context of each thread. A thread without a current context has no entry.
     pub(crate) current: HashMap<ThreadId, u64>,
-    /// By handle. A destroyed stream stays until its work has run.
+    /// Streams, by handle. A destroyed stream stays until its work has run.
     pub(crate) streams: BTreeMap<u64, Stream>,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
-    /// Graphs as they were instantiated.
+    /// Instantiated graphs.
     pub(crate) graph_execs: BTreeMap<u64, Graph>,
     pub(crate) references: BTreeMap<&'static str, KernelReference>,
     /// Whether kernels run from their PTX even where a reference is registered.
     pub(crate) prefer_ptx: bool,
-    /// How much a kernel may run.
+    /// Instruction limits of a kernel.
     pub(crate) limits: Limits,
     /// Instructions that kernels have run from their PTX, of all threads.
     pub(crate) instructions: u64,
     /// Bytes that the last copy to pageable memory fetched.
     pub(crate) fetched: Option<Box<[u8]>>,
-    /// How far the devices go on by themselves.
+    /// How far the devices advance on their own.
     pub(crate) pace: Pace,
-    /// `ticks` at the last query at a pace that polling hardly moves, and how many queries in a row found it so.
+    /// At the slow paces: `ticks` at the last query, and the number of queries in a row that found
+    /// the same value.
     pub(crate) polled: (u64, u64),
-    /// Decides in place of `random`, in an exploration.
+    /// In an exploration, makes the decisions in place of `random`.
     pub(crate) choices: Option<Box<Choices>>,
-    /// `enqueued` and `ticks` when the device was last let advance.
+    /// `enqueued` and `ticks` at the last point where the device could advance.
     pub(crate) interleaved_at: (u64, u64),
     /// Operations enqueued so far.
     pub(crate) enqueued: u64,
-    /// Calls numbered so far: those that enqueue, and those by which the host touches memory itself.
+    /// Number of the last numbered call. Calls that enqueue are numbered, and calls in which the
+    /// host accesses memory.
     sequences: u64,
     /// Operations run so far.
     pub(crate) ticks: u64,
-    /// When all of it would have happened on hardware.
+    /// The virtual time of the host and of each device.
     pub(crate) clock: Clock,
     handles: u64,
 }
@@ -109,7 +111,7 @@ impl Machine {
         }
     }
 
-    /// A handle that no object has or had.
+    /// A new handle. Handles are never reused.
     pub(crate) fn new_handle(&mut self) -> u64 {
         self.handles += 0x10;
         self.handles
@@ -121,7 +123,7 @@ impl Machine {
         self.sequences
     }
 
-    /// Counts a call and fails it if that was ordered. A sticky code loses the current device.
+    /// Counts a call and applies an ordered failure. A sticky code loses the current device.
     pub(crate) fn enter(&mut self, call: &'static str) -> Answer<()> {
         self.clock.call(call);
         self.before_call(call);
@@ -142,7 +144,7 @@ impl Machine {
             .ok_or(ErrorCode::INVALID_DEVICE)
     }
 
-    /// Notes a range that an operation may not use, with what it probably meant.
+    /// Reports a range that an operation may not use, with the range that it probably meant.
     pub(crate) fn note_range(
         &mut self,
         kind: FindingKind,

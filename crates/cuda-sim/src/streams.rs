@@ -12,7 +12,7 @@ use crate::work::{Operation, Work};
 /// The number by which CUDA also names the legacy default stream (`CU_STREAM_LEGACY`).
 const LEGACY_ALIAS: u64 = 1;
 
-/// The least priority of a stream and the greatest, as of an H100.
+/// The lowest and the highest priority of a stream, as on an H100.
 const STREAM_PRIORITIES: (i32, i32) = (0, -5);
 
 /// One stream.
@@ -20,11 +20,11 @@ const STREAM_PRIORITIES: (i32, i32) = (0, -5);
 pub(crate) struct Stream {
     pub(crate) device: u32,
     pub(crate) order: DefaultOrder,
-    /// As it was asked for. Hardware promises nothing about it, so the scheduler takes no notice.
+    /// The requested priority. Hardware guarantees no effect, so the scheduler ignores it.
     priority: i32,
-    /// Whether a test holds it still.
+    /// Whether a test holds the stream.
     pub(crate) held: bool,
-    /// Whether it goes away when its work has run.
+    /// Whether the stream is removed when its work has run.
     pub(crate) destroyed: bool,
     pub(crate) queue: VecDeque<Operation>,
 }
@@ -32,11 +32,11 @@ pub(crate) struct Stream {
 /// How a stream is ordered with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum DefaultOrder {
-    /// It is that stream.
+    /// The stream is the legacy default stream.
     Legacy,
-    /// In both directions.
+    /// Ordered in both directions.
     Blocking,
-    /// Not at all.
+    /// Not ordered.
     NonBlocking,
 }
 
@@ -49,13 +49,13 @@ impl Stream {
         Self::new(device, DefaultOrder::Legacy)
     }
 
-    /// Whether the program made it and did not destroy it.
+    /// Whether the program created the stream and has not destroyed it.
     pub(crate) fn is_users(&self) -> bool {
         self.order != DefaultOrder::Legacy && !self.destroyed
     }
 }
 
-/// A point in a stream: reached when no operation up to `sequence` is left.
+/// A point in a stream. It is reached when all operations up to `sequence` have run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Point {
     pub(crate) stream: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Event {
     pub(crate) device: u32,
     timing: bool,
     record: Option<Record>,
-    /// What the last record stands for, where races are looked for.
+    /// The known point of the last record, for the race check.
     known: Option<KnownPoint>,
     /// Queries that still answer "not ready" after completion.
     late: u64,
@@ -77,12 +77,12 @@ pub(crate) struct Event {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     point: Point,
-    /// Virtual time at which it completed, in nanoseconds.
+    /// Virtual time at which the event completed, in nanoseconds.
     ended_ns: u64,
 }
 
 impl Event {
-    /// Forgets what the last record stands for.
+    /// Forgets the known point of the last record.
     pub(crate) fn forget_known(&mut self) {
         self.known = None;
     }
@@ -94,8 +94,8 @@ pub(crate) fn is_legacy(stream: u64) -> bool {
 }
 
 impl Machine {
-    /// Table key of a stream argument, and its device. 0 is the current context's default stream;
-    /// another stream needs no current context.
+    /// Table key and device of a stream argument. 0 is the current context's default stream; any
+    /// other stream needs no current context.
     pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
         if is_legacy(stream) {
             let current = self.current()?;
@@ -211,7 +211,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Notes when a record of `event` at `point` completed, unless it was recorded again since.
+    /// Stores when a record of `event` at `point` completed, unless the event was recorded again
+    /// since.
     pub(crate) fn event_completed(&mut self, event: u64, point: Point, ended_ns: u64) {
         let record = self.events.get_mut(&event).and_then(|event| event.record.as_mut());
         if let Some(record) = record.filter(|record| record.point == point) {
@@ -226,7 +227,8 @@ impl Machine {
         Ok(is_done)
     }
 
-    /// Whether an event has completed and its lateness is over; one query of that has passed.
+    /// Whether an event has completed and its ordered delay is over. Counts as one query of the
+    /// delay.
     fn look(&mut self, event: u64) -> bool {
         let Some(record) = self.events.get(&event).and_then(|event| event.record) else {
             return true;
@@ -257,9 +259,10 @@ impl Machine {
         self.health(device)
     }
 
-    /// The host knows that an event is complete, and so all that comes before it.
+    /// Records for the race check that the host knows the event, and so all work before it, to be
+    /// complete.
     fn host_learns_event(&mut self, event: u64) {
-        // The work of a lost device was not done, nor what it would have waited for.
+        // A lost device did not run its work, so the host learns nothing from its events.
         let is_well = |event: &&Event| self.devices[event.device as usize].poison.is_none();
         let known = self.events.get(&event).filter(is_well).and_then(|event| event.known.as_ref());
         if let Some(known) = known {
@@ -267,7 +270,7 @@ impl Machine {
         }
     }
 
-    /// Milliseconds of virtual time.
+    /// Virtual time between two events, in milliseconds.
     pub(crate) fn event_elapsed(&mut self, from_event: u64, to_event: u64) -> Answer<f32> {
         self.tell_time();
         let (start, end) = (self.event(from_event)?, self.event(to_event)?);

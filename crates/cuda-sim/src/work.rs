@@ -1,4 +1,4 @@
-//! The operations of a stream, and what each does when it runs.
+//! The operations of a stream, and their effects.
 
 use std::sync::Arc;
 
@@ -18,31 +18,31 @@ use crate::streams::{DefaultOrder, Point};
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) sequence: u64,
-    /// The host's clock when the call was over.
+    /// The host's clock at the end of the enqueuing call.
     pub(crate) enqueued_ns: u64,
     /// The driver call that enqueued it.
     pub(crate) call: &'static str,
     pub(crate) work: Work,
-    /// What comes before it, where races are looked for.
+    /// The work ordered before this operation, for the race check.
     pub(crate) order: Option<Order>,
 }
 
-/// What an operation does.
+/// The kinds of operations.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Copies between addresses of any memory, each side with the rights of a device.
+    /// Copies between any two addresses. Each side has the access rights of a device.
     Copy { destination: (u32, u64), source: (u32, u64), bytes: u64 },
-    /// Copies of one batch, in no order among themselves, each with the rights of the device.
+    /// The copies of one batch, unordered among themselves, with the access rights of the device.
     CopyBatch(Box<[BatchCopy]>),
-    /// Writes bytes that were staged when the call was made.
+    /// Writes bytes that were staged during the call.
     WriteStaged { destination: u64, data: Box<[u8]> },
-    /// Reads bytes for a caller that waits for them.
+    /// Reads bytes for a waiting caller.
     Fetch { source: u64, bytes: u64 },
     /// Sets bytes.
     Fill { destination: u64, bytes: u64, value: u8 },
     /// Runs a kernel.
     Launch(Box<Launch>),
-    /// Calls a function of the host.
+    /// Calls a host function.
     CallHost(HostCall),
     /// Completes an event.
     Record(u64),
@@ -53,13 +53,13 @@ pub(crate) enum Work {
 /// How a kernel runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
-    /// By what a reference of its name computes.
+    /// Runs the registered reference with the kernel's name.
     Reference(KernelReference),
-    /// By its PTX, with the variables of its module.
+    /// Runs its PTX, with the variables of its module.
     Ptx(Arc<Program>, Arc<Mutex<Vec<u8>>>),
 }
 
-/// A kernel with its arguments as they were at the launch.
+/// A kernel with its arguments, copied at the launch.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) body: Body,
@@ -70,7 +70,7 @@ pub(crate) struct Launch {
 }
 
 impl Work {
-    /// What reports call an operation that `call` enqueued.
+    /// The name that reports give to an operation enqueued by `call`.
     pub(crate) fn name(&self, call: &'static str) -> CallName {
         match self {
             Self::Launch(launch) => match &launch.body {
@@ -93,11 +93,11 @@ impl Launch {
 }
 
 impl Machine {
-    /// Runs an operation of the stream `place.1` on the device `place.0`.
+    /// Runs an operation of stream `place.1` on device `place.0`.
     pub(crate) fn run(&mut self, place: (u32, u64), operation: Operation) {
         let (device, _) = place;
         let viewer = self.viewer(device);
-        // Copies and fills reach a peer's allocations without peer access, as the driver's do.
+        // As in the driver, copies and fills reach a peer's allocations without peer access.
         let engine = Viewer::enqueuing;
         let mut name = operation.call;
         let order = operation.order;
@@ -144,7 +144,7 @@ impl Machine {
                 self.host_function_accessed(order.as_ref(), &accesses);
                 Ok(())
             }
-            // What a record completes is told with its time.
+            // The completion of a record is reported with its time.
             Work::Record(_) | Work::Wait(_) => Ok(()),
         };
         if let Err(error) = outcome {
@@ -155,7 +155,7 @@ impl Machine {
         }
     }
 
-    /// Runs the copies of a batch in an order of the scheduler's choice.
+    /// Runs the copies of a batch in a random order that the scheduler chooses.
     fn run_batch(&mut self, device: u32, copies: &mut [BatchCopy]) -> Result<(), ReferenceError> {
         for last in (1..copies.len()).rev() {
             copies.swap(last, self.random.below(last + 1));
@@ -167,7 +167,7 @@ impl Machine {
         })
     }
 
-    /// Notes what a kernel did wrong, and loses its device where that ended it.
+    /// Reports a kernel's mistakes, and loses its device if a mistake ended the kernel.
     fn note_outcome(&mut self, (device, stream): (u32, u64), name: &str, outcome: Outcome) {
         self.instructions += outcome.steps;
         let stream = self.stream_argument(stream);
@@ -185,7 +185,7 @@ impl Machine {
             let (address, bytes) = (observation.address, observation.bytes);
             let nearest = address.and_then(|address| self.memory.nearest(address, bytes));
             let detail = match (kind, nearest) {
-                // What denied the access says it already.
+                // The reason for the denied access already says it.
                 (FindingKind::IllegalAccess, _) | (_, None) => observation.detail,
                 (_, Some(nearest)) => format!("{}: {nearest}", observation.detail),
             };
@@ -205,7 +205,7 @@ impl Machine {
         }
     }
 
-    /// The handle that a program knows a stream by: 0 for the legacy default stream.
+    /// The stream handle that the program uses: 0 for the legacy default stream.
     fn stream_argument(&self, stream: u64) -> u64 {
         let found = self.streams.get(&stream);
         if found.is_some_and(|found| found.order == DefaultOrder::Legacy) { 0 } else { stream }

@@ -1,4 +1,4 @@
-//! Devices, contexts, peers: whose call it is and what it may reach.
+//! Devices, contexts and peers: which device a call belongs to, and what it may access.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ fn two_devices() -> SimDriver {
 }
 
 fn release(sim: &SimDriver, device: i32) -> DriverResult<()> {
-    // SAFETY: the simulated driver looks handles up; those of a dead context are refused.
+    // SAFETY: the simulated driver looks up handles, and refuses those of a dead context.
     unsafe { sim.device_primary_ctx_release(device) }
 }
 
@@ -116,7 +116,7 @@ fn calls_without_a_context_are_refused() {
         code(sim.module_load_data(PTX, &mut String::new())),
     ];
     assert!(refused.iter().all(|&code| code == ErrorCode::INVALID_CONTEXT), "{refused:?}");
-    // These know their context.
+    // These calls know their context.
     free(&sim, memory).unwrap();
     free_host(&sim, host).unwrap();
 }
@@ -194,7 +194,7 @@ fn peer_memory_needs_peer_access() {
     launch_copy(&sim, (memory_1, memory_0), 4, 0).unwrap();
     assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
     assert!(sim.findings()[0].detail.contains("no access"), "{}", sim.findings()[0]);
-    // The other device of the process is lost with it.
+    // The process's other device is lost as well.
     set_current(&sim, context_0).unwrap();
     assert_eq!(code(sim.ctx_synchronize()), ErrorCode::ILLEGAL_ADDRESS);
 }

@@ -14,7 +14,7 @@ use cuda_sim::{
     explore_random, replay,
 };
 
-/// A machine for programs that are meant to race.
+/// A configuration for programs that race on purpose.
 fn unordered() -> SimConfig {
     SimConfig { races: RaceCheck::Off, ..SimConfig::default() }
 }
@@ -23,7 +23,7 @@ fn all(program: impl Fn(&SimDriver) -> Result<(), String>) -> Exploration {
     explore(&unordered(), ExploreLimits::default(), program).unwrap()
 }
 
-/// What `outcome` answers under all orders, and how many orders there were.
+/// The results of `outcome` under all orders, and the number of orders.
 fn outcomes<T: Ord>(outcome: impl Fn(&SimDriver) -> T) -> (BTreeSet<T>, u64) {
     let seen = RefCell::new(BTreeSet::new());
     let found = all(|sim| {
@@ -39,7 +39,7 @@ fn outcomes<T: Ord>(outcome: impl Fn(&SimDriver) -> T) -> (BTreeSet<T>, u64) {
 
 #[test]
 fn one_operation_runs_at_once_or_at_the_wait() {
-    // Before the host's write, after it, or as late as the wait, which must run it.
+    // The copy runs before the host's write, after it, or only in the wait.
     let (seen, explored) = outcomes(|sim| {
         let stream = sim.stream_create(false).unwrap();
         let host = pinned(sim, 1);
@@ -66,11 +66,11 @@ fn operations_of_one_stream_never_pass_each_other() {
         download(sim, device, 1, stream).unwrap()[0]
     });
     assert_eq!(seen, [3].into());
-    // How many of the fills have run after each call: 0 <= a <= 1, a <= b <= 2, b <= c <= 3.
+    // Number of fills that have run after each call: 0 <= a <= 1, a <= b <= 2, b <= c <= 3.
     assert_eq!(explored, 14);
 }
 
-/// Values that a byte can have after four streams each wrote their own.
+/// The values that a byte can have after four streams each wrote their own.
 fn last_writer(ordered: bool) -> (BTreeSet<u8>, u64) {
     outcomes(|sim| {
         let streams = [0; 3].map(|_| sim.stream_create(false).unwrap());
@@ -98,7 +98,7 @@ fn unordered_streams_end_in_every_order_and_ordered_ones_in_one() {
 
 #[test]
 fn the_legacy_default_stream_is_a_barrier_for_blocking_streams_only() {
-    // Two writers on streams around one on the default stream.
+    // One writer on the default stream, between two writers on other streams.
     let around = |blocking| {
         outcomes(move |sim| {
             let streams = [0; 2].map(|_| sim.stream_create(blocking).unwrap());
@@ -138,18 +138,18 @@ fn unmapping_is_seen_by_work_that_had_not_run() {
         let handle = map_page(sim, base);
         let stream = sim.stream_create(false).unwrap();
         fill(sim, base, 1, 1, stream).unwrap();
-        // The mistake: nothing waits for the fill.
+        // The mistake: the program does not wait for the fill.
         sim.mem_unmap(base, PAGE).unwrap();
         release(sim, handle).unwrap();
         sync(sim, stream).map_err(|error| error.to_string())
     });
     let failure = found.failure.unwrap();
     assert!(failure.reason.contains("ILLEGAL_ADDRESS"), "{failure}");
-    assert_eq!(failure.number, 1, "the host running ahead comes first");
+    assert_eq!(failure.number, 1, "the schedule with the host ahead comes first");
 }
 
-/// Reads a byte of pinned memory that the host writes only after the launch: harmless on a device
-/// that is late, wrong on one that is quick.
+/// Reads a byte of pinned memory that the host writes only after the launch. That is harmless on a
+/// late device and wrong on a fast one.
 fn written_too_late(sim: &SimDriver) -> Result<(), String> {
     bind(sim, 0);
     let stream = sim.stream_create(false).unwrap();
@@ -171,7 +171,7 @@ fn a_failing_schedule_is_told_and_replays() {
     assert!(!found.complete);
     let failure = found.failure.unwrap();
     assert_eq!((failure.number, failure.reason.as_str()), (2, "the copy was early"));
-    // The host goes on after the enqueueing, but not at its step.
+    // The host continues after the enqueue, but not at its step.
     assert_eq!(failure.script.to_string(), "0.1");
     let line = |word: &str| {
         let place = failure.schedule.iter().position(|line| line.contains(word));

@@ -1,4 +1,4 @@
-//! Failures on order, kernels that cannot run, and what is left behind.
+//! Ordered failures, kernels that cannot run, and leak checks.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -37,7 +37,7 @@ fn a_sticky_code_on_order_loses_the_device() {
     let memory = sim.mem_alloc(4).unwrap();
     assert_eq!(code(fill(&sim, memory, 0, 4, 0)), ErrorCode::ECC_UNCORRECTABLE);
     assert_eq!(code(sync(&sim, 0)), ErrorCode::ECC_UNCORRECTABLE);
-    // What needs no device still answers, and clean-up is bookkept.
+    // Calls that need no device still work, and clean-up is recorded.
     sim.ctx_get_current().unwrap();
     assert_eq!(code(free(&sim, memory)), ErrorCode::ECC_UNCORRECTABLE);
     assert!(sim.check_leaks().is_clean());
@@ -73,7 +73,7 @@ fn a_kernel_needs_an_entry_and_not_a_reference() {
     let found = function("add_one").unwrap();
     assert_eq!(function("add_one").unwrap(), found);
     assert!(sim.findings().is_empty(), "{:?}", sim.findings());
-    // SAFETY: the function is used once more only to see that it is refused.
+    // SAFETY: the function is used only once more, in a call that must be refused.
     unsafe { sim.module_unload(module) }.unwrap();
     let launched = launch(&sim, found, &KernelArgs::new(), 0);
     assert_eq!(code(launched), ErrorCode::INVALID_HANDLE);
@@ -193,17 +193,18 @@ fn a_device_is_lost_between_two_operations() {
         host_write(host, &[0; 4]);
         sim.lose_device(0, operations, ErrorCode::ECC_UNCORRECTABLE);
         for offset in 0..4 {
-            // SAFETY: the host reads the bytes after the device was lost or the copies have run.
+            // SAFETY: the host reads the bytes only after the device was lost or the copies have
+            // run.
             let copied =
                 unsafe { sim.memcpy_dtoh_async(host + offset, device + offset, 1, stream) };
             assert_eq!(copied.is_ok(), operations > 0);
         }
         assert_eq!(code(sync(&sim, stream)), ErrorCode::ECC_UNCORRECTABLE);
-        // What had run has run, and nothing after it.
+        // Operations that ran before the loss took effect, and none after it.
         let arrived = host_read(host, 4).iter().filter(|&&byte| byte == 7).count();
         assert_eq!(arrived as u64, operations);
         assert_eq!(sim.run_all(), 0, "pending work has vanished");
-        assert!(sim.findings().is_empty(), "a loss on order is nobody's mistake");
+        assert!(sim.findings().is_empty(), "an ordered loss is not a finding");
     }
 }
 
@@ -219,7 +220,7 @@ fn losing_one_device_leaves_the_others() {
     assert_eq!(code(sim.device_primary_ctx_retain(1)), ErrorCode::NVLINK_UNCORRECTABLE);
 }
 
-/// Objects of every kind, some with work pending.
+/// Objects of every kind. Some have work pending.
 struct Objects {
     stream: u64,
     event: u64,
@@ -248,7 +249,7 @@ impl Objects {
         }
     }
 
-    /// What every call that needs the device answers.
+    /// The results of all calls that need the device.
     #[allow(
         clippy::multiple_unsafe_ops_per_block,
         reason = "one reason for all: handles are looked up"
@@ -290,7 +291,7 @@ impl Objects {
         answers.into_iter().map(|answer| answer.unwrap_err()).map(|e| (e.call, e.code)).collect()
     }
 
-    /// What every clean-up call answers.
+    /// The results of all clean-up calls.
     #[allow(
         clippy::multiple_unsafe_ops_per_block,
         reason = "one reason for all: handles are looked up"
@@ -310,12 +311,12 @@ impl Objects {
     }
 }
 
-/// Asserts that the device is lost to every call, and that clean-up leaves nothing.
+/// Asserts that every call sees the device as lost, and that clean-up leaves no object.
 fn assert_lost(sim: &SimDriver, objects: Objects, lost: ErrorCode) {
     for (call, code) in objects.use_all(sim) {
         assert_eq!(code, lost, "{call}");
     }
-    // Virtual memory is of no context.
+    // Virtual memory belongs to no context.
     sim.mem_unmap(objects.base, PAGE).unwrap();
     release(sim, objects.handle).unwrap();
     sim.mem_address_free(objects.base, 2 * PAGE).unwrap();
@@ -323,7 +324,7 @@ fn assert_lost(sim: &SimDriver, objects: Objects, lost: ErrorCode) {
         assert_eq!(code, lost, "{call}");
     }
     assert!(sim.check_leaks().is_clean());
-    // What needs no device goes on.
+    // Calls that need no device still work.
     assert_eq!(sim.device_get_count().unwrap(), 1);
     // SAFETY: no handle of the context is used again.
     unsafe { sim.device_primary_ctx_release(0) }.unwrap();
@@ -374,7 +375,7 @@ unsafe extern "C" fn must_not_run(_: *mut std::ffi::c_void) {
 fn a_lost_device_calls_no_host_function() {
     let sim = paced(Pace::Slowest, 0);
     let stream = sim.stream_create(false).unwrap();
-    // SAFETY: the function may be called; it ends the process, which fails the test.
+    // SAFETY: the function may be called. It ends the process, which fails the test.
     unsafe { sim.launch_host_func(stream, must_not_run, 0) }.unwrap();
     sim.lose_device(0, 0, ErrorCode::ECC_UNCORRECTABLE);
     assert_eq!(code(sync(&sim, stream)), ErrorCode::ECC_UNCORRECTABLE);

@@ -1,4 +1,4 @@
-//! The handles of `cuda-driver` on a simulated device: they leave nothing behind.
+//! The handles of `cuda-driver` on a simulated device leave no objects behind.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -68,14 +68,15 @@ fn a_fault_poisons_the_handle_and_clean_up_still_finishes() {
     range.map(0, &memory).unwrap();
     range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
     stream.fill(range.span(0, page).unwrap(), 1).unwrap();
-    // Not ordered after the fill, which has not run.
+    // The unmap is not ordered after the fill, which has not run.
     range.unmap(0, page).unwrap();
     let DeviceError::Driver(error) = stream.synchronize().unwrap_err() else {
         panic!("the first error comes from the driver")
     };
     assert_eq!(error.code, ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(device.poison(), Some(error));
-    // Later operations fail at once: the driver, which would repeat the error, is not asked.
+    // Later operations fail at once, without a call of the driver, which would return the same
+    // error.
     let calls = sim.calls();
     assert_eq!(stream.synchronize(), Err(DeviceError::Poisoned { first: error }));
     assert_eq!(sim.calls(), calls);
@@ -87,7 +88,8 @@ fn a_fault_poisons_the_handle_and_clean_up_still_finishes() {
 
 #[test]
 fn handles_of_another_driver_are_refused() {
-    // Two machines of one seed give out the same numbers, so that a handle of the other would fit.
+    // Two machines with the same seed give out the same numbers, so a handle of the other machine
+    // would be valid here.
     let [ours, theirs] = [(); 2].map(|()| {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
         Device::open(Arc::new(sim), 0).unwrap()

@@ -1,4 +1,4 @@
-//! The device knows which bytes of its memory were ever written.
+//! The device records which bytes of its memory were ever written.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -11,7 +11,7 @@ use common::{
 use cuda_driver::Driver;
 use cuda_sim::{Pace, SimConfig, SimDriver};
 
-/// The written bytes among the first `bytes` of `address`.
+/// The positions of written bytes among the first `bytes` of `address`.
 fn written(sim: &SimDriver, address: u64, bytes: u64) -> Vec<u64> {
     (0..bytes).filter(|at| sim.is_initialised(0, address + at, 1)).collect()
 }
@@ -29,7 +29,7 @@ fn new_memory_is_not_written_and_every_kind_of_write_counts() {
     host_write(host, &[9; 64]);
     upload_async(&sim, memory + 20, host, 1, 0).unwrap();
     launch_copy(&sim, (memory + 30, memory), 2, 0).unwrap();
-    // Reading writes nothing, and neither does a copy that has not run.
+    // Neither a read nor a copy that has not run counts as a write.
     assert_eq!(written(&sim, memory, 100), []);
     download(&sim, memory + 40, 8, 0).unwrap();
     assert_eq!(written(&sim, memory, 100), [0, 1, 2, 10, 11, 20, 30, 31]);

@@ -1,4 +1,4 @@
-//! Kernels through the driver's calls: by their PTX or by a reference, and launches that are refused.
+//! Kernels through the driver's calls: run from PTX or by a reference, and refused launches.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -86,9 +86,13 @@ fn launches_that_the_kernel_does_not_allow_are_refused() {
     let function = count(&sim);
     let right = KernelArgs::new().arg(0u64).arg(0u32);
     for (threads, args, words) in [
-        (65, right, "65 threads of a block, where .maxntid allows 64"),
+        (65, right, "65 threads in a block, but .maxntid allows 64"),
         (64, KernelArgs::new().arg(0u64), "1 arguments for 2 parameters"),
-        (64, KernelArgs::new().arg(0u64).arg(0u64), "argument 1 has 8 bytes, its parameter 4"),
+        (
+            64,
+            KernelArgs::new().arg(0u64).arg(0u64),
+            "argument 1 has 8 bytes, but its parameter has 4",
+        ),
     ] {
         assert_eq!(launch_as(&sim, function, (1, threads), &args), Err(ErrorCode::INVALID_VALUE));
         let finding = sim.findings().pop().unwrap();
@@ -105,7 +109,7 @@ fn a_reference_is_the_fast_way_until_ptx_is_preferred() {
     let add_one = kernel(&sim, "add_one");
     launch(&sim, add_one, &KernelArgs::new().arg(memory), 0).unwrap();
     assert_eq!(download(&sim, memory, 1, 0).unwrap(), [2]);
-    // The PTX of the tests' kernel does nothing.
+    // The PTX of this kernel does nothing.
     sim.prefer_ptx(true);
     launch(&sim, add_one, &KernelArgs::new().arg(memory), 0).unwrap();
     assert_eq!(download(&sim, memory, 1, 0).unwrap(), [2]);

@@ -59,7 +59,7 @@ fn a_copy_of_a_range_that_is_not_of_one_allocation_is_refused() {
     assert_eq!((misses[0].base, misses[0].missed_by, misses[0].before), (first, 1, false));
     assert_eq!((misses[1].base, misses[1].missed_by, misses[1].before), (second, 1, true));
     assert_eq!((misses[2].base, misses[2].missed_by, misses[2].before), (first, 1, false));
-    // A refused call loses nothing.
+    // A refused call does not lose the device.
     fill(&sim, first, 3, 512, 0).unwrap();
     assert_eq!(download(&sim, first, 1, 0).unwrap(), [3]);
 }
@@ -86,12 +86,12 @@ fn a_kernel_that_reads_past_its_memory_loses_the_device() {
     assert_eq!((nearest.kind, nearest.base, nearest.bytes), (RangeKind::Allocation, from, 1000));
     assert_eq!((nearest.missed_by, nearest.freed), (1, false));
     assert!(finding.to_string().contains("1 bytes past the end of allocation"), "{finding}");
-    // Everything in the context answers the same from now on.
+    // Every later call in the context returns the same error.
     assert_eq!(code(sim.mem_alloc(1)), ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(code(fill(&sim, to, 1, 1, stream)), ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(code(sim.stream_create(false)), ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(code(sim.mem_get_info()), ErrorCode::ILLEGAL_ADDRESS);
-    assert_eq!(sim.findings().len(), 1, "echoes are not findings");
+    assert_eq!(sim.findings().len(), 1, "repeated errors are not findings");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn copies_of_freed_or_partly_pinned_host_memory_are_refused() {
     assert_eq!(code(beyond), ErrorCode::INVALID_VALUE);
     free_host(&sim, host).unwrap();
     assert_eq!(code(upload_async(&sim, to, host, 16, 0)), ErrorCode::INVALID_VALUE);
-    // Device memory is of the same address space.
+    // Device memory is in the same address space.
     upload_async(&sim, to, to, 16, 0).unwrap();
     assert_eq!(code(upload_async(&sim, to, 0, 16, 0)), ErrorCode::INVALID_VALUE);
     let kinds: Vec<_> = sim.findings().iter().map(|finding| finding.kind).collect();

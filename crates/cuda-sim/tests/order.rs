@@ -1,4 +1,4 @@
-//! Streams, events and what a waiting host can count on.
+//! Streams, events, and what a waiting host can rely on.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,7 +39,7 @@ fn two_launches_of_one_graph_never_run_at_once() {
         // SAFETY: as above.
         unsafe { sim.graph_launch(exec, stream) }.unwrap();
     }
-    // The second waits for the first, though in another stream.
+    // The second launch waits for the first, although it is in another stream.
     sim.hold(a);
     assert_eq!(sim.run_all(), 0);
     sim.release_hold(a);
@@ -87,7 +87,7 @@ fn an_event_after_the_reader_protects_its_source() {
     }
 }
 
-/// Final byte after two streams wrote different values, by seed.
+/// The possible final bytes after two streams wrote different values, over several seeds.
 fn outcomes(ordered: bool, blocking: bool) -> BTreeSet<u8> {
     (0..100)
         .map(|seed| {
@@ -194,7 +194,7 @@ fn a_wait_is_for_the_record_at_the_time_of_the_call() {
     record(&sim, event, first).unwrap();
     wait(&sim, second, event).unwrap();
     sync(&sim, first).unwrap();
-    // A later record, on a stream that cannot advance, does not hold the waiter up.
+    // A later record, on a blocked stream, does not delay the waiting stream.
     sim.hold(first);
     fill(&sim, device, 1, 1, first).unwrap();
     record(&sim, event, first).unwrap();
@@ -343,7 +343,7 @@ unsafe extern "C" fn write_note(user_data: *mut std::ffi::c_void) {
 fn call_note(sim: &SimDriver, stream: u64, letter: u8, list: &Notes) {
     let note = Box::new(Note { letter, list: list.clone() });
     let user_data = Box::into_raw(note).expose_provenance() as u64;
-    // SAFETY: `write_note` takes the box back, whatever thread calls it.
+    // SAFETY: `write_note` takes the box back, on whichever thread it runs.
     unsafe { sim.launch_host_func(stream, write_note, user_data) }.unwrap();
 }
 
@@ -374,7 +374,7 @@ fn host_functions_run_in_the_order_of_their_stream() {
     assert_eq!(seen, [b"abc", b"acb", b"cab"].map(|order| order.to_vec()).into());
 }
 
-/// Makes a driver call, and keeps its answer.
+/// Makes a driver call, and stores its result.
 struct Caller {
     sim: SimDriver,
     answer: Option<Result<i32, ErrorCode>>,
@@ -427,8 +427,9 @@ fn at_the_slowest_pace_a_wait_runs_what_it_waits_for_and_no_more() {
         let [first, second, other] = [(); 3].map(|()| sim.stream_create(false).unwrap());
         let [before, after] = [(); 2].map(|()| sim.event_create(false).unwrap());
         let device = sim.mem_alloc(4).unwrap();
-        // Three operations lead to `after`: a fill and a record on `first`, the wait and the record on
-        // `second`. What follows on `first`, and all of `other`, is not among them.
+        // Three operations are ordered before `after`: a fill and a record on `first`, then the
+        // wait and the record on `second`. The later work on `first` and all work on `other` are
+        // not.
         fill(&sim, device, 1, 4, first).unwrap();
         record(&sim, before, first).unwrap();
         fill(&sim, device, 3, 4, first).unwrap();
@@ -438,7 +439,7 @@ fn at_the_slowest_pace_a_wait_runs_what_it_waits_for_and_no_more() {
         // SAFETY: `after` is alive.
         unsafe { sim.event_synchronize(after) }.unwrap();
         assert!(query(&sim, before).unwrap());
-        assert_eq!(sim.run_all(), 2, "the two fills that nobody waited for");
+        assert_eq!(sim.run_all(), 2, "the two fills that the host did not wait for");
     }
 }
 
@@ -512,7 +513,7 @@ fn at_the_slowest_pace_destroyed_streams_and_host_functions_are_waited_for() {
     wait(&sim, stream, event).unwrap();
     let list = Notes::default();
     call_note(&sim, stream, b'a', &list);
-    // Another device's work is not waited for, nor is another stream's.
+    // The call does not wait for another device or another stream.
     bind(&sim, 1);
     let far = sim.mem_alloc(4).unwrap();
     let elsewhere = sim.stream_create(false).unwrap();

@@ -1,4 +1,5 @@
-//! What runs by itself at each pace, that a query runs nothing, and where a machine has its pace from.
+//! What runs at each pace without a wait, that queries run nothing, and where a machine gets its
+//! pace.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,7 +30,7 @@ fn sync_event(sim: &SimDriver, event: u64) {
 #[derive(Clone, Default)]
 struct Ran(Arc<Mutex<Vec<u32>>>);
 
-/// A number to append when a stream comes to it.
+/// A number to append when the stream reaches it.
 struct Mark {
     number: u32,
     ran: Ran,
@@ -42,11 +43,11 @@ unsafe extern "C" fn append(user_data: *mut c_void) {
 }
 
 impl Ran {
-    /// Enqueues an operation that does nothing but tell that it ran.
+    /// Enqueues an operation that only records that it ran.
     fn enqueue(&self, sim: &SimDriver, stream: u64, number: u32) {
         let mark = Box::new(Mark { number, ran: self.clone() });
         let user_data = Box::into_raw(mark).expose_provenance() as u64;
-        // SAFETY: `append` takes the box back, whatever thread calls it.
+        // SAFETY: `append` takes the box back, on whichever thread it runs.
         unsafe { sim.launch_host_func(stream, append, user_data) }.unwrap();
     }
 
@@ -133,7 +134,7 @@ fn in_an_exploration_two_queries_in_a_row_may_find_nothing_done() {
         Ok(())
     });
     assert!(found.unwrap().complete);
-    // A fourth, without an end to it, would be asked by a program that loops.
+    // Three times `false` is missing: after two such answers an operation runs first.
     let expected = [[true; 3], [false, true, true], [false, false, true]];
     assert_eq!(seen.into_inner().unwrap(), expected.into());
 }
@@ -219,8 +220,8 @@ fn one_behind_a_wait_runs_what_it_waits_for_and_what_that_held_back() {
     ran.enqueue(&sim, other, 4);
     assert_eq!(ran.numbers(), [1]);
     sync_event(&sim, event);
-    // The record has run; the second stream is again one behind, and the other one has nothing to do
-    // with it.
+    // The record has run. The second stream is one operation behind again; the other stream is not
+    // involved.
     assert_eq!(ran.numbers(), [1, 2]);
     assert!(query_stream(&sim, first).unwrap() && !query_stream(&sim, second).unwrap());
     sync(&sim, second).unwrap();
@@ -306,7 +307,7 @@ fn a_wait_that_would_hang_runs_what_it_does_not_wait_for() {
     }
 }
 
-/// An operation of the model: a mark, or a wait for so many operations of a stream.
+/// An operation of the model: a mark, or a wait for the first operations of a stream.
 #[derive(Clone, Copy)]
 enum Op {
     Mark(u32),
@@ -314,11 +315,11 @@ enum Op {
     Record,
 }
 
-/// What the device has to have run, worked out from the rule alone.
+/// The operations that the device must have run, derived from the rule alone.
 #[derive(Default)]
 struct Model {
     streams: [Vec<Op>; 4],
-    /// How many operations of each stream have run.
+    /// Number of operations of each stream that have run.
     done: [usize; 4],
 }
 
@@ -331,7 +332,7 @@ impl Model {
         }
     }
 
-    /// Runs `stream` up to its `count`th operation, and before a wait what it waits for.
+    /// Runs `stream` up to its `count`th operation, and for each wait first the awaited operations.
     fn run_to(&mut self, stream: usize, count: usize) {
         while self.done[stream] < count {
             if let Op::Wait { stream, count } = self.streams[stream][self.done[stream]] {
@@ -341,7 +342,7 @@ impl Model {
         }
     }
 
-    /// Runs all but the last operation of each stream that can run.
+    /// Runs every operation that can run, except the last of each stream.
     fn keep_one_behind(&mut self) {
         while let Some(stream) = (0..4).find(|&stream| {
             self.done[stream] + 1 < self.streams[stream].len() && self.can_run(stream)
@@ -416,10 +417,11 @@ fn one_behind_exactly_what_the_rule_says_has_run_after_every_call() {
     }
 }
 
-/// What the child of a test finds in its environment.
+/// Set in the environment of a child process.
 const CHILD: &str = "CUDA_SIM_PACE_CHILD";
 
-/// Runs test `name` again in a process whose `CUDA_SIM_PACE` is `word`; what it said if it failed.
+/// Runs test `name` again in a process with `CUDA_SIM_PACE` set to `word`. Returns its output if it
+/// failed.
 fn passes_with(name: &str, word: Option<&str>) -> Result<(), String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name]).env(CHILD, "1");
@@ -433,7 +435,7 @@ fn passes_with(name: &str, word: Option<&str>) -> Result<(), String> {
     if passed { Ok(()) } else { Err(said + &String::from_utf8_lossy(&output.stderr)) }
 }
 
-/// How many of three operations have run after each call, and after a query.
+/// Number of three operations that have run after each call, and after a query.
 fn progress(sim: &SimDriver) -> [usize; 4] {
     bind(sim, 0);
     let (stream, ran) = (sim.stream_create(false).unwrap(), Ran::default());

@@ -1,6 +1,6 @@
-//! What orders the threads of a launch, and what does not: barriers of a block, of a part of it and of a
-//! warp, exchanges between lanes, and atomics. Each legal use runs without a finding; each race and each
-//! barrier that a card would hang at is found.
+//! What orders the threads of a launch and what does not: barriers of a block, of a part of a block
+//! and of a warp, exchanges between lanes, and atomics. Each legal use runs without a finding. Each
+//! race is found, and so is each barrier that would hang on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -13,10 +13,10 @@ use cuda_sim::{Finding, FindingKind};
 /// Bytes of device memory at `%to`, all written before the launch.
 const BYTES: u64 = 8192;
 
-/// A kernel with 4 KiB of shared memory `room`, written in whole before `body` and a barrier.
+/// A kernel with 4 KiB of shared memory `room`, which is fully written before a barrier and `body`.
 ///
-/// `%t` is the thread, `%w` its warp, `%l` its lane, `%to` device memory, `%p` and `%q` are predicates,
-/// `%r<8>` and `%d<8>` registers of 32 and 64 bits, `%h<4>` of 16.
+/// `%t` is the thread, `%w` its warp, `%l` its lane, `%to` device memory. `%p` and `%q` are
+/// predicates, `%r<8>`, `%d<8>` and `%h<4>` registers of 32, 64 and 16 bits.
 fn kernel(body: &str) -> String {
     format!(
         ".version 8.0\n.target sm_90\n.address_size 64\n\
@@ -30,7 +30,8 @@ fn kernel(body: &str) -> String {
     )
 }
 
-/// Runs `body` in `blocks` blocks of `threads` threads; what was found, the answer, and the memory.
+/// Runs `body` in `blocks` blocks of `threads` threads. Returns the findings, the launch's result,
+/// and the memory.
 fn launch(body: &str, blocks: u32, threads: u32) -> (Vec<Finding>, Option<ErrorCode>, Vec<u8>) {
     let sim = seeded(0);
     sim.limit_instructions(1 << 16, 1 << 24);
@@ -51,7 +52,7 @@ fn launch(body: &str, blocks: u32, threads: u32) -> (Vec<Finding>, Option<ErrorC
     (sim.findings(), answer, left)
 }
 
-/// Runs `body`, which does nothing wrong; what it left in memory.
+/// Runs `body`, which has no mistake, and returns the memory afterwards.
 #[track_caller]
 fn clean(body: &str, blocks: u32, threads: u32) -> Vec<u8> {
     let (findings, answer, left) = launch(body, blocks, threads);
@@ -59,7 +60,7 @@ fn clean(body: &str, blocks: u32, threads: u32) -> Vec<u8> {
     left
 }
 
-/// Runs `body`, which has a race: it is found, and the launch goes on.
+/// Runs `body`, which has a race: the race is found, and the launch continues.
 #[track_caller]
 fn races(body: &str, blocks: u32, threads: u32) {
     let (findings, answer, _) = launch(body, blocks, threads);
@@ -71,7 +72,7 @@ fn races(body: &str, blocks: u32, threads: u32) {
     assert_eq!(answer, None, "{body}");
 }
 
-/// Runs `body`, which would hang on a card: the launch fails, with these words.
+/// Runs `body`, which would hang on a GPU: the launch fails with these words.
 #[track_caller]
 fn hangs(body: &str, threads: u32, words: &str) {
     let (findings, answer, _) = launch(body, 1, threads);
@@ -81,7 +82,8 @@ fn hangs(body: &str, threads: u32, words: &str) {
     assert_eq!(answer, Some(ErrorCode::LAUNCH_FAILED));
 }
 
-/// Runs `body`, in which a lane reads what nobody gives it: it is found, and the launch goes on.
+/// Runs `body`, in which a lane reads from a lane that provides no value: this is found, and the
+/// launch continues.
 #[track_caller]
 fn unread(body: &str, threads: u32, words: &str) {
     let (findings, answer, _) = launch(body, 1, threads);
@@ -90,12 +92,12 @@ fn unread(body: &str, threads: u32, words: &str) {
     assert!(findings[0].to_string().contains(words), "no {words:?} in {}", findings[0]);
 }
 
-/// Words of `%to` as the kernel left them.
+/// The 32-bit words of `%to` after the kernel.
 fn words(left: &[u8]) -> Vec<u32> {
     left.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Steps that only thread `thread` takes.
+/// Steps that only thread `thread` runs.
 fn by(thread: u32, step: &str) -> String {
     format!("setp.eq.u32 %p, %t, {thread};\n@%p {step}\n")
 }
@@ -105,7 +107,7 @@ fn bytes_of_one_word_have_their_own_writers_and_readers() {
     let steps = |steps: &[(u32, &str)]| -> String {
         steps.iter().map(|&(thread, step)| by(thread, step)).collect()
     };
-    // The second writer of the word does not hide the first one's byte.
+    // The word's second writer does not hide the byte of the first.
     races(
         &steps(&[
             (0, "st.shared.u8 [room], 1;"),
@@ -115,7 +117,7 @@ fn bytes_of_one_word_have_their_own_writers_and_readers() {
         1,
         32,
     );
-    // Nor does the third reader of a word hide the second one's byte from a writer.
+    // The word's third reader does not hide the second reader's byte from a writer.
     races(
         &steps(&[
             (0, "ld.shared.u8 %h0, [room];"),
@@ -142,7 +144,7 @@ fn bytes_of_one_word_have_their_own_writers_and_readers() {
         1,
         32,
     );
-    // A neighbour's byte is nobody's business, and neither is one's own.
+    // Accesses to a neighbouring byte, or by the same thread, do not conflict.
     clean(
         &steps(&[
             (0, "st.shared.u8 [room], 1;"),
@@ -166,13 +168,13 @@ fn a_named_barrier_orders_those_who_took_part_and_no_others() {
              setp.eq.u32 %q, %t, {reader};\n@%q ld.shared.u32 %r0, [room+64];"
         )
     };
-    // Two warps at two barriers.
+    // Two warps at two different barriers.
     races(&exchange("bar.sync 1, 32;", "bar.sync 2, 32;", "32"), 1, 64);
     races(&exchange("barrier.sync.aligned 1, 32;", "bar.sync 1, 32;", "32"), 1, 64);
     clean(&exchange("bar.sync 1, 32;", "bar.sync 2, 32;", "5"), 1, 64);
-    // Both warps at one.
+    // Both warps at the same barrier.
     clean(&exchange("bar.sync 1, 64;", "bar.sync 1, 64;", "32"), 1, 64);
-    // Who arrives goes before who waits, and not the other way.
+    // An arriving thread is ordered before a waiting one, but not the reverse.
     clean(&exchange("bar.arrive 1, 64;", "bar.sync 1, 64;", "32"), 1, 64);
     races(&exchange("bar.sync 1, 64;", "bar.arrive 1, 64;", "32"), 1, 64);
     // Two warps have passed more barriers than the third, which waits for them.
@@ -183,7 +185,7 @@ fn a_named_barrier_orders_those_who_took_part_and_no_others() {
         1,
         96,
     );
-    // What is written after an arrival is not before the wait.
+    // A write after the arrival is not ordered before the wait.
     races(
         "setp.ge.u32 %p, %t, 32;\n@%p bra $last;\nbar.arrive 1, 64;\n\
          setp.eq.u32 %q, %t, 0;\n@%q st.shared.u32 [room+64], 7;\nret;\n\
@@ -195,7 +197,7 @@ fn a_named_barrier_orders_those_who_took_part_and_no_others() {
 
 #[test]
 fn order_passes_from_one_barrier_to_the_next() {
-    // Warp 0 to warp 1 at barrier 1, warp 1 to warp 2 at barrier 2.
+    // From warp 0 to warp 1 by barrier 1, from warp 1 to warp 2 by barrier 2.
     let chain = |link: &str| {
         format!(
             "setp.eq.u32 %q, %t, 0;\n@%q st.shared.u32 [room+64], 7;\n\
@@ -224,8 +226,8 @@ fn a_barrier_of_some_lanes_orders_those_lanes() {
 
 #[test]
 fn many_readers_of_a_word_are_all_remembered() {
-    // Thread 66 writes after thread 0, which arrived where it waited, and after its neighbour 65; but
-    // not after thread 33, which read between the two of them.
+    // Thread 66 writes after thread 0, which arrived at the barrier where thread 66 waited, and
+    // after its neighbour 65. The write is not ordered after thread 33, which read in between.
     let body = |middle: &str| {
         format!(
             "{}setp.eq.u32 %p, %w, 0;\n@%p bar.arrive 1, 64;\n{middle}{}\
@@ -266,21 +268,21 @@ fn atomics_conflict_with_plain_accesses_and_not_with_each_other() {
 
 #[test]
 fn a_named_barrier_is_complete_when_its_threads_have_come_and_begins_anew() {
-    // Two warps arrive, which completes the barrier; the third waits for another 32 threads.
+    // Two warps arrive, which completes the barrier. The third waits for another 32 threads.
     hangs(
         "setp.lt.u32 %p, %t, 64;\n@%p bra $first;\nbar.sync 1, 64;\nret;\n$first: bar.arrive 1, 64;",
         96,
         "barrier 1, which 32 of 64 threads reached",
     );
-    // As the third arrives too it may go on.
+    // If the third warp also only arrives, it continues.
     clean(
         "setp.lt.u32 %p, %t, 96;\n@%p bra $first;\nbar.sync 1, 64;\nret;\n$first: bar.arrive 1, 64;",
         1,
         128,
     );
-    // Two warps at a barrier of one: each completes it for itself.
+    // Two warps at a barrier of one warp: each warp completes a phase alone.
     clean("bar.sync 3, 32;\nbar.sync 3, 32;", 1, 64);
-    // Producer and consumer, thrice, with a barrier for each way.
+    // Producer and consumer, three rounds, with one barrier for each direction.
     let left = clean(
         "mov.u32 %r7, 0;\nsetp.lt.u32 %p, %t, 32;\n@!%p bra $consume;\n\
          $produce: setp.eq.u32 %q, %t, 0;\nadd.u32 %r6, %r7, 5;\n@%q st.shared.u32 [room+64], %r6;\n\
@@ -293,13 +295,13 @@ fn a_named_barrier_is_complete_when_its_threads_have_come_and_begins_anew() {
         64,
     );
     assert_eq!(words(&left)[..4], [5, 6, 7, 0]);
-    // A warp that is not full counts as one that is.
+    // A partial warp counts as a full one.
     clean(
         "setp.lt.u32 %p, %t, 32;\n@%p bar.sync 1, 32;\n@!%p bar.sync 2, 32;\nbar.sync 3, 64;",
         1,
         40,
     );
-    // Two counts of one barrier, of which one only arrives.
+    // Two different counts for one barrier. One of the two only arrives.
     let (findings, ..) =
         launch("setp.lt.u32 %p, %t, 32;\n@%p bar.arrive 1, 96;\n@!%p bar.sync 1, 64;", 1, 96);
     assert!(findings.iter().any(|found| found.to_string().contains("different numbers")));
@@ -323,7 +325,7 @@ fn lanes_that_have_ended_take_no_part_in_votes_and_exchanges() {
     assert_eq!(words(&clean(&body, 1, 32))[..2], [1, 0]);
     let body = format!("{end}shfl.sync.bfly.b32 %r1, %t, 1, 31, -1;\n{store}");
     assert_eq!(words(&clean(&body, 1, 32))[..2], [1, 0]);
-    // They have nothing to give.
+    // Lanes that have ended provide no value.
     unread(
         &format!("{end}shfl.sync.idx.b32 %r1, %t, 25, 31, -1;\n{store}"),
         32,
@@ -341,12 +343,8 @@ fn a_shuffle_reads_no_lane_outside_its_mask() {
     };
     clean(&shuffle(15), 1, 32);
     unread(&shuffle(16), 32, "reads lane 16, which is not in its mask 0xffff");
-    unread(
-        "shfl.sync.down.b32 %r1, %t, 1, 31, -1;",
-        20,
-        "reads lane 20, of which there is no thread",
-    );
-    // Beyond the segment a lane reads itself.
+    unread("shfl.sync.down.b32 %r1, %t, 1, 31, -1;", 20, "reads lane 20, which has no thread");
+    // Outside its segment, a lane reads its own value.
     clean("shfl.sync.down.b32 %r1, %t, 1, 0x101f, -1;", 1, 32);
 }
 
@@ -366,7 +364,7 @@ fn one_kind_of_exchange_meets_wherever_its_lanes_are() {
     let ballot = "setp.ne.u32 %q, %t, 1;\nvote.sync.ballot.b32 %r2, %q, -1;\nbar.warp.sync -1;";
     let other = "setp.ne.u32 %q, %t, 9;\nvote.sync.ballot.b32 %r2, %q, -1;\nbar.warp.sync -1;";
     assert_eq!(words(&clean(&arms(ballot, other), 1, 32))[8], 0xffff_fdfd);
-    // Those of two kinds do not.
+    // Instructions of two kinds do not meet.
     hangs(&arms("bar.warp.sync -1;", "vote.sync.any.pred %q, %p, -1;"), 32, "waits for ever");
     hangs(
         &arms("bar.warp.sync -1;", "bar.warp.sync 0xffffff00;\nbar.sync 0;"),

@@ -1,5 +1,5 @@
-//! Every bug that is planted in `fixtures/*.cu` is found, with a message that leads to the line, and
-//! nothing is found in the twins without it.
+//! Every bug planted in `fixtures/*.cu` is found, with a message that leads to the line. The
+//! versions without the bug give no finding.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -17,7 +17,7 @@ const OVERFLOW: &str = include_str!("fixtures/overflow.compute_80.ptx");
 const BARRIERS: &str = include_str!("fixtures/barriers.compute_80.ptx");
 const READS: &str = include_str!("fixtures/reads.compute_80.ptx");
 
-/// A machine with `ptx` loaded, which runs as it is: no reference of its kernels is registered.
+/// A machine with `ptx` loaded. No references are registered, so kernels run from their PTX.
 struct Machine {
     sim: SimDriver,
     ptx: &'static str,
@@ -36,7 +36,7 @@ impl Machine {
         self.sim.mem_alloc(bytes).unwrap()
     }
 
-    /// New memory that holds these words.
+    /// Allocates memory that holds these words.
     fn words(&self, words: &[u64]) -> u64 {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let memory = self.memory(bytes.len() as u64);
@@ -49,21 +49,21 @@ impl Machine {
         // SAFETY: the module is loaded, and is never unloaded.
         let function = unsafe { self.sim.module_get_function(self.module, entry) }.unwrap();
         let config = LaunchConfig::linear(shape.0, shape.1);
-        // SAFETY: the simulated device checks the arguments and every access, and pinned memory that
-        // a test names is written by nobody else meanwhile.
+        // SAFETY: the simulated device checks the arguments and every access, and no other code
+        // writes the pinned memory that a test names.
         unsafe { self.sim.launch_kernel(function, &config, args, 0) }?;
         sync(&self.sim, 0)
     }
 
-    /// The kernel without the bug runs, and nothing is found.
+    /// Runs the kernel without the bug, and checks that nothing is found.
     #[track_caller]
     fn assert_clean(self, entry: &str, shape: (u32, u32), args: &KernelArgs) {
         self.run(entry, shape, args).unwrap();
         assert_eq!(self.sim.findings(), [], "{entry}");
     }
 
-    /// The kernel with the bug runs, and what is found names it, the instruction and the thread, and
-    /// says what is wrong.
+    /// Runs the kernel with the bug. Checks that the finding names the kernel, the instruction and
+    /// the thread, and describes the mistake.
     #[track_caller]
     fn assert_found(self, entry: &str, shape: (u32, u32), args: &KernelArgs, planted: &Planted) {
         let outcome = self.run(entry, shape, args);
@@ -91,7 +91,7 @@ impl Machine {
         }
     }
 
-    /// The line of the PTX, which is one of the kernel's.
+    /// The text of this PTX line, which must belong to the kernel.
     #[track_caller]
     fn instruction(&self, entry: &str, line: u32) -> &'static str {
         let lines: Vec<&str> = self.ptx.lines().collect();
@@ -104,21 +104,22 @@ impl Machine {
     }
 }
 
-/// What must be found of a bug.
+/// The expected finding of a bug.
 struct Planted {
     kind: FindingKind,
-    /// What stands on the line of PTX that is named.
+    /// The instruction on the named PTX line.
     instruction: &'static str,
     block: u32,
     threads: RangeInclusive<u32>,
     address: Option<u64>,
-    /// The nearest range: how far the access reached out of it, and whether before its start.
+    /// The nearest range, the distance of the access from it, and whether the access was before its
+    /// start.
     missed: Option<(RangeKind, u64, bool)>,
     words: &'static [&'static str],
 }
 
 impl Planted {
-    /// What the launch answers: hardware says nothing of a conflict or of memory never written.
+    /// The launch's result. Hardware does not report conflicts or reads of unwritten memory.
     fn code(&self) -> Option<ErrorCode> {
         match self.kind {
             FindingKind::Conflict | FindingKind::Uninitialised => None,
@@ -206,7 +207,7 @@ fn a_stride_that_forgets_the_gap_between_rows() {
             threads: 0..=7,
             address: Some(table + 32),
             missed: None,
-            words: &["nobody wrote: inside allocation"],
+            words: &["never written: inside allocation"],
         },
     );
     let (machine, _, args) = setup();
@@ -260,15 +261,15 @@ fn two_words_at_an_address_for_one() {
             threads: 0..=0,
             address: Some(from),
             missed: None,
-            words: &["no multiple of 16: inside allocation"],
+            words: &["not a multiple of 16: inside allocation"],
         },
     );
     let (machine, _, args) = setup();
     machine.assert_clean("misaligned_pairs_twin", (1, 32), &args);
 }
 
-/// A machine with a reservation of 6 GiB in which one page is mapped, written, and `offset` away
-/// from the start.
+/// A machine with a reservation of 6 GiB. A single page is mapped and written, `offset` bytes from
+/// the start.
 fn sparse(offset: u64) -> (Machine, u64, u64) {
     let machine = Machine::new(OVERFLOW);
     let plane = machine.sim.mem_address_reserve(6 << 30, 0, 0).unwrap();
@@ -330,7 +331,7 @@ fn an_offset_that_turns_negative_beyond_31_bits() {
     machine.assert_clean("offset_turns_negative_twin", (1, 32), &args);
 }
 
-/// A machine with 128 words to add up, and the arguments to do so.
+/// A machine with 128 words to sum, and the kernel's arguments.
 fn summing() -> (Machine, KernelArgs) {
     let machine = Machine::new(BARRIERS);
     let words: Vec<u64> = (0..128).collect();
@@ -435,7 +436,7 @@ fn two_threads_that_write_one_element() {
             words: &["thread"],
         },
     );
-    // The same element from two blocks, which no barrier can order.
+    // Two blocks write the same element. No barrier can order them.
     let (machine, to, args) = setup();
     machine.assert_found(
         "block_forgotten",
@@ -475,7 +476,7 @@ fn more_values_than_were_filled() {
             threads: 0..=0,
             address: Some(values + 24),
             missed: None,
-            words: &["nobody wrote: inside allocation"],
+            words: &["never written: inside allocation"],
         },
     );
     let (machine, _, args) = setup();
@@ -537,7 +538,7 @@ fn a_loop_that_never_ends() {
     machine.assert_clean("step_of_zero_twin", (1, 1), &args);
 }
 
-/// A reference that does nothing, in the name of a kernel that adds up.
+/// A reference that does nothing, with the name of the summing kernel.
 const WRONG: &[KernelReference] =
     &[KernelReference { name: "sum_of_capacity_twin", run: |_, _, _| Ok(()) }];
 

@@ -1,5 +1,5 @@
-//! What single PTX instructions compute, over operands at the edges of their types, against the same
-//! in Rust. The meaning of each is that of the PTX ISA, section "Instruction Set".
+//! Compares single PTX instructions, over operands at the edges of their types, with the same
+//! computation in Rust. The reference is the PTX ISA, section "Instruction Set".
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -8,8 +8,8 @@ mod common;
 use common::{download, seeded, sync, upload};
 use cuda_driver::{Driver, KernelArgs, LaunchConfig};
 
-/// Instructions with the operands `%a`, `%b` and `%c` (64 bits) or `%x`, `%y` and `%z` (their low 32
-/// bits), and results `%d` or `%w`; and what they give. A 32-bit result is extended by zeros.
+/// An instruction with the operands `%a`, `%b` and `%c` (64 bits) or `%x`, `%y` and `%z` (their low
+/// 32 bits) and the result `%d` or `%w`; and the expected result. A 32-bit result is zero-extended.
 type Case = (&'static str, fn(u64, u64, u64) -> u64);
 
 const EDGES: [u64; 14] = [
@@ -50,7 +50,7 @@ fn ptx(body: &str) -> String {
     text
 }
 
-/// Runs every case over all pairs of edges, with a third operand that takes every edge too.
+/// Runs every case over all pairs of edge values. The third operand takes every edge value too.
 #[track_caller]
 fn check(cases: &[Case]) {
     let operands: Vec<[u64; 3]> = (0..EDGES.len() * EDGES.len())
@@ -71,7 +71,7 @@ fn check(cases: &[Case]) {
         let function = unsafe { sim.module_get_function(module, "kernel") }.unwrap();
         let args = KernelArgs::new().arg(to).arg(from);
         let config = LaunchConfig::linear(1, count as u32);
-        // SAFETY: the arguments are the kernel's, and name device memory only.
+        // SAFETY: the arguments match the kernel, and name only device memory.
         unsafe { sim.launch_kernel(function, &config, &args, 0) }.unwrap();
         sync(&sim, 0).unwrap();
         assert_eq!(sim.findings(), [], "{body}");
@@ -84,7 +84,7 @@ fn check(cases: &[Case]) {
     }
 }
 
-/// The low half of a result, extended by zeros.
+/// The low half of a result, zero-extended.
 fn low(value: u32) -> u64 {
     value.into()
 }
@@ -154,7 +154,7 @@ fn bits_and_shifts() {
         ("xor.b64 %d, %a, %b;", |a, b, _| a ^ b),
         ("not.b32 %w, %x;", |a, _, _| low(!(a as u32))),
         ("not.b64 %d, %a;", |a, _, _| !a),
-        // Shifts by the width or more leave nothing, or the sign.
+        // A shift by the width or more leaves zero, or copies of the sign.
         ("shl.b32 %w, %x, %y;", |a, b, _| low((a as u32).checked_shl(b as u32).unwrap_or(0))),
         ("shr.u32 %w, %x, %y;", |a, b, _| low((a as u32).checked_shr(b as u32).unwrap_or(0))),
         ("shr.s32 %w, %x, %y;", |a, b, _| low((a as i32 >> (b as u32).min(31)) as u32)),
@@ -179,7 +179,7 @@ fn conversions_and_moves() {
     ]);
 }
 
-/// The nearest code of an 8-bit float, by looking at all of them: the even one of two as near.
+/// The nearest code of an 8-bit float, found by trying all codes; the even one of two equally near.
 fn nearest_byte(value: f32, decode: fn(u8) -> f64, most: u8) -> u16 {
     if value.is_nan() {
         return 0x7f;
@@ -200,14 +200,14 @@ fn e5m2(code: u8) -> f64 {
     if exponent == 0 { fraction / 65536.0 } else { (4.0 + fraction) * 2f64.powi(exponent - 17) }
 }
 
-/// A number of any size from bits that are not: from 2^-31 to 2^32, of either sign, or a NaN.
+/// Maps any bits to a number from 2^-31 to 2^32 of either sign, or to a NaN.
 fn number(bits: u64) -> f32 {
     if bits % 5 == 3 { f32::NAN } else { f32::from_bits((bits as u32 & 0x9fff_ffff) + 0x3000_0000) }
 }
 
 #[test]
 fn conversions_of_pairs_of_small_floats() {
-    /// Makes `%x` and `%y` numbers as [`number`] does.
+    /// Converts `%x` and `%y` to numbers like [`number`].
     macro_rules! numbers {
         ($text:literal) => {
             concat!(
@@ -237,7 +237,8 @@ fn conversions_of_pairs_of_small_floats() {
             };
             low(round(a) << 16 | round(b))
         }),
-        // The upper byte of a pair is the first operand's, and a NaN is the one that all become.
+        // The upper byte of a pair is the first operand's. Every NaN becomes the format's single
+        // NaN.
         ("cvt.u16.u32 %h, %x;\ncvt.rn.f16x2.e5m2x2 %w, %h;", |a, _, _| {
             let half = |code: u64| {
                 if code & 0x7f > 0x7c { 0x7fff } else { (code as u32 & 0xff) << 8 }
@@ -266,7 +267,7 @@ fn conversions_of_pairs_of_small_floats() {
 #[test]
 fn arithmetic_of_pairs_of_halves() {
     check(&[
-        // Magnitudes that are numbers order as their bits do.
+        // Magnitudes that are numbers compare like their bits.
         (
             "and.b32 %x, %x, 0x7bff7bff;\nand.b32 %y, %y, 0x7bff7bff;\nmax.f16x2 %w, %x, %y;",
             |a, b, _| {
@@ -287,7 +288,7 @@ fn arithmetic_of_pairs_of_halves() {
                 low(half(0) | half(16))
             },
         ),
-        // Beside a NaN the number stays.
+        // With one NaN operand, the result is the other operand.
         ("max.bf16x2 %w, 0x7fc1ffff, 0x3f803f80;", |_, _, _| 0x3f80_3f80),
         ("mul.rn.f16x2 %w, 0x3c00c000, 0x42003555;", |_, _, _| 0x4200_b955),
     ]);
@@ -338,7 +339,7 @@ fn comparisons_and_choices() {
 #[test]
 fn threads_of_a_warp_part_and_meet_again() {
     check(&[
-        // Each thread goes round as often as its operand says, at most 40 times.
+        // Each thread iterates as often as its operand says, at most 40 times.
         (
             "min.u64 %b, %b, 40;\nmov.u64 %d, 0;\n$again:\nsetp.ge.u64 %p, %d, %b;\n\
              @%p bra $over;\nadd.s64 %d, %d, 1;\nbra.uni $again;\n$over:\nadd.s64 %d, %d, %a;",
@@ -356,7 +357,8 @@ fn threads_of_a_warp_part_and_meet_again() {
     ]);
 }
 
-/// Every row of what a card gives is in `cuda-driver/tests/fixtures/instructions.txt`; these are its kinds.
+/// One row of each kind. `cuda-driver/tests/fixtures/instructions.txt` holds all results measured
+/// on GPUs.
 #[test]
 fn nans_and_signed_zeros_are_those_of_the_cards() {
     const NAN: u64 = 0x7fff_ffff;

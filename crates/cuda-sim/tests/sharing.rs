@@ -1,4 +1,4 @@
-//! Memory that two machines hold, as two processes do.
+//! Memory that two machines hold, as two processes can.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -68,7 +68,7 @@ impl Side {
         download(&self.sim, self.address + offset, bytes, 0).unwrap()
     }
 
-    /// Gives everything of virtual memory back.
+    /// Frees all virtual memory.
     fn clear(&self) {
         self.sim.mem_unmap(self.address, PAGE).unwrap();
         self.sim.mem_address_free(self.address, PAGE).unwrap();
@@ -210,7 +210,7 @@ fn an_import_that_was_ordered_to_fail_leaves_nothing() {
     assert_eq!(exporter.sim.device_used_bytes(0), 0);
 }
 
-/// Each machine has its own lock, and the memory a third: no order of taking them may stand still.
+/// Each machine has a lock, and so has the shared memory. No order of taking them may deadlock.
 #[test]
 fn two_threads_use_one_memory_at_once() {
     let (exporter, fd) = Side::exporter();

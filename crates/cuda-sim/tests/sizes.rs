@@ -1,5 +1,5 @@
-//! Every size, count and time that the crate takes, at 0, 1, a normal value, its maximum and where sums
-//! and products would overflow: each is answered with a value or a typed error, in bounded memory.
+//! Every size, count and time that the crate takes, at 0, 1, a normal value, its maximum, and
+//! values where sums or products overflow. Each gives a value or a typed error, in bounded memory.
 //!
 //! Covered: every field of `SimConfig`; `Profile`, its text, `Rate` and `Curve`; `ExploreLimits`, the
 //! seeds of `explore_random`, `Script`; `SimDriver`'s `limit_instructions`, `hold`, `delay_event`,
@@ -7,8 +7,8 @@
 //! every driver call with an address, a size, a count or a device: memory, pinned memory, virtual
 //! memory, copies, fills, batches, launches, priorities and attributes; and sizes in PTX.
 //!
-//! The allocator of this program refuses more than 1 GiB in all, which aborts what asked without a
-//! bound.
+//! The allocator of this program refuses more than 1 GiB in total. A call that requests unbounded
+//! memory therefore aborts the program.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "calls that are safe for one reason")]
@@ -30,7 +30,7 @@ use cuda_sim::{
     explore_random, replay,
 };
 
-/// Most memory of this program at once, in bytes.
+/// Maximum memory of this program at any time, in bytes.
 const BYTES_MAX: usize = 1 << 30;
 
 struct Bounded;
@@ -38,10 +38,10 @@ struct Bounded;
 #[global_allocator]
 static BOUNDED: Bounded = Bounded;
 
-/// Bytes that are allocated.
+/// Number of allocated bytes.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts `bytes` more; whether so many may be.
+/// Counts `bytes` more. Returns whether the limit allows them.
 fn take(bytes: usize) -> bool {
     let fits = LIVE.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= BYTES_MAX;
     if !fits {
@@ -50,20 +50,20 @@ fn take(bytes: usize) -> bool {
     fits
 }
 
-// SAFETY: every method is the system allocator's, called with the same arguments, or a refusal.
+// SAFETY: every method calls the system allocator with the same arguments, or refuses.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !take(layout.size()) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is the same.
+        // SAFETY: the caller meets the contract of `GlobalAlloc::alloc`, which is the same here.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`, which is the same, and
-        // `memory` came from the system allocator, as all memory that this one gives.
+        // SAFETY: the caller meets the contract of `GlobalAlloc::dealloc`, which is the same here,
+        // and `memory` came from the system allocator, like all memory of this allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 
@@ -71,12 +71,13 @@ unsafe impl GlobalAlloc for Bounded {
         if !take(layout.size()) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc_zeroed`, which is the same.
+        // SAFETY: the caller meets the contract of `GlobalAlloc::alloc_zeroed`, which is the same
+        // here.
         unsafe { System.alloc_zeroed(layout) }
     }
 }
 
-/// Sizes at which something could overflow.
+/// Sizes at which an arithmetic overflow is possible.
 const SIZES: [u64; 17] = [
     0,
     1,
@@ -99,7 +100,7 @@ const SIZES: [u64; 17] = [
 
 const COUNTS: [u32; 8] = [0, 1, 2, 32, 33, 65_536, 1 << 31, u32::MAX];
 
-/// Builds a machine of a part of `SIZES`, and uses it a little if it is built.
+/// Builds a machine with some values from `SIZES`, and uses it briefly if it was built.
 fn try_config(config: SimConfig) {
     let Ok(sim) = SimDriver::new(config) else { return };
     bind(&sim, 0);
@@ -109,9 +110,9 @@ fn try_config(config: SimConfig) {
         if let Ok(memory) = sim.mem_alloc(bytes) {
             // SAFETY: the simulated driver checks addresses and sizes.
             let _ = unsafe { sim.memset_d8_async(memory, 1, bytes.min(1 << 20), stream) };
-            // SAFETY: likewise.
+            // SAFETY: as above.
             unsafe { sim.stream_synchronize(stream) }.unwrap();
-            // SAFETY: the memory was allocated above, and is used no more.
+            // SAFETY: the memory was allocated above, and is not used again.
             unsafe { sim.mem_free(memory) }.unwrap();
         }
         if let Ok(address) = sim.mem_address_reserve(bytes, 0, 0) {
@@ -196,7 +197,7 @@ fn profiles() {
     }
 }
 
-/// Copies both ways, a fill and two waits on a machine of two devices.
+/// Copies in both directions, a fill and two waits on a machine with two devices.
 fn run_with_profile(profile: Profile) {
     let config = SimConfig { devices: 2, profile, ..SimConfig::default() };
     let Ok(sim) = SimDriver::new(config) else { return };
@@ -204,7 +205,7 @@ fn run_with_profile(profile: Profile) {
     let [device, other] = [(); 2].map(|()| sim.mem_alloc(1 << 16).unwrap());
     let host = sim.mem_host_alloc(1 << 16, HostAllocFlags::CACHED).unwrap();
     let streams = [(); 2].map(|()| sim.stream_create(false).unwrap());
-    // SAFETY: the memory is of this machine, and nobody else uses it.
+    // SAFETY: the memory belongs to this machine, and no other code uses it.
     unsafe {
         sim.memset_d8_async(device, 1, 1 << 16, streams[0]).unwrap();
         sim.memcpy_htod_async(device, host, 1 << 15, streams[0]).unwrap();
@@ -225,10 +226,10 @@ fn explorations() {
             unsafe { sim.memset_d8_async(device, 1, 4, stream) }
                 .map_err(|error| error.to_string())?;
         }
-        // SAFETY: likewise, and it is used no more.
+        // SAFETY: the memory was allocated above, and is not used again.
         unsafe { sim.mem_free(device) }.map_err(|error| error.to_string())
     };
-    // The streams are meant to race.
+    // The streams race on purpose.
     let config = SimConfig { races: RaceCheck::Off, ..SimConfig::default() };
     for schedules_max in [0, 1, u64::MAX] {
         for choices_max in [0, 1, usize::MAX] {
@@ -303,18 +304,18 @@ fn memory_calls() {
             unsafe { sim.mem_free(address) }.unwrap();
         }
         if let Ok(address) = sim.mem_host_alloc(a.min(1 << 47), HostAllocFlags::CACHED) {
-            // SAFETY: likewise.
+            // SAFETY: it was allocated just now.
             unsafe { sim.mem_free_host(address) }.unwrap();
         }
         if let Ok(handle) = sim.mem_create(a, prop(0)) {
-            // SAFETY: the simulated driver looks handles and ranges up.
+            // SAFETY: the simulated driver looks up handles and ranges.
             unsafe {
                 let _ = sim.mem_map(range, a, 0, handle);
                 let _ = sim.mem_unmap(range, a);
                 sim.mem_release(handle).unwrap();
             }
         }
-        // SAFETY: as above; registered ranges that are no memory are only noted.
+        // SAFETY: as above. Registered ranges without memory are only recorded.
         unsafe {
             let _ = sim.mem_free(a);
             let _ = sim.mem_free_host(a);
@@ -331,8 +332,8 @@ fn memory_calls() {
             }
             let _ = sim.mem_address_free(a, b);
             let _ = sim.mem_set_access(range.wrapping_add(a), b, &[AccessDesc { device: 0 }]);
-            // SAFETY: nothing of a range that is no memory is read or written: it is refused, or the
-            // sizes and addresses are of the two live allocations.
+            // SAFETY: ranges without memory are refused and never accessed. All other sizes and
+            // addresses belong to the two live allocations.
             unsafe {
                 let _ = sim.mem_unmap(range.wrapping_add(a), b);
                 let _ = sim.mem_map(range.wrapping_add(a), b, a, 0x9999);
@@ -361,7 +362,7 @@ fn host_ranges() {
     let context = sim.ctx_get_current().unwrap();
     let memory = sim.mem_alloc(1 << 16).unwrap();
     for bytes in SIZES.into_iter().filter(|&bytes| bytes > 1 << 47 || bytes == 0) {
-        // SAFETY: no host memory is so large, and the sizes are refused before it is looked at.
+        // SAFETY: no host memory is so large. The sizes are refused before any memory is accessed.
         unsafe {
             let _ = sim.memcpy_htod_async(memory, 4096, bytes, 0);
             let _ = sim.memcpy_dtoh_async(4096, memory, bytes, 0);
@@ -382,7 +383,7 @@ fn host_ranges() {
 
 const HEADER: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 
-/// Launches the kernel `k` of a module with every edge of a launch's shape.
+/// Launches the kernel `k` of a module with every edge value of a launch's geometry.
 fn launch_all(text: &str) {
     let sim = machine(SimConfig::default());
     sim.limit_instructions(1 << 10, 1 << 12);

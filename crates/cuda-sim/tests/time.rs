@@ -1,4 +1,4 @@
-//! Virtual time: what overlaps, what waits, and what calls cost. Real time plays no part.
+//! Virtual time: what overlaps, what waits, and the cost of calls. Real time has no influence.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,8 +13,8 @@ use cuda_sim::{Curve, Profile, RaceCheck, Rate, SimConfig, SimDriver};
 const NONE: Duration = Duration::ZERO;
 const MIB: u64 = 1 << 20;
 
-/// A machine whose numbers are round: 1 GB/s over the link (a byte a nanosecond), 10 GB/s on the
-/// device, 10 µs for a copy call, 100 µs between devices, and all else free.
+/// A machine with round numbers: 1 GB/s over the link (a byte per nanosecond), 10 GB/s on the
+/// device, 10 µs for a copy call, 100 µs between devices, and everything else free.
 fn round() -> Profile {
     Profile {
         htod: Rate::mb_per_s(1000),
@@ -55,7 +55,7 @@ fn round() -> Profile {
     }
 }
 
-/// The same machine, but copies and fills cost the host nothing.
+/// The same machine, but copy and fill calls cost the host nothing.
 fn free_calls() -> Profile {
     Profile { htod_call: NONE, dtoh_call: NONE, dtod_call: NONE, fill_call: NONE, ..round() }
 }
@@ -69,7 +69,7 @@ fn with(profile: Profile, seed: u64) -> SimDriver {
     machine(SimConfig { profile, seed, devices: 2, races, ..SimConfig::default() })
 }
 
-/// What `work` takes of the host's time.
+/// The host's time for `work`.
 fn took(sim: &SimDriver, work: impl FnOnce()) -> Duration {
     let begun = sim.virtual_now();
     work();
@@ -81,7 +81,7 @@ fn fetch_async(sim: &SimDriver, host: u64, from: u64, bytes: u64, stream: u64) {
     unsafe { sim.memcpy_dtoh_async(host, from, bytes, stream) }.unwrap();
 }
 
-/// For each of some seeds: whatever order the scheduler takes, the time must be the same.
+/// Runs a check for several seeds: the time must not depend on the scheduler's order.
 fn for_seeds(check: impl Fn(&SimDriver)) {
     (0..20).for_each(|seed| check(&with(round(), seed)));
 }
@@ -96,7 +96,7 @@ fn copies_in_one_direction_serialise_and_in_opposite_ones_overlap() {
             upload_async(sim, device + MIB, host + MIB, MIB, b).unwrap();
             sim.ctx_synchronize().unwrap();
         });
-        // The first begins when its call is over, the second when the first has ended.
+        // The first copy starts when its call is over, the second when the first has ended.
         assert_eq!(both_down, micros(10) + Duration::from_nanos(2 * MIB));
         let both_ways = took(sim, || {
             upload_async(sim, device, host, MIB, a).unwrap();
@@ -167,7 +167,7 @@ fn copies_both_ways_take_turns_at_the_shared_part_of_their_set_up() {
     };
     assert_eq!(each_way(4, true, false), micros(4 * 11), "one way it is not seen");
     assert_eq!(each_way(4, false, true), micros(4 * 9));
-    // Eight turns; the last copy goes on for the rest of its set-up and its bytes.
+    // Eight set-ups in turn; the last copy continues with the rest of its set-up and its bytes.
     assert_eq!(each_way(4, true, true), micros(8 * 7 + 2));
     assert_eq!(each_way(9, true, true) - each_way(4, true, true), micros(5 * 14));
 }
@@ -185,7 +185,7 @@ fn a_copy_is_slowed_while_one_goes_the_other_way() {
             sim.ctx_synchronize().unwrap();
         })
     };
-    // The second has done 200 µs of work in the 300 µs of the first; the rest is alone.
+    // The second copy does 200 µs of its work during the first one's 300 µs, and the rest alone.
     assert_eq!(both(300_000, 300_000), micros(400));
     assert_eq!(both(300_000, 100_000), micros(300), "it ends at 150");
     assert_eq!(both(100_000, 40_000), micros(100));
@@ -210,7 +210,7 @@ fn fills_have_a_rate_and_kernels_a_start_of_their_own() {
             sim.ctx_synchronize().unwrap();
         })
     };
-    // 3 µs each; those behind the first had time to begin. What one byte takes is less than 1 ns.
+    // 3 µs each. The later launches hide their start latency. One byte takes less than 1 ns.
     assert_eq!(kernels(1), micros(12));
     assert_eq!(kernels(4), micros(21));
 }
@@ -222,11 +222,11 @@ fn the_host_goes_on_while_the_device_works() {
         let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(sim, MIB));
         assert_eq!(took(sim, || upload_async(sim, device, host, MIB, stream).unwrap()), micros(10));
         sim.advance_host(micros(500));
-        // Half of the copy is over when the host begins to wait.
+        // Half of the copy is over when the host starts to wait.
         let rest = Duration::from_nanos(MIB) - micros(500);
         assert_eq!(took(sim, || sync(sim, stream).unwrap()), rest);
         assert_eq!(took(sim, || sync(sim, stream).unwrap()), NONE);
-        // A device that was idle begins when it is told to, not when it was free.
+        // An idle device starts at the time of the call, not at the time when it became idle.
         sim.advance_host(micros(10_000));
         let again = took(sim, || {
             upload_async(sim, device, host, 1000, stream).unwrap();
@@ -328,7 +328,8 @@ fn events_tell_virtual_time_and_a_query_that_is_answered_is_not_before_them() {
         assert_eq!(time, micros(10) + Duration::from_nanos(MIB));
         // SAFETY: handles are looked up.
         let elapsed_ms = unsafe { sim.event_elapsed_time(start, end) }.unwrap();
-        // From the record at once to the end of the copy, whose call came in between.
+        // From the record, which completes at once, to the end of the copy, whose call came in
+        // between.
         assert_eq!(elapsed_ms, time.as_nanos() as f32 / 1e6);
     });
 }
@@ -347,7 +348,7 @@ fn a_kernel_costs_what_it_moves() {
         sim.ctx_synchronize().unwrap();
         // 100,000 bytes read at 10 GB/s and written at 5 GB/s, after 3 µs.
         assert_eq!(copy_kernel(device + 2 * MIB, device, 100_000), micros(3 + 10 + 20));
-        // From pinned memory at the link's pace, while the writes hide behind it.
+        // From pinned memory at the link's rate. The writes overlap with the reads.
         assert_eq!(copy_kernel(device, host, 100_000), micros(3 + 100));
         assert_eq!(copy_kernel(host, device, 100_000), micros(3 + 100));
     });
@@ -386,7 +387,7 @@ fn copies_between_devices_and_pageable_copies_cost_what_the_profile_says() {
         sim.ctx_synchronize().unwrap();
     });
     assert_eq!(peer, micros(110));
-    // Two nanoseconds a byte, during the call.
+    // Two nanoseconds per byte, during the call.
     assert_eq!(took(&sim, || upload(&sim, source, &[1; 1000], 0).unwrap()), micros(12));
     assert_eq!(took(&sim, || drop(download(&sim, source, 1000, 0).unwrap())), micros(12));
 }
@@ -427,7 +428,7 @@ fn calls_cost_what_was_measured_on_an_h100() {
 
 #[test]
 fn loops_of_small_copies_take_what_they_took_on_an_h100() {
-    // Bytes of a block, and the measured GB/s of a loop of 2,048 copies, wall time.
+    // Bytes of a block, and the measured GB/s of a loop of 2,048 copies, in wall time.
     for (kib, measured) in
         [(4, 1.6), (16, 5.9), (32, 10.6), (64, 17.5), (128, 26.5), (512, 42.9), (2048, 51.3)]
     {
@@ -446,7 +447,7 @@ fn loops_of_small_copies_take_what_they_took_on_an_h100() {
     }
 }
 
-/// A program with little order of its own; its time.
+/// The time of a program whose streams are largely unordered.
 fn race(seed: u64) -> Duration {
     let sim = with(Profile::h100(), seed);
     let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));

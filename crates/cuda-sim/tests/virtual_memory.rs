@@ -1,4 +1,4 @@
-//! The virtual-memory calls answer as driver 580 does.
+//! The virtual-memory calls behave like those of driver 580.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn granularity_is_that_of_the_configuration() {
     for which in [Granularity::Minimum, Granularity::Recommended] {
         assert_eq!(sim.mem_get_allocation_granularity(prop(0), which).unwrap(), 64 << 10);
     }
-    // The driver does not look at the device.
+    // The driver does not check the device.
     assert_eq!(sim.mem_get_allocation_granularity(prop(1), Granularity::Minimum), Ok(64 << 10));
 }
 
@@ -90,7 +90,7 @@ fn access_on_a_hole_is_refused_as_a_whole() {
     let access = [AccessDesc { device: 0 }];
     assert_eq!(code(sim.mem_set_access(base, 2 * PAGE, &access)), INVALID);
     assert_eq!(code(sim.mem_set_access(base + PAGE, PAGE, &access)), INVALID);
-    // The mapped page got no access from the refused call.
+    // The refused call did not give access to the mapped page.
     assert_eq!(code(fill(&sim, base, 1, 1, 0)), INVALID);
 }
 
@@ -117,7 +117,7 @@ fn mapping_over_a_mapped_page_is_refused() {
     let other = sim.mem_create(2 * PAGE, prop(0)).unwrap();
     assert_eq!(code(map(&sim, base, PAGE, 0, handle)), INVALID);
     assert_eq!(code(map(&sim, base, 2 * PAGE, 0, other)), INVALID);
-    // The refused call mapped nothing of the second page.
+    // The refused call did not map the second page.
     map_page(&sim, base + PAGE);
     use_pages(&sim, base, 2);
 }
@@ -237,7 +237,7 @@ fn unmapping_under_a_pending_kernel_loses_the_device() {
     let nearest = finding.nearest.unwrap();
     assert_eq!((nearest.kind, nearest.base), (RangeKind::Reservation, base));
     assert!(finding.detail.contains("reserved but not mapped"), "{finding}");
-    // Clean-up does its work on the lost device, and answers the sticky error, but for the calls
+    // Clean-up still works on the lost device, and returns the sticky error, except for the calls
     // that need no context.
     release(&sim, handle).unwrap();
     sim.mem_address_free(base, PAGE).unwrap();

@@ -182,7 +182,7 @@ fn devices_that_do_not_exist_are_named() {
     assert_says(&policy, "unknown policy \"mru\"; expected lru, slru, s3fifo, arc or hit_density");
     let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);
     assert_says(&many, "error: cannot use device sim:33\n  caused by: ");
-    assert_says(&many, "33 devices, where 1 to 32 can be simulated");
+    assert_says(&many, "cannot simulate 33 devices: the number must be 1 to 32");
 }
 
 #[test]

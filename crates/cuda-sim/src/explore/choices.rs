@@ -1,25 +1,27 @@
-//! Who decides at each point where more than one thing could happen next, and the record of it.
+//! The decisions where several things could happen next, and the record of these decisions.
 
 use crate::random::Random;
 
-/// Of four chances, how many a random schedule gives the host at most, to run ahead of the device.
+/// Denominator of the host's chances: a random schedule gives the host 0 to 4 of these chances to
+/// run ahead of the device.
 const HOST_CHANCES: usize = 4;
 
-/// The decisions of one schedule, taken so far and to be taken.
+/// The decisions of one schedule, past and future.
 ///
-/// A decision is a number below the number of options there were; points with one option are none.
+/// A decision is a number below the number of options. A point with only one option is not a
+/// decision.
 #[derive(Debug)]
 pub(crate) struct Choices {
     source: Source,
     taken: Vec<Taken>,
-    /// Most decisions that are recorded and varied.
+    /// Maximum number of decisions that are recorded and varied.
     most: usize,
     misfit: Option<Misfit>,
-    /// Decisions beyond `most`, which were not varied.
+    /// Whether there were decisions beyond `most`, which were not varied.
     cut: bool,
     /// Handles that a query found unfinished since the last operation ran.
     unready: Vec<u64>,
-    /// What happened, one line each, when that was asked for.
+    /// A line for each thing that happened, if the caller asked for them.
     trace: Option<Vec<String>>,
 }
 
@@ -30,7 +32,7 @@ pub(crate) struct Taken {
     pub(crate) options: u32,
 }
 
-/// A scripted decision that the program does not offer.
+/// A decision of the script that the program does not offer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Misfit {
     pub(crate) position: usize,
@@ -40,22 +42,23 @@ pub(crate) struct Misfit {
 
 #[derive(Debug)]
 enum Source {
-    /// These decisions, then always the first option.
+    /// The scripted decisions, then always the first option.
     Script(Vec<u32>),
     Random {
         random: Random,
-        /// Chances in [`HOST_CHANCES`] that the host goes on where it may.
+        /// Chances, of [`HOST_CHANCES`], that the host continues where it may.
         host: usize,
     },
 }
 
 impl Choices {
-    /// Takes `script`, then always the first option: the host goes on, or the oldest stream.
+    /// Follows `script`, then always takes the first option: the host continues, or the oldest
+    /// stream runs.
     pub(crate) fn scripted(script: Vec<u32>, most: usize) -> Self {
         Self::new(Source::Script(script), most)
     }
 
-    /// Takes chances from `seed`: how far the host tends to run ahead is one of them.
+    /// Decides at random from `seed`. The seed also chooses how far the host tends to run ahead.
     pub(crate) fn random(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let host = random.below(HOST_CHANCES + 1);
@@ -79,7 +82,7 @@ impl Choices {
         self
     }
 
-    /// One of `streams` ready streams.
+    /// Chooses one of `streams` ready streams.
     pub(crate) fn stream(&mut self, streams: usize) -> usize {
         let wish = match &mut self.source {
             Source::Script(_) => 0,
@@ -88,7 +91,7 @@ impl Choices {
         self.decide(wish, streams)
     }
 
-    /// One of `streams` ready streams, or `None` for the host to go on.
+    /// Chooses one of `streams` ready streams, or `None` if the host continues.
     pub(crate) fn host_or_stream(&mut self, streams: usize) -> Option<usize> {
         let wish = match &mut self.source {
             Source::Script(_) => 0,
@@ -103,7 +106,7 @@ impl Choices {
         self.decide(wish, streams + 1).checked_sub(1)
     }
 
-    /// Takes the script's next decision, or `wish` when there is no script or it has ended.
+    /// Takes the script's next decision, or `wish` if there is no script or it has ended.
     fn decide(&mut self, wish: usize, options: usize) -> usize {
         if options < 2 {
             return 0;
@@ -126,8 +129,9 @@ impl Choices {
         chosen as usize
     }
 
-    /// Notes that a query of `handle` found it unfinished; true if one did so before and nothing has run
-    /// since. To ask once more without letting anything run would be the same schedule, longer, for ever.
+    /// Records that a query of `handle` found it unfinished. Returns true if a query already did
+    /// and nothing has run since. A further query without progress would give the same schedule,
+    /// only longer, without end.
     pub(crate) fn found_unready(&mut self, handle: u64) -> bool {
         let again = self.unready.contains(&handle);
         if !again {
@@ -136,7 +140,7 @@ impl Choices {
         again
     }
 
-    /// An operation has run.
+    /// Records that an operation has run.
     pub(crate) fn advanced(&mut self) {
         self.unready.clear();
     }
@@ -161,7 +165,7 @@ impl Choices {
     }
 }
 
-/// What is left of a schedule that has ended.
+/// The record of a schedule that has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) taken: Vec<Taken>,
@@ -184,7 +188,7 @@ impl Record {
 mod tests {
     use super::*;
 
-    /// Every pair of a decision of 2 and, if it was 1, one of 3.
+    /// All pairs of a decision with 2 options and, if it was 1, a decision with 3 options.
     fn walk() -> Vec<Vec<u32>> {
         let mut seen = Vec::new();
         let mut script = Some(Vec::new());

@@ -1,4 +1,4 @@
-//! Running a small program under all orders that the device could take, or under many at random.
+//! Runs a small program under all orders that the device could take, or under many random orders.
 
 mod choices;
 mod schedule;
@@ -14,12 +14,12 @@ pub use script::{Script, ScriptError};
 
 use crate::{SimConfig, SimConfigError, SimDriver};
 
-/// How far an exploration goes.
+/// The limits of an exploration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ExploreLimits {
-    /// Most schedules to run.
+    /// Maximum number of schedules to run.
     pub schedules_max: u64,
-    /// Most decisions of one schedule that are varied; later ones take the first option.
+    /// Maximum number of varied decisions of one schedule. Later decisions take the first option.
     pub choices_max: usize,
 }
 
@@ -30,16 +30,17 @@ impl Default for ExploreLimits {
     }
 }
 
-/// What an exploration found.
+/// The result of an exploration.
 #[derive(Clone, Debug)]
 pub struct Exploration {
-    /// Schedules that were run.
+    /// Number of schedules that were run.
     pub explored: u64,
-    /// Whether those were all there are. Never so after a failure or of random schedules.
+    /// Whether these were all possible schedules. Always false after a failure, and for random
+    /// schedules.
     pub complete: bool,
-    /// Most decisions that one schedule took.
+    /// The largest number of decisions in one schedule.
     pub choices_most: usize,
-    /// The first schedule under which the program failed; exploration ends with it.
+    /// The first schedule under which the program failed. The exploration ends there.
     pub failure: Option<Box<FailedSchedule>>,
 }
 
@@ -56,20 +57,20 @@ impl Exploration {
     }
 }
 
-/// A schedule under which a program failed, and how to see it again.
+/// A schedule under which a program failed, and how to reproduce it.
 ///
-/// Its `Display` is what to print: the reason, the script and everything that ran, in order.
+/// Its `Display` prints the reason, the script and all that ran, in order.
 #[derive(Clone, Debug)]
 pub struct FailedSchedule {
-    /// Its place among the schedules explored; 1 is the first.
+    /// The number of the schedule in the exploration, from 1.
     pub number: u64,
-    /// The seed, of a random schedule.
+    /// The seed, if the schedule was random.
     pub seed: Option<u64>,
-    /// What [`replay`] takes.
+    /// The script for [`replay`].
     pub script: Script,
-    /// What the program answered, or said when it panicked, or the first finding of the device.
+    /// The program's error, its panic message, or the first finding of the device.
     pub reason: String,
-    /// What the host asked for and what the device ran, in order.
+    /// The host's calls and the device's operations, in order.
     pub schedule: Vec<String>,
 }
 
@@ -87,31 +88,32 @@ impl fmt::Display for FailedSchedule {
     }
 }
 
-/// One schedule, run again.
+/// The result of replaying one schedule.
 #[derive(Clone, Debug)]
 pub struct Replay {
     /// How the program ended.
     pub outcome: Result<(), String>,
-    /// What the host asked for and what the device ran, in order.
+    /// The host's calls and the device's operations, in order.
     pub schedule: Vec<String>,
 }
 
 /// Runs `program` under every order in which the device could run its work, depth first.
 ///
-/// Each run gets a new machine of `config`. Whenever the host has enqueued, waited or asked, the
-/// device may fall behind or run any ready operation of any stream, and so on: orders in which the
-/// host runs far ahead are explored, and those in which each operation runs at once. The device may
-/// also advance just before the host asks, never between the question and the answer. A program that asks in
-/// a loop whether work is done is told twice that it is not before something runs, so that it ends.
+/// Each run gets a new machine of `config`. After each enqueue, wait or query of the host, the
+/// device may fall behind, or run one or more ready operations of any stream. So the orders include
+/// a host that runs far ahead, and a device that runs each operation at once. The device may also
+/// advance just before a query, but not between the query and its answer. If a program polls in a
+/// loop, two polls are answered "not ready" before an operation runs, so that the loop ends.
 ///
-/// A schedule fails when the program answers an error, when it panics, or when the machine has a
-/// [`Finding`](crate::Finding) at its end. The first failing one ends the exploration.
+/// A schedule fails if the program returns an error, if it panics, or if the machine has a
+/// [`Finding`](crate::Finding) at the end. The exploration ends at the first failure.
 ///
-/// The program must do the same every time: one thread, no clock, no chance of its own. What it does
-/// to pinned memory between two driver calls is one step here; [`SimDriver::host_step`] splits it.
+/// The program must be deterministic: one thread, no clock and no randomness of its own. Its
+/// accesses to pinned memory between two driver calls count as one step; [`SimDriver::host_step`]
+/// splits them.
 ///
 /// # Errors
-/// [`SimConfigError`] for a machine that cannot be simulated.
+/// [`SimConfigError`] if the configuration cannot be simulated.
 ///
 /// # Example
 /// ```
@@ -169,13 +171,13 @@ pub fn explore(
     Ok(found)
 }
 
-/// Runs `program` under one random order for each of `seeds`, until one fails.
+/// Runs `program` under one random order for each of `seeds`, until one run fails.
 ///
-/// As [`explore`], for programs with too many orders to take them all. How far the host tends to run
-/// ahead of the device varies from seed to seed, from always to never.
+/// Like [`explore`], for programs with too many possible orders. The seed also decides how often
+/// the host runs ahead of the device, from always to never.
 ///
 /// # Errors
-/// [`SimConfigError`] for a machine that cannot be simulated.
+/// [`SimConfigError`] if the configuration cannot be simulated.
 pub fn explore_random(
     config: &SimConfig,
     seeds: Range<u64>,
@@ -194,11 +196,12 @@ pub fn explore_random(
     Ok(found)
 }
 
-/// Runs `program` once more under the schedule of `script`, and tells what happened in which order.
+/// Runs `program` once more under the schedule of `script`, and records what happened in which
+/// order.
 ///
 /// # Errors
-/// [`SimConfigError`] for a machine that cannot be simulated. A script of another program is an
-/// error in the [`Replay`].
+/// [`SimConfigError`] if the configuration cannot be simulated. The script of another program gives
+/// an error in the [`Replay`].
 pub fn replay(
     config: &SimConfig,
     script: &Script,
@@ -208,7 +211,7 @@ pub fn replay(
     let (outcome, record) = run(config, choices, &program)?;
     let outcome = match record.misfit {
         Some(misfit) => Err(format!(
-            "the script is of another program: decision {} is {} of {} options",
+            "the script belongs to another program: decision {} is {} of {} options",
             misfit.position + 1,
             misfit.chosen,
             misfit.options
@@ -225,7 +228,7 @@ impl Exploration {
     }
 }
 
-/// One schedule of `program` on a new machine.
+/// Runs one schedule of `program` on a new machine.
 fn run(
     config: &SimConfig,
     choices: Choices,
@@ -233,8 +236,8 @@ fn run(
 ) -> Result<(Result<(), String>, Record), SimConfigError> {
     let sim = SimDriver::new(config.clone())?;
     sim.state().choices = Some(Box::new(choices));
-    // The program sees nothing of a run that panicked: the machine is new each time, and what it
-    // borrows from its surroundings it shares.
+    // Unwind safety: each run has a new machine, so later runs see no state of a run that panicked,
+    // except what the program itself shares with its surroundings.
     let ended = catch_unwind(AssertUnwindSafe(|| program(&sim)));
     let outcome = match ended {
         Ok(Ok(())) => match sim.findings().first() {
@@ -254,7 +257,7 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     format!("the program panicked: {}", text.as_deref().unwrap_or("without a message"))
 }
 
-/// Runs a failing schedule again, to tell what happened.
+/// Runs a failing schedule again, to record what happened.
 fn failed(
     config: &SimConfig,
     record: &Record,
@@ -266,7 +269,7 @@ fn failed(
     let script = Script(record.taken.iter().map(|taken| taken.chosen).collect());
     let again = replay(config, &script, program)?;
     if again.outcome.is_ok() {
-        reason.push_str(" (but not when run again: the program does not always do the same)");
+        reason.push_str(" (but not when run again: the program is not deterministic)");
     }
     Ok(Box::new(FailedSchedule { number, seed, script, reason, schedule: again.schedule }))
 }

@@ -1,4 +1,4 @@
-//! `cuMemAlloc` memory: ranges of any length with gaps between them.
+//! `cuMemAlloc` memory: ranges of any length, with gaps between them.
 
 use cuda_driver::ErrorCode;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::RangeKind;
 
-/// Alignment of allocations and least gap between two, in bytes.
+/// Alignment of allocations, and the smallest gap between two, in bytes.
 const ALIGNMENT: u64 = 512;
 
 /// One live allocation.
@@ -27,7 +27,7 @@ impl Allocation {
     }
 }
 
-/// All live allocations, by address. Addresses only rise, so none is used twice.
+/// All live allocations, by address. Addresses only rise, so no address is reused.
 #[derive(Debug)]
 pub(crate) struct Allocations {
     live: Vec<Allocation>,

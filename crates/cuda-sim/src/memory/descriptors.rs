@@ -1,4 +1,4 @@
-//! The file descriptors that stand for exported memory: one table for all machines of this process.
+//! The file descriptors of exported memory: one table for all machines of this process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,24 +12,24 @@ use parking_lot::Mutex;
 
 use super::sharing::SharedMemory;
 
-/// Which file a descriptor is open on: its device and inode. A duplicate is of the same file.
+/// Identity of the file behind a descriptor: device and inode. A duplicate has the same identity.
 type FileKey = (u64, u64);
 
-/// Memory behind a descriptor, and the ordinal of its device.
+/// The memory behind a descriptor, and the ordinal of its device.
 #[derive(Clone, Debug)]
 pub(super) struct Exported {
     pub(super) memory: Arc<SharedMemory>,
     pub(super) device: u32,
 }
 
-/// What is exported, by the file that was given out.
+/// The exported memory, by the file that was handed out.
 ///
-/// The file is one end of a pair of sockets whose other end is kept here: that end reads an end of
-/// file as soon as no process has the given one open any more, so the memory is let go of then, as by
-/// the driver.
+/// The file is one end of a socket pair, whose other end is kept here. The kept end reads an end of
+/// file as soon as no process has the handed-out end open. The memory is freed then, as by the
+/// driver.
 static EXPORTS: Mutex<BTreeMap<FileKey, (UnixStream, Exported)>> = Mutex::new(BTreeMap::new());
 
-/// A new descriptor that stands for the memory and keeps it alive until it is closed.
+/// Creates a descriptor that keeps the memory alive until it is closed.
 pub(super) fn export(exported: Exported) -> io::Result<OwnedFd> {
     let (given, kept) = UnixStream::pair()?;
     kept.set_nonblocking(true)?;
@@ -39,19 +39,19 @@ pub(super) fn export(exported: Exported) -> io::Result<OwnedFd> {
     Ok(given)
 }
 
-/// The memory that an open descriptor stands for, if it does.
+/// The memory behind an open descriptor; `None` if the descriptor is not an exported one.
 pub(super) fn import(fd: BorrowedFd<'_>) -> Option<Exported> {
     let key = key(fd.try_clone_to_owned().ok().as_ref()?).ok()?;
     sweep();
     EXPORTS.lock().get(&key).map(|(_, exported)| exported.clone())
 }
 
-/// Lets go of the memory whose descriptors are all closed.
+/// Releases the memory whose descriptors are all closed.
 pub(super) fn sweep() {
     let mut exports = EXPORTS.lock();
     let closed: Vec<_> = exports.extract_if(.., |_, (kept, _)| is_closed(kept)).collect();
     drop(exports);
-    // Outside the lock: this may free much memory.
+    // Dropped outside the lock, because this may free much memory.
     drop(closed);
 }
 

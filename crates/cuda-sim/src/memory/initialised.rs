@@ -1,12 +1,12 @@
-//! Which bytes of device memory were ever written: a load of one that was not is a bug that happens
-//! to read whatever was there before.
+//! Records which bytes of device memory were ever written. A load of any other byte is a bug: it
+//! reads whatever was in memory before.
 
-/// The written bytes of one allocation or one physical handle, page by page.
+/// The written bytes of one allocation or physical handle, page by page.
 ///
-/// Most pages are soon written whole, and then cost one comparison for each store.
+/// Most pages are soon fully written, and a store then costs one comparison.
 #[derive(Debug)]
 pub(super) struct Initialised {
-    /// One for each page, or none at all where nothing is tracked.
+    /// One entry for each page; empty if writes are not tracked.
     pages: Box<[WrittenBytes]>,
 }
 
@@ -18,23 +18,24 @@ enum WrittenBytes {
     All,
 }
 
-/// A bit for each byte of a page.
+/// One bit for each byte of a page.
 #[derive(Clone, Debug)]
 struct Bits {
     words: Box<[u64]>,
-    /// How many bytes of the page are not written.
+    /// Number of bytes of the page that are not written.
     missing: u64,
 }
 
 impl Initialised {
-    /// Nothing of `pages` pages is written; with `track` off, everything always is.
+    /// Creates the record of `pages` unwritten pages. With `track` off, every byte counts as
+    /// written.
     pub(super) fn new(pages: usize, track: bool) -> Self {
         Self {
             pages: vec![WrittenBytes::Nothing; if track { pages } else { 0 }].into_boxed_slice(),
         }
     }
 
-    /// Notes that `start..end` of a page of `len` bytes is written.
+    /// Marks `start..end` of a page of `len` bytes as written.
     #[inline]
     pub(super) fn written(&mut self, page: usize, (start, end): (u64, u64), len: u64) {
         match self.pages.get_mut(page) {
@@ -43,7 +44,7 @@ impl Initialised {
         }
     }
 
-    /// Notes that `start..end` of a page of `len` bytes holds what was never written.
+    /// Marks `start..end` of a page of `len` bytes as never written.
     #[cold]
     pub(super) fn forgotten(&mut self, page: usize, (start, end): (u64, u64), len: u64) {
         if let Some(written) = self.pages.get_mut(page) {
@@ -51,7 +52,7 @@ impl Initialised {
         }
     }
 
-    /// The first run of bytes in `start..end` of a page that were never written.
+    /// The first run of never-written bytes in `start..end` of a page.
     #[inline]
     pub(super) fn gap(&self, page: usize, start: u64, end: u64) -> Option<(u64, u64)> {
         match self.pages.get(page) {
@@ -114,7 +115,7 @@ impl Bits {
         }
     }
 
-    /// The first bit of `start..end` that is `value`, or `end`.
+    /// The first bit of `start..end` with the value `value`, or `end`.
     fn find(&self, start: u64, end: u64, value: bool) -> u64 {
         for (index, mask) in masks(start, end) {
             let word = if value { self.words[index] } else { !self.words[index] };
@@ -126,7 +127,7 @@ impl Bits {
     }
 }
 
-/// The words that `start..end` lies in, each with the bits of it that do.
+/// The words that overlap `start..end`, each with a mask of the overlapping bits.
 fn masks(start: u64, end: u64) -> impl Iterator<Item = (usize, u64)> {
     (start / 64..end.div_ceil(64)).map(move |index| {
         let low = start.saturating_sub(index * 64);
@@ -141,7 +142,7 @@ mod tests {
 
     const LEN: u64 = 1000;
 
-    /// Every byte that is in no gap.
+    /// For each byte, whether it is outside all gaps.
     fn bytes(initialised: &Initialised) -> Vec<bool> {
         (0..LEN).map(|at| initialised.gap(0, at, at + 1).is_none()).collect()
     }
@@ -178,7 +179,10 @@ mod tests {
         }
         tracked.written(0, (0, 999), LEN);
         tracked.written(0, (999, LEN), LEN);
-        assert!(matches!(tracked.pages[0], WrittenBytes::All), "a whole page keeps no bits");
+        assert!(
+            matches!(tracked.pages[0], WrittenBytes::All),
+            "a fully written page keeps no bits"
+        );
     }
 
     #[test]

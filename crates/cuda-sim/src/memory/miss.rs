@@ -1,11 +1,11 @@
-//! What a bad access was probably meant for.
+//! Finds the memory that a bad access was probably meant for.
 
 use cuda_driver::reference::AccessFault;
 
 use super::{Denied, FREED_MAX, Memory};
 use crate::{NearMiss, RangeKind};
 
-/// A range that is no more.
+/// A freed range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreedRange {
     kind: RangeKind,
@@ -40,8 +40,8 @@ impl Memory {
         AccessFault { address, bytes, reason }
     }
 
-    /// The range that the access missed by least; live ranges before freed ones. Looks at all of
-    /// them: this is not a hot path.
+    /// The range closest to the access; live ranges before freed ones. The search visits all
+    /// ranges, which is fine outside hot paths.
     pub(crate) fn nearest(&self, address: u64, bytes: u64) -> Option<NearMiss> {
         let live = self.live_ranges().map(|range| (range, false));
         let freed = self.freed.iter().copied();

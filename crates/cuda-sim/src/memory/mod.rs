@@ -1,4 +1,4 @@
-//! All memory that a device can name: its own, that of its peers, and pinned host memory.
+//! All memory that a device can address: its own, that of its peers, and pinned host memory.
 
 mod allocations;
 #[cfg(unix)]
@@ -30,50 +30,50 @@ use crate::host_memory::{HOST_END, HostMemory};
 use crate::races::Recorder;
 use crate::time::TrafficCounter;
 
-/// Device addresses of `cuMemAlloc` lie from here to [`VIRTUAL_START`].
+/// Device addresses of `cuMemAlloc` lie between here and [`VIRTUAL_START`].
 const ALLOCATION_START: u64 = HOST_END;
 
-/// Reservations lie from here on.
+/// Start of the addresses of reservations.
 const VIRTUAL_START: u64 = 1 << 52;
 
-/// Pages of `cuMemAlloc` memory are of this size, 2 MiB.
+/// Page size of `cuMemAlloc` memory: 2 MiB, as a shift.
 const ALLOCATION_PAGE_SHIFT: u32 = 21;
 
-/// Most that one copy step moves through a temporary buffer.
+/// Maximum number of bytes that one copy step moves through a temporary buffer.
 const COPY_STEP_BYTES: u64 = 1 << 20;
 
-/// Freed ranges that are remembered, to explain late accesses.
+/// Number of freed ranges that are remembered, to explain late accesses.
 const FREED_MAX: usize = 1024;
 
-/// Whose access it is, and what that one may reach.
+/// The accessor of memory, and its access rights.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Viewer {
-    /// Devices whose `cuMemAlloc` memory is in reach, one bit each.
+    /// Devices whose `cuMemAlloc` memory it can access, one bit each.
     allocations: u64,
-    /// Bits of a mapping's rights of which one must be set.
+    /// Access bits; a mapping is accessible if its rights contain one of them.
     mappings: u64,
 }
 
-/// Right that every mapping has: that it exists.
+/// An access bit that every mapping has.
 const MAPPED: u64 = 1 << 63;
 
 impl Viewer {
-    /// Sees all that is allocated or mapped, whoever may access it.
+    /// Can access everything that is allocated or mapped.
     pub(crate) const ANY: Self = Self { allocations: u64::MAX, mappings: MAPPED };
 
-    /// What the driver checks for a device when an operation is enqueued: every allocation, and the
-    /// mappings that it has access to.
+    /// The driver's view of a device when it checks an operation being enqueued: every allocation,
+    /// and the mappings that the device may access.
     pub(crate) fn enqueuing(device: u32) -> Self {
         Self { allocations: u64::MAX, mappings: 1 << device }
     }
 
-    /// A device that reaches the `cuMemAlloc` memory of `peers`, one bit each.
+    /// A device that can access the `cuMemAlloc` memory of `peers`, one bit each.
     pub(crate) fn device(device: u32, peers: u64) -> Self {
         Self { allocations: peers | 1 << device, mappings: 1 << device }
     }
 }
 
-/// Where a byte lies.
+/// The location of a byte.
 #[derive(Clone, Copy, Debug)]
 enum Located {
     Allocation { index: usize, offset: u64 },
@@ -81,23 +81,23 @@ enum Located {
     Host { address: u64 },
 }
 
-/// Bytes that lie in one piece, and what they are known by whatever address leads to them.
+/// A contiguous piece of memory, with an identity that does not depend on the address used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) key: u64,
     pub(crate) bytes: u64,
-    /// Whether a mapping leads to them.
+    /// Whether the address belongs to a mapping.
     pub(crate) is_mapped: bool,
 }
 
 /// Why a byte may not be accessed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Denied {
-    /// Nothing is there.
+    /// No memory is at the address.
     Nothing,
-    /// Reserved, and not mapped.
+    /// The address is reserved, but not mapped.
     Unmapped,
-    /// Mapped or allocated, without access for this device.
+    /// The memory is mapped or allocated, but this device has no access.
     NoAccess,
 }
 
@@ -110,15 +110,15 @@ pub(crate) struct Memory {
     /// Bytes in use on each device.
     used: Vec<Arc<AtomicU64>>,
     capacity: u64,
-    /// Whether a descriptor was ever given out that may keep memory in use.
+    /// Whether a descriptor was ever exported. It may keep memory in use.
     exports: bool,
     freed: VecDeque<FreedRange>,
     seed: u64,
     patterns: u64,
     track_initialised: bool,
-    /// Bytes that the kernel which runs now has moved.
+    /// Number of bytes that the running kernel has moved.
     pub(crate) traffic: TrafficCounter,
-    /// Ranges that it has touched.
+    /// Ranges that the running kernel has touched.
     pub(crate) recorder: Recorder,
 }
 
@@ -149,14 +149,14 @@ impl Memory {
         self.capacity
     }
 
-    /// Takes `bytes` of `device`'s memory, until the answer is dropped.
+    /// Takes `bytes` of `device`'s memory until the result is dropped.
     fn take(&self, device: u32, bytes: u64) -> Result<Charge, ErrorCode> {
         self.settle();
         let used = self.used.get(device as usize).ok_or(ErrorCode::INVALID_DEVICE)?;
         Charge::take(used, bytes, self.capacity).ok_or(ErrorCode::OUT_OF_MEMORY)
     }
 
-    /// Gives back what only descriptors kept that are closed by now.
+    /// Releases memory that was kept only by descriptors that are closed by now.
     fn settle(&self) {
         #[cfg(unix)]
         if self.exports {
@@ -164,7 +164,7 @@ impl Memory {
         }
     }
 
-    /// What the next new memory is like: its bytes are not those of any other.
+    /// Properties of the next new memory. Its byte pattern differs from that of any other memory.
     fn fresh(&mut self) -> Fresh {
         self.patterns += 1;
         Fresh {
@@ -173,7 +173,7 @@ impl Memory {
         }
     }
 
-    /// Where `address` lies, and how many bytes from there on lie in the same piece of it.
+    /// The location of `address`, and the number of bytes from there on in the same piece.
     fn locate(&self, viewer: Viewer, address: u64) -> Result<(Located, u64), Denied> {
         if address >= VIRTUAL_START {
             self.virtual_memory.locate(viewer, address)
@@ -199,7 +199,7 @@ impl Memory {
         })
     }
 
-    /// What lies at `address`, whoever may access it.
+    /// The attributes of `address`, for any accessor.
     pub(crate) fn attributes_of(&self, address: u64) -> PointerAttributes {
         let nothing = PointerAttributes { kind: None, device: 0, start: 0, bytes: 0 };
         if address >= VIRTUAL_START {
@@ -231,7 +231,7 @@ impl Memory {
         }
     }
 
-    /// Whether `viewer` may access all of the range.
+    /// Whether `viewer` may access the whole range.
     pub(crate) fn check(
         &self,
         viewer: Viewer,
@@ -249,7 +249,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies the range, which [`check`](Memory::check) passed, into `into`.
+    /// Copies the range, which passed [`check`](Memory::check), into `into`.
     fn read_checked(&self, viewer: Viewer, address: u64, into: &mut [u8]) {
         let mut done = 0;
         while done < into.len() {
@@ -280,8 +280,8 @@ impl Memory {
         }
     }
 
-    /// Hands each piece of the range, which [`check`](Memory::check) passed, to `write`, with the
-    /// offset of the piece in the range. Host pieces go through a temporary buffer.
+    /// Passes each piece of the range, which passed [`check`](Memory::check), to `write`, with its
+    /// offset in the range. Host pieces go through a temporary buffer.
     fn write_checked(
         &mut self,
         viewer: Viewer,
@@ -345,8 +345,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `bytes` bytes, each side with the rights of its viewer. Nothing is written when either
-    /// side is denied.
+    /// Copies `bytes` bytes, each side with the rights of its viewer. If either side is denied,
+    /// nothing is written.
     pub(crate) fn copy(
         &mut self,
         (to, destination): (Viewer, u64),
@@ -356,7 +356,7 @@ impl Memory {
         self.check(from, source, bytes)?;
         self.check(to, destination, bytes)?;
         if source < HOST_END {
-            // Straight from pinned memory into the pages, in one pass.
+            // Copies directly from pinned memory into the pages, in one pass.
             self.write_checked(to, destination, bytes, |host, piece, offset| {
                 host.read(source + offset as u64, piece);
             });
@@ -372,7 +372,7 @@ impl Memory {
             self.write_checked(to, destination + done, step, |_, piece, offset| {
                 piece.copy_from_slice(&part[offset..offset + piece.len()]);
             });
-            // What was never written is still that when it is copied.
+            // Bytes that were never written stay marked as never written in the copy.
             for (offset, length) in gaps {
                 self.forget(to, destination + done + offset, length);
             }
@@ -381,14 +381,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether every byte of the range, which [`check`](Memory::check) passed, was written once
-    /// before: by a copy, a fill or a kernel. Pinned host memory counts as written, since the host
-    /// may write it unseen.
+    /// Whether every byte of the range, which passed [`check`](Memory::check), was written before,
+    /// by a copy, a fill or a kernel. Pinned host memory counts as written, because the host may
+    /// write it without a call.
     pub(crate) fn initialised(&self, viewer: Viewer, address: u64, bytes: u64) -> bool {
         !self.track_initialised || self.first_gap(viewer, address, bytes).is_none()
     }
 
-    /// The runs of bytes of the range that were never written, by their offsets in it.
+    /// The runs of never-written bytes in the range, by their offsets.
     fn gaps(&self, viewer: Viewer, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut done = 0;
@@ -401,7 +401,7 @@ impl Memory {
         gaps
     }
 
-    /// The first run of bytes of the range that were never written. It ends with its page.
+    /// The first run of never-written bytes in the range. It ends at the latest with its page.
     fn first_gap(&self, viewer: Viewer, address: u64, bytes: u64) -> Option<(u64, u64)> {
         let mut done = 0;
         while done < bytes {
@@ -424,7 +424,7 @@ impl Memory {
         None
     }
 
-    /// Notes that the range, which [`check`](Memory::check) passed, holds what was never written.
+    /// Marks the range, which passed [`check`](Memory::check), as never written.
     #[cold]
     fn forget(&mut self, viewer: Viewer, address: u64, bytes: u64) {
         let mut done = 0;
@@ -443,7 +443,7 @@ impl Memory {
         }
     }
 
-    /// The bytes of the range, copied.
+    /// A copy of the bytes of the range.
     pub(crate) fn read(
         &self,
         viewer: Viewer,

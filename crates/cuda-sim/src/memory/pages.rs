@@ -1,23 +1,24 @@
-//! Bytes of device memory, taken from the host page by page.
+//! Bytes of device memory, allocated from the host page by page.
 
 use std::sync::OnceLock;
 
 use super::initialised::Initialised;
 use crate::random::mix;
 
-/// What new memory is like.
+/// Properties of new memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fresh {
-    /// Number that its bytes come from.
+    /// The number that determines the byte pattern.
     pub(super) pattern: u64,
-    /// Whether it is known later which bytes were written.
+    /// Whether writes are tracked.
     pub(super) track_initialised: bool,
 }
 
 /// The bytes of one allocation or one physical handle.
 ///
-/// A page is taken when first touched, and starts with one seeded byte repeated, which is never
-/// zero: fresh device memory holds whatever was there before, and code that relies on zeros is wrong.
+/// A page is allocated when first touched, and starts with one seeded byte repeated. The byte is
+/// never zero: fresh device memory holds whatever was there before, and code that relies on zeros
+/// is wrong.
 #[derive(Debug)]
 pub(crate) struct Pages {
     bytes: u64,
@@ -46,7 +47,7 @@ impl Pages {
         vec![byte; len].into_boxed_slice()
     }
 
-    /// The bytes from `offset` on, at most `most` and at most to the end of their page.
+    /// The bytes from `offset` on: at most `most`, and at most to the end of their page.
     pub(crate) fn piece(&self, offset: u64, most: u64) -> &[u8] {
         let (index, start) = self.place(offset);
         let page = self.pages[index].get_or_init(|| self.fresh(index));
@@ -54,7 +55,7 @@ impl Pages {
         &page[start..end as usize]
     }
 
-    /// As [`piece`](Pages::piece), all of it to be written.
+    /// Like [`piece`](Pages::piece), for a caller that writes all of it.
     pub(crate) fn piece_mut(&mut self, offset: u64, most: u64) -> &mut [u8] {
         let (index, start) = self.place(offset);
         if self.pages[index].get().is_none() {
@@ -68,8 +69,8 @@ impl Pages {
         &mut page[start..end as usize]
     }
 
-    /// How many of the `most` bytes from `offset` on lie in the same page, and the first run of
-    /// these that was never written: where it starts, from `offset` on, and its length.
+    /// The number of the `most` bytes from `offset` on that lie in the same page, and the first
+    /// never-written run among them: its start relative to `offset`, and its length.
     pub(super) fn gap(&self, offset: u64, most: u64) -> (u64, Option<(u64, u64)>) {
         let (index, start) = self.place(offset);
         let start = start as u64;
@@ -78,8 +79,8 @@ impl Pages {
         (end - start, gap.map(|(from, to)| (from - start, to - from)))
     }
 
-    /// Notes that the bytes from `offset` on, at most `most` and at most to the end of their page,
-    /// hold what was never written; how many these are.
+    /// Marks the bytes from `offset` on as never written: at most `most`, and at most to the end of
+    /// their page. Returns their number.
     pub(super) fn forget(&mut self, offset: u64, most: u64) -> u64 {
         let (index, start) = self.place(offset);
         let (start, len) = (start as u64, self.page_bytes(index));

@@ -1,4 +1,5 @@
-//! Physical memory, and how several machines of this process hold it: as several processes do on a GPU.
+//! Physical memory, which several machines of this process can hold, as several processes can on a
+//! GPU.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::pages::Pages;
 
-/// Bytes taken of one device's memory; dropping it gives them back.
+/// Bytes taken from one device's memory. Dropping the value returns them.
 ///
-/// What was exported may be dropped last by another machine than the one that created it, and is
-/// given back to the one that did.
+/// Exported memory may be dropped last by another machine. The bytes are returned to the machine
+/// that created the memory.
 #[derive(Debug)]
 pub(super) struct Charge {
     used: Arc<AtomicU64>,
@@ -18,9 +19,10 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Adds `bytes` to `used`, unless that makes more than `capacity`.
+    /// Adds `bytes` to `used`, unless the sum exceeds `capacity`.
     pub(super) fn take(used: &Arc<AtomicU64>, bytes: u64, capacity: u64) -> Option<Self> {
-        // Relaxed: only the machine that owns the counter adds to it, under its lock; others lower it.
+        // Relaxed: only the machine that owns the counter adds to it, under its lock. Others only
+        // subtract.
         let taken = used.load(Ordering::Relaxed).checked_add(bytes)?;
         (taken <= capacity).then(|| {
             used.fetch_add(bytes, Ordering::Relaxed);
@@ -35,31 +37,31 @@ impl Drop for Charge {
     }
 }
 
-/// First key of physical memory: beyond all addresses.
+/// First key of physical memory, beyond all addresses.
 const KEYS_START: u64 = 1 << 61;
 
-/// Keys of new memory begin at a multiple of this, so that pages of keys belong to one memory.
+/// Keys of new memory start at a multiple of this, so that a page of keys belongs to a single
+/// memory.
 const KEYS_ALIGNMENT: u64 = 1 << 30;
 
-/// A number for the first byte of new physical memory, such that no two bytes of the process ever have
-/// the same.
+/// The key of the first byte of new physical memory. All bytes of the process have distinct keys.
 pub(super) fn new_key(bytes: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(KEYS_START);
-    // Relaxed: the numbers must differ, and order nothing.
+    // Relaxed: the keys must be distinct, and order nothing.
     NEXT.fetch_add(bytes.next_multiple_of(KEYS_ALIGNMENT), Ordering::Relaxed)
 }
 
-/// The bytes of one `cuMemCreate`, wherever they are held.
+/// The bytes of one `cuMemCreate`.
 #[derive(Debug)]
 pub(super) enum Backing {
-    /// Of one machine alone.
+    /// Held by one machine.
     Own { pages: Pages, charge: Charge, key: u64 },
-    /// Exported once, so that others may hold it too.
+    /// Exported once, so that other machines can hold it too.
     Shared(Arc<SharedMemory>),
 }
 
-/// Memory that several machines may hold. The lock is taken for one copy of bytes at a time, inside
-/// the lock of a machine, and no other is taken under it.
+/// Memory that several machines can hold. The lock is held for one copy of bytes at a time, inside
+/// a machine's lock. No other lock is taken while it is held.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     bytes: u64,
@@ -76,7 +78,7 @@ impl Backing {
         }
     }
 
-    /// What the first byte is known by, in every machine.
+    /// The key of the first byte, the same in every machine.
     pub(super) fn key(&self) -> u64 {
         match self {
             Self::Own { key, .. } => *key,
@@ -84,7 +86,7 @@ impl Backing {
         }
     }
 
-    /// The bytes, where they can be lent: no other machine can reach them.
+    /// The bytes, if they can be borrowed: no other machine can reach them.
     #[inline]
     pub(super) fn own(&self) -> Option<&Pages> {
         match self {
@@ -107,7 +109,7 @@ impl Backing {
         }
     }
 
-    /// The same memory, such that others may hold it.
+    /// The same memory, in the form that other machines can hold.
     pub(super) fn into_shared(self) -> Arc<SharedMemory> {
         match self {
             Self::Own { pages, charge, key } => Arc::new(SharedMemory {

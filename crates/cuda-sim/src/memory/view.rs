@@ -6,7 +6,7 @@ use cuda_driver::reference::{AccessFault, DeviceMemory};
 
 use super::{Located, Memory, Viewer};
 
-/// The memory of the machine with the rights of one device.
+/// The memory of the machine, with the access rights of one device.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
     memory: &'a mut Memory,
@@ -18,7 +18,7 @@ impl<'a> View<'a> {
         Self { memory, viewer }
     }
 
-    /// Loads as [`DeviceMemory::load`] does, in a way that is meant to meet others' if `strong`.
+    /// Loads like [`DeviceMemory::load`]. With `strong`, the access takes part in synchronisation.
     #[inline]
     pub(crate) fn load_as(
         &self,
@@ -30,7 +30,7 @@ impl<'a> View<'a> {
         self.load_unrecorded(address, bytes)
     }
 
-    /// Stores likewise.
+    /// Stores, with the same meaning of `strong`.
     #[inline]
     pub(crate) fn store_as(
         &mut self,
@@ -43,14 +43,14 @@ impl<'a> View<'a> {
         self.memory.store(self.viewer, address, data)
     }
 
-    /// Whether every byte of a range that may be loaded was written once before.
+    /// Whether every byte of an accessible range was written before.
     pub(crate) fn initialised(&self, address: u64, bytes: u64) -> bool {
         self.memory.initialised(self.viewer, address, bytes)
     }
 }
 
 impl View<'_> {
-    /// Looks nothing up in a hash table: a replay reads a terabyte through this.
+    /// Avoids hash table lookups: a replay reads a terabyte through this function.
     fn load_unrecorded(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
         self.memory.traffic.load(address, bytes);
         let piece = match self.memory.locate(self.viewer, address) {
@@ -68,8 +68,8 @@ impl View<'_> {
         if piece.len() as u64 == bytes {
             return Ok(Cow::Borrowed(piece));
         }
-        // In several pieces, in memory that the host or another machine may write meanwhile (and
-        // which therefore is never borrowed), or bad.
+        // The range lies in several pieces, or in memory that the host or another machine may write
+        // meanwhile (which is therefore never borrowed), or is invalid.
         self.memory.read(self.viewer, address, bytes).map(|copy| Cow::Owned(copy.into_vec()))
     }
 }

@@ -1,6 +1,6 @@
 //! Reservations, physical memory, and the mappings between them.
 //!
-//! Answers are those of driver 580: see the crate's tests, one for each.
+//! Results match those of driver 580. The crate's tests check each of them.
 
 use std::collections::{BTreeMap, HashMap};
 #[cfg(unix)]
@@ -17,21 +17,21 @@ use super::sharing::{self, Backing};
 use super::{Denied, Located, MAPPED, Memory, VIRTUAL_START, Viewer};
 use crate::RangeKind;
 
-/// Longest reservation, in bytes: what the addresses of a process can hold on hardware.
+/// Longest reservation, in bytes: the limit of a process's addresses on hardware.
 const RESERVATION_BYTES_MAX: u64 = 1 << 47;
 
-/// Most pages of all reservations.
+/// Maximum number of pages of all reservations.
 const RESERVED_PAGES_MAX: u64 = 1 << 25;
 
-/// Most pages of one physical handle.
+/// Maximum number of pages of one physical handle.
 const HANDLE_PAGES_MAX: u64 = 1 << 22;
 
-/// End of the addresses that reservations may have.
+/// End of the addresses of reservations.
 const VIRTUAL_END: u64 = 1 << 60;
 
-/// One page of addresses: `[(physical + 1) << 32 | page of it, rights]`, zero when not mapped.
+/// One page of addresses: `[(physical + 1) << 32 | page index in it, rights]`; zero if not mapped.
 ///
-/// Plain words, so that a large reservation costs only the pages of the table that are used.
+/// Plain integers, so that a large reservation costs only the used pages of the table.
 type PageEntry = [u64; 2];
 
 /// Reserved addresses.
@@ -51,11 +51,11 @@ impl Reservation {
     }
 }
 
-/// Memory behind one handle: of one `cuMemCreate`, or of one import.
+/// The memory of one handle, made by `cuMemCreate` or by an import.
 #[derive(Debug)]
 struct Physical {
     device: u32,
-    /// Whether the handle is not released.
+    /// Whether the handle is still held, not released.
     held: bool,
     mappings: u32,
     exportable: Exportable,
@@ -66,9 +66,9 @@ struct Physical {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Exportable {
     No,
-    /// It was created for it.
+    /// The memory was created for export.
     Yes,
-    /// It was, but this handle is an import, which driver 580 exports no further.
+    /// The handle is an import. Driver 580 does not export it again.
     Imported,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct VirtualMemory {
     reservations: Vec<Reservation>,
     next: u64,
     physical: Vec<Option<Physical>>,
-    /// Unused places in `physical`.
+    /// Unused entries of `physical`.
     vacant: Vec<u32>,
     handles: HashMap<u64, u32>,
 }
@@ -111,8 +111,8 @@ impl VirtualMemory {
         self.reservations.iter().map(|reservation| reservation.mappings.len()).sum()
     }
 
-    /// The reservation of an address that is mapped: where it begins, its length, and the device whose
-    /// memory is mapped there.
+    /// The reservation of a mapped address: its start, its length, and the device whose memory is
+    /// mapped at the address.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, u64, u32)> {
         let next = self.reservations.partition_point(|reservation| reservation.base <= address);
         let reservation = &self.reservations[next.checked_sub(1)?];
@@ -121,7 +121,7 @@ impl VirtualMemory {
         (address - start < bytes).then_some((reservation.base, reservation.bytes, device))
     }
 
-    /// How many mappings begin in a range, and their bytes.
+    /// The number of mappings that begin in a range, and their bytes.
     pub(crate) fn mappings_in(&self, address: u64, bytes: u64) -> (u64, u64) {
         let end = address.saturating_add(bytes);
         let next = self.reservations.partition_point(|reservation| reservation.base <= address);
@@ -133,13 +133,13 @@ impl VirtualMemory {
             .fold((0, 0), |(count, sum), (_, (bytes, _))| (count + 1, sum + bytes))
     }
 
-    /// Bytes of the physical memory of a handle.
+    /// Size of the physical memory of a handle, in bytes.
     pub(crate) fn handle_bytes(&self, handle: u64) -> Option<u64> {
         self.handles.get(&handle).map(|&index| self.backing(index).bytes())
     }
 
-    /// The pages of a range that are mapped, by address; those alone that no device has access to, if
-    /// `denied`.
+    /// The mapped pages of a range, by address. With `denied`, only those that no device may
+    /// access.
     pub(crate) fn mapped_pages(&self, address: u64, bytes: u64, denied: bool) -> Vec<u64> {
         let Ok(holding) = self.holding(address, bytes) else { return Vec::new() };
         let reservation = &self.reservations[holding];
@@ -178,7 +178,7 @@ impl VirtualMemory {
         Ok((place, self.granularity - in_page))
     }
 
-    /// The bytes, where no other machine can reach them.
+    /// The bytes, if no other machine can reach them.
     #[inline]
     pub(super) fn own_pages(&self, index: u32) -> Option<&Pages> {
         self.backing(index).own()
@@ -195,7 +195,7 @@ impl VirtualMemory {
         }
     }
 
-    /// What the first byte of physical memory is known by, whatever leads to it.
+    /// The key of the first byte of physical memory, the same through every handle.
     pub(super) fn key(&self, index: u32) -> u64 {
         self.backing(index).key()
     }
@@ -212,7 +212,7 @@ impl VirtualMemory {
         bytes > 0 && (address | bytes) & (self.granularity - 1) == 0
     }
 
-    /// The reservation that holds the whole of a non-empty, aligned range.
+    /// The reservation that contains a whole, non-empty, aligned range.
     fn holding(&self, address: u64, bytes: u64) -> Result<usize, ErrorCode> {
         if !self.is_aligned(address, bytes) {
             return Err(ErrorCode::INVALID_VALUE);
@@ -253,7 +253,7 @@ impl VirtualMemory {
             }
             base
         };
-        // One page of gap, so that a run past the end meets nothing.
+        // Leaves a gap of one page, so that an access past the end hits no memory.
         self.next = self.next.max(base + bytes + self.granularity);
         let place = self.reservations.partition_point(|other| other.base < base);
         let entries = vec![[0; 2]; pages as usize];
@@ -262,7 +262,7 @@ impl VirtualMemory {
         Ok(base)
     }
 
-    /// Whether a hint can be followed.
+    /// Whether the address hint can be used.
     fn is_free(&self, hint: u64, bytes: u64, alignment: u64) -> bool {
         let fits = (VIRTUAL_START..=VIRTUAL_END - bytes).contains(&hint);
         fits && hint.is_multiple_of(alignment)
@@ -280,7 +280,7 @@ impl VirtualMemory {
         handle: u64,
     ) -> Result<(), ErrorCode> {
         let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
-        // The driver maps a handle as a whole.
+        // The driver maps only whole handles.
         if bytes != 0 && (offset != 0 || bytes != self.backing(index).bytes()) {
             return Err(ErrorCode::NOT_SUPPORTED);
         }
@@ -301,7 +301,7 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Puts memory under a new handle.
+    /// Adds memory under a new handle.
     fn add(&mut self, handle: u64, device: u32, exportable: Exportable, backing: Backing) {
         let physical = Some(Physical { device, held: true, mappings: 0, exportable, backing });
         let index = match self.vacant.pop() {
@@ -324,7 +324,8 @@ impl VirtualMemory {
         Some((physical.device, physical.exportable != Exportable::No))
     }
 
-    /// Makes a handle's memory one that other machines may hold, if it was created for that.
+    /// Converts a handle's memory to the form that other machines can hold, if it was created for
+    /// export.
     #[cfg(unix)]
     fn share(&mut self, handle: u64) -> Result<Exported, ErrorCode> {
         let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
@@ -337,7 +338,7 @@ impl VirtualMemory {
         Ok(Exported { memory, device })
     }
 
-    /// First addresses of the mappings in a range, unless the range splits one.
+    /// Start addresses of the mappings in a range. Fails if the range splits a mapping.
     fn whole_mappings(
         reservation: &Reservation,
         address: u64,
@@ -407,7 +408,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Physical memory on `device`, under the new handle `handle`.
+    /// Creates physical memory on `device`, under the new handle `handle`.
     pub(crate) fn create(
         &mut self,
         handle: u64,
@@ -429,7 +430,7 @@ impl Memory {
         Ok(())
     }
 
-    /// A descriptor that stands for the memory of a handle.
+    /// Creates a descriptor for the memory of a handle.
     #[cfg(unix)]
     pub(crate) fn export(&mut self, handle: u64) -> Result<OwnedFd, ErrorCode> {
         let exported = self.virtual_memory.share(handle)?;
@@ -437,7 +438,7 @@ impl Memory {
         descriptors::export(exported).map_err(|_| ErrorCode::OPERATING_SYSTEM)
     }
 
-    /// The memory that a descriptor stands for, under the new handle `handle`.
+    /// Imports the memory of a descriptor, under the new handle `handle`.
     #[cfg(unix)]
     pub(crate) fn import(&mut self, handle: u64, fd: BorrowedFd<'_>) -> Result<(), ErrorCode> {
         let Exported { memory, device } = descriptors::import(fd).ok_or(ErrorCode::UNKNOWN)?;
@@ -490,7 +491,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees physical memory that neither a handle nor a mapping keeps.
+    /// Frees physical memory that no handle and no mapping keeps.
     fn drop_unused(&mut self, index: u32) {
         let place = &mut self.virtual_memory.physical[index as usize];
         let unused = place.take_if(|physical| !physical.held && physical.mappings == 0);

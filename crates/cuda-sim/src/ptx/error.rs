@@ -1,4 +1,4 @@
-//! Why PTX was not loaded, with the line to look at.
+//! The error for PTX that cannot be loaded, with its line.
 
 /// A line of PTX that cannot run here.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -14,5 +14,5 @@ impl LoadError {
     }
 }
 
-/// What a step of loading gives.
+/// The result of a step of loading.
 pub(crate) type Loaded<T> = Result<T, LoadError>;

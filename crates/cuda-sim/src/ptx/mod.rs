@@ -1,8 +1,8 @@
 //! PTX, parsed when a module is loaded and run thread by thread when a kernel is launched.
 //!
-//! Loading goes from text to tokens ([`token`]), to a tree ([`parse`]), to steps whose operands are
-//! register numbers ([`lower`]). Whatever is not understood is refused there, with its line, so that
-//! no kernel runs in part. [`run`](mod@run) executes the steps.
+//! Loading converts text to tokens ([`token`]), to a tree ([`parse`]), and to steps whose operands
+//! are register numbers ([`lower`]). Unknown PTX is refused at load time, with its line, so that no
+//! kernel runs partly. [`run`](mod@run) executes the steps.
 
 mod alu;
 mod error;

@@ -11,17 +11,17 @@ use super::parse::parse;
 use super::run::MODULE_WINDOW;
 use super::syntax::{Variable, VariableSpace};
 
-/// Most memory that a module's variables may take, in bytes.
+/// Maximum memory of a module's variables, in bytes.
 const VARIABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// The code of a module, and its variables as they are now.
+/// The code of a module, and the current values of its variables.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub(crate) programs: Vec<Arc<Program>>,
     pub(crate) variables: Vec<u8>,
 }
 
-/// Loads the text of a module, whose header has been checked.
+/// Loads the text of a module. The caller has checked the header.
 pub(crate) fn load(text: &str) -> Loaded<Code> {
     let syntax = parse(text)?;
     let (addresses, variables) = place(&syntax.variables)?;
@@ -65,14 +65,14 @@ impl Program {
         &self.name
     }
 
-    /// Why the kernel cannot be launched like this, if it cannot.
+    /// The reason why the kernel cannot be launched with these settings, if any.
     pub(crate) fn check(&self, config: &LaunchConfig, args: &KernelArgs) -> Result<(), String> {
         let threads = threads_of(config);
         if let Some(most) = self.threads_max.filter(|&most| threads > most) {
-            return Err(format!("{threads} threads of a block, where .maxntid allows {most}"));
+            return Err(format!("{threads} threads in a block, but .maxntid allows {most}"));
         }
         if let Some(required) = self.threads_required.filter(|&size| size != config.block) {
-            return Err(format!("a block of {:?}, where .reqntid is {required:?}", config.block));
+            return Err(format!("a block of {:?}, but .reqntid is {required:?}", config.block));
         }
         if args.len() != self.parameters.len() {
             return Err(format!(
@@ -84,7 +84,9 @@ impl Program {
         for (index, &(_, bytes)) in self.parameters.iter().enumerate() {
             let given = args.bytes(index).map_or(0, <[u8]>::len);
             if given != bytes as usize {
-                return Err(format!("argument {index} has {given} bytes, its parameter {bytes}"));
+                return Err(format!(
+                    "argument {index} has {given} bytes, but its parameter has {bytes}"
+                ));
             }
         }
         Ok(())
@@ -101,7 +103,7 @@ impl Program {
         self.shared_bytes
     }
 
-    /// The parameters in memory, from arguments that [`check`](Self::check) passed.
+    /// The parameter memory, from arguments that passed [`check`](Self::check).
     pub(super) fn parameter_block(&self, args: &KernelArgs) -> Vec<u8> {
         let mut block = vec![0; self.parameter_bytes as usize];
         for (index, &(start, bytes)) in self.parameters.iter().enumerate() {

@@ -1,16 +1,16 @@
-//! Instructions as they run: registers are indices, types are chosen, names are gone.
+//! Executable instructions: registers are indices, types are resolved, names are gone.
 
 use super::alu::{Binary, Conversion, Quaternary, Ternary, Unary};
 
-/// Index of a value in a thread's registers, which hold special registers, the kernel's own and
-/// constants alike.
+/// Index of a value in a thread's registers. These hold special registers, the kernel's own
+/// registers, and constants.
 pub(super) type Register = u32;
 
-/// The registers that every kernel has before its own.
+/// The registers that precede a kernel's own.
 pub(super) mod special {
     use super::Register;
 
-    /// A place for results that nobody reads.
+    /// Receives results that are not used.
     pub(in crate::ptx) const SINK: Register = 0;
     /// Always 1: the guard of instructions without one.
     pub(in crate::ptx) const TRUE: Register = 1;
@@ -46,7 +46,7 @@ pub(super) mod special {
     pub(in crate::ptx) const WARP_SIZE: Register = 28;
     /// An inverted predicate, for the next step.
     pub(in crate::ptx) const SCRATCH: Register = 29;
-    /// How many there are.
+    /// Number of these registers.
     pub(in crate::ptx) const COUNT: Register = 30;
 }
 
@@ -61,14 +61,14 @@ pub(super) enum Space {
     Const,
 }
 
-/// What the record of conflicts makes of an access.
+/// How the conflict check treats an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum AccessOrder {
-    /// It conflicts with any unordered one, if either writes.
+    /// Conflicts with any unordered access, if either writes.
     Plain,
-    /// It takes part in synchronisation, and conflicts with plain ones only.
+    /// Takes part in synchronisation, and conflicts only with plain accesses.
     Strong,
-    /// The first half of an atomic operation, whose second half is looked at.
+    /// The first half of an atomic operation. The check looks at the second half.
     AtomicLoad,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Access {
     pub(super) bytes: u8,
     /// Elements of the vector, at most 4.
     pub(super) count: u8,
-    /// Whether a loaded element is extended by its sign.
+    /// Whether a loaded element is sign-extended.
     pub(super) signed: bool,
     /// Width of the destination registers, in bits.
     pub(super) register_bits: u8,
@@ -89,14 +89,14 @@ pub(super) struct Access {
     pub(super) offset: i64,
 }
 
-/// What an atomic operation computes from the old value and its operands.
+/// The value that an atomic operation computes from the old value and its operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AtomicRule {
     Binary(Binary),
     CompareAndSwap,
 }
 
-/// How threads of a warp exchange values.
+/// The exchanges between threads of a warp.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exchange {
     /// `shfl.sync` in its four modes.
@@ -117,11 +117,12 @@ pub(super) enum Exchange {
     Barrier,
 }
 
-/// A warp-wide instruction: registers of its operands.
+/// A warp-wide instruction, with the registers of its operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WarpOp {
     pub(super) exchange: Exchange,
-    /// Number of its opcode with all qualifiers: lanes meet at instructions of one kind.
+    /// Number of its opcode with all qualifiers. Lanes synchronise only at instructions of the same
+    /// kind.
     pub(super) kind: u32,
     pub(super) d: Register,
     pub(super) valid: Register,
@@ -135,15 +136,15 @@ pub(super) struct WarpOp {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BarrierOp {
     pub(super) id: Register,
-    /// Threads that take part; `None` means all of the block.
+    /// Number of threads that take part; `None` means the whole block.
     pub(super) threads: Option<Register>,
     /// Whether all threads of a warp must be at the same instruction.
     pub(super) aligned: bool,
-    /// Whether the thread goes on at once.
+    /// Whether the thread continues without waiting.
     pub(super) arrive: bool,
 }
 
-/// What an instruction does.
+/// The operations of instructions.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Op {
     Nop,
@@ -191,7 +192,7 @@ pub(super) enum Op {
         a: Register,
         b: Register,
     },
-    /// Extends the low `from` bits by their sign or zeros, then the same for the result.
+    /// Sign- or zero-extends the low `from` bits, and then the result.
     Resize {
         from: (u8, bool),
         to: (u8, bool),
@@ -232,7 +233,7 @@ pub(super) enum Op {
         b: Register,
         c: Register,
     },
-    /// Whether an address lies in a space.
+    /// Whether an address lies in a state space.
     IsSpace {
         space: Space,
         d: Register,
@@ -265,7 +266,7 @@ pub(super) enum Op {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PtxStep {
     pub(super) guard: Register,
-    /// What the guard is combined with: 1 inverts it.
+    /// XORed with the guard: 1 inverts it.
     pub(super) inverted: u32,
     pub(super) op: Op,
 }
@@ -279,7 +280,7 @@ pub(crate) struct Program {
     pub(super) lines: Vec<u32>,
     /// Registers of a thread, constants included.
     pub(super) registers: u32,
-    /// The constants, which are the last registers.
+    /// The constants. They occupy the last registers.
     pub(super) constants: Vec<u64>,
     /// Offset and size of each parameter.
     pub(super) parameters: Vec<(u32, u32)>,

@@ -5,21 +5,21 @@ use super::syntax::{Entry, Parameter, Syntax, Variable, VariableSpace};
 use super::token::{Token, tokens};
 use super::types::Type;
 
-/// Parses the text of a module, whose header has been checked.
+/// Parses the text of a module. The caller has checked the header.
 pub(super) fn parse(text: &str) -> Loaded<Syntax> {
     let mut parser = Parser { tokens: tokens(text)?, at: 0, depth: 0 };
     parser.module()
 }
 
-/// The tokens, and how far they have been read.
+/// The tokens, and the read position.
 pub(super) struct Parser<'a> {
     tokens: Vec<(Token<'a>, u32)>,
     at: usize,
-    /// Braces that are open around the next token.
+    /// Number of open braces before the next token.
     depth: u32,
 }
 
-/// Most braces inside each other.
+/// Maximum depth of nested braces.
 const DEPTH_MAX: u32 = 64;
 
 impl<'a> Parser<'a> {
@@ -43,13 +43,13 @@ impl<'a> Parser<'a> {
         LoadError::new(self.line(), message)
     }
 
-    /// An error about the token read last.
+    /// An error at the token read last.
     fn error_before(&self, message: impl Into<String>) -> LoadError {
         let line = self.tokens.get(self.at.saturating_sub(1)).map_or(1, |&(_, line)| line);
         LoadError::new(line, message)
     }
 
-    /// Skips `sign` if it comes next.
+    /// Skips `sign` if it is the next token.
     pub(super) fn take(&mut self, sign: char) -> bool {
         let found = self.peek() == Some(&Token::Sign(sign));
         self.at += usize::from(found);
@@ -60,7 +60,7 @@ impl<'a> Parser<'a> {
         if self.take(sign) { Ok(()) } else { Err(self.error(format!("expected '{sign}'"))) }
     }
 
-    /// Parses what stands between braces, of which the first has been read.
+    /// Parses the contents of braces. The caller has read the opening brace.
     pub(super) fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Loaded<T>) -> Loaded<T> {
         if self.depth == DEPTH_MAX {
             return Err(self.error("braces are nested too deeply"));
@@ -78,14 +78,14 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips the word if it comes next.
+    /// Skips the word if it is the next token.
     pub(super) fn take_word(&mut self, wanted: &str) -> bool {
         let found = self.peek() == Some(&Token::Word(wanted));
         self.at += usize::from(found);
         found
     }
 
-    /// A count, which is never negative.
+    /// A count. It is never negative.
     pub(super) fn count(&mut self) -> Loaded<u32> {
         match self.next()? {
             Token::Number(number) => integer(number).and_then(|value| value.try_into().ok()),
@@ -94,7 +94,7 @@ impl<'a> Parser<'a> {
         .ok_or_else(|| self.error_before("expected a number"))
     }
 
-    /// Skips what is left of the line of the token read last.
+    /// Skips the rest of the line of the token read last.
     pub(super) fn skip_line(&mut self) {
         let line = self.tokens.get(self.at.saturating_sub(1)).map_or(0, |&(_, line)| line);
         while self.tokens.get(self.at).is_some_and(|&(_, other)| other == line) {
@@ -102,7 +102,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Skips up to and including the brace that closes the one that comes next.
+    /// Skips the next pair of braces and everything inside.
     fn skip_braces(&mut self) -> Loaded<()> {
         self.expect('{')?;
         let mut depth = 1;
@@ -159,7 +159,7 @@ impl<'a> Parser<'a> {
         Ok(syntax)
     }
 
-    /// Functions are not run: a call is refused where it is made.
+    /// Functions are skipped, because calls to them are refused.
     fn skip_function(&mut self) -> Loaded<()> {
         while !matches!(self.peek(), Some(Token::Sign('{' | ';')) | None) {
             self.at += 1;
@@ -236,7 +236,7 @@ impl<'a> Parser<'a> {
         Ok(Parameter { name, align, bytes })
     }
 
-    /// A type among alignment and pointer attributes.
+    /// A type, surrounded by alignment and pointer attributes.
     fn type_with_attributes(&mut self) -> Loaded<(Type, u32)> {
         let (mut of, mut align, mut is_pointer) = (None, None, false);
         while let Some(Token::Word(word)) = self.peek() {
@@ -248,7 +248,7 @@ impl<'a> Parser<'a> {
                     if !value.is_power_of_two() {
                         return Err(self.error_before("an alignment that is no power of two"));
                     }
-                    // What a pointer points at has an alignment too.
+                    // An alignment after a pointer attribute is that of the pointer's target.
                     if !is_pointer {
                         align = Some(value);
                     }
@@ -269,7 +269,7 @@ impl<'a> Parser<'a> {
         Ok((of, align.unwrap_or(of.bytes())))
     }
 
-    /// The variables that a directive of `space` declares, up to its semicolon.
+    /// The variables of a declaration in `space`, up to its semicolon.
     pub(super) fn variables(&mut self, space: VariableSpace) -> Loaded<Vec<Variable>> {
         let (of, align) = self.type_with_attributes()?;
         let mut found = Vec::new();
@@ -330,7 +330,7 @@ pub(super) fn variable_space(directive: &str) -> Option<VariableSpace> {
     })
 }
 
-/// The value of an integer as it is written, without its sign.
+/// Parses an integer literal without its sign.
 pub(super) fn integer(text: &str) -> Option<u64> {
     let text = text.strip_suffix('U').unwrap_or(text);
     let (digits, radix) = match text.as_bytes() {

@@ -6,11 +6,11 @@ use super::syntax::{Instruction, Operand, Statement};
 use super::token::Token;
 use super::types::Type;
 
-/// Most registers that one declaration may number.
+/// Maximum number of registers in one declaration.
 const REGISTERS_MAX: u32 = 1 << 16;
 
 impl Operand {
-    /// An immediate as the bits of a value of type `of`.
+    /// The bits of an immediate as a value of type `of`.
     pub(super) fn bits(&self, of: Type) -> Option<u64> {
         Some(match (self, of) {
             (&Self::Integer(value), Type::F32) => (value as i64 as f32).to_bits().into(),

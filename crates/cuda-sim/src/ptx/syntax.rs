@@ -1,4 +1,4 @@
-//! A PTX module as it is written, before names are resolved.
+//! The syntax tree of a PTX module, before names are resolved.
 
 use super::types::Type;
 
@@ -18,7 +18,7 @@ pub(super) struct Variable {
     pub(super) space: VariableSpace,
     pub(super) name: String,
     pub(super) align: u32,
-    /// Size in bytes; `None` for an array whose size the launch gives.
+    /// Size in bytes; `None` for an array whose size is set at launch.
     pub(super) bytes: Option<u64>,
     /// Initial bytes, padded with zeros.
     pub(super) initial: Vec<u8>,
@@ -35,7 +35,7 @@ pub(super) struct Parameter {
 /// An operand.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Operand {
-    /// A register, a variable or a label, and what is added to its address.
+    /// A register, a variable or a label, with an offset to its address.
     Name(String, i64),
     /// A predicate register, inverted.
     Not(String),
@@ -68,7 +68,7 @@ pub(super) struct Instruction {
 #[derive(Clone, Debug)]
 pub(super) enum Statement {
     Label(String, u32),
-    /// Registers of one type: the name, or the prefix and the count of numbered ones.
+    /// Registers of one type: a name, or a prefix and the number of numbered registers.
     Registers {
         line: u32,
         of: Type,

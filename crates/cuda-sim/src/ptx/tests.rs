@@ -1,4 +1,4 @@
-//! Whole kernels on bare memory: control flow, barriers, exchanges, and what is refused or found.
+//! Whole kernels on bare memory: control flow, barriers, exchanges, refusals and findings.
 
 use cuda_driver::reference::DeviceMemory;
 use cuda_driver::{KernelArgs, LaunchConfig};
@@ -9,7 +9,7 @@ use crate::memory::{Memory, View, Viewer};
 
 const HEADER: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
 
-/// A kernel `k(to, from)` whose thread addresses `%to` and `%from` are those of 8-byte elements.
+/// A kernel `k(to, from)`. In each thread, `%to` and `%from` are addresses of 8-byte elements.
 fn kernel(body: &str) -> String {
     format!(
         "{HEADER}.visible .entry k(.param .u64 to, .param .u64 from)\n{{\n\
@@ -21,8 +21,8 @@ fn kernel(body: &str) -> String {
     )
 }
 
-/// Runs a kernel with `threads` threads over elements that count from 100; what it left, and what
-/// came of it.
+/// Runs a kernel with `threads` threads over elements that count from 100. Returns the elements
+/// afterwards, and the outcome.
 fn run_with(text: &str, threads: u32, limits: Limits) -> (Vec<u64>, Outcome) {
     let code = load(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let mut memory = Memory::new(&SimConfig::default());
@@ -42,7 +42,7 @@ fn run_with(text: &str, threads: u32, limits: Limits) -> (Vec<u64>, Outcome) {
     (left, outcome)
 }
 
-/// What a kernel leaves that does nothing wrong.
+/// The elements after a kernel without mistakes.
 #[track_caller]
 fn results(body: &str, threads: u32) -> Vec<u64> {
     let (left, outcome) = run_with(&kernel(body), threads, Limits::default());
@@ -50,7 +50,7 @@ fn results(body: &str, threads: u32) -> Vec<u64> {
     left
 }
 
-/// What ended a kernel: its kind, its line and its words.
+/// The mistake that ended a kernel: kind, line and message.
 #[track_caller]
 fn end(body: &str, threads: u32) -> (ObservationKind, String, String) {
     let limits = Limits { thread_steps: 1 << 16, ..Limits::default() };
@@ -61,7 +61,7 @@ fn end(body: &str, threads: u32) -> (ObservationKind, String, String) {
     (end.kind, line.to_owned(), end.detail)
 }
 
-/// What a kernel goes on after: kind, thread and words of each.
+/// The mistakes that did not end a kernel: kind, thread and message of each.
 #[track_caller]
 fn seen(body: &str, threads: u32) -> Vec<(ObservationKind, u32, String)> {
     let (_, outcome) = run_with(&kernel(body), threads, Limits::default());
@@ -99,7 +99,7 @@ fn what_is_not_understood_is_refused_with_its_line() {
         ("bra nowhere;", "unknown name 'nowhere'"),
         ("bra room;", "'room' is not a label"),
         ("here: here: ret;", "'here' is declared twice"),
-        ("ld.global.v2.u64 %n, [%to];", "a vector of another length than the access"),
+        ("ld.global.v2.u64 %n, [%to];", "the vector and the access have different lengths"),
         ("mov.u32 %t, 0xZZ;", "unreadable number '0xZZ'"),
         (".maxreg 3;", "unsupported directive '.maxreg'"),
         ("cp.async.ca.shared.global [room], [%to], 5;", "a copy of 5 bytes"),
@@ -130,7 +130,7 @@ fn what_is_not_understood_is_refused_with_its_line() {
 
 #[test]
 fn threads_diverge_and_meet_again() {
-    // The Collatz steps of each element: every thread takes its own number of turns.
+    // The Collatz steps of each element: each thread runs a different number of iterations.
     let body = "ld.global.u64 %n, [%from];\nmov.u64 %d, 0;\n\
         again: setp.eq.u64 %p, %n, 1;\n@%p bra done;\nadd.u64 %d, %d, 1;\n\
         and.b64 %e, %n, 1;\nsetp.ne.u64 %q, %e, 0;\n\
@@ -160,7 +160,7 @@ fn a_barrier_orders_what_threads_exchange() {
     assert_eq!(results(&exchange("bar.sync 0;"), 128), expected);
     assert_eq!(results(&exchange("barrier.sync.aligned 3, 128;"), 128), expected);
 
-    // A warp's barrier does not order what two warps do.
+    // A warp barrier does not order accesses of two warps.
     for barrier in ["", "bar.warp.sync -1;"] {
         let seen = seen(&exchange(barrier), 128);
         let kinds: Vec<_> = seen.iter().map(|(kind, ..)| *kind).collect();
@@ -219,7 +219,7 @@ fn a_warp_reduces_by_exchanges() {
 
 #[test]
 fn carries_pass_from_one_word_to_the_next() {
-    // The square of a 64-bit number from its halves; the upper 64 bits remain.
+    // The square of a 64-bit number from its halves; the result is the upper 64 bits.
     let body = "ld.global.u64 %d, [%from];\nmul.lo.u64 %d, %d, 0x9E3779B97F4A7C15;\n\
         mov.b64 {%r0, %r1}, %d;\nmul.lo.u32 %r2, %r0, %r0;\nmul.hi.u32 %r3, %r0, %r0;\n\
         mad.lo.cc.u32 %r3, %r0, %r1, %r3;\nmadc.hi.u32 %r4, %r0, %r1, 0;\n\

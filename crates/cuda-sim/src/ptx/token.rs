@@ -1,4 +1,4 @@
-//! Cuts PTX text into tokens that know their line.
+//! Splits PTX text into tokens with line numbers.
 
 use super::error::{LoadError, Loaded};
 
@@ -7,7 +7,7 @@ use super::error::{LoadError, Loaded};
 pub(super) enum Token<'a> {
     /// A name, an opcode with its modifiers, or a directive with its leading dot.
     Word(&'a str),
-    /// A number as it is written, without its sign.
+    /// A number literal, without its sign.
     Number(&'a str),
     /// Text between quotes.
     Text,
@@ -23,7 +23,7 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '.' | '%')
 }
 
-/// Length of the word at the start of `text`. `::` is part of a word, a single `:` is not.
+/// Length of the word at the start of `text`. `::` belongs to a word, a single `:` does not.
 fn word_bytes(text: &str) -> usize {
     let bytes = text.as_bytes();
     let mut at = 0;

@@ -21,7 +21,7 @@ pub(super) enum Type {
 }
 
 impl Type {
-    /// The type of this name, written without its dot.
+    /// Parses a type name, written without its dot.
     pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "pred" => Self::Pred,
@@ -43,7 +43,7 @@ impl Type {
         })
     }
 
-    /// Width in bits; a predicate has one.
+    /// Width in bits; a predicate has 1.
     pub(super) fn bits(self) -> u32 {
         match self {
             Self::Pred => 1,
@@ -68,12 +68,12 @@ impl Type {
     }
 }
 
-/// All ones in the low `bits` bits.
+/// A mask of the low `bits` bits.
 pub(super) fn mask(bits: u32) -> u64 {
     u64::MAX >> (64 - bits.clamp(1, 64))
 }
 
-/// The low `bits` bits of `value`, extended to 64 by sign or by zeros.
+/// The low `bits` bits of `value`, sign- or zero-extended to 64 bits.
 pub(super) fn extend(value: u64, bits: u32, signed: bool) -> u64 {
     let shift = 64 - bits.clamp(1, 64);
     if signed { ((value << shift) as i64 >> shift) as u64 } else { value << shift >> shift }

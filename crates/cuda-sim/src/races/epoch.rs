@@ -1,15 +1,16 @@
-//! Who accessed, when, and what is known to come before what.
+//! Accesses with their actor and time, and the order that is known between them.
 
 use std::sync::Arc;
 
-/// Number of the actor that stands for the host.
+/// The number of the actor "host".
 pub(super) const HOST: u16 = 0;
 
-/// How bytes are accessed.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct How {
     pub(crate) writes: bool,
-    /// Atomically, or in a way that is meant to meet others': such accesses do not conflict.
+    /// Whether the access is atomic or takes part in synchronisation. Such accesses do not conflict
+    /// with each other.
     pub(crate) strong: bool,
 }
 
@@ -27,9 +28,9 @@ const FLAG_BITS: u32 = 2;
 const WRITES: u64 = 1;
 const STRONG: u64 = 2;
 
-/// One access, in one word: whose, its number in the order of calls, and how.
+/// One access, packed in one word: its actor, its number in the order of calls, and its kind.
 ///
-/// Numbers are of all calls of the machine, and so rise within each actor.
+/// Numbers count all calls of the machine, so they rise within each actor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Epoch(u64);
 
@@ -51,7 +52,7 @@ impl Epoch {
         How { writes: self.0 & WRITES != 0, strong: self.0 & STRONG != 0 }
     }
 
-    /// Whether both are of one actor, in the same manner.
+    /// Whether both have the same actor and kind.
     pub(super) fn is_like(self, other: Self) -> bool {
         (self.0 ^ other.0) & ((1 << (ACTOR_BITS + FLAG_BITS)) - 1) == 0
     }
@@ -60,15 +61,15 @@ impl Epoch {
         self.how().conflicts(other.how())
     }
 
-    /// Whether whatever conflicts with `self` later, unordered, conflicts with `newer` as well, which
-    /// comes after it: then `self` need not be kept.
+    /// Whether every later unordered access that conflicts with `self` also conflicts with `newer`,
+    /// which comes after `self`. Then `self` need not be kept.
     pub(super) fn is_covered_by(self, newer: Self) -> bool {
         let (old, new) = (self.how(), newer.how());
         (new.writes || !old.writes) && (!new.strong || old.strong)
     }
 }
 
-/// For each actor, the last of its calls that is known to come before.
+/// For each actor, its last call that is known to come before.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Clock(Vec<u64>);
 
@@ -77,7 +78,7 @@ impl Clock {
         self.0.get(usize::from(actor)).copied().unwrap_or(0)
     }
 
-    /// Learns that call `sequence` of `actor`, and all before it, come before.
+    /// Records that call `sequence` of `actor`, and all earlier calls of the actor, come before.
     pub(super) fn learn(&mut self, actor: u16, sequence: u64) {
         let index = usize::from(actor);
         if self.0.len() <= index {
@@ -86,7 +87,7 @@ impl Clock {
         self.0[index] = self.0[index].max(sequence);
     }
 
-    /// Learns all that `other` knows.
+    /// Adds all that `other` knows.
     pub(super) fn join(&mut self, other: &Clock) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -96,13 +97,13 @@ impl Clock {
         }
     }
 
-    /// Whether all that `other` knows is known.
+    /// Whether `self` knows all that `other` knows.
     pub(super) fn includes(&self, other: &Clock) -> bool {
         (0..).zip(&other.0).all(|(actor, &known)| self.of(actor) >= known)
     }
 }
 
-/// What comes before one access: all that decides whether another is ordered before it.
+/// What comes before one access. This decides whether another access is ordered before it.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(super) actor: u16,
@@ -111,9 +112,10 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Whether `earlier`, which was seen before, is ordered before this access.
+    /// Whether `earlier`, an access seen before, is ordered before this access.
     ///
-    /// The calls of an actor are in order; the host's are before whatever is enqueued later.
+    /// The calls of one actor are ordered. A call of the host is ordered before all work that is
+    /// enqueued later.
     pub(super) fn is_after(&self, earlier: Epoch) -> bool {
         let (actor, sequence) = (earlier.actor(), earlier.sequence());
         match actor {

@@ -1,4 +1,4 @@
-//! From two calls to a report: who, where, and which order is missing.
+//! Turns two conflicting calls into a report: the actors, the places, and the missing order.
 
 use std::cmp::Reverse;
 
@@ -17,7 +17,7 @@ pub(super) struct Edge {
     stream: u64,
     sequence: u64,
     event: u64,
-    /// For a wait: the stream and the call of the record that it waits for.
+    /// For a wait: the stream of the awaited record, and the call that recorded it.
     recorded: Option<(u64, u64)>,
     site: Option<Site>,
 }
@@ -36,17 +36,18 @@ impl Edge {
     }
 }
 
-/// Where the call that is being made comes from, as far as it is known.
+/// The place of the current call, if known.
 pub(super) fn here() -> Option<Site> {
     site::current().or_else(crate::driver::calling)
 }
 
 impl Races {
-    /// The races found since the last call, each pair of places told once.
+    /// The races found since the last call. Each pair of places is reported once.
     pub(crate) fn take_found(&mut self, memory: &Memory) -> Vec<Race> {
         let mut found = std::mem::take(&mut self.found);
         self.unseen += u64::from(found.len() == FOUND_MAX);
-        // Of several uses of one pair the plainest is told, whichever of the two ran later.
+        // If one pair used the bytes in several ways, the clearest is reported, in whichever order
+        // the two ran.
         let writes = |used| u8::from(used == RaceUse::Write);
         found.sort_by_key(|one| {
             let writes = writes(one.earlier_use) + writes(one.later_use);
@@ -58,7 +59,7 @@ impl Races {
             let side = |access: &RaceAccess| -> RaceSide {
                 (access.operation.clone(), access.actor, access.site)
             };
-            // Calls whose place is unknown are told apart by what they touch.
+            // Calls without a known place are distinguished by the memory that they touch.
             let is_placed = race.first.site.is_some() && race.second.site.is_some();
             let base = race.memory.filter(|_| !is_placed).map(|memory| memory.base);
             let pair = (side(&race.first), side(&race.second), base);
@@ -88,7 +89,7 @@ impl Races {
         Some(Race { first, second, address, bytes, memory, missing, hazard })
     }
 
-    /// What the bytes are of, or were of until the call that is the later side.
+    /// The memory of the bytes, as it was until the later call.
     fn memory_of(&self, memory: &Memory, found: &Found) -> Option<NearMiss> {
         let (address, bytes) = (found.address, found.bytes);
         let holds = |change: &&Change| {
@@ -104,7 +105,7 @@ impl Races {
 
     fn missing(&self, first: &RaceAccess, second: &RaceAccess) -> MissingEdge {
         let Some(record_on) = first.actor.stream() else {
-            // The host's own calls are in order, and before what is enqueued later.
+            // The host's own calls are ordered, and come before work that is enqueued later.
             return MissingEdge::HostFirst { stream: second.actor.stream().unwrap_or(0) };
         };
         match second.actor.stream() {
@@ -121,7 +122,7 @@ impl Races {
         }
     }
 
-    /// The handle by which edges know the stream of a call.
+    /// The handle under which the edges store the stream of a call.
     fn table_key(&self, access: &RaceAccess) -> Option<u64> {
         match access.actor {
             RaceActor::Stream { device, stream: 0 } => {
@@ -135,7 +136,7 @@ impl Races {
         }
     }
 
-    /// The first event recorded behind `first` on its stream, if there is one.
+    /// The first event recorded after `first` on its stream, if any.
     fn record_after(&self, first: &RaceAccess) -> Option<&Edge> {
         let stream = self.table_key(first)?;
         self.edges.iter().find(|edge| {
@@ -194,15 +195,16 @@ impl Races {
     }
 }
 
-/// The hazard of `docs/HAZARDS.md` that a race is a case of.
+/// The hazard of `docs/HAZARDS.md` to which a race belongs.
 fn hazard(first: &RaceAccess, second: &RaceAccess) -> Option<&'static str> {
-    // Kernels may have names that begin as the driver's calls do.
+    // A kernel's name can start like a driver call's.
     let is_copy = |access: &RaceAccess| access.operation.starts_with("cuMem");
     match (first.actor, second.actor) {
         (_, RaceActor::Host) => match (first.used, second.used) {
             (_, RaceUse::End) => Some("H3"),
             (_, RaceUse::Map) => Some("H1"),
-            // The source of a copy is protected more often than what a kernel reads.
+            // A race on the source of a copy has its own hazard, separate from data that kernels
+            // read.
             (RaceUse::Read, RaceUse::Write) if is_copy(first) => Some("H13"),
             (RaceUse::Read, RaceUse::Write) => Some("H14"),
             (RaceUse::Write, RaceUse::Read) => Some("H21"),
@@ -212,7 +214,7 @@ fn hazard(first: &RaceAccess, second: &RaceAccess) -> Option<&'static str> {
             if a != b {
                 return Some("H19");
             }
-            // What moves blocks beside what computes with them.
+            // A copy of blocks beside a computation that uses them.
             (is_copy(first) || is_copy(second)).then_some("H23")
         }
         (RaceActor::Host, _) => None,

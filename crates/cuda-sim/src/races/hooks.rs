@@ -1,4 +1,4 @@
-//! What operations and the host do to memory, as it happens.
+//! The memory accesses of operations and of the host, as they happen.
 
 use super::{
     Accesses, CHANGES_AT, CHANGES_MAX, CallName, Change, Clash, Epoch, Found, HOST, HOST_ACCESS,
@@ -7,10 +7,10 @@ use super::{
 use crate::RangeKind;
 use crate::memory::{Memory, Viewer};
 
-/// Most races of one operation that are looked at further.
+/// Maximum number of races of one operation that are examined further.
 pub(super) const FOUND_MAX: usize = 4096;
 
-/// Most pieces of memory that one pair of accesses is told of.
+/// Maximum number of pieces of memory reported for one pair of accesses.
 const PIECES_MAX: usize = 4;
 
 fn used(how: How) -> RaceUse {
@@ -18,7 +18,7 @@ fn used(how: How) -> RaceUse {
 }
 
 impl Races {
-    /// An operation touches a range, all of which `viewer` may access.
+    /// Records that an operation accesses a range. `viewer` may access all of the range.
     pub(crate) fn touched(
         &mut self,
         memory: &Memory,
@@ -46,12 +46,13 @@ impl Races {
         }
     }
 
-    /// Tells of a call that began or ended memory at these addresses after the operation was enqueued: it is
-    /// a race with it, whatever is there now.
+    /// Reports calls that began or ended memory at these addresses after the operation was
+    /// enqueued. They race with the operation, whatever is at the addresses now.
     fn changed_since(&mut self, order: &Order, how: How, (address, bytes): (u64, u64)) {
         let end = address.saturating_add(bytes);
         let since = self.changes.iter().rev().take_while(|change| change.sequence > order.sequence);
-        // Of several the operation had to come before the first, or after it.
+        // The first of several such calls is reported: the operation had to come before it, or
+        // after it.
         let first = since.filter(|change| change.start < end && address < change.end).last();
         let Some(&Change { start, end: stop, sequence, used: later_use, .. }) = first else {
             return;
@@ -67,7 +68,8 @@ impl Races {
         });
     }
 
-    /// The host reads or writes pinned memory; other memory of the host is no device's business.
+    /// Records that the host reads or writes pinned memory. A device never accesses other host
+    /// memory.
     pub(crate) fn host_accessed(
         &mut self,
         memory: &Memory,
@@ -90,8 +92,8 @@ impl Races {
         }
     }
 
-    /// A call of the host ends the memory of a range of addresses that are keys of the shadow too:
-    /// whoever used it must be over, as far as the host knows.
+    /// Records that a host call frees the memory of a range whose addresses are also its keys in
+    /// the shadow. The host must know that every user of the memory has completed.
     pub(crate) fn freed(
         &mut self,
         (call, sequence): (&'static str, u64),
@@ -112,7 +114,8 @@ impl Races {
         self.note_change((address, bytes), sequence, RaceUse::End, Some(kind));
     }
 
-    /// A call gives a device the first access to mapped memory, in pages at these addresses.
+    /// Records that a call gives a device its first access to mapped memory, in pages at these
+    /// addresses.
     pub(crate) fn mapped(
         &mut self,
         (call, sequence): (&'static str, u64),
@@ -128,7 +131,7 @@ impl Races {
         }
     }
 
-    /// A call is about to unmap pages of addresses.
+    /// Records that a call is about to unmap pages of addresses.
     pub(crate) fn unmapping(
         &mut self,
         memory: &Memory,
@@ -154,11 +157,12 @@ impl Races {
         }
     }
 
-    /// A page was unmapped that an operation used, which the host does not know to be over.
+    /// Reports that a page was unmapped under an operation that the host does not know to be
+    /// complete.
     fn unmapped_under(&mut self, earlier: u64, later: u64, (key, address): (u64, u64)) {
         let later_use = RaceUse::End;
         let touched = self.shadow.touched_by(key, earlier);
-        // What others have written over since is not remembered.
+        // Earlier accesses that later ones cover are no longer known, so the whole page is named.
         let whole = (0, self.shadow.page_bytes(), RaceUse::Use);
         let some = touched.iter().map(|&(offset, bytes, how)| (offset, bytes, used(how)));
         let whole = Some(whole).filter(|_| touched.is_empty());
@@ -168,8 +172,8 @@ impl Races {
         }
     }
 
-    /// Calls `visit` with the key and the number of each page of the shadow that lies in the pages of
-    /// virtual memory at these addresses.
+    /// Calls `visit` with the key and the page number of each shadow page inside the virtual memory
+    /// pages at these addresses.
     fn each_page(
         &mut self,
         memory: &Memory,
@@ -185,25 +189,26 @@ impl Races {
         }
     }
 
-    /// A launch uses the kernels of a module.
+    /// Records that a launch uses a module's kernels.
     pub(crate) fn uses_module(&mut self, module: u64, order: &Order) {
         let users: &mut Accesses = self.modules.entry(module).or_default();
         users.retain(|user| user.actor() != order.actor);
         users.push(Epoch::new(order.actor, order.sequence, How::READ));
     }
 
-    /// A module ended with its context, which is told as one.
+    /// Forgets a module that ended with its context. The end of the context is reported instead.
     pub(crate) fn forget_module(&mut self, module: u64) {
         self.modules.remove(&module);
     }
 
-    /// A call unloads a module.
+    /// Records that a call unloads a module.
     pub(crate) fn unloaded(&mut self, call: (&'static str, u64), module: u64) {
         let users = self.modules.remove(&module).unwrap_or_default();
         self.all_ended(call, &users);
     }
 
-    /// A call ends the context of a device: all that uses it must be over, as far as the host knows.
+    /// Records that a call ends a device's context. The host must know that every user of the
+    /// context has completed.
     pub(crate) fn context_ended(&mut self, call: (&'static str, u64), device: u32) {
         let users: Accesses = (1u16..)
             .zip(&self.actors[1..])
@@ -254,15 +259,15 @@ impl Races {
         add(&mut self.found, found);
     }
 
-    /// Whether the history has grown enough to be looked through.
+    /// Whether the history has grown enough for a sweep.
     pub(crate) fn is_large(&self) -> bool {
         self.shadow.segments() > self.sweep_at
             || self.calls.len() > self.forget_calls_at
             || self.changes.len() > self.forget_changes_at
     }
 
-    /// Forgets what comes before all that may yet be compared: `pending` are the operations that have
-    /// not run.
+    /// Forgets accesses that come before everything that may still be compared. `pending` are the
+    /// operations that have not run.
     pub(crate) fn sweep<'a>(&mut self, pending: impl Iterator<Item = &'a Order> + Clone) {
         let oldest = pending.clone().map(|order| order.sequence).min().unwrap_or(u64::MAX);
         let mut floor: Vec<u64> =
@@ -291,7 +296,7 @@ impl Races {
         self.forget_changes_at = (self.changes.len() * 2).max(CHANGES_AT);
     }
 
-    /// Forgets the calls that no report can name any more, but for those that are wanted.
+    /// Forgets calls that no report can name any more, except the `wanted` ones.
     fn forget_calls(&mut self, mut wanted: Vec<u64>) {
         wanted.extend(self.actors.iter().flat_map(|actor| [actor.last, actor.before]));
         wanted.extend(self.changes.iter().map(|change| change.sequence));
@@ -307,7 +312,7 @@ impl Races {
     }
 }
 
-/// Notes two accesses that clash.
+/// Records two conflicting accesses.
 #[cold]
 fn note(found: &mut Vec<Found>, clash: Clash, address: u64, later: u64, later_use: RaceUse) {
     let earlier_use = used(clash.earlier.how());
@@ -315,7 +320,7 @@ fn note(found: &mut Vec<Found>, clash: Clash, address: u64, later: u64, later_us
     add(found, Found { earlier, earlier_use, later, later_use, address, bytes });
 }
 
-/// Adds a race, joined with one of the same two accesses that ends where it begins.
+/// Adds a race, or extends the race of the same two accesses that ends where the new one begins.
 fn add(found: &mut Vec<Found>, new: Found) {
     let sides = |one: &Found| (one.earlier, one.earlier_use, one.later, one.later_use);
     let is_joined =

@@ -1,4 +1,4 @@
-//! Where the machine tells the detector what its operations and its callers do.
+//! Connects the machine to the race detector: reports what operations and callers do.
 
 use std::io::{IsTerminal, Write};
 
@@ -14,15 +14,16 @@ use crate::state::Machine;
 use crate::streams::Event;
 use crate::work::Work;
 
-/// A range that an operation touches, with the rights that it does so with.
+/// A range that an operation touches, with the access rights used.
 type Touch = (Viewer, (u64, u64), How);
 
-/// What an operation touches, as far as that is known before it runs.
+/// The ranges that an operation touches, as far as they are known before it runs.
 #[derive(Debug, Default)]
 pub(crate) struct Touches(Vec<Touch>);
 
 impl Touches {
-    /// Those of an operation in a stream of `device`. What a kernel touches is recorded while it runs.
+    /// The ranges of an operation in a stream of `device`. A kernel's ranges are recorded while it
+    /// runs.
     pub(crate) fn of(device: u32, work: &Work) -> Self {
         let engine = Viewer::enqueuing;
         let one = |copy: &BatchCopy| {
@@ -51,7 +52,7 @@ impl Touches {
     }
 }
 
-/// The ranges that the kernel which ran last has touched.
+/// The ranges touched by the kernel that ran last.
 fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
     let mut touches = Vec::new();
     for (writes, strong) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -63,7 +64,7 @@ fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
 }
 
 impl Machine {
-    /// Compares what an operation that ran has touched, or was to touch, with what came before.
+    /// Compares the ranges of an operation that ran, or should have run, with earlier accesses.
     pub(crate) fn look_for_races(&mut self, order: &Order, viewer: Viewer, touches: Touches) {
         let kernel = recorded(&mut self.memory, viewer);
         for (viewer, range, how) in touches.0.into_iter().chain(kernel) {
@@ -72,7 +73,7 @@ impl Machine {
         self.tell_races();
     }
 
-    /// Notes what the host did by a buffer of its own.
+    /// Records an access that the host made through a buffer of its own.
     pub(crate) fn host_access(&mut self, access: HostAccess) {
         if !self.races.is_on() {
             return;
@@ -84,7 +85,7 @@ impl Machine {
         self.tell_races();
     }
 
-    /// Notes what a function of the host did that a stream called.
+    /// Records accesses of a host function that a stream called.
     pub(crate) fn host_function_accessed(
         &mut self,
         order: Option<&Order>,
@@ -95,14 +96,15 @@ impl Machine {
             let how = How { writes: access.writes, strong: false };
             let range = (access.address, access.bytes);
             let pinned = self.memory.host.pinned_parts(range);
-            // Memory that has ended meanwhile is none any more, and told of all the same.
+            // Memory that was freed meanwhile has no pinned parts, and is recorded as a whole.
             for range in if pinned.is_empty() { vec![range] } else { pinned } {
                 self.races.touched(&self.memory, order, Viewer::ANY, range, how);
             }
         }
     }
 
-    /// The host knows now that a goal is reached: of a point, its caller tells what it stands for.
+    /// Records that the host now knows a goal to be reached. For a point, the caller reports its
+    /// known point.
     pub(crate) fn host_learns(&mut self, goal: Goal) {
         match goal {
             Goal::Point(_) => {}
@@ -112,13 +114,13 @@ impl Machine {
         }
     }
 
-    /// A call ends memory that the addresses lead to as long as it lives.
+    /// Records that a call frees memory which these addresses stood for.
     pub(crate) fn note_freed(&mut self, call: &'static str, kind: RangeKind, range: (u64, u64)) {
         let sequence = self.next_sequence();
         self.note_freed_by((call, sequence), kind, range);
     }
 
-    /// The same, of a call that ends more.
+    /// Like [`note_freed`](Machine::note_freed), for a call that frees several ranges.
     pub(crate) fn note_freed_by(
         &mut self,
         call: (&'static str, u64),
@@ -129,7 +131,8 @@ impl Machine {
         self.tell_races();
     }
 
-    /// The mapped pages of a range, if anybody wants to know: see [`note_mapped`](Machine::note_mapped).
+    /// The mapped pages of a range, if the race check is on: see
+    /// [`note_mapped`](Machine::note_mapped).
     pub(crate) fn mapped_pages(&self, address: u64, bytes: u64, denied: bool) -> Vec<u64> {
         if !self.races.is_on() {
             return Vec::new();
@@ -137,8 +140,8 @@ impl Machine {
         self.memory.virtual_memory.mapped_pages(address, bytes, denied)
     }
 
-    /// A call gave a device the first access to the mapped pages at these addresses: until then nobody
-    /// can use them.
+    /// Records that a call gave a device the first access to the mapped pages at these addresses.
+    /// No operation could use them before.
     pub(crate) fn note_mapped(&mut self, call: &'static str, pages: &[u64]) {
         let sequence = self.next_sequence();
         let page_bytes = self.memory.virtual_memory.granularity();
@@ -146,32 +149,32 @@ impl Machine {
         self.tell_races();
     }
 
-    /// A call is about to unmap a range.
+    /// Records that a call is about to unmap a range.
     pub(crate) fn note_unmapping(&mut self, call: &'static str, pages: &[u64]) {
         let sequence = self.next_sequence();
         self.races.unmapping(&self.memory, (call, sequence), pages);
         self.tell_races();
     }
 
-    /// A call unloaded a module.
+    /// Records that a call unloaded a module.
     pub(crate) fn note_unloaded(&mut self, call: &'static str, module: u64) {
         let sequence = self.next_sequence();
         self.races.unloaded((call, sequence), module);
         self.tell_races();
     }
 
-    /// A call ends a device's context.
+    /// Records that a call ends a device's context.
     pub(crate) fn note_context_ended(&mut self, call: (&'static str, u64), device: u32) {
         self.races.context_ended(call, device);
         self.tell_races();
     }
 
-    /// Says what is done about races from now on.
+    /// Sets the reaction to races from now on.
     pub(crate) fn set_race_check(&mut self, check: RaceCheck) {
         if !self.races.set_check(check) {
             return;
         }
-        // Of an order that was made while nobody looked nothing is known.
+        // The order of work enqueued while the check was off is unknown.
         for stream in self.streams.values_mut() {
             stream.queue.iter_mut().for_each(|operation| operation.order = None);
         }
@@ -179,7 +182,7 @@ impl Machine {
         self.graph_execs.values_mut().for_each(Graph::forget_known);
     }
 
-    /// Makes findings of the races found, and forgets what no race can come of any more.
+    /// Turns the races found into findings, and sweeps the history.
     fn tell_races(&mut self) {
         for race in self.races.take_found(&self.memory) {
             if self.races.aborts() {
@@ -192,7 +195,7 @@ impl Machine {
         }
     }
 
-    /// Forgets what no race can come of any more.
+    /// Forgets the history that can no longer lead to a race.
     pub(crate) fn sweep_races(&mut self) {
         let pending = self.streams.values().flat_map(|stream| &stream.queue);
         self.races.sweep(pending.filter_map(|operation| operation.order.as_ref()));
@@ -216,12 +219,12 @@ fn finding(race: Race) -> Finding {
     .with_race(race)
 }
 
-/// Ends the process, as the configuration asks for.
+/// Ends the process, as the configuration requests.
 #[cold]
 fn abort(race: &Race) -> ! {
     let mut out = std::io::stderr().lock();
-    // Not by `eprintln`, whose words a test harness keeps for itself. Where nobody listens, there is
-    // nobody to tell.
+    // Not `eprintln`, because a test harness captures its output. A write error is ignored: no
+    // reader is left then.
     let _ = writeln!(out, "{}", race.render(out.is_terminal()));
     std::process::abort();
 }

@@ -1,16 +1,19 @@
-//! Two accesses that nothing orders, found in whatever order the device ran them.
+//! Finds pairs of accesses that nothing orders, in whatever order the device ran them.
 //!
-//! What comes before what is known when an operation is enqueued: what its stream did before, what the
-//! stream waited for, what the default streams order, and what the host knew. What an operation touches is
-//! known when it has run. So each operation takes its [`Order`] along from the one to the other, and its
-//! ranges are compared with the [`Shadow`] of those that came before.
+//! When an operation is enqueued, the work ordered before it is known: earlier work of its stream,
+//! work that the stream waited for, work ordered by default streams, and work that the host knew to
+//! be complete. The ranges that an operation touches are known after it has run. So each operation
+//! carries its [`Order`] from enqueue to run, and its ranges are then compared with the [`Shadow`]
+//! of earlier accesses.
 //!
-//! A report is of two accesses that conflict and that nothing which a driver sees orders. Of each byte, page
-//! of addresses, module and context that such a pair is about, one pair at least is reported, in whatever
-//! order the device ran them. Which pair that is may differ with the order where more than two accesses are
-//! in none. `tests/race_programs` holds this against a graph of all that CUDA orders.
+//! A report names two conflicting accesses that nothing visible to the driver orders. For each
+//! byte, page of addresses, module and context with such a pair, at least one pair is reported, in
+//! whatever order the device ran the work. With more than two unordered accesses, the reported pair
+//! may depend on that order. `tests/race_programs` compares this with a graph of all order that
+//! CUDA guarantees.
 //!
-//! The host is one actor: locks and channels between its threads cannot be seen, so a call of one
+//! The host is one actor. The detector cannot see locks and channels between host threads, so a
+//! call of one thread counts as before every later call of another.
 //! thread counts as before every later call of another.
 
 mod epoch;
@@ -40,72 +43,72 @@ use crate::RangeKind;
 use crate::ptx::Program;
 use crate::streams::{DefaultOrder, Point};
 
-/// Whether a simulated machine looks for races, and what it does with one.
+/// Whether a simulated machine looks for races, and how it reacts to one.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum RaceCheck {
-    /// It does not look.
+    /// The machine does not look for races.
     Off,
     /// A race is a finding.
     #[default]
     Report,
-    /// A race ends the process, with its report on the standard error stream: for suites of tests that
-    /// do not look at findings.
+    /// A race ends the process, with its report on standard error: for test suites that do not
+    /// check findings.
     Abort,
 }
 
-/// Segments of the shadow from which on it is looked through for those that no longer matter.
+/// Number of shadow segments at which a sweep removes those that no longer matter.
 const SWEEP_AT: usize = 1 << 16;
 
-/// Most segments that are kept; beyond, the history is dropped, and counted.
+/// Maximum number of segments. Beyond it the history is dropped, and the drop is counted.
 const SEGMENTS_MAX: usize = 1 << 22;
 
-/// Ranges that began or ended, from which on those are forgotten that are older than all pending work.
+/// Number of begun or ended ranges at which those older than all pending work are forgotten.
 const CHANGES_AT: usize = 1024;
 
-/// Most ranges that began or ended and are remembered.
+/// Maximum number of begun or ended ranges that are remembered.
 const CHANGES_MAX: usize = 1 << 16;
 
-/// Most races that are told apart: many more than anybody reads.
+/// Maximum number of distinct races reported.
 const TOLD_MAX: usize = 4096;
 
-/// Records of events and waits for them, remembered to name the nearest.
+/// Number of event records and waits that are remembered, to name the nearest one in a report.
 const EDGES_MAX: usize = 4096;
 
-/// Most streams that are told apart.
+/// Maximum number of distinct streams.
 const ACTORS_MAX: usize = u16::MAX as usize;
 
-/// Most bits of an offset in a page of the shadow.
+/// Maximum number of bits of an offset in a page of the shadow.
 const PAGE_SHIFT_MAX: u32 = 18;
 
 /// Name of an access of the host through a buffer.
 const HOST_ACCESS: &str = "host access";
 
-/// A stream as the detector knows it, or one that was.
+/// A stream in the detector, live or destroyed.
 #[derive(Debug)]
 struct Actor {
     stream: u64,
     device: u32,
     order: DefaultOrder,
-    /// What comes before whatever is enqueued next, besides its own calls.
+    /// The work ordered before the next enqueued operation, besides the stream's own calls.
     clock: Arc<Clock>,
     /// Its last call, and the one before.
     last: u64,
     before: u64,
     is_alive: bool,
-    /// Whether its work was dropped: its last calls, and what they would have waited for, never were.
+    /// Whether its work was dropped. Its last calls never ran, and did not wait for anything.
     is_stopped: bool,
 }
 
 impl Actor {
-    /// Tells the host that a call is over, and all that comes before it.
+    /// Records that the host knows a call to be complete, and all that comes before it.
     fn tell(&self, host: &mut Arc<Clock>, call: (u16, u64)) {
         let clock = if self.is_stopped { Arc::clone(host) } else { Arc::clone(&self.clock) };
         learn(host, &clock, Some(call));
     }
 }
 
-/// What is called by an access.
+/// The names of a call in reports.
 #[derive(Clone, Debug)]
 pub(crate) enum CallName {
     Fixed(&'static str),
@@ -121,7 +124,7 @@ impl CallName {
     }
 }
 
-/// A call that enqueued an operation, or by which the host did something itself.
+/// A call that enqueued an operation, or in which the host accessed memory itself.
 #[derive(Clone, Debug)]
 struct Call {
     sequence: u64,
@@ -131,18 +134,18 @@ struct Call {
     site: Option<Site>,
 }
 
-/// A range of addresses at which memory began, by a first access to it, or ended.
+/// A range of addresses where memory began (by the first access right) or ended.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     start: u64,
     end: u64,
     sequence: u64,
     used: RaceUse,
-    /// What it was as a whole, where it is no more. A page that was unmapped is of a reservation.
+    /// The kind of the ended range; an unmapped page belongs to a reservation.
     kind: Option<RangeKind>,
 }
 
-/// What an event stands for: a point in a stream, with all that comes before it.
+/// The point in a stream that an event marks, with all that comes before it.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownPoint {
     stream: u64,
@@ -151,7 +154,7 @@ pub(crate) struct KnownPoint {
     clock: Arc<Clock>,
 }
 
-/// A race before it is put into words.
+/// A race before its report is written.
 #[derive(Debug)]
 struct Found {
     earlier: u64,
@@ -167,13 +170,13 @@ struct Found {
 pub(crate) struct Races {
     check: RaceCheck,
     shadow: Shadow,
-    /// What the host knows to be over.
+    /// The work that the host knows to be complete.
     host: Arc<Clock>,
-    /// The first stands for the host, and is not looked at.
+    /// The actors. The first entry is the host, and is not used.
     actors: Vec<Actor>,
     /// Actors of live streams by handle.
     numbers: HashMap<u64, u16>,
-    /// By sequence.
+    /// Calls, in order of sequence.
     calls: VecDeque<Call>,
     threads: HashMap<ThreadId, Arc<str>>,
     edges: VecDeque<Edge>,
@@ -181,7 +184,7 @@ pub(crate) struct Races {
     /// Launches that used a module, by its handle.
     modules: HashMap<u64, Accesses>,
     found: Vec<Found>,
-    /// Pairs that were told already.
+    /// Pairs already reported.
     told: HashSet<Pair>,
     sweep_at: usize,
     forget_calls_at: usize,
@@ -189,10 +192,10 @@ pub(crate) struct Races {
     unseen: u64,
 }
 
-/// One side of a race, as far as two of one kind are alike.
+/// One side of a race, without what differs between repetitions.
 type RaceSide = (String, RaceActor, Option<Site>);
 
-/// Two sides, and where the memory begins if a side has no place in the program.
+/// Two sides, and the start of the memory if a side has no known place in the program.
 type Pair = (RaceSide, RaceSide, Option<u64>);
 
 impl Races {
@@ -227,8 +230,8 @@ impl Races {
         }
     }
 
-    /// Says what is done about races from now on. What was seen before is forgotten where looking for them
-    /// begins or ends: the orders that are made meanwhile are not known. The answer is whether it does.
+    /// Sets the reaction to races from now on. Turning the check on or off drops the history,
+    /// because the order of work enqueued meanwhile is unknown. Returns whether that happened.
     pub(crate) fn set_check(&mut self, check: RaceCheck) -> bool {
         let was_on = self.is_on();
         self.check = check;
@@ -246,12 +249,12 @@ impl Races {
         self.check != RaceCheck::Off
     }
 
-    /// How often something was not looked at.
+    /// How often something was not checked.
     pub(crate) fn unseen(&self) -> u64 {
         self.unseen
     }
 
-    /// Number of a stream, known or new; none where there are too many.
+    /// Number of a stream, known or new; `None` if there are too many.
     fn actor(&mut self, stream: u64, device: u32, order: DefaultOrder) -> Option<u16> {
         if let Some(&number) = self.numbers.get(&stream) {
             return Some(number);
@@ -259,8 +262,8 @@ impl Races {
         let clock = Arc::clone(&self.host);
         let (is_alive, is_stopped) = (true, false);
         let new = Actor { stream, device, order, clock, last: 0, before: 0, is_alive, is_stopped };
-        // The place of a stream that is gone and all of whose work the host knows to be over: to come
-        // after that work, and after the host, is then the same.
+        // Reuses the number of a destroyed stream if the host knows all its work to be complete.
+        // Being ordered after that work, or after the host, is then the same.
         let host = Arc::clone(&self.host);
         let unused = (1u16..).zip(&self.actors[1..]).find(|(number, actor)| {
             let is_over = actor.last <= host.of(*number) && host.includes(&actor.clock);
@@ -281,14 +284,14 @@ impl Races {
         Some(number)
     }
 
-    /// A stream takes no more work.
+    /// Records that a stream takes no more work.
     pub(crate) fn stream_ended(&mut self, stream: u64) {
         if let Some(number) = self.numbers.remove(&stream) {
             self.actors[usize::from(number)].is_alive = false;
         }
     }
 
-    /// What comes before an operation that is enqueued now.
+    /// The work ordered before an operation that is enqueued now.
     pub(crate) fn enqueued(
         &mut self,
         (stream, device, order): (u64, u32, DefaultOrder),
@@ -314,13 +317,13 @@ impl Races {
         let actor = &mut self.actors[usize::from(number)];
         (actor.before, actor.last) = (actor.last, sequence);
         let clock = Arc::clone(&actor.clock);
-        // A program knows the legacy default stream by 0.
+        // Programs know the legacy default stream as 0.
         let stream = if order == DefaultOrder::Legacy { 0 } else { stream };
         self.note_call(sequence, name(), RaceActor::Stream { device, stream });
         Some(Order { actor: number, sequence, clock })
     }
 
-    /// The operation that was enqueued last on a stream was taken back.
+    /// Records that the last enqueued operation of a stream was removed again.
     pub(crate) fn taken_back(&mut self, point: Point) {
         if let Some(&number) = self.numbers.get(&point.stream) {
             let actor = &mut self.actors[usize::from(number)];
@@ -330,7 +333,8 @@ impl Races {
         }
     }
 
-    /// The streams whose earlier work comes before new work of a stream by the rules of default streams.
+    /// The streams whose earlier work is ordered before new work of a stream by the default stream
+    /// rules.
     fn defaults(&self, number: u16) -> Vec<u16> {
         let this = &self.actors[usize::from(number)];
         let wanted = match this.order {
@@ -345,20 +349,21 @@ impl Races {
             .collect()
     }
 
-    /// All that comes before what is enqueued next on a stream: a clock, and a call with its actor.
+    /// Adds to what is ordered before the next operation of a stream: a clock, and a call with its
+    /// actor.
     fn learn(&mut self, number: u16, clock: &Arc<Clock>, point: Option<(u16, u64)>) {
         let known = &mut self.actors[usize::from(number)].clock;
         learn(known, clock, point);
     }
 
-    /// What call `sequence` of a stream stands for, its last.
+    /// The known point of call `sequence` of a stream, its last call.
     pub(crate) fn known(&self, stream: u64, sequence: u64) -> Option<KnownPoint> {
         let &actor = self.numbers.get(&stream).filter(|_| self.is_on())?;
         let clock = Arc::clone(&self.actors[usize::from(actor)].clock);
         Some(KnownPoint { stream, actor, sequence, clock })
     }
 
-    /// What an event recorded by call `sequence` of a stream stands for.
+    /// The known point of an event recorded by call `sequence` of a stream.
     pub(crate) fn recorded(
         &mut self,
         stream: u64,
@@ -370,26 +375,26 @@ impl Races {
         Some(known)
     }
 
-    /// What a stream is given from now on comes after what is known.
+    /// Orders all later work of a stream after a known point.
     pub(crate) fn follows(&mut self, stream: u64, known: &KnownPoint) {
         let Some(&number) = self.numbers.get(&stream) else { return };
         self.learn(number, &known.clock, Some((known.actor, known.sequence)));
     }
 
-    /// A stream waits for an event, by call `sequence`.
+    /// Records that a stream waits for an event, in call `sequence`.
     pub(crate) fn waits(&mut self, stream: u64, sequence: u64, event: u64, known: &KnownPoint) {
         self.follows(stream, known);
         let recorded = (known.stream, known.sequence);
         self.note_edge(Edge::wait(stream, sequence, event, recorded));
     }
 
-    /// The host knows an event to be complete.
+    /// Records that the host knows an event to be complete.
     pub(crate) fn host_knows(&mut self, known: &KnownPoint) {
         learn(&mut self.host, &known.clock, Some((known.actor, known.sequence)));
     }
 
-    /// Nothing of a device runs any more, which is as good as a wait. What its work would have waited for
-    /// may run all the same, and is not known to be over.
+    /// Records that a device runs nothing any more, which orders like a wait. Work that the device
+    /// would have waited for may still run, and is not known to be complete.
     pub(crate) fn device_stopped(&mut self, device: u32) {
         for actor in self.actors.iter_mut().skip(1).filter(|actor| actor.device == device) {
             actor.is_stopped = true;
@@ -397,7 +402,8 @@ impl Races {
         self.host_knows_device(device);
     }
 
-    /// The host knows the work of the streams that `is_idle` names to be over, all that was enqueued.
+    /// Records that the host knows all enqueued work of the streams selected by `is_idle` to be
+    /// complete.
     fn host_knows_streams(&mut self, is_idle: impl Fn(&Actor) -> bool) {
         for (number, actor) in (1u16..).zip(&self.actors[1..]) {
             if is_idle(actor) {
@@ -406,7 +412,7 @@ impl Races {
         }
     }
 
-    /// The host knows the last operation of a stream to be over.
+    /// Records that the host knows the last operation of a stream to be complete.
     pub(crate) fn host_knows_stream(&mut self, stream: u64) {
         if let Some(&number) = self.numbers.get(&stream) {
             let actor = &self.actors[usize::from(number)];
@@ -422,7 +428,7 @@ impl Races {
         self.host_knows_streams(|_| true);
     }
 
-    /// The host knows an operation to be over that nothing was enqueued behind.
+    /// Records that the host knows the last enqueued operation of a stream to be complete.
     pub(crate) fn host_knows_point(&mut self, point: Point) {
         let Some(&number) = self.numbers.get(&point.stream) else { return };
         self.actors[usize::from(number)].tell(&mut self.host, (number, point.sequence));
@@ -456,7 +462,7 @@ impl Races {
     }
 }
 
-/// Adds what a clock knows, and a call of an actor, to a clock that others may share.
+/// Adds a clock's knowledge, and a call of an actor, to a clock that others may share.
 fn learn(known: &mut Arc<Clock>, clock: &Arc<Clock>, point: Option<(u16, u64)>) {
     if !Arc::ptr_eq(known, clock) && !known.includes(clock) {
         if clock.includes(known) {

@@ -1,14 +1,15 @@
-//! The ranges that a running operation touches, merged while it runs.
+//! Records the ranges that a running operation touches, and merges them while it runs.
 
 use parking_lot::Mutex;
 
 use super::epoch::How;
 use crate::time::{SHARDS, shard};
 
-/// Ranges that are still growing, one for each pointer that a kernel walks with.
+/// Number of ranges that can still grow, one for each pointer with which a kernel walks through
+/// memory.
 const OPEN: usize = 4;
 
-/// Ranges from which on neighbours are merged.
+/// Number of ranges at which neighbours are merged.
 const MERGE_AT: usize = 4096;
 
 /// A range of addresses.
@@ -22,11 +23,11 @@ struct Range {
 #[derive(Debug, Default)]
 struct Ranges {
     open: [Option<Range>; OPEN],
-    /// The open range that grew last, and the one to be closed next.
+    /// The open range that grew last, and the next one to close.
     last: usize,
     next: usize,
     closed: Vec<Range>,
-    /// How many closed ranges make another merge worth while.
+    /// Number of closed ranges at which the next merge is worthwhile.
     merge_at: usize,
 }
 
@@ -66,7 +67,7 @@ impl Ranges {
     }
 }
 
-/// Grows an open range by a range that touches it.
+/// Extends an open range by an adjacent or overlapping range.
 #[inline]
 fn grow(open: &mut Option<Range>, start: u64, end: u64) -> bool {
     match open {
@@ -91,7 +92,8 @@ fn merge(ranges: &mut Vec<Range>) {
     });
 }
 
-/// What the operation that runs now has touched. Several threads may load at once, for a reference.
+/// The ranges that the running operation has touched. A reference may load on several threads at
+/// once.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     on: bool,
@@ -100,7 +102,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Whether anything is to be recorded from now on. What an operation left that ended in a panic goes.
+    /// Turns recording on or off. Drops what an operation left that ended in a panic.
     pub(crate) fn switch(&mut self, on: bool) {
         self.on = on;
         let loads = self.loads.iter_mut().flat_map(|shard| shard.get_mut());

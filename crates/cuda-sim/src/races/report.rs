@@ -1,4 +1,4 @@
-//! A race in words and as data: enough to mend it without looking further.
+//! The report of a race, as text and as data, with enough detail to fix the program.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::NearMiss;
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum RaceUse {
-    /// It read them.
+    /// Read.
     Read,
-    /// It wrote them.
+    /// Written.
     Write,
-    /// It read or wrote them; the call does not say which.
+    /// Read or written: the call does not say which.
     Use,
-    /// It put memory under the addresses, or gave a device access to them.
+    /// Memory was mapped at the addresses, or a device was given access to it.
     Map,
-    /// It ended them: unmapped, freed, unregistered or unloaded what they belong to.
+    /// The memory was unmapped, freed, unregistered or unloaded.
     End,
 }
 
@@ -45,11 +45,11 @@ impl RaceUse {
     }
 }
 
-/// Who made one side of a race.
+/// The actor of one side of a race.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum RaceActor {
-    /// The host, inside a call or through one of its buffers.
+    /// The host, in a call or through one of its buffers.
     Host,
     /// An operation of a stream.
     Stream {
@@ -61,7 +61,7 @@ pub enum RaceActor {
 }
 
 impl RaceActor {
-    /// The stream's handle, where it is a stream.
+    /// The stream's handle, if the actor is a stream.
     #[must_use]
     pub fn stream(self) -> Option<u64> {
         match self {
@@ -87,20 +87,21 @@ impl fmt::Display for RaceActor {
 pub struct RaceAccess {
     /// The kernel's entry name, the driver call, or `host access`.
     pub operation: String,
-    /// What it did to the bytes.
+    /// How it used the bytes.
     pub used: RaceUse,
-    /// Who did it.
+    /// The actor.
     pub actor: RaceActor,
     /// Name of the host thread that enqueued the operation, or that made the access.
     pub thread: Arc<str>,
-    /// Where it was enqueued or made, if the call told.
+    /// The place in the program where it was enqueued or made, if known.
     pub site: Option<Site>,
-    /// Its number among all calls of the machine that enqueue or access; the lower one came first.
+    /// Its number among all calls of the machine that enqueue or access memory. The lower number
+    /// came first.
     pub sequence: u64,
 }
 
 impl RaceAccess {
-    /// The operation and its place, in words.
+    /// The operation and its place, as text.
     fn named(&self) -> String {
         match self.site {
             Some(site) => format!("{} at {site}", self.operation),
@@ -109,7 +110,7 @@ impl RaceAccess {
     }
 }
 
-/// The order that would have made a race none.
+/// The order that would have prevented a race.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum MissingEdge {
@@ -119,14 +120,14 @@ pub enum MissingEdge {
         record_on: u64,
         /// Stream that must wait for it, before the second operation is enqueued.
         wait_on: u64,
-        /// What of this is there already, and why it does not order the two.
+        /// The part of this order that exists already, and why it does not suffice.
         nearest: Option<String>,
     },
-    /// A wait of the host for the operation, or an event after it that a query found complete.
+    /// The host must wait for the operation, or must have seen an event after it complete.
     HostWait {
-        /// Stream whose operation the host must know to be over.
+        /// Stream whose operation the host must know to be complete.
         stream: u64,
-        /// What of this is there already, and why it does not order the two.
+        /// The part of this order that exists already, and why it does not suffice.
         nearest: Option<String>,
     },
     /// The host call must come before the operation is enqueued.
@@ -136,30 +137,30 @@ pub enum MissingEdge {
     },
 }
 
-/// Two accesses to the same bytes, at least one of which changes them, and which nothing orders.
+/// Two accesses to the same bytes that nothing orders, at least one of which changes the bytes.
 ///
-/// It does not depend on the order in which the simulated device ran them: `first` is the one that the
-/// program called first.
+/// The report does not depend on the order in which the simulated device ran them: `first` is the
+/// access that the program called first.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Race {
-    /// The side that was called first.
+    /// The side that the program called first.
     pub first: RaceAccess,
-    /// The other.
+    /// The other side.
     pub second: RaceAccess,
-    /// First address that both touched, as the later one knows it.
+    /// First address that both touched, as the later side addresses it.
     pub address: u64,
-    /// How many bytes from there on, in one piece.
+    /// Number of contiguous bytes from there that both touched.
     pub bytes: u64,
-    /// The allocation, reservation or pinned memory that they are of.
+    /// The allocation, reservation or pinned memory of the bytes.
     pub memory: Option<NearMiss>,
-    /// What would order the two.
+    /// The order that is missing.
     pub missing: MissingEdge,
-    /// The hazard of `docs/HAZARDS.md` that it is a case of, as in `H13`.
+    /// The hazard of `docs/HAZARDS.md` to which the race belongs, as in `H13`.
     pub hazard: Option<&'static str>,
 }
 
-/// Escape sequences of a terminal, or nothing.
+/// Escape sequences of a terminal, or empty strings.
 struct Paint {
     bad: &'static str,
     strong: &'static str,
@@ -172,7 +173,7 @@ const COLOURED: Paint =
     Paint { bad: "\x1b[1;31m", strong: "\x1b[1m", mend: "\x1b[32m", end: "\x1b[0m" };
 
 impl Race {
-    /// What is missing, as an instruction.
+    /// The missing order, as an instruction.
     #[must_use]
     pub fn mend(&self) -> String {
         let (first, second) = (self.first.named(), self.second.named());
@@ -191,7 +192,7 @@ impl Race {
         }
     }
 
-    /// What of the missing order is there already, and why it does not help.
+    /// The part of the missing order that exists already, and why it does not suffice.
     #[must_use]
     pub fn nearest_edge(&self) -> Option<&str> {
         match &self.missing {
@@ -202,7 +203,7 @@ impl Race {
         }
     }
 
-    /// The report, coloured for a terminal if `colours`.
+    /// The report as text, with terminal colours if `colours`.
     #[must_use]
     pub fn render(&self, colours: bool) -> String {
         let paint = if colours { COLOURED } else { PLAIN };
@@ -240,7 +241,7 @@ impl Race {
 
     /// The report as one JSON object.
     ///
-    /// Addresses and handles are strings of hexadecimal digits, which every reader keeps whole.
+    /// Addresses and handles are strings of hexadecimal digits, so that no JSON reader rounds them.
     #[must_use]
     pub fn to_json(&self) -> String {
         let memory = self.memory.map_or("null".to_owned(), |memory| {

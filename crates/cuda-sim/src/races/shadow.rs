@@ -1,8 +1,8 @@
-//! Who accessed which bytes last, by ranges.
+//! The last accesses to all bytes, by ranges.
 //!
-//! Bytes are keyed by where they lie, not by an address: physical memory has one key however often it is
-//! mapped. A page of keys has a short sorted list of segments, each with the accesses that a later one
-//! may still conflict with.
+//! A byte's key is its location, not its address: physical memory has one key, however often it is
+//! mapped. Each page of keys has a short sorted list of segments, each with the accesses that may
+//! still conflict with a later one.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,10 +11,10 @@ use smallvec::SmallVec;
 
 use super::epoch::{Epoch, How, Order};
 
-/// Accesses that are kept of one range: the writes and reads that nothing kept covers.
+/// Kept accesses of one range: the reads and writes that no other kept access covers.
 pub(super) type Accesses = SmallVec<[Epoch; 2]>;
 
-/// Bytes with the same accesses, by their offsets in the page.
+/// A run of bytes with the same accesses, as offsets in the page.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Segment {
     start: u32,
@@ -22,10 +22,10 @@ struct Segment {
     accesses: Accesses,
 }
 
-/// Accesses by way of one page of addresses, which a mapping put over this page of bytes.
+/// Accesses through one page of addresses, mapped to this page of bytes.
 #[derive(Debug)]
 struct Via {
-    /// Number of the page of addresses.
+    /// Number of the address page.
     page: u64,
     users: Accesses,
 }
@@ -36,7 +36,7 @@ struct ShadowPage {
     vias: SmallVec<[Via; 1]>,
 }
 
-/// Mixes the numbers of pages, which are dense, by one multiplication.
+/// A hasher for page numbers. They are dense, so one multiplication suffices.
 #[derive(Debug, Default)]
 pub(super) struct PageHasher(u64);
 
@@ -56,7 +56,7 @@ impl Hasher for PageHasher {
     }
 }
 
-/// Some of a range, in one page.
+/// The part of a range inside one page.
 #[derive(Clone, Copy, Debug)]
 struct ShadowPart {
     /// Number of the page, and its first key.
@@ -66,11 +66,11 @@ struct ShadowPart {
     range: (u32, u32),
 }
 
-/// Two accesses that nothing orders.
+/// Two unordered accesses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Clash {
     pub(super) earlier: Epoch,
-    /// First key that both touched, and how many bytes from there on.
+    /// First key that both touched, and the number of bytes from there.
     pub(super) key: u64,
     pub(super) bytes: u64,
 }
@@ -84,7 +84,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Pages of `1 << shift` bytes.
+    /// Creates a shadow with pages of `1 << shift` bytes.
     pub(super) fn new(shift: u32) -> Self {
         Self { shift, pages: HashMap::default(), segments: 0 }
     }
@@ -97,7 +97,7 @@ impl Shadow {
         1 << self.shift
     }
 
-    /// The parts of a range that lie in one page each.
+    /// Splits a range into its parts by page.
     fn parts(&self, (key, bytes): (u64, u64)) -> impl Iterator<Item = ShadowPart> + use<> {
         let (shift, end) = (self.shift, key.saturating_add(bytes));
         (key >> shift..end.div_ceil(1 << shift)).map(move |page| {
@@ -107,9 +107,9 @@ impl Shadow {
         })
     }
 
-    /// Notes that `order` accesses a range, which is `epoch`, by way of the addresses from `address` on where
-    /// a mapping leads to it, and hands `clash` each earlier access that it conflicts with and that is not
-    /// ordered before it.
+    /// Records access `epoch` of `order` to a range. For a mapping, `address` is the start of the
+    /// used addresses. Calls `clash` for each earlier conflicting access that is not ordered before
+    /// it.
     pub(super) fn access(
         &mut self,
         range: (u64, u64),
@@ -121,7 +121,7 @@ impl Shadow {
         for ShadowPart { page: number, base, range: part } in self.parts(range) {
             let page = self.pages.entry(number).or_default();
             if let Some(address) = address {
-                // Keys and addresses lie alike in their pages.
+                // Keys and addresses have the same offset in their pages.
                 let first = address >> self.shift;
                 page.reached(first + (number - (range.0 >> self.shift)), order);
             }
@@ -133,7 +133,7 @@ impl Shadow {
         }
     }
 
-    /// Forgets a range that no longer is what it was.
+    /// Forgets a range whose memory was replaced.
     pub(super) fn forget(&mut self, range: (u64, u64)) {
         for ShadowPart { page: number, range, .. } in self.parts(range) {
             let Some(page) = self.pages.get_mut(&number) else { continue };
@@ -146,8 +146,8 @@ impl Shadow {
         }
     }
 
-    /// Hands `clash` each access of a range that conflicts with `epoch` and is not ordered before it,
-    /// and notes nothing.
+    /// Calls `clash` for each access to a range that conflicts with `epoch` and is not ordered
+    /// before it. Records nothing.
     pub(super) fn compare(
         &self,
         range: (u64, u64),
@@ -172,7 +172,8 @@ impl Shadow {
         }
     }
 
-    /// Notes that a page of addresses leads to the page of `key` no longer, and returns who used it so.
+    /// Records that an address page no longer maps the page of `key`, and returns the accesses made
+    /// through it.
     pub(super) fn unmapped(&mut self, key: u64, page: u64) -> Accesses {
         let Some(found) = self.pages.get_mut(&(key >> self.shift)) else {
             return Accesses::new();
@@ -185,8 +186,8 @@ impl Shadow {
         users
     }
 
-    /// What a call touched of the page of `key`, as offsets in the page, lengths and uses: as far as
-    /// nothing that came later covers it.
+    /// The ranges of the page of `key` that a call touched and that no later access covers, as
+    /// offsets in the page, lengths and uses.
     pub(super) fn touched_by(&self, key: u64, sequence: u64) -> Vec<(u64, u64, How)> {
         let page = self.pages.get(&(key >> self.shift));
         let segments = page.map_or(&[][..], |page| &page.segments);
@@ -198,13 +199,13 @@ impl Shadow {
         pieces.collect()
     }
 
-    /// Forgets everything.
+    /// Drops all records.
     pub(super) fn clear(&mut self) {
         self.pages.clear();
         self.segments = 0;
     }
 
-    /// Keeps of all accesses those that `keeps` wants, which are those that may still matter.
+    /// Keeps only the accesses for which `keeps` returns true.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(Epoch) -> bool) {
         let mut segments = 0;
         self.pages.retain(|_, page| {
@@ -233,8 +234,9 @@ impl Shadow {
     }
 }
 
-/// Puts an access in the place of the newest, where its actor did the same then: all others were there then
-/// too, and what came before that one comes before this one.
+/// Replaces the newest access by a new one of the same actor and kind. All other kept accesses were
+/// there before the replaced one, and what was ordered before the replaced one is ordered before
+/// the new one.
 #[inline]
 fn renews(accesses: &mut Accesses, epoch: Epoch) -> bool {
     match accesses.last_mut() {
@@ -246,7 +248,7 @@ fn renews(accesses: &mut Accesses, epoch: Epoch) -> bool {
     }
 }
 
-/// Adds an access to those of one range, in place of those that it covers.
+/// Adds an access to those of one range, replacing those that it covers.
 #[inline]
 fn keep(accesses: &mut Accesses, epoch: Epoch, order: &Order) {
     if renews(accesses, epoch) {
@@ -256,8 +258,8 @@ fn keep(accesses: &mut Accesses, epoch: Epoch, order: &Order) {
     accesses.push(epoch);
 }
 
-/// The same, after handing `clash` those that it conflicts with, unordered. They are told once, so
-/// they need not be kept.
+/// Like `add`, but first calls `clash` for the conflicting unordered accesses. They are reported
+/// once, so they need not be kept.
 #[inline]
 fn meet(accesses: &mut Accesses, epoch: Epoch, order: &Order, mut clash: impl FnMut(Epoch)) {
     if renews(accesses, epoch) {
@@ -279,9 +281,9 @@ impl ShadowPage {
         self.segments.is_empty() && self.vias.is_empty()
     }
 
-    /// Notes that `order` reaches the bytes by a page of addresses.
+    /// Records that `order` reaches the bytes through an address page.
     fn reached(&mut self, page: u64, order: &Order) {
-        // Whoever unmaps conflicts with reads and writes alike.
+        // An unmapping conflicts with both reads and writes.
         let epoch = Epoch::new(order.actor, order.sequence, How::READ);
         match self.vias.iter_mut().find(|via| via.page == page) {
             Some(via) => keep(&mut via.users, epoch, order),
@@ -289,7 +291,8 @@ impl ShadowPage {
         }
     }
 
-    /// How many segments from `at` on make up a range, none of them in part and without a gap.
+    /// The number of segments from `at` that exactly fill the range, without gaps; `None` if they
+    /// do not.
     fn whole_segments(&self, at: usize, start: u32, end: u32) -> Option<usize> {
         let mut next = start;
         for (count, segment) in self.segments[at..].iter().enumerate() {
@@ -312,7 +315,7 @@ impl ShadowPage {
         clash: &mut impl FnMut(Epoch, u32, u32),
     ) {
         let at = self.segments.partition_point(|segment| segment.end <= start);
-        // Most accesses are of whole blocks that were accessed before.
+        // Most accesses cover whole blocks that were accessed before.
         if let Some(count) = self.whole_segments(at, start, end) {
             for segment in &mut self.segments[at..at + count] {
                 let (from, to) = (segment.start, segment.end);
@@ -321,7 +324,7 @@ impl ShadowPage {
             return;
         }
         match self.segments.get(at) {
-            // Nothing there.
+            // No segment is in the range.
             next if next.is_none_or(|segment| segment.start >= end) => {
                 let accesses = Accesses::from_elem(epoch, 1);
                 self.segments.insert(at, Segment { start, end, accesses });
@@ -333,8 +336,9 @@ impl ShadowPage {
         }
     }
 
-    /// Cuts the segments at both ends of a range, lets `change` change those inside, gaps among them as
-    /// segments of no accesses, and joins neighbours that are alike. What has no accesses goes.
+    /// Splits the segments at both ends of a range and lets `change` change those inside; a gap is
+    /// passed as a segment without accesses. Then joins equal neighbours and drops segments without
+    /// accesses.
     fn replace(&mut self, (start, end): (u32, u32), mut change: impl FnMut(&mut Segment)) {
         let first = self.segments.partition_point(|segment| segment.end <= start);
         let last = first + self.segments[first..].partition_point(|segment| segment.start < end);

@@ -1,25 +1,25 @@
-//! What can do one thing at a time: a copy engine, a link, a device's memory.
+//! A resource that serves one operation at a time: a copy engine, a link, a device's memory.
 
 use std::collections::VecDeque;
 
-/// Busy times that are remembered; time before the oldest of them counts as busy.
+/// Number of busy periods that are remembered. Time before the oldest counts as busy.
 const BUSY_MAX: usize = 64;
 
-/// When something is busy.
+/// The busy periods of a resource.
 ///
-/// Operations are placed in the order in which the scheduler runs them, which is not that of their
-/// times. So an operation takes the first gap that is long enough, as on hardware, where what is
-/// ready first begins first.
+/// Operations are placed in the scheduler's order, which is not the order of their times. An
+/// operation takes the first gap that is long enough, as on hardware, where the operation that is
+/// ready first starts first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Engine {
-    /// Starts and ends, rising, none touching the next.
+    /// Starts and ends of the busy periods, ascending. No two periods touch.
     busy: VecDeque<(u64, u64)>,
-    /// Nothing begins before this.
+    /// No operation starts before this time.
     forgotten: u64,
 }
 
 impl Engine {
-    /// When something of that length begins that is ready at `ready`.
+    /// The start of an operation of that length that is ready at `ready`.
     pub(super) fn earliest(&self, ready: u64, length: u64) -> u64 {
         let mut start = ready.max(self.forgotten);
         let first = self.busy.partition_point(|&(_, end)| end <= start);
@@ -32,7 +32,7 @@ impl Engine {
         start
     }
 
-    /// Takes the time from `start`, which is an [`earliest`](Engine::earliest), to `end`.
+    /// Marks the time from `start`, a result of [`earliest`](Engine::earliest), to `end` as busy.
     pub(super) fn take(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
@@ -58,8 +58,8 @@ impl Engine {
         }
     }
 
-    /// When something ends that begins at `start` and takes `length` alone, but `percent` percent of
-    /// that wherever this is busy.
+    /// The end of an operation that starts at `start` and takes `length` alone. While this resource
+    /// is busy, it takes `percent` percent of that time.
     pub(super) fn beside(&self, start: u64, length: u64, percent: u32) -> u64 {
         let (mut now, mut left) = (start, length);
         let percent = u64::from(percent.max(100));
@@ -81,7 +81,7 @@ impl Engine {
         now.saturating_add(left)
     }
 
-    /// Takes the first gap of that length from `ready` on; returns when it begins.
+    /// Reserves the first gap of that length from `ready` on; returns its start.
     pub(super) fn place(&mut self, ready: u64, length: u64) -> u64 {
         let start = self.earliest(ready, length);
         self.take(start, start.saturating_add(length));
@@ -100,9 +100,9 @@ mod tests {
         assert_eq!(engine.place(130, 10), 130);
         assert_eq!(engine.place(0, 100), 0, "before the first");
         assert_eq!(engine.place(50, 20), 110, "between the two");
-        assert_eq!(engine.place(50, 1), 140, "nothing is left between them");
+        assert_eq!(engine.place(50, 1), 140, "no gap is left between them");
         assert_eq!(engine.busy, [(0, 141)]);
-        assert_eq!(engine.place(5, 0), 141, "what takes no time waits too");
+        assert_eq!(engine.place(5, 0), 141, "an operation of length 0 waits too");
         assert_eq!(engine.busy.len(), 1);
     }
 

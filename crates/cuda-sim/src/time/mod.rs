@@ -1,11 +1,11 @@
 //! Virtual time: when everything would have happened on the machine that a profile describes.
 //!
-//! There is one clock for the host and one for each stream. A call moves the host's clock by what it
-//! costs; a wait moves it to the end of what is waited for. An operation begins when the call that
-//! enqueued it was over, all before it in its stream has ended, and the engine it needs is free.
+//! The host has a clock, and so has each stream. A call advances the host's clock by the call's
+//! cost. A wait advances it to the end of the awaited work. An operation starts when its enqueuing
+//! call is over, all earlier work of its stream has ended, and the engine that it needs is free.
 //!
-//! Time follows from what the program does and never steers it: which stream advances is the
-//! scheduler's choice alone.
+//! Time follows from the program and never influences it: only the scheduler chooses which stream
+//! advances.
 
 mod engine;
 mod profile;
@@ -28,13 +28,14 @@ use crate::streams::{DefaultOrder, Point};
 use crate::work::{Operation, Work};
 use engine::Engine;
 
-/// Ends of operations that are remembered for waits; of older ones, the end of their stream counts.
+/// Number of operation ends that are remembered for waits. For older operations, the end of their
+/// stream counts.
 const POINTS_MAX: usize = 4096;
 
-/// Streams whose ends are remembered, however many of them are gone.
+/// Number of streams whose ends are remembered, including destroyed ones.
 const STREAMS_MAX: usize = 256;
 
-/// Operations that run before their time is told unasked.
+/// Number of operations that may run before their times are computed unasked.
 const UNTOLD_MAX: usize = 1024;
 
 /// A call whose cost depends on a size.
@@ -49,9 +50,9 @@ pub(crate) enum SizedCall {
     Release,
     /// Staging of pageable memory.
     Pageable,
-    /// Of so many mappings, which have the bytes together.
+    /// Access to so many mappings, which have the bytes together.
     SetAccess(u64),
-    /// Likewise.
+    /// Unmapping of so many mappings, which have the bytes together.
     Unmap(u64),
 }
 
@@ -63,27 +64,27 @@ pub(crate) struct Clock {
     devices: Vec<DeviceTime>,
     /// End of the last operation of each stream.
     streams: HashMap<u64, u64>,
-    /// Ends of the latest operations that something may wait for, by sequence number.
+    /// Ends of the latest operations that others may wait for, by sequence number.
     points: BTreeMap<u64, u64>,
-    /// By stream, the operations that have run since time was told last.
+    /// For each stream, the operations that ran since times were last computed.
     untold: BTreeMap<u64, VecDeque<Charge>>,
     untold_count: usize,
 }
 
-/// What a device's operations compete for.
+/// The resources of a device.
 #[derive(Clone, Debug, Default)]
 struct DeviceTime {
     down: LinkTime,
     up: LinkTime,
-    /// What copies in both directions set up with, one after the other.
+    /// The shared part of the set-up of copies in both directions.
     shared: Engine,
-    /// Between this device and others, in the direction away from it.
+    /// The link from this device to other devices.
     peers: Engine,
-    /// Memory and multiprocessors: two kernels, or a kernel and a copy, have half of it each, which
-    /// in sum is the same as one after the other.
+    /// Memory and multiprocessors. Two kernels, or a kernel and a copy, would each get half; in sum
+    /// that equals one after the other.
     memory: Engine,
-    /// End of the operation that ends last: of all, of those in blocking streams, and of those in the
-    /// legacy default stream.
+    /// The latest end of an operation: of all operations, of those in blocking streams, and of
+    /// those in the legacy default stream.
     end: u64,
     blocking: u64,
     legacy: u64,
@@ -99,28 +100,29 @@ struct LinkTime {
 /// A copy over the link, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct LinkCopy {
-    /// On an engine, before the bytes.
+    /// Time on an engine before the bytes are sent.
     setup: u64,
-    /// Of which first this on what both directions share.
+    /// The first part of the set-up, on the resource that both directions share.
     shared: u64,
-    /// On the wires, alone.
+    /// Time on the link, without traffic in the other direction.
     transfer: u64,
 }
 
-/// What a copy over the link meets of the other direction.
+/// The effect of the other direction on a copy over the link.
 struct Beside<'d> {
     shared: &'d mut Engine,
-    /// While these are busy, bytes take `percent` percent.
+    /// While these wires are busy, bytes take `percent` percent of their time.
     wires: &'d Engine,
     percent: u32,
 }
 
 impl LinkTime {
-    /// Places a copy; its end. The time that it waits for what it shares, its engine is held.
+    /// Reserves the time of a copy, and returns its end. While the copy waits for shared resources,
+    /// it holds its engine.
     fn place(&mut self, ready: u64, copy: LinkCopy, beside: Beside<'_>) -> u64 {
         let LinkCopy { setup, shared, transfer } = copy;
-        // Where there is room for the transfer it may be slowed, and then need more room, and so on:
-        // each turn begins later or is the last, and there are only so many gaps.
+        // A gap may fit the transfer only without slowdown; the slowed transfer may need a longer
+        // gap. Each round starts later or is the last, and the number of gaps is finite.
         let mut on_wires = transfer;
         loop {
             let length = setup.saturating_add(on_wires);
@@ -141,23 +143,23 @@ impl LinkTime {
     }
 }
 
-/// An operation that has run, and whose time is not told yet.
+/// An operation that has run and whose time is not computed yet.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub(crate) struct Charge {
     device: u32,
     order: DefaultOrder,
     point: Point,
-    /// The host's clock when its call was over.
+    /// The host's clock at the end of the enqueuing call.
     enqueued: u64,
-    /// The event that it completes.
+    /// The event that it completes, if any.
     event: Option<u64>,
-    /// Whether something may wait for it alone.
+    /// Whether others may wait for this operation alone.
     awaited: bool,
     demand: Demand,
 }
 
-/// What an operation asks of its device; numbers are bytes.
+/// The demand of an operation on its device; numbers are bytes.
 #[derive(Clone, Copy, Debug)]
 enum Demand {
     Nothing,
@@ -167,7 +169,7 @@ enum Demand {
     Staged,
     Fetch(u64),
     Copy(u64),
-    /// Copies and bytes of each direction: down, up, and within the device.
+    /// The copies and bytes in each direction: to the device, to the host, and within the device.
     Batch([(u64, u64); 3]),
     Fill(u64),
     Peer {
@@ -202,8 +204,8 @@ impl Clock {
         self.host = self.host.saturating_add(nanos);
     }
 
-    /// Moves the host's clock on by what a call costs, whatever it answers; what depends on a size
-    /// comes on top ([`Clock::sized`]).
+    /// Advances the host's clock by a call's cost, whatever the result of the call. A cost that
+    /// depends on a size is added by [`Clock::sized`].
     pub(crate) fn call(&mut self, call: &'static str) {
         let profile = &self.profile;
         let cost = match call {
@@ -221,7 +223,7 @@ impl Clock {
             "cuMemAlloc" => profile.device_alloc,
             "cuMemFree" => profile.device_free,
             "cuModuleLoadDataEx" => profile.module_load,
-            // What they cost depends on a size.
+            // The cost of these calls depends on a size.
             "cuMemHostAlloc"
             | "cuMemFreeHost"
             | "cuMemHostRegister"
@@ -236,12 +238,12 @@ impl Clock {
         self.advance_host(nanos(cost));
     }
 
-    /// Moves the host's clock on by what a new primary context costs.
+    /// Advances the host's clock by the cost of a new primary context.
     pub(crate) fn created_context(&mut self) {
         self.advance_host(nanos(self.profile.context_create));
     }
 
-    /// Moves the host's clock on by what a successful call costs for `bytes` bytes.
+    /// Advances the host's clock by the cost of a successful call for `bytes` bytes.
     pub(crate) fn sized(&mut self, call: SizedCall, bytes: u64) {
         let profile = &self.profile;
         let several = |curve: &Curve, mappings: u64, percent: u32| match mappings {
@@ -274,7 +276,7 @@ impl Clock {
         self.streams.get(&stream).copied().unwrap_or(0)
     }
 
-    /// End of the operation at `point`, which has run.
+    /// End of the operation at `point`. The operation has run.
     pub(crate) fn point(&self, point: Point) -> u64 {
         self.points.get(&point.sequence).copied().unwrap_or_else(|| self.stream(point.stream))
     }
@@ -286,7 +288,7 @@ impl Clock {
         }
     }
 
-    /// An operation ends at `end`.
+    /// Records that an operation ends at `end`.
     fn ended(&mut self, charge: &Charge, end: u64) {
         let last = self.streams.entry(charge.point.stream).or_default();
         *last = (*last).max(end);
@@ -299,7 +301,7 @@ impl Clock {
         }
     }
 
-    /// The operation of all that have run which is ready first: its stream, and when.
+    /// Of the operations that ran, the one that was ready first: its stream, and the time.
     fn first_ready(&self) -> Option<(u64, u64)> {
         let heads = self.untold.values().filter_map(VecDeque::front);
         let ready = heads.filter_map(|head| Some((self.ready_at(head)?, head.point)));
@@ -307,8 +309,8 @@ impl Clock {
         Some((first.1.stream, first.0))
     }
 
-    /// When the operation can begin: its call is over, and so is all that it is ordered after. None
-    /// while the time of some of that is not told.
+    /// The time at which the operation is ready: its call is over, and so is everything ordered
+    /// before it. `None` while one of these times is not computed.
     fn ready_at(&self, charge: &Charge) -> Option<u64> {
         let next = |stream| self.untold.get(&stream).and_then(VecDeque::front);
         let is_told = |point: Point| {
@@ -363,7 +365,7 @@ impl Clock {
             }
             Demand::Down(bytes) => time.place_down(profile, ready, profile.htod.nanos(bytes)),
             Demand::Up(bytes) => time.place_up(profile, ready, profile.dtoh.nanos(bytes)),
-            // The bytes were on their way while the host staged them.
+            // The bytes were already on their way while the host staged them.
             Demand::Staged => time.place_down(profile, ready, 0),
             Demand::Fetch(bytes) => {
                 let wires = profile.dtoh.nanos(bytes);
@@ -400,7 +402,7 @@ impl Clock {
 }
 
 impl DeviceTime {
-    /// End of a copy to the device that is ready at `ready` and takes the wires for `transfer`.
+    /// End of a copy to the device that is ready at `ready` and uses the wires for `transfer`.
     fn place_down(&mut self, profile: &Profile, ready: u64, transfer: u64) -> u64 {
         let copy = link_copy(profile, profile.htod_setup, transfer);
         let percent = profile.duplex_percent;
@@ -408,7 +410,7 @@ impl DeviceTime {
         self.down.place(ready, copy, beside)
     }
 
-    /// Likewise of a copy to the host.
+    /// End of a copy to the host, with the same arguments.
     fn place_up(&mut self, profile: &Profile, ready: u64, transfer: u64) -> u64 {
         let copy = link_copy(profile, profile.dtoh_setup, transfer);
         let percent = profile.duplex_percent;
@@ -439,7 +441,7 @@ impl DeviceTime {
 }
 
 fn link_copy(profile: &Profile, setup: Duration, transfer: u64) -> LinkCopy {
-    // It is a part of the set-up, whatever the profile says.
+    // The shared part belongs to the set-up, so it cannot be longer.
     let shared = nanos(profile.shared_setup.min(setup));
     LinkCopy { setup: nanos(setup), shared, transfer }
 }
@@ -477,7 +479,7 @@ impl Demand {
 }
 
 impl Machine {
-    /// What the operation, which is about to run, asks of the device.
+    /// The demand of an operation that is about to run.
     pub(crate) fn charge(&mut self, (device, stream): (u32, u64), operation: &Operation) -> Charge {
         self.memory.traffic.take();
         let order = self.streams.get(&stream).map(|stream| stream.order);
@@ -492,7 +494,7 @@ impl Machine {
         }
     }
 
-    /// The operation has run. When, is told when somebody asks.
+    /// Records that the operation has run. Its time is computed on demand.
     pub(crate) fn charged(&mut self, mut charge: Charge) {
         if let Demand::Kernel(traffic) = &mut charge.demand {
             *traffic = self.memory.traffic.take();
@@ -504,8 +506,8 @@ impl Machine {
         }
     }
 
-    /// Tells the time of every operation that has run: always of the one next that is ready first, as
-    /// hardware takes them up, since the scheduler runs them in an order of its own.
+    /// Computes the times of all operations that have run, always of the operation that was ready
+    /// first. Hardware uses that order; the scheduler runs operations in another one.
     pub(crate) fn tell_time(&mut self) {
         while let Some((stream, ready)) = self.clock.first_ready() {
             let clock = &mut self.clock;
@@ -528,7 +530,7 @@ impl Machine {
         }
     }
 
-    /// The host has waited for the goal.
+    /// Records that the host has waited for the goal.
     pub(crate) fn waited_for(&mut self, goal: Goal) {
         self.tell_time();
         let clock = &mut self.clock;
@@ -543,7 +545,7 @@ impl Machine {
         }
     }
 
-    /// A query, which waits for nothing, has told the host that the goal is reached.
+    /// Records that a query, which does not wait, has shown the goal to be reached.
     pub(crate) fn seen(&mut self, goal: Goal) {
         self.tell_time();
         let clock = &mut self.clock;

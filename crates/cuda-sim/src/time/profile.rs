@@ -1,25 +1,25 @@
-//! What a machine's operations and calls cost: the numbers of the cost model.
+//! The costs of a machine's operations and calls: the parameters of the cost model.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::values::{Curve, Rate, Value};
 
-/// Defines the profile and its keys in one place, so that none of them is forgotten in a file.
+/// Defines the profile and its keys in one place, so that parsing and printing cover every field.
 macro_rules! profile {
     ($($(#[$doc:meta])* $key:ident: $type:ty,)*) => {
-        /// What the operations and calls of a machine cost.
+        /// The costs of the operations and calls of a machine.
         ///
-        /// [`Profile::h100`] and [`Profile::h200_pair`] are of measured machines; others are read from a
-        /// small text with [`Profile::parse`]. What a comment calls an estimate was not measured on its
-        /// own.
+        /// [`Profile::h100`] and [`Profile::h200_pair`] describe measured machines.
+        /// [`Profile::parse`] reads others from a short text. A value marked "An estimate" was not
+        /// measured by itself.
         #[derive(Clone, Debug, Eq, PartialEq)]
         pub struct Profile {
             $($(#[$doc])* pub $key: $type,)*
         }
 
         impl Profile {
-            /// Takes `text` as the value of `key`.
+            /// Sets `key` from `text`.
             fn set(&mut self, key: &str, text: &str) -> Result<(), Refusal> {
                 match key {
                     $(stringify!($key) => {
@@ -31,7 +31,7 @@ macro_rules! profile {
             }
         }
 
-        /// The text that [`Profile::parse`] reads back.
+        /// The text that [`Profile::parse`] reads.
         impl fmt::Display for Profile {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 $(
@@ -49,45 +49,46 @@ profile! {
     /// Name of the device, as in `H100`.
     name: String,
 
-    /// Link from pinned host memory to a device, by copy engine.
+    /// Rate of the link from pinned host memory to a device, for one copy engine.
     htod: Rate,
-    /// Link from a device to pinned host memory, by copy engine.
+    /// Rate of the link from a device to pinned host memory, for one copy engine.
     dtoh: Rate,
     /// Copies to and from pageable host memory, staging included.
     pageable: Rate,
-    /// Copy engines of a device for each direction of the link, which they share.
+    /// Number of copy engines of a device for each direction of the link. They share the link.
     copy_engines: u32,
-    /// What a copy engine takes for each copy to a device, beside the bytes.
+    /// Time of a copy engine for each copy to a device, besides the bytes.
     htod_setup: Duration,
-    /// What a copy engine takes for each copy to the host, beside the bytes.
+    /// Time of a copy engine for each copy to the host, besides the bytes.
     dtoh_setup: Duration,
-    /// The part of each set-up that copies in both directions take one after the other. It is seen
+    /// The part of each set-up that copies in both directions take one after the other. It matters
     /// when small copies go both ways at once. An estimate.
     shared_setup: Duration,
-    /// A copy over the link, while another that came before it goes the other way: its time, in
-    /// percent of its time alone. The one that came before is not slowed, so two long copies that
-    /// begin together end after 2 - 100 / this times what one takes.
+    /// The time of a copy over the link while an earlier copy goes the other way, in percent of its
+    /// time alone. The earlier copy is not slowed. So two long copies that start together end after
+    /// 2 - 100 / `duplex_percent` times the time of one.
     duplex_percent: u32,
-    /// Copies on one device: bytes copied, each of which is read and written.
+    /// Rate of copies within one device: bytes copied, each read and written once.
     dtod: Rate,
-    /// What each copy or fill on one device takes beside its bytes. An estimate.
+    /// Time of each copy or fill within one device, besides its bytes. An estimate.
     dtod_setup: Duration,
-    /// What each copy of a batch takes on its engine beside its bytes.
+    /// Time of each copy of a batch on its engine, besides its bytes.
     batch_setup: Duration,
     /// Copies between two devices, by size.
     peer: Curve,
 
-    /// Device memory that kernels read.
+    /// Rate of device memory that kernels read.
     kernel_load: Rate,
-    /// Device memory that kernels write.
+    /// Rate of device memory that kernels write.
     kernel_store: Rate,
-    /// Device memory that fills write.
+    /// Rate of device memory that fills write.
     fill: Rate,
-    /// Pinned host memory that kernels read.
+    /// Rate of pinned host memory that kernels read.
     kernel_host_load: Rate,
-    /// Pinned host memory that kernels write.
+    /// Rate of pinned host memory that kernels write.
     kernel_host_store: Rate,
-    /// What each kernel takes beside its bytes, and so the least that one takes. An estimate.
+    /// Time of each kernel besides its bytes, and therefore the shortest time of a kernel. An
+    /// estimate.
     kernel_overhead: Duration,
 
     /// Call that launches a kernel. An estimate.
@@ -98,31 +99,33 @@ profile! {
     htod_call: Duration,
     /// Call that enqueues a copy to the host. An estimate.
     dtoh_call: Duration,
-    /// Call that enqueues a copy on one device, which is nearly a launch. An estimate.
+    /// Call that enqueues a copy within one device. It costs nearly as much as a launch. An
+    /// estimate.
     dtod_call: Duration,
-    /// Call that enqueues a fill, likewise. An estimate.
+    /// Call that enqueues a fill. It costs nearly as much as a launch. An estimate.
     fill_call: Duration,
     /// Call that records an event.
     event_record_call: Duration,
     /// Call that queries an event or a stream.
     query_call: Duration,
-    /// Calls that ask for or bind a context. An estimate.
+    /// Calls that query or set a context. An estimate.
     context_call: Duration,
     /// Any other call. An estimate.
     other_call: Duration,
-    /// From the end of a call that enqueues until an idle device begins. An estimate.
+    /// From the end of an enqueuing call until an idle device starts. An estimate.
     start_latency: Duration,
-    /// Likewise for a kernel, which takes longer to begin; behind other work it is not seen.
+    /// From the end of a launch until an idle device starts the kernel, which takes longer. Hidden
+    /// behind other work.
     kernel_start_latency: Duration,
-    /// From the end of what an event of another stream stands for until a stream that waits for the
-    /// event goes on. An event that was over for longer costs nothing. An estimate.
+    /// From the completion of another stream's event until the waiting stream continues. An event
+    /// that completed earlier costs nothing. An estimate.
     event_wait_latency: Duration,
-    /// From the end of what the host waits for until it goes on. An estimate.
+    /// From the end of the awaited work until the host continues. An estimate.
     wait_latency: Duration,
 
     /// Reserving addresses.
     reserve: Duration,
-    /// Giving a reservation back. An estimate.
+    /// Freeing a reservation. An estimate.
     address_free: Duration,
     /// Creating physical memory, by size.
     create: Curve,
@@ -134,23 +137,23 @@ profile! {
     unmap: Curve,
     /// Releasing physical memory, by size.
     release: Curve,
-    /// Giving access to several mappings in one call, in percent of as many calls.
+    /// Giving access to several mappings in one call, in percent of the cost of single calls.
     set_access_many_percent: u32,
-    /// Unmapping several mappings in one call, in percent of as many calls.
+    /// Unmapping several mappings in one call, in percent of the cost of single calls.
     unmap_many_percent: u32,
 
     /// Allocating pinned host memory, by size.
     pinned_alloc: Curve,
     /// Freeing pinned host memory, by size. An estimate.
     pinned_free: Curve,
-    /// Registering memory of the program, in huge pages that were touched before, by size. Mapping and
-    /// touching them is no call of the driver: it takes about 33 ms for 256 MiB.
+    /// Registering memory of the program, in huge pages that were touched before, by size. Mapping
+    /// and touching them is not a driver call, and takes about 33 ms for 256 MiB.
     register: Curve,
-    /// Unregistering it, by size.
+    /// Unregistering registered memory, by size.
     unregister: Curve,
     /// Allocating device memory with `cuMemAlloc`. An estimate.
     device_alloc: Duration,
-    /// Freeing it. An estimate.
+    /// Freeing device memory with `cuMemFree`. An estimate.
     device_free: Duration,
     /// Creating a device's primary context. An estimate.
     context_create: Duration,
@@ -172,18 +175,20 @@ fn curve(points: &[(u64, u64)]) -> Curve {
 impl Profile {
     /// One H100 80GB HBM3 on PCIe Gen5 x16, driver 580.
     ///
-    /// The cost of a copy over the link beside its bytes, 2.55 µs, is what fits loops of 2,048 copies
-    /// of 4 KiB to 2 MiB to the device; to the host it is 2.05 µs. Of a batch of as many it is 0.42 µs a copy
-    /// (to the device only from 32 KiB up: batches of smaller blocks go slower there). What kernels take to begin, the rate of
-    /// fills, and what the two directions of the link cost each other were measured on a second host.
+    /// A copy over the link costs 2.55 µs to the device and 2.05 µs to the host besides its bytes.
+    /// These values fit loops of 2,048 copies of 4 KiB to 2 MiB. In a batch of as many copies the
+    /// cost is 0.42 µs a copy (to the device only from 32 KiB up: batches of smaller blocks are
+    /// slower there). The start of kernels, the rate of fills, and the mutual slowdown of the
+    /// link's directions were measured on a second host.
     ///
-    /// Four estimates are from programs of several parts, here and on an H200: `shared_setup` is half of
-    /// what a copy of 16 KiB each way takes in a loop (3.6 µs), `dtod_call` what a copy of 1 MiB takes in a
-    /// loop of 100, `fill_call` what a fill of 16 MiB and a wait take beside all else, and
-    /// `event_wait_latency` half of what rounds over two streams took beside their copies (5 to 13 µs).
+    /// Four estimates come from programs of several parts, here and on an H200. `shared_setup` is
+    /// half of the time of a copy of 16 KiB each way in a loop (3.6 µs). `dtod_call` is the time of
+    /// a copy of 1 MiB in a loop of 100. `fill_call` is the time of a fill of 16 MiB and a wait,
+    /// without the other known parts. `event_wait_latency` is half of the time that rounds over two
+    /// streams took besides their copies (5 to 13 µs).
     ///
-    /// The rates of kernels are those of a reader (3.09 TB/s) and of a transfer
-    /// that reads and writes (2.84 TB/s in all).
+    /// The rates of kernels are those of a reading kernel (3.09 TB/s) and of a transfer that reads
+    /// and writes (2.84 TB/s in all).
     #[must_use]
     pub fn h100() -> Self {
         let micros = |tenths: u64| Duration::from_nanos(tenths * 100);
@@ -249,8 +254,8 @@ impl Profile {
     /// Two H200s of one host, joined by 18 NVLinks.
     ///
     /// The link to the host and copies between the two were measured. Rates of device memory are
-    /// those of the H100 times 4.8 to 3.35, the ratio of the two data sheets: an estimate. All else is
-    /// as on the H100.
+    /// the H100's times 4.8 / 3.35, the ratio of the two data sheets: an estimate. All other values
+    /// are the H100's.
     #[must_use]
     pub fn h200_pair() -> Self {
         Self {
@@ -266,12 +271,12 @@ impl Profile {
 
     /// Reads a profile from lines of `key = value`.
     ///
-    /// The keys are the names of the fields. A first line `base = h100` or `base = h200` says where
-    /// keys that the text leaves out come from; without it that is [`Profile::h100`]. Empty lines,
-    /// and what follows a `#`, are nothing. What [`Display`](fmt::Display) writes is read back.
+    /// The keys are the names of the fields. A first line `base = h100` or `base = h200` chooses
+    /// the values of omitted keys; without it they come from [`Profile::h100`]. Empty lines, and
+    /// text after a `#`, are ignored. The output of [`Display`](fmt::Display) can be parsed.
     ///
     /// # Errors
-    /// [`ProfileError`] with the line of the first fault.
+    /// [`ProfileError`] with the line of the first error.
     ///
     /// # Examples
     /// ```
@@ -338,7 +343,7 @@ fn pair_peer() -> Curve {
     ])
 }
 
-/// Why a value was not taken.
+/// The reason why a value was refused.
 enum Refusal {
     Key,
     Value { form: &'static str },
@@ -354,17 +359,17 @@ impl Refusal {
     }
 }
 
-/// Why a text is no profile.
+/// The reason why a text is not a profile.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// A line has no equals sign.
+    /// The line has no equals sign.
     #[error("line {line}: expected `key = value`")]
     NoValue {
         /// The line, counted from 1.
         line: usize,
     },
-    /// A key that profiles do not have.
+    /// The key is unknown.
     #[error("line {line}: unknown key `{key}`")]
     UnknownKey {
         /// The line, counted from 1.
@@ -372,7 +377,7 @@ pub enum ProfileError {
         /// The key.
         key: String,
     },
-    /// A key that an earlier line has.
+    /// The key was already given on an earlier line.
     #[error("line {line}: `{key}` is given a second time")]
     Twice {
         /// The line, counted from 1.
@@ -380,7 +385,7 @@ pub enum ProfileError {
         /// The key.
         key: String,
     },
-    /// The base is no built-in profile, or comes after other keys.
+    /// The base is not a built-in profile, or comes after other keys.
     #[error("line {line}: `base` takes h100 or h200 and comes first, found `{found}`")]
     Base {
         /// The line, counted from 1.
@@ -388,7 +393,7 @@ pub enum ProfileError {
         /// The text.
         found: String,
     },
-    /// A value of another form than its key takes.
+    /// The value does not have the form that its key takes.
     #[error("line {line}: `{key}` takes {form}, not `{found}`")]
     Value {
         /// The line, counted from 1.
@@ -397,7 +402,7 @@ pub enum ProfileError {
         key: String,
         /// The text.
         found: String,
-        /// What the key takes.
+        /// The form that the key takes.
         form: &'static str,
     },
 }

@@ -1,11 +1,11 @@
-//! Bytes that kernels move, counted while they run.
+//! Counts the bytes that kernels move, while they run.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::host_memory::HOST_END;
 
-/// Counters that threads share out among themselves. A reference may load on several threads, for
-/// each of which a counter of its own is several times faster than one for all.
+/// Number of counters that threads share. A reference may load on several threads; separate
+/// counters are then several times faster than a single one.
 pub(crate) const SHARDS: usize = 16;
 
 /// Bytes that one kernel moved.
@@ -17,7 +17,7 @@ pub(crate) struct Traffic {
     pub(crate) host_stored: u64,
 }
 
-/// Counts the bytes that the kernel which runs now moves.
+/// Counts the bytes that the running kernel moves.
 #[derive(Debug, Default)]
 pub(crate) struct TrafficCounter {
     loads: [Shard; SHARDS],
@@ -25,7 +25,7 @@ pub(crate) struct TrafficCounter {
     host_stored: u64,
 }
 
-/// Alone on its cache lines.
+/// A counter on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
@@ -62,7 +62,7 @@ impl TrafficCounter {
         }
     }
 
-    /// What was counted since the last call.
+    /// The counts since the last call.
     pub(crate) fn take(&mut self) -> Traffic {
         let mut traffic = Traffic {
             stored: std::mem::take(&mut self.stored),

@@ -1,30 +1,30 @@
-//! The values of a profile: times, rates, and times that depend on a size; as text and back.
+//! The values of a profile: times, rates, and times that depend on a size; printed and parsed.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How many bytes pass in a second.
+/// A rate in bytes per second.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Rate {
     mb_per_s: u64,
 }
 
 impl Rate {
-    /// A rate in millions of bytes a second; 0 is taken as 1.
+    /// A rate in millions of bytes per second; 0 counts as 1.
     #[must_use]
     pub const fn mb_per_s(mb_per_s: u64) -> Self {
         Self { mb_per_s: if mb_per_s == 0 { 1 } else { mb_per_s } }
     }
 
-    /// How long `bytes` bytes take.
+    /// The time for `bytes` bytes.
     #[must_use]
     pub fn time(self, bytes: u64) -> Duration {
         Duration::from_nanos(self.nanos(bytes))
     }
 
-    /// How long `bytes` bytes take, in nanoseconds.
+    /// The time for `bytes` bytes, in nanoseconds.
     pub(crate) fn nanos(self, bytes: u64) -> u64 {
-        // A million bytes a second is a byte a microsecond.
+        // A million bytes per second is one byte per microsecond.
         let nanos = u128::from(bytes) * 1000 / u128::from(self.mb_per_s);
         u64::try_from(nanos).unwrap_or(u64::MAX)
     }
@@ -36,18 +36,19 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A time that depends on a size: measured points, and straight lines through neighbours.
+/// A time that depends on a size: measured points, and straight lines between neighbours.
 ///
-/// Below the first point and above the last the line through the two nearest goes on, never below
-/// zero. With one point the time is the same for every size, without any it is zero.
+/// Outside the points, the line through the two nearest continues, but not below zero. With a
+/// single point the time is the same for every size. Without points it is zero.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Curve {
-    /// Sizes in bytes, rising, and their times in nanoseconds.
+    /// Sizes in bytes, ascending, and their times in nanoseconds.
     points: Vec<(u64, u64)>,
 }
 
 impl Curve {
-    /// A curve through points of bytes and time, in any order; of two for one size the later holds.
+    /// A curve through points of bytes and time, in any order. If a size occurs twice, the later
+    /// point counts.
     #[must_use]
     pub fn new(points: &[(u64, Duration)]) -> Self {
         let mut sorted: Vec<(u64, u64)> = Vec::with_capacity(points.len());
@@ -94,23 +95,23 @@ impl fmt::Display for Curve {
     }
 }
 
-/// A time in nanoseconds; the longest that fits for longer ones.
+/// A time in nanoseconds, capped at the largest value that fits.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What can stand behind the equals sign.
+/// The types of values after the equals sign.
 pub(super) trait Value {
-    /// What it looks like, for errors.
+    /// The form of the value, for errors.
     const FORM: &'static str;
 
-    /// Takes the value of a text, or leaves all as it was and answers false.
+    /// Parses the value; returns false and changes nothing if the text has another form.
     fn read(&mut self, text: &str) -> bool;
 
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-/// `text` = `number unit`, in thousandths of `unit`'s factor: exact, and refused where it is not.
+/// Parses `number unit` in thousandths of `unit`'s factor. Refuses what is not exact.
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || "._".contains(c)))?;

@@ -1,4 +1,4 @@
-//! A machine with a bound context, and the calls that tests make most, without their ceremony.
+//! A machine with a bound context, and short forms of the calls that tests use most.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -13,7 +13,7 @@ use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 /// The default page size.
 pub const PAGE: u64 = 2 << 20;
 
-/// PTX with the entries that [`REFERENCES`] give meaning to, and one that has none.
+/// PTX with the entries that [`REFERENCES`] implement, and one entry without a reference.
 pub const PTX: &str = "
 .version 8.0
 .target sm_80
@@ -43,7 +43,7 @@ pub const REFERENCES: &[KernelReference] = &[
     },
 ];
 
-/// A machine of `config` with device 0's context bound here.
+/// A machine of `config` with device 0's context bound on this thread.
 pub fn machine(config: SimConfig) -> SimDriver {
     let sim = SimDriver::new(config).unwrap();
     sim.register_kernels(REFERENCES);
@@ -51,13 +51,13 @@ pub fn machine(config: SimConfig) -> SimDriver {
     sim
 }
 
-/// A machine of this seed. What a device may do with unordered work is much of what is tested, so
-/// races are findings, and never end a test.
+/// A machine with this seed. Many tests check how a device may order unordered work, so races are
+/// findings and do not end the test.
 pub fn seeded(seed: u64) -> SimDriver {
     machine(SimConfig { seed, races: RaceCheck::Report, ..SimConfig::default() })
 }
 
-/// A machine at `pace`, whatever pace the suite runs at.
+/// A machine at `pace`, regardless of the suite's pace.
 pub fn paced(pace: Pace, seed: u64) -> SimDriver {
     machine(SimConfig { seed, pace, races: RaceCheck::Report, ..SimConfig::default() })
 }
@@ -70,7 +70,7 @@ pub fn bind(sim: &SimDriver, device: i32) -> u64 {
 }
 
 pub fn set_current(sim: &SimDriver, context: u64) -> DriverResult<()> {
-    // SAFETY: the simulated driver looks handles up; it follows none.
+    // SAFETY: the simulated driver looks up handles, and dereferences none.
     unsafe { sim.ctx_set_current(context) }
 }
 
@@ -82,7 +82,7 @@ pub fn prop(device: i32) -> AllocationProp {
     AllocationProp::on(device)
 }
 
-/// Kernel `name` of a module of its own.
+/// Kernel `name` in a new module.
 pub fn kernel(sim: &SimDriver, name: &str) -> u64 {
     let module = sim.module_load_data(PTX, &mut String::new()).unwrap();
     // SAFETY: the module was loaded just now.
@@ -90,8 +90,8 @@ pub fn kernel(sim: &SimDriver, name: &str) -> u64 {
 }
 
 pub fn launch(sim: &SimDriver, function: u64, args: &KernelArgs, stream: u64) -> DriverResult<()> {
-    // SAFETY: the references check number and size of their arguments and every access; tests pass
-    // only addresses of device memory and of pinned memory that no reference names.
+    // SAFETY: the references check the number and sizes of their arguments and every access. Tests
+    // pass only addresses of device memory, and of pinned memory to which no Rust reference exists.
     unsafe { sim.launch_kernel(function, &LaunchConfig::linear(1, 32), args, stream) }
 }
 
@@ -112,7 +112,7 @@ pub fn pinned(sim: &SimDriver, bytes: u64) -> u64 {
 
 /// Writes live pinned memory from the host.
 pub fn host_write(host: u64, data: &[u8]) {
-    // SAFETY: tests pass ranges of live pinned memory, which no reference names.
+    // SAFETY: tests pass ranges of live pinned memory, to which no Rust reference exists.
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), host as *mut u8, data.len()) };
 }
 
@@ -130,7 +130,7 @@ pub fn upload_async(
     bytes: u64,
     stream: u64,
 ) -> DriverResult<()> {
-    // SAFETY: tests pass host ranges that are alive until the copy has run.
+    // SAFETY: tests pass host ranges that stay alive until the copy has run.
     unsafe { sim.memcpy_htod_async(to, host, bytes, stream) }
 }
 
@@ -147,7 +147,7 @@ pub fn download(sim: &SimDriver, from: u64, bytes: usize, stream: u64) -> Driver
 }
 
 pub fn copy(sim: &SimDriver, to: u64, from: u64, bytes: u64, stream: u64) -> DriverResult<()> {
-    // SAFETY: device addresses only; a wrong one is answered with an error.
+    // SAFETY: only device addresses; a wrong one gives an error.
     unsafe { sim.memcpy_dtod_async(to, from, bytes, stream) }
 }
 
@@ -177,7 +177,7 @@ pub fn query(sim: &SimDriver, event: u64) -> DriverResult<bool> {
 }
 
 pub fn free(sim: &SimDriver, address: u64) -> DriverResult<()> {
-    // SAFETY: addresses are looked up, and nothing on the host refers to device memory.
+    // SAFETY: addresses are looked up, and the host holds no reference to device memory.
     unsafe { sim.mem_free(address) }
 }
 
@@ -191,7 +191,7 @@ pub fn reserve(sim: &SimDriver, pages: u64) -> u64 {
     sim.mem_address_reserve(pages * PAGE, 0, 0).unwrap()
 }
 
-/// `mem_map`, of any handle.
+/// `mem_map`, for any handle.
 pub fn map(
     sim: &SimDriver,
     address: u64,
@@ -203,13 +203,13 @@ pub fn map(
     unsafe { sim.mem_map(address, bytes, offset, handle) }
 }
 
-/// `mem_release`, of any handle.
+/// `mem_release`, for any handle.
 pub fn release(sim: &SimDriver, handle: u64) -> DriverResult<()> {
     // SAFETY: handles are looked up.
     unsafe { sim.mem_release(handle) }
 }
 
-/// A page of device 0 mapped at `address`, with access for device 0; its handle.
+/// Maps a page of device 0 at `address`, with access for device 0. Returns its handle.
 pub fn map_page(sim: &SimDriver, address: u64) -> u64 {
     let handle = sim.mem_create(PAGE, prop(0)).unwrap();
     map(sim, address, PAGE, 0, handle).unwrap();

@@ -1,4 +1,4 @@
-//! Holds what the detector says against what the oracle says.
+//! Compares the detector's reports with the oracle.
 
 use std::fmt;
 
@@ -11,39 +11,39 @@ use super::program::Program;
 /// All paces.
 pub const PACES: [Pace; 4] = [Pace::Random, Pace::Slowest, Pace::Fastest, Pace::OneBehind];
 
-/// What the two agree on.
+/// The result on which both agree.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Verdict {
-    /// Whether there is a pair of conflicting accesses in no order.
+    /// Whether there is a pair of conflicting unordered accesses.
     pub is_racy: bool,
 }
 
-/// Where the two disagree.
+/// A disagreement.
 #[derive(Clone, Debug)]
 pub enum Wrong {
-    /// A race was reported that is none.
+    /// A reported race that is not a race.
     False(String),
-    /// A race was not reported.
+    /// A race that was not reported.
     Missed(String),
-    /// Something else went wrong.
+    /// Another failure.
     Other(String),
 }
 
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::False(what) => write!(f, "reported, and ordered: {what}"),
+            Self::False(what) => write!(f, "reported although ordered: {what}"),
             Self::Missed(what) => write!(f, "not reported: {what}"),
             Self::Other(what) => f.write_str(what),
         }
     }
 }
 
-/// Runs a program at one pace and compares.
+/// Runs a program at one pace and compares the results.
 pub fn check(program: &Program, seed: u64, pace: Pace) -> Result<Verdict, Wrong> {
     let run = machine::run(program, seed, pace).map_err(Wrong::Other)?;
     let oracle = Oracle::of(program, run.lines, &run.answers)
-        .map_err(|_| Wrong::Other("the program calls what is not there".to_owned()))?;
+        .map_err(|_| Wrong::Other("the program uses an object that does not exist".to_owned()))?;
     let pairs: Vec<(&Access, &Access)> = oracle.pairs().collect();
     let mut explained = Vec::new();
     for race in &run.races {
@@ -63,10 +63,11 @@ pub fn check(program: &Program, seed: u64, pace: Pace) -> Result<Verdict, Wrong>
     Ok(Verdict { is_racy: is_racy || run.is_lost })
 }
 
-/// Whether a side of a race with `other` may be of this access.
+/// Whether a side of a race with `other` may be this access.
 fn is_of(access: &Access, side: &RaceAccess, other: &RaceAccess) -> bool {
     let is_bytes = matches!(access.resource, Resource::Bytes(_));
-    // What the operation did by the pages that begin or end is told, where it is known.
+    // If the pages that begin or end are known, the report tells what the operation did through
+    // them.
     let is_of_pages = matches!(other.used, RaceUse::Map | RaceUse::End);
     let holds = is_of_pages && access.used == Use::Hold;
     access.sequence == side.sequence
@@ -75,13 +76,14 @@ fn is_of(access: &Access, side: &RaceAccess, other: &RaceAccess) -> bool {
             RaceUse::Write => access.used == Use::Write || holds,
             RaceUse::Map => access.used == Use::Map,
             RaceUse::End => access.used == Use::End,
-            // Of an operation that met no memory it is not told what it was about to do.
+            // For an operation that met no memory, the report does not say whether it was a read or
+            // a write.
             RaceUse::Use => access.used == Use::Hold || is_bytes && access.used != Use::End,
             _ => false,
         }
 }
 
-/// The pairs that a report may be of.
+/// The pairs that a report may describe.
 fn explain<'a>(
     oracle: &Oracle<'_>,
     program: &Program,
@@ -89,7 +91,7 @@ fn explain<'a>(
     race: &Race,
 ) -> Result<Vec<(&'a Access, &'a Access)>, Wrong> {
     if race.first.sequence >= race.second.sequence {
-        return Err(Wrong::Other(format!("the second was called first: {race}")));
+        return Err(Wrong::Other(format!("the second side was called first: {race}")));
     }
     let found: Vec<_> = pairs
         .iter()
@@ -115,15 +117,15 @@ fn explain<'a>(
         let access = if one.sequence == side.sequence { one } else { other };
         let line = program.lines[access.line].id;
         if side.site != place_of(line) {
-            return Err(Wrong::Other(format!("{side:?} is not of the place of line {line}")));
+            return Err(Wrong::Other(format!("{side:?} does not have the place of line {line}")));
         }
     }
     Ok(found)
 }
 
-/// Whether something was reported of all that pairs are about: of each byte, page and object.
+/// Checks that every byte, page and object with a pair has a report.
 fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> Result<(), Wrong> {
-    // What its memory ended for may have touched other memory, or been refused.
+    // An access whose memory has ended may have touched other memory, or may have been refused.
     let is_sure = |access: &Access| {
         !access.is_late
             && !pairs.iter().any(|(one, other)| {
@@ -133,7 +135,8 @@ fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> R
                         || other.sequence == access.sequence && is_end(one))
             })
     };
-    // Of the pairs of two places one is told: of the nodes of a graph, and of what each side did.
+    // Of several pairs at the same two places, only one is reported: the nodes of a graph, and
+    // different uses by one side.
     let is_alike = |a: &Access, b: &Access| a.line == b.line;
     let is_told = |(one, other): &&(&Access, &Access)| {
         explained.iter().any(|(a, b)| is_alike(a, one) && is_alike(b, other))
@@ -144,7 +147,7 @@ fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> R
         if is_bytes && !(is_sure(one) && is_sure(other)) {
             continue;
         }
-        // The end of a context is told of its streams, and not of the memory that they used last.
+        // The end of a context is reported for its streams, not for the memory that they used last.
         let is_context = |access: &Access| {
             access.line == other.line && matches!(access.resource, Resource::Context(_))
         };
@@ -164,7 +167,7 @@ fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> R
     Ok(())
 }
 
-/// Leaves lines out as long as the program fails all the same.
+/// Removes lines as long as the program still fails.
 pub fn shrink(program: &Program, fails: impl Fn(&Program) -> bool) -> Program {
     let mut program = program.clone();
     let mut step = program.lines.len() / 2;

@@ -1,5 +1,5 @@
-//! Random programs that are ordered by construction: where a step would conflict with an earlier one,
-//! in no order, steps that order the two are put in first, one of the ways that CUDA has.
+//! Random programs that are ordered by construction. If a step would conflict with an earlier
+//! unordered one, steps that order the two come first, by one of CUDA's means.
 
 use super::machine::LINES_MAX;
 use super::oracle::Oracle;
@@ -12,14 +12,14 @@ pub struct Random(u64);
 
 impl Random {
     pub fn new(seed: u64) -> Self {
-        // Neighbouring seeds are mixed apart (SplitMix64), and the state must not be zero.
+        // Mixing separates neighbouring seeds (SplitMix64). The state must not be zero.
         let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         Self((mixed ^ (mixed >> 31)) | 1)
     }
 
-    /// A number below `end`.
+    /// A random number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -36,10 +36,10 @@ impl Random {
     }
 }
 
-/// Most tries to order a step after all that it conflicts with.
+/// Maximum number of attempts to order a step after everything that conflicts with it.
 const EDGES_MAX: usize = 12;
 
-/// Lines that are left for the last step and its edges.
+/// Lines reserved for the last step and its edges.
 const LINES_LEFT: usize = 24;
 
 pub fn generate(seed: u64) -> Program {
@@ -109,7 +109,7 @@ fn push(program: &mut Program, step: Step, edge: Option<usize>) {
 }
 
 impl Generator {
-    /// Maps what can be mapped.
+    /// Maps everything that can be mapped.
     fn maps(&mut self, program: &mut Program) {
         let mut page = 0;
         while page < program.pages {
@@ -128,7 +128,7 @@ impl Generator {
         }
     }
 
-    /// Adds a step, after what orders it.
+    /// Adds a step, preceded by the edges that order it.
     fn add(&mut self, program: &mut Program) {
         let Some(step) = self.step(program) else { return };
         if self.order(program, &step) {
@@ -136,7 +136,7 @@ impl Generator {
         }
     }
 
-    /// Adds edges until a step that comes next conflicts with nothing; whether that came about.
+    /// Adds edges until the step conflicts with nothing. Returns whether that succeeded.
     fn order(&mut self, program: &mut Program, step: &Step) -> bool {
         for _ in 0..EDGES_MAX {
             if program.lines.len() + 8 > LINES_MAX {
@@ -163,8 +163,8 @@ impl Generator {
         false
     }
 
-    /// Puts in what orders the work of a stream, of which the line is one, before new work of another
-    /// stream, or before the host.
+    /// Adds an edge that orders a stream's work, of which one line is given, before new work of
+    /// another stream or before the host.
     fn edge(&mut self, program: &mut Program, (from, line): (usize, usize), to: Option<usize>) {
         let edge = Some(self.edges);
         self.edges += 1;
@@ -190,7 +190,7 @@ impl Generator {
             0..40 => {
                 let event = self.event(program, device);
                 if self.random.percent(50) && program.events.len() < 24 {
-                    // Right behind the work, or somewhat later, by an event of its own.
+                    // Directly behind the work, or somewhat later, with an event of its own.
                     let event = program.events.len();
                     program.events.push(device);
                     let rest = program.lines.len() - line;
@@ -222,7 +222,7 @@ impl Generator {
         }
     }
 
-    /// Puts in what lets the host know that the work of a stream is over.
+    /// Adds an edge by which the host knows that the work of a stream is complete.
     fn host_edge(&mut self, program: &mut Program, from: usize, edge: Option<usize>) {
         let device = program.streams[from].device;
         let event = self.event(program, device);
@@ -236,7 +236,7 @@ impl Generator {
                 push(program, Step::Poll(What::Event(event)), edge);
             }
             4 if program.implicit_waits => {
-                // The wait inside of a free of something else.
+                // The implicit wait in a free of other memory.
                 let of = program.allocs.len();
                 if let Some(host) = self.spare(program, device) {
                     push(program, Step::FreeHost(host), edge);
@@ -248,7 +248,8 @@ impl Generator {
                 }
             }
             5 => {
-                // A copy to pageable memory, which the host waits for, of memory that nobody writes.
+                // A copy to pageable memory, which the host waits for. No operation writes the
+                // memory.
                 let of = program.allocs.len();
                 program.allocs.push(device);
                 let at = Span { place: Place::Alloc(of), start: 0, units: 4 };
@@ -261,7 +262,7 @@ impl Generator {
         }
     }
 
-    /// Pinned memory of a device that is there to be freed.
+    /// Pinned memory of a device that exists only to be freed.
     fn spare(&mut self, program: &mut Program, device: usize) -> Option<usize> {
         (self.random.percent(50) && program.pinned.len() < 6).then(|| {
             program.pinned.push((device, self.random.percent(50)));
@@ -269,11 +270,11 @@ impl Generator {
         })
     }
 
-    /// Puts a line between others.
+    /// Inserts a line between others.
     fn insert(&mut self, program: &mut Program, at: usize, step: Step, edge: Option<usize>) {
         let id = program.lines.len();
         program.lines.insert(at, Line { id, step, edge });
-        // The stream may have gone by then.
+        // The stream may have been destroyed by then.
         let count = program.lines.len();
         if Oracle::of(program, count, &[]).is_err() {
             let line = program.lines.remove(at);
@@ -287,7 +288,7 @@ impl Generator {
         self.random.of(&of)
     }
 
-    /// A range of `units` units, or of any number, that can be used now.
+    /// A range of `units` units, or of a random number of units, that can be used now.
     fn span(
         &mut self,
         program: &Program,
@@ -332,7 +333,7 @@ impl Generator {
     fn stream(&mut self, program: &Program, oracle: &Oracle<'_>) -> usize {
         let streams: Vec<usize> =
             (0..program.streams.len()).filter(|&stream| oracle.is_alive(stream)).collect();
-        // The default streams among them less often.
+        // Default streams are chosen less often.
         let users: Vec<usize> =
             streams.iter().copied().filter(|&stream| stream >= program.devices).collect();
         if users.is_empty() || self.random.percent(15) {
@@ -372,7 +373,7 @@ impl Generator {
             }
             58..66 if program.unit == 4 => {
                 let at = self.span(program, &oracle, Some(1), false)?;
-                // A few words, so that they meet.
+                // Few distinct words, so that accesses meet.
                 enqueue(Work::Atomic(Span { start: at.start / 8 * 8, ..at }))
                     .filter(|_| oracle.is_there(Span { start: at.start / 8 * 8, ..at }))
             }
@@ -399,7 +400,7 @@ impl Generator {
         }
     }
 
-    /// A graph of a device, whose nodes do not conflict: a new one, or one of those that there are.
+    /// A graph of a device whose nodes do not conflict: a new or an existing one.
     fn graph(
         &mut self,
         program: &mut Program,
@@ -415,7 +416,7 @@ impl Generator {
         let mut nodes: Vec<(Span, Span)> = Vec::new();
         for _ in 0..1 + self.random.below(3) {
             let (to, from) = self.two(program, oracle)?;
-            // By place, and not where aliases could meet.
+            // Two page joins count as meeting, because they may be aliases of the same bytes.
             let meets = |a: Span, b: Span| {
                 let is_join = |span: Span| matches!(span.place, Place::Join(_));
                 is_join(a) && is_join(b) || a.place == b.place && a.mask() & b.mask() != 0
@@ -430,7 +431,7 @@ impl Generator {
         Some(program.graphs.len() - 1)
     }
 
-    /// Orders that nobody needs.
+    /// Adds edges that are not needed.
     fn noise(&mut self, program: &Program, oracle: &Oracle<'_>, stream: usize) -> Option<Step> {
         let event = self.random.below(program.events.len());
         let of = program.events[event];
@@ -447,7 +448,7 @@ impl Generator {
         }
     }
 
-    /// Streams and memory that come and go.
+    /// Creates and ends streams and memory.
     fn change(
         &mut self,
         program: &mut Program,
@@ -500,7 +501,7 @@ impl Generator {
         Some(Step::SetAccess { page, pages })
     }
 
-    /// Ends modules and contexts, of some programs.
+    /// Ends modules and contexts, in some programs.
     fn close(&mut self, program: &mut Program) {
         for device in 0..program.devices {
             let uses_module = program.lines.iter().any(|line| match line.step {

@@ -12,7 +12,7 @@ use cuda_sim::{FindingKind, Pace, Race, RaceCheck, SimConfig, SimDriver};
 
 use super::program::{Kind, PAGE_BYTES, Place, Program, Span, Step, UNITS, What, Work};
 
-/// Queries of a poll before the host waits instead.
+/// Number of queries of a poll before the host waits instead.
 const POLLS: u32 = 4;
 
 const PTX: &str = "
@@ -40,7 +40,7 @@ const REFERENCES: &[KernelReference] = &[KernelReference {
     },
 }];
 
-/// Places of calls, each another one: a race is told once for each pair of them.
+/// Call sites, all different: a race is reported once for each pair of sites.
 #[rustfmt::skip]
 #[allow(clippy::redundant_closure, reason = "a function would be called from one place")]
 const PLACES: [fn() -> Entered; 128] = [
@@ -62,40 +62,40 @@ const PLACES: [fn() -> Entered; 128] = [
     || enter(), || enter(), || enter(), || enter(), || enter(), || enter(), || enter(), || enter(),
 ];
 
-/// Most lines of a program.
+/// Maximum number of lines of a program.
 pub const LINES_MAX: usize = PLACES.len();
 
-/// The place from which the line of this number makes its calls.
+/// The site from which the line of this number makes its calls.
 pub fn place_of(line: usize) -> Option<Site> {
     let _place = PLACES[line]();
     site::current()
 }
 
-/// What a function of the host does: it tells what it accesses.
+/// The accesses that a host function reports.
 struct Task {
     sim: SimDriver,
     accesses: Vec<HostAccess>,
 }
 
 unsafe extern "C" fn perform(data: *mut c_void) {
-    // SAFETY: the machine is told of a task that lives until after its last operation has run.
+    // SAFETY: the task outlives the machine's last operation.
     let task = unsafe { &*data.cast_const().cast::<Task>() };
     for &access in &task.accesses {
         task.sim.host_access(access);
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Run {
     pub races: Vec<Race>,
-    /// Of queries, in order.
+    /// The answers of queries, in order.
     pub answers: Vec<bool>,
-    /// Lines that were run; one less than there are where the machine was lost at the last of them.
+    /// Number of lines that were run. The last line is missing if the machine was lost there.
     pub lines: usize,
-    /// Whether the machine was lost, by an operation that met no memory.
+    /// Whether the machine was lost by an operation that met no memory.
     pub is_lost: bool,
-    /// What else was found.
+    /// Other findings.
     pub others: Vec<String>,
 }
 
@@ -107,7 +107,7 @@ struct Machine<'p> {
     current: usize,
     streams: Vec<u64>,
     events: Vec<u64>,
-    /// The edges of pages about which units lie.
+    /// The page edges around which the units lie.
     allocs: Vec<(u64, u64)>,
     pinned: Vec<(u64, u64)>,
     reservation: u64,
@@ -115,12 +115,12 @@ struct Machine<'p> {
     /// Each device's module and its kernels.
     modules: Vec<Option<(u64, u64, u64)>>,
     graphs: Vec<u64>,
-    #[allow(clippy::vec_box, reason = "their addresses are given away")]
+    #[allow(clippy::vec_box, reason = "the machine holds their addresses")]
     tasks: Vec<Box<Task>>,
     answers: Vec<bool>,
 }
 
-/// Runs a program on a machine of this seed and pace. An error is a call that was refused though the
+/// Runs a program on a machine with this seed and pace. Fails if a call was refused although the
 /// machine was not lost.
 pub fn run(program: &Program, seed: u64, pace: Pace) -> Result<Run, String> {
     let mut machine =
@@ -372,7 +372,7 @@ impl<'p> Machine<'p> {
             Step::Unmap { page, pages } => {
                 self.sim.mem_unmap(self.page(page), pages as u64 * PAGE_BYTES)
             }
-            // SAFETY: nothing on the host refers to the memory, here and below.
+            // SAFETY: the host holds no reference to the memory, here and below.
             Step::Free(index) => unsafe { self.sim.mem_free(self.allocs[index].0) },
             // SAFETY: as above.
             Step::FreeHost(index) => unsafe { self.sim.mem_free_host(self.pinned[index].0) },
@@ -388,7 +388,7 @@ impl<'p> Machine<'p> {
         }
     }
 
-    /// The handle of what is asked about. The default stream is the current context's.
+    /// The handle of a queried object. The default stream is the current context's.
     fn handle(&mut self, what: What) -> DriverResult<u64> {
         match what {
             What::Stream(stream) => {
@@ -456,8 +456,9 @@ impl<'p> Machine<'p> {
         let (_, copy, count) = self.modules[device].unwrap_or_default();
         let one = LaunchConfig::linear(1, 1);
         match work {
-            // SAFETY: handles are looked up, wrong addresses are answered with errors, pageable memory
-            // is used during the call only, and nothing on the host refers to pinned memory, here and below.
+            // SAFETY: handles are looked up, wrong addresses give errors, pageable memory is used
+            // only during the call, and the host holds no reference to pinned memory, here and
+            // below.
             Work::Fill(to) => unsafe {
                 sim.memset_d8_async(self.address(*to), 7, self.bytes(*to), stream)
             },
@@ -528,7 +529,8 @@ impl<'p> Machine<'p> {
         let task = Box::new(Task { sim: self.sim.clone(), accesses });
         let data = std::ptr::from_ref(&*task).expose_provenance() as u64;
         self.tasks.push(task);
-        // SAFETY: the task lives as long as this machine, whose operations all run before it goes.
+        // SAFETY: the task lives as long as this machine, and all operations run before the machine
+        // is dropped.
         unsafe { self.sim.launch_host_func(stream, perform, data) }
     }
 }

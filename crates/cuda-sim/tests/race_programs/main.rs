@@ -1,12 +1,12 @@
-//! Random programs against an oracle: what is ordered is never reported, and of what is not, something is
-//! reported, whatever order the device took.
+//! Random programs against an oracle. Ordered accesses are never reported, and unordered ones are,
+//! whatever order the device took.
 //!
-//! The guarantee, of programs whose operations all find their memory: each reported race is a pair of
-//! conflicting accesses that nothing orders, and each byte, page of addresses, module and context that
-//! such a pair is about has a report. Which pair that is may differ from schedule to schedule, where more
-//! than two accesses are in no order. A program that an operation without memory ends has a report.
+//! The guarantee for programs whose operations all find their memory: each reported race is a pair
+//! of conflicting accesses that nothing orders, and each byte, page of addresses, module and
+//! context with such a pair has a report. With more than two unordered accesses, the reported pair
+//! may depend on the schedule. A program that ends because an operation met no memory has a report.
 //!
-//! `KV_PROGRAMS` is how many programs are made (2,000 unless told), from seed `KV_SEED` (0) on.
+//! `KV_PROGRAMS` is the number of programs (2,000 by default), with seeds from `KV_SEED` (0) on.
 //! `cargo xtask races` runs 1,000,000.
 
 #![allow(
@@ -14,7 +14,7 @@
     unreachable_pub,
     reason = "a test fails by panicking, in its helpers too"
 )]
-#![allow(clippy::print_stdout, reason = "a long campaign tells its counts")]
+#![allow(clippy::print_stdout, reason = "a long campaign prints its counts")]
 
 mod check;
 mod generator;
@@ -34,26 +34,26 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
-/// Programs from which on they are shared out among the cores.
+/// Number of programs from which they are distributed over the cores.
 const SHARED_FROM: u64 = 10_000;
 
-/// Programs after which a long campaign tells how far it is.
+/// Number of programs after which a long campaign prints its progress.
 const TOLD_EVERY: u64 = 50_000;
 
-/// Failures that are shrunk and told.
+/// Number of failures that are shrunk and printed.
 const TOLD: u64 = 2;
 
 #[derive(Debug, Default)]
 struct Counts {
     programs: u64,
     runs: u64,
-    /// Programs with an edge removed: those that were reported, those that were ordered otherwise, and
-    /// those that were the one or the other as queries were answered.
+    /// Programs with one edge removed: reported ones, ones that are ordered otherwise, and ones
+    /// where that depends on the answers of queries.
     removed: u64,
     reported: u64,
     ordered: u64,
     answered: u64,
-    /// Programs with about half of their edges removed, of which some may still be ordered.
+    /// Programs with about half of their edges removed. Some may still be ordered.
     thinned: u64,
     false_alarms: u64,
     missed: u64,
@@ -78,7 +78,7 @@ impl Counts {
         self.others += other.others;
     }
 
-    /// Counts a failure, and tells the first ones.
+    /// Counts a failure, and prints the first ones.
     fn failed(&mut self, program: &Program, pace: Pace, wrong: &Wrong) {
         match wrong {
             Wrong::False(_) => self.false_alarms += 1,
@@ -97,7 +97,7 @@ impl Counts {
         }
     }
 
-    /// Runs a program at every pace; whether it has races, if that is the same at each.
+    /// Runs a program at every pace. Returns whether it has races, if all paces agree.
     fn run(&mut self, program: &Program) -> Option<bool> {
         let mut verdicts = Vec::new();
         for pace in PACES {
@@ -111,17 +111,17 @@ impl Counts {
         let other = verdicts.iter().find(|(_, verdict)| *verdict != first);
         match other {
             None => Some(first),
-            // What a query hears decides.
+            // The answers of queries decide.
             Some(_) if program.has_queries() => None,
             Some(&(pace, _)) => {
-                let what = "the same program has races at one pace, and none at another";
+                let what = "the same program has races at one pace and none at another";
                 self.failed(program, pace, &Wrong::Other(what.to_owned()));
                 None
             }
         }
     }
 
-    /// Leaves an edge out, or a part of it, and runs what is left.
+    /// Removes an edge, or a part of one, and runs the rest.
     fn remove(&mut self, program: &Program, random: &mut Random) {
         let edges = program.edges();
         if edges.is_empty() {
@@ -144,7 +144,7 @@ impl Counts {
         }
     }
 
-    /// Leaves about half of all edges out: many pairs in no order at once.
+    /// Removes about half of all edges, which leaves many unordered pairs at once.
     fn thin(&mut self, program: &Program, random: &mut Random) {
         let mut less = program.clone();
         less.lines.retain(|line| line.edge.is_none() || random.percent(50));
@@ -195,11 +195,12 @@ fn random_programs_are_told_apart_by_their_order() {
     println!("{counts:?}, {rate:.0} programs a second");
     assert_eq!(counts.programs, programs);
     assert_eq!(counts.failures(), 0);
-    // Programs that meet no corner show nothing about it.
+    // A campaign in which no program was reported or ordered proves nothing.
     assert!(programs < 400 || counts.reported > 0 && counts.ordered > 0);
 }
 
-/// What ended before an operation was called is no race: the program is wrong in every order.
+/// Memory that ended before an operation was called is not a race: the program is wrong in every
+/// order.
 #[test]
 fn an_operation_called_after_the_end_of_its_memory_is_no_race() {
     let mut program = (0..).map(generate).find(|program| program.devices == 1).unwrap();

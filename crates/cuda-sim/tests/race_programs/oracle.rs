@@ -1,12 +1,13 @@
-//! What orders what, by the rules of CUDA, as a graph: nobody's clocks, and nothing of the detector's.
+//! The order that CUDA guarantees, as a graph. It shares no clocks and no code with the detector.
 //!
-//! A node is a moment of the host or an operation of a stream. Edges lead from what must be over to
-//! what begins after it, and always to the newest node, so that the nodes before a node are known when it
-//! is made. Two accesses of which neither is before the other, and which conflict, are a pair.
+//! A node is a moment of the host or an operation of a stream. An edge leads from work that must be
+//! complete to work that starts after it. Edges always lead to the newest node, so all nodes
+//! ordered before a node are known when the node is made. Two conflicting accesses that are not
+//! ordered form a pair.
 
 use super::program::{Kind, Place, Program, Span, Step, UNITS, What, Work};
 
-/// Most nodes of a program.
+/// Maximum number of nodes of a program.
 const NODES_MAX: usize = 640;
 
 /// A set of nodes.
@@ -31,18 +32,18 @@ impl Set {
     }
 }
 
-/// What is done to a resource. Those of bytes are reads, writes and ends.
+/// The use of a resource. The uses of bytes are reads, writes and ends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Use {
     Read,
     Write,
-    /// It uses what the resource stands for.
+    /// Uses the object of the resource.
     Hold,
     Map,
     End,
 }
 
-/// What two can conflict over.
+/// A resource that two accesses can conflict over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Resource {
     /// Units of an object: an allocation, pinned memory or physical memory.
@@ -56,14 +57,14 @@ pub enum Resource {
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
     pub line: usize,
-    /// Number of the operation or call, as the machine counts them.
+    /// Number of the operation or call, in the machine's count.
     pub sequence: u64,
     pub used: Use,
     pub resource: Resource,
     pub mask: u64,
     pub is_strong: bool,
-    /// Whether it came about by another mapping than the one that was there at the call: it may
-    /// have happened, if the mapping ended before the operation ran.
+    /// Whether the access goes through a later mapping than the one at the call. It may have
+    /// happened, if the first mapping ended before the operation ran.
     pub is_late: bool,
     /// Stream of an operation.
     pub stream: Option<usize>,
@@ -83,18 +84,18 @@ impl Access {
     }
 }
 
-/// A program that calls what is not there, as only a shrunk one can.
+/// A program that uses an object that does not exist. Only a shrunk program can do so.
 #[derive(Clone, Copy, Debug)]
 pub struct Malformed;
 
-/// An operation's range, kept for mappings that come while it may not have run.
+/// An operation's range, kept for mappings made while the operation may not have run.
 #[derive(Clone, Copy, Debug)]
 struct Reach {
     access: Access,
     span: Span,
 }
 
-/// What there is of a program that has come so far.
+/// The state after the steps so far.
 #[derive(Clone, Debug)]
 pub struct Oracle<'p> {
     program: &'p Program,
@@ -104,12 +105,12 @@ pub struct Oracle<'p> {
     /// The last node of each stream, and whether it can be used.
     tails: Vec<Option<usize>>,
     alive: Vec<bool>,
-    /// What the last record of each event is.
+    /// The node of each event's last record.
     recorded: Vec<Option<usize>>,
     /// The last launch of each graph, and its stream.
     launched: Vec<Option<(usize, usize)>>,
-    /// Object that each page of addresses leads to, whether it has access, and how many pages the
-    /// mapping has that begins there.
+    /// The object that each page of addresses is mapped to, and whether it has access. For the
+    /// first page of a mapping, the number of its pages.
     mapped: Vec<Option<(usize, bool)>>,
     mappings: Vec<usize>,
     freed: Vec<bool>,
@@ -144,7 +145,7 @@ impl<'p> Oracle<'p> {
         }
     }
 
-    /// The whole of a program, of which the queries were answered so.
+    /// The oracle of a whole program with these answers to queries.
     pub fn of(program: &'p Program, lines: usize, answers: &[bool]) -> Result<Self, Malformed> {
         let mut oracle = Self::new(program);
         let mut answers = answers.iter();
@@ -168,12 +169,12 @@ impl<'p> Oracle<'p> {
         self.mapped[page].is_some()
     }
 
-    /// How many pages a mapping has that begins at this page.
+    /// Number of pages of the mapping that begins at this page.
     pub fn mapping_at(&self, page: usize) -> usize {
         self.mappings[page]
     }
 
-    /// Whether an operation may be given a range.
+    /// Whether an operation may use a range now.
     pub fn is_there(&self, span: Span) -> bool {
         match span.place {
             Place::Join(_) => span.pages().all(|(page, _)| {
@@ -217,7 +218,7 @@ impl<'p> Oracle<'p> {
         self.before[later].has(node)
     }
 
-    /// Whether neither is before the other.
+    /// Whether the two are unordered.
     pub fn is_pair(&self, one: &Access, other: &Access) -> bool {
         let (first, second) =
             if one.sequence <= other.sequence { (one, other) } else { (other, one) };
@@ -226,7 +227,7 @@ impl<'p> Oracle<'p> {
             && !self.is_before(first.node, second.node)
     }
 
-    /// What the accesses from `from` on conflict with, earlier ones, in no order.
+    /// The earlier unordered accesses that conflict with those from `from` on.
     pub fn clashes(&self, from: usize) -> Vec<Access> {
         let (old, new) = self.accesses.split_at(from);
         let clashes = |early: &&Access| new.iter().any(|late| self.is_pair(early, late));
@@ -241,7 +242,7 @@ impl<'p> Oracle<'p> {
         })
     }
 
-    /// The host goes on, after these nodes.
+    /// A new moment of the host, after these nodes.
     fn host_after(&mut self, nodes: impl IntoIterator<Item = usize>) -> Result<(), Malformed> {
         let host = self.host;
         self.host = self.node(std::iter::once(host).chain(nodes))?;
@@ -257,7 +258,7 @@ impl<'p> Oracle<'p> {
         self.tails_of(|stream| device.is_none_or(|of| self.program.streams[stream].device == of))
     }
 
-    /// What must be over before new work of a stream begins.
+    /// The nodes ordered before new work of a stream.
     fn before_stream(&self, stream: usize) -> Vec<usize> {
         let this = self.program.streams[stream];
         let mut nodes = self.tails_of(|other| {
@@ -276,7 +277,7 @@ impl<'p> Oracle<'p> {
         self.accesses.push(access);
     }
 
-    /// An access of the host's call that is made now.
+    /// Records an access in the host's current call.
     fn note_host(&mut self, line: usize, used: Use, resource: Resource, mask: u64) {
         let (node, sequence) = (self.host, self.sequence);
         self.note(Access {
@@ -292,7 +293,7 @@ impl<'p> Oracle<'p> {
         });
     }
 
-    /// An operation touches a range.
+    /// Records that an operation touches a range.
     fn touch(&mut self, access: Access, span: Span) -> Result<(), Malformed> {
         if !self.is_there(span) {
             return Err(Malformed);
@@ -312,7 +313,7 @@ impl<'p> Oracle<'p> {
         Ok(())
     }
 
-    /// An operation of a stream, and the ranges that it reads and writes.
+    /// Adds an operation of a stream, with the ranges that it reads and writes.
     fn enqueue(
         &mut self,
         line: usize,
@@ -397,13 +398,13 @@ impl<'p> Oracle<'p> {
         Ok(())
     }
 
-    /// The nodes of a graph begin after what is before the launch, among it the last launch of the
-    /// same graph, and in no order among themselves.
+    /// The nodes of a graph start after everything ordered before the launch, including the last
+    /// launch of the same graph. They are not ordered among themselves.
     fn graph(&mut self, line: usize, stream: usize, graph: usize) -> Result<(), Malformed> {
         let mut after = self.before_stream(stream);
         if let Some((last, of)) = self.launched[graph] {
             after.push(last);
-            // The machine counts the wait of one stream for another.
+            // The machine counts the wait of one stream for another as a call.
             self.sequence += u64::from(of != stream);
         }
         let mut nodes = Vec::new();
@@ -427,7 +428,8 @@ impl<'p> Oracle<'p> {
         }
     }
 
-    /// A call ends an object, after a wait for `device`, or for all, that may count or not.
+    /// A call ends an object, after a wait for `device` or for all devices, which may count as
+    /// order or not.
     fn end(&mut self, line: usize, object: usize, device: Option<usize>) -> Result<(), Malformed> {
         if std::mem::replace(&mut self.freed[object], true) {
             return Err(Malformed);
@@ -445,7 +447,7 @@ impl<'p> Oracle<'p> {
         )
     }
 
-    /// Nobody uses the pages before a device has access to them.
+    /// No operation can use the pages before a device has access to them.
     fn map(&mut self, page: usize, handle: usize) -> Result<(), Malformed> {
         let pages = self.program.handles[handle].1;
         let first = self.object_of_handle(handle);
@@ -460,7 +462,7 @@ impl<'p> Oracle<'p> {
         Ok(())
     }
 
-    /// What was enqueued before a mapping and may run after it may touch what it leads to.
+    /// Work that was enqueued before a mapping and may run after it may touch the mapped memory.
     fn may_run_late(&mut self, page: usize, object: usize) {
         let reaches = std::mem::take(&mut self.reaches);
         for reach in &reaches {
@@ -520,7 +522,7 @@ impl<'p> Oracle<'p> {
         Ok(())
     }
 
-    /// The next step; `answer` is what a query says.
+    /// Applies the next step; `answer` is the answer of a query.
     pub fn step(&mut self, line: usize, step: &Step, answer: bool) -> Result<(), Malformed> {
         self.host_after([])?;
         match *step {

@@ -1,14 +1,15 @@
-//! A program as data: what there is, and what is called.
+//! A program as data: its objects and its calls.
 
 use std::fmt;
 
-/// Units of memory that programs touch in one object: an allocation, or a page of physical memory.
+/// Number of memory units that programs touch in one object: an allocation, or a page of physical
+/// memory.
 pub const UNITS: u8 = 64;
 
 /// Size of a page of virtual memory, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// How a stream is ordered with the default stream of its device.
+/// The order of a stream with its device's default stream.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     Legacy,
@@ -20,11 +21,12 @@ pub enum Kind {
 pub struct StreamOf {
     pub device: usize,
     pub kind: Kind,
-    /// Whether it is there from the start.
+    /// Whether it exists from the start.
     pub is_first: bool,
 }
 
-/// Memory by the way that leads to it. Its units lie around an edge of a page, so that ranges cross it.
+/// Memory, by its kind of address. The units lie around the edge of a page, so that ranges cross
+/// the edge.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Place {
     Alloc(usize),
@@ -42,17 +44,17 @@ pub struct Span {
 }
 
 impl Span {
-    /// Its units as bits.
+    /// Its units, as bits.
     pub fn mask(self) -> u64 {
         (u64::MAX >> (UNITS - self.units)) << self.start
     }
 
-    /// The pages of the reservation that it reaches, each with its units there as bits.
+    /// The pages of the reservation that it covers, each with its units as bits.
     pub fn pages(self) -> impl Iterator<Item = (usize, u64)> {
         let half = u64::from(UNITS / 2);
         let mask = self.mask();
         let parts = match self.place {
-            // The end of a page is its upper half.
+            // The end of a page holds the upper half of the units.
             Place::Join(page) => [(page, mask << half), (page + 1, mask >> half)],
             _ => [(0, 0), (0, 0)],
         };
@@ -60,7 +62,7 @@ impl Span {
     }
 }
 
-/// What a host asks about, or waits for.
+/// An object that the host queries or waits for.
 #[derive(Clone, Copy, Debug)]
 pub enum What {
     Stream(usize),
@@ -70,7 +72,8 @@ pub enum What {
 #[derive(Clone, Debug)]
 pub enum Work {
     Fill(Span),
-    /// Between any memories, by the call for host to device, device to host or device to device.
+    /// A copy between any memory, by the call for host to device, device to host or device to
+    /// device.
     Copy {
         to: Span,
         from: Span,
@@ -79,7 +82,7 @@ pub enum Work {
         to: Span,
         from: Span,
     },
-    /// From and to pageable memory.
+    /// A copy from or to pageable memory.
     Stage(Span),
     Fetch(Span),
     Batch(Vec<(Span, Span)>),
@@ -101,7 +104,7 @@ pub enum Step {
         stream: usize,
         work: Work,
     },
-    /// Reads or writes pinned memory from the host.
+    /// The host reads or writes pinned memory.
     Host {
         at: Span,
         writes: bool,
@@ -109,7 +112,7 @@ pub enum Step {
     Synchronize(What),
     SynchronizeDevice(usize),
     Query(What),
-    /// Queries until the answer is yes; a synchronisation if it never is.
+    /// Queries until the answer is yes, or synchronises after several queries.
     Poll(What),
     Create(usize),
     Destroy(usize),
@@ -131,10 +134,10 @@ pub enum Step {
     EndContext(usize),
 }
 
-/// A step, and whether it is there to order others.
+/// A step, and whether it exists only to order others.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Of no other line of the program, whatever is removed from it.
+    /// Unique among the program's lines, even after lines are removed.
     pub id: usize,
     pub step: Step,
     pub edge: Option<usize>,
@@ -152,27 +155,27 @@ pub struct Program {
     pub seed: u64,
     pub devices: usize,
     pub implicit_waits: bool,
-    /// Whether the detector looks through its history after each step.
+    /// Whether the detector sweeps its history after each step.
     pub sweeps: bool,
-    /// Bytes of a unit.
+    /// Number of bytes of a unit.
     pub unit: u64,
-    /// The default streams of the devices first.
+    /// The streams; the devices' default streams come first.
     pub streams: Vec<StreamOf>,
     /// Device of each event.
     pub events: Vec<usize>,
     pub allocs: Vec<usize>,
-    /// Owner, and whether it is portable.
+    /// Owner, and whether the memory is portable.
     pub pinned: Vec<(usize, bool)>,
-    /// Pages of the reservation.
+    /// Number of pages of the reservation.
     pub pages: usize,
-    /// Device and pages of each handle.
+    /// Device and number of pages of each handle.
     pub handles: Vec<(usize, usize)>,
     pub graphs: Vec<GraphOf>,
     pub lines: Vec<Line>,
 }
 
 impl Program {
-    /// Edges that were put in to order something.
+    /// The lines that exist only to order others.
     pub fn edges(&self) -> Vec<usize> {
         let mut edges: Vec<usize> = self.lines.iter().filter_map(|line| line.edge).collect();
         edges.sort_unstable();
@@ -180,7 +183,7 @@ impl Program {
         edges
     }
 
-    /// Whether two runs may hear different answers.
+    /// Whether the answers of queries may differ between runs.
     pub fn has_queries(&self) -> bool {
         self.lines.iter().any(|line| matches!(line.step, Step::Query(_)))
     }

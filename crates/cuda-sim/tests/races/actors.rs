@@ -1,4 +1,4 @@
-//! Streams that come and go, and others that are made in their place.
+//! Streams that are destroyed, and new streams that reuse their numbers.
 
 use cuda_sim::Pace;
 
@@ -39,7 +39,7 @@ fn a_stream_in_the_place_of_one_that_another_has_not_waited_for() {
         run.fill(run.alloc(64), 64, gone);
         run.sync(gone);
         run.destroy(gone);
-        // It may take the number of the stream that is gone, and not what was known of that.
+        // The new stream may reuse the number of the destroyed one, but not its history.
         let a = run.stream();
         let first = run.fill(memory, 64, a);
         run.order(a, b);

@@ -55,7 +55,7 @@ fn a_copy_reads_what_comes_from_pageable_memory() {
     planted(|run| {
         let (a, b) = (run.stream(), run.stream());
         let (memory, to) = (run.alloc(64), run.alloc(64));
-        // The call takes the bytes, and returns before they have arrived.
+        // The call copies the bytes, and returns before they arrive at the device.
         let source = [7u8; 64];
         let first = run.upload(memory, source.as_ptr() as u64, 64, a);
         run.order(a, b);
@@ -149,7 +149,7 @@ fn a_fill_writes_what_a_batch_reads() {
 
 #[test]
 fn two_copies_over_many_pages() {
-    // Memory is looked at by pages of 256 KiB; the report tells of the first piece.
+    // The detector works on pages of 256 KiB. The report names the first piece.
     const BYTES: u64 = 1 << 20;
     planted(|run| {
         let (a, b) = (run.stream(), run.stream());

@@ -1,4 +1,4 @@
-//! The legacy default stream: ordered with blocking streams of its device, and with no others.
+//! The legacy default stream is ordered with blocking streams of its device, and with no others.
 
 use crate::harness::{Edge, planted, race};
 

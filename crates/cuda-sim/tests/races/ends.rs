@@ -9,7 +9,7 @@ use crate::harness::{
     without_waits,
 };
 
-/// Bytes that a kernel from PTX uses.
+/// Number of bytes that a kernel from PTX uses.
 const WORDS: u64 = 4 * LANES;
 
 #[test]
@@ -30,7 +30,7 @@ fn unmapped_under_a_kernel() {
         let first = run.load_kernel(page + 4096, a);
         run.host_waits(a);
         let second = run.unmap(page);
-        // A kernel that runs late ends at the first word that it does not find.
+        // A late kernel stops at the first word without memory.
         let found = race(first.reads(), second.ends()).over(page + 4096, WORDS).hazard("H3");
         found.faults_late().varies()
     });
@@ -70,7 +70,7 @@ fn unmapped_under_work_that_others_have_written_over() {
         assert_eq!(races.len(), 3, "{races:#?}");
         let both = race(first.writes(), over.writes()).over(page, 64).hazard("H23");
         check_race(&races[0], &both, "the two");
-        // What the first of them touched is told already, and forgotten.
+        // The range that the first of them touched was reported before, and forgotten.
         let whole = race(first.uses(), unmapped.ends()).over(page, 256 << 10).hazard("H3");
         check_race(&races[1], &whole, "the first");
         let exact = race(over.writes(), unmapped.ends()).over(page, 64).hazard("H3");
@@ -83,7 +83,7 @@ fn unmapped_under_work_that_others_have_written_over() {
 fn mapped_after_the_launch() {
     planted(|run| {
         let (address, page, a) = (run.addresses(), run.page(), run.stream());
-        // Held, so that the kernel finds the memory there whatever the pace.
+        // Held, so that the kernel finds the memory at every pace.
         run.sim.hold(a.handle);
         let mended = run.mend(Edge::HostFirst(a.handle));
         let map = || {
@@ -135,7 +135,7 @@ fn registered_memory_of_one_device_under_work_of_another() {
         let (memory, far) = (run.alloc(64), run.stream());
         let first = run.upload(memory, host, 64, far);
         run.host_waits(far);
-        // It waits for the device that registered the memory.
+        // The call waits for the device that registered the memory.
         let second = run.unregister(host);
         race(first.reads(), second.ends()).over(host, 64).hazard("H3").faults_late()
     });
@@ -233,7 +233,7 @@ fn a_page_moves_to_other_addresses_under_its_user() {
             run.map(from, page);
             run.set_access(from, &[0]);
             let user = run.copy(x, from, 64, a);
-            // The device is done with it, and nobody has told the host.
+            // The device has finished, but the host does not know it.
             run.sim.run_all();
             let unmapped = run.unmap(from);
             run.map(to, page);
@@ -260,7 +260,7 @@ fn a_context_ends_under_the_work_of_another_device() {
         run.use_device(1);
         let (to, far) = (run.alloc(64), run.stream());
         let first = run.peer_copy((1, to), (0, source), 64, far);
-        // Its memory goes with it, and it waits for its own work only.
+        // The context's memory ends with it, and it waits only for its own work.
         run.host_waits(far);
         let second = run.release_context(0);
         race(first.reads(), second.ends())
@@ -291,7 +291,7 @@ fn what_a_lost_device_used_may_end() {
             let (page, host, a) = (run.mapped_page(), run.pinned(64), run.stream());
             run.upload(page, host, 64, a);
             run.sim.run_all();
-            // What runs no more needs no wait, and none would succeed.
+            // Work of a lost device never runs, so it needs no wait; a wait would fail.
             run.sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
             run.unmap(page);
         });
@@ -310,7 +310,7 @@ fn memory_given_back_and_registered_again_under_work() {
         let second = run.unregister(host);
         run.use_device(0);
         run.register(host, 64);
-        // Once more changes nothing: the copy had to be over before the first time.
+        // A second unregister changes nothing: the copy had to be over before the first.
         run.unregister(host);
         run.register(host, 64);
         race(first.reads(), second.ends()).over(host, 64).hazard("H3")

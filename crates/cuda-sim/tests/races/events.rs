@@ -1,4 +1,4 @@
-//! Events that are recorded, or waited for, at the wrong moment, in the wrong place, or not at all.
+//! Events that are recorded or waited for too early, too late, in the wrong stream, or not at all.
 
 use crate::harness::{Edge, planted, race};
 
@@ -68,7 +68,7 @@ fn recorded_again_after_the_wait() {
         run.fill(other, 64, a);
         run.record(event, a);
         run.wait(b, event);
-        // The wait is for the record that there was.
+        // The wait is for the earlier record.
         let first = run.fill(memory, 64, a);
         let again = run.record(event, a);
         if run.mend(Edge::StreamWait(a.handle, b.handle)) {
@@ -152,7 +152,7 @@ fn a_chain_over_three_streams_has_its_links_in_the_wrong_order() {
         let (one, two) = (run.event(), run.event());
         let first = run.fill(memory, 64, a);
         let recorded = run.record(one, a);
-        // `c` waits for what `b` did before it waited for `a`.
+        // `c` waits for work of `b` from before `b` waited for `a`.
         run.record(two, b);
         run.wait(b, one);
         run.wait(c, two);
@@ -174,7 +174,7 @@ fn one_direction_of_two_is_ordered() {
         run.copy_kernel(block, hidden, 64, compute);
         run.record(written, compute);
         run.wait(store, written);
-        // The next step writes the block while it is stored still.
+        // The next step writes the block while the store still reads it.
         let first = run.download(host, block, 64, store);
         let recorded = run.record(read, store);
         if run.mend(Edge::StreamWait(store.handle, compute.handle)) {

@@ -1,4 +1,4 @@
-//! Programs that are run with a fault and without it, at every pace, with several seeds.
+//! Runs programs with a fault and without it, at every pace, with several seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use cuda_sim::{FindingKind, MissingEdge, Pace, Race, RaceAccess, RaceCheck, SimC
 use crate::run::Edges;
 pub(crate) use crate::run::{Call, Edge, LANES, Run, Side, Stream};
 
-/// Seeds that each program is run with, at each pace.
+/// Number of seeds for each program and pace.
 const SEEDS: u64 = 3;
 
-/// Paces that each program is run at.
+/// Paces for each program.
 pub(crate) const PACES: [Pace; 4] = [Pace::Slowest, Pace::Fastest, Pace::OneBehind, Pace::Random];
 
-/// What a run is to find.
+/// The race that a run must find.
 pub(crate) struct Planted {
     first: Side,
     second: Side,
@@ -25,7 +25,7 @@ pub(crate) struct Planted {
     varies: bool,
 }
 
-/// A race between two sides, of which the program called the first one first.
+/// A race between two sides. The program called `first` first.
 pub(crate) fn race(first: Side, second: Side) -> Planted {
     Planted {
         first,
@@ -40,7 +40,7 @@ pub(crate) fn race(first: Side, second: Side) -> Planted {
 }
 
 impl Planted {
-    /// The bytes that both sides use.
+    /// Sets the bytes that both sides use.
     pub(crate) fn over(self, address: u64, bytes: u64) -> Self {
         Self { range: (address, bytes), ..self }
     }
@@ -49,30 +49,31 @@ impl Planted {
         Self { hazard: Some(hazard), ..self }
     }
 
-    /// The edge of `event` that is there already, made by `call`, and why it does not help. Of two, the
-    /// first is the nearest when the second side is called, and the other at the end of the program.
+    /// Sets the nearest existing edge: that of `event`, made by `call`, and why it does not
+    /// suffice. With two such edges, the first is nearest when the second side is called, and the
+    /// other at the end of the program.
     pub(crate) fn nearest(mut self, why: &'static str, event: u64, call: Call) -> Self {
         self.nearest.push((why, event, call));
         Self { varies: self.nearest.len() > 1, ..self }
     }
 
-    /// An operation that runs late meets no memory.
+    /// Allows that an operation that runs late meets no memory.
     pub(crate) fn faults_late(self) -> Self {
         Self { faults_late: true, ..self }
     }
 
-    /// A context ends with memory in it.
+    /// Allows that a context ends with memory in it.
     pub(crate) fn loses_objects(self) -> Self {
         Self { loses_objects: true, ..self }
     }
 
-    /// How much of the range is known to be touched depends on which side ran first.
+    /// Allows that the known range depends on which side ran first.
     pub(crate) fn varies(self) -> Self {
         Self { varies: true, ..self }
     }
 }
 
-/// Two devices in which kernels may read what nobody wrote.
+/// A configuration of two devices in which kernels may read unwritten memory.
 pub(crate) fn config() -> SimConfig {
     SimConfig {
         devices: 2,
@@ -82,12 +83,12 @@ pub(crate) fn config() -> SimConfig {
     }
 }
 
-/// The same, where frees do not count as waits.
+/// The same configuration, but frees do not count as waits.
 pub(crate) fn without_waits() -> SimConfig {
     SimConfig { implicit_waits: false, ..config() }
 }
 
-/// Calls `visit` with each pace and seed that a program is run with.
+/// Calls `visit` with each pace and seed.
 fn each_schedule(mut visit: impl FnMut(Pace, u64)) {
     for pace in PACES {
         for seed in 0..SEEDS {
@@ -96,8 +97,8 @@ fn each_schedule(mut visit: impl FnMut(Pace, u64)) {
     }
 }
 
-/// Runs a program whose one race the report mends: without the edge the race is found, and nothing
-/// else is; with it nothing is found.
+/// Runs a program with one race, which the report says how to fix. Without the edge only this race
+/// is found. With the edge nothing is found.
 #[track_caller]
 pub(crate) fn planted(program: impl Fn(&Run) -> Planted) {
     planted_on(&config(), program);
@@ -128,7 +129,7 @@ pub(crate) fn planted_on(config: &SimConfig, program: impl Fn(&Run) -> Planted) 
     });
 }
 
-/// The one race of a run.
+/// The only race of a run.
 #[track_caller]
 fn check_findings(run: &Run, planted: &Planted, pace: Pace, context: &str) -> Race {
     let findings = run.sim.findings();
@@ -147,7 +148,7 @@ fn check_findings(run: &Run, planted: &Planted, pace: Pace, context: &str) -> Ra
     races.into_iter().next().unwrap()
 }
 
-/// The sorts of what was found beside races and what the program says that it loses.
+/// Kinds of findings, except races and the objects that the program expects to lose.
 fn other_findings(run: &Run, planted: &Planted) -> Vec<FindingKind> {
     let mut kinds: Vec<_> = run.sim.findings().iter().map(|one| one.kind).collect();
     kinds.retain(|&kind| kind != FindingKind::Race);
@@ -157,7 +158,7 @@ fn other_findings(run: &Run, planted: &Planted) -> Vec<FindingKind> {
     kinds
 }
 
-/// Compares a race with what was planted, and its texts with it.
+/// Compares a race and its texts with the planted one.
 #[track_caller]
 pub(crate) fn check_race(race: &Race, planted: &Planted, context: &str) {
     for (found, expected) in [(&race.first, planted.first), (&race.second, planted.second)] {
@@ -179,7 +180,7 @@ pub(crate) fn check_race(race: &Race, planted: &Planted, context: &str) {
     check_texts(race, planted);
 }
 
-/// The edge that a race names as the nearest is the one that the program knows, with its place.
+/// Checks that the nearest edge in the report is the one that the program knows, with its place.
 #[track_caller]
 fn check_nearest(race: &Race, planted: &Planted, pace: Pace, context: &str) {
     let (found, all) = (race.nearest_edge(), &planted.nearest);
@@ -208,7 +209,7 @@ fn check_side(found: &RaceAccess, expected: Side, context: &str) {
     assert_eq!((site.at, site.through), (call.at, None), "{context}");
 }
 
-/// The report in words names both places, and what mends the race by them.
+/// Checks that the text names both places, and the fix in terms of them.
 fn check_texts(race: &Race, planted: &Planted) {
     let text = race.to_string();
     let (first, second) = (planted.first.call, planted.second.call);
@@ -243,7 +244,7 @@ fn check_texts(race: &Race, planted: &Planted) {
     assert_eq!(race.render(false), text);
 }
 
-/// A text without the escape sequences of a terminal, of which it has some.
+/// Removes terminal escape sequences from a text, which must contain some.
 pub(crate) fn without_colours(text: &str) -> String {
     let mut parts = text.split("\x1b[");
     let mut plain = parts.next().unwrap().to_owned();
@@ -256,7 +257,7 @@ pub(crate) fn without_colours(text: &str) -> String {
     plain
 }
 
-/// A text whose hexadecimal numbers are named in the order in which they appear first.
+/// Replaces hexadecimal numbers of a text by names, in the order of first appearance.
 fn without_handles(text: &str) -> String {
     let mut names = BTreeMap::new();
     let mut parts = text.split("0x");
@@ -281,7 +282,7 @@ pub(crate) fn edge_of(race: &Race) -> Edge {
     }
 }
 
-/// Runs a program that is ordered: nothing is found, and with any one of its edges left out a race is.
+/// Runs an ordered program: nothing is found. Then removes each edge in turn: a race is found.
 #[track_caller]
 pub(crate) fn ordered(program: impl Fn(&Run)) {
     ordered_on(&config(), program);
@@ -296,7 +297,7 @@ pub(crate) fn ordered_on(config: &SimConfig, program: impl Fn(&Run)) {
         assert_eq!(run.sim.findings(), [], "{pace:?}, seed {seed}");
         assert_eq!(run.sim.races_unseen(), 0);
         let edges = run.asked.get();
-        assert!(edges > 0, "a program without an edge shows nothing");
+        assert!(edges > 0, "a program without an edge tests nothing");
         for left_out in 0..edges {
             let run = Run::new(config, seed, pace, Edges::AllBut(left_out));
             program(&run);
@@ -307,7 +308,7 @@ pub(crate) fn ordered_on(config: &SimConfig, program: impl Fn(&Run)) {
     });
 }
 
-/// Runs a program, all edges there, at one pace and returns its machine.
+/// Runs a program with all edges at one pace, and returns its machine.
 pub(crate) fn run_at(config: &SimConfig, pace: Pace, program: impl Fn(&Run)) -> SimDriver {
     let run = Run::new(config, 0, pace, Edges::None);
     program(&run);

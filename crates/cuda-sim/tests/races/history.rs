@@ -1,13 +1,13 @@
-//! Programs of so many calls that what no race can come of any more is forgotten on the way.
+//! Long programs, during which the detector forgets history that can no longer lead to a race.
 
 use cuda_sim::Pace;
 
 use crate::harness::{Run, check_race, config, race, run_at};
 
-/// Calls and ranges from which on the past is looked through: 2^16.
+/// Number of calls and ranges above which history is swept (the limit is 2^16).
 const MANY: u64 = 3 << 15;
 
-/// Many operations on ranges of their own, which the host knows to be over at the end.
+/// Many operations on separate ranges, all known to the host to be complete at the end.
 fn much_else(run: &Run) {
     let other = run.stream();
     let memory = run.alloc(64 * MANY);
@@ -25,7 +25,7 @@ fn what_nobody_waited_for_is_remembered() {
     run_at(&config(), Pace::Fastest, |run| {
         let (a, b, memory) = (run.stream(), run.stream(), run.alloc(64));
         let first = run.fill(memory, 64, a);
-        // Not the last that its stream did, nor the one before.
+        // So that the call is neither the last of its stream nor the one before.
         for _ in 0..2 {
             run.fill(run.alloc(64), 64, a);
         }
@@ -77,7 +77,7 @@ fn who_used_a_module_and_a_page_is_remembered() {
         let launched = run.launch_loaded("idle", function, memory, a);
         let b = run.stream();
         let copied = run.copy(memory + 1024, page, 64, b);
-        // Not the last that their streams did, nor the one before.
+        // So that the calls are neither the last of their streams nor the ones before.
         for _ in 0..2 {
             run.fill(run.alloc(64), 64, a);
             run.fill(run.alloc(64), 64, b);

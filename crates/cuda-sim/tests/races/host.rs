@@ -1,4 +1,4 @@
-//! The host, and functions of the host in streams, beside copies and kernels that use pinned memory.
+//! The host and host functions in streams, with copies and kernels that use the same pinned memory.
 
 use crate::harness::{Edge, LANES, planted, race};
 
@@ -68,7 +68,7 @@ fn the_host_reads_after_a_query_that_said_not_ready() {
         let event = run.event();
         let first = run.download(host, memory, 64, a);
         let recorded = run.record(event, a);
-        // Whether or not the copy is over, its event answers late.
+        // Whether or not the copy is complete, queries of its event answer late.
         run.sim.delay_event(event, 1);
         run.sim.run_all();
         assert!(!run.query(event));

@@ -2,7 +2,7 @@
 
 use crate::harness::{LANES, planted, race};
 
-/// Bytes that a kernel from PTX uses.
+/// Number of bytes that a kernel from PTX uses.
 const WORDS: u64 = 4 * LANES;
 
 #[test]

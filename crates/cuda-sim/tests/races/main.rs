@@ -1,5 +1,5 @@
-//! Planted races: each is found in the first run, whatever order the device takes, and its report names
-//! what to mend. Beside them, programs that are ordered in each legal way, which give no finding.
+//! Planted races. Each is found in the first run, whatever order the device takes, and its report
+//! names the fix. Programs that are ordered, in each legal way, give no finding.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 

@@ -1,9 +1,10 @@
-//! Programs that streams, events and default streams order. With any one edge left out there is a race.
+//! Programs ordered by streams, events and default streams. Without any one of the edges there is a
+//! race.
 
 use crate::common::PAGE;
 use crate::harness::{LANES, Run, Stream, ordered};
 
-/// An event recorded on one stream and waited for by the other, if the edge is there.
+/// An event recorded on one stream and waited for by the other, if the edge is enabled.
 fn link(run: &Run, from: Stream, to: Stream) {
     run.order(from, to);
 }

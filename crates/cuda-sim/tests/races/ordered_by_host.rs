@@ -1,10 +1,10 @@
-//! Programs that the host orders: by waits, by queries that said yes, and by frees that wait.
+//! Programs ordered by the host: by waits, by queries answered yes, and by frees that wait.
 
 use crate::common::PAGE;
 use crate::harness::{LANES, Run, ordered, ordered_on, without_waits};
 
-/// A copy to pinned memory in a stream, which `know` makes known to the host; then the host reads, and
-/// another stream writes what was copied.
+/// A stream copies to pinned memory, and `know` makes the copy known to the host. Then the host
+/// reads the copied bytes, and another stream writes the source.
 fn known_by(know: impl Fn(&Run, crate::harness::Stream)) {
     ordered(|run| {
         let (a, b) = (run.stream(), run.stream());
@@ -102,7 +102,7 @@ fn a_wait_for_another_device_that_waited() {
     });
 }
 
-/// The elapsed time between an event behind the copy and one of another stream.
+/// The elapsed time between an event behind the copy and an event of another stream.
 fn known_by_time(is_start: bool) {
     known_by(|run, a| {
         let (event, other) = (run.event(), run.event());
@@ -243,7 +243,7 @@ fn what_comes_before_a_wait_stays_known() {
         if run.edge() {
             run.sync(a);
         }
-        // The host knew it when `b` got its work, whatever came between.
+        // The host knew it when `b` got its work, regardless of later calls.
         run.fill(run.alloc(64), 64, a);
         run.fill(memory, 64, b);
         run.fill(memory, 64, b);
@@ -289,7 +289,8 @@ fn registered_memory_given_back_after_a_wait() {
     });
 }
 
-/// A copy in a stream; then a call that waits by itself, after which the host reads what was copied.
+/// A copy in a stream. Then a call with an implicit wait, after which the host reads the copied
+/// bytes.
 fn waits_by(prepare: impl Fn(&Run) -> u64, end: impl Fn(&Run, u64)) {
     ordered(|run| {
         let ended = prepare(run);
@@ -406,7 +407,7 @@ fn a_page_unmapped_after_a_wait_and_mapped_elsewhere() {
         run.map(from, page);
         run.set_access(from, &[0]);
         run.fill(from, PAGE, a);
-        // Over on the device; without the wait the host does not know.
+        // Complete on the device, but without the wait the host does not know.
         run.sim.run_all();
         if run.edge() {
             run.sync(a);

@@ -34,7 +34,7 @@ fn a_device_reads_what_a_peer_copy_brings() {
         let (source, near) = (run.alloc(64), run.stream());
         run.use_device(1);
         let (to, far, end) = (run.alloc(64), run.stream(), run.alloc(64));
-        // The device that sends enqueues the copy; the one that receives does not know when it ends.
+        // The sending device enqueues the copy. The receiving device does not know when it ends.
         let first = run.peer_copy((1, to), (0, source), 64, near);
         run.order(near, far);
         let second = run.copy_kernel(end, to, 64, far);

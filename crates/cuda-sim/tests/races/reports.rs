@@ -1,4 +1,4 @@
-//! What a report says as data and in words, and what the configuration does with it.
+//! The contents of a report as data and as text, and the configured reactions to a race.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{Run, config, run_at, without_colours, without_waits};
 
-/// Set in a process that is to meet a race and end.
+/// Set in a child process that must meet a race and end.
 const CHILD: &str = "RACES_TEST_CHILD";
 
 fn two_fills(run: &Run) {
@@ -80,7 +80,7 @@ fn check_access(json: &Value, access: &cuda_sim::RaceAccess) {
     assert!(json["through"].is_null());
 }
 
-/// Every field of a race as data is the race's.
+/// Checks that every field of the JSON form equals the race's.
 fn check_json(race: &Race) -> Value {
     let json: Value = serde_json::from_str(&race.to_json()).unwrap();
     check_access(&json["first"], &race.first);
@@ -144,7 +144,7 @@ fn the_lines_are_those_of_the_calls() {
     let sim = run_at(&config(), Pace::Slowest, |run| {
         let (a, host, memory) = (run.stream(), run.pinned(64), run.alloc(64));
         let copy = line!() + 2;
-        // SAFETY: the host only tells of its access.
+        // SAFETY: the host only reports its access.
         unsafe { run.sim.memcpy_dtoh_async(host, memory, 64, a.handle) }.unwrap();
         let access = cuda_driver::HostAccess { address: host, bytes: 64, writes: false };
         run.sim.host_access(access);
@@ -246,7 +246,7 @@ fn abort_ends_the_process_with_the_report() {
     }
     assert!(errors.contains("  missing: an event recorded on stream "), "no colours: {errors}");
     assert!(!String::from_utf8(child.stdout).unwrap().contains("test result: ok"));
-    // The same without a race ends well.
+    // The same program without a race ends normally.
     run_at(&abort, Pace::Slowest, |run| {
         run.fill(run.alloc(64), 64, run.stream());
     });

@@ -1,7 +1,7 @@
-//! A program's calls: raw calls of the driver, each of which answers who made it, and where.
+//! The calls of a test program: raw driver calls, each of which returns its actor and place.
 //!
-//! A program asks its run for each edge of order that it may lack, so one text is both the program with
-//! its race and the program as the report says to mend it.
+//! A program asks its run whether each edge of order is enabled. So one text is both the program
+//! with a race and the fixed program.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,12 +15,12 @@ use cuda_sim::{Pace, RaceActor, RaceUse, SimConfig, SimDriver};
 
 use crate::common;
 
-/// Threads of each kernel, each of which uses one word.
+/// Number of threads of each kernel. Each thread uses one word.
 pub(crate) const LANES: u64 = 32;
 
 /// Kernels over [`LANES`] words: one stores them, one loads them, one adds to them atomically.
-/// Another reads the first word, and has a name that begins as those of driver calls do. The last
-/// touches nothing.
+/// Another reads the first word, and its name starts like a driver call's. The last does not access
+/// memory.
 const PTX: &str = "
 .version 8.0
 .target sm_80
@@ -79,7 +79,7 @@ pub(crate) struct Stream {
     pub(crate) device: u32,
 }
 
-/// Who made a call, and where in the program.
+/// The actor of a call, and its place in the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) name: &'static str,
@@ -108,20 +108,20 @@ impl Call {
         Side { call: self, used: RaceUse::End }
     }
 
-    /// The call and its place, as reports write it.
+    /// The call and its place, in the form of reports.
     pub(crate) fn named(self) -> String {
         format!("{} at {}:{}", self.name, self.at.file(), self.at.line())
     }
 }
 
-/// One side of a race that is expected.
+/// One side of an expected race.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Side {
     pub(crate) call: Call,
     pub(crate) used: RaceUse,
 }
 
-/// An edge of order, as a report asks for it and as a program offers it.
+/// An edge of order, as reports ask for it and programs offer it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Edge {
     /// An event recorded on the first stream and waited for by the second.
@@ -132,7 +132,7 @@ pub(crate) enum Edge {
     HostFirst(u64),
 }
 
-/// Which edges of a program are there.
+/// The enabled edges of a program.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Edges {
     All,
@@ -167,7 +167,7 @@ impl Run {
         run
     }
 
-    /// Whether the next edge of the program is there.
+    /// Whether the next edge of the program is enabled.
     pub(crate) fn edge(&self) -> bool {
         let index = self.asked.replace(self.asked.get() + 1);
         match self.edges {
@@ -177,13 +177,13 @@ impl Run {
         }
     }
 
-    /// The same, of an edge that the report must ask for.
+    /// Whether the next edge is enabled. The report must ask for this edge.
     pub(crate) fn mend(&self, edge: Edge) -> bool {
         self.offered.borrow_mut().push(edge);
         self.edge()
     }
 
-    /// Makes `to` wait for what is on `from`, if that edge is there.
+    /// Makes `to` wait for the work on `from`, if that edge is enabled.
     pub(crate) fn order(&self, from: Stream, to: Stream) {
         let event = self.on(from, || self.event());
         if self.mend(Edge::StreamWait(from.handle, to.handle)) {
@@ -192,7 +192,7 @@ impl Run {
         }
     }
 
-    /// Makes the host wait for a stream, if that edge is there.
+    /// Makes the host wait for a stream, if that edge is enabled.
     pub(crate) fn host_waits(&self, stream: Stream) {
         if self.mend(Edge::HostWait(stream.handle)) {
             self.sync(stream);
@@ -212,7 +212,8 @@ impl Run {
         context
     }
 
-    /// Runs `body` with the context of a stream's device bound: the default stream is 0 of each.
+    /// Runs `body` with the context of a stream's device bound, because each device's default
+    /// stream is 0.
     fn on<T>(&self, stream: Stream, body: impl FnOnce() -> T) -> T {
         let before = self.device.get();
         self.use_device(stream.device);
@@ -263,18 +264,18 @@ impl Run {
         self.sim.mem_alloc(bytes).unwrap()
     }
 
-    /// Pinned memory of all contexts.
+    /// Pinned memory that all contexts share.
     pub(crate) fn pinned(&self, bytes: u64) -> u64 {
         common::pinned(&self.sim, bytes)
     }
 
-    /// Pinned memory of the current context alone, which a free waits for.
+    /// Pinned memory of only the current context. Freeing it waits.
     pub(crate) fn own_pinned(&self, bytes: u64) -> u64 {
         let flags = HostAllocFlags { portable: false, ..HostAllocFlags::CACHED };
         self.sim.mem_host_alloc(bytes, flags).unwrap()
     }
 
-    /// Memory of the program that is pinned. It is never given back, so it stays valid.
+    /// Registered memory of the program. It is never freed, so it stays valid.
     pub(crate) fn registered(&self, bytes: usize) -> u64 {
         let memory: &'static mut [u8] = Box::leak(vec![0; bytes].into_boxed_slice());
         let address = memory.as_mut_ptr().expose_provenance() as u64;
@@ -282,14 +283,14 @@ impl Run {
         address
     }
 
-    /// Registers what [`registered`](Self::registered) answered once more.
+    /// Registers the memory of [`registered`](Self::registered) again.
     pub(crate) fn register(&self, address: u64, bytes: u64) {
         // SAFETY: the memory lives until the process ends, and nothing else refers to it.
         unsafe { self.sim.mem_host_register(address, bytes, HostRegisterFlags::default()) }
             .unwrap();
     }
 
-    /// A page of memory of the current device that `addresses` lead to; its handle.
+    /// A page of memory of the current device, mapped at `addresses`. Returns its handle.
     pub(crate) fn page(&self) -> u64 {
         self.sim.mem_create(common::PAGE, common::prop(self.device.get() as i32)).unwrap()
     }
@@ -328,7 +329,7 @@ impl Run {
 
     #[track_caller]
     pub(crate) fn free(&self, address: u64) -> Call {
-        // SAFETY: addresses are looked up, and nothing on the host refers to device memory.
+        // SAFETY: addresses are looked up, and the host holds no reference to device memory.
         unsafe { self.sim.mem_free(address) }.unwrap();
         Self::host_call("cuMemFree")
     }
@@ -350,7 +351,7 @@ impl Run {
     #[track_caller]
     pub(crate) fn release_context(&self, device: u32) -> Call {
         self.contexts.borrow_mut().remove(&device);
-        // SAFETY: ordinals are looked up, and nothing refers to what the context owned.
+        // SAFETY: ordinals are looked up, and nothing refers to the context's memory.
         unsafe { self.sim.device_primary_ctx_release(device as i32) }.unwrap();
         Self::host_call("cuDevicePrimaryCtxRelease")
     }
@@ -427,27 +428,27 @@ impl Run {
         Self::call("cuMemcpyDtoDAsync", stream)
     }
 
-    /// Copies from pinned memory, or from the program's own.
+    /// Copies from pinned memory, or from the program's pageable memory.
     #[track_caller]
     pub(crate) fn upload(&self, to: u64, host: u64, bytes: u64, stream: Stream) -> Call {
         self.use_device(stream.device);
-        // SAFETY: pinned memory is looked up when the copy runs; programs pass memory of their own
-        // that is alive during the call.
+        // SAFETY: pinned memory is looked up when the copy runs. Programs pass their own memory,
+        // which lives during the call.
         unsafe { self.sim.memcpy_htod_async(to, host, bytes, stream.handle) }.unwrap();
         Self::call("cuMemcpyHtoDAsync", stream)
     }
 
-    /// Copies to pinned memory, or to the caller's own.
+    /// Copies to pinned memory, or to the caller's pageable memory.
     #[track_caller]
     pub(crate) fn download(&self, host: u64, from: u64, bytes: u64, stream: Stream) -> Call {
         self.use_device(stream.device);
-        // SAFETY: pinned memory is looked up when the copy runs; other memory is written before the
+        // SAFETY: pinned memory is looked up when the copy runs. Other memory is written before the
         // call returns.
         unsafe { self.sim.memcpy_dtoh_async(host, from, bytes, stream.handle) }.unwrap();
         Self::call("cuMemcpyDtoHAsync", stream)
     }
 
-    /// Copies to memory of the program, which is a wait.
+    /// Copies to the program's pageable memory, which includes a wait.
     #[track_caller]
     pub(crate) fn download_pageable(&self, from: u64, bytes: usize, stream: Stream) -> Call {
         let mut data = vec![0u8; bytes];
@@ -528,7 +529,7 @@ impl Run {
         Self::host_call("cuModuleUnload")
     }
 
-    /// A kernel that a reference computes: it copies bytes.
+    /// A kernel run by a reference: it copies bytes.
     #[track_caller]
     pub(crate) fn copy_kernel(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Call {
         self.launch("copy_bytes", &KernelArgs::new().arg(to).arg(from).arg(bytes), stream)
@@ -540,7 +541,7 @@ impl Run {
         self.launch("store_words", &KernelArgs::new().arg(to), stream)
     }
 
-    /// The same, which reads them.
+    /// A kernel that runs from its PTX, and reads [`LANES`] words.
     #[track_caller]
     pub(crate) fn load_kernel(&self, from: u64, stream: Stream) -> Call {
         self.launch("load_words", &KernelArgs::new().arg(from), stream)
@@ -552,7 +553,7 @@ impl Run {
         self.launch("cumulate", &KernelArgs::new().arg(from), stream)
     }
 
-    /// The same, which adds to them atomically.
+    /// A kernel that runs from its PTX, and adds to [`LANES`] words atomically.
     #[track_caller]
     pub(crate) fn add_kernel(&self, to: u64, stream: Stream) -> Call {
         self.launch("add_words", &KernelArgs::new().arg(to), stream)
@@ -574,7 +575,7 @@ impl Run {
         Self::call(name, stream)
     }
 
-    /// A graph with one launch of `function`, made ready.
+    /// An instantiated graph with one launch of `function`.
     pub(crate) fn graph(&self, function: u64, word: u64) -> u64 {
         let graph = self.sim.graph_create().unwrap();
         let (config, args) = (LaunchConfig::linear(1, LANES as u32), KernelArgs::new().arg(word));
@@ -584,13 +585,13 @@ impl Run {
         unsafe { self.sim.graph_instantiate(graph) }.unwrap()
     }
 
-    /// A function that the stream calls, which tells that it accesses pinned memory.
+    /// A function that the stream calls, which reports that it accesses pinned memory.
     #[track_caller]
     pub(crate) fn host_function(&self, host: (u64, u64), writes: bool, stream: Stream) -> Call {
         let access = HostAccess { address: host.0, bytes: host.1, writes };
         let user_data = Box::into_raw(Box::new((self.sim.clone(), access))).expose_provenance();
         self.use_device(stream.device);
-        // SAFETY: `tell` takes the box back, whatever thread calls it.
+        // SAFETY: `tell` takes the box back, on whichever thread it runs.
         unsafe { self.sim.launch_host_func(stream.handle, tell, user_data as u64) }.unwrap();
         Self::call("cuLaunchHostFunc", stream)
     }

@@ -1,4 +1,4 @@
-//! Machines that are lost, looked at for a while only, or used in ways that few programs use them in.
+//! Machines that are lost, machines whose check is on only for a while, and rare uses.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn orders_that_were_made_while_nobody_looked_are_not_missed_later() {
     fill(&sim, memory, 2, 64, b).unwrap();
     sim.ctx_synchronize().unwrap();
     assert_eq!(sim.races(), []);
-    // From here on it looks.
+    // The check is on from here.
     fill(&sim, memory, 3, 64, a).unwrap();
     fill(&sim, memory, 4, 64, b).unwrap();
     sim.ctx_synchronize().unwrap();
@@ -116,15 +116,15 @@ fn an_access_of_the_host_counts_for_every_pinned_part_of_its_range() {
     let memory = vec![0_u8; 3 << 12].leak();
     let base = (memory.as_ptr().expose_provenance() as u64).next_multiple_of(4096);
     for (regions, access) in [
-        // It begins before the memory that is registered.
+        // The range begins before the registered memory.
         (vec![(base + 4096, 4096)], (base, 8192)),
-        // It lies in two regions, the second of which is used.
+        // The range lies in two regions. The second one is used.
         (vec![(base, 4096), (base + 4096, 4096)], (base, 8192)),
     ] {
         let sim = machine(config());
         regions.iter().for_each(|&(start, bytes)| register(&sim, start, bytes));
         let (stream, device) = (sim.stream_create(false).unwrap(), sim.mem_alloc(64).unwrap());
-        // SAFETY: registered above, and used by nobody else.
+        // SAFETY: registered above, and no other code uses it.
         unsafe { sim.memcpy_dtoh_async(base + 4096, device, 64, stream) }.unwrap();
         sim.run_all();
         reads(&sim, access.0, access.1);
@@ -143,7 +143,7 @@ fn an_end_is_remembered_as_long_as_work_of_before_is_pending() {
     register(&sim, base, 4096);
     bind(&sim, 1);
     let (stream, device) = (sim.stream_create(false).unwrap(), sim.mem_alloc(64).unwrap());
-    // SAFETY: registered above, and used by nobody else.
+    // SAFETY: registered above, and no other code uses it.
     unsafe { sim.memcpy_dtoh_async(base, device, 64, stream) }.unwrap();
     bind(&sim, 0);
     unregister(&sim, base);

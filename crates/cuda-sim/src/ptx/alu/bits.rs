@@ -14,7 +14,7 @@ pub(in crate::ptx) fn bit_unary(name: &str, ty: Type) -> Option<Unary> {
         "brev" => of!(ty; B32 u32, B64 u64; |a| a.reverse_bits()),
         "bfind" => match ty {
             Type::U32 | Type::U64 => of!(ty; U32 u32, U64 u64; |a| a.checked_ilog2().unwrap_or(!0)),
-            // The highest bit that differs from the sign.
+            // The highest bit that differs from the sign bit.
             Type::S32 => Some(|a| {
                 let a = i32::of(a);
                 (if a < 0 { !a } else { a } as u32).checked_ilog2().unwrap_or(!0).register()
@@ -37,7 +37,7 @@ pub(in crate::ptx) fn bit_unary(name: &str, ty: Type) -> Option<Unary> {
     }
 }
 
-/// `shl` and `shr`. An amount beyond the width is as the width.
+/// `shl` and `shr`. A shift amount above the width counts as the width.
 pub(in crate::ptx) fn bit_binary(name: &str, ty: Type) -> Option<Binary> {
     match name {
         "shl" => Some(match ty.bits() {
@@ -74,8 +74,8 @@ pub(in crate::ptx) fn bit_ternary(name: &str, ty: Type) -> Option<Ternary> {
     }
 }
 
-/// Where a field begins, or how long it is: of 32-bit fields the last 8 bits of an operand, of 64-bit
-/// fields the whole operand, as an H100 takes them.
+/// The start or length of a bit field. As on an H100, 32-bit fields use the low 8 bits of the
+/// operand, and 64-bit fields the whole operand.
 fn place(operand: u64, bits: u32) -> u32 {
     match bits {
         32 => (operand & 0xFF) as u32,
@@ -83,7 +83,7 @@ fn place(operand: u64, bits: u32) -> u32 {
     }
 }
 
-/// Bits `start .. start + count`; those beyond the width are zeros, or the sign.
+/// Bits `start .. start + count`. Bits beyond the width are zero, or copies of the sign.
 fn field(a: u64, start: u64, count: u64, bits: u32, signed: bool) -> u64 {
     let (start, count) = (place(start, bits), place(count, bits));
     if count == 0 {
@@ -92,13 +92,13 @@ fn field(a: u64, start: u64, count: u64, bits: u32, signed: bool) -> u64 {
     let wide = i128::from(extend(a, bits, signed) as i64);
     let wide = if signed { wide } else { i128::from(extend(a, bits, false)) };
     let shifted = (wide >> start.min(127)) as u64;
-    // The sign is the field's last bit, or the value's where the field reaches beyond it.
+    // The sign is the field's last bit, or the value's sign if the field reaches beyond the value.
     let inside = count.min(bits.saturating_sub(start));
     let sign_bits = if inside == 0 { 64 } else { inside };
     extend(shifted, sign_bits.min(64), signed) & mask(bits)
 }
 
-/// `bfi`: `a` put into `b` at `start`.
+/// `bfi`: inserts `a` into `b` at `start`.
 pub(in crate::ptx) fn insert_bits(ty: Type) -> Option<Quaternary> {
     fn insert(a: u64, b: u64, start: u64, count: u64, bits: u32) -> u64 {
         let (start, count) = (place(start, bits), place(count, bits));
@@ -115,7 +115,7 @@ pub(in crate::ptx) fn insert_bits(ty: Type) -> Option<Quaternary> {
     }
 }
 
-/// `prmt`: each byte of the result picks one of the eight bytes of `b:a`.
+/// `prmt`: each byte of the result is one of the eight bytes of `b:a`.
 fn permute(a: u64, b: u64, selector: u64) -> u64 {
     let bytes = (a & 0xFFFF_FFFF) | b << 32;
     (0..4).fold(0, |result, at| {
@@ -126,7 +126,7 @@ fn permute(a: u64, b: u64, selector: u64) -> u64 {
     })
 }
 
-/// `shf`: a shift of `b:a`, of which the upper or the lower half remains.
+/// `shf`: shifts `b:a`, and returns the upper or lower half.
 pub(in crate::ptx) fn funnel_shift(left: bool, wrap: bool) -> Ternary {
     fn join(a: u64, b: u64) -> u64 {
         (a & 0xFFFF_FFFF) | b << 32
@@ -139,7 +139,7 @@ pub(in crate::ptx) fn funnel_shift(left: bool, wrap: bool) -> Ternary {
     }
 }
 
-/// `lop3`: any function of three bits, by its table.
+/// `lop3`: any function of three bits, given by its truth table.
 pub(in crate::ptx) fn lop3(a: u64, b: u64, c: u64, table: u64) -> u64 {
     let pick = |x: u64, bit: u64| if bit == 1 { x } else { !x };
     let result = (0..8).filter(|row| table >> row & 1 == 1).fold(0, |result, row| {

@@ -3,7 +3,7 @@
 use super::super::types::{Type, extend, mask};
 use super::float::{SINGLE_NAN, quiet};
 
-/// How a float becomes an integer, or a float with less precision.
+/// Rounding of a float to an integer or to lower precision.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(in crate::ptx) enum Rounding {
     Nearest,
@@ -17,10 +17,11 @@ pub(in crate::ptx) enum Rounding {
 pub(in crate::ptx) struct Conversion {
     pub(in crate::ptx) from: Type,
     pub(in crate::ptx) to: Type,
-    /// For a float that becomes an integer or stays of its type.
+    /// For a float that is converted to an integer, or rounded to an integral float of the same
+    /// type.
     pub(in crate::ptx) to_integral: Option<Rounding>,
     pub(in crate::ptx) saturate: bool,
-    /// Width of the destination register, to which an integer is extended.
+    /// Width of the destination register. An integer is extended to it.
     pub(in crate::ptx) register_bits: u32,
 }
 
@@ -55,9 +56,10 @@ impl Conversion {
         }
     }
 
-    /// What becomes of a NaN of these bits, widened to double precision: the integer 0 of single precision
-    /// and to no more than 32 bits, the integer with the highest bit of its type alone otherwise. Between
-    /// floats, the sign and what fits of the payload stay where double precision is narrowed.
+    /// Converts a NaN with these bits, widened to double precision. To integers: 0 if the source is
+    /// single precision and the integer has at most 32 bits, otherwise only the highest bit of the
+    /// integer type is set. Between floats, narrowing from double precision keeps the sign and the
+    /// part of the payload that fits.
     fn of_nan(&self, bits: u64) -> u64 {
         match self.to {
             Type::F32 | Type::F64 if self.saturate => 0,
@@ -74,7 +76,7 @@ impl Conversion {
         }
     }
 
-    /// A number clamped to 0 to 1, if that was asked for; -0 becomes +0.
+    /// Clamps a number to 0 to 1, if requested; -0 becomes +0.
     fn saturated(&self, value: f64) -> f64 {
         match self.saturate {
             true if value > 0.0 => value.min(1.0),
@@ -83,7 +85,7 @@ impl Conversion {
         }
     }
 
-    /// An integer clamped to the range of the destination type.
+    /// Clamps an integer to the range of the destination type.
     fn integer(&self, value: i128) -> u64 {
         let bits = self.to.bits();
         let (least, most) = if self.to.is_signed() {

@@ -1,10 +1,11 @@
-//! Floating-point arithmetic, rounded to nearest even, with the bits that NVIDIA's cards give.
+//! Floating-point arithmetic, rounded to nearest even, with the same result bits as NVIDIA GPUs.
 //!
-//! Single precision has one NaN, which every operation gives. Double precision passes on an operand that
-//! is a NaN, made quiet: of several, one that depends on the operation. Where none is, the NaN is the
-//! negative one. All of it was read off an H100.
+//! Every single-precision operation whose result is a NaN returns the same NaN. Double precision
+//! returns an operand that is a NaN, made quiet; which of several depends on the operation. If no
+//! operand is a NaN, the result is the negative NaN. All of this was measured on an H100.
 //!
-//! Results are bits from here on: a compiler may put another NaN in the place of one that is a float.
+//! Results are bits from here on, because a compiler may replace a NaN of a float value by another
+//! NaN.
 
 use super::super::types::Type;
 use super::{Binary, Ternary, Unary, Word, of};
@@ -12,30 +13,31 @@ use super::{Binary, Ternary, Unary, Word, of};
 /// The NaN of single precision.
 pub(super) const SINGLE_NAN: u32 = 0x7fff_ffff;
 
-/// The NaN that operations of double precision make of numbers.
+/// The NaN that double-precision operations produce from numbers.
 const DOUBLE_NAN: u64 = 0xfff8_0000_0000_0000;
 
-/// The bit that makes a NaN of double precision quiet.
+/// The bit that makes a double-precision NaN quiet.
 const DOUBLE_QUIET: u64 = 1 << 51;
 
-/// The bits of a NaN of double precision, made quiet.
+/// The bits of a double-precision NaN, made quiet.
 pub(super) const fn quiet(bits: u64) -> u64 {
     bits | DOUBLE_QUIET
 }
 
 /// A type of operands.
 trait Float: Word + PartialOrd {
-    /// The results, as bits.
+    /// The result type: bits.
     type Bits: Word;
 
     fn bits(self) -> Self::Bits;
-    /// The result of an operation that gave `self`. If that is a NaN, it is the first NaN of
-    /// `operands` that is passed on, where this type does so.
+    /// The bits of the result `self`. If `self` is a NaN and this type returns NaN operands, the
+    /// result is the first NaN among `operands`.
     fn settled(self, operands: &[Self]) -> Self::Bits;
     fn is_nan(self) -> bool;
     fn is_negative(self) -> bool;
 
-    /// The lesser of two numbers, where -0 is less than +0; of a number and a NaN the number.
+    /// The smaller of two numbers, where -0 is less than +0. If one operand is a NaN, the other
+    /// operand.
     fn lesser(self, other: Self) -> Self::Bits {
         match (self.is_nan(), other.is_nan()) {
             (true, true) => other.settled(&[other]),
@@ -46,7 +48,7 @@ trait Float: Word + PartialOrd {
         }
     }
 
-    /// The greater of two numbers, likewise.
+    /// The greater of two numbers, with the same rules.
     fn greater(self, other: Self) -> Self::Bits {
         match (self.is_nan(), other.is_nan()) {
             (true, true) => other.settled(&[other]),

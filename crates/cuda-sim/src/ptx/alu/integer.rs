@@ -15,7 +15,7 @@ pub(in crate::ptx) fn integer_binary(name: &str, ty: Type) -> Option<Binary> {
         "sub" => each!(|a, b| a.wrapping_sub(b)),
         "mul.lo" => each!(|a, b| a.wrapping_mul(b)),
         "mul.hi" => high(ty),
-        // PTX leaves both open for a divisor of zero; the cards give all ones.
+        // PTX leaves the result of a division by zero open. GPUs return all ones.
         "div" => each!(|a, b| if b == 0 { !0 } else { a.wrapping_div(b) }),
         "rem" => each!(|a, b| if b == 0 { !0 } else { a.wrapping_rem(b) }),
         "min" => each!(|a, b| a.min(b)),
@@ -40,7 +40,7 @@ fn high(ty: Type) -> Option<Binary> {
     })
 }
 
-/// `mul.wide`: a product of twice the width.
+/// `mul.wide`: a product of double width.
 pub(in crate::ptx) fn wide_binary(ty: Type) -> Option<Binary> {
     Some(match ty {
         Type::U16 => |a, b| u64::from(u16::of(a)) * u64::from(u16::of(b)),
@@ -51,7 +51,7 @@ pub(in crate::ptx) fn wide_binary(ty: Type) -> Option<Binary> {
     })
 }
 
-/// `mad.wide`: a product of twice the width, and a sum of that width.
+/// `mad.wide`: a product of double width, plus a sum of that width.
 pub(in crate::ptx) fn wide_ternary(ty: Type) -> Option<Ternary> {
     Some(match ty {
         Type::U16 => |a, b, c| {
@@ -110,7 +110,7 @@ pub(in crate::ptx) fn integer_unary(name: &str, ty: Type) -> Option<Unary> {
     }
 }
 
-/// A sum or difference with carry: the result and the carry out.
+/// A sum or difference with carry. Returns the result and the carry out.
 pub(in crate::ptx) fn add_carry(
     bits: u32,
     a: u64,
@@ -128,9 +128,9 @@ pub(in crate::ptx) fn add_carry(
     (sum as u64 & limit, (sum >> bits) as u64 & 1)
 }
 
-/// A comparison, giving 1 or 0.
+/// A comparison. Returns 1 or 0.
 pub(in crate::ptx) fn compare(name: &str, ty: Type) -> Option<Binary> {
-    // Untyped bits can be equal or not, and no more.
+    // Untyped bits can only be compared for equality.
     if matches!(ty, Type::B16 | Type::B32 | Type::B64 | Type::Pred) && !matches!(name, "eq" | "ne")
     {
         return None;

@@ -1,6 +1,6 @@
-//! What arithmetic instructions compute: a function for each opcode and type.
+//! Arithmetic: a function for each opcode and type.
 //!
-//! A register holds its value zero-extended to 64 bits, and so does every result here.
+//! Registers and results hold values zero-extended to 64 bits.
 
 mod bits;
 mod convert;
@@ -17,20 +17,20 @@ pub(super) use integer::{
 };
 pub(super) use small::{pack_bytes, packed_binary, small_pair, small_unary};
 
-/// A result of one value.
+/// A function of one value.
 pub(super) type Unary = fn(u64) -> u64;
-/// A result of two values.
+/// A function of two values.
 pub(super) type Binary = fn(u64, u64) -> u64;
-/// A result of three values.
+/// A function of three values.
 pub(super) type Ternary = fn(u64, u64, u64) -> u64;
-/// A result of four values.
+/// A function of four values.
 pub(super) type Quaternary = fn(u64, u64, u64, u64) -> u64;
 
 /// A value of a PTX type in a register.
 trait Word: Copy {
-    /// The value in a register, whose upper bits do not matter.
+    /// Reads the value from a register. The register's upper bits are ignored.
     fn of(register: u64) -> Self;
-    /// The register that holds the value.
+    /// The register contents for the value.
     fn register(self) -> u64;
 }
 
@@ -92,7 +92,7 @@ impl Word for f64 {
     }
 }
 
-/// Picks the function of a type: `of!(of; U32 u32, ...; |a, b| a + b)`.
+/// Selects the function for a type: `of!(of; U32 u32, ...; |a, b| a + b)`.
 macro_rules! of {
     ($of:expr; $($variant:ident $word:ident),*; |$a:ident| $result:expr) => {
         match $of {

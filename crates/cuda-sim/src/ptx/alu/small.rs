@@ -1,19 +1,20 @@
-//! Floats of 16 and 8 bits: conversions, and the packed arithmetic on them.
+//! Floats of 16 and 8 bits: conversions and packed arithmetic.
 //!
-//! Numbers go through double precision, which holds all of them, and single precision, exactly.
+//! Numbers are computed in double or single precision, both of which represent all of them exactly.
 
 use super::float::SINGLE_NAN;
 use super::{Binary, Unary};
 
-/// A format of less than 32 bits.
+/// A float format of less than 32 bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Small {
-    /// Bits of the whole code.
+    /// Number of bits of the whole code.
     bits: u32,
-    /// Bits after the point.
+    /// Number of mantissa bits.
     mantissa: u32,
     bias: i32,
-    /// Whether all codes of the largest exponent but one are numbers, and none an infinity.
+    /// Whether the format has no infinity, and all codes of the largest exponent except one are
+    /// numbers.
     finite: bool,
 }
 
@@ -23,12 +24,12 @@ const E4M3: Small = Small { bits: 8, mantissa: 3, bias: 7, finite: true };
 const E5M2: Small = Small { bits: 8, mantissa: 2, bias: 15, finite: false };
 
 impl Small {
-    /// All ones but the sign: the NaN that every operation gives.
+    /// All ones except the sign: the NaN that every operation returns.
     const fn nan(self) -> u64 {
         (1 << (self.bits - 1)) - 1
     }
 
-    /// The code of an infinity, or, where there is none, of the NaN.
+    /// The code of infinity, or of the NaN in a format without infinity.
     const fn beyond(self) -> u64 {
         if self.finite { self.nan() } else { self.nan() >> self.mantissa << self.mantissa }
     }
@@ -50,8 +51,8 @@ impl Small {
         if code >> (self.bits - 1) & 1 == 1 { -value } else { value }
     }
 
-    /// The nearest code, ties to even. What is too large becomes an infinity, or, if it saturates, the
-    /// largest number.
+    /// The nearest code, ties to even. A number out of range becomes infinity, or the largest
+    /// number if `saturates`.
     fn encode(self, value: f64, saturates: bool) -> u64 {
         if value.is_nan() {
             return self.nan();
@@ -63,25 +64,27 @@ impl Small {
             return sign | largest;
         }
         let least = 1 - self.bias;
-        // Of a subnormal double this is below any least exponent.
+        // For a subnormal double this is below every smallest exponent.
         let exponent = ((value.to_bits() >> 52) as i32 - 1023).max(least);
         let step = exponent - self.mantissa as i32;
-        // Exact: a power of two, and no result leaves the range of normal numbers.
+        // Exact: the factor is a power of two, and every result stays in the range of normal
+        // numbers.
         let steps = (value * 2f64.powi(-step)).round_ties_even() as u64;
-        // Rounded up to the next power of two the sum carries into the exponent, as it shall.
+        // If rounding reaches the next power of two, the sum carries into the exponent, as
+        // intended.
         let code = (((exponent - least) as u64) << self.mantissa) + steps;
         sign | code.min(largest)
     }
 }
 
-/// `cvt` between the formats of these names, of one operand.
+/// `cvt` of one operand between these formats.
 pub(in crate::ptx) fn small_unary(to: &str, from: &str) -> Option<Unary> {
     Some(match (to, from) {
         ("f32", "f16") => |a| {
             let value = F16.decode(a);
             u64::from(if value.is_nan() { SINGLE_NAN } else { (value as f32).to_bits() })
         },
-        // The upper half of a single: even a NaN stays as it is.
+        // The upper half of a single. Even a NaN is unchanged.
         ("f32", "bf16") => |a| (a & 0xFFFF) << 16,
         ("f16", "f32") => |a| F16.encode(single(a), false),
         ("bf16", "f32") => |a| BF16.encode(single(a), false),
@@ -91,7 +94,7 @@ pub(in crate::ptx) fn small_unary(to: &str, from: &str) -> Option<Unary> {
     })
 }
 
-/// `cvt` of two operands of single precision to a pair, of which the first is the upper.
+/// `cvt` of two single-precision operands to a pair. The first operand becomes the upper half.
 pub(in crate::ptx) fn small_pair(to: &str) -> Option<Binary> {
     Some(match to {
         "f16x2" => |a, b| F16.encode(single(a), false) << 16 | F16.encode(single(b), false),
@@ -102,7 +105,8 @@ pub(in crate::ptx) fn small_pair(to: &str) -> Option<Binary> {
     })
 }
 
-/// `cvt.pack.sat.s8.s32.b32`: two numbers saturated to bytes, below the lower half of a third.
+/// `cvt.pack.sat.s8.s32.b32`: two numbers saturated to bytes, and shifted in below the lower half
+/// of a third operand.
 pub(in crate::ptx) fn pack_bytes(a: u64, b: u64, c: u64) -> u64 {
     let byte = |value: u64| u64::from((value as i32).clamp(-128, 127) as u8);
     (c & 0xFFFF) << 16 | byte(a) << 8 | byte(b)
@@ -111,7 +115,7 @@ pub(in crate::ptx) fn pack_bytes(a: u64, b: u64, c: u64) -> u64 {
 /// Arithmetic on both halves of a register.
 pub(in crate::ptx) fn packed_binary(name: &str, format: &str) -> Option<Binary> {
     Some(match (name, format) {
-        // A product of two halves is exact in double precision, and so is rounded once.
+        // A product of two halves is exact in double precision, so it is rounded only once.
         ("mul", "f16x2") => |a, b| each(F16, a, b, |a, b| a * b),
         ("min", "f16x2") => |a, b| each(F16, a, b, lesser),
         ("max", "f16x2") => |a, b| each(F16, a, b, |a, b| -lesser(-a, -b)),
@@ -121,7 +125,7 @@ pub(in crate::ptx) fn packed_binary(name: &str, format: &str) -> Option<Binary> 
     })
 }
 
-/// The lesser of two numbers; of a number and a NaN the number, and of two zeros the negative one.
+/// The smaller of two numbers; the number if the other is a NaN; the negative of two zeros.
 fn lesser(a: f64, b: f64) -> f64 {
     match () {
         () if a.is_nan() => b,
@@ -177,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Constants of the formats, as their definitions have them.
+    /// Constants of the formats, from their definitions.
     #[test]
     fn the_ends_of_the_formats_are_theirs() {
         let largest = |format: Small| format.decode(format.beyond() - 1);
@@ -190,7 +194,7 @@ mod tests {
         assert_eq!(E5M2.encode(f64::NEG_INFINITY, false), 0xFC);
         assert_eq!(E5M2.encode(f64::NEG_INFINITY, true), 0xFB);
         assert_eq!(E5M2.encode(-f64::NAN, true), 0x7F);
-        // A tie above the largest number of a format without infinities.
+        // A tie above the largest number of a format without infinity.
         assert_eq!([464.0, 464.1].map(|value| E4M3.encode(value, true)), [0x7E, 0x7E]);
     }
 

@@ -119,7 +119,7 @@ impl Lowerer<'_> {
             return self.binary(f, Type::B32, Type::B32, Type::B32);
         }
         let ty = modifiers.take_type()?;
-        // Of floats the quotient must say how it is rounded, and the choices are not rounded.
+        // A float quotient needs an explicit rounding mode. `min` and `max` take none.
         let is_right = match name {
             "div" if ty.is_float() => rounds,
             "add" | "sub" | "mul" if ty.is_float() => true,
@@ -283,7 +283,7 @@ impl Lowerer<'_> {
     }
 }
 
-/// The comparison, what combines it with a predicate, and the type compared.
+/// The comparison, the operator that combines it with a predicate, and the compared type.
 fn comparison(modifiers: &mut Modifiers<'_>) -> Loaded<(alu::Binary, Option<alu::Binary>, Type)> {
     let order = modifiers.take_any(&[
         "eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu",
@@ -299,7 +299,7 @@ fn comparison(modifiers: &mut Modifiers<'_>) -> Loaded<(alu::Binary, Option<alu:
     Ok((f.ok_or_else(|| modifiers.unsupported())?, join, ty))
 }
 
-/// The type of twice the width.
+/// The type of double width.
 fn doubled(ty: Type) -> Type {
     match ty {
         Type::U16 => Type::U32,

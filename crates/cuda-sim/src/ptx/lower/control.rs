@@ -108,7 +108,7 @@ impl Lowerer<'_> {
             Some(_) => Exchange::Index,
             None => return Err(modifiers.unsupported()),
         };
-        // Without its mask it means nothing since sm_70.
+        // The form without a mask has no meaning since sm_70.
         if !synchronises || modifiers.take_type()? != Type::B32 {
             return Err(modifiers.unsupported());
         }

@@ -54,8 +54,8 @@ impl Lowerer<'_> {
         }
     }
 
-    /// Takes the modifiers that say where and how, and returns the space and whether the access
-    /// synchronises. A volatile access does: it is a relaxed one.
+    /// Reads the modifiers for the state space and the memory order. Returns the space, and whether
+    /// the access synchronises. A volatile access does, because it counts as relaxed.
     pub(super) fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, AccessOrder) {
         let strong = ["relaxed", "acquire", "release", "acq_rel", "mmio", "volatile"];
         let is_strong = modifiers.take_any(&strong).is_some();
@@ -85,7 +85,7 @@ impl Lowerer<'_> {
                 Meaning::Address(address) => {
                     Ok((self.constant(address.wrapping_add_signed(*offset)), 0))
                 }
-                _ => Err(self.error(format!("'{name}' holds no address"))),
+                _ => Err(self.error(format!("'{name}' is not an address"))),
             },
             Operand::Integer(address) => Ok((self.constant(*address), *offset)),
             _ => Err(self.error("unsupported address")),
@@ -122,7 +122,7 @@ impl Lowerer<'_> {
             single => std::slice::from_ref(single),
         };
         if parts.len() != count as usize {
-            return Err(self.error("a vector of another length than the access"));
+            return Err(self.error("the vector and the access have different lengths"));
         }
         let mut registers = [special::SINK; 4];
         let mut register_bits = ty.bits();

@@ -1,4 +1,4 @@
-//! Turns a parsed kernel into steps: resolves names, picks functions, and refuses what cannot run.
+//! Lowers a parsed kernel to steps: resolves names, chooses functions, and refuses what cannot run.
 
 mod arithmetic;
 mod asynchronous;
@@ -17,28 +17,28 @@ use super::op::{Op, Program, PtxStep, Register, special};
 use super::syntax::{Entry, Instruction, Operand, Statement, Variable, VariableSpace};
 use super::types::Type;
 
-/// Most registers of a kernel, constants included.
+/// Maximum number of registers of a kernel, constants included.
 const REGISTERS_MAX: u32 = 1 << 16;
 
-/// Most shared or local memory that a kernel may declare, in bytes.
+/// Maximum shared or local memory that a kernel may declare, in bytes.
 const DECLARED_BYTES_MAX: u64 = 1 << 20;
 
 /// Addresses of a module's own variables, by name.
 pub(super) type ModuleVariables = HashMap<String, u64>;
 
-/// A kernel on its way to a [`Program`].
+/// A kernel during its conversion to a [`Program`].
 struct Lowering {
     names: Names,
     program: Program,
     /// Steps that branch to a label.
     branches: Vec<(usize, usize)>,
-    /// Opcodes of the instructions that lanes of a warp execute together.
+    /// Opcodes of the warp-wide instructions.
     exchanges: Vec<String>,
-    /// Where shared arrays begin whose size the launch gives: where the declared ones end.
+    /// Start of shared arrays whose size is set at launch: the end of the declared ones.
     dynamic_start: u64,
 }
 
-/// Turns one kernel of a module into its program.
+/// Converts one kernel of a module to its program.
 pub(super) fn lower(
     entry: &Entry,
     module: &[Variable],
@@ -185,7 +185,8 @@ impl Lowering {
     fn finish(mut self, line: u32) -> Loaded<Program> {
         for (step, label) in self.branches {
             let target = self.names.labels[label];
-            let target = target.ok_or_else(|| LoadError::new(line, "a label without a place"))?;
+            let target =
+                target.ok_or_else(|| LoadError::new(line, "a label without a position"))?;
             self.program.steps[step].op = Op::Branch { target };
         }
         let (registers, constants) = self.names.finish();
@@ -200,7 +201,7 @@ impl Lowering {
     }
 }
 
-/// Where dynamic shared memory begins: after all that is declared.
+/// Start of dynamic shared memory: the end of all declared shared memory.
 fn dynamic_start(body: &[Statement], module: &[Variable]) -> u64 {
     let (mut end, mut align, mut found) = (0, 1, false);
     let module: Vec<_> = module.iter().cloned().map(Statement::Variable).collect();
@@ -209,7 +210,8 @@ fn dynamic_start(body: &[Statement], module: &[Variable]) -> u64 {
     if found { end.next_multiple_of(align.into()) } else { 0 }
 }
 
-/// Where declared shared memory ends, and the alignment of what follows it.
+/// Advances `end` over the declared shared memory, and raises `align` to the alignment of dynamic
+/// memory.
 fn measure_shared(body: &[Statement], end: &mut u64, align: &mut u32, dynamic: &mut bool) {
     for statement in body {
         match statement {

@@ -1,9 +1,9 @@
-//! The modifiers of an opcode, taken one by one so that none is overlooked.
+//! The modifiers of an opcode. They are taken one by one, so that none is ignored by mistake.
 
 use super::super::error::{LoadError, Loaded};
 use super::super::types::Type;
 
-/// What is left of an opcode's modifiers.
+/// The remaining modifiers of an opcode.
 pub(super) struct Modifiers<'a> {
     opcode: &'a str,
     line: u32,
@@ -11,36 +11,36 @@ pub(super) struct Modifiers<'a> {
 }
 
 impl<'a> Modifiers<'a> {
-    /// The modifiers of `opcode`, and its name.
+    /// The name of `opcode`, and its modifiers.
     pub(super) fn of(opcode: &'a str, line: u32) -> (&'a str, Self) {
         let mut parts = opcode.split('.');
         let name = parts.next().unwrap_or_default();
         (name, Self { opcode, line, left: parts.collect() })
     }
 
-    /// Takes `wanted` if it is there.
+    /// Takes `wanted` if it is present.
     pub(super) fn take(&mut self, wanted: &str) -> bool {
         let found = self.left.iter().position(|part| *part == wanted);
         found.map(|at| self.left.remove(at)).is_some()
     }
 
-    /// Whether `wanted` is there.
+    /// Whether `wanted` is present.
     pub(super) fn has(&self, wanted: &str) -> bool {
         self.left.contains(&wanted)
     }
 
-    /// Takes the first of `choices` that is there.
+    /// Takes the first of `choices` that is present.
     pub(super) fn take_any(&mut self, choices: &[&str]) -> Option<&'a str> {
         let found = self.left.iter().position(|part| choices.contains(part))?;
         Some(self.left.remove(found))
     }
 
-    /// Takes all of `choices`, which change nothing here.
+    /// Takes all of `choices`. They have no effect here.
     pub(super) fn skip(&mut self, choices: &[&str]) {
         self.left.retain(|part| !choices.contains(part));
     }
 
-    /// Takes all modifiers that begin so.
+    /// Takes all modifiers with this prefix.
     pub(super) fn skip_prefixed(&mut self, prefix: &str) {
         self.left.retain(|part| !part.starts_with(prefix));
     }
@@ -52,7 +52,7 @@ impl<'a> Modifiers<'a> {
         found.ok_or_else(|| self.unsupported())
     }
 
-    /// Refuses what was not taken.
+    /// Refuses any remaining modifier.
     pub(super) fn finish(&self) -> Loaded<()> {
         if self.left.is_empty() { Ok(()) } else { Err(self.unsupported()) }
     }

@@ -9,7 +9,7 @@ use super::super::types::Type;
 use super::Lowerer;
 use super::modifiers::Modifiers;
 
-/// Floats that no register type of their own holds.
+/// Float formats without a register type.
 const SMALL_FLOATS: &[&str] = &["f16", "bf16", "f16x2", "bf16x2", "e4m3x2", "e5m2x2"];
 
 impl Lowerer<'_> {
@@ -69,7 +69,7 @@ impl Lowerer<'_> {
         self.emit(Op::Move { d, a })
     }
 
-    /// Type of each of `count` parts of a `ty`.
+    /// The type of each of the `count` equal parts of a `ty`.
     fn part(&self, ty: Type, count: usize) -> Loaded<Type> {
         match (ty.bits(), count) {
             (64, 2) => Ok(Type::B32),
@@ -117,11 +117,11 @@ impl Lowerer<'_> {
             Some("rmi") => Some(Rounding::Down),
             Some("rpi") => Some(Rounding::Up),
             None | Some("rn") => None,
-            // A float rounded another way than to the nearest.
+            // A float conversion with a rounding mode other than to nearest.
             Some(_) => return Err(modifiers.unsupported()),
         };
-        // To an integer a float is rounded to one, to a float of its type it may be, and to one of less
-        // precision numbers are rounded to the nearest.
+        // A float converted to an integer is rounded to an integer. A float converted to its own
+        // type may be. A conversion to lower precision is rounded to nearest.
         let loses = to.is_float() && (!from.is_float() || to.bits() < from.bits());
         let is_right = match (from.is_float(), to_integral) {
             (true, None) => to.is_float() && (rounding.is_some() == loses),
@@ -139,7 +139,7 @@ impl Lowerer<'_> {
         self.emit(Op::Convert { index, d, a })
     }
 
-    /// To or from floats of 16 or 8 bits.
+    /// `cvt` to or from floats of 16 or 8 bits.
     fn cvt_small(&mut self, modifiers: &mut Modifiers<'_>, nearest: bool) -> Loaded<bool> {
         let saturates = modifiers.take("satfinite");
         let names = [SMALL_FLOATS, &["f32"]].concat();
@@ -147,7 +147,7 @@ impl Lowerer<'_> {
         modifiers.finish()?;
         let (Some(to), Some(from)) = (to, from) else { return Err(modifiers.unsupported()) };
         let is_byte = |name: &str| matches!(name, "e4m3x2" | "e5m2x2");
-        // To less precision numbers are rounded, and 8-bit floats always saturate.
+        // A conversion to lower precision is rounded, and 8-bit floats always saturate.
         let rounds = to != "f32";
         if nearest != rounds || saturates != is_byte(to) {
             return Err(modifiers.unsupported());
@@ -166,7 +166,7 @@ impl Lowerer<'_> {
         self.unary(f, register(to), register(from))
     }
 
-    /// Two 32-bit integers to two bytes, the one form that is understood.
+    /// Two 32-bit integers to two bytes, the only supported form.
     fn cvt_pack(&mut self, modifiers: &mut Modifiers<'_>, saturate: bool) -> Loaded<bool> {
         let types = [modifiers.take_type()?, modifiers.take_type()?, modifiers.take_type()?];
         modifiers.finish()?;

@@ -1,4 +1,4 @@
-//! What names mean: registers, variables and labels in their scopes, and constants.
+//! Name resolution: registers, variables and labels in their scopes, and constants.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use super::super::op::{Register, special};
 use super::super::syntax::{Operand, Statement};
 use super::super::types::Type;
 
-/// What a name means.
+/// The meaning of a name.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Meaning {
     /// A register and its width in bits.
@@ -25,7 +25,7 @@ pub(super) struct Names {
     first_constant: Register,
     constants: Vec<u64>,
     known: HashMap<u64, Register>,
-    /// Step at which each label stands, once it is known.
+    /// The step of each label, once known.
     pub(super) labels: Vec<Option<u32>>,
 }
 
@@ -158,7 +158,7 @@ impl Names {
         self.source_of(line, operand, ty, |bits| bits == ty.bits())
     }
 
-    /// As [`source`](Self::source), where a wider register will do.
+    /// Like [`source`](Self::source), but also accepts a wider register.
     pub(super) fn wide_source(
         &mut self,
         line: u32,
@@ -231,7 +231,7 @@ impl Names {
         self.register(line, name, |bits| bits == 1).map(|(register, _)| register)
     }
 
-    /// Number of registers with the constants, and the constants.
+    /// The number of registers including constants, and the constants.
     pub(super) fn finish(self) -> (u32, Vec<u64>) {
         (self.first_constant + self.constants.len() as u32, self.constants)
     }

@@ -6,7 +6,7 @@ use super::observation::Ran;
 use super::spaces::{Accessor, Spaces};
 
 impl Spaces<'_> {
-    /// Changes one element and returns what it was.
+    /// Changes one element and returns its old value.
     pub(super) fn atomic(
         &mut self,
         access: &Access,
@@ -17,7 +17,7 @@ impl Spaces<'_> {
     ) -> Ran<u64> {
         let size = usize::from(access.bytes);
         let mut data = [0; 16];
-        // One access to those who look for conflicts.
+        // For the conflict check this is a single access.
         let load = Access { order: AccessOrder::AtomicLoad, ..*access };
         self.load(&load, address, size as u32, by, &mut data)?;
         let mut word = [0; 8];

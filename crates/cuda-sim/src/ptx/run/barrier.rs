@@ -1,7 +1,8 @@
 //! Barriers of a block.
 //!
-//! A barrier counts the threads that come to it. When as many have come as it was told, those of them
-//! that wait go on, and it begins anew from none: who comes next is of its next phase.
+//! A barrier counts arriving threads. When the expected number has arrived, the waiting ones
+//! continue and the count starts again at zero. Threads that arrive afterwards belong to the next
+//! phase.
 
 use super::super::op::BarrierOp;
 use super::WARP;
@@ -9,15 +10,15 @@ use super::block::{ThreadBlock, ThreadState};
 use super::meeting::Came;
 use super::observation::{ObservationKind, Ran, Trouble};
 
-/// Barriers that a block has.
+/// Number of barriers of a block.
 pub(super) const BARRIERS: usize = 16;
 
-/// The threads that have come to a barrier since it was complete.
+/// The threads that have arrived in the current phase of a barrier.
 #[derive(Debug, Default)]
 pub(super) struct Phase {
-    /// Threads that complete it; 0 while none has come.
+    /// Number of threads that complete the phase; 0 before the first arrives.
     expected: usize,
-    /// Threads that have come, where a warp that is not full counts as one that is.
+    /// Number of arrived threads. A warp with fewer than 32 threads counts as a full warp.
     count: usize,
     came: Vec<Arrival>,
 }
@@ -26,14 +27,14 @@ pub(super) struct Phase {
 #[derive(Debug)]
 struct Arrival {
     came: Came,
-    /// The step after the barrier's.
+    /// The step after the barrier instruction.
     next: usize,
     aligned: bool,
     waits: bool,
 }
 
 impl ThreadBlock<'_, '_> {
-    /// Brings a thread to a barrier, which may complete it.
+    /// A thread arrives at a barrier, and may complete it.
     pub(super) fn reach(&mut self, thread: usize, op: BarrierOp) -> Ran<()> {
         let id = self.register(thread, op.id) as u32 as usize;
         let refuse = |detail: String| Err(Trouble::new(ObservationKind::Barrier, detail));
@@ -53,7 +54,7 @@ impl ThreadBlock<'_, '_> {
             None => all,
         };
         if ![0, expected].contains(&self.barriers[id].expected) {
-            return refuse(format!("barrier {id} is given different numbers of threads"));
+            return refuse(format!("barrier {id} is used with different numbers of threads"));
         }
         let next = self.threads[thread].next;
         let arrival =
@@ -61,7 +62,7 @@ impl ThreadBlock<'_, '_> {
         let first_of_rest = self.threads.len() / WARP * WARP;
         let phase = &mut self.barriers[id];
         phase.expected = expected;
-        // The first thread of a warp that is not full stands for those that are missing too.
+        // In a partial warp, the first thread also counts for the missing ones.
         let missing = if thread == first_of_rest { all - self.threads.len() } else { 0 };
         phase.count += 1 + missing;
         phase.came.push(arrival);
@@ -82,7 +83,7 @@ impl ThreadBlock<'_, '_> {
         for arrival in waiting() {
             self.threads[arrival.came.thread].state = ThreadState::Ready;
         }
-        // Who waits comes once, so these are all.
+        // A waiting thread arrives once, so these are all threads.
         if waiting().count() == self.threads.len() {
             return self.meet_all();
         }
@@ -91,7 +92,7 @@ impl ThreadBlock<'_, '_> {
         self.meet(&came, after.into_iter());
     }
 
-    /// All threads of a warp must come to an aligned barrier by the same instruction.
+    /// Checks an aligned barrier: all threads of a warp must arrive through the same instruction.
     fn check_alignment(&self, id: usize, phase: &Phase) -> Ran<()> {
         let place = |arrival: &Arrival| (arrival.came.thread / WARP, arrival.next);
         let mut places: Vec<_> = phase.came.iter().filter(|a| a.aligned).map(place).collect();
@@ -112,7 +113,7 @@ impl ThreadBlock<'_, '_> {
         Ok(())
     }
 
-    /// Why nothing goes on any more, told of the first thread that waits.
+    /// Describes a deadlock: the first waiting thread, and the reason.
     pub(super) fn deadlock(&self) -> (usize, Box<Trouble>) {
         let waits = |state: ThreadState| {
             matches!(state, ThreadState::AtBarrier { .. } | ThreadState::AtWarp { .. })

@@ -1,4 +1,4 @@
-//! One block: its threads, and whose turn it is.
+//! One block: its threads, and the choice of the thread that runs next.
 
 use std::collections::HashMap;
 
@@ -12,11 +12,11 @@ use super::observation::{ObservationKind, Ran, Site, Trouble};
 use super::spaces::{Accessor, Spaces};
 use super::thread::{Lane, Stop};
 
-/// Instructions of a thread before another one has its turn: a thread may wait in a loop for what
-/// another one writes.
+/// Number of instructions of a thread before another thread runs. A thread may wait in a loop for
+/// another thread's write.
 const TURN: u64 = 1 << 14;
 
-/// What a thread does.
+/// The state of a thread.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum ThreadState {
     Ready,
@@ -25,33 +25,33 @@ pub(super) enum ThreadState {
     Done,
 }
 
-/// One thread of the block, apart from its registers.
+/// One thread of the block, without its registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Thread {
     pub(super) state: ThreadState,
     pub(super) next: usize,
-    /// Its stretch, or 0 while it has not begun.
+    /// Its stretch, or 0 before it starts.
     pub(super) stretch: u32,
-    /// Groups of copies that it has committed.
+    /// Number of copy groups that it has committed.
     pub(super) groups: u32,
     ran: u64,
 }
 
-/// A block while it runs.
+/// A running block.
 pub(super) struct ThreadBlock<'a, 'm> {
     pub(super) program: &'a Program,
     pub(super) spaces: &'a mut Spaces<'m>,
     pub(super) threads: Vec<Thread>,
     registers: Vec<u64>,
     pub(super) barriers: [Phase; BARRIERS],
-    /// How often all threads have met.
+    /// How often all threads have met at a barrier.
     pub(super) meetings: u32,
-    /// What each thread knows of the others since then.
+    /// For each thread, what it knows of the other threads since then.
     pub(super) known: Vec<Option<KnownStretches>>,
     pub(super) copies: HashMap<usize, Vec<PendingCopy>>,
     shape: &'a LaunchShape,
     index: [u32; 3],
-    /// Number in the launch of its first thread.
+    /// Number of its first thread in the launch.
     first_thread: u64,
 }
 
@@ -76,7 +76,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         }
     }
 
-    /// Makes it block `number` of the launch, with no thread having run.
+    /// Resets it to block `number` of the launch, before any thread has run.
     pub(super) fn renew(&mut self, number: u64) {
         let [x, y, _] = self.shape.grid.map(u64::from);
         self.index = [number % x, number / x % y, number / x / y].map(|i| i as u32);
@@ -141,7 +141,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         self.shape.coordinates(thread as u64)
     }
 
-    /// Line of the step that a thread is at.
+    /// Line of the step that a thread has reached.
     pub(super) fn line_of(&self, thread: usize) -> u32 {
         self.program.lines[self.threads[thread].next.saturating_sub(1)]
     }
@@ -150,7 +150,8 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         Site { line: self.line_of(thread), thread: self.coordinates(thread), block: self.index }
     }
 
-    /// Runs the block to its end. Notes what it does wrong; false when that ends the launch.
+    /// Runs the block to its end and records its mistakes. Returns false if a mistake ends the
+    /// launch.
     pub(super) fn run(&mut self, limits: &Limits, notes: &mut Notes) -> bool {
         match self.run_all(limits, notes) {
             Ok(()) => true,
@@ -177,7 +178,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         }
     }
 
-    /// Gives every ready thread of a warp its turn, again and again while they free each other.
+    /// Runs every ready thread of a warp, repeatedly while they unblock each other.
     fn run_warp(
         &mut self,
         warp: usize,
@@ -199,10 +200,11 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         }
     }
 
-    /// Runs a thread until it waits or ends, or has had its turn.
+    /// Runs a thread until it waits, ends or has used up its turn.
     fn run_thread(&mut self, thread: usize, limits: &Limits, notes: &mut Notes) -> Ran<()> {
         if self.threads[thread].stretch == 0 {
-            // A launch of more threads than can be numbered is not looked at for conflicts.
+            // A launch with more threads than a thread number can hold is not checked for
+            // conflicts.
             let number = u32::try_from(self.first_thread + thread as u64);
             let stretches = &mut self.spaces.stretches;
             let meetings = self.meetings;
@@ -249,7 +251,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         }
         if self.threads[thread].ran > limits.thread_steps || notes.steps > limits.launch_steps {
             let detail = format!(
-                "has run {} instructions, of {} in the launch, without an end",
+                "has run {} instructions, of {} in the launch, and has not ended",
                 self.threads[thread].ran, notes.steps
             );
             return Err(Trouble::new(ObservationKind::Endless, detail));
@@ -257,7 +259,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         Ok(())
     }
 
-    /// Executes the step before the next, which concerns more than the thread itself.
+    /// Executes the step before the next. It concerns more than one thread.
     fn special(&mut self, thread: usize, by: Accessor) -> Ran<()> {
         match self.program.steps[self.threads[thread].next - 1].op {
             Op::Barrier(op) => self.reach(thread, op),

@@ -1,51 +1,52 @@
-//! Who accessed what, so that two unordered accesses to one byte are seen.
+//! Records accesses, to find two unordered accesses to the same byte.
 //!
-//! The record is kept for words of four bytes, and for single bytes of the words in which something
-//! smaller was meant. Most words have a last writer and two readers, which is enough where all threads
-//! of a block meet at each barrier: a later writer is not both of the readers. A word that is accessed
-//! atomically, or that many read where some threads of a block meet without the others, has a
-//! [`Crowd`] instead, which knows all accesses that are not yet ordered before every later one.
+//! The record covers words of four bytes. It covers single bytes in words with smaller accesses.
+//! Most words store a last writer and two readers. That is enough if all threads of a block meet at
+//! each barrier, because a later writer is not both of the readers. A [`Crowd`] replaces the entry
+//! of a word that is accessed atomically, or that many threads read in a kernel where part of a
+//! block can meet. A crowd stores every access that some later access may not be ordered after.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Bytes that one page of records covers, as a power of two.
+/// Number of bytes covered by one page of records, as a power of two.
 const PAGE_SHIFT: u32 = 10;
 
-/// Words of a page.
+/// Number of words of a page.
 const PAGE_WORDS: usize = 1 << (PAGE_SHIFT - 2);
 
-/// Most pages kept; beyond that all are forgotten and recording begins anew.
+/// Maximum number of pages. Beyond it all records are dropped and recording starts again.
 const PAGES_MAX: usize = 1 << 17;
 
-/// Places of the cache before the table of pages.
+/// Number of entries of the cache in front of the page table.
 const CACHE: usize = 256;
 
-/// Most stretches of one launch.
+/// Maximum number of stretches of one launch.
 const STRETCHES_MAX: usize = 1 << 28;
 
-/// A part of a thread's run between two of its barriers.
+/// The part of a thread's run between two of its barriers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretch {
     thread: u32,
-    /// Meetings of the whole block before it.
+    /// Number of meetings of the whole block before it.
     meetings: u32,
 }
 
-/// Number of a stretch, from 1 on; 0 where accesses are not recorded. Those of one thread ascend.
+/// Number of a stretch, from 1 on; 0 if accesses are not recorded. The numbers of one thread
+/// ascend.
 pub(super) type StretchId = u32;
 
-/// For each thread of a block its last stretch that comes before, or 0.
+/// For each thread of a block, its last stretch that is ordered before, or 0.
 pub(super) type KnownStretches = Rc<[StretchId]>;
 
-/// All stretches of a launch, and the one that runs.
+/// All stretches of a launch, and the running one.
 #[derive(Debug, Default)]
 pub(super) struct Stretches {
     all: Vec<Stretch>,
     block_threads: u32,
-    /// Whether some threads of a block may meet without the others.
+    /// Whether a part of a block's threads can meet without the rest.
     parts_meet: bool,
-    /// Number in the launch of the running block's first thread.
+    /// Number of the running block's first thread in the launch.
     first: u32,
     now: Stretch,
     known: Option<KnownStretches>,
@@ -57,7 +58,8 @@ impl Stretches {
         Self { all, block_threads, parts_meet, ..Self::default() }
     }
 
-    /// A new stretch of the thread with this number in the launch, after `meetings` of its block.
+    /// Starts a new stretch of the thread with this number in the launch, after `meetings` of its
+    /// block.
     pub(super) fn begin(&mut self, thread: u32, meetings: u32) -> StretchId {
         if self.all.len() >= STRETCHES_MAX {
             return 0;
@@ -66,19 +68,20 @@ impl Stretches {
         (self.all.len() - 1) as StretchId
     }
 
-    /// Goes on with stretch `id` of a thread that knows of others what `known` says.
+    /// Continues stretch `id` of a thread, which knows the stretches `known` of the others.
     pub(super) fn enter(&mut self, id: StretchId, known: Option<KnownStretches>) {
         self.now = self.all[id as usize];
         self.first = self.now.thread - self.now.thread % self.block_threads.max(1);
         self.known = known;
     }
 
-    /// Number in the launch of the thread whose stretch it is.
+    /// The number of the stretch's thread in the launch.
     pub(super) fn thread(&self, id: StretchId) -> u32 {
         self.all[id as usize].thread
     }
 
-    /// Whether all of stretch `earlier` comes before the one that runs, or is of the same thread.
+    /// Whether the whole stretch `earlier` is ordered before the running one, or belongs to the
+    /// same thread.
     #[inline]
     fn is_before(&self, earlier: StretchId) -> bool {
         let Stretch { thread, meetings } = self.all[earlier as usize];
@@ -96,18 +99,19 @@ impl Stretches {
     }
 }
 
-/// How an access is meant.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Use {
     Read,
     Write,
-    /// A read that takes part in synchronisation: it may meet writes of the same kind.
+    /// A read that takes part in synchronisation. It does not conflict with writes of that kind.
     StrongRead,
-    /// Such a write, or an atomic operation.
+    /// A write that takes part in synchronisation, or an atomic operation.
     StrongWrite,
 }
 
-/// The accesses to a word: its writer and two readers, unless `writer` says that they lie elsewhere.
+/// The accesses to a word: its writer and two readers. Two special values of `writer` say that the
+/// accesses are stored elsewhere.
 #[derive(Clone, Copy, Debug, Default)]
 struct Word {
     writer: StretchId,
@@ -115,16 +119,16 @@ struct Word {
     other_reader: StretchId,
 }
 
-/// In the place of a word's writer: `reader` is a place in the records of bytes.
+/// Special value of `writer`: `reader` is an index into the records of bytes.
 const SPLIT: StretchId = StretchId::MAX;
-/// In the place of a word's writer: `reader` is a place in the crowds.
+/// Special value of `writer`: `reader` is an index into the crowds.
 const CROWD: StretchId = StretchId::MAX - 1;
 
-/// Accesses of one kind, of which none comes before all that may follow.
+/// Accesses of one kind, none of which is ordered before everything that may follow.
 #[derive(Clone, Debug, Default)]
 struct Unordered(Vec<StretchId>);
 
-/// All accesses to a word or a byte that may still conflict with a later one.
+/// All accesses to a word or byte that may still conflict with a later one.
 #[derive(Clone, Debug, Default)]
 struct Crowd {
     writer: StretchId,
@@ -133,14 +137,14 @@ struct Crowd {
     strong_writers: Unordered,
 }
 
-/// What is known of words that are not plain.
+/// The records of split and crowded words.
 #[derive(Debug, Default)]
 struct Others {
     splits: Vec<[Word; 4]>,
     crowds: Vec<Crowd>,
 }
 
-/// The last accesses to every word.
+/// The last accesses to each word.
 #[derive(Debug)]
 pub(super) struct Conflicts {
     pages: Vec<[Word; PAGE_WORDS]>,
@@ -153,7 +157,7 @@ pub(super) struct Conflicts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conflict {
     pub(super) with: StretchId,
-    /// Whether the other one wrote.
+    /// Whether the other access was a write.
     pub(super) wrote: bool,
 }
 
@@ -163,7 +167,7 @@ impl Conflicts {
         Self { pages: Vec::new(), others: Others::default(), table: HashMap::new(), cache }
     }
 
-    /// Forgets everything.
+    /// Drops all records.
     pub(super) fn clear(&mut self) {
         if !self.pages.is_empty() {
             self.pages.clear();
@@ -174,8 +178,8 @@ impl Conflicts {
         }
     }
 
-    /// Records an access of stretch `id`, the one that runs, which lies within one page, and returns
-    /// what it conflicts with.
+    /// Records an access of stretch `id`, the running one, inside one page. Returns a conflicting
+    /// access, if any.
     #[inline]
     pub(super) fn access(
         &mut self,
@@ -265,7 +269,7 @@ impl Word {
         found
     }
 
-    /// An access to some bytes of a word.
+    /// Records an access to some bytes of a word.
     fn access_bytes(
         &mut self,
         others: &mut Others,
@@ -295,7 +299,7 @@ impl Word {
         found
     }
 
-    /// An access to a word of which more is known, or of which more must be known from now on.
+    /// Records an access to a word that has, or now needs, a crowd or byte records.
     #[cold]
     fn access_special(
         &mut self,
@@ -317,7 +321,7 @@ impl Word {
 }
 
 impl Others {
-    /// Keeps a crowd, and gives the word that names it.
+    /// Stores a crowd, and returns the word entry that refers to it.
     fn add(&mut self, crowd: Crowd) -> Word {
         self.crowds.push(crowd);
         let reader = (self.crowds.len() - 1) as StretchId;
@@ -350,7 +354,7 @@ impl Crowd {
                 let found = by_writer.or_else(|| strong_writers.unordered(stretches).map(wrote));
                 let found = found.or_else(|| readers.unordered(stretches).map(read));
                 let found = found.or_else(|| strong_readers.unordered(stretches).map(read));
-                // What comes before this write needs no more notice than the write.
+                // Accesses ordered before this write are covered by the write.
                 for group in [readers, strong_readers, strong_writers] {
                     group.0.retain(|&earlier| !stretches.is_before(earlier));
                 }
@@ -361,13 +365,13 @@ impl Crowd {
 }
 
 impl Unordered {
-    /// One access that does not come before the running stretch.
+    /// An access that is not ordered before the running stretch.
     fn unordered(&self, stretches: &Stretches) -> Option<StretchId> {
         self.0.iter().copied().find(|&earlier| !stretches.is_before(earlier))
     }
 
-    /// Adds the running stretch, for those that come before it. Of other blocks one stands for all:
-    /// nothing orders this block after them.
+    /// Adds the running stretch, and removes those ordered before it. A single stretch is kept for
+    /// all other blocks, because nothing orders this block after them.
     fn add(&mut self, stretches: &Stretches, id: StretchId) {
         if self.0.last() == Some(&id) {
             return;
@@ -379,7 +383,7 @@ impl Unordered {
             has_other_block |= is_other;
             keep
         });
-        // Where only whole blocks meet, any two threads of a block stand for all of it.
+        // If only whole blocks meet, any two threads of a block represent the whole block.
         let most = 2 + usize::from(has_other_block);
         if !stretches.parts_meet && self.0.len() >= most {
             self.0.pop();

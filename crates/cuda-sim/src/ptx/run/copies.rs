@@ -1,11 +1,11 @@
-//! Asynchronous copies: they happen as late as they may, so that a missing wait is seen.
+//! Asynchronous copies. They run as late as allowed, so that a missing wait is found.
 
 use super::super::op::{Access, AsyncOp};
 use super::block::ThreadBlock;
 use super::observation::Ran;
 use super::spaces::Accessor;
 
-/// A copy that has not happened yet.
+/// A copy that has not run yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingCopy {
     to: Access,
@@ -13,9 +13,9 @@ pub(super) struct PendingCopy {
     destination: u64,
     origin: u64,
     bytes: u32,
-    /// Bytes that are read; the others are zeros.
+    /// Number of bytes to read. The rest is filled with zeros.
     read: u32,
-    /// How many groups the thread had committed before.
+    /// Number of groups that the thread had committed before.
     group: u32,
 }
 
@@ -47,7 +47,7 @@ impl ThreadBlock<'_, '_> {
         self.register(thread, access.base).wrapping_add_signed(access.offset)
     }
 
-    /// Makes the copies of all groups before `done` happen.
+    /// Runs the copies of all groups before `done`.
     pub(super) fn complete(&mut self, thread: usize, done: u32, by: Accessor) -> Ran<()> {
         let Some(copies) = self.copies.get_mut(&thread) else { return Ok(()) };
         let ready: Vec<PendingCopy> = copies.iter().copied().filter(|c| c.group < done).collect();

@@ -1,4 +1,4 @@
-//! A launch: all of its blocks, one after another.
+//! A launch: all its blocks, one after another.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,10 @@ use super::shared::SharedBytes;
 use super::spaces::Spaces;
 use crate::memory::View;
 
-/// Most things noted of one launch.
+/// Maximum number of observations of one launch.
 const SEEN_MAX: usize = 64;
 
-/// How much a launch may run before it is taken to be endless.
+/// Number of instructions after which a launch counts as endless.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Instructions of one thread.
@@ -30,7 +30,7 @@ impl Default for Limits {
     }
 }
 
-/// Grid and blocks.
+/// The geometry of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaunchShape {
     pub(super) grid: [u32; 3],
@@ -70,7 +70,7 @@ impl LaunchShape {
     }
 }
 
-/// What is noted while a launch runs.
+/// Observations made while a launch runs.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) steps: u64,
@@ -80,7 +80,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Whether a step is seen to do something of this kind for the first time.
+    /// Whether this is the first observation of this kind at this step.
     pub(super) fn is_new(&mut self, step: usize, kind: ObservationKind) -> bool {
         self.seen.len() < SEEN_MAX && self.known.insert((step, kind))
     }
@@ -90,19 +90,19 @@ impl Notes {
     }
 }
 
-/// What came of a launch.
+/// The result of a launch.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Instructions run, of all threads.
+    /// Number of instructions run, over all threads.
     pub(crate) steps: u64,
-    /// What went wrong without ending it, each line once.
+    /// The mistakes that did not end the launch, each line once.
     pub(crate) seen: Vec<Observation>,
-    /// What ended it.
+    /// The mistake that ended the launch.
     pub(crate) end: Option<Observation>,
 }
 
 impl Program {
-    /// Whether some threads of a block may meet without the others.
+    /// Whether a part of a block's threads can meet without the rest.
     fn parts_meet(&self) -> bool {
         let is_of_lanes = |op: &WarpOp| matches!(op.exchange, Exchange::Barrier);
         let is_of_part = |step: &PtxStep| matches!(step.op, Op::Barrier(barrier) if barrier.threads.is_some() || barrier.arrive);
@@ -110,7 +110,7 @@ impl Program {
     }
 }
 
-/// Runs all blocks of a launch whose geometry and arguments [`Program::check`] passed.
+/// Runs all blocks of a launch. Its geometry and arguments passed [`Program::check`].
 pub(crate) fn run(
     program: &Program,
     config: &LaunchConfig,

@@ -1,11 +1,11 @@
-//! What threads know of each other after they met: which of their accesses came before.
+//! The order between threads that met: which accesses of others came before.
 
 use std::rc::Rc;
 
 use super::block::ThreadBlock;
 use super::conflicts::{KnownStretches, StretchId};
 
-/// A thread that came to a barrier, as it was then.
+/// The state of a thread when it arrived at a barrier.
 #[derive(Clone, Debug)]
 pub(super) struct Came {
     pub(super) thread: usize,
@@ -13,7 +13,7 @@ pub(super) struct Came {
     known: Option<KnownStretches>,
 }
 
-/// Adds what those who came did and knew to what is `known`.
+/// Adds to `known` the stretches of the arrived threads, and the stretches that these knew.
 pub(super) fn gather<'c>(known: &mut [StretchId], came: impl IntoIterator<Item = &'c Came>) {
     let mut last: Option<&KnownStretches> = None;
     for came in came {
@@ -32,7 +32,7 @@ pub(super) fn gather<'c>(known: &mut [StretchId], came: impl IntoIterator<Item =
 }
 
 impl ThreadBlock<'_, '_> {
-    /// Ends a thread's stretch, for others to come after it.
+    /// Ends a thread's stretch, so that other threads can be ordered after it.
     pub(super) fn come(&mut self, thread: usize) -> Came {
         let came = Came {
             thread,
@@ -43,7 +43,7 @@ impl ThreadBlock<'_, '_> {
         came
     }
 
-    /// All threads of the block have met: what each did comes before what any does now.
+    /// All threads of the block have met: every earlier access is ordered before every later one.
     pub(super) fn meet_all(&mut self) {
         self.meetings += 1;
         self.known.fill(None);
@@ -52,7 +52,7 @@ impl ThreadBlock<'_, '_> {
         }
     }
 
-    /// The threads `after` go on after all that `came`.
+    /// Orders the threads `after` behind all that `came`.
     pub(super) fn meet(&mut self, came: &[Came], after: impl Iterator<Item = usize>) {
         let mut known = vec![0; self.threads.len()];
         gather(&mut known, came);

@@ -1,8 +1,8 @@
 //! Runs a program: every block of a launch, thread by thread between barriers, every access checked.
 //!
-//! A thread runs until it ends, waits, or has had its turn. What several threads do in between is
-//! not ordered, and is held to that: two accesses to one address conflict unless a barrier lies
-//! between them, however this interpreter happened to run them.
+//! A thread runs until it ends, waits, or has used up its turn. Between barriers the accesses of
+//! several threads are unordered, and are checked as such: two accesses to one address conflict
+//! unless a barrier separates them, whatever order this interpreter ran them in.
 
 mod atomic;
 mod barrier;
@@ -20,8 +20,7 @@ mod warp;
 pub(crate) use launch::{Limits, Outcome, run};
 pub(crate) use observation::{ObservationKind, Site};
 
-/// First generic address of shared memory. Nothing else has addresses from here on but local memory
-/// and a module's variables.
+/// First generic address of shared memory. Above it lie only local memory and a module's variables.
 pub(super) const SHARED_WINDOW: u64 = 2 << 60;
 
 /// First generic address of local memory.
@@ -30,5 +29,5 @@ pub(super) const LOCAL_WINDOW: u64 = 4 << 60;
 /// First address of a module's own variables.
 pub(super) const MODULE_WINDOW: u64 = 6 << 60;
 
-/// Threads of a warp.
+/// Number of threads of a warp.
 const WARP: usize = 32;

@@ -1,8 +1,8 @@
-//! What a running kernel does wrong, and where.
+//! Mistakes of a running kernel, with their location.
 
 use cuda_driver::ErrorCode;
 
-/// The thread and the line that did something.
+/// The thread and the line of a mistake.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Site {
     pub(crate) line: u32,
@@ -10,14 +10,14 @@ pub(crate) struct Site {
     pub(crate) block: [u32; 3],
 }
 
-/// What sort of thing.
+/// The kind of mistake.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum ObservationKind {
-    /// An access to what may not be accessed.
+    /// An access to memory that may not be accessed.
     Illegal,
     /// An access at an address that is not a multiple of its width.
     Misaligned,
-    /// A read of bytes that nobody wrote.
+    /// A read of bytes that were never written.
     Uninitialised,
     /// Two unordered accesses to one address.
     Conflict,
@@ -30,7 +30,7 @@ pub(crate) enum ObservationKind {
 }
 
 impl ObservationKind {
-    /// The error that the device is lost with, unless the kernel goes on.
+    /// The error that loses the device; `None` if the kernel continues.
     pub(crate) fn code(self) -> Option<ErrorCode> {
         match self {
             Self::Illegal => Some(ErrorCode::ILLEGAL_ADDRESS),
@@ -42,18 +42,18 @@ impl ObservationKind {
     }
 }
 
-/// One thing seen.
+/// One observation.
 #[derive(Clone, Debug)]
 pub(crate) struct Observation {
     pub(crate) kind: ObservationKind,
     pub(crate) site: Site,
-    /// The address, where it is one that the host knows.
+    /// The address, if the host knows addresses of that memory.
     pub(crate) address: Option<u64>,
     pub(crate) bytes: u64,
     pub(crate) detail: String,
 }
 
-/// What a thread was stopped by, before it is known which thread it was.
+/// A mistake that stopped a thread, before the thread is known.
 #[derive(Clone, Debug)]
 pub(super) struct Trouble {
     pub(super) kind: ObservationKind,
@@ -82,5 +82,5 @@ impl Trouble {
     }
 }
 
-/// What a step gives.
+/// The result of a step.
 pub(super) type Ran<T> = Result<T, Box<Trouble>>;

@@ -2,7 +2,7 @@
 
 use super::observation::{ObservationKind, Ran, Trouble};
 
-/// What shared memory holds before anybody writes it.
+/// The contents of shared memory before the first write.
 const FRESH: u8 = 0xA7;
 
 /// Shared memory, and which of its bytes were written.
@@ -19,7 +19,7 @@ impl SharedBytes {
         Self { bytes: vec![FRESH; bytes], written: vec![false; bytes], touched: false }
     }
 
-    /// Makes it as a new block finds it.
+    /// Resets shared memory for a new block.
     pub(super) fn renew(&mut self) {
         if self.touched {
             self.bytes.fill(FRESH);
@@ -43,7 +43,7 @@ impl SharedBytes {
         }
     }
 
-    /// Reads into the start of `into`; whether all of it was written before.
+    /// Reads into the start of `into`. Returns whether all of it was written before.
     pub(super) fn load(&self, offset: u64, bytes: u32, into: &mut [u8; 16]) -> Ran<bool> {
         let range = self.range(offset, bytes)?;
         into[..bytes as usize].copy_from_slice(&self.bytes[range.clone()]);

@@ -1,4 +1,4 @@
-//! The state spaces as one thread reaches them, with every access checked.
+//! The state spaces as one thread sees them, with every access checked.
 
 use super::super::op::{Access, AccessOrder, Space};
 use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, Use};
@@ -7,7 +7,7 @@ use super::shared::SharedBytes;
 use super::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
 use crate::memory::View;
 
-/// Where an access goes.
+/// The location of an access.
 #[derive(Clone, Copy, Debug)]
 enum SpaceAddress {
     Device(u64),
@@ -17,10 +17,10 @@ enum SpaceAddress {
     Param(u64),
 }
 
-/// The thread that accesses.
+/// The accessing thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accessor {
-    /// Its number in the block, which picks its local memory.
+    /// Its number in the block, which selects its local memory.
     pub(super) thread: usize,
     pub(super) stretch: StretchId,
 }
@@ -37,19 +37,19 @@ pub(super) struct Spaces<'a> {
     pub(super) stretches: Stretches,
     pub(super) device_conflicts: Conflicts,
     pub(super) shared_conflicts: Conflicts,
-    /// What the last access did wrong without being stopped.
+    /// Mistakes of the last access that did not stop it.
     pub(super) remarks: Vec<Trouble>,
 }
 
 impl Spaces<'_> {
-    /// Makes block-wide memory as a new block finds it.
+    /// Resets block-wide memory for a new block.
     pub(super) fn renew(&mut self) {
         self.shared.renew();
         self.shared_conflicts.clear();
         self.local.fill(0);
     }
 
-    /// Reads `bytes` bytes, which are at most 16 and a power of two, into the start of `into`.
+    /// Reads `bytes` bytes, a power of two up to 16, into the start of `into`.
     #[inline]
     pub(super) fn load(
         &mut self,
@@ -69,7 +69,7 @@ impl Spaces<'_> {
                 })?;
                 into[..bytes as usize].copy_from_slice(&found);
                 if !self.view.initialised(address, bytes.into()) {
-                    let detail = "reads bytes that nobody wrote".to_owned();
+                    let detail = "reads bytes that were never written".to_owned();
                     let kind = ObservationKind::Uninitialised;
                     self.remarks.push(*Trouble::at(kind, address, bytes.into(), detail));
                 }
@@ -79,8 +79,8 @@ impl Spaces<'_> {
                 if !self.shared.load(offset, bytes, into)? {
                     let kind = ObservationKind::Uninitialised;
                     let detail = format!(
-                        "reads {bytes} bytes at offset {offset:#x} of shared memory that nobody \
-                         wrote"
+                        "reads {bytes} bytes at offset {offset:#x} of shared memory that were never \
+                         written"
                     );
                     self.remarks.push(*Trouble::new(kind, detail));
                 }
@@ -104,7 +104,7 @@ impl Spaces<'_> {
         Ok(())
     }
 
-    /// Writes `data`, whose length is at most 16 and a power of two.
+    /// Writes `data`. Its length is a power of two up to 16.
     #[inline]
     pub(super) fn store(
         &mut self,
@@ -189,7 +189,7 @@ impl Spaces<'_> {
     }
 }
 
-/// How the record of conflicts takes an access, if it does.
+/// The kind under which the conflict check records an access; `None` if it is not recorded.
 #[inline]
 fn meant(access: &Access, writes: bool) -> Option<Use> {
     Some(match (access.order, writes) {
@@ -201,7 +201,7 @@ fn meant(access: &Access, writes: bool) -> Option<Use> {
     })
 }
 
-/// Whether an access is meant to meet those of others.
+/// Whether an access takes part in synchronisation.
 #[inline]
 fn is_strong(access: &Access) -> bool {
     matches!(access.order, AccessOrder::Strong | AccessOrder::AtomicLoad)
@@ -212,7 +212,8 @@ fn check_alignment(address: u64, bytes: u32) -> Ran<()> {
     if address & u64::from(bytes - 1) == 0 {
         return Ok(());
     }
-    let detail = format!("an access of {bytes} bytes at {address:#x}, no multiple of {bytes}");
+    let detail =
+        format!("an access of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
     Err(Trouble::at(ObservationKind::Misaligned, address, bytes.into(), detail))
 }
 

@@ -6,14 +6,15 @@ use super::super::types::{extend, mask};
 use super::observation::{ObservationKind, Ran, Trouble};
 use super::spaces::{Accessor, Spaces, is_in};
 
-/// Why a thread stopped running.
+/// The reason why a thread stopped running.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stop {
-    /// It ended.
+    /// The thread ended.
     Exit,
-    /// It is at a barrier, a warp-wide or an asynchronous instruction: the step before its next.
+    /// The thread is at a barrier, a warp-wide or an asynchronous instruction: the step before
+    /// `next`.
     Special,
-    /// It had its turn.
+    /// The thread has used up its turn.
     Turn,
 }
 
@@ -23,11 +24,11 @@ pub(super) struct Lane<'a, 'm> {
     pub(super) registers: &'a mut [u64],
     pub(super) spaces: &'a mut Spaces<'m>,
     pub(super) by: Accessor,
-    /// Instructions that the launch has run before this turn.
+    /// Number of instructions that the launch had run before this turn.
     pub(super) clock: u64,
     /// Its next step.
     pub(super) next: usize,
-    /// Instructions run in this turn.
+    /// Number of instructions run in this turn.
     pub(super) ran: u64,
 }
 
@@ -42,7 +43,7 @@ impl Lane<'_, '_> {
         self.registers[register as usize] = value;
     }
 
-    /// Runs until something stops it, or an access did something worth a remark.
+    /// Runs until something stops the thread, or an access left a remark.
     pub(super) fn run(&mut self, turn: u64) -> Ran<Stop> {
         let steps: &[PtxStep] = &self.program.steps;
         while self.ran < turn {
@@ -90,7 +91,7 @@ impl Lane<'_, '_> {
         Ok(Stop::Turn)
     }
 
-    /// What is not worth a place in the loop.
+    /// Rare instructions, kept out of the main loop.
     fn rare(&mut self, op: Op) -> Ran<()> {
         match op {
             Op::Quaternary { f, d, operands: [a, b, c, e] } => {
@@ -135,7 +136,7 @@ impl Lane<'_, '_> {
             }
             Op::IsSpace { space, d, a } => self.set(d, is_in(space, self.get(a)).into()),
             Op::Clock { d, bits } => self.set(d, (self.clock + self.ran) & mask(bits.into())),
-            // Threads run one at a time here, so each is the only one that is surely active.
+            // Threads run one at a time here, so only this thread is certainly active.
             Op::ActiveMask { d } => self.set(d, self.get(special::LANEMASK)),
             Op::Trap => return Err(Trouble::new(ObservationKind::Trap, "the kernel trapped")),
             _ => {}

@@ -7,11 +7,11 @@ use super::launch::Notes;
 use super::meeting::Came;
 use super::observation::{ObservationKind, Trouble};
 
-/// What a lane gets from one that gives nothing.
+/// The value that a lane reads from a lane that provides none.
 const NOTHING: u64 = 0xA7A7_A7A7;
 
 impl ThreadBlock<'_, '_> {
-    /// Executes what all lanes that it names have reached; whether there was any.
+    /// Executes the exchanges that all named lanes have reached. Returns whether there was one.
     pub(super) fn resolve_warp(
         &mut self,
         warp: usize,
@@ -46,8 +46,8 @@ impl ThreadBlock<'_, '_> {
         Ok(resolved)
     }
 
-    /// Whether two threads of a warp are at instructions of one kind with one mask, be they the same
-    /// instruction or not.
+    /// Whether two threads of a warp are at instructions of the same kind with the same mask. They
+    /// need not be at the same instruction.
     pub(super) fn meets(&self, one: Thread, other: Thread) -> bool {
         let kind = |index: u32| self.program.warp_ops[index as usize].kind;
         match (one.state, other.state) {
@@ -59,7 +59,8 @@ impl ThreadBlock<'_, '_> {
         }
     }
 
-    /// Executes the instructions of one kind at which the lanes of `named` are, and lets them go on.
+    /// Executes instructions of one kind for the lanes `named`, which have reached them, and lets
+    /// the lanes continue.
     fn exchange(&mut self, first: usize, (named, mask): (u32, u32), notes: &mut Notes) {
         let lanes = || (0..WARP).filter(move |lane| named >> lane & 1 == 1);
         let mut values = [0; WARP];
@@ -107,7 +108,7 @@ impl ThreadBlock<'_, '_> {
         }
     }
 
-    /// Orders lanes of a warp after each other.
+    /// Orders the lanes of an exchange after each other.
     fn meet_lanes(&mut self, first: usize, named: u32) {
         let lanes = || (0..WARP).filter(|lane| named >> lane & 1 == 1).map(|lane| first + lane);
         let came: Vec<Came> = lanes().map(|thread| self.come(thread)).collect();
@@ -118,11 +119,11 @@ impl ThreadBlock<'_, '_> {
         }
     }
 
-    /// Notes that a lane reads another that takes no part.
+    /// Reports that a lane reads a lane outside the exchange.
     #[cold]
     fn remark_nothing(&mut self, first: usize, from: u32, mask: u32) {
         let why = match self.threads.get(first + from as usize) {
-            None => "of which there is no thread".to_owned(),
+            None => "which has no thread".to_owned(),
             Some(_) if mask >> from & 1 == 0 => format!("which is not in its mask {mask:#x}"),
             Some(_) => "which has ended".to_owned(),
         };
@@ -131,7 +132,7 @@ impl ThreadBlock<'_, '_> {
     }
 }
 
-/// The lane that `shfl` reads, and whether it lies in the segment.
+/// The lane that `shfl` reads, and whether it is inside the segment.
 fn source_lane(exchange: Exchange, lane: u32, b: u32, c: u32) -> (u32, bool) {
     let (b, clamp, segment) = (b as i32 & 31, c as i32 & 31, c as i32 >> 8 & 31);
     let lane = lane as i32;
