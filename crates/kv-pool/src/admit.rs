@@ -213,7 +213,7 @@ impl BlockPool {
             }
             Some((candidate, Begin::Copy(block))) => {
                 state.claim(Tier::Primary, found.tenant, after, claims);
-                let at = BlockAt::new(block, state.blocks.location(block));
+                let at = state.blocks.at(block);
                 let source = Pinned::one(state.spares.take_single(&self.shared), at);
                 Some(Partial::Copy { candidate, source })
             }
@@ -337,7 +337,7 @@ impl PoolState {
             far += usize::from(self.blocks.tier(block) != Tier::Primary);
             again += usize::from(new && self.is_unused_near(block));
             self.blocks.set(block, Flag::MARK);
-            plan.blocks.push(BlockAt::new(block, self.blocks.location(block)));
+            plan.blocks.push(self.blocks.at(block));
         }
         let matched = plan.blocks.len() - start;
         let claimed = request.blocks - matched + far;

@@ -10,6 +10,7 @@
 
 use std::collections::TryReserveError;
 
+use crate::hold::BlockAt;
 use crate::{BlockHash, BlockId, Location, Priority, RecordId, Tier};
 
 /// What changes with every use.
@@ -582,16 +583,16 @@ impl Blocks {
         self.has_hash(id, hash) && self.is(id, Flag::NAMED)
     }
 
-    /// The same, with what [`location_and_lack`](Self::location_and_lack) says of it.
+    /// The same, with what [`found`](Self::found) says of it.
     #[inline]
-    pub(crate) fn bearing(&self, id: RecordId, hash: BlockHash) -> Option<(Location, bool)> {
-        if self.has_hash(id, hash) { self.location_and_lack(id) } else { None }
+    pub(crate) fn bearing(&self, id: RecordId, hash: BlockHash) -> Option<(BlockAt, bool)> {
+        if self.has_hash(id, hash) { self.found(id) } else { None }
     }
 
-    /// Where a block lies that lookups find, and whether its content was named as a successor and the
-    /// record names no parent. `None` of content on its way.
+    /// A block that lookups find, and whether its content was named as a successor and the record names
+    /// no parent. `None` of content on its way.
     #[inline]
-    pub(crate) fn location_and_lack(&self, id: RecordId) -> Option<(Location, bool)> {
+    pub(crate) fn found(&self, id: RecordId) -> Option<(BlockAt, bool)> {
         const BOTH: u32 = Flag::CHAINED.0 | Flag::LINKED.0;
         let record = self.record(id);
         let meta = record[META];
@@ -599,8 +600,8 @@ impl Blocks {
             return None;
         }
         let tier = Tier::from_bits(meta >> TIER_SHIFT);
-        let location = Location { tier, id: BlockId(record[SLOT]) };
-        Some((location, meta & BOTH == Flag::CHAINED.0))
+        let at = BlockAt::new(id, Location { tier, id: BlockId(record[SLOT]) });
+        Some((at, meta & BOTH == Flag::CHAINED.0))
     }
 
     /// Whether the index leads to the block: lookups find it, or will.
@@ -658,6 +659,12 @@ impl Blocks {
     pub(crate) fn location(&self, id: RecordId) -> Location {
         let record = self.record(id);
         Location { tier: Tier::from_bits(record[META] >> TIER_SHIFT), id: BlockId(record[SLOT]) }
+    }
+
+    /// The block with its [`location`](Self::location).
+    #[inline]
+    pub(crate) fn at(&self, id: RecordId) -> BlockAt {
+        BlockAt::new(id, self.location(id))
     }
 
     #[inline]

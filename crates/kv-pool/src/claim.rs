@@ -351,7 +351,7 @@ impl Claimed {
             state.warm(hashes);
             for (claim, &hash) in claims.iter().zip(hashes) {
                 let block = state.register_or_share(claim, tier, hash, parent, &following);
-                pins.push(BlockAt::new(block, state.blocks.location(block)));
+                pins.push(state.blocks.at(block));
                 following.parent = Some(hash);
                 // A block without the name is not the one that the next is found after.
                 let named = state.blocks.is(block, Flag::NAMED);
@@ -396,7 +396,7 @@ impl Claimed {
             for (claim, &hash) in self.claims_mut().iter_mut().zip(hashes) {
                 let named = state.register_claim(claim, hash, parent, &following);
                 let (Named::New(block) | Named::Duplicate(block)) = named;
-                let at = BlockAt::new(block, state.blocks.location(block));
+                let at = state.blocks.at(block);
                 if let Named::Duplicate(_) = named {
                     *claim = claim.without_offload();
                     existing = Some(at);
@@ -563,7 +563,7 @@ fn register_one(
     let mut state = hold.pool.state.lock();
     let parent = naming.parent.and_then(|parent| state.find_parent(parent));
     let block = state.register_or_share(&claim, tier, hash, parent, naming);
-    BlockAt::new(block, state.blocks.location(block))
+    state.blocks.at(block)
 }
 
 /// Names a claimed block and releases it; whether it has the name.

@@ -87,7 +87,13 @@ impl Tier {
     /// The tier in the two lowest bits.
     #[inline]
     pub(crate) fn from_bits(bits: u32) -> Self {
-        Self::ALL[(bits & 3) as usize]
+        // The compiler makes a mask of this, and a read from memory of an index into `ALL`.
+        match bits & 3 {
+            0 => Self::Primary,
+            1 => Self::Secondary,
+            2 => Self::Third,
+            _ => Self::Fourth,
+        }
     }
 }
 

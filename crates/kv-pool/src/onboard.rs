@@ -2,7 +2,6 @@
 
 use crate::RecordId;
 use crate::blocks::Flag;
-use crate::hold::BlockAt;
 use crate::state::PoolState;
 use crate::{BlockPool, Claimed, Location, OnboardError, Pinned};
 
@@ -75,7 +74,7 @@ impl Onboard {
                 if alone {
                     state.counters.offloaded += u64::from(tier > at.location().tier);
                     move_to(state, block, target);
-                    *at = BlockAt::new(block, state.blocks.location(block));
+                    *at = state.blocks.at(block);
                 }
                 alone
             });

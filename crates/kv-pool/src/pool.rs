@@ -136,7 +136,7 @@ impl BlockPool {
             state.note_use(block, true);
             state.pin(block);
             state.counters.hits += 1;
-            let at = BlockAt::new(block, state.blocks.location(block));
+            let at = state.blocks.at(block);
             return Pinned::one(state.spares.take_single(&self.shared), at);
         }
         let pins = Pinned::counted(&mut state, &self.shared, |state, pins| {

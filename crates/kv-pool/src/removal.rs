@@ -113,7 +113,7 @@ impl PoolState {
             } else {
                 self.untime(id);
                 self.take_unnamed(id);
-                into.push(BlockAt::new(id, self.blocks.location(id)));
+                into.push(self.blocks.at(id));
             }
         }
         self.put_back(&passed);

@@ -99,24 +99,27 @@ impl PoolState {
         let mut alone = false;
         let (mut last, mut step) = (RecordId(u32::MAX), 1);
         let (mut rest, mut together) = (hashes, TOGETHER_AT_FIRST);
-        while !rest.is_empty() {
+        loop {
             let mut guessed = 0;
             for &hash in rest {
                 let block = RecordId(last.0.wrapping_add(step));
-                let Some((location, lacks)) = self.blocks.bearing(block, hash) else { break };
-                found.push(BlockAt::new(block, location));
+                let Some((at, lacks)) = self.blocks.bearing(block, hash) else { break };
+                found.push(at);
                 (last, alone, guessed) = (block, alone | lacks, guessed + 1);
             }
             rest = &rest[guessed..];
+            if rest.is_empty() {
+                break;
+            }
             let mut ids = [RecordId(0); TOGETHER];
             let names = &rest[..rest.len().min(together)];
             let count = self.index.get_many(&self.blocks, names, &mut ids);
             for &block in &ids[..count] {
-                let Some((location, lacks)) = self.blocks.location_and_lack(block) else {
+                let Some((at, lacks)) = self.blocks.found(block) else {
                     // Its content is on its way.
                     return alone || self.blocks.orphans() > 0;
                 };
-                found.push(BlockAt::new(block, location));
+                found.push(at);
                 alone |= lacks;
             }
             if count < names.len() {

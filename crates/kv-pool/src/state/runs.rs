@@ -116,7 +116,7 @@ mod tests {
     }
 
     fn at(state: &PoolState, ids: &[RecordId]) -> Vec<BlockAt> {
-        ids.iter().map(|&block| BlockAt::new(block, state.blocks.location(block))).collect()
+        ids.iter().map(|&block| state.blocks.at(block)).collect()
     }
 
     /// Everything that a run changes.
