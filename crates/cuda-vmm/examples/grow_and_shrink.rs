@@ -1,4 +1,4 @@
-//! A pool of blocks that grows and shrinks under a batch, on the simulated device.
+//! A pool of blocks grows and shrinks under a batch, on the simulated device.
 //!
 //! `cargo run -p cuda-vmm --example grow_and_shrink`
 
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("addresses for 4,096 blocks, memory for {}", pool.ready_blocks());
     println!("grown to {} blocks", pool.grow_to(100)?);
 
-    // A batch has a lease from before it reads an address until its work is enqueued.
+    // A batch holds a lease from before it reads an address until its work is enqueued.
     let lease = pool.gate().lease();
     stream.fill(pool.block_span(99)?, 7)?;
     let shrink = pool.shrink_to(8, &[])?;

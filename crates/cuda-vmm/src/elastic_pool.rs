@@ -1,4 +1,4 @@
-//! A pool of equal blocks on one reservation, under which memory comes and goes.
+//! A pool of equal blocks on one reservation, whose memory can grow and shrink.
 
 mod ahead;
 mod closing;
@@ -22,90 +22,91 @@ use crate::pages::{
 use crate::worker::{Health, Waker};
 use crate::{EpochGate, Fence, MemoryRules, UsersUnknown, Worker};
 
-/// The shape of a pool.
+/// The size of a pool and of its blocks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ElasticPoolOptions {
-    /// Bytes of a block; any size, also one that does not divide a page.
+    /// Bytes of a block; any size, even one that does not divide a page.
     pub block_bytes: u64,
-    /// Most blocks; addresses are reserved for all of them, memory for none.
+    /// Maximum number of blocks. Addresses are reserved for all of them, memory for none.
     pub capacity_blocks: u64,
-    /// Bytes of a page, a multiple of the device's granularity; `None` is the granularity itself.
+    /// Bytes of a page, a multiple of the device's granularity; `None` means the granularity.
     pub page_bytes: Option<u64>,
-    /// Blocks that are ready from the start.
+    /// Number of blocks that are ready from the start.
     pub initial_blocks: u64,
 }
 
-/// A look at a pool's memory.
+/// The memory of a pool at one moment.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ElasticPoolStats {
-    /// Blocks that may be used.
+    /// Number of blocks that may be used.
     pub ready_blocks: u64,
-    /// Addresses reserved.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Mapped and not retired: in use or parked.
+    /// Mapped and not retired bytes: in use or parked.
     pub mapped_bytes: u64,
-    /// Of the mapped bytes, those of pages that only parked blocks lie on.
+    /// Mapped bytes of pages that hold only parked blocks.
     pub parked_bytes: u64,
-    /// Retired by shrinking, still mapped.
+    /// Bytes retired by shrinking and still mapped.
     pub retiring_bytes: u64,
-    /// Mapped because the driver would not unmap them.
+    /// Bytes that stay mapped because the driver refused to unmap them.
     pub quarantined_bytes: u64,
-    /// Not mapped, kept for the next growth; see [`ElasticPool::trim`].
+    /// Bytes of unmapped pages, kept for the next growth; see [`ElasticPool::trim`].
     pub idle_bytes: u64,
-    /// Of the mapped bytes, those that neither a ready block covers nor a parked one will.
+    /// Mapped bytes that belong to no ready and no parked block.
     pub waste_bytes: u64,
 }
 
-/// What a shrinking began.
+/// The result of starting to shrink.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Shrink {
-    /// Blocks that are still ready.
+    /// Number of blocks that are still ready.
     pub ready_blocks: u64,
-    /// Pages that will be unmapped once at rest.
+    /// Number of pages that will be unmapped once they are at rest.
     pub retiring_pages: u64,
 }
 
-/// What [`ElasticPool::poll_retired`] did.
+/// The result of [`ElasticPool::poll_retired`].
 #[derive(Debug, Default)]
 pub struct PollReport {
-    /// Pages that were unmapped and are idle now.
+    /// Number of pages that were unmapped and are idle now.
     pub unmapped_pages: u64,
-    /// Pages that the driver would not unmap: in quarantine, tried again by the next growth.
+    /// Pages that the driver refused to unmap. They are in quarantine, and the next growth tries
+    /// again.
     pub failed: Vec<UnmapFailure>,
 }
 
-/// What a parking did.
+/// The result of parking.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Park {
-    /// Blocks that are still ready.
+    /// Number of blocks that are still ready.
     pub ready_blocks: u64,
-    /// Blocks that were ready before and are parked now.
+    /// Number of blocks that were ready before and are parked now.
     pub parked_blocks: u64,
 }
 
-/// Equal blocks, numbered from 0 and laid end to end from the start of one reservation.
+/// Equal blocks, numbered from 0 and contiguous from the start of one reservation.
 ///
 /// The first [`ready_blocks`](ElasticPool::ready_blocks) blocks have memory. Growing maps whole
-/// pages, all or none. There are two ways to become smaller: [parking](ElasticPool::park_to) takes
-/// blocks out of use and leaves their pages mapped, so that growing again costs nothing;
-/// [shrinking](ElasticPool::shrink_to) has the pages unmapped when nothing uses them any more. Blocks
-/// never move. Which block belongs to whom is not this type's concern.
+/// pages, all or none. A pool becomes smaller in two ways. [Parking](ElasticPool::park_to) takes
+/// blocks out of use and leaves their pages mapped, so that growing again costs nothing.
+/// [Shrinking](ElasticPool::shrink_to) unmaps the pages once nothing uses them. Blocks never move.
+/// This type does not know which sequence a block belongs to.
 ///
 /// # Ahead of need
-/// A pool that is given a [`Worker`] grows by itself: the step path says with
-/// [`demand`](ElasticPool::demand) how many blocks it uses, and the worker sees to it that
-/// [`set_ahead`](ElasticPool::set_ahead) more are ready, as far as the capacity, the limit and the
-/// device's memory go. The worker also finds out when parked blocks are at rest, and gives memory
-/// back when the limit is lowered.
+/// A pool with a [`Worker`] grows on its own. The step path reports the number of used blocks with
+/// [`demand`](ElasticPool::demand). The worker keeps [`set_ahead`](ElasticPool::set_ahead) more
+/// blocks ready, within the capacity, the limit and the device's memory. The worker also detects
+/// when parked blocks are at rest, and releases memory when the limit is lowered.
 ///
 /// # Ordering
-/// As for [`Reservation`]: unmapping waits for the fences given to
-/// [`shrink_to`](ElasticPool::shrink_to) or [`park_to`](ElasticPool::park_to) and for the leases of
-/// [`gate`](ElasticPool::gate), and so does using blocks again that one of them took out of use. Dropping a pool that may be in
-/// use leaks it. [`close`](ElasticPool::close) leaks nothing.
+/// As for [`Reservation`]: unmapping waits for the fences passed to
+/// [`shrink_to`](ElasticPool::shrink_to) or [`park_to`](ElasticPool::park_to), and for the leases
+/// of [`gate`](ElasticPool::gate). Reusing blocks that one of the two took out of use waits for the
+/// same. Dropping a pool that may be in use leaks its memory. [`close`](ElasticPool::close) leaks
+/// nothing.
 #[derive(Debug)]
 pub struct ElasticPool {
-    /// Dropped first, so that the worker begins no step any more.
+    /// Dropped first, so that the worker starts no further step.
     place: Option<AtWorker>,
     core: Arc<PoolCore>,
 }
@@ -120,7 +121,7 @@ impl ElasticPool {
         Self::with_gate(device, options, EpochGate::new())
     }
 
-    /// As [`new`](ElasticPool::new), with a gate that other memory uses too.
+    /// Like [`new`](ElasticPool::new), with a gate that other memory may share.
     ///
     /// # Errors
     /// [`PoolError`].
@@ -133,8 +134,8 @@ impl ElasticPool {
         Self::with_rules(device, options, gate, MemoryRules::default())
     }
 
-    /// As [`with_gate`](ElasticPool::with_gate), under a limit that others share and with regard to
-    /// what the device has free.
+    /// Like [`with_gate`](ElasticPool::with_gate), under a limit that several pools share, and with
+    /// a check of the device's free memory.
     ///
     /// # Errors
     /// [`PoolError`].
@@ -170,13 +171,13 @@ impl ElasticPool {
         Ok(pool)
     }
 
-    /// Has `worker` grow the pool ahead of need from now on, in the place of the one before. It waits
-    /// for a step of that one.
+    /// Lets `worker` grow the pool ahead of need from now on, in place of the previous worker.
+    /// Waits for a running step of the previous worker.
     pub fn work_on(&mut self, worker: &Worker) {
         if let Some(place) = self.place.take() {
             place.handle.detach();
         }
-        // Relaxed: no step runs. Another worker is another try.
+        // Relaxed: no step is running. A new worker tries again.
         self.core.failed.store(false, Ordering::Relaxed);
         let source = Arc::clone(&self.core);
         let handle = worker.attach(source);
@@ -195,7 +196,7 @@ impl ElasticPool {
         self.core.reservation.device()
     }
 
-    /// The gate at which batches take leases before they use blocks.
+    /// The gate whose leases batches take before they use blocks.
     #[must_use]
     pub fn gate(&self) -> &EpochGate {
         self.core.reservation.gate()
@@ -213,19 +214,19 @@ impl ElasticPool {
         self.core.reservation.page_bytes()
     }
 
-    /// Most blocks.
+    /// Maximum number of blocks.
     #[must_use]
     pub fn capacity_blocks(&self) -> u64 {
         self.core.capacity_blocks
     }
 
-    /// How many blocks, from block 0 on, may be used now. Takes no lock.
+    /// Number of blocks, counted from block 0, that may be used now. Takes no lock.
     #[must_use]
     pub fn ready_blocks(&self) -> u64 {
         self.core.ready_blocks()
     }
 
-    /// The addresses of all blocks, ready or not: the base that kernels index from.
+    /// The addresses of all blocks, ready or not. Kernels index from this base.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
         self.core.reservation.span()
@@ -246,25 +247,26 @@ impl ElasticPool {
         self.span().slice(block * bytes, bytes).map_err(|_| refused)
     }
 
-    /// Says how many blocks are in use, and returns how many are ready. To be called whenever it
-    /// changes, from the step path: fewer ready blocks than `used_blocks` are counted as a stall.
+    /// Reports the number of blocks in use, and returns the number of ready blocks. The step path
+    /// calls it whenever the number changes. Fewer ready blocks than `used_blocks` count as a
+    /// stall.
     ///
-    /// In a pool without a worker it only takes parked blocks back that are known to be at rest.
+    /// In a pool without a worker this only takes back parked blocks that are known to be at rest.
     ///
     /// # Ordering
-    /// Makes no driver call and waits for nobody that does. In the steady state, with enough blocks
-    /// ready, it is two atomic loads and a store; otherwise it takes parked blocks back, under a lock
-    /// that is held for a few instructions, and wakes the worker. Who must have the blocks now calls
-    /// [`grow_to`](ElasticPool::grow_to), which does.
+    /// Makes no driver call, and waits for no thread that makes one. In the steady state, with
+    /// enough ready blocks, it costs two atomic loads and a store. Otherwise it takes parked blocks
+    /// back, under a lock held for a few instructions, and wakes the worker. A caller that needs
+    /// the blocks now calls [`grow_to`](ElasticPool::grow_to), which does make driver calls.
     ///
     /// # Errors
-    /// [`AheadError`] once the worker has failed, and, while blocks are missing, with what it was
-    /// refused: waiting for it is no use then. The demand is noted all the same.
+    /// [`AheadError`] once the worker has failed, and, while blocks are missing, with the reason of
+    /// the last refusal: waiting does not help then. The demand is recorded in any case.
     pub fn demand(&self, used_blocks: u64) -> Result<u64, AheadError> {
         self.core.demand(used_blocks, self.waker())
     }
 
-    /// How many blocks are to be ready beyond those in use.
+    /// Sets the number of blocks to keep ready beyond those in use.
     pub fn set_ahead(&self, blocks: u64) {
         // SeqCst: see the field.
         self.core.ahead.store(blocks, Ordering::SeqCst);
@@ -275,7 +277,7 @@ impl ElasticPool {
         }
     }
 
-    /// How growth ahead of need is doing.
+    /// The state of growth ahead of need.
     #[must_use]
     pub fn ahead_stats(&self) -> AheadStats {
         let PoolCore { demand, ahead, counters, .. } = &*self.core;
@@ -290,34 +292,35 @@ impl ElasticPool {
         }
     }
 
-    /// Makes at least `blocks` blocks ready and returns how many are: growth is by whole pages, so
-    /// there may be more. A pool that is large enough already stays as it is. Parked blocks that are
-    /// at rest come first.
+    /// Makes at least `blocks` blocks ready, and returns the number of ready blocks. Growth is by
+    /// whole pages, so the number may be larger. Parked blocks at rest are taken first. A pool that
+    /// is large enough does not change.
     ///
     /// # Ordering
-    /// New blocks may be used at once; their contents are undefined. Waits for a step of the worker,
-    /// and costs about 75 µs a page of driver calls, less for pages that were
-    /// [prepared](PagePool::prepare): not for the step path.
+    /// New blocks may be used at once; their contents are undefined. Waits for a running step of
+    /// the worker. Driver calls cost about 75 µs a page, less for pages created by
+    /// [`prepare`](PagePool::prepare). Do not call it on the step path.
     ///
     /// # Errors
-    /// [`GrowError`]; nothing changed, except that pages created for this call may be idle now. If
-    /// memory ran short, they were released.
+    /// [`GrowError`]; the pool is unchanged. Pages created by this call may be idle now. If memory
+    /// ran short, they were released.
     #[track_caller]
     pub fn grow_to(&self, blocks: u64) -> Result<u64, GrowError> {
         let _site = cuda_driver::site::enter();
         self.core.grow_to(blocks)
     }
 
-    /// Takes the blocks from `blocks` on out of use, at once, and keeps their pages mapped. Growing
-    /// again takes them back with no driver call when the work before `fences` has completed and the
-    /// gate's leases taken so far are closed. They are unmapped only when a limit asks for memory, or
-    /// by [`trim`](ElasticPool::trim). A pool that is small enough already stays as it is.
+    /// Takes the blocks from `blocks` on out of use at once, and keeps their pages mapped. Growing
+    /// takes the blocks back without a driver call, once the work before `fences` has completed and
+    /// the leases of the gate taken so far are closed. Only a limit that needs memory, or
+    /// [`trim`](ElasticPool::trim), unmaps them. A pool that is small enough does not change.
     ///
     /// # Ordering
-    /// Waits for nothing and makes no driver call, unless it drops the last reference to an event.
+    /// Does not wait. Makes no driver call, except to destroy an event whose last reference it
+    /// drops.
     ///
     /// # Errors
-    /// [`UsersUnknown`]; nothing changed.
+    /// [`UsersUnknown`]; the pool is unchanged.
     #[track_caller]
     pub fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<Park, UsersUnknown> {
         let _site = cuda_driver::site::enter();
@@ -330,17 +333,17 @@ impl ElasticPool {
         Ok(Park { ready_blocks: self.ready_blocks(), parked_blocks })
     }
 
-    /// Takes the blocks from `blocks` on out of use, at once, and retires the pages that no other
-    /// block lies on, parked ones included: they are unmapped by a later
-    /// [`poll_retired`](ElasticPool::poll_retired) or by the worker, when the work before `fences` has
-    /// completed and the gate's leases taken so far are closed. Blocks that share a page with ready ones
-    /// are parked. A pool that is small enough already stays as it is.
+    /// Takes the blocks from `blocks` on out of use at once, and retires the pages that hold no
+    /// other block, parked blocks included. A later [`poll_retired`](ElasticPool::poll_retired) or
+    /// the worker unmaps them, once the work before `fences` has completed and the leases of the
+    /// gate taken so far are closed. Blocks that share a page with ready ones are parked. A pool
+    /// that is small enough does not change.
     ///
     /// # Ordering
-    /// Waits for a growth that is under way.
+    /// Waits for a running growth.
     ///
     /// # Errors
-    /// [`UsersUnknown`]; nothing changed.
+    /// [`UsersUnknown`]; the pool is unchanged.
     #[track_caller]
     pub fn shrink_to(&self, blocks: u64, fences: &[Fence]) -> Result<Shrink, UsersUnknown> {
         let _site = cuda_driver::site::enter();
@@ -353,19 +356,19 @@ impl ElasticPool {
         Ok(shrink)
     }
 
-    /// Unmaps retired pages that are at rest and keeps them idle. Does not wait for the device.
+    /// Unmaps retired pages that are at rest, and keeps them idle. Does not wait for the device.
     #[track_caller]
     pub fn poll_retired(&self) -> PollReport {
         let _site = cuda_driver::site::enter();
         self.core.poll_retired()
     }
 
-    /// Unmaps parked pages, and releases idle ones until at most `keep_pages` are left, so that others
-    /// can have the memory; returns how many were released. Parked pages that are not at rest are
-    /// retired, as by [`shrink_to`](ElasticPool::shrink_to).
+    /// Unmaps parked pages, and releases idle pages until at most `keep_pages` are left, so that
+    /// other users can have the memory. Returns the number of released pages. Parked pages that are
+    /// not at rest are retired, as by [`shrink_to`](ElasticPool::shrink_to).
     ///
     /// # Ordering
-    /// Waits for a growth that is under way, not for the device.
+    /// Waits for a running growth, but not for the device.
     #[track_caller]
     pub fn trim(&self, keep_pages: u64) -> u64 {
         let _site = cuda_driver::site::enter();
@@ -376,18 +379,18 @@ impl ElasticPool {
         });
         let (released, errors) = self.core.pages.trim(keep_pages);
         for error in errors {
-            tracing::warn!(%error, source = %error.error, "trimming a pool met a refusal");
+            tracing::warn!(%error, source = %error.error, "the driver refused a step of trimming a pool");
         }
         released
     }
 
-    /// The pool's physical pages: to create some ahead of need, and for the accounts.
+    /// The pool's physical pages, for creating some ahead of need and for statistics.
     #[must_use]
     pub fn pages(&self) -> &PagePool {
         &self.core.pages
     }
 
-    /// A look at the pool's memory, at one instant for a pool that nobody resizes meanwhile.
+    /// The pool's memory. All figures are of one moment if no thread resizes the pool meanwhile.
     #[must_use]
     pub fn stats(&self) -> ElasticPoolStats {
         let bytes = self.core.reservation.stats();
@@ -406,11 +409,11 @@ impl ElasticPool {
         }
     }
 
-    /// Takes every block out of use, as a first step of clean-up; the rest happens in
-    /// [`PoolClosing`] when the work before `fences` has completed and the gate's leases are closed.
+    /// Takes every block out of use, as the first step of clean-up. [`PoolClosing`] does the rest
+    /// once the work before `fences` has completed and the leases of the gate are closed.
     ///
     /// # Ordering
-    /// Waits for a step of the worker; none begins afterwards.
+    /// Waits for a running step of the worker. No step starts afterwards.
     #[track_caller]
     pub fn close(self, fences: &[Fence]) -> PoolClosing {
         let _site = cuda_driver::site::enter();
@@ -422,8 +425,9 @@ impl ElasticPool {
         PoolClosing { closing: core.close(fences), pages: core.pages.clone() }
     }
 
-    /// Takes the protection out: from now on [`shrink_to`](ElasticPool::shrink_to) unmaps at once,
-    /// as if nothing could be in use. For a test that the harm is seen; not in release builds.
+    /// Disables the protection: from now on [`shrink_to`](ElasticPool::shrink_to) unmaps at once,
+    /// as if nothing could use the memory. For tests that must see the harm; absent from release
+    /// builds.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_unmap_at_once(&self) {
         self.core.unmap_at_once.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Epochs and leases: batches that still sit on the CPU count as users of memory.
+//! Epochs and leases: batches that the CPU has not enqueued yet count as users of memory.
 //!
-//! An event covers work that was enqueued. A scheduler that runs ahead of the device also holds
-//! batches that are *not* enqueued yet but already carry addresses; no event can speak for them. Each
-//! such batch holds a [`Lease`], and memory retired while it does stays mapped until it is closed.
+//! An event covers enqueued work. A scheduler that runs ahead of the device also holds batches that
+//! are *not* enqueued yet but already contain addresses. No event covers these. Each such batch
+//! holds a [`Lease`]. Memory retired meanwhile stays mapped until the lease is closed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,11 @@ use smallvec::SmallVec;
 use crate::Fence;
 use crate::pages::access::AccessList;
 
-/// Hands out leases and tells when all that are older than a point in time are closed.
+/// Hands out leases, and reports when all leases older than a retire point are closed.
 ///
-/// A cheap handle: clones are the same gate, and one gate may serve many reservations. Who takes
-/// leases takes them for *every* use of the memory: then the gate alone proves rest.
+/// The handle is cheap: clones share the gate, and one gate may serve many reservations. An owner
+/// that takes a lease for *every* use of the memory needs no other proof: the gate alone proves
+/// rest.
 #[derive(Clone, Debug, Default)]
 pub struct EpochGate {
     inner: Arc<Inner>,
@@ -33,56 +34,57 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// The epoch that leases are taken in now; each retire point begins the next.
+    /// The epoch of leases taken now. Each retire point starts the next epoch.
     epoch: u64,
-    /// Open leases by epoch; no epoch has none.
+    /// Number of open leases by epoch. An epoch without leases has no entry.
     leases: BTreeMap<u64, u64>,
-    /// Work that leases were closed with and that was not yet seen to be over, in no order.
+    /// Fences of closed leases that were not yet seen to be complete, in no order.
     submitted: Vec<Submitted>,
-    /// Where in `submitted` the next fence is asked.
+    /// Index in `submitted` of the next fence to query.
     asked: usize,
-    /// Whether leases stand for all uses of the memory.
+    /// Whether leases cover all uses of the memory.
     leased: bool,
     left: Left,
-    /// Who can access the memory that the leases are for.
+    /// The devices that can access the memory of the leases.
     guarded: Vec<Weak<AccessList>>,
 }
 
-/// Leases that were dropped. The work of their batches may be enqueued, with no fence after it.
+/// Dropped leases. The work of their batches may be enqueued, with no fence after it.
 #[derive(Debug, Default)]
 struct Left {
-    /// How many there were.
+    /// Number of dropped leases.
     dropped: u64,
-    /// How many of them, from the first on, have fences after their work.
+    /// Number of them, from the first on, whose work is covered by fences.
     covered: u64,
-    /// No other of them is of an earlier epoch.
+    /// The earliest epoch of the uncovered ones.
     epoch: u64,
 }
 
-/// A fence of a submitted batch.
+/// The fence of a submitted batch.
 #[derive(Debug)]
 struct Submitted {
     epoch: u64,
     fence: Fence,
 }
 
-/// Submissions held before any of them is asked. Their owners ask most fences themselves.
+/// Number of submissions kept before any is queried. Their owners usually query the fences
+/// themselves.
 const UNASKED_MAX: usize = 16;
 
-/// Fences asked for each that is submitted, when there are more. More than one, so that fences that stay
-/// incomplete for long do not keep the others from being asked.
+/// Number of fences queried per submission beyond that. More than one, so that fences that stay
+/// incomplete for long do not keep the others from being queried.
 const ASKED_EACH: usize = 2;
 
 impl EpochGate {
-    /// A gate without leases. Until a first lease is taken it proves nothing of memory whose addresses were given
-    /// out.
+    /// Creates a gate without leases. Until its first lease it proves nothing about memory whose
+    /// addresses were handed out.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A gate whose owner takes a lease for every use of its memory, so that the gate alone proves rest, before
-    /// the first lease too.
+    /// Creates a gate whose owner takes a lease for every use of its memory. The gate alone proves
+    /// rest, even before the first lease.
     #[must_use]
     pub fn for_all_uses() -> Self {
         let gate = Self::default();
@@ -92,7 +94,7 @@ impl EpochGate {
 
     /// Opens a lease. Take it before reading any address or block table that the batch will use.
     ///
-    /// Asks the driver nothing.
+    /// Makes no driver call.
     pub fn lease(&self) -> Lease {
         let (lease, over) = {
             let mut state = self.inner.state.lock();
@@ -101,25 +103,28 @@ impl EpochGate {
             *state.leases.entry(epoch).or_default() += 1;
             (Lease { gate: self.clone(), epoch, open: true }, state.take_over())
         };
-        // Outside the lock: it may be the last handle of an event.
+        // Dropped outside the lock, because it may be the last handle of an event.
         drop(over);
         lease
     }
 
-    /// How many leases are open.
+    /// Number of open leases.
     #[must_use]
     pub fn open_leases(&self) -> u64 {
         self.inner.state.lock().leases_through(u64::MAX)
     }
 
-    /// Covers the work of leases that were dropped with the fences that `record` makes, one for each stream
-    /// that such work may be on. Where no lease was dropped since the last call, `record` is not called.
+    /// Covers the work of dropped leases by the fences that `record` makes, one for each stream
+    /// that may have such work. If no lease was dropped since the last call, `record` is not
+    /// called.
     ///
-    /// Until then memory that was retired after such a lease was taken is at rest only for a call that waits
-    /// for all work of its device ([`Unrest::Dropped`]). With no fence nothing is covered.
+    /// Before this call, memory retired after such a lease was taken is at rest only for a call
+    /// that waits for all work of its device ([`Unrest::Dropped`]). An empty list of fences covers
+    /// nothing.
     ///
     /// # Ordering
-    /// Waits for nothing. What was dropped before this call is covered: `record` is called after that.
+    /// Does not wait. Covers leases dropped before this call, because `record` is called after
+    /// their drop.
     ///
     /// # Errors
     /// [`CoverError`]; nothing is covered then.
@@ -137,7 +142,7 @@ impl EpochGate {
         let fences = record().map_err(CoverError::Record)?;
         let over = {
             let mut state = self.inner.state.lock();
-            // Nothing is known of the work, so it may be on any of the memory.
+            // The work is unknown, so it may use any of the memory.
             if fences.is_empty() || !state.guarded().all(|access| access.reaches_any(&fences)) {
                 drop(state);
                 return Err(CoverError::Uncovered { fences });
@@ -152,14 +157,15 @@ impl EpochGate {
         Ok(())
     }
 
-    /// Notes who can access memory that the leases are for, as long as the memory is there.
+    /// Registers the devices that can access memory covered by the leases, while that memory
+    /// exists.
     pub(crate) fn guard(&self, access: &Arc<AccessList>) {
         let mut state = self.inner.state.lock();
         state.guarded.retain(|access| access.strong_count() > 0);
         state.guarded.push(Arc::downgrade(access));
     }
 
-    /// Whether `fences` can be those of a batch that uses memory of this gate.
+    /// Whether `fences` can belong to a batch that uses memory of this gate.
     fn is_told_by(&self, fences: &[Fence]) -> bool {
         let state = self.inner.state.lock();
         let mut guarded = state.guarded().peekable();
@@ -167,8 +173,8 @@ impl EpochGate {
         !fences.is_empty() && (unguarded || guarded.any(|access| access.reaches_any(fences)))
     }
 
-    /// Ends the current epoch: the point is passed when every lease taken so far is closed and the
-    /// work they were closed with has completed. Later leases do not matter to it.
+    /// Ends the current epoch. The returned point is passed when every lease taken so far is closed
+    /// and the work of their fences has completed. Later leases do not affect it.
     pub(crate) fn retire_point(&self) -> RetirePoint {
         let mut state = self.inner.state.lock();
         let last = state.epoch;
@@ -176,7 +182,7 @@ impl EpochGate {
         RetirePoint { gate: self.clone(), last }
     }
 
-    /// Whether a lease was ever taken, or one is taken for every use.
+    /// Whether a lease was ever taken, or leases cover every use.
     pub(crate) fn was_leased(&self) -> bool {
         self.inner.state.lock().leased
     }
@@ -200,25 +206,25 @@ impl EpochGate {
         self.inner.lease_closed.notify_all();
         drop(over);
         for fence in doubtful {
-            // What is over is let go by the next call. A failing query keeps its entry: whoever needs
-            // the answer will meet the error.
+            // The next call drops completed entries. A failing query keeps its entry, and the
+            // caller that needs the answer gets the error.
             let _ = fence.is_at_rest();
         }
     }
 
-    /// Lets go of submissions that are known to be over.
+    /// Drops submissions that are known to be complete.
     fn forget_over(&self) {
         let over = self.inner.state.lock().take_over();
         drop(over);
     }
 }
 
-/// What the holder of a lease says of its batch in the end.
+/// How a lease ended.
 #[derive(Clone, Copy)]
 enum LeaseEnd<'a> {
-    /// Its work is before these fences.
+    /// The work is ordered before these fences.
     Submitted(&'a [Fence]),
-    /// Nothing.
+    /// The lease was dropped.
     Dropped,
 }
 
@@ -228,7 +234,7 @@ impl Left {
         self.dropped += 1;
     }
 
-    /// Leases of which some may be of an epoch through `last`.
+    /// The number of dropped leases that may be of an epoch up to `last`.
     fn through(&self, last: u64) -> u64 {
         if self.epoch <= last { self.dropped - self.covered } else { 0 }
     }
@@ -256,7 +262,8 @@ impl GateState {
         }
     }
 
-    /// Takes out what is known to be over, to be dropped outside the lock, with no driver call under it.
+    /// Removes entries known to be complete, so that the caller drops them outside the lock. Makes
+    /// no driver call.
     fn take_over(&mut self) -> SmallVec<[Submitted; 8]> {
         let mut over = SmallVec::new();
         let mut at = 0;
@@ -270,8 +277,9 @@ impl GateState {
         over
     }
 
-    /// Up to `most` of the fences, other ones each time, if there are many: so that their number and
-    /// that of the questions stay bounded by those in flight when nothing is ever retired.
+    /// Up to `most` of the fences, different ones each time if there are many. This bounds the
+    /// number of entries and of queries by the number of batches in flight, even if nothing is ever
+    /// retired.
     fn doubtful(&mut self, most: usize) -> SmallVec<[Fence; 8]> {
         let held = self.submitted.len();
         if held <= UNASKED_MAX {
@@ -287,13 +295,14 @@ impl GateState {
 
 /// A batch on the CPU that may still touch memory; see [`EpochGate`].
 ///
-/// Close it with [`submitted`](Lease::submitted), with a fence after the batch's work on each stream that the
-/// work is on; where nothing was enqueued, with a fence on any stream of the device.
+/// Close it with [`submitted`](Lease::submitted), passing a fence after the batch's work for each
+/// stream with such work. If nothing was enqueued, pass a fence on any stream of the device.
 ///
-/// Dropping it, as an early return does, is safe whatever was enqueued: the gate takes the work for
-/// enqueued. Memory that it may use is at rest only when fences cover it
-/// ([`EpochGate::cover_dropped`]), or for a call that waits for all work of its device. Nothing says that a
-/// batch enqueued no work: such a claim is not checked by anything, and memory would be unmapped by it.
+/// Dropping a lease, as an early return does, is safe whatever was enqueued: the gate assumes that
+/// the work was enqueued. The memory is then at rest only when fences cover the work
+/// ([`EpochGate::cover_dropped`]), or for a call that waits for all work of its device. There is no
+/// call that claims "nothing was enqueued": nothing could check the claim, and memory would be
+/// unmapped because of it.
 ///
 /// ```compile_fail,E0599
 /// # let gate = cuda_vmm::EpochGate::new();
@@ -308,15 +317,16 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Closes the lease of a batch whose work is enqueued: `fences`, recorded after that work, one
-    /// for each stream it is on, take its place.
+    /// Closes the lease of a batch whose work is enqueued. `fences`, recorded after that work, one
+    /// for each of its streams, take the lease's place.
     ///
     /// # Ordering
-    /// Waits for nothing. If many fences were submitted that nobody has seen to complete, asks the driver
-    /// for at most two of them for each of `fences`.
+    /// Does not wait. If many submitted fences have not been seen to complete, queries at most two
+    /// of them for each of `fences`.
     ///
     /// # Errors
-    /// [`UncoveredLease`] with the lease, which is still open. Dropping it is a [drop](Lease) of the lease.
+    /// [`UncoveredLease`] with the lease, which is still open. Dropping that is a [drop](Lease) of
+    /// the lease.
     pub fn submitted(mut self, fences: &[Fence]) -> Result<(), UncoveredLease> {
         if !self.gate.is_told_by(fences) {
             return Err(UncoveredLease { lease: self, fences: fences.len() as u64 });
@@ -335,24 +345,27 @@ impl Drop for Lease {
     }
 }
 
-/// A lease was not closed: no fence is of a device that can access the memory of the lease's gate.
+/// The lease was not closed: none of the fences belongs to a device that can access memory of the
+/// lease's gate.
 #[derive(thiserror::Error)]
-#[error("none of {fences} fences is of a device that can access the memory that the lease is for")]
+#[error(
+    "lease not closed: none of {fences} fences is of a device that can access the lease's memory"
+)]
 pub struct UncoveredLease {
     /// The lease, still open.
     pub lease: Lease,
-    /// Fences given.
+    /// Number of given fences.
     pub fences: u64,
 }
 
-/// Why dropped leases are not covered.
+/// The reason why dropped leases are not covered.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CoverError<E> {
     /// The fences could not be made.
-    #[error("no fences were recorded for dropped leases")]
+    #[error("could not record fences for dropped leases")]
     Record(#[source] E),
-    /// Some memory of the gate can be accessed by no device that a fence is of.
+    /// Some memory of the gate cannot be accessed by any device of the fences.
     #[error("{} fences do not cover all devices whose memory the gate guards", .fences.len())]
     Uncovered {
         /// The fences.
@@ -361,7 +374,7 @@ pub enum CoverError<E> {
 }
 
 impl<E: fmt::Debug> fmt::Debug for CoverError<E> {
-    /// One line with the cause: what `?` in `main` prints.
+    /// One line with the cause. `?` in `main` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)?;
         match self {
@@ -378,34 +391,35 @@ pub(crate) struct RetirePoint {
     last: u64,
 }
 
-/// Why a point is not passed, or memory not at rest.
+/// The reason why a point is not passed, or memory is not at rest.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unrest {
     /// Batches that may use the memory are still on the CPU.
     #[error("{open} leases taken before the memory was retired are still open")]
     Leases {
-        /// How many.
+        /// Number of open leases.
         open: u64,
     },
     /// Work that may use the memory has not completed.
     #[error("{pending} fences that cover uses of the memory have not completed")]
     Events {
-        /// How many.
+        /// Number of incomplete fences.
         pending: u64,
     },
-    /// Leases were dropped, and nothing covers the work that their batches may have enqueued:
-    /// [`EpochGate::cover_dropped`] does, and so does waiting for all work of the device.
+    /// Leases were dropped, and nothing covers the work that their batches may have enqueued.
+    /// [`EpochGate::cover_dropped`] covers it, and so does waiting for all work of the device.
     #[error("{leases} leases were dropped, and nothing covers the work of their batches")]
     Dropped {
-        /// How many of the gate, some of them taken before the memory was retired.
+        /// Number of dropped leases of the gate; at least one was taken before the memory was
+        /// retired.
         leases: u64,
     },
-    /// Nothing says when the uses of the memory end: its addresses were given out, no lease was ever
-    /// taken at its gate, and no fence was given of a device that can access it.
+    /// The end of the uses is unknown: addresses were handed out, no lease was ever taken at the
+    /// gate, and no fence of a device with access was given.
     #[error("neither a fence nor a lease covers the uses of the memory")]
     Unknown,
-    /// A fence could not be asked, though its device is not lost.
+    /// A fence could not be queried, although its device is not lost.
     #[error("a fence that covers uses of the memory could not be queried")]
     Device(#[from] DeviceError),
 }
@@ -435,7 +449,7 @@ impl RetirePoint {
         }
     }
 
-    /// Leases that were dropped and whose work nothing covers, if some may be of before the point.
+    /// Number of uncovered dropped leases that may have been taken before the point.
     pub(crate) fn left(&self) -> u64 {
         self.gate.inner.state.lock().left.through(self.last)
     }
@@ -448,7 +462,7 @@ impl RetirePoint {
         }
     }
 
-    /// Waits on the host for the work that the leases were closed with.
+    /// Waits on the host for the fences with which the leases were closed.
     pub(crate) fn wait_for_fences(&self) -> Result<(), DeviceError> {
         let submitted = self.gate.inner.state.lock().submitted_through(self.last);
         submitted.iter().try_for_each(Fence::wait_for_rest)
@@ -516,11 +530,11 @@ mod tests {
         gate.lease().submitted(std::slice::from_ref(&fence)).unwrap();
         fence.wait().unwrap();
         let next = gate.lease();
-        // So its event can be used again.
+        // So that its event can be reused.
         let fence = fence.renew(&stream).unwrap();
         assert_eq!((held(&gate), fence.raw()), (0, event));
         next.submitted(std::slice::from_ref(&fence)).unwrap();
-        // A fence that somebody else holds is not recorded again.
+        // A fence with another holder is not recorded again.
         assert_ne!(fence.renew(&stream).unwrap().raw(), event);
         assert_eq!(sim.calls().get("cuEventQuery"), None);
     }

@@ -1,22 +1,22 @@
-//! A point in a stream's work that stays where it was recorded: what proves that uses of memory are over.
+//! A point in a stream's work that is recorded once. It proves that uses of memory are complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cuda_driver::{Device, DeviceError, Event, Stream};
 
-/// The end of the work that a stream had when the fence was recorded. A cheap handle: clones are the
-/// same fence.
+/// The end of the work that a stream had when the fence was recorded. The handle is cheap: clones
+/// share the fence.
 ///
-/// An [`Event`] says nothing until it is recorded, and something else when it is recorded again. A fence
-/// is recorded when it is made and never again while anybody holds it, so it completes once and stays
-/// complete.
+/// An [`Event`] has no meaning before it is recorded, and a new meaning when it is recorded again.
+/// A fence is recorded when it is made, and never again while a handle exists. So it completes once
+/// and stays complete.
 ///
 /// ```compile_fail
 /// # use std::sync::Arc;
 /// # use cuda_driver::Event;
 /// # fn shrink(pool: &cuda_vmm::ElasticPool) -> Result<(), Box<dyn std::error::Error>> {
-/// // An event that was never recorded is no proof of anything.
+/// // An event that was never recorded proves nothing.
 /// pool.shrink_to(1, &[Arc::new(Event::new(pool.device())?)])?;
 /// # Ok(())
 /// # }
@@ -29,26 +29,26 @@ pub struct Fence {
 #[derive(Debug)]
 struct Inner {
     event: Event,
-    /// Whether the work before the event is known to be over.
+    /// Whether the work before the event is known to be complete.
     over: AtomicBool,
 }
 
 impl Fence {
-    /// A fence after all work that is enqueued on `stream` now. Creates an event.
+    /// Records a fence after all work that is enqueued on `stream` now. Creates an event.
     ///
     /// # Errors
-    /// What the device answers.
+    /// The device's error.
     #[track_caller]
     pub fn record(stream: &Stream) -> Result<Self, DeviceError> {
         Self::record_as(Event::new(stream.device())?, stream)
     }
 
-    /// A fence as by [`record`](Fence::record), on the event of this one if nobody else holds that: for
-    /// a step path that creates no events. An [`EpochGate`](crate::EpochGate) lets go of fences that are
-    /// known to be complete when the next lease is taken.
+    /// Records a fence like [`record`](Fence::record), reusing the event of this one if it has no
+    /// other holder: for step paths that create no events. An [`EpochGate`](crate::EpochGate) drops
+    /// completed fences when the next lease is taken.
     ///
     /// # Errors
-    /// What the device answers.
+    /// The device's error.
     #[track_caller]
     pub fn renew(self, stream: &Stream) -> Result<Self, DeviceError> {
         match Arc::into_inner(self.inner) {
@@ -65,19 +65,19 @@ impl Fence {
         Ok(Self { inner: Arc::new(Inner { event, over: AtomicBool::new(false) }) })
     }
 
-    /// The device whose work it stands for.
+    /// The device of the fence's work.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.inner.event.device()
     }
 
-    /// The raw `CUevent`, for a wait by other code. It must not be recorded again.
+    /// The raw `CUevent`, so that other code can wait for it. Do not record it again.
     #[must_use]
     pub fn raw(&self) -> u64 {
         self.inner.event.raw()
     }
 
-    /// Whether the work before it has completed. Calls the driver until that was seen once.
+    /// Whether the work before it has completed. Calls the driver until the first "yes".
     ///
     /// # Errors
     /// The sticky error of the work, if it failed.
@@ -106,25 +106,25 @@ impl Fence {
     /// Makes the work that is enqueued on `stream` from now on wait for the work before the fence.
     ///
     /// # Errors
-    /// What the device answers.
+    /// The device's error.
     #[track_caller]
     pub fn hold_back(&self, stream: &Stream) -> Result<(), DeviceError> {
         stream.wait(&self.inner.event)
     }
 
-    /// Whether the work before it can touch memory no more. On a lost device no work goes on.
+    /// Whether the work before it can no longer touch memory. On a lost device no work runs.
     pub(crate) fn is_at_rest(&self) -> Result<bool, DeviceError> {
         self.at_rest_if_lost(self.is_complete(), true)
     }
 
-    /// Waits on the host until the work before it can touch memory no more.
+    /// Waits on the host until the work before it can no longer touch memory.
     pub(crate) fn wait_for_rest(&self) -> Result<(), DeviceError> {
         self.at_rest_if_lost(self.wait(), ())
     }
 
-    /// Whether the work was seen to be over. Calls no driver.
+    /// Whether the work was already seen to be complete. Makes no driver call.
     pub(crate) fn is_known_over(&self) -> bool {
-        // Acquire: partner of the store, so that what the device wrote is there for who reads it.
+        // Acquire: partner of the store, so that the reader sees what the device wrote.
         self.inner.over.load(Ordering::Acquire)
     }
 
@@ -132,13 +132,13 @@ impl Fence {
         self.inner.over.store(true, Ordering::Release);
     }
 
-    /// A sticky error ends all work of its context, so nothing is left to wait for.
+    /// A sticky error ends all work of its context, so no work is left to wait for.
     fn at_rest_if_lost<T>(
         &self,
         answer: Result<T, DeviceError>,
         at_rest: T,
     ) -> Result<T, DeviceError> {
-        // That is not noted: whoever waits for the result of the work must meet its error.
+        // This is not stored: a caller that waits for the result of the work must get its error.
         match answer {
             Err(_) if self.device().poison().is_some() => Ok(at_rest),
             answer => answer,

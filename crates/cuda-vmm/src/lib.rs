@@ -1,8 +1,10 @@
-//! Virtual reservations, physical pages and mappings for KV memory on CUDA devices, transactional and ordered after use.
+//! Virtual reservations, physical pages and mappings for KV memory on CUDA devices. Mapping is
+//! transactional, and unmapping is ordered after use.
 //!
-//! CUDA reserves addresses without memory and puts memory under them later. The calls for it are raw:
-//! mapping races, a mapped page without access faults, and unmapping is ordered after nothing. Here,
-//! mapping is all or nothing and one thread at a time, and unmapping needs proof of rest.
+//! CUDA can reserve addresses and map memory to them later. The raw calls are hard to use safely:
+//! concurrent mapping calls race, a mapped page without access rights faults, and unmapping waits
+//! for no work. In this crate, mapping is all or nothing and serialised, and unmapping needs a
+//! proof that the memory is at rest.
 //!
 //! # Example
 //! ```
@@ -29,7 +31,7 @@
 //! let retiring = addresses.retire(10..14, &[])?;
 //! assert!(matches!(addresses.page_state(10), PageState::Retiring(_)));
 //! let retiring = retiring.try_complete().unwrap_err().request;
-//! // A fence after the work of the batch takes the place of its lease.
+//! // A fence after the batch's work replaces its lease.
 //! let stream = Stream::new(&device)?;
 //! let fence = Fence::record(&stream)?;
 //! fence.wait()?;
@@ -44,45 +46,45 @@
 //! ```
 //!
 //! # Who owns what
-//! An [`ElasticPool`] has equal blocks on one range of addresses. A [`Worker`] makes its driver calls
-//! ahead of need. The parts below it are public too:
+//! An [`ElasticPool`] has equal blocks on one range of addresses. A [`Worker`] makes the pool's
+//! driver calls ahead of need. The parts below are public too:
 //!
 //! - [`pages`]: a [`PagePool`](pages::PagePool) creates physical pages, each with an identity. A
-//!   [`Reservation`](pages::Reservation) takes pages over when it maps them, and hands them back when it
-//!   has unmapped them. A call that fails returns the pages that it was given. [`pages::share`] gives a
-//!   page to another process.
+//!   [`Reservation`](pages::Reservation) takes ownership of pages when it maps them, and returns
+//!   them when it has unmapped them. A failed call returns the pages that it was given.
+//!   [`pages::share`] shares a page with another process.
 //! - [`sequences`]: a [`SequenceSpace`](sequences::SequenceSpace) has contiguous addresses for each
 //!   sequence, mapped ahead of need.
-//! - [`limit`]: limits in bytes, and admission by what the device has free.
-//! - [`worker`]: how work ahead of need is doing.
+//! - [`limit`]: limits in bytes, and admission by the device's free memory.
+//! - [`worker`]: the state of work ahead of need.
 //!
 //! # Order
-//! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last step takes
-//! a proof that two kinds of users are done. Work on the device is done when the [`Fence`]s recorded after
-//! it are complete. Batches that the CPU has not enqueued yet are done when their [`Lease`]s of the
-//! [`EpochGate`] are closed. Nothing else unmaps. A retiring page counts as neither mapped nor free, so no
-//! new user finds it and nothing is mapped over it.
+//! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last
+//! step needs a proof that two kinds of users are done. Work on the device is done when the
+//! [`Fence`]s recorded after it are complete. Batches that the CPU has not enqueued yet are done
+//! when their [`Lease`]s of the [`EpochGate`] are closed. Nothing else unmaps. A retiring page
+//! counts as neither mapped nor free, so no new user finds it and nothing is mapped over it.
 //!
 //! A dropped lease counts as enqueued work with no fence after it: see [`Lease`].
 //!
-//! Once an address was given out, no fence and no lease is no proof. Then only a call that waits for all
-//! work of the device unmaps memory or gives it to another user.
+//! Once an address was handed out, the absence of fences and leases proves nothing. Then only a
+//! call that waits for all work of the device unmaps the memory or gives it to another user.
 //!
-//! No work goes on on a lost device. Its fences count as complete, so clean-up finishes there too.
+//! On a lost device no work runs. Its fences count as complete, so clean-up finishes there too.
 //!
-//! # How much memory there may be
-//! Pools charge every page to a [`MemoryLimit`]. Pools may share a limit, and any thread may move it while
-//! they work. An [`AdmissionPolicy`](limit::AdmissionPolicy) says whether the device can spare the memory.
-//! [`MemoryRules`] names both. A refusal is a typed error with all figures. Memory that has no user is given
-//! back before anything is refused.
+//! # Limits
+//! Pools charge every page to a [`MemoryLimit`]. Pools may share a limit, and any thread may change
+//! it while they work. An [`AdmissionPolicy`](limit::AdmissionPolicy) decides whether the device
+//! can spare the memory. [`MemoryRules`] holds both. A refusal is a typed error with all figures.
+//! Unused memory is released before any request is refused.
 //!
 //! # Features
-//! - `nvml`: `limit::NvmlProbe`, a source of figures that knows what other processes hold of a device.
-//! - `sabotage`: in builds with debug assertions, lets a test take the protection out.
+//! - `nvml`: `limit::NvmlProbe`, which also knows how much of a device other processes hold.
+//! - `sabotage`: in builds with debug assertions, lets a test disable the protection.
 //!
 //! # What it does not do
-//! It does not say which block belongs to whom. It orders nothing between processes that share a page. It
-//! cannot know of work on its addresses without a fence or a lease.
+//! The crate does not know which sequence a block belongs to. It orders nothing between processes
+//! that share a page. It cannot see work on its addresses that has no fence and no lease.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

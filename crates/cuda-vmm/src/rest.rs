@@ -1,4 +1,4 @@
-//! The proof that nothing uses a range any more, without which nothing is unmapped.
+//! The proof that no work uses a range any more. Unmapping needs this proof.
 
 use std::fmt;
 
@@ -8,22 +8,22 @@ use smallvec::SmallVec;
 use crate::epoch::{RetirePoint, Unrest};
 use crate::{EpochGate, Fence};
 
-/// Nothing says when the uses of the memory end, so it was not given up: its addresses were given out, no
-/// lease was ever taken at its gate, and none of the fences given is of a device that can access it.
+/// The memory was not given up, because the end of its uses is unknown: addresses were handed out,
+/// no lease was ever taken at the gate, and none of the given fences is of a device with access.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("none of {fences} fences and no lease covers the uses of the memory")]
 pub struct UsersUnknown {
-    /// Fences given.
+    /// Number of given fences.
     pub fences: u64,
 }
 
-/// The memory is still in use, so nothing was unmapped; here is the request back, to try again.
+/// The memory is still in use, so nothing was unmapped. The request is returned for another try.
 #[derive(thiserror::Error)]
 #[error("the memory is not at rest")]
 pub struct NotAtRest<T> {
-    /// What was asked.
+    /// The request.
     pub request: T,
-    /// Who uses the memory.
+    /// The users of the memory.
     #[source]
     pub reason: Unrest,
 }
@@ -34,30 +34,30 @@ impl<T> fmt::Debug for NotAtRest<T> {
     }
 }
 
-/// Everybody who may still use memory that was retired: enqueued work, by its fences, and batches
-/// on the CPU, by the gate's leases.
+/// All possible users of retired memory: enqueued work, by its fences, and batches on the CPU, by
+/// the gate's leases.
 #[derive(Debug)]
 pub(crate) struct Quiescence {
     fences: SmallVec<[Fence; 4]>,
     point: RetirePoint,
-    /// Whether fences and leases speak for all users.
+    /// Whether fences and leases cover all users.
     covered: Covered,
 }
 
-/// Whether fences and leases speak for all users of some memory.
+/// Whether fences and leases cover all users of some memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Covered {
     Yes,
-    /// Addresses are out there, and nobody says who uses them.
+    /// Addresses were handed out, and nothing covers their users.
     No,
 }
 
-/// Proof that a [`Quiescence`] was reached. Made here and nowhere else; unmapping consumes it.
+/// Proof that a [`Quiescence`] was reached. Only this module creates it, and unmapping consumes it.
 #[derive(Debug)]
 pub(crate) struct AtRest(());
 
 impl Quiescence {
-    /// The users as of now. Call it once the memory can be found by no new user.
+    /// The users at this moment. Call it once no new user can find the memory.
     pub(crate) fn new(gate: &EpochGate, fences: &[Fence], covered: Covered) -> Self {
         Self { fences: fences.iter().cloned().collect(), point: gate.retire_point(), covered }
     }
@@ -83,14 +83,14 @@ impl Quiescence {
         &self.fences
     }
 
-    /// Waits on the host until all users are done. Where fences and leases do not speak for all of
-    /// them, or leases were dropped, `rest_of_all` must: it waits for everything that can access the memory.
+    /// Waits on the host until all users are done. If fences and leases do not cover all users, or
+    /// leases were dropped, `rest_of_all` must wait for all work that can access the memory.
     pub(crate) fn wait(
         &self,
         rest_of_all: impl FnOnce() -> Result<(), Unrest>,
     ) -> Result<AtRest, Unrest> {
-        // Counted when no lease is open any more, and before the fences are looked up: leases that are
-        // covered in between have fences by then, or are counted.
+        // Counted when no lease is open any more, and before the fences are read. Leases that are
+        // covered in between either have fences by then, or are counted here.
         self.point.wait_for_leases();
         let left = self.point.left();
         self.point.wait_for_fences()?;
@@ -106,12 +106,12 @@ impl Quiescence {
 }
 
 impl AtRest {
-    /// For memory whose addresses never left the reservation: no user can exist.
+    /// For memory whose addresses never left the reservation: it can have no users.
     pub(crate) fn never_exposed() -> Self {
         Self(())
     }
 
-    /// No proof at all: what the protection is there to prevent.
+    /// No proof at all: the mistake that the protection prevents.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) fn sabotage() -> Self {
         Self(())

@@ -1,4 +1,4 @@
-//! What the device has free is asked before memory is created, and the answer explains itself.
+//! Before memory is created, the device's free memory is queried, and a refusal names the figures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ fn pages(machine: &Machine, policy: &AdmissionPolicy) -> PagePool {
     PagePool::with_rules(&machine.device, options, rules(policy)).unwrap()
 }
 
-/// Figures that the test sets.
+/// Figures set by the test.
 #[derive(Debug, Default)]
 struct Told {
     free_pages: AtomicU64,
@@ -65,7 +65,7 @@ fn what_is_to_stay_free_stays_free() {
     assert!(matches!(pool.take().unwrap_err(), PageError::NoHeadroom(_)));
     assert!(matches!(pool.prepare(1).unwrap_err(), PageError::NoHeadroom(_)));
     assert_eq!(pool.stats().live, DEVICE_PAGES - 10);
-    // Pages that exist are no new memory.
+    // Pages that exist need no new memory.
     for page in more {
         pool.give_back(page).unwrap();
     }
@@ -182,7 +182,7 @@ fn what_is_being_created_is_refused_to_nobody_a_second_time() {
         let policy = AdmissionPolicy::new(headroom(0));
         let options = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
         let pool = PagePool::with_rules(&device, options, rules(&policy)).unwrap();
-        // All that there is, to its last page: nobody is to be refused.
+        // Exactly all pages of the device: no call may be refused.
         let take = || (0..BATCHES).map(|_| pool.take_many(BATCH)).collect::<Result<Vec<_>, _>>();
         let taken: Vec<_> = std::thread::scope(|scope| {
             let takers: Vec<_> = (0..THREADS).map(|_| scope.spawn(take)).collect();

@@ -1,4 +1,4 @@
-//! Growth ahead of need, parking and adopting: what the step path finds, and what it costs.
+//! Growth ahead of need, parking and adopting: what the step path gets, and its cost.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -37,7 +37,7 @@ fn pool_under(
     pool
 }
 
-/// Steps until there is nothing to do at once.
+/// Polls until nothing can be done at once.
 fn poll(worker: &Worker) {
     while worker.poll() {}
 }
@@ -67,7 +67,7 @@ fn a_step_that_is_looked_ahead_for_makes_no_driver_call() {
         poll(&worker);
         let target = (used + 8).min(60);
         assert!(pool.ready_blocks() >= target, "{used}: {}", pool.ready_blocks());
-        // Not more than the look-ahead, but for the rest of a page.
+        // Not more than the look-ahead, except the rest of a page.
         assert!(pool.ready_blocks() <= target + 1, "{used}: {}", pool.ready_blocks());
     }
     let stats = pool.ahead_stats();
@@ -118,7 +118,7 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
     assert_eq!((stats.mapped_bytes, stats.parked_bytes), (15 * PAGE, 10 * PAGE));
     assert_eq!(stats.waste_bytes, 5 * PAGE - 6 * STRADDLING);
 
-    // A batch on the CPU, then work on the device: neither may find its blocks with a new owner.
+    // A batch on the CPU, then work on the device. Neither may find its blocks with a new owner.
     for users in ["a lease", "an event"] {
         poll(&worker);
         assert_eq!(pool.demand(12), Ok(6), "{users}");
@@ -140,14 +140,15 @@ fn parked_blocks_are_adopted_without_a_call_once_they_are_at_rest() {
     assert_eq!(pool.ahead_stats().adopted_blocks, 10);
     let mut seen = vec![0; STRADDLING as usize];
     stream.download(&mut seen, pool.block_span(12).unwrap()).unwrap();
-    assert!(seen == bytes, "what was parked was unmapped");
+    assert!(seen == bytes, "parked blocks were unmapped");
     assert_eq!((machine.calls("cuMemMap"), machine.calls("cuMemUnmap")), (15, 0));
     close(pool);
     drop(stream);
     machine.assert_no_leak();
 }
 
-/// A second batch, closed with an event: it was taken after the parking, so nothing waits for it.
+/// A second batch, closed with a fence. Its lease was taken after the parking, so nothing waits for
+/// it.
 fn lease_to_event(pool: &ElasticPool, stream: &cuda_driver::Stream) {
     pool.gate().lease().submitted(&[recorded(stream)]).unwrap();
 }
@@ -166,7 +167,7 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     pool.park_to(3, &[recorded(&idle)]).unwrap();
     poll(&worker);
     assert_eq!(pool.demand(20), Ok(3));
-    // Given up for good, they wait for the same users.
+    // Retired pages wait for the same users.
     assert_eq!(pool.trim(0), 0);
     assert_eq!(pool.stats().retiring_bytes, 12 * PAGE);
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
@@ -175,7 +176,7 @@ fn what_was_parked_first_still_counts_when_more_is_parked() {
     idle.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 12);
     assert_eq!(pool.grow_to(20), Ok(20));
-    // Shrinking takes parked pages too, and those wait for their own users as well.
+    // Shrinking takes parked pages too. They also wait for their own users.
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
     pool.park_to(15, &[recorded(&stream)]).unwrap();
@@ -214,7 +215,7 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
     assert_eq!((stats.idle_bytes, stats.parked_bytes, limit.over_by()), (0, 7 * PAGE, 0));
     assert_eq!(pool.demand(13), Ok(13));
 
-    // The limit stands in the way, so waiting is no use; until it is raised.
+    // The limit is the obstacle, so waiting does not help until the limit is raised.
     assert_eq!(pool.demand(20), Ok(13));
     poll(&worker);
     let error = pool.demand(20).unwrap_err();
@@ -225,7 +226,7 @@ fn a_lowered_limit_takes_idle_pages_then_parked_ones_and_a_raised_one_lets_the_p
     limit.set(15 * PAGE);
     poll(&worker);
     assert_eq!((pool.demand(20), pool.ahead_stats().health), (Ok(20), Health::Healthy));
-    // What is in use stays.
+    // Memory in use stays.
     limit.set(0);
     poll(&worker);
     assert_eq!((pool.ready_blocks(), limit.over_by()), (20, 15 * PAGE));
@@ -262,7 +263,7 @@ fn a_full_device_is_used_to_its_last_page_and_told_by_the_next_call() {
     assert_eq!(pool.stats().mapped_bytes, DEVICE_PAGES * PAGE);
     let error = pool.demand(2 * DEVICE_PAGES).unwrap_err();
     assert_eq!(error.cause, Fault::OutOfMemory { bytes: PAGE });
-    // Fewer would do: then nothing is missing.
+    // With a smaller demand no block is missing.
     assert!(pool.demand(DEVICE_PAGES).is_ok());
     poll(&worker);
     assert_eq!(pool.ahead_stats().health, Health::Healthy);
@@ -287,11 +288,11 @@ fn a_lost_device_is_told_by_the_next_call_though_enough_is_ready() {
     assert!(pool.close(&[]).wait().unwrap().is_clean());
 }
 
-/// Grows, parks, adopts, shrinks, and lowers the limit, all by the worker; whatever fails on the way
-/// has passed at the end.
+/// Grows, parks, adopts, shrinks, and lowers the limit, all through the worker. Failures on the way
+/// have been repaired at the end.
 fn live_through(pool: &ElasticPool, worker: &Worker, limit: &MemoryLimit) {
     let settle = || {
-        // A refusal is tried again by the next round.
+        // The next round repeats what was refused.
         for _ in 0..4 {
             poll(worker);
         }
@@ -360,7 +361,7 @@ fn every_call_of_growing_parking_and_trimming_fails_once() {
 fn a_thread_keeps_up_while_requests_grow_park_and_use_blocks() {
     for seed in 0..6 {
         let machine = common::machine_with(1, seed);
-        // The threads fill the same blocks: whether there is memory under them is what is asked.
+        // The threads fill the same blocks. The test checks only that memory is mapped there.
         machine.sim.set_race_check(RaceCheck::Off);
         let worker = Worker::spawn(WorkerOptions::default()).unwrap();
         let limit = MemoryLimit::new(30 * PAGE);
@@ -379,7 +380,7 @@ fn a_thread_keeps_up_while_requests_grow_park_and_use_blocks() {
         });
         machine.device.synchronize().unwrap();
         assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
-        // At rest, the thread gets to what was asked for last.
+        // At rest, the thread reaches the last requested size.
         limit.set(60 * PAGE);
         let _ = pool.demand(30);
         while pool.ready_blocks() < 36 {

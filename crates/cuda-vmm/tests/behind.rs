@@ -1,5 +1,5 @@
-//! A host one and two steps ahead of its device, which runs nothing that nobody waits for: pools, worker and
-//! sequences with every driver call refused once, and for a long time.
+//! A host one and two steps ahead of its device, which runs only work that the host waits for.
+//! Covers pools, worker and sequences, with every driver call refused once, over a long run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,16 +21,16 @@ use cuda_vmm::{
 /// Four blocks on three pages, then a block that shares its page with the next.
 const BLOCK: u64 = PAGE / 8 * 3;
 const BLOCKS: u64 = 14;
-/// What is written and read of each block and each sequence, at both ends.
+/// Number of bytes written and read at both ends of each block and each sequence.
 const MARK: u64 = 32;
-/// Marks of a step.
+/// Number of marks of a step.
 const MARKS: u64 = 2 * (BLOCKS + 4);
 
-/// Steps that one generation of requests takes. The next one is on another stream, which nothing orders
-/// after this one's but that memory comes back when its users are done.
+/// Number of steps of one generation of requests. The next generation uses another stream. Only the
+/// return of memory after its last use orders the two.
 const GENERATION: u64 = 7;
 
-/// Work of a step, by the fence after it, and what it has read.
+/// The work of a step: the fence after it, and the bytes it has read.
 struct Step {
     fence: Fence,
     place: u64,
@@ -52,14 +52,14 @@ struct Life {
     in_flight: VecDeque<Step>,
     spare: Vec<Fence>,
     live: Vec<Sequence>,
-    /// What this generation has written to its blocks.
+    /// The tags that this generation has written to its blocks.
     written: BTreeMap<u64, u8>,
     verified: u64,
-    /// The most events that one step asked.
+    /// The largest number of events queried in one step.
     asked_most: u64,
 }
 
-/// What is refused once succeeds the second time.
+/// Repeats a call that is refused once. The second attempt succeeds.
 fn again<T, E: Debug>(mut attempt: impl FnMut() -> Result<T, E>) -> T {
     attempt().or_else(|_| attempt()).unwrap()
 }
@@ -129,14 +129,15 @@ impl Life {
         let spans = self.grow(number);
         self.submit(number, lease, &spans);
         if number.is_multiple_of(GENERATION) {
-            // Its first step is over before the last one of those before it.
+            // The first step of this generation completes after the last step of earlier
+            // generations.
             again(|| self.stream(number).synchronize());
         }
         let _ = self.worker.poll();
         self.asked_most = self.asked_most.max(self.machine.calls("cuEventQuery") - asked);
     }
 
-    /// Waits for the oldest step, and compares what it has read.
+    /// Waits for the oldest step, and compares the bytes it has read.
     fn complete_oldest(&mut self) {
         let Some(Step { fence, place, tags }) = self.in_flight.pop_front() else { return };
         again(|| fence.wait());
@@ -151,8 +152,8 @@ impl Life {
         self.spare.push(fence);
     }
 
-    /// The requests end with their last steps on the device. Their memory is given up in one of several
-    /// ways; the steps' leases and fences speak for who uses it.
+    /// The requests end with their last steps on the device. Their memory is given up in one of
+    /// several ways. The steps' leases and fences cover the users.
     fn end_generation(&mut self, number: u64) {
         self.live.drain(..).for_each(|sequence| sequence.finish(&[]));
         self.written.clear();
@@ -174,7 +175,8 @@ impl Life {
         }
     }
 
-    /// The memory of a step: blocks, but for those that stayed from other generations, and sequences.
+    /// Grows the memory for a step: blocks, except those left from other generations, and
+    /// sequences.
     fn grow(&mut self, number: u64) -> Vec<(Option<u64>, DeviceSpan)> {
         let wanted = 5 + number * 3 % (BLOCKS - 4);
         let _ = self.pool.demand(wanted);
@@ -207,8 +209,8 @@ impl Life {
         &self.streams[(number / GENERATION % 2) as usize]
     }
 
-    /// Reads both ends of each span as the step before has written them, and writes them anew. A
-    /// generation keeps to its stream.
+    /// Reads both ends of each span, as written by the previous step, and writes new values. A
+    /// generation uses a single stream.
     fn submit(&mut self, number: u64, lease: Lease, spans: &[(Option<u64>, DeviceSpan)]) {
         let stream = &self.streams[(number / GENERATION % 2) as usize];
         let place = number % (self.depth as u64 + 2);
@@ -245,7 +247,8 @@ impl Life {
         self.machine.calls("cuEventCreate") - self.machine.calls("cuEventDestroy")
     }
 
-    /// Ends everything: nothing was wrong, and nothing is left but addresses that would not be freed.
+    /// Closes everything. There was no mistake, and nothing is left except addresses that could not
+    /// be freed.
     fn close(mut self) {
         while !self.in_flight.is_empty() {
             self.complete_oldest();
@@ -286,10 +289,10 @@ fn drop_space(
     panic!("{error}")
 }
 
-/// Steps enough for each way of giving memory up, twice.
+/// Enough steps to use each way of giving memory up twice.
 const STEPS: u64 = 8 * GENERATION + 3;
 
-/// Calls that the crate makes; the others are of the work itself.
+/// The crate's own calls. Other calls belong to the test's work.
 const CALLS: [&str; 9] = [
     "cuMemCreate",
     "cuMemMap",
@@ -348,7 +351,7 @@ fn nothing_grows_in_a_hundred_thousand_steps() {
         }
         assert!(number < 1_000 || life.live_events() <= events + 4, "step {number}");
     }
-    assert_eq!(life.asked_most, asked, "events asked by one step");
+    assert_eq!(life.asked_most, asked, "events queried by one step");
     let (per_step, first) = ((sum(&life) - calls) / 99_000, calls / 1_000);
     assert!(per_step <= first + 1, "{per_step} calls a step, {first} at first");
     assert!(life.pages.stats().live <= 20 && life.limit.stats().used_bytes <= 24 * PAGE);

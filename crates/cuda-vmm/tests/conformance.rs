@@ -1,4 +1,4 @@
-//! The scenarios that every device must pass, on the simulated one, under several schedules.
+//! The scenarios that every device must pass, on the simulated device, under several schedules.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

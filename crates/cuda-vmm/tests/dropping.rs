@@ -1,4 +1,4 @@
-//! Dropping without closing: never a wait, never a fault, and a leak only where rest is not proved.
+//! Dropping without closing never waits and never faults. It leaks only where rest is not proved.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,7 +7,7 @@ mod common;
 use common::{PAGE, machine, recorded, take};
 use cuda_vmm::leaked_bytes;
 
-// One test, since the count of leaked bytes is the process's.
+// A single test, because the count of leaked bytes is global to the process.
 #[test]
 fn dropping_unmaps_what_is_provably_at_rest_and_leaks_the_rest() {
     never_used_is_unmapped();
@@ -30,7 +30,7 @@ fn never_used_is_unmapped() {
     let lease = space.gate().lease();
     space.map_range(0, take(&pages, 3)).unwrap();
     drop(space.retire(0..1, &[]).unwrap());
-    // No address ever left it: even an open lease can not have used one.
+    // No address ever left the reservation, so even an open lease cannot have used one.
     drop(space);
     drop((lease, pages));
     drop(machine.pool(PAGE, 4, 4));

@@ -1,4 +1,4 @@
-//! The pool: blocks of any size, growth by whole pages, shrinking that waits for users.
+//! The pool: blocks of any size, growth by whole pages, and shrinking that waits for users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -108,7 +108,7 @@ fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
 
-    // Six blocks lie on 4.5 pages: five stay, ten go.
+    // Six blocks cover 4.5 pages: five pages stay, ten are retired.
     let shrink = pool.shrink_to(6, &[recorded(&stream)]).unwrap();
     assert_eq!(shrink, Shrink { ready_blocks: 6, retiring_pages: 10 });
     assert_eq!(pool.ready_blocks(), 6);
@@ -118,7 +118,8 @@ fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
     assert_eq!((stats.mapped_bytes, stats.retiring_bytes), (5 * PAGE, 10 * PAGE));
     assert_eq!(stats.waste_bytes, 5 * PAGE - 6 * STRADDLING);
 
-    // Back on the pages that were kept, at no cost; not on those that still have a user.
+    // Growth returns at no cost to the pages that were kept, but not to those that still have a
+    // user.
     let idle = machine.stream();
     assert_eq!(pool.shrink_to(5, &[recorded(&idle)]).unwrap().retiring_pages, 1);
     idle.synchronize().unwrap();
@@ -215,7 +216,7 @@ fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
     const ROUNDS: u64 = 120;
     for seed in 0..4 {
         let machine = machine_with(1, seed);
-        // The threads fill the same blocks: whether there is memory under them is what is asked.
+        // The threads fill the same blocks. The test checks only that memory is mapped there.
         machine.sim.set_race_check(RaceCheck::Off);
         let pool = machine.pool(STRADDLING, 60, 4);
         let start = Barrier::new(THREADS as usize);
@@ -235,7 +236,7 @@ fn requests_that_grow_shrink_and_use_blocks_at_once_never_fault() {
                             },
                             _ => drop(pool.poll_retired()),
                         }
-                        // A batch: addresses are read under a lease and used after that.
+                        // A batch reads addresses under a lease and uses them afterwards.
                         let lease = pool.gate().lease();
                         if let Ok(span) = pool.block_span(size.saturating_sub(1)) {
                             stream.fill(span, thread as u8).unwrap();
@@ -271,7 +272,7 @@ fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
         let bytes = pattern(1, SMALL);
         reads.upload(pool.block_span(6).unwrap(), &bytes).unwrap();
 
-        // Request 1 reads block 6, whose page stays because block 5 lies on it.
+        // Request 1 reads block 6. Its page stays mapped because block 5 lies on it too.
         let lease = by_lease.then(|| pool.gate().lease());
         let copy = DeviceBuffer::alloc(&machine.device, SMALL).unwrap();
         reads.copy_on_device(copy.span(), pool.block_span(6).unwrap()).unwrap();
@@ -280,7 +281,8 @@ fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
         let shrink = pool.shrink_to(6, &fences).unwrap();
         assert_eq!(shrink, Shrink { ready_blocks: 6, retiring_pages: 0 });
 
-        // Request 2 gets it when that is done, and neither by growing nor by demand before.
+        // Request 2 gets the block when request 1 is done. Before that, neither growth nor demand
+        // provides it.
         let refused = GrowError::Retiring { index: 2, ready_blocks: 6 };
         for users in ["a batch on the CPU", "work on the device"] {
             assert_eq!(pool.grow_to(7), Err(refused), "{users}");
@@ -297,7 +299,7 @@ fn blocks_that_shrinking_leaves_mapped_come_back_when_their_users_are_done() {
         writes.synchronize().unwrap();
         let mut seen = vec![0; SMALL as usize];
         reads.download(&mut seen, copy.span()).unwrap();
-        assert!(seen == bytes, "request 2 wrote what request 1 read");
+        assert!(seen == bytes, "request 2 overwrote the bytes that request 1 read");
         assert_eq!((machine.calls("cuMemMap"), pool.demand(8)), (2, Ok(8)));
         assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
         close(pool);
@@ -344,7 +346,7 @@ fn a_pool_that_was_refused_memory_grows_when_there_is_some_again() {
         while worker.poll() {}
         assert!(pool.demand(8).unwrap_err().is_retryable());
     }
-    // Nothing of the refusals is left: the same calls find the memory.
+    // The refusals have no lasting effect: the same calls find the memory.
     drop(theirs);
     assert_eq!(pool.grow_to(8), Ok(8));
     let _ = pool.demand(DEVICE_PAGES);

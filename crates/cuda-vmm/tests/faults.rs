@@ -1,4 +1,5 @@
-//! Every driver call made to fail, at every position: nothing half done, nothing lost, all told.
+//! Every driver call fails, at every position: nothing is half done, nothing is lost, every refusal
+//! is reported.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +14,7 @@ fn refused(call: &'static str, code: ErrorCode) -> DeviceError {
     DeviceError::Driver(DriverError::new(call, code))
 }
 
-/// Four pages are mapped around one that lies there already: two runs.
+/// Four pages are mapped around one that is mapped already, in two runs.
 const NEW: [u64; 4] = [0, 1, 3, 4];
 
 #[test]
@@ -44,7 +45,7 @@ fn a_failed_mapping_leaves_no_trace() {
         assert_eq!(space.stats().mapped_bytes, PAGE);
         assert_eq!(pages.stats().in_use, 5);
 
-        // What failed once succeeds the second time.
+        // The second attempt succeeds.
         assert_eq!(space.map_range(0, shared.clone()).unwrap(), 4);
         drop(shared);
         close_into(space, &pages);
@@ -118,8 +119,8 @@ fn closing_takes_every_step_whichever_fails() {
         machine.assert_no_leak();
     }
     for nth in 1..=3 {
-        // A call that did nothing for certain is made again. Any other may have released the page, and is
-        // not: the handle could be another page's by then.
+        // A call that certainly had no effect is repeated. Any other call may have released the
+        // page, and is not repeated: the handle could belong to another page by then.
         for (code, left) in [(ErrorCode::OUT_OF_MEMORY, 0), (ErrorCode::INVALID_VALUE, PAGE)] {
             let machine = machine();
             let pool = machine.pool(PAGE, 3, 3);
@@ -133,7 +134,7 @@ fn closing_takes_every_step_whichever_fails() {
             assert_eq!((found.physical_bytes, found.mappings, found.reservations), (left, 0, 0));
         }
     }
-    // Addresses that are not freed are all that is left.
+    // Only addresses that could not be freed are left.
     let machine = machine();
     let pool = machine.pool(PAGE, 3, 3);
     machine.sim.fail_nth("cuMemAddressFree", 1, ErrorCode::INVALID_VALUE);
@@ -149,7 +150,7 @@ fn closing_takes_every_step_whichever_fails() {
 fn closing_reports_all_errors_in_the_order_of_its_steps() {
     let machine = machine();
     let pool = machine.pool(PAGE, 3, 3);
-    // Page 1 will not unmap, nor the second time: so the addresses are not free either.
+    // Unmapping page 1 fails twice, so the addresses cannot be freed either.
     for nth in [2, 4] {
         machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
     }
@@ -163,7 +164,7 @@ fn closing_reports_all_errors_in_the_order_of_its_steps() {
     );
     assert!(matches!(steps[3], CloseStep::Release { .. }));
     assert_eq!((report.unmapped, report.leaked_bytes), (2, PAGE));
-    // Every handle was released all the same; one mapping and its memory stay.
+    // Every handle was released nevertheless. One mapping and its memory stay.
     let left = machine.sim.check_leaks();
     assert_eq!((left.reservations, left.mappings, left.physical_handles), (1, 1, 0));
     assert_eq!(left.physical_bytes, PAGE);
@@ -193,7 +194,7 @@ fn growth_that_fails_anywhere_changes_nothing() {
             assert_eq!((stats.retiring_bytes, stats.quarantined_bytes), (0, 0));
             let pages = pool.pages().stats();
             assert_eq!(pages.in_use, 2);
-            // Memory created by a growth that ran short of it is not sat upon.
+            // A growth that ran short of memory releases the memory it created.
             let kept = if call == "cuMemCreate" { 0 } else { 4 };
             assert_eq!((pages.idle, pages.live), (kept, 2 + kept));
             assert_eq!(pool.grow_to(6).unwrap(), 6);

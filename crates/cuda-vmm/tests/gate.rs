@@ -1,4 +1,5 @@
-//! The gate in the long run: what it holds and asks does not grow, whoever looks at the fences.
+//! The gate over a long time: its entries and queries do not accumulate, whoever queries the
+//! fences.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +12,7 @@ use common::{Machine, machine, recorded};
 use cuda_sim::Pace;
 use cuda_vmm::{EpochGate, Fence};
 
-/// Steps of a host that runs ahead of its device, on as many streams as `streams` says.
+/// Steps of a host that runs ahead of its device, on `streams` streams.
 struct Steps<'a> {
     machine: &'a Machine,
     gate: EpochGate,
@@ -28,7 +29,7 @@ impl<'a> Steps<'a> {
         Self { machine, gate: EpochGate::new(), depth, spare, in_flight, streams }
     }
 
-    /// One step; returns how many events were asked for it.
+    /// One step. Returns the number of events queried for it.
     fn step(&mut self, waits_by: impl Fn(&Fence)) -> u64 {
         let before = self.machine.calls("cuEventQuery");
         if self.in_flight.len() > self.depth {
@@ -64,7 +65,7 @@ fn a_step_asks_no_event_and_makes_none_with_the_device_behind() {
         for step in 0..100_000 / (depth * streams) {
             assert_eq!(steps.step(|fence| fence.wait().unwrap()), 0, "step {step}");
         }
-        // Those of the steps in flight, once each.
+        // The events of the steps in flight, once each.
         let most = ((depth + 2) * streams) as u64;
         assert!(machine.calls("cuEventCreate") <= most, "{}", machine.calls("cuEventCreate"));
     }
@@ -78,10 +79,10 @@ fn fences_that_nobody_looks_at_are_asked_a_bounded_number_of_times() {
     let mut steps = Steps::new(&machine, 2, STREAMS);
     let long = machine.stream();
     machine.sim.hold(long.raw());
-    // Work that goes on all the time stands in nobody's way.
+    // Work that never ends must not delay the other queries.
     (0..20).for_each(|_| steps.gate.lease().submitted(&[recorded(&long)]).unwrap());
     for step in 0..20_000 {
-        // Waited for without the fences: by their streams.
+        // The host waits through the streams, without the fences.
         let asked = steps.step(|_| ());
         assert!(asked <= 2 * STREAMS as u64, "step {step}: {asked}");
         if step % 2 == 0 {
@@ -97,7 +98,7 @@ fn what_the_caller_computes_is_computed_before_its_lease_is_closed() {
     let machine = machine();
     let (gate, stream) = (EpochGate::new(), machine.stream());
     let lease = gate.lease();
-    // Whoever makes the fences may look at the gate, and may panic.
+    // The caller's closure may use the gate, and may panic.
     let closed = catch_unwind(AssertUnwindSafe(|| {
         let looks = |_| {
             assert_eq!(gate.open_leases(), 1);

@@ -1,10 +1,10 @@
-//! The scenarios of every device, on a GPU, and what only a GPU or a pair of them can show.
+//! The scenarios of every device on a GPU, and tests that need a GPU or two.
 //!
-//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. The trial that needs
-//! two devices is listed as ignored without a second one.
+//! Without a device every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. The trial
+//! that needs two devices is listed as ignored without a second one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(clippy::print_stdout, reason = "what happened, for who reads along")]
+#![allow(clippy::print_stdout, reason = "what happened, for a human reader")]
 
 mod common;
 #[path = "common/ranges.rs"]
@@ -32,7 +32,7 @@ const SINGLE: &[(&str, scenarios::Scenario)] = &[
     ("nvml_explains_what_the_driver_says", nvml_explains_what_the_driver_says),
 ];
 
-/// Exported pages, within one process and between several.
+/// Exported pages, within one process and between several processes.
 #[cfg(unix)]
 const SHARED: &[&[(&str, scenarios::Scenario)]] =
     &[common::sharing::ALL, common::two_processes::ALL];
@@ -58,10 +58,10 @@ fn main() {
         peers_have_access(&owner, &peer);
         Ok(())
     });
-    // One device is what is required; a second is a luxury.
+    // One device is required, a second one is optional.
     let pair = pair.with_ignored_flag(self::pair().is_err());
     let mut arguments = Arguments::from_args();
-    // One fills the memory of the device that all of them share.
+    // One trial fills the memory of the device that all of them share.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, single.chain([pair]).collect()).exit();
 }
@@ -86,7 +86,8 @@ fn pair() -> Result<(Device, Device), String> {
     }
 }
 
-/// Asks for more than the card has: no block is lost, no byte kept, and growth works again after.
+/// Requests more memory than the GPU has: no block is lost, no memory is kept, and growth works
+/// again afterwards.
 fn memory_runs_out_and_comes_back(device: &Device) {
     let (free, total) = device.memory_info().unwrap();
     let page_bytes = Some(64 << 20);
@@ -164,8 +165,8 @@ fn addresses_beyond_four_gib(device: &Device) {
     assert!(pool.close(&[]).wait().unwrap().is_clean());
 }
 
-/// 64 sequences, 2,048 steps, every byte read by a kernel at every step. `KV_STRESS_STEPS` makes it
-/// shorter, for a checker that slows kernels down.
+/// 64 sequences, 2,048 steps. A kernel reads every byte at every step. `KV_STRESS_STEPS` shortens
+/// the run, for a checker that slows kernels down.
 fn sequences_grow_shrink_and_finish_at_once(device: &Device) {
     let steps = std::env::var("KV_STRESS_STEPS").map_or(2_048, |text| text.parse().unwrap());
     let plan = stress::Plan {
@@ -186,12 +187,12 @@ fn sequences_grow_shrink_and_finish_at_once(device: &Device) {
     worker.close();
     println!("{outcome:?}");
     assert_eq!(outcome.wrong, [""; 0]);
-    // Of a shorter run less is asked.
+    // A shorter run has lower thresholds.
     assert!(outcome.finished >= 64 * steps / 2_048 && outcome.checked_bytes > 0, "{outcome:?}");
 }
 
-/// A program with a context and a stream of cudarc's: our device on the one, its copies on our pages
-/// by way of the other, and an unmapping that waits for them.
+/// A program with a context and a stream of cudarc: our device adopts the context, its copies use
+/// our pages through the stream, and an unmapping waits for them.
 fn cudarc_works_on_mapped_pages(_: &Device) {
     let program = || {
         let theirs = CudaContext::new(0).unwrap();
@@ -206,7 +207,7 @@ fn cudarc_works_on_mapped_pages(_: &Device) {
 
         let lease = space.gate().lease();
         let span = space.mapped_span(0..2).unwrap();
-        // SAFETY: the range stays mapped until the event below; any bytes are `u16`s.
+        // SAFETY: the range stays mapped until the event below, and any bytes are valid `u16`s.
         let mut lent = unsafe { interop::lend::<u16>(&their_stream, span) }.unwrap();
         let count = lent.len();
         assert_eq!(count as u64, pages.page_bytes());
@@ -220,7 +221,7 @@ fn cudarc_works_on_mapped_pages(_: &Device) {
         assert_eq!(their_stream.clone_dtoh(&kept).unwrap(), [0x1234; 16]);
         theirs.check_err().unwrap();
     };
-    // On a thread of its own: cudarc leaves its context bound.
+    // On a separate thread, because cudarc leaves its context bound.
     std::thread::scope(|scope| scope.spawn(program).join().unwrap());
 }
 
@@ -234,7 +235,7 @@ fn nvml_explains_what_the_driver_says(device: &Device) {
     println!("NVML loaded: {}, {figures:?}", probe.is_loaded());
     assert_eq!(figures.total_bytes, total);
     assert!(figures.free_bytes <= total);
-    // Unknown where NVML or its list of processes is missing, as in some containers.
+    // Unknown if NVML or its list of processes is missing, as in some containers.
     assert!(figures.others_bytes.is_none_or(|others| probe.is_loaded() && others <= total));
 }
 
@@ -253,7 +254,7 @@ fn peers_have_access(owner: &Device, peer: &Device) {
     let mut seen = vec![0; data.len()];
     reader.download(&mut seen, span).unwrap();
     assert!(seen == data, "the owner does not see what the peer wrote");
-    // Waiting for the owner's device alone would say nothing of the peer's work.
+    // Waiting only for the owner's device would not cover the peer's work.
     let done = [&writer, &reader].map(recorded);
     assert!(space.close(&done).wait().unwrap().is_clean());
 }

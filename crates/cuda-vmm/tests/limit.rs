@@ -1,4 +1,5 @@
-//! A limit that pools share: moved while they work, and always in keeping with what exists.
+//! A limit that several pools share: changed while they work, and always consistent with the
+//! existing memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -33,7 +34,7 @@ fn elastic(machine: &Machine, limit: &MemoryLimit, capacity_blocks: u64) -> Elas
     ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules).unwrap()
 }
 
-/// What the limit counts is what the pools have, and what the device has given.
+/// The limit's count equals the pools' memory and the device's used memory.
 #[track_caller]
 fn assert_adds_up(machine: &Machine, limit: &MemoryLimit, pools: &[&PagePool]) {
     let live: u64 = pools.iter().map(|pool| pool.stats().live * pool.page_bytes()).sum();
@@ -49,11 +50,11 @@ fn pools_share_a_limit_and_take_each_others_idle_pages() {
     let taken = first.take_many(4).unwrap();
     let refused =
         OverLimit { limit_bytes: 6 * PAGE, used_bytes: 6 * PAGE, asked_bytes: PAGE, revision: 0 };
-    // All or none, and what was created for the failed call is gone.
+    // All or none: pages created for the failed call are released.
     assert_eq!(second.take_many(3).unwrap_err(), PageError::OverLimit(refused));
     assert_adds_up(&machine, &limit, &[&first, &second]);
     assert_eq!(second.stats().live, 0);
-    // What the first pool does not need is released for the second.
+    // Unused pages of the first pool are released for the second.
     for page in taken {
         first.give_back(page).unwrap();
     }
@@ -85,7 +86,7 @@ fn a_limit_lowered_below_what_is_in_use_refuses_what_is_new_and_takes_idle_pages
     assert_eq!(pool.grow_to(8), Err(refused));
     assert!(refused.is_retryable() && refused.is_out_of_memory());
 
-    // What is in use stays, and the limit says by how much it is exceeded.
+    // Memory in use stays, and the limit reports by how much it is exceeded.
     assert_eq!(limit.set(2 * PAGE), 2);
     assert_eq!(limit.reclaim(), Reclaimed { over_by: 5 * PAGE, ..Reclaimed::default() });
     assert_eq!(pool.ready_blocks(), 7);
@@ -110,7 +111,7 @@ fn every_failing_call_leaves_the_accounts_right() {
             machine.sim.fail_nth(call, nth, refusals(call)[0]);
             let stream = machine.stream();
             for size in [3, 8, 2, 5] {
-                // Whatever fails, the same call succeeds the second time.
+                // Whatever failed, a second attempt succeeds.
                 if pool.ready_blocks() < size {
                     let grown = pool.grow_to(size).or_else(|_| pool.grow_to(size));
                     assert_eq!(grown, Ok(size), "{call} {nth}");
@@ -132,7 +133,7 @@ fn every_failing_call_leaves_the_accounts_right() {
     }
 }
 
-/// Three hundred things done to the pools; returns how often the limit refused.
+/// Three hundred operations on the pools; returns how often the limit refused.
 fn work(thread: u64, mine: &PagePool, pool: &ElasticPool) -> u64 {
     let mut refusals = 0;
     for round in 0..300 {
@@ -146,7 +147,7 @@ fn work(thread: u64, mine: &PagePool, pool: &ElasticPool) -> u64 {
                 pool.shrink_to(size, &[]).unwrap();
                 pool.poll_retired();
             }
-            // Once, more than the limit ever allows.
+            // Once, more pages than the limit ever allows.
             _ => match mine.take_many(if round < 4 { 25 } else { 1 + size % 4 }) {
                 Ok(taken) if round % 3 == 0 => drop(taken),
                 Ok(taken) => taken.into_iter().for_each(|page| mine.give_back(page).unwrap()),
@@ -185,7 +186,7 @@ fn accounts_add_up_while_threads_take_drop_grow_and_the_limit_moves() {
         start.wait();
         while !done.load(Ordering::Relaxed) {
             assert!(limit.stats().used_bytes <= MOST);
-            // Charged before it exists, and until after it is gone.
+            // Charged before the memory exists, and until after it is released.
             assert!(machine.sim.device_used_bytes(0) <= MOST);
         }
     };
@@ -206,7 +207,7 @@ fn accounts_add_up_while_threads_take_drop_grow_and_the_limit_moves() {
         others.into_iter().for_each(|other| other.join().unwrap());
         refusals
     });
-    assert!(refusals >= WORKERS, "the limit was not felt");
+    assert!(refusals >= WORKERS, "the limit refused too few calls");
     assert_adds_up(&machine, &limit, &[&first, &second, pool.pages()]);
     assert!(pool.close(&[]).wait().unwrap().is_clean());
     assert_eq!((first.stats().in_use, second.stats().in_use), (0, 0));
@@ -226,7 +227,7 @@ impl Random {
     }
 }
 
-/// What a model releases of its idle pages when it is `over` a limit.
+/// The idle pages that a model releases when it is `over` a limit.
 fn release_idle(idle: &mut [u64; 2], over: u64) -> u64 {
     let mut left = over;
     for idle in idle {
@@ -244,7 +245,7 @@ fn random_actions_agree_with_a_model_that_only_counts() {
         let mut random = Random(seed);
         let limit = MemoryLimit::new(10 * PAGE);
         let pools = [limited(&machine, &limit), limited(&machine, &limit)];
-        // The model: pages held and idle in each pool, and the limit in pages.
+        // The model: held and idle pages of each pool, and the limit in pages.
         let mut held: [Vec<PhysicalPage>; 2] = [Vec::new(), Vec::new()];
         let mut idle = [0_u64; 2];
         let (mut limit_pages, mut revision) = (10_u64, 0_u64);
@@ -255,7 +256,8 @@ fn random_actions_agree_with_a_model_that_only_counts() {
             match random.below(6) {
                 0 | 1 => {
                     let count = 1 + random.below(4);
-                    // Idle pages go first, its own too, as far as the limit asks.
+                    // Idle pages, including the pool's own, are released first, as far as the limit
+                    // asks.
                     used -= release_idle(&mut idle, used.saturating_sub(limit_pages));
                     let new = count.saturating_sub(idle[at]);
                     let others = used - idle[at];
@@ -327,7 +329,7 @@ fn a_lowered_limit_takes_a_pools_own_idle_pages_before_it_is_refused_any() {
         limit.set(4 * PAGE);
         assert!(take(&pages).is_ok());
         assert!(limit.over_by() == 0 && pages.stats().live <= 4, "{:?}", pages.stats());
-        // Below what is in use nothing helps.
+        // Nothing helps below the memory in use.
         let held = pages.take_many(4).unwrap();
         limit.set(3 * PAGE);
         assert!(matches!(take(&pages), Err(PageError::OverLimit(_))));
@@ -353,13 +355,13 @@ fn preparing_at_a_limit_ends_and_takes_nothing_from_anybody() {
     let (pages, others) = (limited(&machine, &limit), limited(&machine, &limit));
     let held = pages.take_many(2).unwrap();
     assert_eq!((pages.prepare(2), others.prepare(2)), (Ok(2), Ok(2)));
-    // Should it go round in circles, this ends it.
+    // Ends the test if the pools take memory from each other without end.
     machine.sim.fail_nth("cuMemCreate", 50, ErrorCode::INVALID_VALUE);
     assert!(matches!(pages.prepare(3), Err(PageError::OverLimit(_))));
     assert!(matches!(pages.prepare(u64::MAX), Err(PageError::OverLimit(_))));
     assert_eq!((pages.stats().idle, others.stats().idle, machine.calls("cuMemCreate")), (2, 2, 6));
     assert_eq!(machine.calls("cuMemRelease"), 0);
-    // What is needed is another matter.
+    // Memory that is needed is a different case.
     assert_eq!(pages.take_many(4).unwrap().len(), 4);
     drop((held, pages, others));
     machine.assert_no_leak();
@@ -406,7 +408,7 @@ fn what_one_pool_gives_back_by_closing_another_that_was_refused_can_have() {
     while worker.poll() {}
     assert!(second.demand(8).unwrap_err().is_retryable());
     assert!(first.close(&[]).wait().unwrap().is_clean());
-    // No move of the limit, and nobody told the pool.
+    // The limit was not changed, and the pool was not told.
     while worker.poll() {}
     assert_eq!((second.demand(8), limit.revision()), (Ok(8), 0));
     assert!(second.close(&[]).wait().unwrap().is_clean());

@@ -1,4 +1,4 @@
-//! Mapping: once, whole, by one thread at a time, with the right access.
+//! Mapping: once, completely, by one thread at a time, with the right access.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn the_same_page_twice_does_nothing() {
     assert_eq!(machine.calls("cuMemSetAccess"), 1);
     assert_eq!(space.page_state(3), PageState::Mapped(shared.id()));
 
-    // The no-op kept nothing: one clone is here, one in the reservation.
+    // The call without effect kept no reference: one clone is here, one in the reservation.
     let retired = space.retire(3..4, &[]).unwrap().try_complete().unwrap();
     drop(retired);
     assert_eq!(shared.into_owned().map(|page| page.bytes()), Some(PAGE));
@@ -78,7 +78,7 @@ fn a_range_is_completed_around_pages_that_lie_there_already() {
     space.map(3, shared[3].clone()).unwrap();
     assert_eq!(space.map_range(0, shared.iter().cloned()).unwrap(), 3);
     assert_eq!(machine.calls("cuMemMap"), 5);
-    // One call for each of the two before, one for each run of the three after.
+    // One call for each of the two earlier mappings, and one for each run of the three later ones.
     assert_eq!(machine.calls("cuMemSetAccess"), 5);
     assert_eq!(space.mapped_span(0..5).unwrap().bytes(), 5 * PAGE);
     drop(shared);
@@ -169,7 +169,7 @@ fn threads_that_map_the_same_indices_map_each_once() {
                                     }
                                 }
                             }
-                            // Won or lost, the page can be used now.
+                            // Whether this thread won or lost, the page can be used now.
                             assert!(space.mapped_span(index..index + 1).is_ok());
                         }
                         won

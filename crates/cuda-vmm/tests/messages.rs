@@ -1,4 +1,4 @@
-//! What a user reads who prints an error, by `{}` or by `?` in `main`: one line, with the numbers.
+//! What `{}`, and `?` in `main`, print for an error: one line, with the numbers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn a_refused_growth_names_the_call_and_the_answer() {
     );
     assert!(line.ends_with("on GPU 0: CUDA_ERROR_INVALID_VALUE (1)"), "{line}");
     machine.sim.fail_nth("cuMemCreate", 1, ErrorCode::OUT_OF_MEMORY);
-    // The pages that were created for the first growth are idle: more are needed.
+    // The pages created for the first growth are idle. This growth needs more.
     let error = pool.grow_to(8).unwrap_err();
     let line = "growth to 8 blocks with 2 ready: CUDA_ERROR_OUT_OF_MEMORY (2)";
     assert_eq!((error.to_string(), format!("{error:?}")), (line.into(), line.into()));
@@ -35,11 +35,11 @@ fn a_chain_is_one_line_that_repeats_nothing() {
     let (used_bytes, limit_bytes) = (60, 50);
     let source = OverLimit { limit_bytes, used_bytes, asked_bytes: 8, revision: 1 };
     let error = PageError::OverLimit(source);
-    assert_eq!(error.to_string(), "a shared limit leaves no room for another page");
+    assert_eq!(error.to_string(), "no page: a shared limit leaves no room for another");
     assert_eq!(
         format!("{error:?}"),
-        "a shared limit leaves no room for another page: \
-         8 bytes asked with 60 of 50 in use (revision 1 of the limit)"
+        "no page: a shared limit leaves no room for another: \
+         8 bytes wanted with 60 of 50 in use (revision 1 of the limit)"
     );
 }
 
@@ -69,8 +69,8 @@ fn leases_that_are_not_covered_are_told_with_the_cause() {
     let gate = EpochGate::default();
     drop(gate.lease());
     let refused = gate.cover_dropped(|| Err(ErrorCode::OUT_OF_MEMORY)).unwrap_err();
-    assert_eq!(refused.to_string(), "no fences were recorded for dropped leases");
+    assert_eq!(refused.to_string(), "could not record fences for dropped leases");
     let line =
-        format!("no fences were recorded for dropped leases: {:?}", ErrorCode::OUT_OF_MEMORY);
+        format!("could not record fences for dropped leases: {:?}", ErrorCode::OUT_OF_MEMORY);
     assert_eq!(format!("{refused:?}"), line);
 }

@@ -1,4 +1,4 @@
-//! The stock of pages: limits, reuse, and accounts that add up.
+//! The pool of pages: limits, reuse, and consistent accounts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ fn pages_are_reused_last_in_first_out_and_dropped_ones_are_counted() {
     let id = last.id();
     pages.give_back(last).unwrap();
     assert_eq!(pages.take().unwrap().id(), id);
-    // The page was dropped right here: released, and there is room for another.
+    // The page was dropped here: released, so there is room for another.
     assert_eq!(
         pages.stats(),
         PagePoolStats { capacity: 3, live: 2, idle: 0, in_use: 2, created: 3, released: 1 }

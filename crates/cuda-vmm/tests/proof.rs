@@ -1,4 +1,4 @@
-//! What is taken for a proof that nobody uses memory any more, and what is not.
+//! What counts as a proof that memory has no users any more, and what does not.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn an_empty_list_is_no_proof_once_an_address_was_given_out() {
     assert_eq!(pool.shrink_to(1, &[]), Err(UsersUnknown { fences: 0 }));
     assert_eq!(pool.park_to(1, &[]), Err(UsersUnknown { fences: 0 }));
     assert_eq!((pool.ready_blocks(), pool.poll_retired().unmapped_pages), (10, 0));
-    // The work's own fence is one.
+    // The work's own fence is a proof.
     pool.shrink_to(1, &[recorded(&stream)]).unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
     machine.sim.release_hold(stream.raw());
@@ -54,7 +54,7 @@ fn an_empty_list_will_do_before_that_and_where_leases_are_taken() {
     machine.assert_no_leak();
 }
 
-/// A fence after nothing, on a stream of its own.
+/// A fence after no work, on a separate stream.
 fn fence_of(machine: &Machine, device: i32) -> Fence {
     let device = Device::open(machine.device.driver().clone(), device).unwrap();
     recorded(&Stream::new(&device).unwrap())
@@ -66,7 +66,7 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     let others = machine_with(1, 0);
     let pool = machine.pool(PAGE, 4, 4);
     assert!(pool.block_span(3).is_ok());
-    // Another device of this machine, and the device with the same number of another.
+    // Another device of this machine, and the device with the same ordinal on another machine.
     for fence in [fence_of(&machine, 1), fence_of(&others, 0)] {
         assert_eq!(pool.shrink_to(1, &[fence]), Err(UsersUnknown { fences: 1 }));
     }
@@ -74,23 +74,24 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     pool.shrink_to(1, &[fence_of(&machine, 1), recorded(&own)]).unwrap();
     assert!(pool.close(&[recorded(&own)]).wait().unwrap().is_clean());
 
-    // A named peer can access it.
+    // A named peer has access.
     let options = ReservationOptions { bytes: 2 * PAGE, page_bytes: None, peers: vec![1] };
     let space = Reservation::new(&machine.device, options).unwrap();
     let pages = machine.pages(2);
     space.map_range(0, take(&pages, 2)).unwrap();
     assert!(space.mapped_span(0..2).is_ok());
-    // With peers, no single wait covers everybody, so pages with unknown users would never be at rest.
+    // With peers, no single wait covers all users, so pages with unknown users would never be at
+    // rest.
     let stranger = space.retire(0..1, &[fence_of(&machine, 2)]).map(drop);
     assert_eq!(stranger, Err(RetireError::UsersUnknown(UsersUnknown { fences: 1 })));
     assert!(matches!(space.page_state(0), PageState::Mapped(_)), "{:?}", space.page_state(0));
     let peer = fence_of(&machine, 1);
     peer.wait().unwrap();
     assert_eq!(space.retire(1..2, &[peer]).unwrap().try_complete().unwrap().pages.len(), 1);
-    // Closing takes the last handle, so it says so.
+    // Closing consumes the last handle, so it reports the reason.
     assert_eq!(space.close(&[]).wait().unwrap_err().reason, Unrest::Unknown);
 
-    // A dropped lease is no different, until fences cover its work.
+    // A dropped lease has the same effect until fences cover its work.
     let options = ReservationOptions { bytes: 2 * PAGE, page_bytes: None, peers: vec![1] };
     let space = Reservation::new(&machine.device, options).unwrap();
     space.map_range(0, take(&pages, 1)).unwrap();
@@ -113,14 +114,14 @@ fn a_lease_is_not_closed_by_fences_of_devices_that_cannot_access_the_memory() {
     let mut lease = pool.gate().lease();
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(3).unwrap(), 5).unwrap();
-    // Another device of this machine, and the device with the same number of another.
+    // Another device of this machine, and the device with the same ordinal on another machine.
     for fence in [fence_of(&machine, 1), fence_of(&others, 0)] {
         fence.wait().unwrap();
         let refused = lease.submitted(&[fence]).unwrap_err();
         assert_eq!((refused.fences, pool.gate().open_leases()), (1, 1));
         lease = refused.lease;
     }
-    // One that speaks for the work is enough, whatever others are given with it.
+    // One fence that covers the work suffices, whatever other fences are given.
     lease.submitted(&[fence_of(&machine, 1), recorded(&stream)]).unwrap();
     assert_eq!(pool.shrink_to(1, &[]).map(|shrink| shrink.retiring_pages), Ok(3));
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
@@ -161,7 +162,7 @@ fn dropped_leases_are_covered_for_each_device_whose_memory_the_gate_guards() {
     let closing = first.close(&[]).try_complete().unwrap_err();
     assert_eq!(closing.reason, Unrest::Dropped { leases: 1 });
     assert!(closing.request.wait().unwrap().is_clean());
-    // Memory that is gone needs no cover.
+    // Memory that no longer exists needs no cover.
     gate.cover_dropped(|| Ok::<_, DeviceError>(vec![fence_of(&machine, 1)])).unwrap();
     assert!(second.close(&[]).wait().unwrap().is_clean());
     drop(gate);
@@ -187,7 +188,7 @@ fn pages_retired_with_no_proof_stay_until_somebody_waits_for_the_device() {
     let error = space.close(&[]).try_complete().unwrap_err();
     assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 2));
     assert_eq!(error.request.wait().unwrap().unmapped, 6);
-    // Nothing was left to run on what was unmapped.
+    // No work was left that could run on unmapped memory.
     stream.synchronize().unwrap();
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     drop((pages, stream));
@@ -202,7 +203,7 @@ fn a_pool_that_closes_waits_for_the_users_of_its_ready_blocks_too() {
     let (stream, idle) = (machine.stream(), machine.stream());
     stream.fill(pool.block_span(1).unwrap(), 5).unwrap();
     pool.park_to(4, &[recorded(&idle)]).unwrap();
-    // The fence of the parked blocks says nothing of the others.
+    // The fence of the parked blocks does not cover the other blocks.
     idle.synchronize().unwrap();
     let error = pool.close(&[]).try_complete().unwrap_err();
     assert_eq!((error.reason, machine.calls("cuMemUnmap")), (Unrest::Unknown, 0));
@@ -265,7 +266,7 @@ fn who_asks_for_rest_leaves_the_error_of_the_work_to_who_asks_for_its_result() {
     let fence = recorded(&stream);
     machine.sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
     pool.shrink_to(1, std::slice::from_ref(&fence)).unwrap();
-    // On a lost device no work goes on, so the pages can go.
+    // On a lost device no work runs, so the pages can be unmapped.
     assert_eq!(pool.poll_retired().unmapped_pages, 9);
     assert!(fence.is_complete().is_err(), "the work was never done");
     assert!(fence.wait().is_err(), "the work was never done");

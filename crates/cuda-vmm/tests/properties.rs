@@ -1,4 +1,5 @@
-//! Random growth, shrinking, leases and failures against a naive model; the seed is in the message.
+//! Random growth, shrinking, leases and failures against a naive model. The message contains the
+//! seed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,14 +9,14 @@ use common::{PAGE, machine_with};
 use cuda_driver::ErrorCode;
 use cuda_vmm::{GrowError, Lease};
 
-/// What the pool must look like: how many pages are mapped, and for each retirement its pages and
-/// the youngest lease that it waits for.
+/// The expected pool: number of mapped pages, and for each retirement its pages and the youngest
+/// lease that it waits for.
 #[derive(Default)]
 struct Model {
     ready: u64,
     mapped: u64,
     retiring: Vec<(std::ops::Range<u64>, u64)>,
-    /// Where the blocks end that a shrinking took out of use and left mapped, and the youngest lease
+    /// The end of the blocks that a shrink took out of use and left mapped, and the youngest lease
     /// that they wait for.
     parked: Option<(u64, u64)>,
 }
@@ -35,7 +36,7 @@ impl Random {
 }
 
 impl Model {
-    /// Forgets retirements whose leases, all those numbered up to theirs, are closed.
+    /// Drops retirements whose leases, all those numbered up to theirs, are closed.
     fn poll(&mut self, open: &[(u64, Lease)]) -> u64 {
         let mut unmapped = 0;
         self.retiring.retain(|(pages, last)| {
@@ -81,7 +82,7 @@ impl Model {
         Ok(self.ready)
     }
 
-    /// Takes blocks back that share a page with ready ones, once their leases are closed.
+    /// Takes back blocks that share a page with ready ones, once their leases are closed.
     fn adopt(&mut self, blocks: u64, open: &[(u64, Lease)]) {
         let at_rest = |last| open.iter().all(|&(number, _)| number > last);
         if let Some((end, _)) = self.parked.filter(|&(_, last)| at_rest(last)) {
@@ -122,7 +123,7 @@ fn run(seed: u64) {
                 if !matches!(grown, Err(GrowError::Device { .. })) {
                     assert_eq!(grown, model.grow(blocks, &open), "{at}");
                 } else {
-                    // The model adopts and collects too; apart from that, nothing may have changed.
+                    // The model adopts and collects too. Apart from that, nothing may have changed.
                     model.adopt(blocks, &open);
                     model.poll(&open);
                 }

@@ -1,4 +1,4 @@
-//! Unmapping: never before the last user is done, whoever that is.
+//! Nothing is unmapped before its last user is done, whatever kind of user that is.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -73,7 +73,7 @@ fn a_batch_on_the_cpu_counts_as_a_user() {
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Leases { open: 1 });
 
-    // The batch is enqueued after the pages were retired, with the old addresses.
+    // The batch is enqueued, with the old addresses, after the pages were retired.
     machine.sim.hold(stream.raw());
     stream.fill(space.span().slice(0, 2 * PAGE).unwrap(), 1).unwrap();
     batch.submitted(&[recorded(&stream)]).unwrap();
@@ -112,7 +112,7 @@ fn one_gate_covers_several_reservations() {
     machine.assert_no_leak();
 }
 
-/// A lease that is dropped after work was enqueued under it, as an early return drops it.
+/// Enqueues work under a lease and drops the lease, as an early return would.
 fn work_and_drop(space: &Reservation, stream: &Stream) {
     let lease = space.gate().lease();
     stream.fill(space.mapped_span(0..2).unwrap(), 1).unwrap();
@@ -126,7 +126,7 @@ fn the_work_of_a_dropped_lease_is_waited_for() {
     let (pages, space) = (machine.pages(8), machine.reservation(8));
     let stream = machine.stream();
     space.map_range(0, take(&pages, 4)).unwrap();
-    // What was retired before the lease was taken is no matter of its batch.
+    // Memory retired before the lease was taken does not depend on its batch.
     let earlier = space.retire(3..4, &[]).unwrap().wait().unwrap();
     let other = space.retire(2..3, &[recorded(&stream)]).unwrap();
     work_and_drop(&space, &stream);
@@ -152,18 +152,18 @@ fn fences_cover_the_work_of_dropped_leases() {
     let (pages, space) = (machine.pages(8), machine.reservation(8));
     let (stream, gate) = (machine.stream(), space.gate().clone());
     space.map_range(0, take(&pages, 2)).unwrap();
-    gate.cover_dropped::<()>(|| panic!("nothing is to be covered")).unwrap();
+    gate.cover_dropped::<()>(|| panic!("there is nothing to cover")).unwrap();
     work_and_drop(&space, &stream);
     let dropped = Unrest::Dropped { leases: 1 };
     let retiring = space.retire(0..2, &[]).unwrap();
-    // Neither a refusal nor no fence at all covers anything.
+    // Neither an error nor an empty list of fences covers anything.
     let unrecorded = gate.cover_dropped(|| Err("refused")).unwrap_err();
     assert!(matches!(unrecorded, CoverError::Record("refused")), "{unrecorded:?}");
     let none = gate.cover_dropped::<()>(|| Ok(vec![])).unwrap_err();
     assert!(matches!(none, CoverError::Uncovered { fences } if fences.is_empty()));
     let refused = retiring.try_complete().unwrap_err();
     assert_eq!(refused.reason, dropped);
-    // A lease that is dropped while the fences are made may have work after them.
+    // A lease that is dropped while the fences are recorded may have work after them.
     let late = gate.lease();
     gate.cover_dropped::<()>(|| {
         let fences = vec![recorded(&stream)];
@@ -174,7 +174,8 @@ fn fences_cover_the_work_of_dropped_leases() {
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, Unrest::Events { pending: 1 });
     stream.synchronize().unwrap();
-    // The late lease was taken after the pages were retired, but the gate does not tell it from the first.
+    // The late lease was taken after the pages were retired, but the gate cannot distinguish it
+    // from the first.
     let refused = refused.request.try_complete().unwrap_err();
     assert_eq!(refused.reason, dropped);
     gate.cover_dropped::<()>(|| Ok(vec![recorded(&stream)])).unwrap();
@@ -312,7 +313,7 @@ fn what_a_lost_device_refuses_of_a_clean_up_counts_as_done() {
     let code = cuda_driver::ErrorCode::ILLEGAL_ADDRESS;
     machine.sim.fail_nth("cuStreamSynchronize", 1, code);
     assert!(stream.synchronize().is_err());
-    // Its every answer may be the error that it was lost by.
+    // The device may return the error that lost it for every call.
     for call in ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"] {
         machine.sim.fail_nth(call, 1, code);
     }

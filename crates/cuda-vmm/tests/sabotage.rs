@@ -1,4 +1,5 @@
-//! The protection taken out: unmapping at once faults on the device, waiting for rest does not.
+//! With the protection disabled, unmapping at once faults on the device. With the protection it
+//! does not.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(debug_assertions)]
@@ -12,14 +13,15 @@ use cuda_vmm::sequences::{ExtendError, SequenceSpace, SpaceOptions};
 use cuda_vmm::worker::{Fault, Health};
 use cuda_vmm::{ElasticPool, Worker, WorkerOptions};
 
-/// The detector says what nothing orders, whether or not the schedule shows the harm.
+/// Checks that the race detector reports the missing order, whether or not the schedule shows the
+/// harm.
 #[track_caller]
 fn assert_raced(machine: &Machine, raced: bool) {
     let races = machine.sim.races();
     assert_eq!(!races.is_empty(), raced, "{races:?}");
 }
 
-/// A batch still runs on blocks that the pool shrinks away.
+/// Shrinks the pool while a batch still runs on the removed blocks.
 fn shrink_under_a_running_batch(machine: &Machine, pool: &ElasticPool, stream: &Stream) {
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(3).unwrap(), 7).unwrap();

@@ -1,5 +1,5 @@
-//! Every driver call of a sequence's life made to fail, at every position: nothing half mapped, the
-//! accounts right, and all of it over once the fault is.
+//! Every driver call in a sequence's life fails, at every position: nothing is half mapped, the
+//! accounts are right, and everything works again once the fault is over.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ struct Life {
 
 fn life(layout: Layout) -> Life {
     let machine = machine();
-    // Four rows of three planes, or twelve of one, less one page.
+    // Four rows of three planes, or twelve rows of one, less one page.
     let pages = machine.pages(14);
     let worker = Worker::manual();
     let options = SpaceOptions {
@@ -44,7 +44,7 @@ fn life(layout: Layout) -> Life {
     Life { machine, pages, worker, space, layout }
 }
 
-/// Does again what failed once: the fault was ordered for one call.
+/// Repeats a call that failed once: the fault was ordered for one call.
 #[track_caller]
 fn again<T, E: std::fmt::Debug>(mut action: impl FnMut() -> Result<T, E>) -> T {
     action().or_else(|_| action()).unwrap()
@@ -80,7 +80,7 @@ impl Life {
         again(|| stream.synchronize());
     }
 
-    /// Admits, extends, finishes, adopts, takes from the parked, and trims.
+    /// Admits, extends, finishes, adopts, takes from parked seats, and trims.
     fn run(&self) {
         let extend = |sequence: &mut Sequence, tokens| {
             again(|| {
@@ -96,7 +96,7 @@ impl Life {
         self.check();
         let mut second = self.space.admit(1).unwrap();
         extend(&mut second, 2);
-        // All work is waited for, so that a fence after it has completed.
+        // The host waits for all work, so that a fence after it has completed.
         let stream = again(|| cuda_driver::Stream::new(&self.machine.device));
         let done = || {
             let done = again(|| Fence::record(&stream));
@@ -106,9 +106,9 @@ impl Life {
         first.finish(&done());
         self.worker.poll();
         self.check();
-        // Takes rows from the first, which is parked.
+        // Takes rows from the first sequence's seat, which is parked.
         extend(&mut second, if self.layout == Layout::PlaneMajor { 7 } else { 8 });
-        // A seat with a page in quarantine is given out when the worker has got rid of it.
+        // A seat with a page in quarantine is given out once the worker has unmapped the page.
         let admit = |tokens| {
             again(|| {
                 self.worker.poll();
@@ -136,7 +136,7 @@ impl Life {
         self.machine.sim.calls()
     }
 
-    /// Closes; whether the addresses were freed, which is not tried twice.
+    /// Closes the space; returns whether the addresses were freed, which is not tried twice.
     fn close(self) {
         let Self { machine, pages, worker, space, .. } = self;
         let report = space.close(&[]).unwrap().wait().unwrap();
@@ -156,13 +156,13 @@ impl Life {
     }
 }
 
-/// Calls by name in a life without faults, and how many came before it.
+/// The calls of a life without faults, by name, and the number of earlier calls for each.
 fn positions(layout: Layout) -> Vec<(&'static str, u64)> {
     let life = life(layout);
     let before = life.calls();
     life.run();
     let Life { space, .. } = &life;
-    assert!(space.stats().adopted > 0, "the life is to adopt something");
+    assert!(space.stats().adopted > 0, "the run must adopt memory");
     let after = {
         let sim = life.machine.sim.clone();
         life.close();
@@ -170,7 +170,7 @@ fn positions(layout: Layout) -> Vec<(&'static str, u64)> {
     };
     let new = |(call, count): (&'static str, u64)| {
         let count = count - before.get(call).copied().unwrap_or(0);
-        // Calls that end handles, whose refusal is the driver's leak and not ours.
+        // Calls that end handles. If the driver refuses them, the driver leaks, not this crate.
         let handles = ["cuStreamDestroy", "cuEventDestroy", "cuDevicePrimaryCtxRelease"];
         (count > 0 && !handles.contains(&call)).then_some((call, count))
     };
@@ -182,7 +182,7 @@ fn each_call_fails_at_each_position_and_nothing_is_lost() {
     let mut failed = BTreeMap::new();
     for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
         for (call, count) in positions(layout) {
-            // Contexts are bound around every call: a sample of the positions is enough.
+            // Contexts are bound around every call, so a sample of the positions suffices.
             let stride = if call.starts_with("cuCtx") { 7 } else { 1 };
             for nth in (1..=count).step_by(stride) {
                 for &code in refusals(call) {
@@ -226,7 +226,8 @@ fn a_row_is_mapped_in_all_planes_or_none() {
 fn a_quarantined_page_stops_its_seat_alone_until_it_is_unmapped() {
     let life = life(Layout::PlaneMajor);
     let mut first = life.space.admit(2).unwrap();
-    // The second plane's access is refused, and the first page cannot be unmapped again, nor later.
+    // Access to the second plane is refused, and the first page cannot be unmapped again, now or
+    // later.
     life.machine.sim.fail_nth("cuMemSetAccess", 2, ErrorCode::INVALID_VALUE);
     for nth in [3, 4] {
         life.machine.sim.fail_nth("cuMemUnmap", nth, ErrorCode::INVALID_VALUE);
@@ -263,7 +264,7 @@ fn a_lost_device_fails_the_space_and_lets_it_close() {
         assert_eq!(lost.driver_error().code, ErrorCode::ILLEGAL_ADDRESS);
         let cause = Fault::Lost(lost);
         assert_eq!(life.space.health(), Health::Failed { cause: cause.clone() });
-        // What it had it still has, and the next call that needs more says why there is none.
+        // The sequence keeps its memory, and the next call that needs more names the obstacle.
         sequence.extend_to(2).unwrap();
         assert!(matches!(sequence.extend_to(8), Err(ExtendError::Failed { .. })));
         assert_eq!(life.space.trim(1).unwrap_err(), cause);
@@ -283,7 +284,7 @@ fn a_seat_with_a_quarantined_page_is_not_given_to_who_needs_that_page() {
     first.extend_blocking(2).unwrap_err();
     assert_eq!((first.seat(), life.space.stats().quarantined_bytes), (0, PAGE));
     first.finish(&[]);
-    // Both seats are free and empty. The worker has not come round to the page yet.
+    // Both seats are free and empty. The worker has not reached the page yet.
     let mut second = life.space.admit(2).unwrap();
     assert_eq!(second.seat(), 1);
     second.extend_blocking(2).unwrap();

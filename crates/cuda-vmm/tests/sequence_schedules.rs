@@ -1,5 +1,5 @@
-//! Many sequences that grow, shrink and finish at once, with every byte checked: by hand under many
-//! seeds, and with threads.
+//! Many sequences grow, shrink and finish at once, with every byte checked: stepped by hand under
+//! many seeds, and with threads.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,14 +17,14 @@ use cuda_vmm::{Worker, WorkerOptions};
 
 use common::{pattern, recorded};
 
-/// Small pages, so that a page is crossed often.
+/// Small pages, so that sequences cross page ends often.
 const PAGE: u64 = 4 << 10;
-/// Tokens that are written, and later checked, together.
+/// Number of tokens that are written, and later checked, together.
 const CHUNK: u64 = 16;
 const TOKEN: u64 = 24;
 const PLANES: u64 = 3;
 
-/// A number that depends on the seed alone.
+/// A random number that depends only on the seed.
 struct Chance(u64);
 
 impl Chance {
@@ -40,11 +40,11 @@ struct Load {
     steps: u64,
     tokens_max: u64,
     layout: Layout,
-    /// Pages, as a share of what all sequences at full length would need, in percent.
+    /// Number of pages, in percent of what all sequences at full length would need.
     memory_percent: u64,
 }
 
-/// A sequence with what was written to it.
+/// A sequence, with the data written to it.
 struct Running {
     sequence: Sequence,
     serial: u64,
@@ -109,7 +109,7 @@ impl Engine {
         Ok(Running { sequence, serial, tokens, written: 0, goal, stream })
     }
 
-    /// Writes the chunks that are full, in every plane.
+    /// Writes the full chunks, in every plane.
     fn write(&self, running: &mut Running) {
         while running.written + CHUNK <= running.tokens {
             let range = running.written..running.written + CHUNK;
@@ -117,7 +117,7 @@ impl Engine {
                 let bytes = pattern(tag(running.serial, plane, running.written), CHUNK * TOKEN);
                 let view = running.sequence.plane(plane).unwrap();
                 for (token, bytes) in range.clone().zip(bytes.chunks(TOKEN as usize)) {
-                    // Fills are queued, as kernels are, and run when the device gets to them.
+                    // Fills are queued, like kernels, and run when the device reaches them.
                     let span = view.span(token..token + 1).unwrap();
                     self.streams[running.stream].fill(span, bytes[0]).unwrap();
                 }
@@ -126,7 +126,7 @@ impl Engine {
         }
     }
 
-    /// Checks all that was written, then ends the sequence with work still queued on its memory.
+    /// Checks all written data, then ends the sequence while work on its memory is still queued.
     fn finish(&self, running: Running) {
         let stream = &self.streams[running.stream];
         for plane in 0..PLANES {
@@ -175,7 +175,7 @@ impl Engine {
     }
 }
 
-/// One engine loop; the worker takes its steps when the seed says so.
+/// One engine loop. The worker takes its steps when the seed says so.
 fn by_hand(load: &Load, seed: u64) -> Seen {
     let worker = Worker::manual();
     let engine = engine(load, &worker, seed);
@@ -207,7 +207,7 @@ fn by_hand(load: &Load, seed: u64) -> Seen {
     Seen { adopted: stats.adopted, stalls: stats.stalls, unmappings, shrunk }
 }
 
-/// What came to pass in a run, so that a test knows that it tested something.
+/// Event counts of a run, so that a test knows that it tested something.
 #[derive(Debug)]
 struct Seen {
     adopted: u64,
@@ -222,7 +222,8 @@ impl Seen {
     }
 }
 
-/// Extends all by one token as a batch; who is refused stalls, is helped, or is ended.
+/// Extends all sequences by one token as a batch. A refused sequence stalls, is extended by the
+/// blocking call, or is ended.
 fn step(engine: &Engine, running: &mut Vec<Running>, chance: &mut Chance) {
     let extended =
         engine.space.extend(running.iter_mut().map(|one| (&mut one.sequence, one.tokens)));
@@ -271,7 +272,7 @@ fn many_seeds_by_hand_lose_no_byte() {
         };
         lively += u64::from(by_hand(&load, seed).is_everything());
     }
-    // On a device that is as late as it may be, memory that is given up is seldom free in time.
+    // On a device that is as late as allowed, memory that was given up is rarely free in time.
     let least = if SimConfig::default().pace == Pace::Slowest { 10 } else { 100 };
     assert!(lively >= least, "only {lively} seeds adopted, stalled and unmapped");
 }
@@ -286,7 +287,7 @@ fn sixty_four_sequences_for_two_thousand_steps_by_hand() {
     }
 }
 
-/// Eight threads with eight sequences each, and the worker's own.
+/// Eight threads with eight sequences each, and the worker's thread.
 #[test]
 fn sixty_four_sequences_for_two_thousand_steps_with_threads() {
     for (seed, layout) in [(3, Layout::PlaneMajor), (4, Layout::TokenMajor)] {
@@ -345,7 +346,7 @@ fn hand_over(sim: &SimDriver) -> Result<(), String> {
     old.fill(first.plane(0).unwrap().span(0..1).unwrap(), 3).unwrap();
     first.finish(&[recorded(&old)]);
     worker.poll();
-    // Adopts, takes, or has to wait: whatever the device has got to by now.
+    // Adopts, takes over, or has to wait, depending on the device's progress.
     let mut second = space.admit(2).map_err(|error| error.to_string())?;
     if second.extend_blocking(3).is_err() {
         old.synchronize().unwrap();

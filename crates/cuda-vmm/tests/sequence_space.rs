@@ -1,4 +1,4 @@
-//! Contiguous sequences: mapped ahead, adopted whole, unmapped under pressure, all accounted for.
+//! Contiguous sequences: mapped ahead, adopted as a whole, unmapped under pressure, all counted.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -43,14 +43,14 @@ fn setup(options: SpaceOptions, capacity_pages: u64) -> Setup {
 }
 
 impl Setup {
-    /// Lets the worker do all it can.
+    /// Lets the worker do everything it can.
     fn work(&self) {
         for _ in 0..10_000 {
             if !self.worker.poll() {
                 return;
             }
         }
-        panic!("the worker does not come to an end");
+        panic!("the worker does not finish");
     }
 
     #[track_caller]
@@ -84,7 +84,7 @@ fn assert_adds_up(space: &SequenceSpace, pages: &PagePool) {
     let pool = pages.stats();
     assert_eq!(pool.in_use * PAGE, held, "{stats:?} {pool:?}");
     assert_eq!(pool.live, pool.idle + pool.in_use);
-    assert_eq!(stats.in_transit_bytes + stats.retiring_bytes, 0, "nothing is under way");
+    assert_eq!(stats.in_transit_bytes + stats.retiring_bytes, 0, "nothing is in transit");
 }
 
 fn calls(machine: &Machine) -> BTreeMap<&'static str, u64> {
@@ -154,7 +154,7 @@ fn a_step_maps_rows_side_by_side_and_grants_access_to_them_at_once() {
     assert_eq!((made("cuMemCreate"), rows), (16, 16));
     // Eight pages a step.
     assert_eq!(made("cuMemSetAccess"), 2);
-    // The worker binds the context once for each piece of work, not for each call.
+    // The worker binds the context once for each step, not for each call.
     let bound = made("cuCtxSetCurrent");
     assert!(bound < rows, "{bound} times for {rows} pages");
     sequence.finish(&[]);
@@ -167,7 +167,8 @@ fn a_step_maps_fewer_rows_of_one_sequence_when_several_want_some() {
     t.work();
     let sequences: Vec<_> = (0..3).map(|_| t.space.admit(8).unwrap()).collect();
     let ready = || sequences.iter().map(Sequence::ready_tokens).collect::<Vec<_>>();
-    // Two planes: a step has four rows, so one while three sequences want some, and two when two do.
+    // Two planes: a step has four rows. So each sequence gets one row while three want some, and
+    // two rows while two want some.
     for expected in [[4, 0, 0], [8, 0, 0], [8, 8, 0]] {
         assert!(t.worker.poll());
         assert_eq!(ready(), expected);
@@ -240,7 +241,7 @@ fn the_next_sequence_adopts_what_fits_best_without_a_driver_call() {
     let before = calls(&t.machine);
     let mut taken: Vec<_> = [5, 9, 16].map(|tokens| t.space.admit(tokens).unwrap()).into();
     let seats: Vec<_> = taken.iter().map(Sequence::seat).collect();
-    // Eight tokens are the least that is enough for five; then sixteen; then only four are left.
+    // Eight tokens are the smallest that is enough for five; then sixteen; then only four are left.
     assert_eq!(seats, [2, 1, 0]);
     taken[0].extend_to(5).unwrap();
     taken[1].extend_to(9).unwrap();
@@ -306,7 +307,7 @@ fn parked_memory_goes_to_who_needs_it_oldest_first_and_from_the_end() {
     assert_eq!(t.space.stats().parked_bytes, 8 * PAGE);
     last.extend_blocking(4).unwrap();
     assert_eq!(t.machine.calls("cuMemUnmap"), 2);
-    // Of the older seat one row is left, which the shorter request finds.
+    // One row of the older seat is left. The shorter request finds it.
     let young = t.space.admit(8).unwrap();
     assert_eq!((young.seat(), young.ready_tokens()), (1, 8));
     let old = t.space.admit(3).unwrap();
@@ -331,11 +332,11 @@ fn parked_memory_goes_to_who_needs_it_oldest_first_and_from_the_end() {
 #[test]
 fn a_device_without_memory_degrades_the_space_until_there_is_some() {
     let t = setup(SpaceOptions { prepared_pages: 2, ..options() }, u64::MAX);
-    // Somebody else has all but one page.
+    // Another pool has all pages but one.
     let others = t.machine.pages(u64::MAX);
     let taken = others.take_many(DEVICE_PAGES - 1).unwrap();
     t.work();
-    assert!(t.space.health().is_healthy(), "nobody has asked for memory yet");
+    assert!(t.space.health().is_healthy(), "no sequence has asked for memory yet");
     let mut sequence = t.space.admit(4).unwrap();
     t.work();
     let fault = Fault::OutOfMemory { bytes: 2 * PAGE };
@@ -345,7 +346,7 @@ fn a_device_without_memory_degrades_the_space_until_there_is_some() {
     assert_eq!(sequence.extend_to(4).unwrap_err(), refused);
     assert_eq!(sequence.extend_blocking(4).unwrap_err(), refused);
     assert_eq!(t.space.stats().mapped_bytes, 0);
-    // It is tried again without being asked.
+    // The worker tries again without a request.
     drop(taken);
     t.work();
     t.work();
@@ -384,7 +385,7 @@ fn dropping_a_sequence_takes_the_safe_side() {
     hidden.extend_blocking(4).unwrap();
     drop(hidden);
     assert_eq!((t.space.stats().parked, t.space.stats().abandoned), (1, 0));
-    // Exposed, and nobody said by what it is used.
+    // Exposed, and its users are unknown.
     let mut seen = t.space.admit(4).unwrap();
     seen.extend_blocking(4).unwrap();
     let stream = t.machine.stream();
@@ -422,7 +423,8 @@ fn a_live_space_is_not_closed_and_closing_waits_for_all_users() {
     t.machine.sim.hold(stream.raw());
     stream.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 1).unwrap();
     sequence.finish(&[recorded(&stream)]);
-    // The event that the sequence was finished with is waited for, though it is not named again.
+    // Closing waits for the fence that the sequence was finished with, although it is not passed
+    // again.
     let closing = space.close(&[]).unwrap().try_complete().unwrap_err().request;
     t.machine.sim.release_hold(stream.raw());
     let report = closing.wait().unwrap();
@@ -483,11 +485,11 @@ fn what_is_given_up_is_unmapped_at_rest_unless_it_is_wanted_again() {
     stream.fill(sequence.plane(0).unwrap().span(0..16).unwrap(), 3).unwrap();
     sequence.shrink_to(5, &[recorded(&stream)]).unwrap();
     t.work();
-    // Out of use at once, mapped as long as the work runs.
+    // Out of use at once, but mapped as long as the work runs.
     assert_eq!((sequence.tokens(), sequence.ready_tokens()), (5, 8));
     assert_eq!(sequence.plane(0).unwrap().tokens(), 8);
     assert_eq!(t.space.stats().mapped_bytes, 8 * PAGE);
-    // A second shrinking does not forget what the first waits for.
+    // A second shrink keeps the users of the first.
     let idle = t.machine.stream();
     sequence.shrink_to(4, &[recorded(&idle)]).unwrap();
     t.work();
@@ -513,7 +515,7 @@ fn what_is_given_up_is_unmapped_at_rest_unless_it_is_wanted_again() {
     t.machine.sim.hold(stream.raw());
     sequence.extend_blocking(4).unwrap();
     stream.fill(sequence.plane(0).unwrap().span(0..4).unwrap(), 3).unwrap();
-    // What the end waits for includes what the shrinking did.
+    // The end waits for everything that the shrink waited for.
     sequence.shrink_to(0, &[recorded(&stream)]).unwrap();
     sequence.finish(&[recorded(&idle)]);
     idle.synchronize().unwrap();
@@ -543,11 +545,11 @@ fn a_lowered_limit_gets_parked_memory_back_and_leaves_what_is_in_use() {
     let mut live = sequences.pop().unwrap();
     sequences.pop().unwrap().finish(&[]);
     while worker.poll() {}
-    // The worker hears of it.
+    // The worker sees the change.
     limit.set(6 * PAGE);
     while worker.poll() {}
     assert_eq!((limit.stats().used_bytes, space.stats().parked_bytes), (6 * PAGE, 2 * PAGE));
-    // Who asks does it too.
+    // A caller that asks for memory releases it too.
     limit.set(3 * PAGE);
     let reclaimed = limit.reclaim();
     assert_eq!((reclaimed.parked_bytes, reclaimed.over_by), (2 * PAGE, PAGE));
@@ -614,7 +616,8 @@ fn the_thread_maps_ahead_without_being_asked_to() {
     machine.assert_no_leak();
 }
 
-/// A sequence that needs one row on a seat with four, and the pages of all others in use.
+/// A sequence that needs one row on a seat with four, while the pages of all other seats are in
+/// use.
 fn adopted_too_much(parked_pages_max: u64) -> (Setup, Sequence) {
     let t = setup(SpaceOptions { parked_pages_max, ..options() }, 8);
     let mut long = t.space.admit(16).unwrap();
@@ -635,14 +638,14 @@ fn what_was_adopted_and_not_asked_for_goes_to_those_who_need_it() {
     t.work();
     let stats = t.space.stats();
     assert_eq!((stats.mapped_bytes, stats.spare_bytes), (8 * PAGE, 6 * PAGE));
-    // Not more than what it asked for, though more is mapped.
+    // Not more than it asked for, although more is mapped.
     assert_eq!((short.ready_tokens(), short.plane(0).unwrap().tokens()), (4, 4));
     let mut other = t.space.admit(9).unwrap();
     t.work();
     other.extend_to(9).unwrap();
     t.check();
     assert_eq!((t.space.stats().spare_bytes, t.pages.stats().live), (0, 8));
-    // It is gone for good, until somebody has some to spare.
+    // The row is lost until another sequence has rows to spare.
     assert!(matches!(short.extend_to(5), Err(ExtendError::NotReady { .. })));
     other.finish(&[]);
     short.extend_blocking(5).unwrap();
@@ -691,7 +694,7 @@ fn what_is_given_up_is_not_to_spare() {
     t.machine.sim.hold(stream.raw());
     stream.fill(second.plane(0).unwrap().span(0..16).unwrap(), 3).unwrap();
     second.shrink_to(4, &[recorded(&stream)]).unwrap();
-    // It was at rest when the sequence came, but the sequence has used it since.
+    // The memory was at rest when the sequence came, but the sequence has used it since.
     assert_eq!(t.space.stats().spare_bytes, 0);
     assert_eq!(t.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
     t.machine.sim.release_hold(stream.raw());

@@ -1,5 +1,5 @@
-//! Pages that two machines share, as two processes do on a GPU: who sees what, who counts it, and who
-//! may get the memory afterwards.
+//! Pages that two machines share, as two processes do on a GPU: visibility, accounting, and the
+//! fate of the memory afterwards.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -59,7 +59,7 @@ fn two_processes_share_a_page() {
     exporter.assert_no_leak();
 }
 
-/// A request that gets a page of the pool must not be read by a process that had one before.
+/// A request's page must not be readable by a process that had it before.
 #[test]
 fn an_exported_page_is_never_handed_out_again() {
     let (exporter, importer) = processes();
@@ -143,7 +143,8 @@ fn a_page_is_imported_for_the_device_that_holds_it() {
     let exporter = machine_with(2, 1);
     let second = Device::open(Arc::clone(exporter.device.driver()), 1).unwrap();
     let exported = pool(&second, 1).take_exportable().unwrap().share().export().unwrap();
-    // A process with both devices, one that names the wrong one, and one that has only one.
+    // A process with both devices, one that names the wrong device, and one that has only one
+    // device.
     let both = machine_with(2, 2);
     let its_second = Device::open(Arc::clone(both.device.driver()), 1).unwrap();
     drop(import_page(&its_second, &exported, PAGE).unwrap());
@@ -175,7 +176,7 @@ const CALLS: [&str; 4] = [
     "cuMemGetAllocationPropertiesFromHandle",
 ];
 
-/// Takes, exports and imports a page; on failure what went before is undone.
+/// Takes, exports and imports a page. On failure the earlier steps are undone.
 fn share_once(exporter: &Machine, importer: &Machine) -> Result<(), DeviceError> {
     let pool = pool(&exporter.device, 1);
     let page = pool.take_exportable().map_err(|error| match error {

@@ -1,4 +1,5 @@
-//! What a driver sees of pages, mappings and their clean-up: which line of the program asked for it.
+//! The call sites that a driver sees for pages, mappings and their clean-up: the line of the
+//! program that caused them.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -99,7 +100,7 @@ fn pools_name_the_line_that_grows_and_shrinks_them() {
     let pool =
         from_here!(watch, "cuMemAddressReserve", ElasticPool::new(device, options)).0.unwrap();
     let (_, through) = from_here!(watch, "cuMemMap", pool.grow_to(4));
-    assert!(through, "it is mapped by a line of this crate");
+    assert!(through, "a line of this crate maps it");
     pool.grow_to(6).unwrap();
     let fences = [common::recorded(&stream)];
     stream.synchronize().unwrap();

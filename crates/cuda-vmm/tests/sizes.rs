@@ -1,5 +1,6 @@
-//! Every size and count that the crate is given, swept over 0, 1, what is usual, the most there is, and what
-//! overflows with another: the answer is `Ok` or a typed error, with little memory and in few steps.
+//! Every size and count that the crate takes, at 0, 1, a usual value, the maximum, and values that
+//! overflow together with others. The result is `Ok` or a typed error, with little memory and few
+//! steps.
 //!
 //! Covered, with each of their numbers:
 //! - `PagePool::new`, `with_rules` (`PagePoolOptions`), `take_many`, `prepare`, `trim`, `take_exportable`;
@@ -13,7 +14,7 @@
 //! - `Worker::spawn` (`WorkerOptions`);
 //! - `share::import_page`.
 //!
-//! The other public items take no number: fences, gates, leases, handles, reports and errors.
+//! The other public items take no numbers: fences, gates, leases, handles, reports and errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,7 +37,7 @@ use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, MemoryLimit, MemoryRules, Worker, WorkerOptions,
 };
 
-/// Pages as large as those of cards: the simulated device keeps a note of each that is reserved.
+/// Page size of GPUs. The simulated device keeps a record for each reserved page.
 const PAGE: u64 = 2 << 20;
 
 /// Pages of memory on each device.
@@ -54,7 +55,7 @@ fn machine() -> Machine {
     Machine { sim, device }
 }
 
-/// Numbers that a size or a count may be.
+/// Values for sizes and counts.
 const NUMBERS: [u64; 12] = [
     0,
     1,
@@ -74,7 +75,7 @@ fn page_sizes() -> impl Iterator<Item = Option<u64>> {
     NUMBERS.into_iter().map(Some).chain([None])
 }
 
-/// Driver calls are bounded by the pages of the device, whatever is asked.
+/// The number of driver calls is bounded by the pages of the device, whatever is requested.
 fn bounded<T>(machine: &Machine, work: impl FnOnce() -> T) -> T {
     let sum = || machine.sim.calls().values().sum::<u64>();
     let before = sum();
@@ -86,7 +87,7 @@ fn bounded<T>(machine: &Machine, work: impl FnOnce() -> T) -> T {
 
 fn polled(machine: &Machine, worker: &Worker) {
     let rounds = bounded(machine, || (0..1_000).take_while(|_| worker.poll()).count());
-    assert!(rounds < 1_000, "the worker does not come to an end");
+    assert!(rounds < 1_000, "the worker does not finish");
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn pools_of_pages() {
     machine.assert_no_leak();
 }
 
-/// Figures that nobody believes.
+/// Impossible figures.
 #[derive(Debug, Default)]
 struct Told(AtomicU64);
 
@@ -294,7 +295,7 @@ fn sweep_pool(
     }
 }
 
-/// Options of a space that is as large as one may want, but for one or two of its numbers.
+/// Options of a very large space, with one or two of the numbers replaced.
 fn spaces() -> Vec<SpaceOptions> {
     let usual = SpaceOptions {
         sequences: 2,
@@ -315,7 +316,7 @@ fn spaces() -> Vec<SpaceOptions> {
     ];
     let mut all = Vec::new();
     for layout in [Layout::PlaneMajor, Layout::TokenMajor] {
-        // The most seats that there may be.
+        // The maximum number of seats.
         all.push(SpaceOptions { sequences: 1 << 19, layout, ..usual.clone() });
         for (index, first) in set.iter().enumerate() {
             for number in NUMBERS {
@@ -433,7 +434,7 @@ fn gates_of_many_leases() {
     let leases: Vec<_> = (0..1 << 16).map(|_| gate.lease()).collect();
     let fence = recorded(&stream);
     for lease in leases {
-        // Refused, and so dropped.
+        // The lease is refused, and therefore dropped.
         assert_eq!(lease.submitted(&[]).unwrap_err().fences, 0);
     }
     let fences = vec![fence; 1 << 16];

@@ -1,7 +1,7 @@
-//! Many sequences at once on the simulated device, with every byte read: under several seeds one step
-//! at a time, and with threads in earnest.
+//! Many sequences at once on the simulated device, with every byte read: under several seeds one
+//! step at a time, and with real threads.
 //!
-//! `KV_STRESS_SEEDS` is how many seeds there are (6 unless told).
+//! `KV_STRESS_SEEDS` is the number of seeds (6 by default).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,7 +39,7 @@ fn machine(seed: u64) -> SimDriver {
     SimDriver::new(config).unwrap()
 }
 
-/// Runs a plan and sees that nothing is left of it.
+/// Runs a plan and checks that nothing is left of it.
 fn run(sim: SimDriver, worker: &Worker, plan: &Plan, turn: &(dyn Fn(u64) + Sync)) -> Outcome {
     let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
     let outcome = stress::run(&device, worker, plan, turn);
@@ -57,7 +57,7 @@ fn every_byte_is_right_whatever_the_worker_has_done_between_two_steps() {
     let mut sum = Outcome::default();
     for seed in 1..=seeds {
         let worker = Worker::manual();
-        // The worker does from none to three pieces of work at each turn.
+        // The worker takes up to three steps at each turn.
         let turn = |number: u64| (0..number % 4).for_each(|_| _ = worker.poll());
         let outcome = run(machine(seed), &worker, &Plan { seed, ..SMALL }, &turn);
         sum.finished += outcome.finished;
@@ -65,7 +65,7 @@ fn every_byte_is_right_whatever_the_worker_has_done_between_two_steps() {
         sum.stats.adopted += outcome.stats.adopted;
         sum.stats.stalls += outcome.stats.stalls;
     }
-    // The seeds meet what they are meant to meet.
+    // The seeds cover the intended cases.
     assert!(sum.finished > 20, "{sum:?}");
     assert!(sum.preempted > 0 && sum.stats.adopted > 0 && sum.stats.stalls > 0, "{sum:?}");
 }
@@ -84,10 +84,12 @@ fn sixty_four_sequences_decode_two_thousand_steps_on_four_threads() {
         ..SMALL
     };
     let worker = Worker::spawn(WorkerOptions::default()).unwrap();
-    // The device runs nothing that nobody waits for: work is pending whenever a sequence ends.
+    // The device runs only work that the host waits for, so work is pending whenever a sequence
+    // ends.
     let sim = machine(11);
     sim.set_pace(Pace::Slowest);
-    // The thread works when it will; now and then a decoder makes it work right after a step.
+    // The worker's thread works whenever it is scheduled. Sometimes a decoder makes it work right
+    // after a step.
     let turn = |number: u64| {
         if number.is_multiple_of(8) {
             worker.poll();

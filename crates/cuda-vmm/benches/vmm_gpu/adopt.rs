@@ -1,4 +1,5 @@
-//! What a finished sequence's memory costs the next one: adopted whole, or unmapped and mapped again.
+//! Cost of a finished sequence's memory for the next one: adopted as a whole, or unmapped and
+//! mapped again.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! How fast memory grows when nothing else is to do, beside the bare loop of create, map, set access.
+//! Speed of growth without other work, compared with a bare loop of create, map and set access.
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ fn by_the_worker(device: &Device, page_bytes: u64) -> Duration {
     let space = space(device, page_bytes, &worker);
     let begin = Instant::now();
     let sequence = space.admit(BYTES / TOKEN_BYTES).unwrap();
-    // In naps: a core that spins takes from its sibling, on which the worker may be.
+    // Waits in naps, because a spinning core slows its sibling, on which the worker may run.
     let patience = Duration::from_secs(20);
     while sequence.ready_tokens() < BYTES / TOKEN_BYTES && begin.elapsed() < patience {
         std::thread::sleep(Duration::from_micros(20));

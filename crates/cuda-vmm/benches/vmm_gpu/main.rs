@@ -1,13 +1,15 @@
-//! What mapping ahead of need saves, beside mapping on demand and beside the bare driver calls, in one run.
+//! The gain of mapping ahead of need, compared with mapping on demand and with the bare driver
+//! calls, in one run.
 //!
-//! `cargo bench -p cuda-vmm --bench vmm_gpu`, on a machine with a GPU of 40 GiB or more. The shape is that of
-//! an 8-billion-parameter model: 128 KiB of KV a token over all layers, 16 tokens to a page of 2 MiB.
-//! With `KV_TRACE=FILE` (lines of JSON with `input_length` and `output_length`) the waste of page sizes
-//! and layouts over a trace is computed too, on the simulated device: it needs no GPU. `KV_DEVICE=sim` runs
-//! all of it there, to see that it runs: the times mean nothing then.
+//! `cargo bench -p cuda-vmm --bench vmm_gpu`, on a machine with a GPU of 40 GiB or more. The shape
+//! is that of an 8-billion-parameter model: 128 KiB of KV per token over all layers, 16 tokens per
+//! page of 2 MiB. With `KV_TRACE=FILE` (lines of JSON with `input_length` and `output_length`) it
+//! also computes the waste of page sizes and layouts over a trace, on the simulated device, without
+//! a GPU. `KV_DEVICE=sim` runs everything there, only to check that it runs: the times mean nothing
+//! then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
-#![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+#![allow(clippy::unwrap_used, reason = "a failed measurement ends with its location")]
 
 mod adopt;
 mod growth;

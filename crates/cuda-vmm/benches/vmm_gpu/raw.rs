@@ -1,10 +1,10 @@
-//! The bare driver calls, with nothing around them: the baseline.
+//! The bare driver calls, without any bookkeeping: the baseline.
 
 use std::ops::Range;
 
 use cuda_driver::{AccessDesc, AllocationProp, Device};
 
-/// Reserved addresses and physical pages, by the driver's names for them.
+/// Reserved addresses and physical pages, as raw driver handles.
 pub(crate) struct Raw {
     device: Device,
     base: u64,
@@ -30,7 +30,7 @@ impl Raw {
         }
     }
 
-    /// Maps pages that exist, each by its own calls.
+    /// Maps existing pages, each by separate calls.
     pub(crate) fn map(&self, pages: Range<u64>) {
         let access = [AccessDesc { device: self.device.ordinal() }];
         for page in pages {
@@ -38,7 +38,7 @@ impl Raw {
             let handle = self.handles[page as usize];
             self.device
                 .run(|driver| {
-                    // SAFETY: `handle` was created and is released only when `self` goes.
+                    // SAFETY: `handle` was created, and is released only when `self` is dropped.
                     unsafe { driver.mem_map(address, self.page_bytes, 0, handle) }?;
                     driver.mem_set_access(address, self.page_bytes, &access)
                 })

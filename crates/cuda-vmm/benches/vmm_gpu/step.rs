@@ -1,4 +1,4 @@
-//! A decode step that adds a token to each of 64 sequences: what it costs the step's own thread.
+//! A decode step that adds a token to each of 64 sequences: the cost on the step's own thread.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{TOKEN_BYTES, micros, percentile};
 
 const SEQUENCES: u64 = 64;
 const STEPS: u64 = 1_024;
-/// From step to step: a fast decode step of such a model takes several times as long.
+/// Time between steps. A fast decode step of such a model takes several times as long.
 const PACE: Duration = Duration::from_millis(2);
 
 pub(crate) fn measure(device: &Device) {
@@ -35,13 +35,13 @@ fn row(text: &str, how: &str, times: &mut [Duration], stalls: u64) {
     println!("| {text} | {how} | {p50:.2} | {p99:.2} | {worst:.2} | {stalls} |");
 }
 
-/// Tokens of a sequence before the first step.
+/// Number of tokens of a sequence before the first step.
 fn start(sequence: u64, staggered: bool, page_tokens: u64) -> u64 {
     if staggered { sequence % page_tokens } else { 0 }
 }
 
-/// Pages are created beforehand and mapped when a token needs them, one by one, on the step's thread.
-/// Also returns how many there were.
+/// Pages are created beforehand and mapped one by one on the step's thread when a token needs them.
+/// Also returns their number.
 fn on_demand(device: &Device, staggered: bool) -> (Vec<Duration>, u64) {
     let page_bytes = page_bytes(device);
     let page_tokens = page_bytes / TOKEN_BYTES;
@@ -68,7 +68,7 @@ fn on_demand(device: &Device, staggered: bool) -> (Vec<Duration>, u64) {
     (times, SEQUENCES * rows)
 }
 
-/// The worker's thread maps; the step compares and stores. Also returns the stalls.
+/// The worker's thread maps; the step compares and stores. Also returns the number of stalls.
 fn ahead(device: &Device, staggered: bool, capacity_pages: u64) -> (Vec<Duration>, u64) {
     let options = PagePoolOptions { page_bytes: None, capacity_pages };
     let pages = PagePool::new(device, options).unwrap();
@@ -91,7 +91,7 @@ fn ahead(device: &Device, staggered: bool, capacity_pages: u64) -> (Vec<Duration
             sequence
         })
         .collect();
-    // The first rows are a matter of admission; the steps are what is measured.
+    // The first rows belong to admission. Only the steps are measured.
     while sequences.iter().any(|sequence| sequence.ready_tokens() < page_tokens) {
         std::hint::spin_loop();
     }
@@ -105,7 +105,7 @@ fn ahead(device: &Device, staggered: bool, capacity_pages: u64) -> (Vec<Duration
         let extended = space.extend(batch);
         times.push(begin.elapsed());
         if extended.is_err() {
-            // Counted; the next step needs these tokens too.
+            // Counted as a stall. The next step needs these tokens too.
             for (index, sequence) in sequences.iter_mut().enumerate() {
                 let tokens = start(index as u64, staggered, page_tokens) + step;
                 sequence.extend_blocking(tokens).unwrap();
@@ -120,7 +120,7 @@ fn ahead(device: &Device, staggered: bool, capacity_pages: u64) -> (Vec<Duration
     (times, stalls)
 }
 
-/// Lets the time pass in which the model would run, on a core that stays busy as an engine's does.
+/// Spins for the time that the model would run, because an engine keeps its core busy.
 fn rest_of_step(begin: Instant) {
     while begin.elapsed() < PACE {
         std::hint::spin_loop();

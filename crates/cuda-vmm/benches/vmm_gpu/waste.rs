@@ -1,5 +1,5 @@
-//! How much of what is resident holds no token, over a trace of requests: a matter of page sizes and
-//! layouts alone, so a simulated device tells it, with everything a 512th of its size.
+//! The share of resident memory without a token, over a trace of requests. It depends only on page
+//! sizes and layouts, so the simulated device gives it, with every size divided by 512.
 
 use std::fs;
 use std::path::Path;
@@ -25,11 +25,11 @@ struct Request {
     answer: u64,
 }
 
-/// Bytes summed over the steps.
+/// Sums of bytes over the steps.
 #[derive(Default)]
 struct Sums {
     resident: f64,
-    /// Of which nobody uses: waste of live sequences, and what is parked.
+    /// Unused bytes: waste of live sequences, and parked memory.
     unused: f64,
     used_bytes_max: u64,
     admitted: u64,
@@ -67,7 +67,7 @@ pub(crate) fn compute(trace: &Path) {
 }
 
 impl Sums {
-    /// What is unused, and how many requests found memory mapped.
+    /// The unused share, and the share of requests that found memory mapped.
     fn shares(&self) -> String {
         let unused = 100.0 * self.unused / self.resident;
         format!("{unused:.1} % | {:.0} %", 100.0 * self.adopted as f64 / self.admitted as f64)
@@ -118,7 +118,7 @@ fn replay(requests: &[Request], layout: Layout, page_bytes: u64, spare_pages_max
             live.push((sequence, request.prompt, request.prompt + request.answer));
         }
         if live.len() < BATCH {
-            // The end of a trace is no steady state.
+            // The end of a trace is not a steady state.
             break;
         }
         for (sequence, tokens, _) in &mut live {

@@ -1,4 +1,4 @@
-//! Growth ahead of need: what the step path says, and what the worker does about it.
+//! Growth ahead of need: the demand of the step path, and the worker's reaction.
 
 use cuda_driver::messages::one_line_debug;
 use std::sync::Arc;
@@ -11,43 +11,44 @@ use crate::GrowError;
 use crate::limit::Holder;
 use crate::worker::{Fault, Health, Progress, Waker, WorkSource};
 
-/// Most pages that one step of the worker maps: how long somebody who runs out may have to wait for it.
+/// Maximum number of pages that one step of the worker maps. It bounds how long another caller
+/// waits for the step.
 const STEP_PAGES_MAX: u64 = 8;
 
-/// How growth ahead of need is doing.
+/// The state of growth ahead of need.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct AheadStats {
-    /// Blocks in use, as last said.
+    /// Number of blocks in use, as last reported.
     pub demand_blocks: u64,
-    /// Blocks to be ready beyond those.
+    /// Number of blocks to keep ready beyond those.
     pub ahead_blocks: u64,
-    /// Times that blocks were needed before they were ready.
+    /// Number of times that blocks were needed before they were ready.
     pub stalls: u64,
-    /// Parked blocks that were taken back into use.
+    /// Number of parked blocks that were taken back into use.
     pub adopted_blocks: u64,
-    /// Pages that the worker mapped.
+    /// Number of pages that the worker mapped.
     pub ahead_pages: u64,
-    /// Pages that callers of [`grow_to`](crate::ElasticPool::grow_to) mapped themselves.
+    /// Number of pages that callers of [`grow_to`](crate::ElasticPool::grow_to) mapped themselves.
     pub inline_pages: u64,
-    /// How the worker fares with this pool; healthy without one.
+    /// The worker's state for this pool; healthy without a worker.
     pub health: Health,
 }
 
-/// Growth ahead of need does not come, so waiting for it is no use.
+/// The pool does not grow ahead of need, so waiting does not help.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("the pool does not grow ahead of need, {ready_blocks} blocks are ready")]
 pub struct AheadError {
-    /// Blocks that are ready.
+    /// Number of ready blocks.
     pub ready_blocks: u64,
-    /// What stands in the way.
+    /// The cause.
     #[source]
     pub cause: Fault,
 }
 
 impl AheadError {
-    /// Whether the worker goes on trying. If not, only [`grow_to`](crate::ElasticPool::grow_to) makes
-    /// the pool larger.
+    /// Whether the worker has given up. If so, only [`grow_to`](crate::ElasticPool::grow_to)
+    /// enlarges the pool.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         !self.cause.is_fatal()
@@ -55,7 +56,7 @@ impl AheadError {
 }
 
 impl PoolCore {
-    /// Blocks that should be ready.
+    /// Number of blocks that should be ready.
     pub(super) fn target(&self) -> u64 {
         // SeqCst: see the fields.
         let demand = self.demand.load(Ordering::SeqCst);
@@ -93,7 +94,7 @@ impl PoolCore {
         }
     }
 
-    /// One bounded piece of work, with `growing` held.
+    /// One bounded piece of work. The caller holds `growing`.
     fn work(&self) -> Result<Progress, Fault> {
         let retiring = self.reservation.stats().retiring_bytes > 0;
         if retiring {
@@ -105,12 +106,12 @@ impl PoolCore {
         let ready = self.adopt(target);
         if ready < target && !restless {
             let next = self.blocks_in(self.pages_for(ready).saturating_add(STEP_PAGES_MAX));
-            // A block may be larger than a step's pages: then one block is a step.
+            // A block may be larger than a step's pages. Then a step maps one block.
             let next = next.clamp(ready + 1, target);
             match self.grow_as_far(ready, next) {
                 Ok(grown) if grown < target => return Ok(Progress::More),
                 Ok(_) => {}
-                // Retired or parked memory lies there, and its users will be done some time.
+                // Retired or parked memory is in the way. Its users will be done later.
                 Err(GrowError::Retiring { .. }) => return Ok(Progress::Waiting),
                 Err(error) => return Err(self.as_fault(error)),
             }
@@ -119,7 +120,7 @@ impl PoolCore {
         Ok(if waits { Progress::Waiting } else { Progress::Done })
     }
 
-    /// Grows to `blocks`, or by half as much as long as memory is short.
+    /// Grows to `blocks`, halving the growth while memory is short.
     fn grow_as_far(&self, ready: u64, mut blocks: u64) -> Result<u64, GrowError> {
         loop {
             match self.grow_alone(blocks, By::Worker) {
@@ -131,7 +132,7 @@ impl PoolCore {
         }
     }
 
-    /// Gives memory back that nobody needs, as far as the limit asks.
+    /// Releases unused memory, as far as the limit asks.
     fn relieve(&self) {
         let over_by = || self.pages.limit().map_or(0, crate::MemoryLimit::over_by);
         if over_by() > 0 {
@@ -172,7 +173,7 @@ impl WorkSource for PoolCore {
     }
 }
 
-/// Tells the step path that a step ended for good, also if it did by a panic.
+/// Marks the pool as failed when a step ends for good, even by a panic.
 struct Marked<'a> {
     core: &'a PoolCore,
     fatal: bool,
@@ -195,7 +196,7 @@ impl Drop for Marked<'_> {
 
 impl Holder for PoolCore {
     fn release_idle(&self, _bytes: u64) -> u64 {
-        // The pool of pages is asked for itself.
+        // The pool of pages is asked separately.
         0
     }
 
@@ -212,7 +213,7 @@ impl Holder for PoolCore {
     }
 }
 
-/// Wakes the worker when the limit was moved.
+/// Wakes the worker when the limit changes.
 #[derive(Debug)]
 pub(super) struct WakesWorker(pub(super) Waker);
 
@@ -226,7 +227,7 @@ impl Holder for WakesWorker {
     }
 }
 
-/// A pool's place at its worker, and what keeps the worker told of the limit.
+/// A pool's registration with its worker, and with the limit on the worker's behalf.
 #[derive(Debug)]
 pub(super) struct AtWorker {
     pub(super) handle: crate::worker::WorkHandle,

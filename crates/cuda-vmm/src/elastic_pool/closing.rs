@@ -1,4 +1,4 @@
-//! A pool on its way out.
+//! A pool that is being closed.
 
 use crate::pages::close::release_pages;
 use crate::pages::{Closing, PagePool};
@@ -15,7 +15,7 @@ pub struct PoolClosing {
 }
 
 impl PoolClosing {
-    /// Finishes if everything is at rest: unmaps every page, frees the addresses, releases the
+    /// Finishes if everything is at rest: unmaps every page, frees the addresses, and releases the
     /// physical pages. Does not wait for the device.
     ///
     /// # Errors
@@ -30,11 +30,11 @@ impl PoolClosing {
     /// Waits on the host until everything is at rest, and finishes.
     ///
     /// # Ordering
-    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
-    /// Never call it while holding a lease of the same gate: it would wait for itself.
+    /// Waits for the leases and the fences, and without either for all work of the device. Never
+    /// call it while holding a lease of the same gate: it would deadlock.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this request, when a fence cannot be waited for.
+    /// [`NotAtRest`] with this request if a fence cannot be waited for.
     #[track_caller]
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
         let _site = cuda_driver::site::enter();

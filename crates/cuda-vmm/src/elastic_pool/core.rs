@@ -1,4 +1,4 @@
-//! The state of a pool: what is mapped, what of it is ready, and what is parked behind that.
+//! The state of a pool: its mapped, ready and parked blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,39 +10,39 @@ use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservati
 use crate::rest::{AtRest, Covered, Quiescence};
 use crate::{Fence, GrowError, Unrest, UsersUnknown};
 
-/// What the pool's handle and the thread that works ahead share.
+/// The state shared by the pool's handle and the worker's thread.
 ///
-/// From the start of the reservation on lie, in this order: the pages of ready blocks, the pages of
-/// parked ones, and addresses without memory.
+/// From the start of the reservation lie, in this order: the pages of ready blocks, the pages of
+/// parked blocks, and addresses without memory.
 #[derive(Debug)]
 pub(super) struct PoolCore {
-    /// Dropped before `pages`: what it unmaps while dropping is released, not given back.
+    /// Dropped before `pages`: pages that it unmaps on drop are released, not returned to the pool.
     pub(super) reservation: Reservation,
     pub(super) pages: PagePool,
     pub(super) block_bytes: u64,
     pub(super) capacity_blocks: u64,
-    /// Blocks whose bytes are all mapped and neither retired nor parked. Stored with `Release` after
-    /// access was granted, under `size`; loaded with `Acquire`: who reads a number may use that many
-    /// blocks.
+    /// Number of blocks whose bytes are all mapped and neither retired nor parked. Stored with
+    /// `Release` under `size` after access was granted, loaded with `Acquire`: a reader of the
+    /// number may use that many blocks.
     ready: AtomicU64,
-    /// Serialises mapping and unmapping, and is held across driver calls. Taken before `size`; the
-    /// step path never takes it.
+    /// Serialises mapping and unmapping. Held across driver calls. Taken before `size`. The step
+    /// path never takes it.
     growing: Mutex<()>,
     /// Never held across a driver call.
     size: Mutex<Size>,
-    /// Blocks in use, as the owner last said, and blocks to keep ready beyond them. Stored before the
-    /// worker is woken and loaded after its step has cleared the flag of that. All four are `SeqCst`,
-    /// so that a step either sees the new number or finds itself woken again.
+    /// Number of blocks in use, as last reported, and of blocks to keep ready beyond them. Stored
+    /// before the worker is woken, and loaded after the step has cleared the wake flag. All four
+    /// accesses are `SeqCst`, so that a step either sees the new number or is woken again.
     pub(super) demand: AtomicU64,
     pub(super) ahead: AtomicU64,
     pub(super) counters: Counters,
-    /// Set when a step ended in a way from which there is no going on.
+    /// Set when a step ended in a way that forbids further steps.
     pub(super) failed: AtomicBool,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(super) unmap_at_once: AtomicBool,
 }
 
-/// What happened so far. All are counters for people, so `Relaxed`.
+/// Statistics. They order nothing, so all accesses are `Relaxed`.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) stalls: AtomicU64,
@@ -53,14 +53,14 @@ pub(super) struct Counters {
 
 #[derive(Debug)]
 struct Size {
-    /// Pages from the start of the reservation on that are mapped and not retired.
+    /// Number of pages, from the start of the reservation, that are mapped and not retired.
     mapped_pages: u64,
-    /// What lies mapped behind the ready blocks, to be used again.
+    /// The parked blocks behind the ready ones, to be reused.
     parked: Option<Parked>,
     closed: bool,
 }
 
-/// Blocks from the ready ones up to `end`, taken out of use but still mapped.
+/// The blocks from the ready ones up to `end`: out of use, but still mapped.
 #[derive(Debug)]
 struct Parked {
     end: u64,
@@ -69,13 +69,13 @@ struct Parked {
 
 #[derive(Debug)]
 enum Rest {
-    /// They may have users still.
+    /// The blocks may still have users.
     Waiting(Arc<Quiescence>),
-    /// They have none.
+    /// The blocks have no users.
     Proven(Arc<AtRest>),
 }
 
-/// Where a growth failed.
+/// The step at which a growth failed.
 enum GrowFailure {
     Page(PageError),
     Map(MapRefusal),
@@ -87,7 +87,7 @@ impl From<PageError> for GrowFailure {
     }
 }
 
-/// Who does the driver calls of a growth.
+/// The thread that makes the driver calls of a growth.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum By {
     Caller,
@@ -132,13 +132,14 @@ impl PoolCore {
         self.grow_alone(blocks, By::Caller)
     }
 
-    /// Runs `work` while nobody else maps or unmaps; nothing once the pool is closed.
+    /// Runs `work` while no other thread maps or unmaps. Does not run it once the pool is closed.
     pub(super) fn alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let _growing = self.growing.lock();
         self.is_open().then(work)
     }
 
-    /// As [`alone`](PoolCore::alone), unless somebody is at it: for callers who hold another pool's lock.
+    /// Like [`alone`](PoolCore::alone), but gives up if another thread holds the lock: for callers
+    /// that hold another pool's lock.
     pub(super) fn try_alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let _growing = self.growing.try_lock()?;
         self.is_open().then(work)
@@ -148,13 +149,14 @@ impl PoolCore {
         !self.size.lock().closed
     }
 
-    /// Waits for whoever maps or unmaps; nobody does afterwards.
+    /// Waits for a running mapping or unmapping. None starts afterwards.
     pub(super) fn shut(&self) {
         let _growing = self.growing.lock();
         self.size.lock().closed = true;
     }
 
-    /// Makes `blocks` blocks ready, with `growing` held. `blocks` is within the capacity.
+    /// Makes `blocks` blocks ready. The caller holds `growing`, and `blocks` is within the
+    /// capacity.
     pub(super) fn grow_alone(&self, blocks: u64, by: By) -> Result<u64, GrowError> {
         self.settle();
         let ready_blocks = self.adopt(blocks);
@@ -166,7 +168,7 @@ impl PoolCore {
             (size.mapped_pages, size.parked.is_some())
         };
         if parked {
-            // What lies behind blocks that are in use cannot be ready before they are.
+            // Blocks behind those in use cannot become ready before them.
             return Err(GrowError::Retiring { index: self.pages_for(ready_blocks), ready_blocks });
         }
         let to = self.pages_for(blocks).max(from);
@@ -183,7 +185,7 @@ impl PoolCore {
         size.mapped_pages = to;
         let end = self.blocks_in(to);
         match &mut size.parked {
-            // Somebody parked blocks meanwhile: as if it had been right after this growth.
+            // Other blocks were parked meanwhile: treated as if parked right after this growth.
             Some(parked) => parked.end = end,
             None => self.ready.store(end, Ordering::Release),
         }
@@ -199,23 +201,23 @@ impl PoolCore {
             return Ok(Shrink { ready_blocks, retiring_pages: 0 });
         }
         self.reservation.inner.check_covers(fences)?;
-        // Before the pages are retired, so that nobody who takes a lease after that finds them.
+        // Before the pages are retired, so that no thread that takes a lease afterwards finds them.
         self.ready.store(blocks, Ordering::Release);
         let users = self.users(fences, size.parked.as_ref());
         let keep = self.pages_for(blocks);
         let retired: Vec<u64> = (keep..size.mapped_pages).collect();
         let retiring_pages = retired.len() as u64;
         if retiring_pages > 0 {
-            // The reservation keeps the retirement: `poll_retired` completes it.
+            // The reservation keeps the retirement. `poll_retired` completes it.
             self.reservation.inner.retire_at(&retired, Arc::clone(&users));
             size.mapped_pages = keep;
         }
-        // Blocks that lie whole on the last page that stays have the same users as those that go.
+        // Blocks entirely on the last kept page have the same users as the retired ones.
         let end = self.blocks_in(keep);
         let parked = (end > blocks).then_some(Parked { end, rest: Rest::Waiting(users) });
         let before = std::mem::replace(&mut size.parked, parked);
         drop(size);
-        // Outside the lock: it may hold the last reference to an event.
+        // Dropped outside the lock, because it may hold the last reference to an event.
         drop(before);
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.unmap_at_once.load(Ordering::Relaxed) {
@@ -234,25 +236,26 @@ impl PoolCore {
             }
             self.reservation.inner.check_covers(fences)?;
             let end = size.parked.as_ref().map_or(ready_blocks, |parked| parked.end);
-            // First, so that nobody who takes a lease after this finds the blocks.
+            // First, so that no thread that takes a lease afterwards finds the blocks.
             self.ready.store(blocks, Ordering::Release);
             let users = self.users(fences, size.parked.as_ref());
             let parked = Parked { end, rest: Rest::Waiting(users) };
             (size.parked.replace(parked), ready_blocks - blocks)
         };
-        // Outside the lock: it may hold the last reference to an event.
+        // Dropped outside the lock, because it may hold the last reference to an event.
         drop(before);
         Ok(count)
     }
 
-    /// Whoever may use blocks that are not ready any more: `fences` speak for them, or the gate's leases.
+    /// The possible users of blocks that are no longer ready, as covered by `fences` or the gate's
+    /// leases.
     fn users(&self, fences: &[Fence], parked: Option<&Parked>) -> Arc<Quiescence> {
         let fences = union(fences, parked);
         Arc::new(Quiescence::new(self.reservation.gate(), &fences, Covered::Yes))
     }
 
-    /// Takes parked blocks that are known to be at rest back into use, up to `blocks`; returns how
-    /// many are ready. No driver call.
+    /// Takes parked blocks that are known to be at rest back into use, up to `blocks`; returns the
+    /// number of ready blocks. Makes no driver call.
     pub(super) fn adopt(&self, blocks: u64) -> u64 {
         let mut size = self.size.lock();
         let ready = self.ready_blocks();
@@ -269,8 +272,8 @@ impl PoolCore {
         now
     }
 
-    /// Asks whether the parked blocks are at rest; returns whether they may have users still. Makes
-    /// driver calls.
+    /// Checks whether the parked blocks are at rest; returns whether they may still have users.
+    /// Makes driver calls.
     pub(super) fn settle(&self) -> bool {
         let users = match &self.size.lock().parked {
             Some(Parked { rest: Rest::Waiting(users), .. }) => Arc::clone(users),
@@ -291,14 +294,15 @@ impl PoolCore {
                 *rest = Rest::Proven(Arc::new(proof));
                 false
             }
-            // Others were parked meanwhile.
+            // Other blocks were parked meanwhile.
             parked => parked.is_some(),
         }
-        // `users` outlives the lock: it may hold the last reference to an event.
+        // `users` is dropped after the lock is released, because it may hold the last reference to
+        // an event.
     }
 
-    /// Unmaps up to `pages` of the parked pages, if they are known to be at rest, with `growing`
-    /// held; returns how many are idle now.
+    /// Unmaps up to `pages` of the parked pages, if they are known to be at rest; returns how many
+    /// are idle now. The caller holds `growing`.
     pub(super) fn unmap_parked(&self, pages: u64) -> u64 {
         let (gone, proof) = {
             let mut size = self.size.lock();
@@ -307,15 +311,17 @@ impl PoolCore {
             let first = self.pages_for(self.ready_blocks());
             let keep = first.max(size.mapped_pages.saturating_sub(pages));
             let gone: Vec<u64> = (keep..size.mapped_pages).collect();
-            // A proof needs no driver call when it is dropped.
+            // Dropping a proof makes no driver call.
             self.cut(&mut size, keep);
             (gone, proof)
         };
-        // Out of the book above, so that nobody adopts them, and made mapped under `growing`.
+        // Removed from the book above, so that no thread adopts them. `growing` keeps them from
+        // being mapped again.
         self.take_back(self.reservation.inner.unmap_at_rest(&gone, &proof)).unmapped_pages
     }
 
-    /// Retires all parked pages, to be unmapped when their users are done, with `growing` held.
+    /// Retires all parked pages, to be unmapped when their users are done. The caller holds
+    /// `growing`.
     pub(super) fn retire_parked(&self) {
         let before = {
             let mut size = self.size.lock();
@@ -334,7 +340,8 @@ impl PoolCore {
         drop(before);
     }
 
-    /// The book after the parked pages from `keep` on were retired; what it has no use for any more.
+    /// Updates the book after the parked pages from `keep` on were retired; returns the entry that
+    /// it no longer needs.
     fn cut(&self, size: &mut Size, keep: u64) -> Option<Parked> {
         size.mapped_pages = keep;
         let end = self.blocks_in(keep);
@@ -347,8 +354,8 @@ impl PoolCore {
         None
     }
 
-    /// Begins to close the reservation: whoever uses ready blocks is covered by `fences` or leases, and
-    /// whoever uses parked ones was when they were parked.
+    /// Starts to close the reservation. `fences` or leases cover the users of ready blocks. The
+    /// users of parked blocks were covered when the blocks were parked.
     pub(super) fn close(&self, fences: &[Fence]) -> Closing {
         let covered = match self.ready_blocks() {
             0 => Covered::Yes,
@@ -359,7 +366,7 @@ impl PoolCore {
         reservation.close_after(&fences, covered)
     }
 
-    /// Pages that are mapped behind those of ready blocks.
+    /// Number of mapped pages behind those of ready blocks.
     pub(super) fn parked_pages(&self) -> u64 {
         let size = self.size.lock();
         match size.parked {
@@ -372,7 +379,7 @@ impl PoolCore {
         self.take_back(self.reservation.poll_retired())
     }
 
-    /// Frees what may stand in the way of growth.
+    /// Unmaps retired pages, which may be in the way of growth.
     pub(super) fn collect_retired(&self) {
         if self.reservation.stats().retiring_bytes > 0 {
             self.poll_retired();
@@ -382,9 +389,9 @@ impl PoolCore {
         }
     }
 
-    /// Maps the pages from `from` up to `to`. On failure everything is as before.
+    /// Maps the pages from `from` up to `to`. On failure nothing changes.
     fn map_pages(&self, from: u64, to: u64) -> Result<(), GrowFailure> {
-        // Before any page is created in vain; nobody else maps here while `growing` is locked.
+        // Checked before any page is created. No other thread maps here while `growing` is locked.
         self.reservation.check_free(from..to).map_err(GrowFailure::Map)?;
         let pages = self.pages.take_many(to - from)?;
         match self.reservation.map_range(from, pages) {
@@ -405,16 +412,16 @@ impl PoolCore {
     fn give_back(&self, pages: Vec<crate::pages::Page>) {
         for page in pages {
             let returned = self.pages.give_back(page);
-            debug_assert!(returned.is_ok(), "a page of the pool came from elsewhere");
+            debug_assert!(returned.is_ok(), "a page did not come from the pool");
         }
     }
 
-    /// Pages that the first `blocks` blocks lie on; at most those of the reservation.
+    /// Number of pages that hold the first `blocks` blocks, at most all pages of the reservation.
     pub(super) fn pages_for(&self, blocks: u64) -> u64 {
         (blocks * self.block_bytes).div_ceil(self.pages.page_bytes())
     }
 
-    /// Blocks that lie wholly on the first `pages` pages.
+    /// Number of blocks entirely on the first `pages` pages.
     pub(super) fn blocks_in(&self, pages: u64) -> u64 {
         (pages * self.pages.page_bytes() / self.block_bytes).min(self.capacity_blocks)
     }
@@ -457,7 +464,7 @@ impl Rest {
     }
 }
 
-/// The fences of those who may use blocks that are parked now or were before.
+/// The fences of all users of blocks that are parked now or were parked before.
 fn union(fences: &[Fence], parked: Option<&Parked>) -> Vec<Fence> {
     let before = match parked {
         Some(Parked { rest: Rest::Waiting(users), .. }) => users.fences(),

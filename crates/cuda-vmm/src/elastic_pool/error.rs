@@ -1,4 +1,4 @@
-//! What can go wrong with a pool of blocks.
+//! Errors of a pool of blocks.
 
 use cuda_driver::DeviceError;
 use cuda_driver::messages::one_line_debug;
@@ -6,12 +6,14 @@ use cuda_driver::messages::one_line_debug;
 use crate::limit::{OverLimit, Verdict};
 use crate::pages::ReserveError;
 
-/// Why an elastic pool could not be made.
+/// The reason why an elastic pool was not created.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// A block or the pool has no bytes.
-    #[error("a pool of {capacity_blocks} blocks of {block_bytes} bytes has no bytes")]
+    #[error(
+        "cannot create a pool of {capacity_blocks} blocks of {block_bytes} bytes: it has no bytes"
+    )]
     Empty {
         /// Bytes of a block.
         block_bytes: u64,
@@ -20,7 +22,7 @@ pub enum PoolError {
     },
     /// The pool's size does not fit in 64 bits.
     #[error(
-        "{capacity_blocks} blocks of {block_bytes} bytes, in pages of {page_bytes}, overflow 64 bits"
+        "cannot create a pool of {capacity_blocks} blocks of {block_bytes} bytes in pages of {page_bytes} bytes: the size overflows 64 bits"
     )]
     Overflow {
         /// Bytes of a block.
@@ -38,86 +40,91 @@ pub enum PoolError {
     Grow(#[from] GrowError),
 }
 
-/// Why a pool did not grow. `ready_blocks` are ready: those from before, and parked ones that were at rest.
+/// The reason why a pool did not grow. `ready_blocks` includes parked blocks that were at rest.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// More blocks than the pool's addresses have room for.
-    #[error("{asked_blocks} blocks asked of a pool of {capacity_blocks}")]
+    /// More blocks than the pool has addresses for.
+    #[error("cannot grow to {asked_blocks} blocks: the pool has {capacity_blocks}")]
     OverCapacity {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         asked_blocks: u64,
-        /// Most blocks of the pool.
+        /// Maximum number of blocks of the pool.
         capacity_blocks: u64,
     },
-    /// The device has too little memory now: an expected outcome, worth a retry when some is free.
+    /// The device has too little memory now. This is expected; retry when memory is free.
     #[error(
         "growth to {asked_blocks} blocks with {ready_blocks} ready: CUDA_ERROR_OUT_OF_MEMORY (2)"
     )]
     OutOfMemory {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         asked_blocks: u64,
-        /// Blocks that are ready.
+        /// Number of ready blocks.
         ready_blocks: u64,
     },
-    /// A limit that several pools share leaves no room; worth a retry when it was raised or memory
-    /// under it has gone.
-    #[error("a shared limit leaves no room for {asked_blocks} blocks, {ready_blocks} are ready")]
+    /// A shared limit leaves no room. Retry when the limit was raised or memory under it was
+    /// released.
+    #[error(
+        "cannot grow to {asked_blocks} blocks with {ready_blocks} ready: a shared limit leaves no room"
+    )]
     OverLimit {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         asked_blocks: u64,
-        /// Blocks that are ready.
+        /// Number of ready blocks.
         ready_blocks: u64,
-        /// The limit and what is in use.
+        /// The limit and the bytes in use.
         #[source]
         source: OverLimit,
     },
-    /// The device has less free than is to stay free; worth a retry when others have freed memory.
-    #[error("the device cannot spare memory for {asked_blocks} blocks, {ready_blocks} are ready")]
+    /// The device has too little free memory beyond what must stay free. Retry when other users
+    /// have freed memory.
+    #[error(
+        "cannot grow to {asked_blocks} blocks with {ready_blocks} ready: the device cannot spare the memory"
+    )]
     NoHeadroom {
-        /// Blocks asked for.
+        /// Requested number of blocks.
         asked_blocks: u64,
-        /// Blocks that are ready.
+        /// Number of ready blocks.
         ready_blocks: u64,
-        /// What the device has.
+        /// The device's memory figures.
         #[source]
         source: Verdict,
     },
-    /// Pages that an earlier shrinking retired are still in use; worth a retry when they are not.
+    /// Pages retired by an earlier shrink are still in use. Retry when they are at rest.
     #[error("page {index} is not yet at rest after shrinking, {ready_blocks} blocks are ready")]
     Retiring {
         /// The first such page.
         index: u64,
-        /// Blocks that are ready.
+        /// Number of ready blocks.
         ready_blocks: u64,
     },
-    /// A page cannot be unmapped after an earlier failure and stands in the way.
+    /// A page is in the way that cannot be unmapped after an earlier failure.
     #[error("page {index} is in quarantine, {ready_blocks} blocks are ready")]
     Quarantined {
         /// The first such page.
         index: u64,
-        /// Blocks that are ready.
+        /// Number of ready blocks.
         ready_blocks: u64,
     },
     /// The device refused.
     #[error("the pool did not grow, {ready_blocks} blocks are ready")]
     Device {
-        /// Blocks that are ready.
+        /// Number of ready blocks.
         ready_blocks: u64,
-        /// What it answered.
+        /// The device's error.
         #[source]
         source: DeviceError,
     },
 }
 
 impl GrowError {
-    /// Whether the same call may succeed later without anything being repaired.
+    /// Whether the same call may succeed later without a repair.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.is_out_of_memory() || matches!(self, Self::Retiring { .. })
     }
 
-    /// Whether memory is what is missing: the device's, or what a limit or headroom leaves of it. A
+    /// Whether the cause is missing memory: of the device, under a limit, or beyond the headroom. A
     /// smaller growth may succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
@@ -125,13 +132,13 @@ impl GrowError {
     }
 }
 
-/// A block that is not ready: beyond the pool's present size.
+/// A block that is not ready: it lies beyond the pool's present size.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[error("block {block} asked of {ready_blocks} ready blocks")]
+#[error("block {block} is not ready: {ready_blocks} blocks are")]
 pub struct BlockNotReady {
     /// The block.
     pub block: u64,
-    /// Blocks that are ready.
+    /// Number of ready blocks.
     pub ready_blocks: u64,
 }
 

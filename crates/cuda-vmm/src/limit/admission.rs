@@ -1,4 +1,4 @@
-//! Asking the device what memory it has before any is created, and keeping some of it free.
+//! Asks the device for its free memory before creating any, and keeps some of it free.
 
 use cuda_driver::messages::one_line_debug;
 use std::collections::BTreeMap;
@@ -8,30 +8,31 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError};
 use parking_lot::Mutex;
 
-/// What a device's memory looks like from outside this process.
+/// The memory of a device, as seen by the whole machine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct MemoryFigures {
-    /// Bytes that could be created now.
+    /// Number of bytes that could be allocated now.
     pub free_bytes: u64,
-    /// Bytes of the device.
+    /// Total bytes of the device.
     pub total_bytes: u64,
-    /// Bytes that other processes hold, where somebody can tell.
+    /// Bytes held by other processes, if the probe knows.
     pub others_bytes: Option<u64>,
 }
 
-/// Who tells how much memory a device has.
+/// A source of memory figures of a device.
 ///
-/// A trait so that a host program can put its own source in, such as a cluster's agent, and a test its
-/// own figures.
+/// It is a trait so that a program can use its own source, such as a cluster's agent, and a test
+/// its own figures.
 pub trait MemoryProbe: fmt::Debug + Send + Sync {
-    /// The figures of `device` now.
+    /// The current figures of `device`.
     ///
     /// # Errors
-    /// What the device answers.
+    /// The device's error.
     fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError>;
 }
 
-/// Asks the driver (`cuMemGetInfo`). It counts what all processes use, but not whose it is.
+/// Asks the driver (`cuMemGetInfo`). The driver counts the memory of all processes, but not by
+/// process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DriverProbe;
 
@@ -42,25 +43,26 @@ impl MemoryProbe for DriverProbe {
     }
 }
 
-/// What of a device's memory is not to be touched.
+/// The part of a device's memory that must stay free.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Headroom {
-    /// Bytes that stay free on the device, for the framework's own allocations and for others.
+    /// Number of bytes that stay free on the device, for the framework's own allocations and other
+    /// users.
     pub keep_free_bytes: u64,
 }
 
-/// Whether memory may be created, and all that the answer rests on.
+/// Whether memory may be created, with all figures behind the answer.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 pub struct Verdict {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub wanted_bytes: u64,
-    /// Bytes that the device has free.
+    /// Free bytes of the device.
     pub free_bytes: u64,
-    /// Bytes that were admitted before and may not have been created yet.
+    /// Bytes that were admitted before and may not exist yet.
     pub pending_bytes: u64,
-    /// Bytes that are to stay free.
+    /// Bytes that must stay free.
     pub keep_free_bytes: u64,
-    /// Bytes that other processes hold, where somebody can tell.
+    /// Bytes held by other processes, if the probe knows.
     pub others_bytes: Option<u64>,
 }
 
@@ -71,11 +73,11 @@ impl Verdict {
         self.short_by() == 0
     }
 
-    /// Bytes that are missing; 0 if there is enough.
+    /// Number of missing bytes; 0 if there is enough.
     #[must_use]
     pub fn short_by(&self) -> u64 {
         let Self { wanted_bytes, free_bytes, pending_bytes, keep_free_bytes, .. } = *self;
-        // Added up wider, so that no figure can make it wrap.
+        // Added in 128 bits, so that no figure can overflow.
         let needed =
             u128::from(wanted_bytes) + u128::from(pending_bytes) + u128::from(keep_free_bytes);
         let short = needed.saturating_sub(free_bytes.into());
@@ -88,10 +90,10 @@ impl fmt::Display for Verdict {
         let Self { wanted_bytes, free_bytes, pending_bytes, keep_free_bytes, others_bytes } = self;
         write!(
             f,
-            "{wanted_bytes} bytes wanted of {free_bytes} free, {keep_free_bytes} to be kept free"
+            "{wanted_bytes} bytes wanted, {free_bytes} free, {keep_free_bytes} to be kept free"
         )?;
         if *pending_bytes > 0 {
-            write!(f, ", {pending_bytes} promised before")?;
+            write!(f, ", {pending_bytes} promised to others")?;
         }
         match others_bytes {
             Some(bytes) => write!(f, "; other processes hold {bytes}"),
@@ -100,24 +102,25 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Why nothing was admitted.
+/// The reason why nothing was admitted.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 pub(crate) enum AdmissionError {
-    /// The device has too little free memory: an expected outcome.
+    /// The device has too little free memory. This is an expected outcome.
     #[error("too little memory is free")]
     NoHeadroom(#[source] Verdict),
-    /// The device could not be asked.
+    /// The device could not be queried.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Decides before memory is created whether the device can spare it.
+/// Decides, before memory is created, whether the device can spare it.
 ///
-/// A cheap handle: clones are the same policy. Pools that share one never overdraw the device between
-/// them, however many threads ask at once: what was admitted counts until it exists, each page by itself.
+/// The handle is cheap: clones share the policy. Pools that share a policy never overdraw the
+/// device together, however many threads ask at once: admitted bytes count until they exist, page
+/// by page.
 ///
 /// # Cost
-/// One call of the probe for each batch of pages that is created, none for pages that are reused.
+/// One call of the probe for each batch of created pages, none for reused pages.
 #[derive(Clone, Debug)]
 pub struct AdmissionPolicy {
     inner: Arc<Inner>,
@@ -127,43 +130,42 @@ pub struct AdmissionPolicy {
 struct Inner {
     headroom: Headroom,
     probe: Arc<dyn MemoryProbe>,
-    /// Bytes admitted and not yet created, by the device's ordinal. Held while the probe is asked and
-    /// while a page is created, so that two askers don't count the same free bytes and nobody counts a page
-    /// twice; only those who create memory wait for it.
+    /// Admitted bytes that do not exist yet, by device ordinal. Locked while the probe is asked and
+    /// while a page is created. So two callers never count the same free bytes, and none counts a
+    /// page twice. Only callers that create memory wait for the lock.
     pending: Mutex<BTreeMap<i32, u64>>,
 }
 
 impl AdmissionPolicy {
-    /// Asks the driver.
+    /// Creates a policy that asks the driver.
     #[must_use]
     pub fn new(headroom: Headroom) -> Self {
         Self::with_probe(headroom, Arc::new(DriverProbe))
     }
 
-    /// Asks `probe`.
+    /// Creates a policy that asks `probe`.
     #[must_use]
     pub fn with_probe(headroom: Headroom, probe: Arc<dyn MemoryProbe>) -> Self {
         let pending = Mutex::new(BTreeMap::new());
         Self { inner: Arc::new(Inner { headroom, probe, pending }) }
     }
 
-    /// What stays free.
+    /// The part that stays free.
     #[must_use]
     pub fn headroom(&self) -> Headroom {
         self.inner.headroom
     }
 
-    /// What would be said to `wanted_bytes` on `device` now. For people and logs: it promises nothing.
+    /// The answer for `wanted_bytes` on `device` now. For people and logs: it promises nothing.
     ///
     /// # Errors
-    /// What the probe answers.
+    /// The probe's error.
     pub fn judge(&self, device: &Device, wanted_bytes: u64) -> Result<Verdict, DeviceError> {
         let pending = self.inner.pending.lock();
         self.judge_after(device, wanted_bytes, pending.get(&device.ordinal()).copied())
     }
 
-    /// Promises `wanted_bytes` to the caller until the result is dropped, when they exist or are not
-    /// wanted any more.
+    /// Promises `wanted_bytes` to the caller, until the bytes exist or the result is dropped.
     pub(crate) fn admit(
         &self,
         device: &Device,
@@ -196,7 +198,7 @@ impl AdmissionPolicy {
     }
 }
 
-/// Bytes that one asker may create; see [`AdmissionPolicy::admit`].
+/// Bytes promised to one caller; see [`AdmissionPolicy::admit`].
 #[derive(Debug)]
 #[must_use = "dropping it gives the promise up"]
 pub(crate) struct Admitted {
@@ -206,15 +208,15 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Creates `bytes` of what was promised. Nobody asks between their creation and the end of their
-    /// promise, so that no asker sees them both gone from the device and promised.
+    /// Creates `bytes` of the promised bytes. No other caller asks between their creation and the
+    /// end of their promise, so none counts them twice.
     pub(crate) fn create<T, E>(
         &mut self,
         bytes: u64,
         create: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         let policy = self.policy.clone();
-        // Held across one driver call; only those who create memory wait for it.
+        // Held across one driver call. Only callers that create memory wait for the lock.
         let mut pending = policy.inner.pending.lock();
         let created = create()?;
         self.keep(&mut pending, bytes);
@@ -258,7 +260,8 @@ mod tests {
         let policy = AdmissionPolicy::new(Headroom { keep_free_bytes: PAGE });
         let mut admitted = policy.admit(&device, 4 * PAGE).unwrap();
         for created in 0..4 {
-            // Seven pages but for the headroom: three are left to others, whatever exists by now.
+            // Seven pages except the headroom: three are left to other users, whatever exists by
+            // now.
             let verdict = policy.judge(&device, 3 * PAGE).unwrap();
             assert!(verdict.is_admitted(), "{verdict}");
             assert_eq!(verdict.pending_bytes, (4 - created) * PAGE);
@@ -282,14 +285,14 @@ mod tests {
         assert_eq!((verdict.is_admitted(), verdict.short_by()), (false, 1));
         assert_eq!(
             verdict.to_string(),
-            "10 bytes wanted of 30 free, 17 to be kept free, 4 promised before; \
+            "10 bytes wanted, 30 free, 17 to be kept free, 4 promised to others; \
              other processes hold 5"
         );
         let enough = Verdict { pending_bytes: 3, others_bytes: None, ..verdict };
         assert!(enough.is_admitted());
         assert_eq!(
             enough.to_string(),
-            "10 bytes wanted of 30 free, 17 to be kept free, 3 promised before"
+            "10 bytes wanted, 30 free, 17 to be kept free, 3 promised to others"
         );
         let huge = Verdict { wanted_bytes: u64::MAX, keep_free_bytes: u64::MAX, ..verdict };
         assert_eq!((huge.is_admitted(), huge.short_by()), (false, u64::MAX));

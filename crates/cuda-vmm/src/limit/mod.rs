@@ -1,4 +1,4 @@
-//! A limit in bytes that several pools share and that others may move while they work.
+//! A limit in bytes that several pools share and that any thread may change while they work.
 
 pub(crate) mod admission;
 #[cfg(feature = "nvml")]
@@ -13,28 +13,28 @@ pub use admission::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, Memor
 pub use nvml::NvmlProbe;
 use parking_lot::Mutex;
 
-/// Memory that may exist at once, in bytes, over all pools that were given this limit.
+/// The maximum of memory in bytes, over all pools with this limit.
 ///
-/// A cheap handle: clones are the same limit. Any thread may move it at any time; each move has a
-/// number, so that who was refused knows under which limit. Lowering it below what is in use is no
-/// error: nothing new is created until enough has gone, and whoever holds memory that nobody needs is
-/// asked to release it.
+/// The handle is cheap: clones share the limit. Any thread may change it at any time. Each change
+/// has a number, so a refusal can name the limit that caused it. A limit below the bytes in use is
+/// allowed: nothing new is created until enough is released, and holders of unused memory are asked
+/// to release it.
 ///
 /// # Ordering
-/// Memory is charged before it is created and discharged after it was released, so what exists never
-/// exceeds [`used_bytes`](LimitStats::used_bytes). Each method takes a lock for a few instructions; only
-/// [`reclaim`](MemoryLimit::reclaim) calls the driver.
+/// Memory is charged before it is created and discharged after it was released, so the existing
+/// memory never exceeds [`used_bytes`](LimitStats::used_bytes). Each method takes a lock for a few
+/// instructions. Only [`reclaim`](MemoryLimit::reclaim) calls the driver.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit {
     inner: Arc<Inner>,
 }
 
-/// What a pool asks before it creates a page, beside its own capacity.
+/// The checks of a pool before it creates a page, besides its own capacity.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryRules {
-    /// A limit in bytes, shared with whatever else was given a clone of it.
+    /// A limit in bytes, shared with every other owner of a clone.
     pub limit: Option<MemoryLimit>,
-    /// What the device has to have free.
+    /// The free memory that the device must keep.
     pub admission: Option<AdmissionPolicy>,
 }
 
@@ -53,90 +53,91 @@ struct Account {
     refusals: u64,
 }
 
-/// A look at a limit, taken at one instant.
+/// The figures of a limit at one moment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LimitStats {
-    /// How often the limit was moved.
+    /// Number of changes of the limit.
     pub revision: u64,
-    /// Most bytes that may exist.
+    /// Maximum number of bytes that may exist.
     pub limit_bytes: u64,
-    /// Bytes that exist, are being created or are being released.
+    /// Number of bytes that exist, are being created or are being released.
     pub used_bytes: u64,
-    /// How often something was refused.
+    /// Number of refusals.
     pub refusals: u64,
 }
 
 impl LimitStats {
-    /// Bytes in use beyond the limit: more than 0 only after it was lowered.
+    /// Number of bytes in use beyond the limit. It is above 0 only after the limit was lowered.
     #[must_use]
     pub fn over_by(&self) -> u64 {
         self.used_bytes.saturating_sub(self.limit_bytes)
     }
 }
 
-/// The limit leaves no room: an expected outcome, worth a retry when it was raised or memory has gone.
+/// The limit leaves no room. This is expected; retry when the limit was raised or memory was
+/// released.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "{asked_bytes} bytes asked with {used_bytes} of {limit_bytes} in use (revision {revision} of the limit)"
+    "{asked_bytes} bytes wanted with {used_bytes} of {limit_bytes} in use (revision {revision} of the limit)"
 )]
 pub struct OverLimit {
-    /// Most bytes that may exist.
+    /// Maximum number of bytes that may exist.
     pub limit_bytes: u64,
-    /// Bytes that existed.
+    /// Number of existing bytes.
     pub used_bytes: u64,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub asked_bytes: u64,
-    /// How often the limit had been moved.
+    /// Number of changes of the limit so far.
     pub revision: u64,
 }
 
-/// What [`MemoryLimit::reclaim`] did.
+/// The result of [`MemoryLimit::reclaim`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Reclaimed {
     /// Bytes of idle pages that were released.
     pub idle_bytes: u64,
     /// Bytes of parked pages that were unmapped and released.
     pub parked_bytes: u64,
-    /// Bytes in use beyond the limit after that: mapped and needed, or not yet at rest.
+    /// Bytes in use beyond the limit afterwards: mapped and needed, or not yet at rest.
     pub over_by: u64,
 }
 
-/// Who holds memory under a limit, and may be asked to give up what nobody needs.
+/// A holder of memory under a limit, which can be asked to release unused memory.
 ///
-/// Called with no lock of the limit held, from any thread, also from one that is creating memory for
-/// another holder of the same limit: implementors skip what they cannot lock at once.
+/// Called without a lock of the limit, from any thread, even from one that is creating memory for
+/// another holder of the same limit. Implementors skip what they cannot lock at once.
 pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
-    /// Releases idle pages until `bytes` are released, or none is left; returns the bytes.
+    /// Releases idle pages until `bytes` are released or none is left; returns the released bytes.
     fn release_idle(&self, bytes: u64) -> u64;
 
-    /// Unmaps and releases parked pages that are at rest until `bytes` are released, or none is left;
-    /// returns the bytes. Does not wait.
+    /// Unmaps and releases parked pages that are at rest, until `bytes` are released or none is
+    /// left; returns the released bytes. Does not wait.
     fn release_parked(&self, bytes: u64) -> u64 {
         let _ = bytes;
         0
     }
 
-    /// The limit was moved. Calls no driver.
+    /// Tells the holder that the limit was changed. Makes no driver call.
     fn limit_moved(&self) {}
 }
 
 impl MemoryLimit {
-    /// At most `bytes` bytes, revision 0.
+    /// A limit of `bytes` bytes, revision 0.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         let book = Account { limit_bytes: bytes, used_bytes: 0, revision: 0, refusals: 0 };
         Self { inner: Arc::new(Inner { book: Mutex::new(book), holders: Mutex::new(Vec::new()) }) }
     }
 
-    /// No limit yet: something to lower later.
+    /// No limit yet. It can be lowered later.
     #[must_use]
     pub fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// Moves the limit and returns the revision that this made. What lies over the new limit is not
-    /// waited for: pools that work in the background release what nobody needs by themselves, and
-    /// [`reclaim`](MemoryLimit::reclaim) does it for all.
+    /// Changes the limit and returns the new revision. Does not wait for memory above the new
+    /// limit: pools that work in the background release unused memory themselves, and
+    /// [`reclaim`](MemoryLimit::reclaim) releases it for all pools.
     pub fn set(&self, bytes: u64) -> u64 {
         let revision = {
             let mut book = self.inner.book.lock();
@@ -150,33 +151,33 @@ impl MemoryLimit {
         revision
     }
 
-    /// How often the limit was moved.
+    /// Number of changes of the limit.
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.stats().revision
     }
 
-    /// Most bytes that may exist.
+    /// Maximum number of bytes that may exist.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.stats().limit_bytes
     }
 
-    /// Bytes in use beyond the limit.
+    /// Number of bytes in use beyond the limit.
     #[must_use]
     pub fn over_by(&self) -> u64 {
         self.stats().over_by()
     }
 
-    /// The accounts.
+    /// The statistics.
     #[must_use]
     pub fn stats(&self) -> LimitStats {
         let Account { limit_bytes, used_bytes, revision, refusals } = *self.inner.book.lock();
         LimitStats { revision, limit_bytes, used_bytes, refusals }
     }
 
-    /// Has every holder release what nobody needs, as far as the limit asks: idle pages first, then
-    /// parked ones that are at rest. What is mapped and in use stays.
+    /// Makes every holder release unused memory, as far as the limit asks: idle pages first, then
+    /// parked pages at rest. Mapped memory in use stays.
     ///
     /// # Ordering
     /// Makes driver calls on the calling thread. Does not wait for the device.
@@ -195,8 +196,8 @@ impl MemoryLimit {
         done
     }
 
-    /// Has other holders release up to `bytes` that nobody needs, so that something new can be
-    /// created; returns whether any were.
+    /// Makes other holders release up to `bytes` of unused memory, so that something new can be
+    /// created; returns whether any was released.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
         let mut released = 0;
         let holders = self.holders();
@@ -228,7 +229,7 @@ impl MemoryLimit {
         }
     }
 
-    /// Whether the limit is kept at present; a refusal names `asked_bytes`.
+    /// Whether the limit is respected at present. A refusal names `asked_bytes`.
     pub(crate) fn check_not_over(&self, asked_bytes: u64) -> Result<(), OverLimit> {
         let mut book = self.inner.book.lock();
         if book.used_bytes <= book.limit_bytes {
@@ -239,14 +240,14 @@ impl MemoryLimit {
         Err(OverLimit { limit_bytes, used_bytes, asked_bytes, revision })
     }
 
-    /// Takes back what `charge` counted: the memory is gone, or was never made.
+    /// Reverts `charge`: the memory was released, or was never created.
     pub(crate) fn discharge(&self, bytes: u64) {
         let mut book = self.inner.book.lock();
         debug_assert!(book.used_bytes >= bytes, "{bytes} bytes discharged twice: {book:?}");
         book.used_bytes = book.used_bytes.saturating_sub(bytes);
     }
 
-    /// Adds somebody to be asked for memory as long as they live.
+    /// Registers a holder, to be asked for memory as long as it lives.
     pub(crate) fn enroll(&self, holder: Weak<dyn Holder>) {
         let mut holders = self.inner.holders.lock();
         holders.retain(|holder| holder.strong_count() > 0);
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!(limit.charge(1), Err(refused));
         assert_eq!(
             refused.to_string(),
-            "1 bytes asked with 60 of 50 in use (revision 1 of the limit)"
+            "1 bytes wanted with 60 of 50 in use (revision 1 of the limit)"
         );
         limit.discharge(11);
         assert_eq!((limit.over_by(), limit.charge(1)), (0, Ok(())));

@@ -1,4 +1,4 @@
-//! Figures from NVML, which knows which processes hold a device's memory. Never required.
+//! Figures from NVML, which knows which processes hold a device's memory. Optional.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 
 use crate::limit::{DriverProbe, MemoryFigures, MemoryProbe};
 
-/// Asks the driver, as [`DriverProbe`] does, and NVML for what other processes hold.
+/// Asks the driver, like [`DriverProbe`], and NVML for the memory of other processes.
 ///
-/// NVML only explains: what is free comes from the driver. Where the library is missing, or does not
-/// know the device or its processes, as in some containers and on parts of a divided device, the probe
-/// answers what [`DriverProbe`] does.
+/// NVML only adds an explanation: the free bytes come from the driver. The probe returns the same
+/// as [`DriverProbe`] where the library is missing, or does not know the device or its processes.
+/// That happens in some containers and on MIG instances.
 pub struct NvmlProbe {
     nvml: Option<Nvml>,
 }
@@ -22,7 +22,7 @@ impl NvmlProbe {
     #[must_use]
     pub fn load() -> Self {
         let nvml = Nvml::init()
-            .inspect_err(|error| tracing::info!(%error, "no NVML: other processes are not told"))
+            .inspect_err(|error| tracing::info!(%error, "NVML not found: memory of other processes is unknown"))
             .ok();
         Self { nvml }
     }

@@ -1,4 +1,4 @@
-//! The one place where access descriptors are built and checked.
+//! The only place where access descriptors are built and checked.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::pages::ReserveError;
 /// Read-write access of the owner, first, and of peers, checked before any mapping is made.
 ///
 /// # Invariants
-/// `devices` is not empty and has no device twice; every peer was said to reach the owner's memory.
+/// `devices` is not empty and contains no device twice. Every peer can access the owner's memory.
 #[derive(Debug)]
 pub(crate) struct AccessList {
     driver: Arc<dyn Driver>,
@@ -40,13 +40,14 @@ impl AccessList {
 
     /// Whether work of `device` counts as a user of the memory: the owner's own context, or a peer.
     pub(crate) fn reaches(&self, device: &Device) -> bool {
-        // By address: one driver's table of methods may exist twice.
+        // Compared by address: one driver's method table may exist twice.
         std::ptr::addr_eq(Arc::as_ptr(device.driver()), Arc::as_ptr(&self.driver))
             && self.names(device.ordinal(), device.context())
     }
 
-    /// Peers are named by their ordinals. Of the owner's device another context, which a program may have made
-    /// and adopted, is not the owner: what waits for all work of the owner does not wait for that.
+    /// Peers are identified by their ordinals. Another context of the owner's device, which a
+    /// program may have created and adopted, is not the owner: a wait for all work of the owner
+    /// does not wait for that context.
     fn names(&self, ordinal: i32, context: u64) -> bool {
         let (owner, peers) = (self.devices[0].device, &self.devices[1..]);
         match ordinal == owner {

@@ -1,4 +1,4 @@
-//! Clean-up in its one right order, complete under errors, and reported once.
+//! Clean-up in the only correct order, complete in spite of errors, with one report.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use crate::pages::{CloseError, CloseStep, Page, Reservation, UnmapReport};
 use crate::rest::AtRest;
 use crate::{NotAtRest, Unrest};
 
-/// What a clean-up did.
+/// The result of a clean-up.
 ///
-/// Every step is tried even if one before it failed. A refused unmapping is tried a second time, and so is
-/// a release that did nothing for certain, so an error here does not by itself mean that something was left
-/// behind: [`leaked_bytes`](CloseReport::leaked_bytes) does. On a lost device, whose every answer is the error
-/// that it was lost by, the steps are taken too and count as done.
+/// Every step is tried, even after a failed one. A refused unmapping is tried a second time, and so
+/// is a release that certainly had no effect. So an error here does not mean that memory was
+/// leaked; [`leaked_bytes`](CloseReport::leaked_bytes) says that. A lost device returns its error
+/// for every call. The steps are tried there too, and count as done.
 #[derive(Debug, Default)]
 pub struct CloseReport {
-    /// Pages handed back to the caller of [`Reservation::close`]; a pool releases its own.
+    /// Pages returned to the caller of [`Reservation::close`]; a pool releases its own.
     pub pages: Vec<Page>,
-    /// Mappings that were taken away.
+    /// Number of mappings that were removed.
     pub unmapped: u64,
-    /// Physical pages that were released to the driver.
+    /// Number of physical pages that were released to the driver.
     pub released: u64,
-    /// Bytes that are still mapped, and stay so until the process ends, and those whose release was refused
-    /// and not repeated: they may be released, and their handle be another page's.
+    /// Bytes that stay mapped until the process ends, and bytes whose release was refused and not
+    /// repeated. The driver may have released the latter and reused their handle.
     pub leaked_bytes: u64,
     /// Every refusal, in the order of the steps.
     pub errors: Vec<CloseError>,
@@ -47,7 +47,8 @@ impl CloseReport {
     }
 }
 
-/// A reservation that is being closed: everything in it is retired, nothing can be mapped any more.
+/// A reservation that is being closed: everything in it is retired, and nothing can be mapped any
+/// more.
 ///
 /// Dropping it instead follows the rule for dropping a [`Reservation`].
 #[derive(Debug)]
@@ -61,8 +62,8 @@ impl Closing {
         Self { reservation }
     }
 
-    /// Finishes if everything is at rest; then unmaps every page, frees the addresses, and hands
-    /// the physical pages back. Does not wait for the device.
+    /// Finishes if everything is at rest: unmaps every page, frees the addresses, and returns the
+    /// physical pages. Does not wait for the device.
     ///
     /// # Errors
     /// [`NotAtRest`] with this request; nothing was unmapped.
@@ -75,11 +76,11 @@ impl Closing {
     /// Waits on the host until everything is at rest, and finishes.
     ///
     /// # Ordering
-    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
-    /// Never call it while holding a lease of the same gate: it would wait for itself.
+    /// Waits for the leases and the fences, and without either for all work of the device. Never
+    /// call it while holding a lease of the same gate: it would deadlock.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this request, when a fence cannot be waited for.
+    /// [`NotAtRest`] with this request if a fence cannot be waited for.
     #[track_caller]
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
         let _site = cuda_driver::site::enter();
@@ -91,7 +92,8 @@ impl Closing {
         self,
         prove: impl Fn(&Retirement) -> Result<AtRest, Unrest>,
     ) -> Result<CloseReport, NotAtRest<Self>> {
-        // All proofs come before the first unmapping: a refusal leaves everything as it was.
+        // All proofs are collected before the first unmapping: a refusal leaves everything
+        // unchanged.
         let retirements = self.reservation.inner.table.lock().retirements();
         let mut proofs = Vec::with_capacity(retirements.len());
         for (ticket, retirement) in retirements {
@@ -116,14 +118,14 @@ impl Closing {
         }
         for page in inner.table.lock().take_rest() {
             report.leaked_bytes += page.bytes();
-            // The handle is given up, the memory lives on under its mapping.
+            // The handle is released. The memory lives on under its mapping.
             report.released += u64::from(release(page, &mut report.errors).0);
         }
         report
     }
 }
 
-/// Releases the physical pages that a clean-up got back: the last of its steps.
+/// Releases the physical pages that a clean-up returned: its last step.
 pub(crate) fn release_pages(report: &mut CloseReport) {
     for page in std::mem::take(&mut report.pages) {
         let (released, leaked_bytes) = release(page, &mut report.errors);

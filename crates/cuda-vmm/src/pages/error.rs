@@ -1,4 +1,4 @@
-//! What can go wrong with pages, addresses and clean-up, one enum for each family of operations.
+//! Errors of pages, addresses and clean-up, one enum for each family of operations.
 
 use cuda_driver::DeviceError;
 use cuda_driver::messages::one_line_debug;
@@ -7,38 +7,39 @@ use super::{Page, PageId};
 use crate::UsersUnknown;
 use crate::limit::{OverLimit, Verdict};
 
-/// Why there is no page.
+/// The reason why a pool did not provide a page.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
     /// The device cannot map pages of this size.
     #[error("page size {page_bytes} is not a positive multiple of the granularity {granularity}")]
     PageBytes {
-        /// Size asked for, in bytes.
+        /// Requested size, in bytes.
         page_bytes: u64,
         /// Granularity of the device, in bytes.
         granularity: u64,
     },
-    /// The pool's own limit is reached: an expected outcome.
+    /// The pool's capacity is reached. This is an expected outcome.
     #[error("all {capacity} pages of the pool are in use")]
     Exhausted {
-        /// The limit.
+        /// The capacity.
         capacity: u64,
     },
-    /// A limit that several pools share leaves no room: an expected outcome.
-    #[error("a shared limit leaves no room for another page")]
+    /// A shared limit leaves no room. This is an expected outcome.
+    #[error("no page: a shared limit leaves no room for another")]
     OverLimit(#[from] OverLimit),
-    /// The device has less free than is to stay free: an expected outcome.
-    #[error("the device cannot spare the memory for a page")]
+    /// The device has too little free memory beyond what must stay free. This is an expected
+    /// outcome.
+    #[error("no page: the device cannot spare the memory")]
     NoHeadroom(#[source] Verdict),
-    /// The device has no memory left for another page: an expected outcome.
+    /// The device has no memory left for another page. This is an expected outcome.
     #[error(
         "cuMemCreate of a page of {page_bytes} bytes, beside {live} pages: CUDA_ERROR_OUT_OF_MEMORY (2)"
     )]
     OutOfMemory {
         /// Bytes of a page.
         page_bytes: u64,
-        /// Pages of the pool that exist.
+        /// Number of pages of the pool that exist.
         live: u64,
     },
     /// The device refused.
@@ -47,38 +48,38 @@ pub enum PageError {
 }
 
 impl PageError {
-    /// Whether the same call may succeed later without anything being repaired: when pages were given
-    /// back, the limit was raised, or others have freed memory.
+    /// Whether the same call may succeed later without a repair: when pages were returned, the
+    /// limit was raised, or other users have freed memory.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::PageBytes { .. } | Self::Device(_))
     }
 }
 
-/// A page was given back to a pool that it did not come from.
+/// A page was returned to a pool that did not create it.
 #[derive(thiserror::Error)]
-#[error("{} belongs to another pool", .page.id())]
+#[error("{} was not taken back: it belongs to another pool", .page.id())]
 pub struct ForeignPage {
     /// The page.
     pub page: Page,
 }
 
-/// Why addresses were not reserved.
+/// The reason why addresses were not reserved.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
     /// The device cannot map pages of this size.
     #[error("page size {page_bytes} is not a positive multiple of the granularity {granularity}")]
     PageBytes {
-        /// Size asked for, in bytes.
+        /// Requested size, in bytes.
         page_bytes: u64,
         /// Granularity of the device, in bytes.
         granularity: u64,
     },
-    /// The length is 0 or not made of whole pages.
+    /// The length is 0 or not a multiple of the page size.
     #[error("{bytes} bytes are not a positive number of pages of {page_bytes} bytes")]
     Misaligned {
-        /// Length asked for, in bytes.
+        /// Requested length, in bytes.
         bytes: u64,
         /// Bytes of a page.
         page_bytes: u64,
@@ -102,36 +103,36 @@ pub enum ReserveError {
     Device(#[from] DeviceError),
 }
 
-/// Nothing was mapped; here are the pages back.
+/// Nothing was mapped. The pages are returned.
 #[derive(thiserror::Error)]
 #[error("none of {} pages was mapped", .pages.len() as u64 + .quarantined)]
 pub struct MapError {
-    /// Why.
+    /// The cause.
     #[source]
     pub reason: MapRefusal,
-    /// The pages that were offered, in their order, less those that could not be unmapped again:
-    /// the reservation keeps these in quarantine.
+    /// The offered pages, in their order, except those that could not be unmapped again: the
+    /// reservation keeps these in quarantine.
     pub pages: Vec<Page>,
-    /// How many pages went into quarantine.
+    /// Number of pages in quarantine.
     pub quarantined: u64,
 }
 
-/// Why pages were not mapped.
+/// The reason why pages were not mapped.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapRefusal {
     /// The range does not lie inside the reservation.
     #[error("{count} pages from page {first} on lie outside a reservation of {capacity} pages")]
     OutOfRange {
-        /// First page asked for.
+        /// First requested page.
         first: u64,
-        /// Number of pages asked for.
+        /// Number of requested pages.
         count: u64,
-        /// Pages of the reservation.
+        /// Number of pages of the reservation.
         capacity: u64,
     },
-    /// A page has another size than the reservation's pages.
-    #[error("{page} of {bytes} bytes was offered for pages of {page_bytes} bytes")]
+    /// The page size differs from the reservation's.
+    #[error("{page} of {bytes} bytes does not fit a reservation with pages of {page_bytes} bytes")]
     PageBytes {
         /// The page.
         page: PageId,
@@ -140,8 +141,8 @@ pub enum MapRefusal {
         /// Bytes of a page of the reservation.
         page_bytes: u64,
     },
-    /// A page is memory of another device instance than the reservation's.
-    #[error("{page} is memory of another device")]
+    /// A page belongs to another device instance than the reservation.
+    #[error("{page} belongs to another device")]
     ForeignDevice {
         /// The page.
         page: PageId,
@@ -149,32 +150,32 @@ pub enum MapRefusal {
     /// Another physical page is mapped there.
     #[error("page {index} already holds {held}")]
     Occupied {
-        /// Where.
+        /// The page index.
         index: u64,
         /// The physical page that is mapped there.
         held: PageId,
     },
-    /// What was mapped there is retired but may still be in use: try again later.
+    /// The page mapped there is retired and may still be in use: try again later.
     #[error("page {index} is retired but not yet at rest")]
     Retiring {
-        /// Where.
+        /// The page index.
         index: u64,
     },
     /// An earlier unmapping failed there; see
     /// [`Reservation::retry_quarantined`](crate::pages::Reservation::retry_quarantined).
     #[error("page {index} is in quarantine after a failed unmapping")]
     Quarantined {
-        /// Where.
+        /// The page index.
         index: u64,
     },
     /// The driver refused to map a page or to grant access.
     #[error("{step} failed at page {index}")]
     Device {
-        /// What was tried.
+        /// The failed step.
         step: MapStep,
-        /// The page it was tried on, or the first of several.
+        /// The page of the failed call, or the first of several.
         index: u64,
-        /// What the device answered.
+        /// The device's error.
         #[source]
         source: DeviceError,
     },
@@ -198,7 +199,7 @@ impl std::fmt::Display for MapStep {
     }
 }
 
-/// A page that should be mapped is not.
+/// A page is not mapped but should be.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("page {index} is not mapped")]
 pub struct NotMapped {
@@ -206,26 +207,26 @@ pub struct NotMapped {
     pub index: u64,
 }
 
-/// Why pages were not retired; all of them are as they were.
+/// The reason why pages were not retired. None of them was changed.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetireError {
-    /// One of them is not mapped.
+    /// One of the pages is not mapped.
     #[error(transparent)]
     NotMapped(#[from] NotMapped),
-    /// Nothing says who uses them, and peers can: no single wait would cover all users, so they would never
-    /// be at rest.
+    /// Nothing covers the users, and peers have access: no single wait would cover all users, so
+    /// the pages would never be at rest.
     #[error(transparent)]
     UsersUnknown(#[from] UsersUnknown),
 }
 
-/// One step of a clean-up that the driver refused.
+/// A step of a clean-up that the driver refused.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("{step} was refused")]
 pub struct CloseError {
     /// The step.
     pub step: CloseStep,
-    /// What the device answered.
+    /// The device's error.
     #[source]
     pub error: DeviceError,
 }
@@ -235,14 +236,14 @@ pub struct CloseError {
 pub enum CloseStep {
     /// `cuMemUnmap` of one page.
     Unmap {
-        /// Which page of the reservation.
+        /// Index of the page in the reservation.
         index: u64,
     },
     /// `cuMemAddressFree` of the reservation.
     FreeAddresses,
     /// `cuMemRelease` of one physical page.
     Release {
-        /// Which physical page.
+        /// The physical page.
         page: PageId,
     },
 }

@@ -1,4 +1,5 @@
-//! Mapping as a transaction: access is granted before anybody can see the pages, or all is undone.
+//! Mapping as a transaction: access is granted before any thread can see the pages, or everything
+//! is undone.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ impl Inner {
         }
     }
 
-    /// Maps pages at places in ascending order, none twice, that need not be neighbours: all or none.
+    /// Maps pages at distinct, ascending places, which need not be neighbours: all or none.
     pub(crate) fn map_at(&self, places: Vec<(u64, Page)>) -> Result<u64, MapError> {
         debug_assert!(places.windows(2).all(|pair| pair[0].0 < pair[1].0), "not in order");
         let refuse = |reason, places: Vec<(u64, Page)>| {
@@ -27,7 +28,7 @@ impl Inner {
         if let Err(reason) = self.check_pages(&places) {
             return refuse(reason, places);
         }
-        // Whoever comes second waits here and then finds the first one's pages mapped (H1).
+        // The second of two callers waits here, and then finds the pages mapped by the first (H1).
         let _editing = self.editing.lock();
         let runs = match self.runs_to_map(&places) {
             Ok(runs) => runs,
@@ -38,7 +39,7 @@ impl Inner {
             unreachable!("a reservation is consumed when it is closed");
         };
         let commit = || self.commit(addresses, &runs, &places);
-        // The context is bound once for all calls. Where it cannot be, each call says so itself.
+        // The context is bound once for all calls. If that fails, each call reports it.
         let committed = match self.device.while_current(commit) {
             Ok(committed) => committed,
             Err(_) => commit(),
@@ -66,7 +67,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The runs of pages that are not mapped yet. Fails on a page that holds something else.
+    /// The runs of pages that are not mapped yet. Fails if another page is mapped at one of the
+    /// places.
     fn runs_to_map(&self, places: &[(u64, Page)]) -> Result<Vec<Range<u64>>, MapRefusal> {
         let table = self.table.lock();
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -82,7 +84,7 @@ impl Inner {
         Ok(runs)
     }
 
-    /// Makes the driver calls. On failure says which pages are mapped by now.
+    /// Makes the driver calls. On failure, returns which pages are mapped so far.
     fn commit(
         &self,
         addresses: &AddressRange,
@@ -142,13 +144,13 @@ impl Inner {
             }
         }
         drop(table);
-        // Clones of pages that were mapped before. Dropped outside the lock: a drop may call the
-        // driver.
+        // Clones of pages that were mapped before. Dropped outside the lock, because a drop may
+        // call the driver.
         drop(surplus);
         count
     }
 
-    /// Unmaps in reverse what `commit` mapped.
+    /// Unmaps, in reverse order, what `commit` mapped.
     ///
     /// Needs no proof of rest: the pages were never reported as mapped.
     fn roll_back(

@@ -1,7 +1,7 @@
-//! Physical pages, and reserved addresses under which they are mapped.
+//! Physical pages, and reserved addresses to which they are mapped.
 //!
-//! A [`PagePool`] creates [`PhysicalPage`]s. A [`Reservation`] maps them, and unmaps them with proof of
-//! rest. Clean-up takes every step in order and reports all refusals once: [`Closing`].
+//! A [`PagePool`] creates [`PhysicalPage`]s. A [`Reservation`] maps them, and unmaps them with
+//! proof of rest. Clean-up runs every step in order and reports all refusals once: [`Closing`].
 
 pub(crate) mod access;
 pub(crate) mod close;

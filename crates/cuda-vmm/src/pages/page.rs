@@ -1,4 +1,4 @@
-//! Physical pages: memory with an identity, owned by one holder or shared by several.
+//! Physical pages: memory with an identity, with one holder or several.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use cuda_driver::{Device, DeviceError, PhysicalMemory};
 
 use crate::pages::pool::Ledger;
 
-/// Tells one physical page from another for as long as the process runs; never given out twice.
+/// Identifies a physical page for the lifetime of the process. Never reused.
 ///
-/// The driver's handles may be given out again after a release, so they cannot serve as identity.
+/// The driver may reuse its handles after a release, so they cannot serve as identity.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PageId(u64);
 
 impl PageId {
     fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Relaxed: only uniqueness is asked of the counter.
+        // Relaxed: the counter only has to be unique.
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
@@ -29,12 +29,12 @@ impl fmt::Display for PageId {
     }
 }
 
-/// Physical memory whose release says what the driver answered, so that a clean-up can report every
+/// Physical memory whose release returns the driver's answer, so that a clean-up can report every
 /// refusal.
 #[derive(Debug)]
 struct Memory {
     device: Device,
-    /// None once released.
+    /// `None` once released.
     physical: Option<PhysicalMemory>,
     bytes: u64,
 }
@@ -45,8 +45,8 @@ impl Memory {
         Self { device, physical: Some(physical), bytes }
     }
 
-    /// Gives the memory up. It is kept where the call did nothing for certain, so that dropping tries once
-    /// more.
+    /// Releases the memory. If the call certainly had no effect, the memory is kept, so that
+    /// dropping tries once more.
     fn release(&mut self) -> Result<(), DeviceError> {
         let Some(physical) = self.physical.take() else { return Ok(()) };
         let Err(refused) = physical.release() else { return Ok(()) };
@@ -61,9 +61,8 @@ impl Memory {
     }
 }
 
-/// A lost device answers every call of a clean-up with the error that it was lost by; what it held is
-/// gone with its context, so the step counts as done. The cause is in the device's
-/// [`poison`](Device::poison).
+/// A lost device returns its error for every call of a clean-up. Its memory is gone with its
+/// context, so the step counts as done. The cause is in the device's [`poison`](Device::poison).
 pub(crate) fn quiet_if_lost(
     device: &Device,
     answer: Result<(), DeviceError>,
@@ -74,22 +73,23 @@ pub(crate) fn quiet_if_lost(
     }
 }
 
-/// What a page is made of, whether owned or shared.
+/// The contents of a page, owned or shared.
 #[derive(Debug)]
 struct Body {
     id: PageId,
     memory: Memory,
-    /// Of the pool that the page came from; none of a page that another process exported.
+    /// The ledger of the pool that created the page; `None` for a page that another process
+    /// exported.
     ledger: Option<Arc<Ledger>>,
     origin: Origin,
-    /// Set before the memory first leaves the process, and never taken back.
+    /// Set before the memory first leaves the process, and never cleared.
     exported: AtomicBool,
 }
 
-/// Where a page's memory is from.
+/// The origin of a page's memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Origin {
-    /// Created for this process alone.
+    /// Created for this process only.
     Private,
     /// Created so that it can be exported.
     Exportable,
@@ -109,18 +109,18 @@ impl Drop for Body {
         if let Err(error) = self.memory.release() {
             tracing::warn!(%error, page = %self.id, "a physical page was not released");
         }
-        // After the release: until then the memory is taken, and the pool must not create more.
+        // After the release: until then the memory exists, and the pool must not create more.
         if let Some(ledger) = &self.ledger {
             ledger.released();
         }
     }
 }
 
-/// One physical page with exactly one holder, from a [`PagePool`](crate::pages::PagePool).
+/// A physical page with exactly one holder, from a [`PagePool`](crate::pages::PagePool).
 ///
-/// Dropping it releases the memory; [`PagePool::give_back`](crate::pages::PagePool::give_back) keeps it for
-/// reuse. It is not `Clone`: a page that should lie under several addresses is
-/// [shared](PhysicalPage::share) first, so that no two holders ever believe that they own it.
+/// Dropping it releases the memory. [`PagePool::give_back`](crate::pages::PagePool::give_back)
+/// keeps it for reuse. It is not `Clone`. A page that is mapped at several addresses must first be
+/// [shared](PhysicalPage::share), so that two holders never both assume ownership.
 #[derive(Debug)]
 pub struct PhysicalPage {
     body: Body,
@@ -137,7 +137,7 @@ impl PhysicalPage {
         Ok(Self { body: Body::new(memory, Some(Arc::clone(ledger)), Origin::Private) })
     }
 
-    /// As [`create`](PhysicalPage::create), of memory that can be exported.
+    /// Like [`create`](PhysicalPage::create), for memory that can be exported.
     pub(crate) fn create_exportable(
         device: &Device,
         bytes: u64,
@@ -149,7 +149,8 @@ impl PhysicalPage {
 
     /// Whether another process may have the memory.
     pub(crate) fn was_exported(&self) -> bool {
-        // Relaxed: whoever owns the page got it from the last that shared it, which orders the two.
+        // Relaxed: the owner got the page from the last holder that shared it, which orders the two
+        // accesses.
         self.body.exported.load(Ordering::Relaxed)
     }
 
@@ -165,24 +166,24 @@ impl PhysicalPage {
         self.body.memory.bytes
     }
 
-    /// Makes the page sharable.
+    /// Converts the page to a shared one.
     #[must_use]
     pub fn share(self) -> SharedPage {
         SharedPage { body: Arc::new(self.body) }
     }
 }
 
-/// One physical page with any number of holders: clones are the same page.
+/// A physical page with any number of holders. Clones are the same page.
 ///
-/// Clones may be mapped at several addresses, and offering one again for the address where it
-/// already lies is a success that does nothing.
+/// Clones may be mapped at several addresses. Mapping one again at an address where it is already
+/// mapped succeeds and does nothing.
 #[derive(Clone, Debug)]
 pub struct SharedPage {
     body: Arc<Body>,
 }
 
 impl SharedPage {
-    /// A page of memory that was imported, which no pool counts.
+    /// A page of imported memory, which no pool counts.
     pub(crate) fn imported(memory: PhysicalMemory) -> Self {
         Self { body: Arc::new(Body::new(memory, None, Origin::Imported)) }
     }
@@ -191,7 +192,7 @@ impl SharedPage {
         self.body.origin
     }
 
-    /// Notes that another process may have the memory from now on.
+    /// Records that another process may have the memory from now on.
     pub(crate) fn mark_exported(&self) {
         self.body.exported.store(true, Ordering::Relaxed);
     }
@@ -213,7 +214,8 @@ impl SharedPage {
         self.body.memory.bytes
     }
 
-    /// The page itself when this was its last holder, otherwise nothing: the others keep it.
+    /// The page itself if this was its last holder; otherwise `None`, and the other holders keep
+    /// it.
     #[must_use]
     pub fn into_owned(self) -> Option<PhysicalPage> {
         Arc::into_inner(self.body).map(|body| PhysicalPage { body })
@@ -222,18 +224,18 @@ impl SharedPage {
 
 /// A release that was refused.
 pub(crate) struct Unreleased {
-    /// The first answer.
+    /// The first error.
     pub(crate) error: DeviceError,
-    /// Bytes that may be left: none where a second call released them.
+    /// Bytes that may still exist; 0 if a second call released them.
     pub(crate) leaked_bytes: u64,
 }
 
-/// A page as a reservation takes it and gives it back.
+/// A page, as a reservation takes and returns it.
 #[derive(Debug)]
 pub enum Page {
-    /// Held by one holder.
+    /// With one holder.
     Owned(PhysicalPage),
-    /// Held by several.
+    /// With several holders.
     Shared(SharedPage),
 }
 
@@ -250,7 +252,7 @@ impl Page {
         self.body().memory.bytes
     }
 
-    /// The page itself, unless others still share it.
+    /// The page itself, unless other holders still share it.
     #[must_use]
     pub fn into_owned(self) -> Option<PhysicalPage> {
         match self {
@@ -259,7 +261,7 @@ impl Page {
         }
     }
 
-    /// The device that holds the memory.
+    /// The device with the memory.
     pub(crate) fn device(&self) -> &Device {
         &self.body().memory.device
     }
@@ -273,8 +275,8 @@ impl Page {
         self.body().ledger.as_ref().is_some_and(|own| Arc::ptr_eq(own, ledger))
     }
 
-    /// Releases the memory now, unless others still share it, and says what the driver answered; returns
-    /// whether this was the last holder. A call that did nothing for certain is made once more.
+    /// Releases the memory now, unless other holders still share it. Returns whether this was the
+    /// last holder. A call that certainly had no effect is repeated once.
     pub(crate) fn release(self) -> Result<bool, Unreleased> {
         let Some(mut page) = self.into_owned() else { return Ok(false) };
         let memory = &mut page.body.memory;

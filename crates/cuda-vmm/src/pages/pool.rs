@@ -1,4 +1,4 @@
-//! A bounded stock of physical pages: created on demand or ahead of it, reused, always counted.
+//! A bounded pool of physical pages: created on demand or ahead of need, reused, always counted.
 
 use std::sync::Arc;
 
@@ -12,40 +12,41 @@ use crate::pages::page::{PhysicalPage, Unreleased};
 use crate::pages::{CloseError, CloseStep, ForeignPage, Page, PageError};
 use crate::{MemoryLimit, MemoryRules};
 
-/// How large a pool's pages are and how many there may be.
+/// The page size of a pool, and its maximum number of pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PagePoolOptions {
-    /// Bytes of a page, a multiple of the device's granularity; `None` is the granularity itself.
+    /// Bytes of a page, a multiple of the device's granularity; `None` means the granularity.
     pub page_bytes: Option<u64>,
-    /// Most pages that may exist at once, idle ones included.
+    /// Maximum number of pages that may exist at once, idle ones included.
     pub capacity_pages: u64,
 }
 
-/// A look at a pool's accounts, taken at one instant.
+/// The accounts of a pool at one moment.
 ///
-/// `live == idle + in_use` and `created == live + released` hold in every look.
+/// `live == idle + in_use` and `created == live + released` always hold.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PagePoolStats {
-    /// Most pages that may be live.
+    /// Maximum number of live pages.
     pub capacity: u64,
-    /// Pages that exist (or are being created).
+    /// Number of pages that exist or are being created.
     pub live: u64,
-    /// Of those, pages that wait in the pool.
+    /// Number of live pages that wait in the pool.
     pub idle: u64,
-    /// Of those, pages that are with a holder.
+    /// Number of live pages with a holder.
     pub in_use: u64,
-    /// Pages created since the pool was made.
+    /// Number of pages created since the pool was made.
     pub created: u64,
-    /// Pages released to the driver since then.
+    /// Number of pages released to the driver since then.
     pub released: u64,
 }
 
-/// The counts of one pool. Pages hold it too, so that a dropped page is accounted for.
+/// The counts of one pool. Pages hold a reference, so that a dropped page is counted too.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     capacity: u64,
     page_bytes: u64,
-    /// Charged for every live page: before it is counted, and until after its release is.
+    /// The limit is charged for every live page: before the page is counted, and until its release
+    /// is counted.
     limit: Option<MemoryLimit>,
     counts: Mutex<Counts>,
 }
@@ -71,7 +72,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes back what `begin` counted.
+    /// Reverts `begin`.
     fn cancel(&self) {
         self.counts.lock().created -= 1;
         self.discharge();
@@ -88,8 +89,8 @@ impl Ledger {
         }
     }
 
-    /// Whether idle pages may be used: over the limit they are to be released instead, and so are those
-    /// of everybody else. Called without a lock of any pool.
+    /// Whether idle pages may be used. Over the limit they must be released instead, and so must
+    /// all other idle pages under the limit. Called without a lock of any pool.
     fn keep_to_limit(&self) -> Result<(), OverLimit> {
         let Some(limit) = &self.limit else { return Ok(()) };
         if limit.over_by() > 0 {
@@ -112,7 +113,7 @@ impl Ledger {
     }
 }
 
-/// Physical pages of one size on one device. A cheap handle: clones are the same pool.
+/// Physical pages of one size on one device. The handle is cheap: clones share the pool.
 #[derive(Clone, Debug)]
 pub struct PagePool {
     inner: Arc<Inner>,
@@ -125,13 +126,13 @@ struct Inner {
     admission: Option<AdmissionPolicy>,
     ledger: Arc<Ledger>,
     /// # Invariants
-    /// Its length is the ledger's `idle`, whenever the lock is free; last in, first out, so that a
-    /// page used a moment ago is used again. Taken before the ledger's lock.
+    /// While the lock is free, the length is the ledger's `idle`. Last in, first out, so that
+    /// recently used pages are reused. Taken before the ledger's lock.
     idle: Mutex<Vec<PhysicalPage>>,
 }
 
 impl PagePool {
-    /// An empty pool; nothing is created yet.
+    /// An empty pool. Nothing is created yet.
     ///
     /// # Errors
     /// [`PageError::PageBytes`] for a size that the device cannot map, [`PageError::Device`].
@@ -140,8 +141,8 @@ impl PagePool {
         Self::with_rules(device, options, MemoryRules::default())
     }
 
-    /// As [`new`](PagePool::new), under a limit that others share and with regard to what the device
-    /// has free.
+    /// Like [`new`](PagePool::new), under a limit that several pools share, and with a check of the
+    /// device's free memory.
     ///
     /// # Errors
     /// As [`new`](PagePool::new).
@@ -184,28 +185,29 @@ impl PagePool {
         &self.inner.device
     }
 
-    /// Bytes of each page.
+    /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.inner.page_bytes
     }
 
-    /// The limit that the pages count against.
+    /// The limit that counts the pages.
     #[must_use]
     pub fn limit(&self) -> Option<&MemoryLimit> {
         self.inner.ledger.limit.as_ref()
     }
 
-    /// What the device has to have free.
+    /// The check of the device's free memory.
     #[must_use]
     pub fn admission(&self) -> Option<&AdmissionPolicy> {
         self.inner.admission.as_ref()
     }
 
-    /// An idle page, or else a new one. A new page costs about 12 µs and its contents are undefined.
+    /// Takes an idle page, or creates one. A new page costs about 12 µs, and its contents are
+    /// undefined.
     ///
-    /// Over its limit a pool hands out no page, not even an idle one. At or over the limit, all pools
-    /// under it are made to release memory that nobody needs before this one is refused.
+    /// Over its limit a pool hands out no page, not even an idle one. At or over the limit, all
+    /// pools under it must release unused memory before this call is refused.
     ///
     /// # Errors
     /// [`PageError::Exhausted`] at the pool's capacity, [`PageError::OverLimit`] at a shared limit,
@@ -219,8 +221,8 @@ impl PagePool {
             if let Some(page) = self.pop(&mut idle) {
                 return Ok(page);
             }
-            // Counted while the list is still locked: a page given back in between would otherwise
-            // make a pool look exhausted that is not.
+            // Counted while the list is still locked. Otherwise a page returned in between would
+            // make the pool look exhausted.
             self.inner.ledger.begin()
         };
         match begun {
@@ -231,7 +233,8 @@ impl PagePool {
         self.create(&mut admitted)
     }
 
-    /// `count` pages, or none: on failure idle pages are idle again and new ones are released.
+    /// Takes `count` pages, or none: on failure idle pages are idle again and new pages are
+    /// released.
     ///
     /// # Errors
     /// As [`take`](PagePool::take).
@@ -252,8 +255,8 @@ impl PagePool {
         }
         let reused = taken.len();
         let missing = count - reused as u64;
-        // What this call created is dropped on failure, hence released: a call that failed for want
-        // of memory must not sit on some.
+        // On failure, pages created by this call are dropped and therefore released: a call that
+        // failed for lack of memory must not keep some.
         match self.create_many(missing) {
             Ok(created) => {
                 taken.extend(created);
@@ -266,8 +269,8 @@ impl PagePool {
         }
     }
 
-    /// A new page that can be [exported](crate::pages::SharedPage::export) to another process. It counts like
-    /// any other; at the pool's capacity an idle page makes room for it.
+    /// Creates a page that can be [exported](crate::pages::SharedPage::export) to another process.
+    /// It counts like any other page. At the pool's capacity an idle page is released to make room.
     ///
     /// # Errors
     /// As [`take`](PagePool::take).
@@ -277,7 +280,7 @@ impl PagePool {
         self.inner.ledger.keep_to_limit()?;
         let begun = match self.begin() {
             Err(PageError::Exhausted { .. }) => {
-                // Idle pages were not created for export: one is released.
+                // Idle pages were not created for export, so one is released.
                 drop(self.inner.take_idle(|_| 1));
                 self.begin()
             }
@@ -288,14 +291,14 @@ impl PagePool {
         self.create_as(&mut admitted, PhysicalPage::create_exportable)
     }
 
-    /// Keeps a page for reuse. A shared page that others still hold stays theirs: the last to be
-    /// given back becomes idle.
+    /// Keeps a page for reuse. A shared page with other holders stays with them; the last one
+    /// returned becomes idle.
     ///
-    /// A page that was exported is released instead: another process may still read and write its
-    /// memory, so that nobody else may ever get it.
+    /// A page that was exported is released instead. Another process may still read and write its
+    /// memory, so no other user may ever get it.
     ///
     /// # Errors
-    /// [`ForeignPage`], with the page, when it came from another pool.
+    /// [`ForeignPage`], with the page, if another pool created it.
     #[track_caller]
     pub fn give_back(&self, page: impl Into<Page>) -> Result<(), ForeignPage> {
         let _site = cuda_driver::site::enter();
@@ -311,14 +314,13 @@ impl PagePool {
         Ok(())
     }
 
-    /// Creates as many pages ahead of need as are missing now for `count` to be idle; returns how many
-    /// are afterwards.
+    /// Creates pages until `count` are idle; returns the number of idle pages.
     ///
-    /// Nobody needs them yet, so nobody is made to release memory for them: not this pool, whose idle
-    /// pages would be released for others like them, nor another.
+    /// The pages are not needed yet, so nothing is released to make room for them: neither idle
+    /// pages of this pool nor memory of another.
     ///
     /// # Errors
-    /// As [`take`](PagePool::take); pages created before the failure stay idle.
+    /// Like [`take`](PagePool::take); pages created before the failure stay idle.
     #[track_caller]
     pub fn prepare(&self, count: u64) -> Result<u64, PageError> {
         let _site = cuda_driver::site::enter();
@@ -331,8 +333,8 @@ impl PagePool {
         Ok(self.stats().idle)
     }
 
-    /// Releases idle pages until at most `keep` are left; returns how many were released and every
-    /// refusal of the driver.
+    /// Releases idle pages until at most `keep` are left; returns the number of released pages and
+    /// every refusal of the driver.
     #[track_caller]
     pub fn trim(&self, keep: u64) -> (u64, Vec<CloseError>) {
         let _site = cuda_driver::site::enter();
@@ -345,7 +347,7 @@ impl PagePool {
         (count, errors)
     }
 
-    /// Releases idle pages of at least `bytes` bytes, or all; returns how many bytes were.
+    /// Releases idle pages of at least `bytes` bytes, or all; returns the released bytes.
     pub(crate) fn release_idle(&self, bytes: u64) -> u64 {
         Holder::release_idle(&*self.inner, bytes)
     }
@@ -371,7 +373,7 @@ impl PagePool {
         if count > 1 { self.inner.device.while_current(create)? } else { create() }
     }
 
-    /// Asks whether the device can spare `count` pages. Each is promised until it exists.
+    /// Asks whether the device can spare `count` pages. Each page is promised until it exists.
     fn admit(&self, count: u64) -> Result<Option<Admitted>, PageError> {
         let Some(policy) = self.inner.admission.as_ref().filter(|_| count > 0) else {
             return Ok(None);
@@ -392,7 +394,7 @@ impl PagePool {
         }
     }
 
-    /// A second try, after pools under the same limit released what nobody needs.
+    /// A second attempt, after pools under the same limit released unused memory.
     fn begin_after_reclaim(&self, refused: OverLimit) -> Result<(), PageError> {
         let room = self.limit().is_some_and(|limit| limit.make_room(self.inner.page_bytes));
         if room { self.inner.ledger.begin() } else { Err(refused.into()) }
@@ -438,7 +440,7 @@ impl PagePool {
 }
 
 impl Inner {
-    /// Takes as many idle pages out as `excess` says of their number.
+    /// Removes idle pages; `excess` computes the number from the number of idle pages.
     fn take_idle(&self, excess: impl FnOnce(u64) -> u64) -> Vec<PhysicalPage> {
         let mut idle = self.idle.lock();
         let count = idle.len() as u64;
@@ -453,7 +455,7 @@ impl Holder for Inner {
     fn release_idle(&self, bytes: u64) -> u64 {
         let excess = self.take_idle(|_| bytes.div_ceil(self.page_bytes));
         let released = excess.len() as u64 * self.page_bytes;
-        // Released here, by the driver, with no lock held.
+        // The driver releases them here, with no lock held.
         drop(excess);
         released
     }
@@ -461,15 +463,15 @@ impl Holder for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Pages of this list are released as they drop; those with a holder live on with it.
+        // The pages of this list are released on drop. Pages with a holder live on.
         let idle = std::mem::take(self.idle.get_mut());
         self.ledger.counts.lock().idle = 0;
         drop(idle);
     }
 }
 
-/// Releases one page and notes a refusal; returns whether its memory was released, which other holders
-/// keep it from, and the bytes that may be left.
+/// Releases one page and records a refusal. Returns whether its memory was released (not if it has
+/// other holders), and the bytes that may be left.
 pub(crate) fn release(page: Page, errors: &mut Vec<CloseError>) -> (bool, u64) {
     let id = page.id();
     match page.release() {
@@ -481,7 +483,7 @@ pub(crate) fn release(page: Page, errors: &mut Vec<CloseError>) -> (bool, u64) {
     }
 }
 
-/// A size of pages that was asked for, beside what the device can do.
+/// A requested page size, and the device's granularity.
 #[derive(Clone, Copy)]
 pub(crate) struct PageSize {
     pub(crate) page_bytes: u64,
@@ -489,7 +491,7 @@ pub(crate) struct PageSize {
 }
 
 impl PageSize {
-    /// The granularity stands in for a size that was not given.
+    /// The granularity replaces a missing size.
     pub(crate) fn ask(device: &Device, asked: Option<u64>) -> Result<Self, DeviceError> {
         let granularity = PhysicalMemory::granularity(device)?;
         Ok(Self { page_bytes: asked.unwrap_or(granularity), granularity })

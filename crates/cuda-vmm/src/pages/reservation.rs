@@ -1,4 +1,4 @@
-//! Reserved addresses and the pages mapped under them, edited by one thread at a time.
+//! Reserved addresses and the pages mapped to them, changed by one thread at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,66 +18,66 @@ use crate::pages::{
 use crate::rest::{AtRest, Covered, Quiescence};
 use crate::{EpochGate, Fence, Unrest, UsersUnknown};
 
-/// What to reserve.
+/// The options of a reservation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ReservationOptions {
     /// Length in bytes, a multiple of the page size.
     pub bytes: u64,
-    /// Bytes of a page, a multiple of the device's granularity; `None` is the granularity itself.
+    /// Bytes of a page, a multiple of the device's granularity; `None` means the granularity.
     pub page_bytes: Option<u64>,
-    /// Ordinals of other devices that may read and write what is mapped.
+    /// Ordinals of other devices that may read and write the mapped memory.
     pub peers: Vec<i32>,
 }
 
-/// Whether a page had to be mapped.
+/// Whether a page was newly mapped.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mapped {
-    /// It was mapped now.
+    /// The page was mapped now.
     New,
-    /// The same physical page lay there already; nothing was done.
+    /// The same physical page was mapped there already; nothing was done.
     Already,
 }
 
 /// Bytes of a reservation by state.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ReservationStats {
-    /// Addresses reserved.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
     /// Mapped and ready for use.
     pub mapped_bytes: u64,
-    /// Retired, still mapped, waiting for their users.
+    /// Retired and still mapped, waiting for their users.
     pub retiring_bytes: u64,
-    /// Mapped because the driver would not unmap them.
+    /// Mapped because the driver refused to unmap them.
     pub quarantined_bytes: u64,
 }
 
-/// A range of device addresses under which physical pages come and go.
+/// A range of device addresses to which physical pages are mapped.
 ///
 /// All methods take `&self`: any number of threads may map, look up and retire at once. Mapping is
-/// one thread at a time, whoever comes second sees the finished work of the first, and a page
-/// counts as mapped only when access to it has been granted.
+/// serialised: a second thread sees the finished work of the first. A page counts as mapped only
+/// after access to it has been granted.
 ///
 /// # Ordering
-/// `cuMemUnmap` is ordered after nothing. Hence nothing is unmapped but through
-/// [`retire`](Reservation::retire) or [`close`](Reservation::close), which wait for the fences they
-/// are given and for the leases of [`gate`](Reservation::gate).
+/// `cuMemUnmap` waits for no work. Therefore only [`retire`](Reservation::retire) and
+/// [`close`](Reservation::close) unmap. They wait for the given fences and for the leases of
+/// [`gate`](Reservation::gate).
 ///
-/// One of the two has to speak for the users of addresses that were given out. Where no lease was ever
-/// taken at the gate and no fence is given of a device that can access the memory, nothing says when its
-/// users are done: then it is not at rest ([`Unrest::Unknown`]), and only a call that waits gets on, by
-/// waiting for all work of the device. Where peers have access no wait would do, so nothing is
-/// [retired](Reservation::retire), and what is closed so stays mapped.
+/// Fences or leases must cover the users of addresses that were handed out. If no lease was ever
+/// taken at the gate, and no fence of a device with access is given, the end of the uses is
+/// unknown. The memory is then not at rest ([`Unrest::Unknown`]), and only a call that waits
+/// succeeds, by waiting for all work of the device. If peers have access, no single wait covers all
+/// users: then nothing is [retired](Reservation::retire), and memory closed this way stays mapped.
 ///
-/// The same holds of leases that were dropped ([`Unrest::Dropped`]), until
-/// [fences cover](EpochGate::cover_dropped) the work of their batches.
+/// The same holds for dropped leases ([`Unrest::Dropped`]), until [fences
+/// cover](EpochGate::cover_dropped) the work of their batches.
 ///
 /// # Drop
-/// Dropping waits for nothing and unmaps only what is provably at rest: retired pages whose users
-/// are done; everything, if no address ever left the reservation; and if leases were taken at its
-/// gate, everything once all of them are closed and the work they were closed with has completed
-/// (whoever takes leases takes them for every use). Anything else stays mapped and reserved until the
-/// process ends, is logged, and is counted by [`leaked_bytes`](crate::leaked_bytes): a leak is
-/// better than a fault. Use [`close`](Reservation::close) to leak nothing.
+/// Dropping does not wait, and unmaps only what is provably at rest: retired pages whose users are
+/// done; everything, if no address ever left the reservation; and if leases were taken at its gate,
+/// everything once all of them are closed and their work has completed (a user of leases takes one
+/// for every use). All other memory stays mapped and reserved until the process ends, is logged,
+/// and is counted by [`leaked_bytes`](crate::leaked_bytes): a leak is better than a fault. Use
+/// [`close`](Reservation::close) to leak nothing.
 #[derive(Debug)]
 pub struct Reservation {
     pub(crate) inner: Arc<Inner>,
@@ -91,20 +91,20 @@ pub(crate) struct Inner {
     page_count: u64,
     pub(crate) access: Arc<AccessList>,
     gate: EpochGate,
-    /// `None` once closed. Users of the addresses hold the lock for reading during a driver call;
-    /// only closing, which has outlasted them all, takes it for writing.
+    /// `None` once closed. Users of the addresses hold a read lock during a driver call. Only
+    /// closing takes the write lock, after all users are gone.
     pub(crate) addresses: RwLock<Option<AddressRange>>,
-    /// Serialises mapping. Held across driver calls, whose number is that of the pages offered; no
-    /// reader ever takes it. Taken before `table`.
+    /// Serialises mapping. Held across driver calls, whose number is that of the offered pages. No
+    /// reader takes it. Taken before `table`.
     pub(crate) editing: Mutex<()>,
-    /// The book. Never held across a driver call, so that a look at it is always short.
+    /// The book. Never held across a driver call, so that reading it is always short.
     pub(crate) table: Mutex<Table>,
-    /// Whether an address was ever given out; until then no work can use the memory.
+    /// Whether an address was ever handed out. Before that no work can use the memory.
     exposed: AtomicBool,
 }
 
 impl Reservation {
-    /// Reserves addresses; nothing is mapped yet.
+    /// Reserves addresses. Nothing is mapped yet.
     ///
     /// # Errors
     /// [`ReserveError`].
@@ -113,7 +113,7 @@ impl Reservation {
         Self::with_gate(device, options, EpochGate::new())
     }
 
-    /// As [`new`](Reservation::new), with a gate that other reservations use too, so that one lease
+    /// Like [`new`](Reservation::new), with a gate that several reservations share. One lease then
     /// covers a batch's use of all of them.
     ///
     /// # Errors
@@ -161,19 +161,19 @@ impl Reservation {
         &self.inner.device
     }
 
-    /// The gate at which batches take leases before they use addresses of this reservation.
+    /// The gate whose leases batches take before they use addresses of this reservation.
     #[must_use]
     pub fn gate(&self) -> &EpochGate {
         &self.inner.gate
     }
 
-    /// Bytes of each page.
+    /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.inner.page_bytes
     }
 
-    /// Number of pages that the addresses have room for.
+    /// Number of pages that fit into the addresses.
     #[must_use]
     pub fn page_count(&self) -> u64 {
         self.inner.page_count
@@ -191,12 +191,13 @@ impl Reservation {
     /// # Errors
     /// [`NotMapped`] with the first page that is not mapped, retiring ones included.
     pub fn mapped_span(&self, pages: Range<u64>) -> Result<DeviceSpan, NotMapped> {
-        // An empty range may be written backwards.
+        // An empty range may have its end before its start.
         let pages = pages.start..pages.end.max(pages.start);
         {
             let table = self.inner.table.lock();
             table.check_mapped(pages.clone())?;
-            // In the same hold, so that whoever retires the pages knows that they are out there.
+            // Under the same lock, so that a thread that retires the pages knows that they were
+            // handed out.
             self.inner.expose();
         }
         let offset = pages.start.min(self.inner.page_count) * self.inner.page_bytes;
@@ -204,7 +205,7 @@ impl Reservation {
         self.inner.span.slice(offset, bytes).map_err(|_| NotMapped { index: pages.start })
     }
 
-    /// What lies at a page.
+    /// The state of a page.
     #[must_use]
     pub fn page_state(&self, index: u64) -> PageState {
         self.inner.table.lock().state(index)
@@ -213,7 +214,7 @@ impl Reservation {
     /// Maps one page at page `index`.
     ///
     /// # Errors
-    /// [`MapError`] with the page, unless it had to go into quarantine.
+    /// [`MapError`] with the page, unless the page is in quarantine.
     #[track_caller]
     pub fn map(&self, index: u64, page: impl Into<Page>) -> Result<Mapped, MapError> {
         let _site = cuda_driver::site::enter();
@@ -224,8 +225,8 @@ impl Reservation {
     /// Maps `pages` at the pages from `first` on, all or none; returns how many were not mapped
     /// there already.
     ///
-    /// On failure what was mapped is unmapped in reverse, and at no time could anybody see a part of
-    /// it. A page that cannot be unmapped again goes into quarantine.
+    /// On failure the mapped pages are unmapped in reverse, and no thread ever sees a part of them.
+    /// A page that cannot be unmapped again goes into quarantine.
     ///
     /// # Ordering
     /// The memory may be used as soon as this returns. Its contents are undefined.
@@ -242,11 +243,11 @@ impl Reservation {
         self.inner.map(first, pages.into_iter().map(Into::into).collect())
     }
 
-    /// Takes mapped pages out of use. From here on they count as neither mapped nor free, until the
-    /// work before `fences` has completed and the gate's leases taken so far are closed.
+    /// Takes mapped pages out of use. From now on they count as neither mapped nor free, until the
+    /// work before `fences` has completed and the leases of the gate taken so far are closed.
     ///
     /// # Errors
-    /// [`RetireError`]; then nothing was retired.
+    /// [`RetireError`]; nothing was retired then.
     #[track_caller]
     pub fn retire(&self, pages: Range<u64>, fences: &[Fence]) -> Result<Retiring, RetireError> {
         let _site = cuda_driver::site::enter();
@@ -255,27 +256,27 @@ impl Reservation {
         Ok(Retiring::new(Arc::clone(&self.inner), ticket, pages))
     }
 
-    /// Whether pages could be mapped over all of a range.
+    /// Whether pages could be mapped on the whole range.
     pub(crate) fn check_free(&self, pages: Range<u64>) -> Result<(), MapRefusal> {
         self.inner.table.lock().check_free(pages)
     }
 
-    /// Unmaps every retired page that is at rest, those of dropped [`Retiring`]s included. Does not
-    /// wait.
+    /// Unmaps every retired page that is at rest, including those of dropped [`Retiring`]s. Does
+    /// not wait.
     #[track_caller]
     pub fn poll_retired(&self) -> UnmapReport {
         let _site = cuda_driver::site::enter();
         self.inner.poll_retired()
     }
 
-    /// Tries once more to unmap the pages in quarantine.
+    /// Tries again to unmap the pages in quarantine.
     #[track_caller]
     pub fn retry_quarantined(&self) -> UnmapReport {
         let _site = cuda_driver::site::enter();
         self.inner.retry_quarantined()
     }
 
-    /// Bytes by state, at one instant.
+    /// Bytes by state, at one moment.
     #[must_use]
     pub fn stats(&self) -> ReservationStats {
         let PageCounts { mapped, retiring, quarantined } = self.inner.table.lock().counts();
@@ -288,10 +289,10 @@ impl Reservation {
         }
     }
 
-    /// Retires everything that is mapped, as a first step of clean-up.
+    /// Retires everything that is mapped, as the first step of clean-up.
     ///
-    /// The second step, once the work before `fences` has completed and the gate's leases are
-    /// closed, is [`Closing::try_complete`] or [`Closing::wait`].
+    /// The second step is [`Closing::try_complete`] or [`Closing::wait`], once the work before
+    /// `fences` has completed and the leases of the gate are closed.
     #[track_caller]
     pub fn close(self, fences: &[Fence]) -> Closing {
         let _site = cuda_driver::site::enter();
@@ -299,7 +300,7 @@ impl Reservation {
         self.close_after(fences, covered)
     }
 
-    /// The same, by somebody who knows whether `fences` speak for all users.
+    /// Like `close`, for a caller that knows whether `fences` cover all users.
     pub(crate) fn close_after(self, fences: &[Fence], covered: Covered) -> Closing {
         let users = || Quiescence::new(&self.inner.gate, fences, covered);
         self.inner.table.lock().retire_all(users);
@@ -314,13 +315,14 @@ impl Reservation {
 
 impl Inner {
     pub(crate) fn expose(&self) {
-        // Release: partner of `covers`. A step path that asks for spans does not write each time.
+        // Release: partner of `covers`. The check avoids a write for each span that a step path
+        // asks for.
         if !self.exposed.load(Ordering::Relaxed) {
             self.exposed.store(true, Ordering::Release);
         }
     }
 
-    /// Whether `fences`, or the leases of the gate, speak for all users that there can be.
+    /// Whether `fences` or the gate's leases cover all possible users.
     pub(crate) fn covers(&self, fences: &[Fence]) -> Covered {
         let spoken_for = !self.exposed.load(Ordering::Acquire)
             || self.gate.was_leased()
@@ -328,7 +330,7 @@ impl Inner {
         if spoken_for { Covered::Yes } else { Covered::No }
     }
 
-    /// As [`covers`](Inner::covers), for a caller that does nothing without.
+    /// Like [`covers`](Inner::covers), but fails if nothing covers the users.
     pub(crate) fn check_covers(&self, fences: &[Fence]) -> Result<(), UsersUnknown> {
         match self.covers(fences) {
             Covered::Yes => Ok(()),
@@ -336,8 +338,8 @@ impl Inner {
         }
     }
 
-    /// Whoever may use memory that can be found by no new user. Unknown ones can be waited for only where
-    /// no peer has access.
+    /// The users of memory that no new user can find. Unknown users can be waited for only if no
+    /// peer has access.
     fn users(&self, fences: &[Fence]) -> Result<Quiescence, UsersUnknown> {
         if self.has_peers() {
             self.check_covers(fences)?;
@@ -345,7 +347,7 @@ impl Inner {
         Ok(Quiescence::new(&self.gate, fences, self.covers(fences)))
     }
 
-    /// Whether devices beside the owner can access the memory.
+    /// Whether devices other than the owner can access the memory.
     fn has_peers(&self) -> bool {
         self.access.as_slice().len() > 1
     }
@@ -356,7 +358,7 @@ impl Inner {
             return Err(Unrest::Unknown);
         }
         match self.device.synchronize() {
-            // On a lost device no work goes on.
+            // On a lost device no work runs.
             Err(error) if self.device.poison().is_none() => Err(error.into()),
             _ => Ok(()),
         }
@@ -383,8 +385,8 @@ impl Inner {
         quiet_if_lost(&self.device, unmapped)
     }
 
-    /// Unmaps what is provably at rest, without waiting, and leaks everything else; see
-    /// [`Reservation`] on dropping.
+    /// Unmaps what is provably at rest, without waiting, and leaks everything else; see the section
+    /// on dropping of [`Reservation`].
     fn abandon(&mut self) {
         if self.addresses.get_mut().is_none() {
             return;
@@ -400,7 +402,7 @@ impl Inner {
             false => retirement.users.check().ok(),
         });
         let retried = self.retry_quarantined();
-        // Their memory is released before the addresses are freed or given up.
+        // Their memory is released before the addresses are freed or leaked.
         drop((unmapped, retried));
         let addresses = self.addresses.get_mut().take();
         let table = self.table.get_mut();
@@ -412,7 +414,7 @@ impl Inner {
         let bytes = left.len() as u64 * self.page_bytes;
         LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
         tracing::warn!(bytes, "a reservation was dropped while in use: its memory is leaked");
-        // The clones of the device inside keep its context, and so the mappings, alive.
+        // The leaked clones of the device keep its context alive, and so the mappings.
         std::mem::forget((left, addresses));
     }
 }
@@ -426,7 +428,7 @@ impl Drop for Inner {
 static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of device memory that this process leaked because their owner was dropped while they may
-/// have been in use; see [`Reservation`] on dropping.
+/// have been in use; see the section on dropping of [`Reservation`].
 #[must_use]
 pub fn leaked_bytes() -> u64 {
     LEAKED_BYTES.load(Ordering::Relaxed)

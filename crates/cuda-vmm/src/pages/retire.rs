@@ -1,4 +1,4 @@
-//! Unmapping, in its two steps: retire now, unmap when at rest.
+//! Unmapping in two steps: retire now, unmap when at rest.
 
 use cuda_driver::messages::one_line_debug;
 use std::ops::Range;
@@ -12,24 +12,24 @@ use crate::pages::table::{Retirement, Ticket};
 use crate::rest::{AtRest, Quiescence};
 use crate::{NotAtRest, Unrest};
 
-/// What was unmapped, and what would not be.
+/// The unmapped pages, and the refused ones.
 #[derive(Debug, Default)]
 #[must_use = "the pages are released to the driver when dropped; give them back to their pool"]
 pub struct UnmapReport {
-    /// The physical pages that lie nowhere in the reservation any more, in ascending order of where
-    /// they lay.
+    /// The physical pages that are no longer mapped in the reservation, ordered by their former
+    /// index.
     pub pages: Vec<Page>,
-    /// Pages that the driver would not unmap: in quarantine now.
+    /// Pages that the driver refused to unmap. They are in quarantine now.
     pub failed: Vec<UnmapFailure>,
 }
 
-/// A page that the driver would not unmap.
+/// A page that the driver refused to unmap.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("page {index} could not be unmapped")]
 pub struct UnmapFailure {
-    /// Which page of the reservation.
+    /// Index of the page in the reservation.
     pub index: u64,
-    /// What the device answered.
+    /// The device's error.
     #[source]
     pub error: DeviceError,
 }
@@ -41,9 +41,9 @@ impl UnmapReport {
     }
 }
 
-/// Pages that were retired together. They are unmapped by this handle, or by
-/// [`Reservation::poll_retired`](crate::pages::Reservation::poll_retired); dropping the handle unmaps
-/// nothing and loses nothing.
+/// Pages that were retired together. This handle or
+/// [`Reservation::poll_retired`](crate::pages::Reservation::poll_retired) unmaps them. Dropping the
+/// handle unmaps nothing and loses nothing.
 #[derive(Debug)]
 #[must_use = "the pages stay mapped until this or `poll_retired` unmaps them"]
 pub struct Retiring {
@@ -57,7 +57,7 @@ impl Retiring {
         Self { reservation, ticket, pages }
     }
 
-    /// The pages of the reservation that were retired.
+    /// The retired pages of the reservation.
     #[must_use]
     pub fn pages(&self) -> Range<u64> {
         self.pages.clone()
@@ -65,7 +65,7 @@ impl Retiring {
 
     /// Unmaps the pages if they are at rest. Does not wait for the device.
     ///
-    /// The report is empty when they were unmapped otherwise in the meantime.
+    /// The report is empty if another call unmapped them meanwhile.
     ///
     /// # Errors
     /// [`NotAtRest`] with this handle.
@@ -78,12 +78,12 @@ impl Retiring {
     /// Waits on the host until the pages are at rest, and unmaps them.
     ///
     /// # Ordering
-    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
-    /// Never call it while holding a lease of the same gate that is older than the retirement: it would
-    /// wait for itself.
+    /// Waits for the leases and the fences, and without either for all work of the device. Never
+    /// call it while holding a lease of the same gate that is older than the retirement: it would
+    /// deadlock.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this handle, when a fence cannot be waited for.
+    /// [`NotAtRest`] with this handle if a fence cannot be waited for.
     #[track_caller]
     pub fn wait(self) -> Result<UnmapReport, NotAtRest<Self>> {
         let _site = cuda_driver::site::enter();
@@ -105,7 +105,7 @@ impl Retiring {
 }
 
 impl Inner {
-    /// Unmaps what was retired under `ticket`, unless somebody else is at it.
+    /// Unmaps the pages retired under `ticket`, unless another thread is doing so.
     pub(crate) fn unmap(&self, ticket: Ticket, proof: AtRest) -> UnmapReport {
         let Some(retirement) = self.table.lock().claim(ticket) else {
             return UnmapReport::default();
@@ -113,8 +113,8 @@ impl Inner {
         self.unmap_pages(retirement.indices(), &proof)
     }
 
-    /// Unmaps mapped pages whose users are known to be done. The proof must have been made after the
-    /// last of them could be found by a new user, and none may find them now.
+    /// Unmaps mapped pages whose users are known to be done. The proof must have been made after
+    /// the last moment at which a new user could find them, and no user may find them now.
     pub(crate) fn unmap_at_rest(&self, indices: &[u64], proof: &AtRest) -> UnmapReport {
         {
             let mut table = self.table.lock();
@@ -123,14 +123,14 @@ impl Inner {
         self.unmap_pages(indices.iter().copied(), proof)
     }
 
-    /// Retires mapped pages whose users are known already.
+    /// Retires mapped pages whose users are already known.
     pub(crate) fn retire_at(&self, indices: &[u64], users: Arc<Quiescence>) {
         let ranges = indices.iter().map(|&index| index..index + 1).collect();
         self.table.lock().retire_ranges(ranges, users);
     }
 
-    /// Unmaps pages in the state retiring, page by page: one call for many would be no cheaper
-    /// and would not say which of them failed.
+    /// Unmaps retiring pages one by one: a single call for many would be no cheaper and would not
+    /// say which page failed.
     fn unmap_pages(&self, indices: impl Iterator<Item = u64>, _proof: &AtRest) -> UnmapReport {
         let mut report = UnmapReport::default();
         let addresses = self.addresses.read();
@@ -158,7 +158,7 @@ impl Inner {
         })
     }
 
-    /// Unmaps every retirement that `prove` has a proof for.
+    /// Unmaps every retirement for which `prove` returns a proof.
     pub(crate) fn unmap_retired(
         &self,
         mut prove: impl FnMut(&Retirement) -> Option<AtRest>,
@@ -173,10 +173,11 @@ impl Inner {
         report
     }
 
-    /// Tries to unmap the pages in quarantine, which are at rest: their proof was given before the
+    /// Tries to unmap the pages in quarantine. They are at rest: their proof was given before the
     /// first attempt, or they were never reported as mapped.
     pub(crate) fn retry_quarantined(&self) -> UnmapReport {
-        // Serialised, so that no two threads unmap one page, and the second a new mapping.
+        // Serialised, so that two threads do not unmap one page twice, the second time under a new
+        // mapping.
         let _editing = self.editing.lock();
         let stuck = self.table.lock().quarantined();
         let mut report = UnmapReport::default();

@@ -1,29 +1,31 @@
-//! Pages whose memory another process uses too, by way of a file descriptor.
+//! Pages whose memory another process uses too, through a file descriptor.
 //!
-//! The exporter takes a page with [`PagePool::take_exportable`](crate::pages::PagePool::take_exportable),
-//! [exports](SharedPage::export) it, and hands the descriptor to the other process: as its standard
-//! input, or over a Unix socket. The other [imports](import_page) it, and maps the page like any other.
+//! The exporter takes a page with
+//! [`PagePool::take_exportable`](crate::pages::PagePool::take_exportable),
+//! [exports](SharedPage::export) it, and passes the descriptor to the other process, as its
+//! standard input or over a Unix socket. The other process [imports](import_page) it and maps the
+//! page like any other.
 //!
 //! # Order
-//! Neither events nor leases reach another process. Whoever writes waits for its own work on the
-//! device, then tells the other by a message; whoever reads enqueues its work after the message.
-//! Releasing is different: no message is needed, because the memory lives until the last process has
-//! unmapped and released it, and has closed the descriptor.
+//! Neither events nor leases reach another process. A writer waits for its own work on the device,
+//! and then tells the reader by a message. A reader enqueues its work after the message. Releasing
+//! needs no message: the memory lives until the last process has unmapped and released it and has
+//! closed the descriptor.
 //!
 //! # Accounts
-//! The pool of the exporter counts the page until the exporter lets go of it. What the importer still
-//! holds then is counted by nobody, although it takes memory of the device. An imported page belongs to
-//! no pool and counts against no limit.
+//! The exporter's pool counts the page until the exporter releases it. After that, no pool counts
+//! the memory that the importer still holds, although it occupies the device. An imported page
+//! belongs to no pool and counts against no limit.
 //!
 //! # Isolation
-//! The other process reads and writes all of the page: what lies on it is the exporter's choice, and
-//! requests that must not see each other must not lie on one exported page. When the exporter gives the
-//! page back, its pool releases it and never hands it out again.
+//! The other process can read and write the whole page. The exporter chooses what lies on the page.
+//! Requests that must not see each other must not share an exported page. When the exporter returns
+//! the page, its pool releases the page and never hands it out again.
 //!
 //! # The death of a process
-//! Memory that a dead process exported stays with the importers. What a dead importer had is given
-//! back by the driver. Work of the dead that had not run is lost: the survivor learns that its partner
-//! died from the operating system, and must take as torn whatever was promised and not announced.
+//! Memory that a dead process exported stays with the importers. The driver releases the memory of
+//! a dead importer. Pending work of a dead process is lost. The survivor learns of the death from
+//! the operating system, and must treat data that was promised but not announced as incomplete.
 
 use cuda_driver::messages::one_line_debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,8 +39,8 @@ use crate::pages::{PageId, SharedPage};
 
 /// A page's memory as a file descriptor, for another process.
 ///
-/// The descriptor keeps the memory alive until it is closed, in every process that has it. It is
-/// closed on `exec`, unless it is made an input or output of the new program.
+/// The descriptor keeps the memory alive until it is closed in every process that has it. It is
+/// closed on `exec`, unless it becomes an input or output of the new program.
 #[derive(Debug)]
 pub struct ExportedPage {
     fd: OwnedFd,
@@ -48,26 +50,25 @@ pub struct ExportedPage {
 }
 
 impl ExportedPage {
-    /// The descriptor alone.
+    /// The bare descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// Which page it is.
+    /// The page's identity.
     #[must_use]
     pub fn page(&self) -> PageId {
         self.page
     }
 
-    /// Length in bytes. The importer must be told: the driver does not.
+    /// Length in bytes. The importer needs it, because the driver does not report it.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The device that holds the memory. Its ordinal may be another one in another process, its UUID is
-    /// the same.
+    /// The device with the memory. In another process its ordinal may differ; its UUID is the same.
     #[must_use]
     pub fn device_uuid(&self) -> [u8; 16] {
         self.device_uuid
@@ -80,11 +81,12 @@ impl AsFd for ExportedPage {
     }
 }
 
-/// Why a page was not exported.
+/// The reason why a page was not exported.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// It was not created for export, see [`PagePool::take_exportable`](crate::pages::PagePool::take_exportable).
+    /// The page was not created for export, see
+    /// [`PagePool::take_exportable`](crate::pages::PagePool::take_exportable).
     #[error("{page} was not created for export")]
     NotExportable {
         /// The page.
@@ -95,32 +97,32 @@ pub enum ExportError {
     Device(#[from] DeviceError),
 }
 
-/// Why memory of another process was not imported.
+/// The reason why memory of another process was not imported.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
     /// The device cannot map pages of this size.
     #[error("page size {bytes} is not a positive multiple of the granularity {granularity}")]
     PageBytes {
-        /// Size given, in bytes.
+        /// Given size, in bytes.
         bytes: u64,
         /// Granularity of the device, in bytes.
         granularity: u64,
     },
-    /// The memory is of another device, or of one that this process does not see.
-    #[error("the memory is not of device {device}")]
+    /// The memory belongs to another device, or to one that this process does not see.
+    #[error("the memory does not belong to device {device}")]
     OtherDevice {
-        /// Ordinal of the device given.
+        /// Ordinal of the given device.
         device: i32,
     },
-    /// The device refused: what the descriptor stands for is no memory, for one.
+    /// The device refused the call, for instance because the descriptor is not exported memory.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl SharedPage {
-    /// The page's memory as a file descriptor, which may be done any number of times. From now on the
-    /// memory is given to nobody else.
+    /// Exports the page's memory as a file descriptor. This may be done any number of times. From
+    /// now on no other user gets the memory.
     ///
     /// # Ordering
     /// None: see [the module](crate::pages::share#order).
@@ -133,7 +135,7 @@ impl SharedPage {
         let page = self.id();
         let memory = self.memory().filter(|_| self.origin() == Origin::Exportable);
         let memory = memory.ok_or(ExportError::NotExportable { page })?;
-        // Before the call: where it fails half-way, the page is released rather than reused.
+        // Before the call: if the call fails half-way, the page is released instead of reused.
         self.mark_exported();
         let device = memory.device();
         match memory.export(ShareableKind::PosixFd)? {
@@ -145,11 +147,11 @@ impl SharedPage {
     }
 }
 
-/// A page of `bytes` bytes of `device` whose memory another process exported as `fd`.
+/// Imports a page of `bytes` bytes on `device`, whose memory another process exported as `fd`.
 ///
-/// The descriptor may be closed afterwards. Each import is a page of its own, with an identity of its
-/// own, also where the memory is the same. The driver does not tell how long the memory is: with a
-/// wrong `bytes`, the page is refused when it is mapped.
+/// The descriptor may be closed afterwards. Each import is a separate page with its own identity,
+/// even if the memory is the same. The driver does not report the length of the memory. With a
+/// wrong `bytes`, mapping the page fails.
 ///
 /// # Ordering
 /// None: see [the module](crate::pages::share#order).

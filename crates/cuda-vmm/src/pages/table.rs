@@ -1,4 +1,4 @@
-//! The book of one reservation: which page lies where, and what may be done with it.
+//! The book of one reservation: the page at each index, and its state.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,21 +8,21 @@ use crate::UsersUnknown;
 use crate::pages::{MapRefusal, NotMapped, Page, PageId, RetireError};
 use crate::rest::Quiescence;
 
-/// What lies at one page of a reservation.
+/// The state of one page of a reservation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PageState {
-    /// Nothing.
+    /// No page is mapped.
     Free,
-    /// A physical page, with access granted.
+    /// A physical page is mapped, with access granted.
     Mapped(PageId),
-    /// A physical page that may still be in use but must find no new user.
+    /// A physical page is mapped that may still be in use, but gets no new users.
     Retiring(PageId),
-    /// A physical page that the driver would not unmap.
+    /// A physical page is mapped that the driver refused to unmap.
     Quarantined(PageId),
 }
 
-/// An entry of the book; a page without one is free. Between the states lie only these steps: free to
-/// mapped, mapped to retiring, retiring to free or quarantined, and quarantined to free.
+/// An entry of the book. A page without an entry is free. The only transitions are free to mapped,
+/// mapped to retiring, retiring to free or quarantined, and quarantined to free.
 #[derive(Debug)]
 enum Occupant {
     Mapped(Page),
@@ -39,7 +39,7 @@ impl Occupant {
         }
     }
 
-    /// Why another page cannot be mapped over this one.
+    /// The reason why no other page can be mapped here.
     fn refusal(&self, index: u64) -> MapRefusal {
         match self {
             Self::Mapped(held) => MapRefusal::Occupied { index, held: held.id() },
@@ -55,7 +55,7 @@ impl Occupant {
     }
 }
 
-/// Ranges that were retired together, and who may still use them.
+/// Ranges that were retired together, and their possible users.
 #[derive(Debug)]
 pub(crate) struct Retirement {
     pub(crate) ranges: Vec<Range<u64>>,
@@ -68,11 +68,11 @@ impl Retirement {
     }
 }
 
-/// Names one retirement of a table.
+/// Identifies one retirement of a table.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Ticket(u64);
 
-/// Pages of a reservation by state.
+/// Number of pages of a reservation by state.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct PageCounts {
     pub(crate) mapped: u64,
@@ -81,7 +81,7 @@ pub(crate) struct PageCounts {
 }
 
 /// # Invariants
-/// Every page in `retirements` has a occupant in the state `Retiring`, and the other way round, but for
+/// Every page in `retirements` has an occupant in the state `Retiring`, and the reverse, except
 /// pages that are being unmapped; `counts` counts the occupants.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -104,7 +104,7 @@ impl Table {
         self.occupants.is_empty()
     }
 
-    /// Whether `page` has yet to be mapped at `index`: false when it already is.
+    /// Whether `page` must still be mapped at `index`: false if it already is.
     pub(crate) fn wants(&self, index: u64, page: PageId) -> Result<bool, MapRefusal> {
         match self.occupants.get(&index) {
             None => Ok(true),
@@ -113,7 +113,7 @@ impl Table {
         }
     }
 
-    /// Whether nothing lies in `range`.
+    /// Whether all of `range` is free.
     pub(crate) fn check_free(&self, range: Range<u64>) -> Result<(), MapRefusal> {
         match self.occupants.range(range).next() {
             None => Ok(()),
@@ -147,8 +147,8 @@ impl Table {
         Ok(())
     }
 
-    /// Mapped to retiring, all of `range` or nothing. `users` is asked in this hold of the book, so that
-    /// nobody new can find the pages meanwhile; where it refuses, nothing is retired.
+    /// Mapped to retiring, for all of `range` or nothing. `users` is called under the book's lock,
+    /// so that no new user finds the pages meanwhile. If it refuses, nothing is retired.
     pub(crate) fn retire(
         &mut self,
         range: Range<u64>,
@@ -161,7 +161,7 @@ impl Table {
         Ok(self.add_retirement(vec![range], users))
     }
 
-    /// Mapped to retiring, whatever is mapped.
+    /// Mapped to retiring, for everything that is mapped.
     pub(crate) fn retire_all(&mut self, users: impl FnOnce() -> Quiescence) {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (&index, occupant) in &self.occupants {
@@ -197,7 +197,7 @@ impl Table {
         self.occupants.insert(index, occupant);
     }
 
-    /// Mapped to retiring, of several ranges, whatever of them is mapped.
+    /// Mapped to retiring, for everything mapped in several ranges.
     pub(crate) fn retire_ranges(&mut self, ranges: Vec<Range<u64>>, users: Arc<Quiescence>) {
         for index in ranges.iter().cloned().flatten() {
             self.begin_unmapping(index);
@@ -220,7 +220,7 @@ impl Table {
         self.retirements.iter().map(|(&ticket, entry)| (ticket, Arc::clone(entry))).collect()
     }
 
-    /// Takes a retirement out to be completed; nothing when somebody else has.
+    /// Takes a retirement out to complete it; `None` if another thread has taken it.
     pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<Arc<Retirement>> {
         self.retirements.remove(&ticket)
     }
@@ -252,7 +252,7 @@ impl Table {
             .collect()
     }
 
-    /// Empties the book and hands over what was left in it.
+    /// Empties the book and returns the remaining pages.
     pub(crate) fn take_rest(&mut self) -> Vec<Page> {
         self.retirements.clear();
         self.counts = PageCounts::default();

@@ -1,4 +1,4 @@
-//! Who has which seat, and how much is mapped under it.
+//! The seats of a space: their sequences, and how much memory is mapped for each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,37 +6,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::rest::{AtRest, Quiescence};
 use crate::{Fence, Unrest};
 
-/// What the step path and the worker share of one seat; each on a cache line of its own.
+/// The part of a seat that the step path and the worker share, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Lengths {
-    /// Tokens that may be used. Stored with `Release` once access to all planes was granted, loaded
-    /// with `Acquire`: who reads a number may use that many tokens. Lowered only while the seat is
-    /// with the worker, which no sequence sees, or to no less than `wanted`, by [`SpaceCore::lower`].
+    /// Number of tokens that may be used. Stored with `Release` after access to all planes was
+    /// granted, loaded with `Acquire`: a reader may use that many tokens. It is lowered only in two
+    /// cases: while the worker has the seat, which no sequence sees then, or by
+    /// [`SpaceCore::lower`] to no less than `wanted`.
     ///
     /// [`SpaceCore::lower`]: super::core::SpaceCore::lower
     pub(super) ready: AtomicU64,
-    /// Tokens that memory should be there for. Written by the sequence alone, before it reads
-    /// `ready`, both `SeqCst`.
+    /// Number of tokens that should have memory. Only the sequence writes it, before it reads
+    /// `ready`; both accesses are `SeqCst`.
     pub(super) wanted: AtomicU64,
-    /// Tokens in use. Written by the sequence alone.
+    /// Number of tokens in use. Only the sequence writes it.
     pub(super) used: AtomicU64,
 }
 
-/// Who has a seat. Between the states lie only these steps: resting to live, live to parked, abandoned
-/// or (never exposed) resting, abandoned to parked, parked to resting, and resting to unmapping and
+/// The user of a seat. The only transitions are resting to live, live to parked, abandoned or (if
+/// never exposed) resting, abandoned to parked, parked to resting, and resting to unmapping and
 /// back.
 #[derive(Debug)]
 pub(super) enum Tenancy {
-    /// A sequence.
+    /// A sequence has the seat.
     Live,
-    /// Nobody, but the work of the last sequence may still use the memory.
+    /// No sequence has the seat, but work of the last one may still use the memory.
     Parked { users: Arc<Quiescence>, order: u64 },
-    /// Nobody, and nothing uses the memory: to be adopted or unmapped.
+    /// No sequence and no work uses the memory: it can be adopted or unmapped.
     Resting { proof: AtRest, order: u64 },
-    /// Nobody, and what uses the memory is unknown.
+    /// No sequence has the seat, and the users of the memory are unknown.
     Abandoned,
-    /// The worker takes memory away.
+    /// The worker unmaps memory of the seat.
     Unmapping,
 }
 
@@ -44,26 +45,27 @@ pub(super) enum Tenancy {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) tenancy: Tenancy,
-    /// Rows from the start that are mapped over all planes. Changed by the worker's steps alone.
+    /// Number of rows, from the start, that are mapped in all planes. Only the worker's steps
+    /// change it.
     pub(super) rows: u64,
     /// Whether a page behind the rows is in quarantine.
     pub(super) stuck: bool,
-    /// Who may still use what a live sequence has given up, while there is any. Taken out and
-    /// dropped outside the book's lock: with it goes the last handle of an event, perhaps.
+    /// The possible users of memory that a live sequence has given up, if any. Dropped outside the
+    /// book's lock, because it may hold the last handle of an event.
     pub(super) given_up: Option<Arc<Quiescence>>,
-    /// Proof that the memory was at rest when the present sequence came: what that has not asked for
-    /// still is. Gone for a moment while the worker makes use of it.
+    /// Proof that the memory was at rest when the present sequence came. It still holds for memory
+    /// that the sequence has not asked for. Absent for a moment while the worker uses it.
     pub(super) rested: Option<AtRest>,
 }
 
-/// Seats by tenancy, their rows with them.
+/// The numbers of seats and rows by kind of user.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Census {
     pub(super) live: u64,
     pub(super) parked: u64,
     pub(super) abandoned: u64,
     pub(super) live_rows: u64,
-    /// Of parked, resting and abandoned seats, and of those that the worker is at.
+    /// Rows of parked, resting and abandoned seats, and of those that the worker is unmapping.
     pub(super) parked_rows: u64,
 }
 
@@ -77,7 +79,7 @@ pub(super) struct Claim {
 #[derive(Debug)]
 pub(super) struct Book {
     pub(super) seats: Vec<Seat>,
-    /// Numbers the parkings, so that the oldest is known and none is taken for another.
+    /// Numbers the parkings, which orders them by age and makes each one unique.
     parkings: u64,
 }
 
@@ -97,8 +99,8 @@ impl Book {
         &mut self.seats[place as usize]
     }
 
-    /// The resting seat that fits `rows` best: of those with enough the one with the fewest, else the
-    /// one with the most. With `enough`, only one that has enough.
+    /// The resting seat that fits `rows` best: the smallest one with enough rows, else the largest.
+    /// With `enough`, only a seat with enough rows.
     pub(super) fn claim(&mut self, rows: u64, enough: bool) -> Option<Claim> {
         let fit = |seat: &Seat| match seat.rows >= rows {
             true => (0, seat.rows - rows),
@@ -137,14 +139,14 @@ impl Book {
         (0..).zip(&self.seats).filter(|(_, seat)| abandoned(seat)).map(|(place, _)| place).collect()
     }
 
-    /// Abandoned to parked, unless somebody else did it meanwhile.
+    /// Abandoned to parked, unless another thread did so meanwhile.
     pub(super) fn park_abandoned(&mut self, place: u64, users: Quiescence) {
         if matches!(self.seat(place).tenancy, Tenancy::Abandoned) {
             self.park(place, users);
         }
     }
 
-    /// Live seats of which something was given up, and who may use it.
+    /// Live seats of which memory was given up, with its possible users.
     pub(super) fn given_up(&self) -> Vec<(u64, Arc<Quiescence>)> {
         let given_up = |(place, seat): (u64, &Seat)| {
             let live = matches!(seat.tenancy, Tenancy::Live);
@@ -153,7 +155,8 @@ impl Book {
         (0..).zip(&self.seats).filter_map(given_up).collect()
     }
 
-    /// Forgets what was given up, unless more has been meanwhile. Returned to be dropped elsewhere.
+    /// Clears the memory given up, unless more was given up meanwhile. Returned so that the caller
+    /// drops it outside the lock.
     pub(super) fn forget_given_up(
         &mut self,
         place: u64,
@@ -167,7 +170,7 @@ impl Book {
         self.parkings
     }
 
-    /// The parked seats, by their parkings.
+    /// The parked seats, identified by their parkings.
     pub(super) fn parked(&self) -> Vec<Waiting> {
         let waiting = |(place, seat): (usize, &Seat)| match &seat.tenancy {
             Tenancy::Parked { users, order } => {
@@ -178,7 +181,7 @@ impl Book {
         self.seats.iter().enumerate().filter_map(waiting).collect()
     }
 
-    /// Parked to resting, unless the seat has gone another way meanwhile.
+    /// Parked to resting, unless the seat has changed meanwhile.
     pub(super) fn settle(&mut self, waiting: &Waiting, proof: AtRest) {
         let seat = self.seat(waiting.place);
         if matches!(seat.tenancy, Tenancy::Parked { order, .. } if order == waiting.order) {
@@ -186,8 +189,8 @@ impl Book {
         }
     }
 
-    /// Takes the last row of the seat that has rested longest away, to be unmapped by the caller, who
-    /// then calls [`hand_back`](Book::hand_back).
+    /// Takes away the last row of the seat that has rested longest. The caller unmaps it, and then
+    /// calls [`hand_back`](Book::hand_back).
     pub(super) fn take_row(
         &mut self,
         lengths: &[Lengths],
@@ -210,7 +213,8 @@ impl Book {
             unreachable!("seat {place} was seen to rest")
         };
         seat.rows -= 1;
-        // Relaxed would do: no sequence has the seat, and the next gets it under the book's lock.
+        // `Relaxed` would suffice: no sequence has the seat, and the next one gets it under the
+        // book's lock.
         lengths[place].ready.store(ready(seat.rows), Ordering::Release);
         Some(Taken { place: place as u64, row: seat.rows, proof, order })
     }
@@ -258,7 +262,7 @@ impl Waiting {
     }
 }
 
-/// A row to be unmapped, with the proof that its seat is at rest.
+/// A row to unmap, with the proof that its seat is at rest.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) place: u64,

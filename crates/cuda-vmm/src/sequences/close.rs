@@ -1,4 +1,4 @@
-//! The end of a space.
+//! Closing a space.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::pages::{Closing, Reservation};
 use crate::rest::Covered;
 use crate::{CloseReport, Fence, NotAtRest};
 
-/// A space that is being closed: nothing can be admitted or mapped any more.
+/// A space that is being closed: no sequence is admitted and nothing is mapped any more.
 ///
 /// Dropping it instead follows the rule for dropping a [`Reservation`].
 #[derive(Debug)]
@@ -19,10 +19,10 @@ pub struct SpaceClosing {
 }
 
 impl SequenceSpace {
-    /// Takes the space away from its worker, after a piece of work that runs, and retires everything
-    /// that is mapped, as a first step of clean-up. The rest happens in [`SpaceClosing`] when the work
-    /// before `fences`, that before the fences of finished sequences and the gate's leases are done.
-    /// `fences` must cover what still uses the memory of abandoned sequences.
+    /// Detaches the space from its worker, after a running step, and retires everything that is
+    /// mapped, as the first step of clean-up. [`SpaceClosing`] does the rest, once the work before
+    /// `fences` and before the fences of finished sequences has completed and the leases of the
+    /// gate are closed. `fences` must cover all uses of the memory of abandoned sequences.
     ///
     /// # Errors
     /// [`StillLive`] with the space while sequences are live.
@@ -54,8 +54,8 @@ impl SequenceSpace {
 }
 
 impl SpaceClosing {
-    /// Finishes if everything is at rest: unmaps every page, frees the addresses, and gives the
-    /// physical pages back to their pool, whose owner releases them. Does not wait for the device.
+    /// Finishes if everything is at rest: unmaps every page, frees the addresses, and returns the
+    /// physical pages to their pool, whose owner releases them. Does not wait for the device.
     ///
     /// # Errors
     /// [`NotAtRest`] with this request; nothing was unmapped.
@@ -69,11 +69,11 @@ impl SpaceClosing {
     /// Waits on the host until everything is at rest, and finishes.
     ///
     /// # Ordering
-    /// Waits for the leases and for the fences, and where there are neither, for all work of the device.
-    /// Never call it while holding a lease of the same gate: it would wait for itself.
+    /// Waits for the leases and the fences, and without either for all work of the device. Never
+    /// call it while holding a lease of the same gate: it would deadlock.
     ///
     /// # Errors
-    /// [`NotAtRest`] with this request, when a fence cannot be waited for.
+    /// [`NotAtRest`] with this request if a fence cannot be waited for.
     #[track_caller]
     pub fn wait(self) -> Result<CloseReport, NotAtRest<Self>> {
         let _site = cuda_driver::site::enter();

@@ -1,4 +1,4 @@
-//! The work of a space: settle what is at rest, map ahead of need, unmap under pressure.
+//! The work of a space: checks what is at rest, maps ahead of need, and unmaps under pressure.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::pages::{
 use crate::rest::AtRest;
 use crate::worker::{Fault, Progress, WorkSource};
 
-/// A space, as its sequences and its worker share it.
+/// A space, as shared by its sequences and its worker.
 #[derive(Debug)]
 pub(super) struct SpaceCore {
     pub(super) shape: Shape,
@@ -27,10 +27,10 @@ pub(super) struct SpaceCore {
     pub(super) reservation: Reservation,
     pub(super) pages: PagePool,
     pub(super) lengths: Box<[Lengths]>,
-    /// Held for a look at the seats or a few words, never across a driver call.
+    /// Held to read the seats or change a few words, never across a driver call.
     pub(super) book: Mutex<Book>,
     pub(super) counters: Counters,
-    /// Whether the addresses of the whole space were given out.
+    /// Whether the addresses of the whole space were handed out.
     pub(super) exposed: AtomicBool,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(super) sabotage: super::sabotage::Sabotage,
@@ -57,10 +57,10 @@ impl WorkSource for SpaceCore {
     }
 }
 
-/// All methods that change what is mapped are called from steps and from `Waker::run` alone, hence by
+/// Methods that change mappings are called only from steps and from `Waker::run`, and therefore by
 /// one thread at a time.
 impl SpaceCore {
-    /// Parked seats whose users are done come to rest; returns whether others still wait.
+    /// Moves parked seats whose users are done to rest; returns whether others still wait.
     pub(super) fn settle(&self) -> bool {
         let parked = self.book.lock().parked();
         let mut waiting = false;
@@ -78,7 +78,7 @@ impl SpaceCore {
         waiting
     }
 
-    /// Tries again to unmap what could not be.
+    /// Tries again to unmap pages in quarantine.
     fn retry_quarantined(&self) {
         if self.reservation.stats().quarantined_bytes == 0 {
             return;
@@ -98,13 +98,13 @@ impl SpaceCore {
     fn grow_most_urgent(&self) -> Result<bool, Fault> {
         let mut refused = Ok(false);
         let wanting = self.in_want();
-        // The pages of a step are for all that want some, so that the last of them does not wait long.
+        // The pages of a step are divided among all wanting seats, so that none of them waits long.
         let rows_max = self.shape.step_rows() / (wanting.len() as u64).max(1);
         for place in wanting {
             match self.grow(place, rows_max) {
                 Ok(grown) if grown => return Ok(true),
                 Ok(_) => {}
-                // In the way of this seat alone.
+                // This fault concerns only this seat.
                 Err(fault @ Fault::Quarantined { .. }) => refused = refused.and(Err(fault)),
                 Err(fault) => return Err(fault),
             }
@@ -112,7 +112,8 @@ impl SpaceCore {
         refused
     }
 
-    /// Live seats that want more memory, those first that have run out, then by what they have left.
+    /// Live seats that want more memory: those without remaining memory first, then by remaining
+    /// memory.
     fn in_want(&self) -> Vec<u64> {
         let mut wanting: Vec<_> = self
             .book
@@ -131,13 +132,13 @@ impl SpaceCore {
     }
 
     fn wants(&self, place: &Lengths, seat: &Seat) -> bool {
-        // Acquire is not needed: the number stands for itself.
+        // `Acquire` is not needed: the number orders nothing else.
         matches!(seat.tenancy, Tenancy::Live)
             && place.wanted.load(Ordering::Relaxed) > self.shape.tokens_in(seat.rows)
     }
 
-    /// Maps the next rows of a seat over all its planes, as many as it wants and at most `rows_max`, but
-    /// at least one; all or nothing. False when the seat wants none any more.
+    /// Maps the next rows of a seat in all its planes: as many as the seat wants, at most
+    /// `rows_max` but at least one; all or nothing. Returns false if the seat wants none any more.
     pub(super) fn grow(&self, place: u64, rows_max: u64) -> Result<bool, Fault> {
         let rows = {
             let mut book = self.book.lock();
@@ -152,7 +153,7 @@ impl SpaceCore {
         let first = rows.start..rows.start + 1;
         let grown = self.map_rows(place, rows.clone());
         match grown {
-            // What is short for several may do for one.
+            // Memory may be short for several rows but suffice for one.
             Err(fault) if rows != first && !fault.is_fatal() => self.map_rows(place, first)?,
             grown => grown?,
         }
@@ -169,7 +170,8 @@ impl SpaceCore {
             Ok(_) => {
                 let mut book = self.book.lock();
                 book.seat(place).rows = rows.end;
-                // Partner: the loads of `ready` by the seat's sequence. All access was granted.
+                // Partner: the loads of `ready` by the seat's sequence. Access to all of it was
+                // granted.
                 let ready = self.shape.tokens_in(rows.end);
                 self.lengths[place as usize].ready.store(ready, Ordering::Release);
                 Ok(())
@@ -184,11 +186,12 @@ impl SpaceCore {
         }
     }
 
-    /// Whether something stands in the way of rows, before any page is created in vain.
+    /// Fails if a page blocks these rows. Checked before any page is created.
     fn check_rows(&self, place: u64, rows: Range<u64>) -> Result<(), Fault> {
         let bytes = self.reservation.stats();
-        // Of what is mapped no page lies behind the rows of its seat. A look at each page of a row takes
-        // as long as there are planes, which may be more than there is memory for.
+        // If no page is retiring or quarantined, no page lies behind the rows of its seat. Checking
+        // each page of a row takes time proportional to the number of planes, which may exceed the
+        // number of pages.
         if bytes.retiring_bytes == 0 && bytes.quarantined_bytes == 0 {
             return Ok(());
         }
@@ -196,7 +199,7 @@ impl SpaceCore {
         self.shape.rows(place, rows).try_for_each(check).map_err(|reason| self.fault(reason))
     }
 
-    /// Pages for so many rows: idle ones, new ones, or, for one row, those of seats that rest.
+    /// Pages for that many rows: idle ones, new ones, or, for one row, those of resting seats.
     fn take_pages(&self, rows: u64) -> Result<Vec<PhysicalPage>, Fault> {
         loop {
             let error = match self.pages.take_many(rows * self.shape.ranges) {
@@ -207,7 +210,7 @@ impl SpaceCore {
             if rows > 1 || !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
                 return Err(fault);
             }
-            // Over its limit the pool hands out nothing, not even what is idle.
+            // Over its limit the pool hands out no page, not even an idle one.
             self.settle();
             if !self.relieve() && self.unmap_unneeded_row().is_none() {
                 return Err(fault);
@@ -215,7 +218,7 @@ impl SpaceCore {
         }
     }
 
-    /// Unmaps a row that nobody needs if there are more than may be; returns whether one was.
+    /// Unmaps an unused row if there are more than allowed; returns whether one was unmapped.
     fn unmap_surplus(&self) -> bool {
         let rows = {
             let book = self.book.lock();
@@ -225,14 +228,14 @@ impl SpaceCore {
             && self.unmap_unneeded_row().is_some()
     }
 
-    /// Rows that live sequences have adopted beyond their needs.
+    /// Number of rows that live sequences have adopted beyond their needs.
     pub(super) fn all_spare_rows(&self, book: &Book) -> u64 {
         let seats = book.seats.iter().zip(&self.lengths);
         seats.map(|(seat, place)| self.spare_rows(place, seat)).sum()
     }
 
-    /// Unmaps the last row of the seat that has rested longest, and keeps the pages idle; returns what
-    /// was refused. Nothing, when no seat rests.
+    /// Unmaps the last row of the seat that has rested longest, and keeps the pages idle; returns
+    /// the refusals. `None` if no seat rests.
     pub(super) fn unmap_oldest_row(&self) -> Option<Unmapped> {
         let tokens_in = |rows| self.shape.tokens_in(rows);
         let taken = self.book.lock().take_row(&self.lengths, tokens_in)?;
@@ -246,8 +249,8 @@ impl SpaceCore {
         self.take_back(self.reservation.inner.unmap_at_rest(indices, proof))
     }
 
-    /// Keeps the pool stocked; returns whether a page was created. Too little memory is no fault here:
-    /// nobody has asked for it yet.
+    /// Refills the pool's idle pages; returns whether a page was created. Too little memory is not
+    /// a fault here: no sequence has asked for it yet.
     fn prepare(&self) -> Result<bool, Fault> {
         let stats = self.pages.stats();
         if stats.idle >= self.prepared_pages || stats.live >= stats.capacity {
@@ -274,7 +277,7 @@ impl SpaceCore {
     pub(super) fn give_back(&self, pages: Vec<Page>) {
         for page in pages {
             let returned = self.pages.give_back(page);
-            debug_assert!(returned.is_ok(), "a page of the pool came from elsewhere");
+            debug_assert!(returned.is_ok(), "a page did not come from the pool");
         }
     }
 
@@ -303,7 +306,7 @@ impl SpaceCore {
         self.reservation.device()
     }
 
-    /// Time for the account of stalls: the machine's where it is simulated.
+    /// Time for the stall statistics: virtual time on a simulated machine.
     pub(super) fn clock(&self) -> Clock {
         match self.device().virtual_now() {
             Some(now) => Clock::Virtual(now),
@@ -328,7 +331,7 @@ pub(super) enum Clock {
     Real(std::time::Instant),
 }
 
-/// What an unmapping gave.
+/// The result of an unmapping.
 #[derive(Debug, Default)]
 pub(super) struct Unmapped {
     pub(super) pages: u64,
@@ -336,8 +339,8 @@ pub(super) struct Unmapped {
 }
 
 impl Drop for SpaceCore {
-    /// Unmaps, without waiting, what is at rest. What its sequences' users may still have follows the
-    /// rule for dropping a [`Reservation`], which comes next.
+    /// Unmaps, without waiting, what is at rest. Memory that may still be in use follows the rule
+    /// for dropping a [`Reservation`], which is dropped next.
     fn drop(&mut self) {
         let seats = std::mem::take(&mut self.book.get_mut().seats);
         for (place, seat) in (0..).zip(seats) {

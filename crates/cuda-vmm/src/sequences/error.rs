@@ -1,4 +1,4 @@
-//! What can go wrong with a space and its sequences.
+//! Errors of a space and its sequences.
 
 use cuda_driver::OutOfBounds;
 use std::fmt;
@@ -8,44 +8,44 @@ use cuda_driver::messages::one_line_debug;
 use crate::pages::ReserveError;
 use crate::worker::Fault;
 
-/// Why a space could not be made.
+/// The reason why a space was not created.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpaceError {
     /// One of the sizes is 0.
     #[error(
-        "{sequences} sequences of {planes} planes and {tokens_max} tokens of {token_bytes} bytes have no bytes"
+        "cannot create a space of {sequences} sequences of {planes} planes and {tokens_max} tokens of {token_bytes} bytes: it has no bytes"
     )]
     Empty {
-        /// Seats.
+        /// Number of seats.
         sequences: u64,
-        /// Planes.
+        /// Number of planes.
         planes: u64,
         /// Bytes of a token in a plane.
         token_bytes: u64,
-        /// Most tokens of a sequence.
+        /// Maximum number of tokens of a sequence.
         tokens_max: u64,
     },
     /// The addresses do not fit in 64 bits.
     #[error(
-        "{sequences} sequences of {planes} planes and {tokens_max} tokens of {token_bytes} bytes overflow 64 bits"
+        "cannot create a space of {sequences} sequences of {planes} planes and {tokens_max} tokens of {token_bytes} bytes: the size overflows 64 bits"
     )]
     Overflow {
-        /// Seats.
+        /// Number of seats.
         sequences: u64,
-        /// Planes.
+        /// Number of planes.
         planes: u64,
         /// Bytes of a token in a plane.
         token_bytes: u64,
-        /// Most tokens of a sequence.
+        /// Maximum number of tokens of a sequence.
         tokens_max: u64,
     },
-    /// More seats than a space keeps books of.
-    #[error("{sequences} sequences asked of a space, which has at most {sequences_max}")]
+    /// More seats than a space can have.
+    #[error("cannot create a space of {sequences} sequences: at most {sequences_max} are possible")]
     TooMany {
-        /// Seats asked for.
+        /// Requested number of seats.
         sequences: u64,
-        /// Most seats.
+        /// Maximum number of seats.
         sequences_max: u64,
     },
     /// The addresses could not be reserved.
@@ -53,120 +53,123 @@ pub enum SpaceError {
     Reserve(#[from] ReserveError),
 }
 
-/// Why no sequence was admitted.
+/// The reason why no sequence was admitted.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
-    /// A sequence never has so many tokens.
-    #[error("{asked_tokens} tokens asked of sequences of {tokens_max}")]
+    /// More tokens than a sequence of this space can have.
+    #[error(
+        "cannot admit a sequence of {asked_tokens} tokens: sequences have at most {tokens_max}"
+    )]
     TooLong {
-        /// Tokens asked for.
+        /// Requested number of tokens.
         asked_tokens: u64,
-        /// Most tokens of a sequence.
+        /// Maximum number of tokens of a sequence.
         tokens_max: u64,
     },
-    /// No seat is both free and at rest: an expected outcome, worth a retry when sequences have
-    /// finished and their work is done.
+    /// No seat is both free and at rest. This is expected; retry when sequences have finished and
+    /// their work is done.
     #[error("none of {sequences} seats is free: {live} live, {busy} finished but in use or stuck")]
     NoSeat {
-        /// Seats.
+        /// Number of seats.
         sequences: u64,
-        /// Seats with a sequence.
+        /// Number of seats with a sequence.
         live: u64,
-        /// Seats whose sequence has finished but whose memory may be in use, or cannot grow.
+        /// Number of seats whose sequence has finished, but whose memory may be in use or cannot
+        /// grow.
         busy: u64,
     },
 }
 
-/// Why a sequence may not use as many tokens as asked. What it had it still has.
+/// The reason why a sequence may not use the requested tokens. It keeps what it had.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// A sequence never has so many tokens.
-    #[error("{asked_tokens} tokens asked of a sequence of at most {tokens_max}")]
+    /// More tokens than a sequence of this space can have.
+    #[error("cannot extend to {asked_tokens} tokens: the sequence has at most {tokens_max}")]
     TooLong {
-        /// Tokens asked for.
+        /// Requested number of tokens.
         asked_tokens: u64,
-        /// Most tokens of a sequence.
+        /// Maximum number of tokens of a sequence.
         tokens_max: u64,
     },
-    /// The memory is not there yet; the demand is noted and the worker is awake. Worth a retry.
-    #[error("{asked_tokens} tokens asked, memory for {ready_tokens} is ready")]
+    /// The memory is not mapped yet. The demand is recorded and the worker is awake. Retry.
+    #[error("cannot extend to {asked_tokens} tokens yet: memory for {ready_tokens} is ready")]
     NotReady {
-        /// Tokens asked for.
+        /// Requested number of tokens.
         asked_tokens: u64,
-        /// Tokens that may be used.
+        /// Number of tokens that may be used.
         ready_tokens: u64,
-        /// What stands in the way, if anything does but time.
+        /// The obstacle, if there is any besides time.
         #[source]
         cause: Option<Fault>,
     },
-    /// Nobody can map memory for this space any more.
-    #[error("{asked_tokens} tokens asked, no more than {ready_tokens} will be ready")]
+    /// No thread can map memory for this space any more.
+    #[error("cannot extend to {asked_tokens} tokens: no more than {ready_tokens} will be ready")]
     Failed {
-        /// Tokens asked for.
+        /// Requested number of tokens.
         asked_tokens: u64,
-        /// Tokens that may be used.
+        /// Number of tokens that may be used.
         ready_tokens: u64,
-        /// Why.
+        /// The cause.
         #[source]
         cause: Fault,
     },
 }
 
 impl ExtendError {
-    /// Whether the same call may succeed later without anything being repaired.
+    /// Whether the same call may succeed later without a repair.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::NotReady { .. })
     }
 }
 
-/// Some sequences of a batch may not use as many tokens as asked; all others may.
+/// Some sequences of a batch may not use the requested tokens; all others may.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[error("{refused} sequences of the batch were refused, first that at place {first}")]
+#[error("cannot extend {refused} sequences of the batch, first the one at index {first}")]
 pub struct BatchError {
-    /// How many.
+    /// Number of refused sequences.
     pub refused: u64,
-    /// Place of the first of them in the batch.
+    /// Index of the first of them in the batch.
     pub first: usize,
-    /// Why that one was.
+    /// Why that one was refused.
     #[source]
     pub error: ExtendError,
 }
 
-/// A plane or token that a sequence does not have, or not yet.
+/// A plane or token that the sequence does not have, or not yet.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaneError {
-    /// There is no such plane.
-    #[error("plane {plane} asked of {planes}")]
+    /// The plane does not exist.
+    #[error("plane {plane} does not exist: the sequence has {planes}")]
     NoPlane {
-        /// Plane asked for.
+        /// Requested plane.
         plane: u64,
-        /// Planes.
+        /// Number of planes.
         planes: u64,
     },
     /// The tokens have no memory yet.
-    #[error("{asked_tokens} tokens asked, memory for {ready_tokens} is ready")]
+    #[error("{asked_tokens} tokens of the plane wanted: memory for {ready_tokens} is ready")]
     NotReady {
-        /// Tokens asked for.
+        /// Requested number of tokens.
         asked_tokens: u64,
-        /// Tokens that may be used.
+        /// Number of tokens that may be used.
         ready_tokens: u64,
     },
-    /// The bytes lie outside.
+    /// The range lies outside the plane.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
 }
 
-/// A space was not closed because it has live sequences; here it is back.
+/// A space was not closed because it has live sequences. The space is returned.
 #[derive(thiserror::Error)]
 #[error("the space was not closed: {live} sequences are live")]
 pub struct StillLive<T> {
     /// The space.
     pub space: T,
-    /// How many.
+    /// Number of live sequences.
     pub live: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A space under a memory limit: what it gives up when the limit asks.
+//! A space under a memory limit: the memory that it releases when the limit asks.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::core::SpaceCore;
 use crate::limit::Holder;
 use crate::worker::{Fault, Waker};
 
-/// Stands for a space with the limit of its pool.
+/// Represents a space in the limit of its pool.
 #[derive(Debug)]
 pub(super) struct SpaceHolder {
     core: Arc<SpaceCore>,
@@ -14,7 +14,8 @@ pub(super) struct SpaceHolder {
 }
 
 impl SpaceHolder {
-    /// Enrolls the space, if its pool has a limit; the limit forgets it when this is dropped.
+    /// Registers the space if its pool has a limit. The limit forgets it when the result is
+    /// dropped.
     pub(super) fn enroll(core: &Arc<SpaceCore>, waker: &Waker) -> Option<Arc<Self>> {
         let limit = core.pages.limit()?;
         let holder = Arc::new(Self { core: Arc::clone(core), waker: waker.clone() });
@@ -26,12 +27,12 @@ impl SpaceHolder {
 
 impl Holder for SpaceHolder {
     fn release_idle(&self, _bytes: u64) -> u64 {
-        // The pool is enrolled itself.
+        // The pool itself is registered separately.
         0
     }
 
     fn release_parked(&self, bytes: u64) -> u64 {
-        // Not if the space is at work: it may be what asks.
+        // Skipped if the space is at work, because the space may be the caller.
         let released = self.waker.try_run(|| Ok::<_, Fault>(self.core.release_parked(bytes)));
         released.and_then(Result::ok).unwrap_or(0)
     }
@@ -42,8 +43,8 @@ impl Holder for SpaceHolder {
 }
 
 impl SpaceCore {
-    /// Unmaps what nobody needs and releases the pages, until `bytes` are released or nothing is left;
-    /// returns the bytes.
+    /// Unmaps unused memory and releases the pages, until `bytes` are released or nothing is left;
+    /// returns the released bytes.
     fn release_parked(&self, bytes: u64) -> u64 {
         self.settle();
         let mut released = 0;
@@ -54,7 +55,8 @@ impl SpaceCore {
         released
     }
 
-    /// Releases idle pages of the pool, no more than `bytes` ask for; returns the bytes.
+    /// Releases idle pages of the pool, at most as many as `bytes` require; returns the released
+    /// bytes.
     pub(super) fn release_idle(&self, bytes: u64) -> u64 {
         let keep = self.pages.stats().idle.saturating_sub(bytes.div_ceil(self.shape.page_bytes));
         let (released, errors) = self.pages.trim(keep);
@@ -64,7 +66,7 @@ impl SpaceCore {
         released * self.shape.page_bytes
     }
 
-    /// Gives up memory while the limit of the pool is exceeded; returns whether any was.
+    /// Releases memory while the pool's limit is exceeded; returns whether any was released.
     pub(super) fn relieve(&self) -> bool {
         let over = self.pages.limit().map_or(0, |limit| limit.stats().over_by());
         over > 0

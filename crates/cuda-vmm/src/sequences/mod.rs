@@ -1,22 +1,25 @@
 //! Contiguous addresses for each sequence, with memory that is mapped ahead of need.
 //!
-//! Attention over a contiguous range needs no block table. A [`SequenceSpace`] reserves addresses for
-//! every sequence at its longest, and puts pages under them as sequences grow:
+//! Attention over a contiguous range needs no block table. A [`SequenceSpace`] reserves addresses
+//! for every sequence at its maximum length, and maps pages as sequences grow:
 //!
-//! - [`SequenceSpace::admit`] gives a [`Sequence`], if possible on a seat whose memory an earlier
+//! - [`SequenceSpace::admit`] creates a [`Sequence`], if possible on a seat whose memory an earlier
 //!   sequence left mapped;
-//! - [`Sequence::extend_to`], and [`SequenceSpace::extend`] for a batch, are the step path: compare,
-//!   store, and now and then wake the [`Worker`], which maps within the look-ahead;
-//! - [`Sequence::extend_blocking`] maps on the calling thread what the worker has not;
-//! - [`Sequence::plane`] gives addresses; [`Layout`] has the index formula;
-//! - [`Sequence::shrink_to`] gives the end of the memory up, to be unmapped when it is at rest;
-//! - [`Sequence::finish`] parks the memory, still mapped, until the given events and the gate's leases
-//!   are done; then the next sequence adopts it, or the worker takes it for one that needs it more;
-//! - [`SequenceSpace::trim`] gives memory back to the device, [`SequenceSpace::stats`] adds up;
-//! - [`SequenceSpace::close`] ends it all in order.
+//! - [`Sequence::extend_to`], and [`SequenceSpace::extend`] for a batch, are the step path: they
+//!   compare and store, and sometimes wake the [`Worker`], which maps within the look-ahead;
+//! - [`Sequence::extend_blocking`] maps on the calling thread what the worker has not mapped;
+//! - [`Sequence::plane`] returns addresses; [`Layout`] has the index formula;
+//! - [`Sequence::shrink_to`] gives up the end of the memory, which is unmapped when it is at rest;
+//! - [`Sequence::finish`] parks the memory, still mapped, until the given fences and the gate's
+//!   leases are done; then the next sequence adopts it, or the worker gives it to a sequence that
+//!   needs it more;
+//! - [`SequenceSpace::trim`] releases memory to the device, [`SequenceSpace::stats`] returns
+//!   statistics;
+//! - [`SequenceSpace::close`] closes the space in order.
 //!
-//! A growth maps a row, one page of each contiguous range of the sequence: of every plane, or one for
-//! all planes. It is mapped whole or not at all, and published when access was granted on all of it.
+//! A growth maps a row: one page of each contiguous range of the sequence, that is one for every
+//! plane, or one for all planes. A row is mapped completely or not at all, and published after
+//! access to all of it was granted.
 
 mod book;
 mod close;
@@ -51,38 +54,38 @@ pub use sequence::{Plane, Sequence};
 pub use shape::{Layout, SpaceOptions, SpaceStrides};
 pub use stats::SpaceStats;
 
-/// Seats for sequences, each with contiguous addresses for every plane; see the
-/// [page of the crate](crate).
+/// Seats for sequences, each with contiguous addresses for every plane; see the [page of the
+/// crate](crate).
 ///
 /// # Drop
-/// Takes the space away from its worker and waits for nothing. Live sequences keep what they have,
-/// and cannot grow. When the last is gone, what is at rest is unmapped, and the rest follows the rule
-/// for dropping a [`Reservation`]: what may be in use is leaked. [`close`](SequenceSpace::close) leaks
-/// nothing.
+/// Detaches the space from its worker, without waiting. Live sequences keep their memory and cannot
+/// grow. When the last sequence is gone, memory at rest is unmapped. Other memory follows the rule
+/// for dropping a [`Reservation`]: memory that may be in use is leaked.
+/// [`close`](SequenceSpace::close) leaks nothing.
 #[derive(Debug)]
 pub struct SequenceSpace {
     core: Arc<SpaceCore>,
     handle: WorkHandle,
-    /// Kept for the pool's limit, which finds the space by it.
+    /// Kept alive so that the pool's limit can find the space.
     holder: Option<Arc<SpaceHolder>>,
 }
 
-/// What [`SequenceSpace::trim`] did.
+/// The result of [`SequenceSpace::trim`].
 #[derive(Debug, Default)]
 pub struct TrimReport {
     /// Bytes unmapped from finished sequences.
     pub unmapped_bytes: u64,
     /// Bytes released to the device.
     pub released_bytes: u64,
-    /// Pages that the driver would not unmap: in quarantine.
+    /// Pages that the driver refused to unmap. They are in quarantine.
     pub failed: Vec<UnmapFailure>,
     /// Refused releases.
     pub errors: Vec<CloseError>,
 }
 
 impl SequenceSpace {
-    /// Reserves addresses on the device of `pages`, with its page size; nothing is mapped yet. Memory
-    /// comes from `pages`, which others may use too, and is mapped by `worker`.
+    /// Reserves addresses on the device of `pages`, with its page size; nothing is mapped yet.
+    /// Memory comes from `pages`, which other owners may use too, and `worker` maps it.
     ///
     /// # Errors
     /// [`SpaceError`].
@@ -95,7 +98,7 @@ impl SequenceSpace {
         Self::with_gate(pages, worker, options, EpochGate::new())
     }
 
-    /// As [`new`](SequenceSpace::new), with a gate that other memory uses too.
+    /// Like [`new`](SequenceSpace::new), with a gate that other memory may share.
     ///
     /// # Errors
     /// [`SpaceError`].
@@ -131,12 +134,12 @@ impl SequenceSpace {
         Ok(Self { core, handle, holder })
     }
 
-    /// Gives a seat to a sequence that will soon have `tokens` tokens. It is the seat at rest whose
-    /// mapped memory fits best: the least that is enough, else the most. The worker maps what is
-    /// missing; [`extend_to`](Sequence::extend_to) answers whether it has.
+    /// Gives a seat to a sequence that will soon have `tokens` tokens. The seat is at rest, and its
+    /// mapped memory fits best: the smallest that is enough, else the largest. The worker maps the
+    /// missing memory; [`extend_to`](Sequence::extend_to) tells whether it has.
     ///
-    /// Calls the driver only if no seat known to be at rest has enough: then to ask the events of
-    /// finished sequences.
+    /// Calls the driver only if no seat known to be at rest has enough memory, to query the fences
+    /// of finished sequences.
     ///
     /// # Errors
     /// [`AdmitError`].
@@ -152,7 +155,7 @@ impl SequenceSpace {
         let claim = |enough| {
             let mut book = self.core.book.lock();
             let claim = book.claim(rows, enough)?;
-            // In the same hold, or what is adopted would seem to be to spare.
+            // Under the same lock; otherwise the adopted memory would look unused.
             let wanted = if tokens == 0 { 0 } else { shape.cover(tokens) };
             self.core.lengths[claim.place as usize].wanted.store(wanted, Ordering::SeqCst);
             Some(claim)
@@ -170,8 +173,8 @@ impl SequenceSpace {
         Ok(self.sequence(claim.place, tokens))
     }
 
-    /// [`Sequence::extend_to`] for each of a batch, of this space or others; wakes this space's worker
-    /// at most once. Every demand is noted, also after one that is refused.
+    /// Calls [`Sequence::extend_to`] for each sequence of a batch, of this space or others. Wakes
+    /// this space's worker at most once. Every demand is recorded, even after a refused one.
     ///
     /// # Errors
     /// [`BatchError`] with the first refusal.
@@ -197,12 +200,11 @@ impl SequenceSpace {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Says what covers the uses of the memory of sequences that were dropped with unknown users:
-    /// their seats are parked until the work before `fences` has completed. Returns how many there
-    /// were.
+    /// Names fences that cover the memory of sequences dropped with unknown users: their seats are
+    /// parked until the work before `fences` has completed. Returns the number of these seats.
     ///
     /// # Errors
-    /// [`UsersUnknown`], where there are any; they stay as they are.
+    /// [`UsersUnknown`] if there are such seats; they do not change.
     pub fn recover(&self, fences: &[Fence]) -> Result<u64, UsersUnknown> {
         let abandoned = self.core.book.lock().abandoned();
         if !abandoned.is_empty() {
@@ -216,12 +218,13 @@ impl SequenceSpace {
         Ok(abandoned.len() as u64)
     }
 
-    /// Gives memory back to the device until `bytes` are released, or nothing is left that can be:
-    /// first idle pages of the pool, then the memory of finished sequences at rest, the oldest
-    /// first, then what live sequences have adopted and not asked for. Driver calls on this thread: not for the step path.
+    /// Releases memory to the device until `bytes` are released or nothing more can be: first idle
+    /// pages of the pool, then the memory of finished sequences at rest, oldest first, then memory
+    /// that live sequences have adopted and not asked for. Makes driver calls on this thread, so do
+    /// not call it on the step path.
     ///
     /// # Errors
-    /// [`Fault`], when the space has failed.
+    /// [`Fault`] if the space has failed.
     #[track_caller]
     pub fn trim(&self, bytes: u64) -> Result<TrimReport, Fault> {
         let _site = cuda_driver::site::enter();
@@ -240,7 +243,7 @@ impl SequenceSpace {
         })
     }
 
-    /// Releases idle pages, no more than `bytes` ask for.
+    /// Releases idle pages, at most as many as `bytes` require.
     fn release_idle(&self, bytes: u64, report: &mut TrimReport) {
         let page_bytes = self.core.shape.page_bytes;
         let missing = bytes.saturating_sub(report.released_bytes).div_ceil(page_bytes);
@@ -250,31 +253,31 @@ impl SequenceSpace {
         report.errors.extend(errors);
     }
 
-    /// How the work for this space is doing.
+    /// The state of the work for this space.
     #[must_use]
     pub fn health(&self) -> Health {
         self.handle.health()
     }
 
-    /// A look at the accounts, at one instant.
+    /// The statistics at one moment.
     #[must_use]
     pub fn stats(&self) -> SpaceStats {
         self.core.stats()
     }
 
-    /// The device that holds the memory.
+    /// The device with the memory.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.core.device()
     }
 
-    /// The gate at which batches take leases before they use addresses.
+    /// The gate whose leases batches take before they use addresses.
     #[must_use]
     pub fn gate(&self) -> &EpochGate {
         self.core.reservation.gate()
     }
 
-    /// The pool that the pages come from.
+    /// The pool that provides the pages.
     #[must_use]
     pub fn pages(&self) -> &PagePool {
         &self.core.pages
@@ -287,11 +290,12 @@ impl SequenceSpace {
     }
 
     /// All addresses, mapped or not: the base that kernels index from with
-    /// [`strides`](SequenceSpace::strides). From here on every sequence counts as having given its
-    /// addresses out.
+    /// [`strides`](SequenceSpace::strides). From now on every sequence counts as having its
+    /// addresses handed out.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
-        // Relaxed: a sequence whose address is found through the span is dropped by who found it.
+        // Relaxed: a sequence whose address is taken from the span is dropped by a thread that has
+        // the span.
         self.core.exposed.store(true, Ordering::Relaxed);
         self.core.reservation.span()
     }

@@ -1,4 +1,4 @@
-//! Protections taken out, for tests that the harm is seen; not in release builds.
+//! Switches that disable protections, for tests that must see the harm; absent from release builds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,12 +21,12 @@ impl Sabotage {
 }
 
 impl SequenceSpace {
-    /// From now on a finished sequence counts as at rest, whatever may use it.
+    /// From now on a finished sequence counts as at rest, even if work uses it.
     pub fn sabotage_rest_at_once(&self) {
         self.core.sabotage.rest_at_once.store(true, Ordering::Relaxed);
     }
 
-    /// The next step of the work panics.
+    /// Makes the next step of the work panic.
     pub fn sabotage_panic(&self) {
         self.core.sabotage.panic.store(true, Ordering::Relaxed);
         self.handle.waker().wake_now();

@@ -13,37 +13,38 @@ use crate::rest::{AtRest, Covered};
 use crate::worker::Waker;
 use crate::worker::{Fault, Health};
 
-/// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane, held by one
-/// sequence until it is finished or dropped. Any thread may have it.
+/// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane. One sequence
+/// holds it until it is finished or dropped. Any thread may own it.
 ///
 /// # Ordering
-/// Tokens that [`extend_to`](Sequence::extend_to) answered `Ok` for may be used at once, and stay
+/// Tokens for which [`extend_to`](Sequence::extend_to) returned `Ok` may be used at once. They stay
 /// mapped while the sequence is held and does not [shrink](Sequence::shrink_to). Their contents are
 /// undefined until written.
 ///
 /// # Drop
-/// [`finish`](Sequence::finish) says what may still use the memory; a drop does not, so it takes the
-/// safe side. If no address was ever given out (by [`plane`](Sequence::plane) of this sequence or by
-/// [`SequenceSpace::span`]), nothing can use it, and the seat is free at once. If leases were ever taken at the space's gate,
-/// they cover every use, and the seat is parked until those taken so far are closed and their work is
-/// done. Else the users are unknown: the seat is abandoned, neither reused nor unmapped until
-/// [`SequenceSpace::recover`] or [`SequenceSpace::close`] is told of fences that cover them. So is the
-/// seat of a sequence that is finished with no fence, or with those of a device that cannot access it.
+/// [`finish`](Sequence::finish) names the possible users of the memory. A drop does not, so it
+/// assumes the worst. If no address was ever handed out (by [`plane`](Sequence::plane) of this
+/// sequence or by [`SequenceSpace::span`]), nothing can use the memory, and the seat is free at
+/// once. If leases were ever taken at the space's gate, they cover every use: the seat is parked
+/// until the leases taken so far are closed and their work is done. Otherwise the users are
+/// unknown, and the seat is abandoned: it is neither reused nor unmapped until
+/// [`SequenceSpace::recover`] or [`SequenceSpace::close`] gets fences that cover them. The same
+/// happens to a sequence finished without a fence, or with fences of devices without access.
 #[derive(Debug)]
 #[must_use = "dropping a sequence may abandon its seat: finish it"]
 pub struct Sequence {
     pub(super) core: Arc<SpaceCore>,
     waker: Waker,
     place: u64,
-    /// Up to so many tokens there is memory and no need to ask for more: the step path compares with
-    /// this and is done.
+    /// Up to this number of tokens there is memory, and no need to ask for more: the step path only
+    /// compares with it.
     quiet_until: u64,
-    /// Tokens that memory was asked for.
+    /// Number of tokens for which memory was requested.
     asked: u64,
     exposed: AtomicBool,
 }
 
-/// What a step on one sequence, or on several of one space, came to.
+/// The result of a step on one sequence, or on several of one space.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Demand {
     /// Whether the tokens may be used.
@@ -60,7 +61,7 @@ impl Demand {
         Self { ready: self.ready && other.ready, more: self.more || other.more }
     }
 
-    /// Wakes the worker: ahead of need, or now.
+    /// Wakes the worker if needed, for work ahead of need or immediate work.
     pub(super) fn tell(self, waker: &Waker) {
         match self {
             Self { ready: false, .. } => waker.wake_now(),
@@ -76,32 +77,32 @@ impl Sequence {
         Self { core, waker, place, quiet_until: 0, asked: 0, exposed }
     }
 
-    /// Notes that the sequence has `tokens` tokens from now on, and answers whether they may be used.
-    /// Calls no driver, takes no lock and allocates nothing; in most calls it compares and stores.
-    /// Fewer tokens than before unmap nothing: that is [`shrink_to`](Sequence::shrink_to).
+    /// Sets the number of tokens of the sequence, and returns whether they may be used. Calls no
+    /// driver, takes no lock and allocates nothing; most calls only compare and store. Fewer tokens
+    /// than before unmap nothing: for that, use [`shrink_to`](Sequence::shrink_to).
     ///
-    /// When the last of the memory ahead comes into use, the worker is woken.
+    /// Wakes the worker when the last of the memory ahead comes into use.
     ///
     /// # Errors
-    /// [`ExtendError::NotReady`], counted as a stall, when the memory is not there yet, and
-    /// [`ExtendError::Failed`] when it never will be; [`ExtendError::TooLong`].
+    /// [`ExtendError::NotReady`], counted as a stall, if the memory is not mapped yet;
+    /// [`ExtendError::Failed`] if it never will be; [`ExtendError::TooLong`].
     pub fn extend_to(&mut self, tokens: u64) -> Result<(), ExtendError> {
         let demand = self.demand(tokens);
         demand.tell(&self.waker);
         if demand.ready { Ok(()) } else { Err(self.refuse(tokens)) }
     }
 
-    /// As [`extend_to`](Sequence::extend_to), but if the memory is not there maps it on this thread,
-    /// with about 75 µs of driver calls for each page. Counted as a stall, with its time.
+    /// Like [`extend_to`](Sequence::extend_to), but maps missing memory on this thread, with about
+    /// 75 µs of driver calls for each page. That counts as a stall, with its time.
     ///
     /// # Ordering
-    /// May wait for the piece of work that the worker is at. Waits for no device work: memory of
+    /// May wait for the running step of the worker. Does not wait for device work: memory of
     /// finished sequences is taken only when it is at rest.
     ///
     /// # Errors
-    /// [`ExtendError::NotReady`] with the cause, after everything at rest was taken and there was
-    /// still too little; what could be mapped on the way stays. [`ExtendError::Failed`],
-    /// [`ExtendError::TooLong`].
+    /// [`ExtendError::NotReady`] with the cause, if there is too little memory even after
+    /// everything at rest was taken; memory mapped by the call stays mapped.
+    /// [`ExtendError::Failed`], [`ExtendError::TooLong`].
     #[track_caller]
     pub fn extend_blocking(&mut self, tokens: u64) -> Result<(), ExtendError> {
         let demand = self.demand(tokens);
@@ -115,7 +116,7 @@ impl Sequence {
         let begin = self.core.clock();
         let mapped = self.map_here(tokens);
         self.core.counters.stalled_for(self.core.elapsed(begin));
-        // For the look-ahead.
+        // Wakes the worker for the look-ahead.
         self.waker.wake();
         let ready_tokens = self.ready_tokens();
         self.quiet_until = self.quiet_until.max(self.quiet(ready_tokens));
@@ -127,30 +128,31 @@ impl Sequence {
         })
     }
 
-    /// Tokens that may be used now: of those that were asked for, with the look-ahead, those that
-    /// there is memory for.
+    /// Number of tokens that may be used now: those with memory, among the requested ones and the
+    /// look-ahead.
     #[must_use]
     pub fn ready_tokens(&self) -> u64 {
-        // Partner: the worker's store after access was granted on all planes.
+        // Partner: the worker's store after access to all planes was granted.
         let ready = self.core.lengths[self.place as usize].ready.load(Ordering::Acquire);
-        // What was not asked for may be mapped, and may be about to go.
+        // Memory that was not requested may be mapped, but may also be unmapped soon.
         ready.min(self.asked)
     }
 
-    /// Tokens in use, as last told to [`extend_to`](Sequence::extend_to).
+    /// Number of tokens in use, as last passed to [`extend_to`](Sequence::extend_to).
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.core.lengths[self.place as usize].used.load(Ordering::Relaxed)
     }
 
-    /// Index of the seat: the place of this sequence in each plane's tensor; see
+    /// Index of the seat, which is the index of this sequence in each plane's tensor; see
+    /// [`Layout`](super::Layout).
     /// [`Layout`](super::Layout).
     #[must_use]
     pub fn seat(&self) -> u64 {
         self.place
     }
 
-    /// Where a plane of this sequence lies, for as many tokens as may be used now.
+    /// The location of a plane of this sequence, for as many tokens as may be used now.
     ///
     /// # Errors
     /// [`PlaneError::NoPlane`].
@@ -162,7 +164,7 @@ impl Sequence {
         let tokens = self.ready_tokens();
         let offset = shape.offset(self.place, plane, 0);
         let stride = shape.strides.token;
-        // Up to the last byte of the last token; the rest of its stride belongs to other planes.
+        // Up to the last byte of the last token. The rest of its stride belongs to other planes.
         let bytes = tokens.saturating_sub(1) * stride + shape.token_bytes * tokens.min(1);
         self.expose();
         let span = self.core.reservation.inner.span.slice(offset, bytes)?;
@@ -175,10 +177,10 @@ impl Sequence {
         self.waker.health()
     }
 
-    /// Ends the sequence. Its memory stays mapped, and is adopted or taken away once the work before
-    /// `fences` has completed and the gate's leases taken so far are closed. Calls no driver.
+    /// Ends the sequence. Its memory stays mapped, and is adopted or unmapped once the work before
+    /// `fences` has completed and the leases of the gate taken so far are closed. Calls no driver.
     ///
-    /// Where neither a fence nor a lease covers the uses of the memory, this is a
+    /// If neither a fence nor a lease covers the uses of the memory, this equals a
     /// [drop](Sequence#drop).
     #[track_caller]
     pub fn finish(mut self, fences: &[Fence]) {
@@ -186,7 +188,7 @@ impl Sequence {
         self.leave(Some(fences));
     }
 
-    /// The step path: two comparisons and a store when all is quiet.
+    /// The step path: two comparisons and a store in most calls.
     #[inline]
     pub(super) fn demand(&mut self, tokens: u64) -> Demand {
         if tokens <= self.quiet_until {
@@ -207,7 +209,7 @@ impl Sequence {
         let more = covered > self.asked;
         if more {
             self.asked = covered;
-            // SeqCst, as the load below: see `SpaceCore::lower`.
+            // SeqCst, like the load below: see `SpaceCore::lower`.
             place.wanted.store(covered, Ordering::SeqCst);
         }
         let ready = place.ready.load(Ordering::SeqCst);
@@ -215,7 +217,8 @@ impl Sequence {
         Demand { ready: tokens <= ready, more }
     }
 
-    /// Lowers what is wanted here, not yet in the seat: from here on nothing beyond it is relied on.
+    /// Lowers the request here, but not yet in the seat: from now on the sequence relies on nothing
+    /// beyond it.
     pub(super) fn want_less(&mut self, tokens: u64) -> u64 {
         self.asked = self.core.shape.cover(tokens);
         self.quiet_until = self.quiet_until.min(self.core.shape.quiet_until(self.asked));
@@ -226,7 +229,7 @@ impl Sequence {
         ready.min(self.core.shape.quiet_until(self.asked))
     }
 
-    /// Why `tokens` tokens were not granted, counted.
+    /// Counts the stall, and returns why `tokens` tokens were not granted.
     pub(super) fn refuse(&self, tokens: u64) -> ExtendError {
         if let Err(error) = self.check_length(tokens) {
             return error;
@@ -251,11 +254,11 @@ impl Sequence {
         }
     }
 
-    /// A few rows at a time, so that others who have run out get their turn.
+    /// Maps a few rows at a time, so that other sequences without memory get their turn.
     fn map_here(&self, tokens: u64) -> Result<(), Fault> {
         let shape = &self.core.shape;
         while self.ready_tokens() < tokens {
-            // No more than is needed now: the rest is ahead of need.
+            // Maps only what is needed now. The rest is ahead of need.
             let missing =
                 shape.rows_for(tokens).saturating_sub(shape.rows_for(self.ready_tokens()));
             self.waker.run(|| self.core.grow(self.place, missing.min(shape.step_rows())))?;
@@ -268,7 +271,7 @@ impl Sequence {
     }
 
     fn expose(&self) {
-        // Relaxed: read when the sequence is consumed, which comes after.
+        // Relaxed: read when the sequence is consumed, which is later.
         self.exposed.store(true, Ordering::Relaxed);
         self.core.reservation.inner.expose();
     }
@@ -277,7 +280,7 @@ impl Sequence {
         self.exposed.load(Ordering::Relaxed) || self.core.exposed.load(Ordering::Relaxed)
     }
 
-    /// Whether `fences`, or the gate's leases, speak for all users of this sequence's memory.
+    /// Whether `fences` or the gate's leases cover all users of this sequence's memory.
     pub(super) fn covers(&self, fences: &[Fence]) -> Covered {
         match self.is_exposed() {
             true => self.core.reservation.inner.covers(fences),
@@ -285,20 +288,21 @@ impl Sequence {
         }
     }
 
-    /// Gives the seat up, to be used again when its users are done; `None` says nothing of them.
+    /// Gives up the seat, to be reused when its users are done; with `None` the users are not
+    /// known.
     fn leave(&mut self, fences: Option<&[Fence]>) {
-        // Nothing can use what no address was given out of.
+        // Memory whose addresses were never handed out has no users.
         let unused = fences.is_none() && !self.is_exposed();
         let fences = fences.unwrap_or_default();
         let covered = self.covers(fences);
         let earlier = self.core.book.lock().seat(self.place).given_up.clone();
-        // The handle is consumed: no new user finds the addresses from here on.
+        // The handle is consumed, so no new user finds the addresses from here on.
         let users = self.core.users(fences, earlier.as_deref());
         let place = &self.core.lengths[self.place as usize];
         let (forgotten, unneeded);
         {
             let mut book = self.core.book.lock();
-            // All at once: the memory of a live seat that wants nothing is the worker's to take.
+            // In one step: the worker may take the memory of a live seat that wants nothing.
             place.wanted.store(0, Ordering::Relaxed);
             place.used.store(0, Ordering::Relaxed);
             forgotten = book.seat(self.place).given_up.take();
@@ -322,14 +326,14 @@ impl Sequence {
                 }
             };
         }
-        // Outside the lock: they may hold the last reference to an event.
+        // Dropped outside the lock, because they may hold the last reference to an event.
         drop((earlier, forgotten, unneeded));
         self.waker.wake();
         self.place = GONE;
     }
 }
 
-/// In place of the seat of a sequence that has left it.
+/// Replaces the seat number of a sequence that has left its seat.
 const GONE: u64 = u64::MAX;
 
 impl Drop for Sequence {
@@ -340,7 +344,7 @@ impl Drop for Sequence {
     }
 }
 
-/// Where one plane of a sequence lies. A plain value: it keeps nothing mapped.
+/// The location of one plane of a sequence. A plain value: it keeps nothing mapped.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Plane {
     span: DeviceSpan,
@@ -350,34 +354,34 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// Device address of token 0: a `CUdeviceptr`, to pass to a kernel or to make a view of
-    /// another library of, such as cudarc's `upgrade_device_ptr` (whose result must be leaked, not
-    /// dropped: the memory is not its own).
+    /// Device address of token 0, a `CUdeviceptr`. Pass it to a kernel, or create a view of another
+    /// library from it, such as cudarc's `upgrade_device_ptr` (leak its result instead of dropping
+    /// it, because it does not own the memory).
     #[must_use]
     pub fn address(self) -> u64 {
         self.span.address()
     }
 
-    /// Tokens that could be used when this was asked for.
+    /// Number of tokens that could be used when this value was made.
     #[must_use]
     pub fn tokens(self) -> u64 {
         self.tokens
     }
 
-    /// Bytes from a token to the next.
+    /// Distance in bytes from one token to the next.
     #[must_use]
     pub fn token_stride(self) -> u64 {
         self.token_stride
     }
 
-    /// Bytes of a token.
+    /// Bytes of one token.
     #[must_use]
     pub fn token_bytes(self) -> u64 {
         self.token_bytes
     }
 
-    /// The bytes of a run of tokens, those of other planes in between included where the layout has
-    /// them there.
+    /// The bytes of a run of tokens. Depending on the layout, this includes bytes of other planes
+    /// in between.
     ///
     /// # Errors
     /// [`PlaneError::NotReady`] for tokens beyond [`tokens`](Plane::tokens).

@@ -1,65 +1,68 @@
-//! Where a token of a plane of a sequence lies: the arithmetic of a space, checked once.
+//! The location of a token of a plane of a sequence: the arithmetic of a space, checked once.
 
 use std::ops::Range;
 
 use crate::sequences::SpaceError;
 
-/// How the planes of a sequence lie in its addresses.
+/// The arrangement of a sequence's planes in its addresses.
 ///
 /// In both layouts, in bytes from the base of the space,
 /// `offset = plane * strides.plane + seat * strides.sequence + token * strides.token`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Layout {
     /// Each plane of a sequence is one contiguous range: token stride = token bytes. A plane of all
-    /// seats is a tensor `[sequences, tokens, token_bytes]` with a fixed stride from seat to seat, which
-    /// is what attention kernels for contiguous K and V read (such as FlashAttention with a batch
+    /// seats is a tensor `[sequences, tokens, token_bytes]` with a fixed stride between seats.
+    /// Attention kernels for contiguous K and V read this form (such as FlashAttention with a batch
     /// stride and lengths). A growth maps one page for each plane.
     #[default]
     PlaneMajor,
-    /// All planes of a token lie together, and each sequence is one range: token stride = planes *
-    /// token bytes. A growth maps a single page, so small models waste less, but a plane is strided:
-    /// readable only by kernels that take a token stride (FlashAttention and FlashInfer do, in
-    /// elements; a kernel that assumes packed tokens does not).
+    /// All planes of a token are adjacent, and each sequence is one range: token stride = planes *
+    /// token bytes. A growth maps a single page, so small models waste less memory. But a plane is
+    /// strided, so only kernels with a token stride can read it (FlashAttention and FlashInfer have
+    /// one, in elements; a kernel that assumes packed tokens does not).
     TokenMajor,
 }
 
 /// Distances in bytes; see [`Layout`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SpaceStrides {
-    /// From a plane to the next, same sequence and token.
+    /// From one plane to the next, same sequence and token.
     pub plane: u64,
-    /// From a seat to the next, same plane and token.
+    /// From one seat to the next, same plane and token.
     pub sequence: u64,
-    /// From a token to the next, same sequence and plane.
+    /// From one token to the next, same sequence and plane.
     pub token: u64,
 }
 
-/// What to reserve for how many sequences.
+/// The size of a space: sequences, planes, tokens, and what is mapped ahead.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SpaceOptions {
-    /// Seats: most sequences at once, parked ones included; at most 524,288.
+    /// Number of seats: maximum number of sequences at once, parked ones included; at most 524,288.
     pub sequences: u64,
-    /// Planes, such as layers times two for K and V.
+    /// Number of planes, such as layers times two for K and V.
     pub planes: u64,
     /// Bytes of one token in one plane.
     pub token_bytes: u64,
-    /// Most tokens of a sequence; addresses are reserved for all of them, memory for none.
+    /// Maximum number of tokens of a sequence. Addresses are reserved for all of them, memory for
+    /// none.
     pub tokens_max: u64,
-    /// How the planes lie.
+    /// The arrangement of the planes.
     pub layout: Layout,
-    /// Tokens beyond the present length that memory is mapped for ahead of need, at most.
+    /// Maximum number of tokens beyond the present length for which memory is mapped ahead of need.
     pub look_ahead_tokens: u64,
-    /// Pages that may stay mapped with no token on them for now, nor one within the look-ahead: left by
-    /// finished sequences for the next ones, or adopted by a shorter one. Beyond it they are unmapped.
+    /// Maximum number of mapped pages without a token on them or within the look-ahead: left by
+    /// finished sequences for later ones, or adopted by a shorter one. Pages beyond this number are
+    /// unmapped.
     pub parked_pages_max: u64,
-    /// Idle pages that the pool is kept stocked with ahead of need.
+    /// Number of idle pages that the pool is refilled to ahead of need.
     pub prepared_pages: u64,
-    /// Ordinals of other devices that may read and write what is mapped.
+    /// Ordinals of other devices that may read and write the mapped memory.
     pub peers: Vec<i32>,
 }
 
 impl Default for SpaceOptions {
-    /// Plane by plane, no limit to what is parked, nothing ahead; sizes are to be filled in.
+    /// Plane-major, no limit on parked pages, nothing ahead of need. The sizes are 0 and must be
+    /// set.
     fn default() -> Self {
         Self {
             sequences: 0,
@@ -75,16 +78,16 @@ impl Default for SpaceOptions {
     }
 }
 
-/// Most seats of a space: bounds what its books take on the host, 64 MiB or so.
+/// Maximum number of seats of a space. It bounds the book on the host, to about 64 MiB.
 const SEQUENCES_MAX: u64 = 1 << 19;
 
-/// Most pages that one piece of work maps, if a row has no more.
+/// Maximum number of pages that one step maps, unless a single row has more.
 const STEP_PAGES_MAX: u64 = 8;
 
 /// The checked arithmetic of a space.
 ///
 /// # Invariants
-/// All numbers but the look-ahead are positive, and the product of everything fits in 64 bits.
+/// All numbers except the look-ahead are positive, and the product of all of them fits in 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) sequences: u64,
@@ -94,9 +97,9 @@ pub(super) struct Shape {
     pub(super) page_bytes: u64,
     pub(super) look_ahead: u64,
     pub(super) strides: SpaceStrides,
-    /// Ranges of a sequence that are mapped together: a row is one page of each.
+    /// Number of ranges of a sequence that are mapped together: a row is one page of each.
     pub(super) ranges: u64,
-    /// Pages of each range.
+    /// Number of pages of each range.
     pub(super) rows_max: u64,
 }
 
@@ -135,29 +138,29 @@ impl Shape {
         shape().ok_or(SpaceError::Overflow { sequences, planes, token_bytes, tokens_max })
     }
 
-    /// Bytes of addresses.
+    /// Number of bytes of addresses.
     pub(super) fn bytes(&self) -> u64 {
         self.ranges * self.sequences * self.strides.sequence
     }
 
-    /// Whole tokens that the first `rows` rows hold.
+    /// Number of whole tokens in the first `rows` rows.
     pub(super) fn tokens_in(&self, rows: u64) -> u64 {
         (rows * self.page_bytes / self.strides.token).min(self.tokens_max)
     }
 
-    /// Rows that the first `tokens` tokens lie on; `tokens` is at most `tokens_max`.
+    /// Number of rows that hold the first `tokens` tokens; `tokens` is at most `tokens_max`.
     pub(super) fn rows_for(&self, tokens: u64) -> u64 {
         (tokens * self.strides.token).div_ceil(self.page_bytes)
     }
 
-    /// Tokens to have memory for when a sequence has `tokens`: with the look-ahead, and as many more
-    /// as the last row holds.
+    /// Number of tokens that should have memory when a sequence has `tokens`: with the look-ahead,
+    /// rounded up to the end of the last row.
     pub(super) fn cover(&self, tokens: u64) -> u64 {
         let ahead = tokens.saturating_add(self.look_ahead).min(self.tokens_max);
         self.tokens_in(self.rows_for(ahead))
     }
 
-    /// The most tokens for which `covered` is enough of a cover.
+    /// The largest number of tokens whose [`cover`](Self::cover) is at most `covered`.
     pub(super) fn quiet_until(&self, covered: u64) -> u64 {
         if covered == self.tokens_max { covered } else { covered.saturating_sub(self.look_ahead) }
     }
@@ -167,7 +170,7 @@ impl Shape {
         self.rows(place, row..row + 1)
     }
 
-    /// The same of several rows.
+    /// The same for several rows.
     pub(super) fn rows(
         &self,
         place: u64,
@@ -180,27 +183,27 @@ impl Shape {
         })
     }
 
-    /// Most rows that one piece of work maps: how long others may have to wait for it.
+    /// Maximum number of rows that one step maps. It bounds how long others wait for the step.
     pub(super) fn step_rows(&self) -> u64 {
         (STEP_PAGES_MAX / self.ranges).max(1)
     }
 
-    /// The seat that a page of the reservation belongs to.
+    /// The seat of a page of the reservation.
     pub(super) fn seat_of(&self, page: u64) -> u64 {
         page / self.rows_max % self.sequences
     }
 
-    /// Bytes of the tokens of one sequence, over all planes.
+    /// Number of bytes of the tokens of one sequence, over all planes.
     pub(super) fn used_bytes(&self, tokens: u64) -> u64 {
         tokens * self.planes * self.token_bytes
     }
 
-    /// Bytes of the pages of so many rows.
+    /// Number of bytes of the pages of that many rows.
     pub(super) fn row_bytes(&self, rows: u64) -> u64 {
         rows * self.ranges * self.page_bytes
     }
 
-    /// Offset of a token from the base; all within bounds.
+    /// Offset of a token from the base; all arguments are within bounds.
     pub(super) fn offset(&self, place: u64, plane: u64, token: u64) -> u64 {
         let SpaceStrides { plane: by_plane, sequence, token: by_token } = self.strides;
         plane * by_plane + place * sequence + token * by_token

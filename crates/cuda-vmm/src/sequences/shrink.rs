@@ -1,5 +1,6 @@
-//! What a live sequence does not need: what it gives up, taken when it is at rest, and what it has
-//! adopted beyond its needs, taken under pressure; neither if the sequence wants it first.
+//! Memory that a live sequence does not need: memory that it gives up, unmapped when it is at rest,
+//! and memory that it adopted beyond its needs, unmapped under pressure. In both cases a new demand
+//! of the sequence wins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,15 +13,16 @@ use crate::worker::Progress;
 use crate::{Fence, Unrest, UsersUnknown};
 
 impl Sequence {
-    /// Gives up the memory beyond `tokens` tokens and the look-ahead. It is unmapped once the work
-    /// before `fences` has completed and the gate's leases taken so far are closed, row by row from
-    /// the end; what is [extended](Sequence::extend_to) over before that stays. Calls no driver.
+    /// Gives up the memory beyond `tokens` tokens and the look-ahead. It is unmapped row by row
+    /// from the end, once the work before `fences` has completed and the leases of the gate taken
+    /// so far are closed. Memory that the sequence [extends](Sequence::extend_to) over before that
+    /// stays mapped. Calls no driver.
     ///
-    /// From here on the sequence has `tokens` tokens: work on later ones must come after an extension
-    /// that was answered `Ok`. More tokens than it has is nothing to give up.
+    /// From now on the sequence has `tokens` tokens: work on later tokens must follow an extension
+    /// that returned `Ok`. If the sequence has fewer tokens, nothing is given up.
     ///
     /// # Errors
-    /// [`UsersUnknown`]; the sequence has what it had.
+    /// [`UsersUnknown`]; the sequence is unchanged.
     #[track_caller]
     pub fn shrink_to(&mut self, tokens: u64, fences: &[Fence]) -> Result<(), UsersUnknown> {
         let _site = cuda_driver::site::enter();
@@ -37,7 +39,8 @@ impl Sequence {
         let users = Arc::new(core.users(fences, earlier.as_deref()));
         let replaced = {
             let mut book = core.book.lock();
-            // All at once: what is not wanted is given up, with these users, or was never used.
+            // In one step: memory that is not wanted is given up with these users, or was never
+            // used.
             place.used.store(tokens, Ordering::Relaxed);
             place.wanted.store(wanted, Ordering::SeqCst);
             book.seat(self.seat()).given_up.replace(users)
@@ -49,13 +52,13 @@ impl Sequence {
 }
 
 impl SpaceCore {
-    /// Who may use memory as of now: with `fences`, or the gate's leases, that speak for them, those of
-    /// `earlier`.
+    /// The possible users at this moment, if `fences` or the gate's leases cover them, together
+    /// with those of `earlier`.
     pub(super) fn users(&self, fences: &[Fence], earlier: Option<&Quiescence>) -> Quiescence {
         let gate = self.reservation.gate();
         match earlier {
             None => Quiescence::new(gate, fences, Covered::Yes),
-            // The gate's point of now is later than theirs.
+            // The gate's present point is later than theirs.
             Some(earlier) => {
                 Quiescence::new(gate, &[fences, earlier.fences()].concat(), Covered::Yes)
             }
@@ -104,8 +107,8 @@ impl SpaceCore {
         rows > 0 && self.shape.tokens_in(rows - 1) >= wanted
     }
 
-    /// Takes the last row of a seat away from its sequence, unless that wants it again, has given up
-    /// more, or is gone; returns the row, which no new work will use.
+    /// Takes the last row of a seat away from its sequence, unless the sequence wants it again, has
+    /// given up more, or is gone. Returns the row; no new work will use it.
     pub(super) fn lower(&self, place: u64, users: &Arc<Quiescence>) -> Option<u64> {
         let mut book = self.book.lock();
         let seat = book.seat(place);
@@ -113,15 +116,15 @@ impl SpaceCore {
         if same { self.lower_seat(&self.lengths[place as usize], seat) } else { None }
     }
 
-    /// The same for a seat whose book is held.
+    /// Does the same for a seat whose book is locked.
     fn lower_seat(&self, shared: &Lengths, seat: &mut Seat) -> Option<u64> {
         if !matches!(seat.tenancy, Tenancy::Live) || seat.rows == 0 {
             return None;
         }
         let row = seat.rows - 1;
         let left = self.shape.tokens_in(row);
-        // SeqCst, against the sequence's store to `wanted` and load of `ready` in `demand`: either it
-        // sees that the row is gone, or this sees that it wants the row.
+        // SeqCst, against the sequence's store to `wanted` and load of `ready` in `demand`: either
+        // the sequence sees that the row is gone, or this thread sees that the sequence wants it.
         shared.ready.store(left, Ordering::SeqCst);
         if shared.wanted.load(Ordering::SeqCst) > left {
             shared.ready.store(self.shape.tokens_in(seat.rows), Ordering::Release);
@@ -138,20 +141,20 @@ impl SpaceCore {
         unmapped
     }
 
-    /// Unmaps a row that nobody needs: the last of the seat that has rested longest, else the last of
-    /// the live seat with most to spare.
+    /// Unmaps an unneeded row: the last row of the seat that has rested longest, else the last row
+    /// of the live seat with the most unneeded rows.
     pub(super) fn unmap_unneeded_row(&self) -> Option<Unmapped> {
         self.unmap_oldest_row().or_else(|| self.unmap_spare_row())
     }
 
-    /// Unmaps a row that a live sequence found mapped and never asked for: what was at rest when the
-    /// sequence came still is.
+    /// Unmaps a row that a live sequence found mapped and never asked for. It was at rest when the
+    /// sequence came, and still is.
     fn unmap_spare_row(&self) -> Option<Unmapped> {
         let (place, row, proof) = self.lower_spare()?;
         let unmapped = self.unmap_row(place, row, &proof);
         let mut book = self.book.lock();
         let seat = book.seat(place);
-        // Another sequence may have the seat by now, with a proof of its own.
+        // Another sequence may have the seat by now, with its own proof.
         if matches!(seat.tenancy, Tenancy::Live) {
             seat.rested.get_or_insert(proof);
         }
@@ -177,9 +180,10 @@ impl SpaceCore {
         }
     }
 
-    /// Rows of a live seat that were at rest when its sequence came, and that it has not asked for.
+    /// Number of rows of a live seat that were at rest when its sequence came, and that it has not
+    /// asked for.
     pub(super) fn spare_rows(&self, shared: &Lengths, seat: &Seat) -> u64 {
-        // What was given up has users of its own.
+        // Memory that was given up has users of its own.
         let is_spare = matches!(seat.tenancy, Tenancy::Live)
             && seat.given_up.is_none()
             && seat.rested.is_some();
@@ -200,7 +204,7 @@ mod tests {
 
     const PAGE: u64 = 64 << 10;
 
-    /// A sequence of two rows, one token each, of which the second was given up.
+    /// A sequence of two rows with one token each. The second row was given up.
     fn given_up() -> (SequenceSpace, Sequence, Arc<Quiescence>) {
         let config = SimConfig { granularity: PAGE, ..SimConfig::default() };
         let sim = Arc::new(SimDriver::new(config).unwrap());
@@ -226,7 +230,7 @@ mod tests {
     #[test]
     fn a_row_that_is_wanted_again_at_the_last_moment_stays() {
         let (space, mut sequence, users) = given_up();
-        // The worker has seen the surplus and its rest; now the sequence grows again.
+        // The worker has seen the surplus and its rest. Now the sequence grows again.
         sequence.extend_to(2).unwrap();
         assert_eq!(space.core.lower(0, &users), None);
         assert_eq!(sequence.ready_tokens(), 2);

@@ -1,58 +1,58 @@
-//! The accounts of a space.
+//! The statistics of a space.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::core::SpaceCore;
 
-/// A look at a space's accounts.
+/// The statistics of a space at one moment.
 ///
-/// In every look `reserved == mapped + parked + in_transit + retiring + quarantined + unmapped`, and
-/// of the pool's pages those in use by this space are `mapped + parked + in_transit + retiring +
-/// quarantined`.
+/// `reserved == mapped + parked + in_transit + retiring + quarantined + unmapped` always holds.
+/// This space uses `mapped + parked + in_transit + retiring + quarantined` of the pool's pages.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct SpaceStats {
-    /// Addresses reserved.
+    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Mapped under live sequences.
+    /// Bytes mapped for live sequences.
     pub mapped_bytes: u64,
-    /// Mapped under finished sequences, for the next ones.
+    /// Bytes mapped for finished sequences, to be reused by the next ones.
     pub parked_bytes: u64,
-    /// Mapped a moment ago, not yet published, or about to be unmapped.
+    /// Bytes mapped and not yet published, or about to be unmapped.
     pub in_transit_bytes: u64,
-    /// Being unmapped.
+    /// Bytes being unmapped.
     pub retiring_bytes: u64,
-    /// Mapped because the driver would not unmap them.
+    /// Bytes that stay mapped because the driver refused to unmap them.
     pub quarantined_bytes: u64,
-    /// Reserved, without memory.
+    /// Reserved bytes without memory.
     pub unmapped_bytes: u64,
-    /// Of the mapped bytes, those of tokens in use.
+    /// Mapped bytes of tokens in use.
     pub used_bytes: u64,
-    /// Of the mapped bytes, those that no token uses: ends of pages and look-ahead.
+    /// Mapped bytes that no token uses: ends of pages and look-ahead.
     pub waste_bytes: u64,
-    /// Of the waste, what sequences have adopted and not asked for: unmapped under pressure.
+    /// Wasted bytes that sequences have adopted and not asked for. They are unmapped under
+    /// pressure.
     pub spare_bytes: u64,
-    /// Live sequences.
+    /// Number of live sequences.
     pub live: u64,
-    /// Finished sequences whose memory is still mapped, abandoned ones aside.
+    /// Number of finished sequences whose memory is still mapped, without abandoned ones.
     pub parked: u64,
-    /// Seats whose sequence was dropped while its users are unknown; see
+    /// Number of seats whose sequence was dropped while its users are unknown; see
     /// [`SequenceSpace::recover`](super::SequenceSpace::recover).
     pub abandoned: u64,
-    /// Sequences admitted.
+    /// Number of admitted sequences.
     pub admitted: u64,
-    /// Of those, sequences that found memory mapped.
+    /// Number of admitted sequences that found memory mapped.
     pub adopted: u64,
-    /// Bytes that they found.
+    /// Number of bytes that they found.
     pub adopted_bytes: u64,
-    /// Times that memory was not ready when a step needed it.
+    /// Number of times that memory was not ready when a step needed it.
     pub stalls: u64,
-    /// Time that [`extend_blocking`](super::Sequence::extend_blocking) took for those, on the host's
+    /// Time spent by [`extend_blocking`](super::Sequence::extend_blocking) on stalls, on the host's
     /// clock or the simulated machine's.
     pub stall_time: Duration,
 }
 
-/// Counts for the accounts. All `Relaxed`: each stands for itself.
+/// Counters. All `Relaxed`: they order nothing.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) admitted: AtomicU64,
@@ -81,8 +81,8 @@ impl Counters {
 
 impl SpaceCore {
     pub(super) fn stats(&self) -> SpaceStats {
-        // The book is held while the reservation's is looked at: pages enter that one before this one
-        // and leave it after, so the difference is what is on its way.
+        // The book is locked while the reservation is read. Pages enter the reservation first and
+        // leave it last, so the difference is what is in transit.
         let (census, spare_rows, used_tokens, bytes) = {
             let book = self.book.lock();
             let used = book.seats.iter().zip(&self.lengths).map(|(seat, place)| {

@@ -1,4 +1,4 @@
-//! One source's place at a worker: who wakes it, who steps it, and how it fared.
+//! A source's registration with a worker: waking, stepping, and its health.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,13 +9,14 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{Fault, Health, Owner, Progress, Shared, WorkSource};
 
-/// A source as its worker sees it.
+/// A source, as its worker sees it.
 pub(super) struct Attached {
-    /// Set by whoever has work for the source, cleared before the step that will see the work.
+    /// Set by a thread that has work for the source. Cleared before the step that will see the
+    /// work.
     woken: AtomicBool,
     detached: AtomicBool,
-    /// Serialises the source's work, wherever it runs, and is held across its driver calls. The step
-    /// path never takes it. `None` once the source was detached.
+    /// Serialises the source's work on every thread. Held across its driver calls. The step path
+    /// never takes it. `None` once the source was detached.
     source: Mutex<Option<Arc<dyn WorkSource>>>,
     /// Never held across a step.
     status: Mutex<AttachedStatus>,
@@ -27,14 +28,14 @@ struct AttachedStatus {
     next: Next,
 }
 
-/// When a source should be stepped again without being woken, the least urgent first.
+/// When a source should be stepped again without a wake-up, ordered by urgency, least urgent first.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Next {
     #[default]
     Never,
-    /// After a refusal that may pass.
+    /// After a refusal that may be temporary.
     Retry,
-    /// It waits for something that wakes nobody, such as an event.
+    /// The source waits for something that wakes no thread, such as an event.
     Soon,
     Now,
 }
@@ -49,7 +50,7 @@ impl Attached {
         }
     }
 
-    /// Returns whether it was not woken before.
+    /// Returns whether the source was not woken before.
     fn wake(&self) -> bool {
         // SeqCst: the partner is `is_woken` after the thread has set `asleep`; see `Shared::rouse`.
         !self.woken.swap(true, Ordering::SeqCst)
@@ -71,10 +72,11 @@ impl Attached {
         self.status.lock().health.note(Err(cause));
     }
 
-    /// One step, on the calling thread; nothing, of a source that was detached or has failed.
+    /// Runs one step on the calling thread. Does nothing for a source that was detached or has
+    /// failed.
     pub(super) fn step(&self) {
-        // Before the step, so that a demand that comes while it runs causes another one; an exchange,
-        // so that it reads the last waking and with it the demand.
+        // Before the step, so that a demand that comes meanwhile causes another step. An exchange,
+        // so that it reads the last wake-up and with it the demand.
         self.woken.swap(false, Ordering::SeqCst);
         let stepped = self.alone(|source| source.step());
         let mut status = self.status.lock();
@@ -90,7 +92,8 @@ impl Attached {
         }
     }
 
-    /// Runs work of the source while no other runs. Notes a fault; turns a panic into one.
+    /// Runs work of the source while no other work of it runs. Records a fault, and turns a panic
+    /// into one.
     fn alone<T>(&self, work: impl FnOnce(&dyn WorkSource) -> Result<T, Fault>) -> Result<T, Fault> {
         self.alone_with(self.source.lock(), work)
     }
@@ -103,7 +106,8 @@ impl Attached {
         let outcome = match (&*held, self.health()) {
             (None, _) => return Err(Fault::Stopped),
             (_, Health::Failed { cause }) if cause != Fault::Stopped => return Err(cause),
-            // What a panic leaves half done is not touched again: the source has failed for good.
+            // State that a panic left half-changed is not touched again: the source has failed for
+            // good.
             (Some(source), _) => catch_unwind(AssertUnwindSafe(|| bound(&**source, work))),
         };
         let outcome = outcome.unwrap_or_else(|payload| Err(panicked(payload.as_ref())));
@@ -118,16 +122,16 @@ impl Attached {
         outcome
     }
 
-    /// Forgets the source, unless it is at work: then whoever is at it does so afterwards.
+    /// Drops the source. If the source is at work, the working thread drops it afterwards.
     fn let_go(&self) {
         let source = self.source.try_lock().and_then(|mut held| held.take());
-        // Outside the lock: this may be the source's last holder.
+        // Dropped outside the lock, because this may be the source's last holder.
         drop(source);
     }
 }
 
-/// Does `work` with the context of the source's device kept current. Where it cannot be bound, each driver
-/// call says so itself.
+/// Runs `work` with the context of the source's device current. If it cannot be bound, each driver
+/// call reports that itself.
 fn bound<T>(source: &dyn WorkSource, work: impl FnOnce(&dyn WorkSource) -> T) -> T {
     let mut work = Some(work);
     let mut once = || work.take().map(|work| work(source));
@@ -152,32 +156,32 @@ pub(crate) struct Waker {
 }
 
 impl Waker {
-    /// Says that there is work ahead of need. One atomic exchange; a system call only if the thread
-    /// has slept for long, because from its naps it returns by itself.
+    /// Reports work ahead of need. Costs one atomic exchange, and a system call only if the thread
+    /// is asleep: it returns from naps by itself.
     pub(crate) fn wake(&self) {
         if self.entry.wake() {
             self.shared.rouse();
         }
     }
 
-    /// Says that somebody needs the work now: ends also a nap, by a system call.
+    /// Reports work that a caller needs now. Also ends a nap, by a system call.
     pub(crate) fn wake_now(&self) {
         self.entry.wake();
         self.shared.unpark();
     }
 
-    /// How the source's work is doing.
+    /// The state of the source's work.
     #[must_use]
     pub(crate) fn health(&self) -> Health {
         self.entry.health()
     }
 
-    /// Does work of the source on the calling thread: alone, as a step does, with a panic turned into
-    /// [`Fault::Panicked`] and a fault noted in the [`health`](Waker::health).
+    /// Runs work of the source on the calling thread: alone, like a step, with a panic turned into
+    /// [`Fault::Panicked`] and a fault recorded in the [`health`](Waker::health).
     ///
     /// # Ordering
-    /// Waits for a step that runs: not for the step path, unless it must stall anyway. Never call it
-    /// from within a step or from within `work`.
+    /// Waits for a running step, so call it on the step path only if that must stall anyway. Never
+    /// call it from within a step or from within `work`.
     ///
     /// # Errors
     /// The fault of `work`; [`Fault::Stopped`] for a detached source; the fault by which the source
@@ -186,7 +190,7 @@ impl Waker {
         self.entry.alone(|_| work())
     }
 
-    /// As [`run`](Waker::run), but nothing while other work of the source runs.
+    /// Like [`run`](Waker::run), but does nothing while other work of the source runs.
     pub(crate) fn try_run<T>(
         &self,
         work: impl FnOnce() -> Result<T, Fault>,
@@ -202,10 +206,10 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// A source's place at a worker. While it is held, the source is stepped and the worker's thread
-/// goes on; a source must not hold its own.
+/// A source's registration with a worker. While it is held, the source is stepped and the worker's
+/// thread runs. A source must not hold its own registration.
 ///
-/// Dropping it takes the source away without waiting for a step that runs.
+/// Dropping it detaches the source without waiting for a running step.
 #[derive(Debug)]
 #[must_use = "dropping it takes the source away from the worker"]
 pub(crate) struct WorkHandle {
@@ -218,19 +222,19 @@ impl WorkHandle {
         Self { waker, _owner: owner }
     }
 
-    /// What wakes this source's worker.
+    /// The handle that wakes this source's worker.
     #[must_use]
     pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// How the source's work is doing.
+    /// The state of the source's work.
     #[must_use]
     pub(crate) fn health(&self) -> Health {
         self.waker.health()
     }
 
-    /// Takes the source away, after waiting for a step that runs. No step begins afterwards.
+    /// Detaches the source, after waiting for a running step. No step starts afterwards.
     pub(crate) fn detach(self) {
         self.waker.entry.detached.store(true, Ordering::SeqCst);
         let source = self.waker.entry.source.lock().take();
@@ -240,7 +244,7 @@ impl WorkHandle {
 
 impl Drop for WorkHandle {
     fn drop(&mut self) {
-        // SeqCst: if the lock is taken now, its holder looks at the flag after unlocking.
+        // SeqCst: if the lock is taken now, its holder checks the flag after unlocking.
         self.waker.entry.detached.store(true, Ordering::SeqCst);
         self.waker.entry.let_go();
         self.waker.shared.forget(&self.waker.entry);

@@ -1,52 +1,52 @@
-//! How background work is doing, and what stands in its way.
+//! The state of background work, and the obstacles to it.
 
 use cuda_driver::messages::one_line_debug;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceError};
 
-/// Why background work could not be done.
+/// The reason why background work failed.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The device has too little memory: expected, tried again.
+    /// The device has too little memory. This is expected, and tried again.
     #[error("memory for {bytes} bytes ahead of need: CUDA_ERROR_OUT_OF_MEMORY (2)")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
     },
-    /// A limit of our own is reached: expected, tried again.
+    /// One of our limits is reached. This is expected, and tried again.
     #[error("the limit leaves no room for {bytes} bytes more")]
     Limit {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
     },
-    /// A page that could not be unmapped earlier stands in the way; tried again.
+    /// A page that could not be unmapped earlier is in the way. Tried again.
     #[error("page {index} is in quarantine")]
     Quarantined {
-        /// Which page of the reservation.
+        /// Index of the page in the reservation.
         index: u64,
     },
-    /// The driver refused a call; tried again.
+    /// The driver refused a call. Tried again.
     #[error("work ahead of need was refused")]
     Device(#[source] DeviceError),
-    /// The device is lost: nothing is tried any more.
+    /// The device is lost. Not tried again.
     #[error("the device is lost")]
     Lost(#[source] DeviceError),
-    /// The work panicked, so its state is in doubt: nothing is tried any more.
+    /// The work panicked, so its state is unknown. Not tried again.
     #[error("background work panicked: {message}")]
     Panicked {
-        /// What the panic said.
+        /// The panic message.
         message: Arc<str>,
     },
-    /// The worker was closed: nobody works ahead any more.
+    /// The worker was closed. No work ahead of need is done any more.
     #[error("the worker is closed")]
     Stopped,
 }
 
 impl Fault {
-    /// What a refusal of the driver means: out of memory for `bytes`, the loss of the device, or a
-    /// refusal that may pass.
+    /// The fault for a refusal by the driver: out of memory for `bytes`, loss of the device, or a
+    /// refusal that may be temporary.
     #[must_use]
     pub fn of_device(device: &Device, error: DeviceError, bytes: u64) -> Self {
         if error.is_out_of_memory() {
@@ -58,39 +58,39 @@ impl Fault {
         }
     }
 
-    /// Whether trying again is pointless.
+    /// Whether trying again is useless.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::Panicked { .. } | Self::Stopped)
     }
 }
 
-/// How background work is doing.
+/// The state of background work.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Health {
-    /// It does what it was asked to.
+    /// The work succeeds.
     #[default]
     Healthy,
-    /// It could not do something and will try again: when it is woken, and from time to time.
+    /// Something failed and will be tried again, when the worker is woken and from time to time.
     Degraded {
-        /// The first thing that went wrong since it was last healthy.
+        /// The first fault since the state was last healthy.
         cause: Fault,
     },
-    /// It has ended for good.
+    /// The work has ended for good.
     Failed {
-        /// Why.
+        /// The reason.
         cause: Fault,
     },
 }
 
 impl Health {
-    /// Whether nothing is wrong.
+    /// Whether there is no fault.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         matches!(self, Self::Healthy)
     }
 
-    /// What is wrong.
+    /// The fault, if any.
     #[must_use]
     pub fn cause(&self) -> Option<&Fault> {
         match self {
@@ -99,7 +99,7 @@ impl Health {
         }
     }
 
-    /// Takes note of how a step ended. A failure is final.
+    /// Records the result of a step. A failure is final.
     pub(super) fn note(&mut self, outcome: Result<(), Fault>) {
         match (&*self, outcome) {
             (Self::Failed { .. }, _) => {}
@@ -110,7 +110,7 @@ impl Health {
         }
     }
 
-    /// The worse of two.
+    /// The worse of two states.
     pub(super) fn or(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Healthy, _) | (Self::Degraded { .. }, Self::Failed { .. }) => other,

@@ -1,5 +1,5 @@
-//! An allocator that gives the process no more than 1 GiB at once: a size that asks for more ends the
-//! test, and not the machine.
+//! An allocator that limits the process to 1 GiB: a request for more ends the test instead of
+//! exhausting the machine.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ struct Bounded;
 #[global_allocator]
 static BOUNDED: Bounded = Bounded;
 
-/// Bytes that are in use. A counter, so `Relaxed`.
+/// Bytes in use. A counter, so `Relaxed`.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether `bytes` more may be used; counts them if so.
+/// Counts `bytes` more if the limit allows them; returns whether it does.
 fn take(bytes: usize) -> bool {
     let more = |used: usize| used.checked_add(bytes).filter(|&used| used <= MOST);
     USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -24,20 +24,20 @@ fn give_back(bytes: usize) {
     USED.fetch_sub(bytes, Ordering::Relaxed);
 }
 
-// SAFETY: every method is the system allocator's, called with the same arguments, or gives nothing.
+// SAFETY: every method calls the system allocator with the same arguments, or returns null.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !take(layout.size()) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is the same.
+        // SAFETY: the caller meets the contract of `GlobalAlloc::alloc`, which is the same here.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         give_back(layout.size());
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`, which is the same, and
-        // `memory` came from the system allocator, as all memory that this one gives.
+        // SAFETY: the caller meets the contract of `GlobalAlloc::dealloc`, which is the same here,
+        // and `memory` came from the system allocator, like all memory of this allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 
@@ -45,7 +45,8 @@ unsafe impl GlobalAlloc for Bounded {
         if !take(layout.size()) {
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc_zeroed`, which is the same.
+        // SAFETY: the caller meets the contract of `GlobalAlloc::alloc_zeroed`, which is the same
+        // here.
         unsafe { System.alloc_zeroed(layout) }
     }
 
@@ -54,7 +55,7 @@ unsafe impl GlobalAlloc for Bounded {
             return std::ptr::null_mut();
         }
         give_back(layout.size());
-        // SAFETY: as for `dealloc`, and the caller keeps the contract of `GlobalAlloc::realloc`.
+        // SAFETY: as for `dealloc`, and the caller meets the contract of `GlobalAlloc::realloc`.
         unsafe { System.realloc(memory, layout, size) }
     }
 }

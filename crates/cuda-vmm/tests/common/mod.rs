@@ -35,7 +35,8 @@ pub(crate) fn machine_with(devices: u32, seed: u64) -> Machine {
     machine_of(SimConfig { devices, seed, ..SimConfig::default() })
 }
 
-/// A machine whose races are findings, and never end a test: for what is meant to race.
+/// A machine on which races are findings and do not end the test: for programs that race on
+/// purpose.
 pub(crate) fn machine_of_races() -> Machine {
     machine_of(SimConfig { races: RaceCheck::Report, ..SimConfig::default() })
 }
@@ -77,7 +78,7 @@ impl Machine {
         ElasticPool::new(&self.device, options).unwrap()
     }
 
-    /// Closes the lease of a batch without work, with a fence that is complete.
+    /// Closes the lease of a batch without work, with a completed fence.
     #[track_caller]
     pub(crate) fn end(&self, lease: Lease) {
         let fence = recorded(&self.stream());
@@ -90,7 +91,7 @@ impl Machine {
         self.sim.calls().get(call).copied().unwrap_or(0)
     }
 
-    /// Everything made through this machine must be gone by now.
+    /// Checks that everything created through this machine is gone.
     #[track_caller]
     pub(crate) fn assert_no_leak(self) {
         let Self { sim, device } = self;
@@ -109,7 +110,7 @@ pub(crate) fn take(pages: &PagePool, count: u64) -> Vec<PhysicalPage> {
     pages.take_many(count).unwrap()
 }
 
-/// Closes a reservation that nobody uses and gives its pages back.
+/// Closes a reservation without users and returns its pages.
 #[track_caller]
 pub(crate) fn close_into(reservation: Reservation, pages: &PagePool) {
     let report = reservation.close(&[]).wait().unwrap();
@@ -119,7 +120,7 @@ pub(crate) fn close_into(reservation: Reservation, pages: &PagePool) {
     }
 }
 
-/// Bytes that only `tag` has.
+/// Bytes that differ for every `tag`.
 pub(crate) fn pattern(tag: u64, bytes: u64) -> Vec<u8> {
     let mut state = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..bytes)
@@ -132,8 +133,9 @@ pub(crate) fn pattern(tag: u64, bytes: u64) -> Vec<u8> {
         .collect()
 }
 
-/// How a sweep that lets nothing be left refuses a call. One that ends an object and answers anything else than
-/// that it did nothing may have ended it, and is not made again: what is left then is the driver's leak.
+/// The error codes with which a fault sweep refuses a call, where nothing may be left over. For a
+/// call that ends an object, other codes may mean that the object was ended, so the call is not
+/// repeated and the driver may leak.
 pub(crate) fn refusals(call: &str) -> &'static [ErrorCode] {
     match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
         true => &[ErrorCode::OUT_OF_MEMORY],

@@ -8,7 +8,7 @@ use cuda_driver::{Device, DeviceBuffer, Kernel, KernelArgs, LaunchConfig, Module
 const PTX: &str = include_str!("../fixtures/ranges.compute_80.ptx");
 const THREADS: u32 = 256;
 
-/// Words of 8 bytes from `address` on. Word `i` of them holds `key + (first + i) * GOLDEN`.
+/// Words of 8 bytes from `address` on. Word `i` holds `key + (first + i) * GOLDEN`.
 #[derive(Clone, Copy, Debug, NoUninit)]
 #[repr(C)]
 pub(crate) struct Range {
@@ -18,7 +18,7 @@ pub(crate) struct Range {
     pub(crate) key: u64,
 }
 
-/// The kernels, and room for the ranges of one launch of each. For one stream.
+/// The kernels, and space for the ranges of one launch of each, on one stream.
 pub(crate) struct Ranges {
     stamp: Kernel,
     check: Kernel,
@@ -28,7 +28,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// For launches over up to `ranges_max` ranges.
+    /// Creates it for launches over up to `ranges_max` ranges.
     pub(crate) fn new(device: &Device, ranges_max: u64) -> Self {
         let module = Module::load(device, PTX).unwrap();
         Self {
@@ -40,8 +40,8 @@ impl Ranges {
         }
     }
 
-    /// Enqueues the writing of `stamps` and then the reading of `checks`, with `parts` thread blocks
-    /// for each range, and returns while they may still run.
+    /// Enqueues the writing of `stamps` and then the reading of `checks`, with `parts` thread
+    /// blocks for each range. Returns while they may still run.
     pub(crate) fn enqueue(
         &mut self,
         stream: &Stream,
@@ -59,7 +59,7 @@ impl Ranges {
         let table = self.table.address();
         if !stamps.is_empty() {
             let args = KernelArgs::new().arg(table);
-            // SAFETY: the kernel takes one pointer; all it reads and writes is device memory.
+            // SAFETY: the kernel takes one pointer, and reads and writes only device memory.
             unsafe { self.stamp.launch(stream, &grid(stamps, parts), &args) }.unwrap();
         }
         if !checks.is_empty() {
@@ -67,12 +67,12 @@ impl Ranges {
             stream.fill(counts, 0).unwrap();
             let checks_at = table + size_of_val(stamps) as u64;
             let args = KernelArgs::new().arg(checks_at).arg(self.wrong.address());
-            // SAFETY: the kernel takes two pointers; all it reads and writes is device memory.
+            // SAFETY: the kernel takes two pointers, and reads and writes only device memory.
             unsafe { self.check.launch(stream, &grid(checks, parts), &args) }.unwrap();
         }
     }
 
-    /// How many words of each range of the last reading were wrong. Waits for it.
+    /// Number of wrong words in each range of the last reading. Waits for it.
     pub(crate) fn wrong(&self, stream: &Stream) -> Vec<u64> {
         let mut wrong = vec![0; self.checked];
         if !wrong.is_empty() {

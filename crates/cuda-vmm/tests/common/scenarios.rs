@@ -1,4 +1,4 @@
-//! What must hold on every device: the simulated one and a GPU. Sizes follow the granularity.
+//! Scenarios for every device: the simulated one and a GPU. Sizes follow the granularity.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +13,7 @@ use cuda_vmm::{ElasticPool, ElasticPoolOptions};
 
 use super::{pattern, recorded, take};
 
-/// What must hold on the given device.
+/// A scenario for the given device.
 pub(crate) type Scenario = fn(&Device);
 
 /// Every scenario, by name.
@@ -86,7 +86,7 @@ fn grow_write_shrink_and_grow_again(device: &Device) {
     assert_eq!(shrink.retiring_pages, 8);
     stream.synchronize().unwrap();
     assert_eq!(pool.poll_retired().unmapped_pages, 8);
-    // What was kept is untouched, also the block that shares its last page with the next.
+    // Kept blocks are unchanged, including the block that shares its last page with the next one.
     (0..5).for_each(|block| assert_holds(&pool, &stream, block, block));
     assert_eq!(pool.grow_to(BLOCKS).unwrap(), BLOCKS);
     (5..BLOCKS).for_each(|block| write(&pool, &stream, block, 100 + block));
@@ -105,7 +105,7 @@ fn nothing_is_left_after_closing(device: &Device) {
         close(pool);
         bytes
     };
-    // The first cycle lets the driver take what it keeps for itself.
+    // In the first cycle the driver takes the memory that it keeps for itself.
     let bytes = cycle();
     let (free_before, _) = device.memory_info().unwrap();
     for _ in 0..4 {
@@ -142,7 +142,7 @@ fn one_page_under_several_addresses(device: &Device) {
     let mut seen = vec![0; bytes.len()];
     for index in [0, 1] {
         stream.download(&mut seen, space.mapped_span(index..index + 1).unwrap()).unwrap();
-        assert!(seen == bytes, "page {index} shows other bytes");
+        assert!(seen == bytes, "page {index} holds other bytes");
     }
     assert!(space.close(&[]).wait().unwrap().is_clean());
 }
@@ -154,7 +154,7 @@ fn retired_pages_wait_for_running_work(device: &Device) {
         pool.grow_to(BLOCKS).unwrap();
         let lease = pool.gate().lease();
         let spans: Vec<_> = (0..BLOCKS).map(|block| pool.block_span(block).unwrap()).collect();
-        // Shrunk while the batch still sits on the CPU with the addresses.
+        // Shrinks while the batch on the CPU still has the addresses.
         pool.shrink_to(0, &[]).unwrap();
         assert_eq!(pool.poll_retired().unmapped_pages, 0);
         for span in spans.iter().cycle().take(200) {
@@ -162,7 +162,7 @@ fn retired_pages_wait_for_running_work(device: &Device) {
         }
         let done = recorded(&stream);
         lease.submitted(std::slice::from_ref(&done)).unwrap();
-        // Polling may come too early, and then unmaps nothing; it must never fault.
+        // An early poll unmaps nothing, but must never fault.
         let early = pool.poll_retired().unmapped_pages;
         done.wait().unwrap();
         assert_eq!(early + pool.poll_retired().unmapped_pages, 12);

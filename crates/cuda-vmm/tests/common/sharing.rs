@@ -1,4 +1,4 @@
-//! What must hold of exported pages on every device, the two sides in one process.
+//! Scenarios for exported pages on every device, with both sides in one process.
 
 use std::os::fd::AsFd;
 
@@ -28,7 +28,7 @@ fn empty(device: &Device, bytes: u64) -> Reservation {
     Reservation::new(device, options).unwrap()
 }
 
-/// One page, mapped at addresses of its own.
+/// One page, mapped at its own addresses.
 pub(crate) fn mapped(device: &Device, page: &SharedPage) -> Reservation {
     let space = empty(device, page.bytes());
     space.map(0, page.clone()).unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn write(space: &Reservation, tag: u64) {
     let span = space.mapped_span(0..1).unwrap();
     let stream = Stream::new(space.device()).unwrap();
     stream.upload(span, &pattern(tag, span.bytes())).unwrap();
-    // The other side knows nothing of the stream.
+    // The other side cannot see the stream.
     stream.synchronize().unwrap();
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn holds(space: &Reservation, tag: u64) -> bool {
     seen == pattern(tag, span.bytes())
 }
 
-/// Unmaps and drops what was mapped.
+/// Unmaps and drops the mapped page.
 #[track_caller]
 pub(crate) fn close(space: Reservation) {
     let report = space.close(&[]).wait().unwrap();

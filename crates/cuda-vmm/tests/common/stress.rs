@@ -1,9 +1,9 @@
-//! Many sequences that grow, shrink and finish at once on one space, with a kernel that reads every
-//! byte of every one of them.
+//! Many sequences grow, shrink and finish at once on one space, while a kernel reads every byte of
+//! each.
 //!
-//! Each thread decodes its own sequences on its own stream. When a sequence finishes, the kernel that
-//! last read it may still run, and the memory goes to whoever needs it next: what is unmapped or given
-//! away too early faults or reads as somebody else's bytes.
+//! Each thread decodes its own sequences on its own stream. When a sequence finishes, the kernel
+//! that last read it may still run, and its memory goes to the next sequence that needs it. Memory
+//! that is unmapped too early faults; memory reused too early shows wrong bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,42 +16,42 @@ use cuda_vmm::{Fence, Worker};
 
 use super::ranges::{Range, Ranges};
 
-/// How much of what.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) threads: u64,
-    /// Sequences of each thread.
+    /// Number of sequences of each thread.
     pub(crate) sequences: u64,
-    /// Tokens that each thread decodes for each of its sequences.
+    /// Number of tokens that each thread decodes for each of its sequences.
     pub(crate) steps: u64,
     pub(crate) planes: u64,
     /// A multiple of 8.
     pub(crate) token_bytes: u64,
     pub(crate) tokens_max: u64,
     pub(crate) look_ahead_tokens: u64,
-    /// Pages of the pool, as a percentage of what all sequences at their longest would need.
+    /// Number of pages of the pool, in percent of what all sequences at full length would need.
     pub(crate) pages_percent: u64,
-    /// Every so many steps all bytes are read; once at the end of each sequence in any case.
+    /// Number of steps between two reads of all bytes. Each sequence is also read at its end.
     pub(crate) check_every: u64,
-    /// Thread blocks that read one range.
+    /// Number of thread blocks that read one range.
     pub(crate) parts: u32,
     pub(crate) seed: u64,
 }
 
-/// What happened.
+/// The counts of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) finished: u64,
-    /// Sequences that ended early because there were no pages.
+    /// Number of sequences that ended early for lack of pages.
     pub(crate) preempted: u64,
     pub(crate) checked_bytes: u64,
-    /// What was wrong, of all that was read: nothing, or the test fails with this text.
+    /// Descriptions of wrong bytes. The test fails with this text unless it is empty.
     pub(crate) wrong: Vec<String>,
     pub(crate) stats: SpaceStats,
 }
 
-/// Runs the plan, and closes the space. `turn` is called between the steps with a number that the
-/// seed gives: what drives a worker without a thread.
+/// Runs the plan, and closes the space. Between the steps it calls `turn` with a number from the
+/// seed, which drives a worker without a thread.
 pub(crate) fn run(
     device: &Device,
     worker: &Worker,
@@ -66,7 +66,7 @@ pub(crate) fn run(
     let pages =
         PagePool::new(device, PagePoolOptions { page_bytes: None, capacity_pages }).unwrap();
     let options = SpaceOptions {
-        // Some may be parked while all are live.
+        // Some may be parked while all others are live.
         sequences: live + live / 4 + 1,
         planes: plan.planes,
         token_bytes: plan.token_bytes,
@@ -113,9 +113,9 @@ struct Live {
     sequence: Sequence,
     key: u64,
     tokens: u64,
-    /// Of which so many are written.
+    /// Number of written tokens among them.
     written: u64,
-    /// Whether it gives a part of its memory up after this step, which reads all of it.
+    /// Whether it gives up a part of its memory after this step, which reads all of it.
     gives_up: bool,
 }
 
@@ -138,7 +138,7 @@ impl<'a> Decoder<'a> {
             self.admit();
             turn(self.random.next());
             self.extend();
-            // What the last step read. Until here its kernel may have been running.
+            // The result of the last step. Its kernel may have been running until here.
             self.collect(step);
             self.submit(step % self.plan.check_every == 0);
             self.give_some_up();
@@ -168,18 +168,18 @@ impl<'a> Decoder<'a> {
             };
             self.incarnation += 1;
             let key = self.incarnation.wrapping_mul(0xD6E8_FEB8_6659_FD93);
-            // The first extension adds one.
+            // The first extension adds one token.
             self.live.push(Live { sequence, key, tokens: tokens - 1, written: 0, gives_up: false });
         }
     }
 
-    /// One token more for each, on a driver call by this thread only if there is no other way.
+    /// Adds one token to each sequence. Makes driver calls on this thread only if necessary.
     fn extend(&mut self) {
         let mut index = 0;
         while index < self.live.len() {
             let live = &mut self.live[index];
             let tokens = match self.random.below(61) {
-                // A speculation that was not accepted.
+                // Rejected speculative tokens.
                 0 => live.tokens - self.random.below(live.tokens / 4 + 1),
                 _ => live.tokens + 1,
             };
@@ -239,7 +239,7 @@ impl<'a> Decoder<'a> {
         lease.submitted(&[Fence::record(&self.stream).unwrap()]).unwrap();
     }
 
-    /// While the work that was just submitted reads it; the lease of that speaks for it.
+    /// Gives up memory while the submitted work still reads it. The lease of that work covers it.
     fn give_some_up(&mut self) {
         for live in self.live.iter_mut().filter(|live| live.gives_up) {
             live.tokens -= self.random.below(live.tokens + 1);
@@ -262,7 +262,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Marsaglia's xorshift.
+/// Marsaglia's xorshift generator.
 struct Random(u64);
 
 impl Random {

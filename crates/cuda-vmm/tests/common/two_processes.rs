@@ -1,5 +1,6 @@
-//! One page in two processes: this program starts itself, and hands the page over as the standard
-//! input of the child. Parent and child talk in lines over a socket that is the child's standard output.
+//! One page in two processes: this program starts itself, and passes the page as the child's
+//! standard input. Parent and child exchange lines over a socket, which is the child's standard
+//! output.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -20,20 +21,20 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("an_importer_outlives_a_killed_exporter", an_importer_outlives_a_killed_exporter),
 ];
 
-/// Says that this process was started by a trial, and what it is to do.
+/// Tells that a trial started this process, and which role it has.
 const ROLE: &str = "KV_SHARE_ROLE";
 /// Bytes of the page.
 const BYTES: &str = "KV_SHARE_BYTES";
 const IMPORT: &str = "import";
 const EXPORT: &str = "export";
 
-/// More than a driver keeps for itself, so that a page that is kept shows.
+/// More than a driver keeps for itself, so that a leaked page is visible.
 const PAGE_BYTES: u64 = 64 << 20;
 
-/// A word of the other process is waited for so long; it is far more than any step takes.
+/// Maximum time to wait for a message of the other process. Far longer than any step takes.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
-/// Plays the child's part, if this process is one, and says so.
+/// Plays the child's role if this process is a child; returns whether it is.
 pub(crate) fn ran_as_child(open: impl FnOnce() -> Result<Device, String>) -> bool {
     let Some(role) = std::env::var_os(ROLE) else { return false };
     let device = open().unwrap();
@@ -45,7 +46,7 @@ pub(crate) fn ran_as_child(open: impl FnOnce() -> Result<Device, String>) -> boo
     true
 }
 
-/// The parent exports, the child imports and writes, the parent sees it and lets go first.
+/// The parent exports. The child imports and writes. The parent sees the data and releases first.
 fn two_processes_share_a_page(device: &Device) {
     let (free_before, _) = device.memory_info().unwrap();
     let (pool, space, page) = written_page(device);
@@ -63,10 +64,10 @@ fn two_processes_share_a_page(device: &Device) {
     assert!(free_after + PAGE_BYTES > free_before, "{} bytes are kept", free_before - free_after);
 }
 
-/// The exporter is a process that is killed while another has its page mapped.
+/// The exporter is a process that is killed while another process has its page mapped.
 fn an_importer_outlives_a_killed_exporter(_: &Device) {
     let mut exporter = Partner::start(EXPORT, Stdio::null());
-    // The exporter's own child says this, on the same socket.
+    // The exporter's child sends this, on the same socket.
     exporter.hears("written");
     exporter.child.kill().unwrap();
     assert!(!exporter.child.wait().unwrap().success());
@@ -93,7 +94,7 @@ impl Partner {
         writeln!(self.talk.get_mut(), "{word}").unwrap();
     }
 
-    /// Waits for a line; an empty word is the end.
+    /// Waits for a line. An empty word means the end of the stream.
     #[track_caller]
     fn hears(&mut self, word: &str) {
         assert_eq!(line(&mut self.talk), word);
@@ -102,7 +103,7 @@ impl Partner {
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        // Only a trial that failed leaves one running. What cannot be killed has ended.
+        // Only a failed trial leaves a running process. If it cannot be killed, it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -143,7 +144,7 @@ fn write(space: &Reservation, tag: u64) {
     let span = space.mapped_span(0..1).unwrap();
     let stream = Stream::new(space.device()).unwrap();
     stream.upload(span, &pattern(tag, span.bytes())).unwrap();
-    // The other process knows nothing of the stream.
+    // The other process cannot see the stream.
     stream.synchronize().unwrap();
 }
 
@@ -154,12 +155,12 @@ fn holds(space: &Reservation, tag: u64) -> bool {
     seen == pattern(tag, span.bytes())
 }
 
-/// The importer: checks, writes, waits until the exporter has let go, and checks again.
+/// The importer: checks, writes, waits until the exporter has released the page, and checks again.
 fn import(device: &Device) {
     let bytes = std::env::var(BYTES).unwrap().parse().unwrap();
     let page = {
-        // SAFETY: the descriptor is open, the parent made it this process's alone to have, and
-        // nothing here reads the standard input.
+        // SAFETY: the descriptor is open, the parent gave it to this process alone, and nothing
+        // here reads the standard input.
         let fd = unsafe { OwnedFd::from_raw_fd(0) };
         import_page(device, &fd, bytes).unwrap()
     };
@@ -181,7 +182,7 @@ fn import(device: &Device) {
 fn export_until_killed(device: &Device) {
     let (_pool, _space, page) = written_page(device);
     let fd = page.export().unwrap().into_fd();
-    // It speaks on this process's socket, and returns only if it fails.
+    // The child speaks on this process's socket. The call returns only if the child fails.
     let ended = command(IMPORT, fd.into()).status().unwrap();
     panic!("the importer ended before the exporter was killed: {ended}");
 }
