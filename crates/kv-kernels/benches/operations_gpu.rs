@@ -78,7 +78,6 @@ struct Bench<'w> {
     stream: Stream,
     kernels: KvKernels,
     /// What a device without the newer instructions would run.
-    baseline: KvKernels,
     /// What is read, what is written, and what is written back to.
     pools: [DeviceBuffer; 3],
     /// The bytes of the first pool.
@@ -122,7 +121,6 @@ impl<'w> Bench<'w> {
         let device = ways.device.clone();
         let stream = Stream::new(&device).unwrap();
         let kernels = KvKernels::load(&device).unwrap();
-        let baseline = KvKernels::load_baseline(&device).unwrap();
         let pool_bytes = ways.either(2 << 30, 4 << 20);
         let pools = [0, 1, 2].map(|_| DeviceBuffer::alloc(&device, pool_bytes).unwrap());
         let image = bytemuck::pod_collect_to_vec(&noise(pool_bytes / 8, 1));
@@ -134,7 +132,6 @@ impl<'w> Bench<'w> {
             device,
             stream,
             kernels,
-            baseline,
             pools,
             image,
             moved_bytes,
@@ -379,8 +376,8 @@ impl<'w> Bench<'w> {
     }
 
     fn conversions(&self) {
-        println!("| conversion | scales per | GB/s of 16-bit elements | of copy | baseline |");
-        println!("|---|---|---|---|---|");
+        println!("| conversion | scales per | GB/s of 16-bit elements | of copy |");
+        println!("|---|---|---|---|");
         let narrow_shape = KvShapeOptions { row_bytes: 1024, ..SHAPE };
         let [wide, narrow, back_to] = [(0, SHAPE), (1, narrow_shape), (2, SHAPE)]
             .map(|(n, s)| self.pool(n, s, Order::LayerFirst));
@@ -424,25 +421,19 @@ impl<'w> Bench<'w> {
                 let row = |bytes: &[u8], at: usize, length: usize| bytes[at..][..length].to_vec();
                 // Bytes that cross the bus for each of the 16-bit elements.
                 let line = |name: &str, ways: f64, span: DeviceSpan, one: Line<'_>| {
-                    let kernels = [&self.kernels, &self.baseline];
-                    let seconds = kernels.map(|kernels| {
-                        self.stream.fill(span, 0).unwrap();
-                        self.stream.synchronize().unwrap();
-                        let enqueue = || (one.enqueue)(kernels);
-                        let look = || (one.is_right)(&self.read(span));
-                        self.timed((name, self.moved_bytes), enqueue, look)
-                    });
+                    self.wipe(span);
+                    let look = || (one.is_right)(&self.read(span));
+                    let seconds = self.timed((name, self.moved_bytes), one.enqueue, look);
                     let bytes = self.moved_bytes as f64;
-                    let [of_copy, baseline] =
-                        seconds.map(|seconds| ways * bytes / seconds / self.copied);
                     println!(
-                        "| {name} {format:?} | {per:?} | {:.0} | {of_copy:.2} | {baseline:.2} |",
-                        bytes / seconds[0] / 1e9
+                        "| {name} {format:?} | {per:?} | {:.0} | {:.2} |",
+                        bytes / seconds / 1e9,
+                        ways * bytes / seconds / self.copied
                     );
                 };
                 let to_narrow = Line {
-                    enqueue: &|kernels| {
-                        kernels.quantize_blocks(&self.stream, conversion).unwrap();
+                    enqueue: &|| {
+                        self.kernels.quantize_blocks(&self.stream, conversion).unwrap();
                     },
                     is_right: &|found| {
                         all_rows(wide.shape(), &forth, |pair, plane, token| {
@@ -456,8 +447,8 @@ impl<'w> Bench<'w> {
                 line("bf16 to", 1.5, self.pools[1].span(), to_narrow);
                 let kept = self.read(self.pools[1].span());
                 let from_narrow = Line {
-                    enqueue: &|kernels| {
-                        kernels.dequantize_blocks(&self.stream, returned).unwrap();
+                    enqueue: &|| {
+                        self.kernels.dequantize_blocks(&self.stream, returned).unwrap();
                     },
                     is_right: &|found| {
                         all_rows(wide.shape(), &back, |pair, plane, token| {
@@ -470,8 +461,8 @@ impl<'w> Bench<'w> {
                 line("bf16 from", 1.5, self.pools[2].span(), from_narrow);
                 if per.is_of_block() {
                     let measured = Line {
-                        enqueue: &|kernels| {
-                            kernels.measure_scales(&self.stream, conversion).unwrap();
+                        enqueue: &|| {
+                            self.kernels.measure_scales(&self.stream, conversion).unwrap();
                         },
                         is_right: &|found| {
                             let scales: Vec<f32> = bytemuck::pod_collect_to_vec(found);
@@ -689,7 +680,7 @@ const SCALE: f32 = 0.5;
 
 /// One kind of conversion: what enqueues it, and what its bytes must be.
 struct Line<'a> {
-    enqueue: &'a dyn Fn(&KvKernels),
+    enqueue: &'a dyn Fn(),
     is_right: &'a dyn Fn(&[u8]) -> bool,
 }
 

@@ -129,12 +129,8 @@ impl BlockCopyKernels {
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
         let _site = cuda_driver::site::enter();
         let kernels = Self::new(device);
-        kernels.prepare()?;
+        kernels.module.get(device)?;
         Ok(kernels)
-    }
-
-    pub(crate) fn prepare(&self) -> Result<(), ModuleError> {
-        self.module.get(&self.device).map(|_| ())
     }
 
     /// Launches one kernel with these parameters, unchecked.

@@ -56,25 +56,6 @@ pub struct BlockOffsets<'a> {
     pub report: Option<&'a DeviceReport>,
 }
 
-/// The parameters of the kernel `gather_block_offsets`, unchecked; see `kernels/block_offsets.cu`.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the kernel's own names, explained at its head and in BlockOffsets")]
-pub struct RawBlockOffsets {
-    pub out: u64,
-    pub out_rows: u64,
-    pub source: u64,
-    pub pool_stride: u64,
-    pub row_stride: u64,
-    pub row_index: u64,
-    pub live: u64,
-    pub scales: u64,
-    pub offsets: u64,
-    pub pools: u32,
-    pub rows: u32,
-    pub width: u32,
-    pub report: u64,
-}
-
 impl KvKernels {
     /// Writes, for each pool `p`, row `s < rows` and live column `b`, with
     /// `v = source[p * pool_stride + row_index[s] * row_stride + b]`,
@@ -115,73 +96,38 @@ impl KvKernels {
         let address = |source: Option<KernelSource<'_>>| {
             source.map_or(Ok(0), |source| source.address(stream))
         };
-        let raw = RawBlockOffsets {
-            out: gather.out.address_on(stream)?,
-            out_rows: gather.out_rows.into(),
-            source: gather.source.address(stream)?,
-            pool_stride: gather.pool_stride,
-            row_stride: gather.row_stride,
-            row_index: address(gather.row_index)?,
-            live: address(gather.live)?,
-            scales: gather.scales.address(stream)?,
-            offsets: gather.offsets.address(stream)?,
-            pools: gather.pools,
-            rows: gather.rows,
-            width: gather.width,
-            report: gather.report.map_or(0, DeviceReport::address),
-        };
-        // SAFETY: `check` has found room for all that the kernel reads and writes: one value in each
-        // array for each row or pool, and `pools * pool_stride` entries in the source, beyond which
-        // the kernel does not go whatever the index says. Sources are device memory or spans of
-        // pinned memory, whose memory is not freed before the device has finished (a dropped buffer
-        // is only retired); the kernel writes the output and the report only, both device memory.
-        unsafe { self.gather_block_offsets_raw(stream, &raw) }
-    }
-
-    /// Launches the kernel with these parameters, unchecked.
-    ///
-    /// # Errors
-    /// [`KernelError::Module`] and [`KernelError::Device`].
-    ///
-    /// # Safety
-    /// - every address is of memory that the kernels' device can access, and stays allocated until
-    ///   the kernel has completed; all of what the head of `kernels/block_offsets.cu` names as read
-    ///   or written lies there;
-    /// - no host memory is written.
-    #[track_caller]
-    pub unsafe fn gather_block_offsets_raw(
-        &self,
-        stream: &Stream,
-        raw: &RawBlockOffsets,
-    ) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
         let args = KernelArgs::new()
-            .arg(raw.out)
-            .arg(raw.out_rows)
-            .arg(raw.source)
-            .arg(raw.pool_stride)
-            .arg(raw.row_stride)
-            .arg(raw.row_index)
-            .arg(raw.live)
-            .arg(raw.scales)
-            .arg(raw.offsets)
-            .arg(raw.pools)
-            .arg(raw.rows)
-            .arg(raw.width)
-            .arg(raw.report);
+            .arg(gather.out.address_on(stream)?)
+            .arg(u64::from(gather.out_rows))
+            .arg(gather.source.address(stream)?)
+            .arg(gather.pool_stride)
+            .arg(gather.row_stride)
+            .arg(address(gather.row_index)?)
+            .arg(address(gather.live)?)
+            .arg(gather.scales.address(stream)?)
+            .arg(gather.offsets.address(stream)?)
+            .arg(gather.pools)
+            .arg(gather.rows)
+            .arg(gather.width)
+            .arg(gather.report.map_or(0, DeviceReport::address));
         let threads = ROW_THREADS as u32;
         let config = LaunchConfig {
             grid: [
-                raw.width.div_ceil(threads * COLUMNS_IN_FLIGHT).max(1),
-                raw.rows.clamp(1, GRID_Y_MAX),
-                raw.pools.clamp(1, GRID_Y_MAX),
+                gather.width.div_ceil(threads * COLUMNS_IN_FLIGHT).max(1),
+                gather.rows.clamp(1, GRID_Y_MAX),
+                gather.pools.clamp(1, GRID_Y_MAX),
             ],
             block: [threads, 1, 1],
             shared_bytes: 0,
         };
         let kernel = self.block_offsets.get(self.device())?;
         // SAFETY: the 13 arguments are the parameters of `gather_block_offsets` in
-        // `kernels/block_offsets.cu`, in order and size; the rest is the caller's promise.
+        // `kernels/block_offsets.cu`, in order and size. `check` has found room for all that the
+        // kernel reads and writes: one value in each array for each row or pool, and
+        // `pools * pool_stride` entries in the source, beyond which the kernel does not go whatever
+        // the index says. Sources are device memory or spans of pinned memory, whose memory is not
+        // freed before the device has finished (a dropped buffer is only retired); the kernel writes
+        // the output and the report only, both device memory.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
 }

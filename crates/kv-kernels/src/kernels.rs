@@ -127,8 +127,7 @@ impl KvKernels {
     /// Loads the kernels on `device`.
     ///
     /// The reader, the pattern and the small kernels that steps launch are compiled from their PTX now.
-    /// Every other kernel is compiled at its first launch;
-    /// [`prepare_transfers`](KvKernels::prepare_transfers) does so earlier.
+    /// Every other kernel is compiled at its first launch.
     ///
     /// # Ordering
     /// Waits for the compiler, tenths of a second the first time; not for the device's work.
@@ -140,22 +139,7 @@ impl KvKernels {
         let _site = cuda_driver::site::enter();
         // A device that does not tell is taken for an old one.
         let major = device.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR).unwrap_or(0);
-        Self::load_variant(device, usize::from(major >= NEWER))
-    }
-
-    /// Loads what every device runs, and no variant for the newer ones: the results are the same, and
-    /// conversions slower. For comparisons.
-    ///
-    /// # Errors
-    /// As of [`load`](KvKernels::load).
-    #[track_caller]
-    pub fn load_baseline(device: &Device) -> Result<Self, ModuleError> {
-        let _site = cuda_driver::site::enter();
-        Self::load_variant(device, 0)
-    }
-
-    /// Loads the kernels, of those that have variants this one.
-    fn load_variant(device: &Device, variant: usize) -> Result<Self, ModuleError> {
+        let variant = usize::from(major >= NEWER);
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
@@ -179,41 +163,6 @@ impl KvKernels {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             allow_stored_twice: false.into(),
         })
-    }
-
-    /// Compiles the kernels that transfers to and from this paged memory take, where their chunks are
-    /// aligned as the pages are, so that the first of them need not wait for the compiler.
-    ///
-    /// # Ordering
-    /// Waits for the compiler the first time; not for the device's work.
-    ///
-    /// # Errors
-    /// [`KernelError::OtherDevice`], and [`KernelError::Module`] with the compiler's log.
-    #[track_caller]
-    pub fn prepare_transfers(&self, paged: &PagedKv) -> Result<(), KernelError> {
-        let _site = cuda_driver::site::enter();
-        self.check_device("paged memory", paged.device())?;
-        let alignment = paged.alignment();
-        self.transfer(alignment, TransferKernel::One)?;
-        self.transfer(alignment, TransferKernel::Walk).map(|_| ())
-    }
-
-    /// Compiles what copies, appends, converts and sums blocks and gathers their offsets, so that the
-    /// first launch of each need not wait for the compiler.
-    ///
-    /// # Ordering
-    /// Waits for the compiler the first time; not for the device's work.
-    ///
-    /// # Errors
-    /// [`ModuleError`], with the compiler's log.
-    #[track_caller]
-    pub fn prepare_operations(&self) -> Result<(), ModuleError> {
-        let _site = cuda_driver::site::enter();
-        self.block_offsets.get(&self.device)?;
-        self.copy_blocks.prepare()?;
-        self.append.get(&self.device)?;
-        self.sum_blocks.get(&self.device)?;
-        self.conversions.get(&self.device).map(|_| ())
     }
 
     /// One of five kernels, for vectors of 16, 8, 4, 2 or 1 bytes.

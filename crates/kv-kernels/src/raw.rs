@@ -4,7 +4,6 @@
 
 pub use crate::append::{RawAppend, RawAppendRows};
 pub use crate::block_copy::{BlockCopyKernels, RawBlockCopy};
-pub use crate::block_offsets::RawBlockOffsets;
 pub use crate::block_sum::RawBlockSums;
 pub use crate::block_units::{RawBlockSide, RawBlockUnits};
 pub use crate::launch::{CHUNKS_MAX, RawChunk, RawMapping, RawTransfer};

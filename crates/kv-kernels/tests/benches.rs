@@ -25,7 +25,7 @@ fn operations_gpu_holds_every_way_to_its_bytes() {
     let parts = [
         ("copies", 12),
         ("host_copies", 5),
-        ("conversions", 55),
+        ("conversions", 28),
         ("sums_and_appends", 5),
         ("offsets", 7),
     ];

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use cuda_driver::{CudaDriver, Device};
 use kv_kernels::{
-    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer, references,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer, references,
     tables::GatherRows,
     verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, plane_word},
 };
@@ -40,10 +40,6 @@ fn main() {
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
         ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
-        ("converted_blocks_of_the_baseline_equal_the_reference", |gpu| {
-            let baseline = KvKernels::load_baseline(&gpu.device).unwrap();
-            compare(&On::sim(references()), &On::with(baseline), ops::quantize::outputs);
-        }),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("links_give_what_the_kernels_give", |gpu| {

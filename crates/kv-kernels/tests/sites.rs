@@ -237,11 +237,8 @@ fn launches_of_blocks_name_the_programs_line() {
 #[test]
 fn what_kernels_need_names_the_programs_line() {
     let s = Scene::new();
-    let (watch, kernels, stream) = (&s.watch, &s.kernels, &s.stream);
+    let (watch, stream) = (&s.watch, &s.stream);
     from_here!(watch, "cuModuleLoadDataEx", KvKernels::load(s.device())).0.unwrap();
-    from_here!(watch, "cuModuleLoadDataEx", KvKernels::load_baseline(s.device())).0.unwrap();
-    from_here!(watch, "cuModuleLoadDataEx", kernels.prepare_operations()).0.unwrap();
-    from_here!(watch, "cuModuleLoadDataEx", kernels.prepare_transfers(&s.paged)).0.unwrap();
     let (report, _) = from_here!(watch, "cuMemcpyHtoDAsync", DeviceReport::new(stream));
     from_here!(watch, "cuMemcpyDtoHAsync", report.unwrap().take(stream)).0.unwrap();
     let (shape, layout, span) = (s.shape, *s.paged.layout(), s.pages.span());

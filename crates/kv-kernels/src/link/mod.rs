@@ -204,14 +204,9 @@ impl HostLink {
     /// The same with another profile.
     #[must_use]
     pub fn with_profile(mut self, profile: TransportProfile) -> Self {
-        self.replace_profile(profile);
-        self
-    }
-
-    /// Replaces the profile, for transfers from now on.
-    pub fn replace_profile(&mut self, profile: TransportProfile) -> TransportProfile {
         self.decisions = Decisions::default();
-        std::mem::replace(&mut self.profile, profile)
+        self.profile = profile;
+        self
     }
 
     /// What decides.

@@ -381,12 +381,6 @@ impl HandOver {
         buffers.is_held = false;
         Ok(())
     }
-
-    /// The mover, without the boundary's buffers.
-    #[must_use]
-    pub fn into_mover(self) -> Mover {
-        self.mover
-    }
 }
 
 impl BufferPair {
