@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
-    Granularity, HostAccess, HostAllocFlags, HostFunction, HostRegisterFlags, KernelArgs,
-    LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle, ShareableKind,
-    ShareableRef,
+    Granularity, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig,
+    PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle, ShareableKind, ShareableRef,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -173,8 +172,6 @@ macro_rules! counted_all { () => { counted! {
         graph_instantiate(graph: u64) -> u64 = "cuGraphInstantiate";
         graph_exec_destroy(exec: u64) -> () = "cuGraphExecDestroy";
         graph_launch(exec: u64, stream: u64) -> () = "cuGraphLaunch";
-        launch_host_func(stream: u64, function: HostFunction, user_data: u64) -> ()
-            = "cuLaunchHostFunc";
     }
 } } }
 counted_all!();

@@ -1,6 +1,5 @@
 //! The seam: our driver calls, as one object-safe trait over plain integers.
 
-use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
 
@@ -12,11 +11,6 @@ use crate::{
 
 /// `Result` of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
-
-/// A function of the host that a stream calls (`CUhostFn`).
-///
-/// It must not unwind, must not make driver calls, and must not wait for work of a device.
-pub type HostFunction = unsafe extern "C" fn(user_data: *mut c_void);
 
 /// An access of the host to memory that devices can reach too.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -729,25 +723,6 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam), of every kernel of the graph.
     unsafe fn graph_launch(&self, exec: u64, stream: u64) -> DriverResult<()>;
-
-    /// `cuLaunchHostFunc`: makes the stream call `function` with `user_data`, a pointer, when it
-    /// gets there.
-    ///
-    /// Work enqueued later waits until it has returned. It is not called when the device is lost
-    /// before. Driver calls that it makes may answer `NOT_PERMITTED`, or stand still for ever.
-    ///
-    /// # Errors
-    /// What the driver answers.
-    ///
-    /// # Safety
-    /// See [Safety of the seam](Driver#safety-of-the-seam); and `function` may be called with
-    /// `user_data` once, on any thread, at any time from now on.
-    unsafe fn launch_host_func(
-        &self,
-        stream: u64,
-        function: HostFunction,
-        user_data: u64,
-    ) -> DriverResult<()>;
 }
 
 /// One copy of a batch: addresses of any memory that the current context's device reaches.

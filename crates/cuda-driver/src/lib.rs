@@ -130,9 +130,7 @@ pub use counting::CountingDriver;
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
-pub use driver::{
-    AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, HostFunction, PeerCopy,
-};
+pub use driver::{AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, PeerCopy};
 pub use error::{DriverError, ErrorCode, Unavailable};
 pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{CopyError, DeviceBuffer, OutOfBounds, PinnedBuffer, PinnedSpan, ReaderError};

@@ -8,12 +8,11 @@ use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::site::Site;
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
-    DriverResult, ErrorCode, Granularity, HostAccess, HostAllocFlags, HostFunction,
-    HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
+    DriverResult, ErrorCode, Granularity, HostAccess, HostAllocFlags, HostRegisterFlags,
+    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
 };
 
 use crate::SimDriver;
-use crate::host_functions::{HostCall, refuse_inside, told_inside};
 use crate::host_memory::{PageableRange, RegisteredRange};
 use crate::kernels::{BLOCK_THREADS_MAX, GRID_MAX};
 use crate::scheduler::Goal;
@@ -57,7 +56,6 @@ impl SimDriver {
         call: &'static str,
         body: impl FnOnce(&mut Machine) -> Answer<T>,
     ) -> DriverResult<T> {
-        refuse_inside().map_err(|code| DriverError::new(call, code))?;
         CALLING.set(Some(Location::caller()));
         let mut state = self.state();
         let answer = state.enter(call).and_then(|()| body(&mut state));
@@ -112,11 +110,8 @@ impl Driver for SimDriver {
 
     #[track_caller]
     fn host_access(&self, access: HostAccess) {
-        // Inside a host function, the access belongs to the call that enqueued the function.
-        if !told_inside(access) {
-            CALLING.set(Some(Location::caller()));
-            self.state().host_access(access);
-        }
+        CALLING.set(Some(Location::caller()));
+        self.state().host_access(access);
     }
 
     fn driver_get_version(&self) -> DriverResult<i32> {
@@ -589,17 +584,5 @@ impl Driver for SimDriver {
     #[track_caller]
     unsafe fn graph_launch(&self, exec: u64, stream: u64) -> DriverResult<()> {
         self.call("cuGraphLaunch", |state| state.graph_launch(exec, stream))
-    }
-
-    #[track_caller]
-    unsafe fn launch_host_func(
-        &self,
-        stream: u64,
-        function: HostFunction,
-        user_data: u64,
-    ) -> DriverResult<()> {
-        // SAFETY: the caller promises exactly what `HostCall::new` requires.
-        let host = unsafe { HostCall::new(function, user_data) };
-        self.call("cuLaunchHostFunc", |state| state.launch_host(stream, host))
     }
 }

@@ -44,10 +44,6 @@
 //! a device that runs each operation at once. [`explore_random`] runs many random orders. A failure
 //! comes with a [`Script`] for [`replay`], and with a list of all that ran, in order.
 //!
-//! A host function that a stream calls runs on the waiting thread, with the machine locked. Its
-//! driver calls are refused (`NOT_PERMITTED`), and it must not wait for driver calls of other
-//! threads.
-//!
 //! # Races
 //! A race is two accesses to the same bytes that nothing orders, at least one of them a write. A
 //! race is a finding in every run, whichever order the device took. Accesses by operations of all
@@ -119,9 +115,8 @@
 //! Computation of the program between calls takes no time, unless [`SimDriver::advance_host`] adds
 //! it. All host threads share one clock. Not modelled: caches, occupancy, the latency of single
 //! accesses, contention between kernels and link copies for memory, kernels that access another
-//! device's memory (counted as local), write-combined memory, and host functions (they take no
-//! time). A query answered "done" moves the clock to the end of the queried work. A hold or a
-//! delayed event does not move the clock.
+//! device's memory (counted as local), and write-combined memory. A query answered "done" moves the
+//! clock to the end of the queried work. A hold or a delayed event does not move the clock.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -134,7 +129,6 @@ mod explore;
 mod faults;
 mod findings;
 mod graphs;
-mod host_functions;
 mod host_memory;
 mod kernels;
 mod leaks;

@@ -23,9 +23,8 @@ use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 /// clone is dropped.
 #[derive(Clone)]
 pub struct SimDriver {
-    /// The whole machine. Two kinds of foreign code run while this lock is held: kernel references,
-    /// which cannot reach the driver that runs them, and host functions, which can. A driver call
-    /// made by a host function is refused before it asks for the lock.
+    /// The whole machine. Kernel references run while this lock is held, and cannot reach the driver
+    /// that runs them.
     state: Arc<Mutex<Machine>>,
 }
 

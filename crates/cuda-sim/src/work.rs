@@ -7,7 +7,6 @@ use cuda_driver::{BatchCopy, ErrorCode, KernelArgs, LaunchConfig};
 use parking_lot::Mutex;
 
 use crate::findings::{Finding, FindingKind, KernelSite};
-use crate::host_functions::HostCall;
 use crate::memory::{View, Viewer};
 use crate::ptx::{self, ObservationKind, Outcome, Program, Site};
 use crate::races::{CallName, Order, Touches};
@@ -42,8 +41,6 @@ pub(crate) enum Work {
     Fill { destination: u64, bytes: u64, value: u8 },
     /// Runs a kernel.
     Launch(Box<Launch>),
-    /// Calls a host function.
-    CallHost(HostCall),
     /// Completes an event.
     Record(u64),
     /// Waits for a point of another stream.
@@ -138,11 +135,6 @@ impl Machine {
                         Ok(())
                     }
                 }
-            }
-            Work::CallHost(call) => {
-                let accesses = call.run();
-                self.host_function_accessed(order.as_ref(), &accesses);
-                Ok(())
             }
             // The completion of a record is reported with its time.
             Work::Record(_) | Work::Wait(_) => Ok(()),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use common::*;
 use cuda_driver::{Driver, ErrorCode, KernelArgs, LaunchConfig};
-use cuda_sim::{FindingKind, Pace, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, Pace, SimConfig};
 
 #[test]
 fn a_pinned_source_is_read_when_the_copy_runs() {
@@ -326,79 +326,30 @@ fn events_order_streams_of_two_devices() {
     }
 }
 
-type Notes = std::sync::Arc<std::sync::Mutex<Vec<u8>>>;
-
-/// A letter to append to a list.
-struct Note {
-    letter: u8,
-    list: Notes,
-}
-
-unsafe extern "C" fn write_note(user_data: *mut std::ffi::c_void) {
-    // SAFETY: `call_note` made the pointer from a box, and a stream calls this once with it.
-    let note = unsafe { Box::from_raw(user_data.cast::<Note>()) };
-    note.list.lock().unwrap().push(note.letter);
-}
-
-fn call_note(sim: &SimDriver, stream: u64, letter: u8, list: &Notes) {
-    let note = Box::new(Note { letter, list: list.clone() });
-    let user_data = Box::into_raw(note).expose_provenance() as u64;
-    // SAFETY: `write_note` takes the box back, on whichever thread it runs.
-    unsafe { sim.launch_host_func(stream, write_note, user_data) }.unwrap();
-}
-
 #[test]
-fn host_functions_run_in_the_order_of_their_stream() {
-    let seen: BTreeSet<Vec<u8>> = (0..200)
+fn kernels_run_in_the_order_of_their_stream() {
+    let seen: BTreeSet<Vec<u32>> = (0..200)
         .map(|seed| {
             let sim = paced(Pace::Random, seed);
             let streams = [0; 2].map(|_| sim.stream_create(false).unwrap());
             let (device, host) = (sim.mem_alloc(1).unwrap(), pinned(&sim, 1));
-            let list = Notes::default();
+            let list = Notes::new(&sim);
             host_write(host, b"?");
             fill(&sim, device, b'!', 1, streams[0]).unwrap();
             // SAFETY: the host reads the byte after the stream has ended.
             unsafe { sim.memcpy_dtoh_async(host, device, 1, streams[0]) }.unwrap();
-            call_note(&sim, streams[0], b'a', &list);
-            call_note(&sim, streams[0], b'b', &list);
-            call_note(&sim, streams[1], b'c', &list);
-            assert!(list.lock().unwrap().is_empty(), "nothing runs when it is enqueued");
+            list.enqueue(&sim, streams[0], 1);
+            list.enqueue(&sim, streams[0], 2);
+            list.enqueue(&sim, streams[1], 3);
+            assert!(list.numbers().is_empty(), "nothing runs when it is enqueued");
             sync(&sim, streams[0]).unwrap();
             assert_eq!(host_read(host, 1), b"!");
-            assert!(list.lock().unwrap().len() >= 2);
+            assert!(list.numbers().len() >= 2);
             sim.ctx_synchronize().unwrap();
-            let list = list.lock().unwrap();
-            list.clone()
+            list.numbers()
         })
         .collect();
-    assert_eq!(seen, [b"abc", b"acb", b"cab"].map(|order| order.to_vec()).into());
-}
-
-/// Makes a driver call, and stores its result.
-struct Caller {
-    sim: SimDriver,
-    answer: Option<Result<i32, ErrorCode>>,
-}
-
-unsafe extern "C" fn call_driver(user_data: *mut std::ffi::c_void) {
-    // SAFETY: the test passes a `Caller` that outlives the call, and waits for it.
-    let caller = unsafe { &mut *user_data.cast::<Caller>() };
-    caller.answer = Some(caller.sim.device_get_count().map_err(|error| error.code));
-}
-
-#[test]
-fn a_host_function_may_not_call_the_driver() {
-    let sim = seeded(0);
-    let stream = sim.stream_create(false).unwrap();
-    let caller = Box::into_raw(Box::new(Caller { sim: sim.clone(), answer: None }));
-    // SAFETY: the box is taken back only after the stream has ended.
-    unsafe { sim.launch_host_func(stream, call_driver, caller.expose_provenance() as u64) }
-        .unwrap();
-    sync(&sim, stream).unwrap();
-    // SAFETY: the pointer is of the box above, and nothing else uses it any more.
-    let caller = unsafe { Box::from_raw(caller) };
-    assert_eq!(caller.answer, Some(Err(ErrorCode::NOT_PERMITTED)));
-    assert_eq!(sim.device_get_count().unwrap(), 1, "outside it may");
+    assert_eq!(seen, [[1, 2, 3], [1, 3, 2], [3, 1, 2]].map(|order| order.to_vec()).into());
 }
 
 #[test]
@@ -500,7 +451,7 @@ fn at_the_slowest_pace_a_program_that_polls_ends() {
 }
 
 #[test]
-fn at_the_slowest_pace_destroyed_streams_and_host_functions_are_waited_for() {
+fn at_the_slowest_pace_destroyed_streams_and_kernels_are_waited_for() {
     let sim = machine(SimConfig { devices: 2, ..SimConfig::default() });
     sim.set_pace(Pace::Slowest);
     let [gone, stream] = [(); 2].map(|()| sim.stream_create(false).unwrap());
@@ -511,15 +462,15 @@ fn at_the_slowest_pace_destroyed_streams_and_host_functions_are_waited_for() {
     // SAFETY: the stream is alive, and nothing uses it afterwards.
     unsafe { sim.stream_destroy(gone) }.unwrap();
     wait(&sim, stream, event).unwrap();
-    let list = Notes::default();
-    call_note(&sim, stream, b'a', &list);
-    // The call does not wait for another device or another stream.
+    let list = Notes::new(&sim);
+    list.enqueue(&sim, stream, 1);
+    // The wait covers no work of other devices or streams.
     bind(&sim, 1);
     let far = sim.mem_alloc(4).unwrap();
     let elsewhere = sim.stream_create(false).unwrap();
     fill(&sim, far, 1, 4, elsewhere).unwrap();
     sync(&sim, stream).unwrap();
-    assert_eq!(*list.lock().unwrap(), b"a");
+    assert_eq!(list.numbers(), [1]);
     assert_eq!(sim.run_all(), 1, "the fill on the other device");
 }
 

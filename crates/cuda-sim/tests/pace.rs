@@ -6,9 +6,8 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::ffi::c_void;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use common::*;
 use cuda_driver::{Driver, DriverResult};
@@ -26,44 +25,10 @@ fn sync_event(sim: &SimDriver, event: u64) {
     unsafe { sim.event_synchronize(event) }.unwrap();
 }
 
-/// Numbers of the operations that have run, in order.
-#[derive(Clone, Default)]
-struct Ran(Arc<Mutex<Vec<u32>>>);
-
-/// A number to append when the stream reaches it.
-struct Mark {
-    number: u32,
-    ran: Ran,
-}
-
-unsafe extern "C" fn append(user_data: *mut c_void) {
-    // SAFETY: `Ran::enqueue` made the pointer from a box, and a stream calls this once with it.
-    let mark = unsafe { Box::from_raw(user_data.cast::<Mark>()) };
-    mark.ran.0.lock().unwrap().push(mark.number);
-}
-
-impl Ran {
-    /// Enqueues an operation that only records that it ran.
-    fn enqueue(&self, sim: &SimDriver, stream: u64, number: u32) {
-        let mark = Box::new(Mark { number, ran: self.clone() });
-        let user_data = Box::into_raw(mark).expose_provenance() as u64;
-        // SAFETY: `append` takes the box back, on whichever thread it runs.
-        unsafe { sim.launch_host_func(stream, append, user_data) }.unwrap();
-    }
-
-    fn numbers(&self) -> Vec<u32> {
-        self.0.lock().unwrap().clone()
-    }
-
-    fn sorted(&self) -> Vec<u32> {
-        let mut numbers = self.numbers();
-        numbers.sort_unstable();
-        numbers
-    }
-}
-
-fn one_behind() -> (SimDriver, Ran) {
-    (paced(Pace::OneBehind, 1), Ran::default())
+fn one_behind() -> (SimDriver, Notes) {
+    let sim = paced(Pace::OneBehind, 1);
+    let ran = Notes::new(&sim);
+    (sim, ran)
 }
 
 #[test]
@@ -77,7 +42,7 @@ fn a_query_answers_before_anything_runs_after_it() {
             assert!(!query(&sim, event).unwrap(), "seed {seed}: nothing has run yet");
             let event_done = query(&sim, event).unwrap();
             sync_event(&sim, event);
-            Ran::default().enqueue(&sim, other, 1);
+            Notes::new(&sim).enqueue(&sim, other, 1);
             assert!(!query_stream(&sim, other).unwrap(), "seed {seed}: nothing has run yet");
             [event_done, query_stream(&sim, other).unwrap()]
         })
@@ -91,12 +56,13 @@ fn a_query_answers_before_anything_runs_after_it() {
 fn after_a_query_run_none_to_three_operations_of_any_stream() {
     let seen: BTreeSet<usize> = (0..200)
         .map(|seed| {
-            let (sim, ran) = (paced(Pace::Random, seed), Ran::default());
+            let sim = paced(Pace::Random, seed);
+            let ran = Notes::new(&sim);
             let streams = [(); 5].map(|()| sim.stream_create(false).unwrap());
             for (number, &stream) in (0..).zip(&streams) {
                 ran.enqueue(&sim, stream, number);
             }
-            assert_eq!(ran.numbers(), []);
+            assert!(ran.numbers().is_empty());
             assert!(!query_stream(&sim, streams[0]).unwrap());
             ran.numbers().len()
         })
@@ -167,7 +133,7 @@ fn one_behind_the_last_operation_of_each_stream_is_pending() {
     let (sim, ran) = one_behind();
     let [first, second] = [(); 2].map(|()| sim.stream_create(false).unwrap());
     ran.enqueue(&sim, first, 1);
-    assert_eq!(ran.numbers(), []);
+    assert!(ran.numbers().is_empty());
     ran.enqueue(&sim, first, 2);
     assert_eq!(ran.numbers(), [1]);
     ran.enqueue(&sim, second, 10);
@@ -202,7 +168,7 @@ fn one_behind_a_stream_that_waits_for_the_last_operation_of_another_stands_still
     wait(&sim, second, event).unwrap();
     ran.enqueue(&sim, second, 1);
     ran.enqueue(&sim, second, 2);
-    assert_eq!(ran.numbers(), []);
+    assert!(ran.numbers().is_empty());
     ran.enqueue(&sim, first, 3);
     assert_eq!(ran.numbers(), [1], "the record was the last, and is not any more");
 }
@@ -236,7 +202,7 @@ fn one_behind_the_default_stream_stands_still_behind_the_last_operation_before_i
     ran.enqueue(&sim, blocking, 1);
     ran.enqueue(&sim, 0, 2);
     ran.enqueue(&sim, 0, 3);
-    assert_eq!(ran.numbers(), [], "2 is not the last, but comes after 1, which is");
+    assert!(ran.numbers().is_empty(), "2 is not the last, but comes after 1, which is");
     ran.enqueue(&sim, blocking, 4);
     assert_eq!(ran.numbers(), [1, 2], "4 comes after 3");
     ran.enqueue(&sim, blocking, 5);
@@ -253,7 +219,7 @@ fn one_behind_a_released_hold_and_a_new_pace_leave_the_last_operation() {
     for number in 1..=3 {
         ran.enqueue(&sim, stream, number);
     }
-    assert_eq!(ran.numbers(), []);
+    assert!(ran.numbers().is_empty());
     sim.release_hold(stream);
     assert_eq!(ran.numbers(), [1, 2]);
     sim.set_pace(Pace::Slowest);
@@ -293,7 +259,8 @@ fn one_behind_a_program_that_polls_ends() {
 #[test]
 fn a_wait_that_would_hang_runs_what_it_does_not_wait_for() {
     for pace in PACES {
-        let (sim, ran) = (paced(pace, 1), Ran::default());
+        let sim = paced(pace, 1);
+        let ran = Notes::new(&sim);
         let [held, other] = [(); 2].map(|()| sim.stream_create(false).unwrap());
         sim.hold(held);
         ran.enqueue(&sim, held, 1);
@@ -364,7 +331,8 @@ impl Model {
 #[test]
 fn one_behind_exactly_what_the_rule_says_has_run_after_every_call() {
     for seed in 0..300u64 {
-        let (sim, ran) = (paced(Pace::OneBehind, seed), Ran::default());
+        let sim = paced(Pace::OneBehind, seed);
+        let ran = Notes::new(&sim);
         let streams = [(); 4].map(|()| sim.stream_create(false).unwrap());
         let events = [(); 4].map(|()| sim.event_create(false).unwrap());
         let mut recorded = [None; 4];
@@ -404,7 +372,9 @@ fn one_behind_exactly_what_the_rule_says_has_run_after_every_call() {
                 }
             }
             model.keep_one_behind();
-            assert_eq!(ran.sorted(), model.marks(), "seed {seed}, call {number}");
+            let mut numbers = ran.numbers();
+            numbers.sort_unstable();
+            assert_eq!(numbers, model.marks(), "seed {seed}, call {number}");
             for (stream, &handle) in streams.iter().enumerate() {
                 let is_idle = model.done[stream] == model.streams[stream].len();
                 assert_eq!(
@@ -438,7 +408,7 @@ fn passes_with(name: &str, word: Option<&str>) -> Result<(), String> {
 /// Number of three operations that have run after each call, and after a query.
 fn progress(sim: &SimDriver) -> [usize; 4] {
     bind(sim, 0);
-    let (stream, ran) = (sim.stream_create(false).unwrap(), Ran::default());
+    let (stream, ran) = (sim.stream_create(false).unwrap(), Notes::new(sim));
     let mut progress = [0; 4];
     for (number, so_far) in (0..3).zip(&mut progress) {
         ran.enqueue(sim, stream, number);

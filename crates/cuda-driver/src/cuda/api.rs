@@ -306,11 +306,6 @@ api! {
     );
     cuGraphExecDestroy = cuGraphExecDestroy(exec: CUgraphExec);
     cuGraphLaunch = cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
-    cuLaunchHostFunc = cuLaunchHostFunc(
-        stream: CUstream,
-        function: sys::CUhostFn,
-        user_data: *mut c_void,
-    );
 }
 
 // Where `=>` stands above, the integer has the size of the enum that it replaces.

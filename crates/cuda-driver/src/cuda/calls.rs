@@ -17,9 +17,9 @@ use smallvec::SmallVec;
 use super::{CudaDriver, descriptors, jit, shareable};
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
-    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
-    KernelArgs, LaunchConfig, MemoryKind, PeerAttribute, PeerCopy, PointerAttributes,
-    ShareableHandle, ShareableKind, ShareableRef,
+    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostRegisterFlags, KernelArgs,
+    LaunchConfig, MemoryKind, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle,
+    ShareableKind, ShareableRef,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -642,18 +642,6 @@ impl Driver for CudaDriver {
         // SAFETY: the caller passes a live instance, whose kernels access what they may, and a live
         // stream, or 0 for the default one.
         unsafe { self.api.cuGraphLaunch(exec as CUgraphExec, stream as CUstream) }
-    }
-
-    unsafe fn launch_host_func(
-        &self,
-        stream: u64,
-        function: HostFunction,
-        user_data: u64,
-    ) -> DriverResult<()> {
-        let user_data = ptr::with_exposed_provenance_mut(user_data as usize);
-        // SAFETY: the caller passes a live stream, and allows the function to be called with the
-        // pointer, which only the function follows.
-        unsafe { self.api.cuLaunchHostFunc(stream as CUstream, Some(function), user_data) }
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
-    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostFunction, HostRegisterFlags,
-    KernelArgs, LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
+    DriverResult, ErrorCode, Granularity, HostAllocFlags, HostRegisterFlags, KernelArgs,
+    LaunchConfig, PeerAttribute, PeerCopy, PointerAttributes,
 };
 use parking_lot::Mutex;
 
@@ -202,6 +202,5 @@ forward! {
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ();
         graph_add_kernel_node(graph: u64, function: u64, config: &LaunchConfig, args: &KernelArgs) -> u64;
         graph_launch(exec: u64, stream: u64) -> ();
-        launch_host_func(stream: u64, function: HostFunction, user_data: u64) -> ();
     }
 }

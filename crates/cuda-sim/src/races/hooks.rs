@@ -27,9 +27,6 @@ impl Races {
         (address, bytes): (u64, u64),
         how: How,
     ) {
-        if bytes == 0 {
-            return;
-        }
         self.changed_since(order, how, (address, bytes));
         let epoch = Epoch::new(order.actor, order.sequence, how);
         let mut done = 0;

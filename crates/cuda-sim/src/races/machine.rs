@@ -47,7 +47,7 @@ impl Touches {
             Work::Fill { destination, bytes, .. } => {
                 vec![(engine(device), (*destination, *bytes), How::WRITE)]
             }
-            Work::Launch(_) | Work::CallHost(_) | Work::Record(_) | Work::Wait(_) => Vec::new(),
+            Work::Launch(_) | Work::Record(_) | Work::Wait(_) => Vec::new(),
         })
     }
 }
@@ -83,24 +83,6 @@ impl Machine {
         let range = (access.address, access.bytes);
         self.races.host_accessed(&self.memory, sequence, range, how);
         self.tell_races();
-    }
-
-    /// Records accesses of a host function that a stream called.
-    pub(crate) fn host_function_accessed(
-        &mut self,
-        order: Option<&Order>,
-        accesses: &[HostAccess],
-    ) {
-        let Some(order) = order else { return };
-        for access in accesses {
-            let how = How { writes: access.writes, strong: false };
-            let range = (access.address, access.bytes);
-            let pinned = self.memory.host.pinned_parts(range);
-            // Memory that was freed meanwhile has no pinned parts, and is recorded as a whole.
-            for range in if pinned.is_empty() { vec![range] } else { pinned } {
-                self.races.touched(&self.memory, order, Viewer::ANY, range, how);
-            }
-        }
     }
 
     /// Records that the host now knows a goal to be reached. For a point, the caller reports its

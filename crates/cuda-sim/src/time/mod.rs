@@ -472,7 +472,7 @@ impl Demand {
             Work::Fetch { bytes, .. } => Self::Fetch(bytes),
             Work::Fill { bytes, .. } => Self::Fill(bytes),
             Work::Launch(_) => Self::Kernel(Traffic::default()),
-            Work::Record(_) | Work::CallHost(_) => Self::Nothing,
+            Work::Record(_) => Self::Nothing,
             Work::Wait(point) => Self::Wait(point),
         }
     }

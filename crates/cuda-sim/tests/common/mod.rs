@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::cell::{Cell, RefCell};
+
 use cuda_driver::reference::{KernelReference, ReferenceError};
 use cuda_driver::{
     AccessDesc, AllocationProp, Driver, DriverResult, ErrorCode, HostAllocFlags, KernelArgs,
@@ -20,10 +22,11 @@ pub const PTX: &str = "
 .address_size 64
 .visible .entry copy_bytes(.param .u64 a, .param .u64 b, .param .u64 n) { ret; }
 .visible .entry add_one(.param .u64 a) { ret; }
+.visible .entry note(.param .u64 list, .param .u32 number) { ret; }
 .visible .entry unknown_kernel() { ret; }
 ";
 
-/// `copy_bytes(to, from, n)` and `add_one(to)`.
+/// `copy_bytes(to, from, n)`, `add_one(to)`, and `note(list, number)` of [`Notes`].
 pub const REFERENCES: &[KernelReference] = &[
     KernelReference {
         name: "copy_bytes",
@@ -41,9 +44,51 @@ pub const REFERENCES: &[KernelReference] = &[
             Ok(memory.store(address, &[value + 1])?)
         },
     },
+    KernelReference {
+        name: "note",
+        run: |_, _, args| {
+            let list = args.get::<u64>(0).ok_or(ReferenceError::Argument { index: 0 })?;
+            let number = args.get::<u32>(1).ok_or(ReferenceError::Argument { index: 1 })?;
+            NOTED.with_borrow_mut(|noted| noted.push((list, number)));
+            Ok(())
+        },
+    },
 ];
 
-/// A machine of `config` with device 0's context bound on this thread.
+thread_local! {
+    /// The lists and numbers of the `note` kernels that ran on this thread, in order.
+    static NOTED: RefCell<Vec<(u64, u32)>> = const { RefCell::new(Vec::new()) };
+    static LISTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Numbers of the kernels that have run, in order. The simulated device runs them on the thread that
+/// calls it, and they touch no memory.
+pub struct Notes {
+    function: u64,
+    list: u64,
+}
+
+impl Notes {
+    pub fn new(sim: &SimDriver) -> Self {
+        sim.register_kernels(REFERENCES);
+        let list = LISTS.get();
+        LISTS.set(list + 1);
+        Self { function: kernel(sim, "note"), list }
+    }
+
+    /// Enqueues a kernel that does nothing but tell that it ran.
+    pub fn enqueue(&self, sim: &SimDriver, stream: u64, number: u32) {
+        let args = KernelArgs::new().arg(self.list).arg(number);
+        launch(sim, self.function, &args, stream).unwrap();
+    }
+
+    pub fn numbers(&self) -> Vec<u32> {
+        let of_list = |&(list, number): &(u64, u32)| (list == self.list).then_some(number);
+        NOTED.with_borrow(|noted| noted.iter().filter_map(of_list).collect())
+    }
+}
+
+/// A machine of `config` with device 0's context bound here.
 pub fn machine(config: SimConfig) -> SimDriver {
     let sim = SimDriver::new(config).unwrap();
     sim.register_kernels(REFERENCES);

@@ -148,10 +148,15 @@ fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> R
             continue;
         }
         // The end of a context is reported for its streams, not for the memory that they used last.
-        let is_context = |access: &Access| {
-            access.line == other.line && matches!(access.resource, Resource::Context(_))
+        // The work of its streams counts as over afterwards, so no later end is reported for it.
+        let last = one.sequence.max(other.sequence);
+        let is_context = |(work, end): &&(&Access, &Access)| {
+            let is_of_pair =
+                work.stream.is_some() && [one.stream, other.stream].contains(&work.stream);
+            matches!(end.resource, Resource::Context(_))
+                && (end.line == other.line || is_of_pair && end.sequence < last)
         };
-        if is_bytes && told.iter().any(|(_, end)| is_context(end)) {
+        if is_bytes && told.iter().any(is_context) {
             continue;
         }
         let mut left = one.mask & other.mask & ALL;

@@ -381,17 +381,7 @@ impl Generator {
                 let graph = self.graph(program, &oracle, device)?;
                 enqueue(Work::Graph(graph))
             }
-            70..75 => {
-                let count = 1 + self.random.below(2);
-                let accesses: Option<Vec<_>> = (0..count)
-                    .map(|_| {
-                        let at = self.span(program, &oracle, None, true)?;
-                        Some((at, self.random.percent(50)))
-                    })
-                    .collect();
-                enqueue(Work::HostFunction(accesses?))
-            }
-            75..83 => {
+            70..83 => {
                 let at = self.span(program, &oracle, None, true)?;
                 Some(Step::Host { at, writes: self.random.percent(50) })
             }

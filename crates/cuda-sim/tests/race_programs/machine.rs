@@ -1,7 +1,5 @@
 //! Runs a program on a simulated machine.
 
-use std::ffi::c_void;
-
 use cuda_driver::reference::{KernelReference, ReferenceError};
 use cuda_driver::site::{self, Entered, Site, enter};
 use cuda_driver::{
@@ -71,20 +69,6 @@ pub fn place_of(line: usize) -> Option<Site> {
     site::current()
 }
 
-/// The accesses that a host function reports.
-struct Task {
-    sim: SimDriver,
-    accesses: Vec<HostAccess>,
-}
-
-unsafe extern "C" fn perform(data: *mut c_void) {
-    // SAFETY: the task outlives the machine's last operation.
-    let task = unsafe { &*data.cast_const().cast::<Task>() };
-    for &access in &task.accesses {
-        task.sim.host_access(access);
-    }
-}
-
 /// The result of a run.
 #[derive(Debug)]
 pub struct Run {
@@ -115,8 +99,6 @@ struct Machine<'p> {
     /// Each device's module and its kernels.
     modules: Vec<Option<(u64, u64, u64)>>,
     graphs: Vec<u64>,
-    #[allow(clippy::vec_box, reason = "the machine holds their addresses")]
-    tasks: Vec<Box<Task>>,
     answers: Vec<bool>,
 }
 
@@ -170,7 +152,6 @@ impl<'p> Machine<'p> {
             handles: Vec::new(),
             modules: Vec::new(),
             graphs: Vec::new(),
-            tasks: Vec::new(),
             answers: Vec::new(),
         };
         machine.make_contexts()?;
@@ -516,21 +497,10 @@ impl<'p> Machine<'p> {
             }
             // SAFETY: as above.
             Work::Graph(graph) => unsafe { sim.graph_launch(self.graphs[*graph], stream) },
-            Work::HostFunction(accesses) => self.host_function(accesses, stream),
             // SAFETY: as above.
             Work::Record(event) => unsafe { sim.event_record(self.events[*event], stream) },
             // SAFETY: as above.
             Work::Wait(event) => unsafe { sim.stream_wait_event(stream, self.events[*event]) },
         }
-    }
-
-    fn host_function(&mut self, accesses: &[(Span, bool)], stream: u64) -> DriverResult<()> {
-        let accesses = accesses.iter().map(|&(at, writes)| self.host_access(at, writes)).collect();
-        let task = Box::new(Task { sim: self.sim.clone(), accesses });
-        let data = std::ptr::from_ref(&*task).expose_provenance() as u64;
-        self.tasks.push(task);
-        // SAFETY: the task lives as long as this machine, and all operations run before the machine
-        // is dropped.
-        unsafe { self.sim.launch_host_func(stream, perform, data) }
     }
 }

@@ -377,7 +377,6 @@ impl<'p> Oracle<'p> {
                 copies.iter().flat_map(|&(to, from)| [(from, false), (to, true)]).collect()
             }
             Work::Atomic(at) => vec![(*at, false), (*at, true)],
-            Work::HostFunction(ranges) => ranges.clone(),
             Work::Record(_) => Vec::new(),
             Work::Wait(event) => {
                 let Some(record) = self.recorded[*event] else { return Ok(()) };

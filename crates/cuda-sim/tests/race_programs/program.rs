@@ -93,7 +93,6 @@ pub enum Work {
     /// A kernel that adds to a word atomically.
     Atomic(Span),
     Graph(usize),
-    HostFunction(Vec<(Span, bool)>),
     Record(usize),
     Wait(usize),
 }

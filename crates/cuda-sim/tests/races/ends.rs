@@ -318,17 +318,6 @@ fn memory_given_back_and_registered_again_under_work() {
 }
 
 #[test]
-fn pinned_memory_freed_before_a_host_function_reads_it() {
-    planted_on(&without_waits(), |run| {
-        let (host, a) = (run.pinned(64), run.stream());
-        let first = run.host_function((host, 64), false, a);
-        run.host_waits(a);
-        let second = run.free_host(host);
-        race(first.reads(), second.ends()).over(host, 64).hazard("H3")
-    });
-}
-
-#[test]
 fn a_module_unloaded_under_a_graph() {
     planted_on(&without_waits(), |run| {
         let (x, a) = (run.alloc(WORDS), run.stream());

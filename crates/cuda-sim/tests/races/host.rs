@@ -1,4 +1,4 @@
-//! The host and host functions in streams, with copies and kernels that use the same pinned memory.
+//! The host beside copies and kernels that use pinned memory.
 
 use crate::harness::{Edge, LANES, planted, race};
 
@@ -185,52 +185,6 @@ fn the_host_reads_what_the_default_stream_brings() {
         let default = run.default_stream(0);
         let first = run.download(host, memory, 64, default);
         run.host_waits(default);
-        let second = run.host_reads(host, 64);
-        race(first.writes(), second.reads()).over(host, 64).hazard("H21")
-    });
-}
-
-#[test]
-fn a_host_function_writes_what_an_upload_reads() {
-    planted(|run| {
-        let (host, memory) = (run.pinned(64), run.alloc(64));
-        let (a, b) = (run.stream(), run.stream());
-        let first = run.host_function((host, 32), true, a);
-        run.order(a, b);
-        let second = run.upload(memory, host, 64, b);
-        race(first.writes(), second.reads()).over(host, 32).hazard("H23")
-    });
-}
-
-#[test]
-fn a_host_function_reads_what_a_download_brings() {
-    planted(|run| {
-        let (host, memory) = (run.pinned(64), run.alloc(64));
-        let (a, b) = (run.stream(), run.stream());
-        let first = run.download(host, memory, 64, a);
-        run.order(a, b);
-        let second = run.host_function((host, 32), false, b);
-        race(first.writes(), second.reads()).over(host, 32).hazard("H23")
-    });
-}
-
-#[test]
-fn the_host_writes_what_a_host_function_reads() {
-    planted(|run| {
-        let (host, a) = (run.pinned(64), run.stream());
-        let first = run.host_function((host, 64), false, a);
-        run.host_waits(a);
-        let second = run.host_writes(host, 1);
-        race(first.reads(), second.writes()).over(host, 1).hazard("H14")
-    });
-}
-
-#[test]
-fn the_host_reads_what_a_host_function_writes() {
-    planted(|run| {
-        let (host, a) = (run.pinned(64), run.stream());
-        let first = run.host_function((host, 64), true, a);
-        run.host_waits(a);
         let second = run.host_reads(host, 64);
         race(first.writes(), second.reads()).over(host, 64).hazard("H21")
     });

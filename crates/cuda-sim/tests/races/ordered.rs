@@ -276,19 +276,6 @@ fn a_graph_between_two_copies() {
 }
 
 #[test]
-fn a_host_function_between_two_copies() {
-    ordered(|run| {
-        let (a, b, c) = (run.stream(), run.stream(), run.stream());
-        let (host, x, y) = (run.pinned(64), run.alloc(64), run.alloc(64));
-        run.download(host, x, 64, a);
-        link(run, a, b);
-        run.host_function((host, 64), true, b);
-        link(run, b, c);
-        run.upload(y, host, 64, c);
-    });
-}
-
-#[test]
 fn two_mappings_of_one_page_in_order() {
     ordered(|run| {
         let (a, b, page) = (run.stream(), run.stream(), run.page());

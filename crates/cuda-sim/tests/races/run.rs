@@ -585,17 +585,6 @@ impl Run {
         unsafe { self.sim.graph_instantiate(graph) }.unwrap()
     }
 
-    /// A function that the stream calls, which reports that it accesses pinned memory.
-    #[track_caller]
-    pub(crate) fn host_function(&self, host: (u64, u64), writes: bool, stream: Stream) -> Call {
-        let access = HostAccess { address: host.0, bytes: host.1, writes };
-        let user_data = Box::into_raw(Box::new((self.sim.clone(), access))).expose_provenance();
-        self.use_device(stream.device);
-        // SAFETY: `tell` takes the box back, on whichever thread it runs.
-        unsafe { self.sim.launch_host_func(stream.handle, tell, user_data as u64) }.unwrap();
-        Self::call("cuLaunchHostFunc", stream)
-    }
-
     #[track_caller]
     fn host_access(&self, (address, bytes): (u64, u64), writes: bool) -> Call {
         self.sim.host_access(HostAccess { address, bytes, writes });
@@ -611,10 +600,4 @@ impl Run {
     pub(crate) fn host_reads(&self, host: u64, bytes: u64) -> Call {
         self.host_access((host, bytes), false)
     }
-}
-
-unsafe extern "C" fn tell(user_data: *mut std::ffi::c_void) {
-    // SAFETY: `host_function` made the pointer from such a box, and a stream calls this once with it.
-    let told = unsafe { Box::from_raw(user_data.cast::<(SimDriver, HostAccess)>()) };
-    told.0.host_access(told.1);
 }
