@@ -1,4 +1,4 @@
-//! Compares the ways to put a model on two GPUs of different size.
+//! Compares the strategies that place a model on two GPUs of different size.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 

@@ -1,109 +1,111 @@
-//! Why there is no placement.
+//! Errors of placements.
 
 use std::error::Error;
 use std::fmt;
 
-/// Why a model could not be placed.
+/// The reason why a model could not be placed.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// Too few or too many layers.
-    #[error("a placement of {layers} layers, where 1 to {most} are possible")]
+    /// The number of layers is 0 or too large.
+    #[error("cannot place {layers} layers: the number must be 1 to {most}")]
     Layers {
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: usize,
-        /// Most that there may be.
+        /// Maximum number of layers.
         most: usize,
     },
-    /// Too few or too many GPUs.
-    #[error("a placement on {gpus} GPUs, where 1 to {most} are possible")]
+    /// The number of GPUs is 0 or too large.
+    #[error("cannot place on {gpus} GPUs: the number must be 1 to {most}")]
     Gpus {
-        /// GPUs given.
+        /// Number of given GPUs.
         gpus: usize,
-        /// Most that there may be.
+        /// Maximum number of GPUs.
         most: usize,
     },
-    /// The model is of more bytes than any machine has.
-    #[error("a placement of a model of {bytes} bytes, which no machine holds")]
+    /// The model is larger than the memory of any machine.
+    #[error("cannot place a model of {bytes} bytes: no machine holds it")]
     TooLarge {
-        /// Weights, KV, workspace and activations, in bytes.
+        /// Bytes of weights, KV, workspace and activations.
         bytes: u128,
     },
-    /// The matrix of links is of another number of GPUs.
-    #[error("a placement on {gpus} GPUs with a link matrix of {matrix}")]
+    /// The link matrix has another number of GPUs.
+    #[error("cannot place on {gpus} GPUs with a link matrix of {matrix} GPUs")]
     LinkMatrix {
-        /// GPUs given.
+        /// Number of given GPUs.
         gpus: usize,
-        /// GPUs of the matrix.
+        /// Number of GPUs of the matrix.
         matrix: usize,
     },
     /// Two GPUs have the same UUID.
-    #[error("GPU {gpu} has the UUID of one before it")]
+    #[error("cannot place: GPU {gpu} has the same UUID as an earlier GPU")]
     GpuTwice {
-        /// Position of the second one.
+        /// Index of the second one.
         gpu: usize,
     },
-    /// A speed of zero bytes a second.
-    #[error("the speed from GPU {from} to GPU {to} is 0 bytes a second")]
+    /// A speed is 0 bytes per second.
+    #[error("cannot place: the speed from GPU {from} to GPU {to} is 0 bytes per second")]
     NoSpeed {
-        /// Position of the sender.
+        /// Index of the sender.
         from: usize,
-        /// Position of the receiver; the sender itself for its memory.
+        /// Index of the receiver; equal to the sender for the speed of its own memory.
         to: usize,
     },
-    /// A layer is assigned to a GPU that there is not, or the assignment has another length.
-    #[error("layer {layer} is assigned to no GPU of {gpus}")]
+    /// A layer is assigned to a GPU that does not exist, or the assignment has the wrong length.
+    #[error("cannot place: layer {layer} is assigned to none of the {gpus} GPUs")]
     Assignment {
         /// The layer.
         layer: usize,
-        /// GPUs given.
+        /// Number of given GPUs.
         gpus: usize,
     },
-    /// More GPUs than the search over their orders takes.
-    #[error("the least cost is searched over the orders of at most {most} GPUs, not {gpus}")]
+    /// Too many GPUs for the search over their orders.
+    #[error("cannot search for the least cost on {gpus} GPUs: at most {most} are possible")]
     SearchGpus {
-        /// GPUs given.
+        /// Number of given GPUs.
         gpus: usize,
-        /// Most that the search takes.
+        /// Maximum number of GPUs of the search.
         most: usize,
     },
-    /// The attention heads cannot be shared out.
+    /// The attention heads cannot be divided.
     #[error(transparent)]
     Heads(#[from] HeadsError),
-    /// A layer's KV block is not made of equal heads.
-    #[error("layer {layer} has KV blocks of {kv_block_bytes} bytes, not of {kv_heads} equal heads")]
+    /// A layer's KV block does not consist of equal heads.
+    #[error(
+        "cannot place: KV blocks of layer {layer} have {kv_block_bytes} bytes, which do not divide into {kv_heads} equal heads"
+    )]
     HeadBytes {
         /// The layer.
         layer: usize,
-        /// Its KV block, in bytes.
+        /// Size of its KV block, in bytes.
         kv_block_bytes: u64,
-        /// KV heads of the model.
+        /// Number of KV heads of the model.
         kv_heads: u64,
     },
     /// The memory does not suffice.
     #[error("the model does not fit: {}", Shortages(short))]
     DoesNotFit {
-        /// The GPUs that are short, and by how much.
+        /// The GPUs without enough memory, with the missing bytes.
         short: Vec<Shortage>,
-        /// The most KV blocks with which the same placement would fit; none if even the weights do
-        /// not.
+        /// The largest number of KV blocks with which the same placement would fit; `None` if even
+        /// the weights do not fit.
         kv_blocks_fit: Option<u64>,
     },
 }
 
-/// A GPU whose memory does not suffice.
+/// A GPU without enough memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Shortage {
-    /// Position of the GPU.
+    /// Index of the GPU.
     pub gpu: usize,
-    /// What it should hold, in bytes.
+    /// Bytes that it should hold.
     pub needed_bytes: u64,
-    /// What it can hold, in bytes.
+    /// Bytes that it can hold.
     pub free_bytes: u64,
 }
 
 impl Shortage {
-    /// By how much it is short, in bytes.
+    /// Number of missing bytes.
     #[must_use]
     pub fn missing_bytes(&self) -> u64 {
         self.needed_bytes.saturating_sub(self.free_bytes)
@@ -124,36 +126,36 @@ impl fmt::Display for Shortages<'_> {
     }
 }
 
-/// Why attention heads cannot be shared out.
+/// The reason why attention heads cannot be divided.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadsError {
-    /// No heads, no GPUs, or more KV heads than query heads can share.
+    /// There are no heads, no GPUs, or more KV heads than query heads.
     #[error(
-        "{query_heads} query heads and {kv_heads} KV heads cannot be shared out to {gpus} GPUs"
+        "{query_heads} query heads and {kv_heads} KV heads cannot be divided among {gpus} GPUs"
     )]
     Counts {
-        /// Query heads of the model.
+        /// Number of query heads of the model.
         query_heads: u64,
-        /// KV heads of the model.
+        /// Number of KV heads of the model.
         kv_heads: u64,
-        /// GPUs to share them out to.
+        /// Number of GPUs.
         gpus: usize,
     },
     /// The query heads do not divide evenly.
     #[error("{query_heads} query heads do not divide by {gpus} GPUs")]
     QueryHeads {
-        /// Query heads of the model.
+        /// Number of query heads of the model.
         query_heads: u64,
-        /// GPUs to share them out to.
+        /// Number of GPUs.
         gpus: usize,
     },
-    /// The KV heads do not divide evenly, and replication was not asked for or does not help.
+    /// The KV heads do not divide evenly, and replication was not allowed or does not help.
     #[error("{kv_heads} KV heads do not divide by {gpus} GPUs{}", replication(*kv_heads, *gpus))]
     KvHeads {
-        /// KV heads of the model.
+        /// Number of KV heads of the model.
         kv_heads: u64,
-        /// GPUs to share them out to.
+        /// Number of GPUs.
         gpus: usize,
     },
 }
@@ -166,26 +168,26 @@ fn replication(kv_heads: u64, gpus: usize) -> &'static str {
     }
 }
 
-/// A text that is no placement.
+/// A text that is not a placement.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParsePlacementError {
-    /// A line says what no placement says there.
-    #[error("line {line}: {found:?} where {expected} was expected")]
+    /// A line does not have the expected form.
+    #[error("line {line}: expected {expected}, found {found:?}")]
     Line {
-        /// Number of the line, from 1.
+        /// Line number, from 1.
         line: usize,
         /// The line.
         found: String,
-        /// What belongs there.
+        /// The expected form.
         expected: &'static str,
     },
-    /// The lines are well formed and say what cannot be.
-    #[error("the text describes no placement")]
+    /// The lines are well formed, but describe an impossible placement.
+    #[error("the text does not describe a placement")]
     Placement(#[from] PlacementError),
 }
 
-/// `Debug` of an error as one line with its causes: what `?` in `main` prints.
+/// `Debug` of an error as one line with its causes. `?` in `main` prints it.
 macro_rules! one_line_debug {
     ($($error:ty),+) => {$(
         impl fmt::Debug for $error {

@@ -1,4 +1,4 @@
-//! A placement in figures: bytes of each GPU, what is handed over, and the time of a step.
+//! A placement in figures: bytes of each GPU, activations handed over, and the time of a step.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,61 +6,61 @@ use std::time::Duration;
 use crate::placement::REDUCTIONS_PER_LAYER;
 use crate::{Placement, PlacementKind};
 
-/// What a placement puts on one GPU, in bytes.
+/// The bytes that a placement puts on one GPU.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct GpuLoad {
-    /// Layers of which it holds the whole, or its heads.
+    /// Number of layers of which it holds the whole, or its heads.
     pub layers: usize,
-    /// Weights.
+    /// Bytes of weights.
     pub weight_bytes: u64,
-    /// KV blocks.
+    /// Bytes of KV blocks.
     pub kv_bytes: u64,
-    /// The workspace; 0 if the GPU has no layer.
+    /// Bytes of workspace; 0 if the GPU has no layer.
     pub workspace_bytes: u64,
-    /// What it could hold.
+    /// Bytes that it could hold.
     pub free_bytes: u64,
 }
 
 impl GpuLoad {
-    /// Everything on it.
+    /// All bytes on it.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.workspace_bytes
     }
 
-    /// What stays free.
+    /// Bytes that stay free.
     #[must_use]
     pub fn left_bytes(&self) -> u64 {
         self.free_bytes - self.used_bytes()
     }
 }
 
-/// A place where activations go from one GPU to another.
+/// A crossing: activations are handed over from one GPU to another.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Crossing {
     /// The layer whose output is handed over.
     pub layer: usize,
-    /// Position of its GPU.
+    /// Index of its GPU.
     pub from: usize,
-    /// Position of the GPU of the layer after it.
+    /// Index of the next layer's GPU.
     pub to: usize,
-    /// What is handed over in one step, in bytes.
+    /// Bytes handed over in one step.
     pub bytes: u64,
-    /// How long that takes, as predicted.
+    /// Predicted time for that.
     pub time: Duration,
 }
 
 /// The predicted time of one step.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct StepTime {
-    /// Reading the weights.
+    /// Time to read the weights.
     pub weights: Duration,
-    /// Handing activations over, or reducing them.
+    /// Time to hand over or reduce activations.
     pub activations: Duration,
 }
 
 impl StepTime {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.weights.saturating_add(self.activations)
@@ -72,7 +72,7 @@ fn duration(nanos: u128) -> Duration {
 }
 
 impl Placement {
-    /// What is on GPU `gpu`; none if there is no such GPU.
+    /// The bytes on GPU `gpu`; `None` if the GPU does not exist.
     #[must_use]
     pub fn load(&self, gpu: usize) -> Option<GpuLoad> {
         let free_bytes = self.gpus.get(gpu)?.free_bytes;
@@ -88,8 +88,7 @@ impl Placement {
         })
     }
 
-    /// Every place where activations go from one GPU to another, in the order of the layers. None
-    /// where layers are divided by heads.
+    /// All crossings, in the order of the layers. There are none if layers are divided by heads.
     pub fn crossings(&self) -> impl Iterator<Item = Crossing> + '_ {
         (1..self.model.layers.len()).filter_map(|next| {
             let layer = next - 1;
@@ -100,13 +99,13 @@ impl Placement {
         })
     }
 
-    /// What one token's activations bring onto links, on all GPUs together, in bytes.
+    /// Bytes that one token's activations send over links, on all GPUs together.
     #[must_use]
     pub fn link_bytes_per_token(&self) -> u64 {
         let outputs = |layer: usize| self.model.layers[layer].output_token_bytes;
         match &self.kind {
             PlacementKind::Layers { .. } => self.crossings().map(|c| outputs(c.layer)).sum(),
-            // In a ring each GPU but one sends every byte on, twice: to add up and to spread.
+            // In a ring, each GPU except one forwards every byte, twice: to sum and to distribute.
             PlacementKind::Sharded { .. } => {
                 let hops = 2 * (self.gpus.len() as u64 - 1) * REDUCTIONS_PER_LAYER;
                 (0..self.model.layers.len()).map(|l| outputs(l).saturating_mul(hops)).sum()
@@ -126,14 +125,14 @@ impl Placement {
                 let nanos = |c: Crossing| self.links.transfer_nanos(c.from, c.to, c.bytes);
                 (weights.sum(), self.crossings().map(nanos).sum())
             }
-            // All read at the same time, and wait for the slowest.
+            // All GPUs read at the same time; the slowest decides.
             PlacementKind::Sharded { .. } => (weights.max().unwrap_or(0), self.reduction_nanos()),
         };
         StepTime { weights: duration(weights), activations: duration(activations) }
     }
 
-    /// All reductions of a step, each in a ring of the GPUs in their order: `2 * (n - 1)` rounds, in
-    /// each of which every GPU sends an `n`th to the next.
+    /// Time of all reductions of a step. Each is a ring over the GPUs in their order: `2 * (n - 1)`
+    /// rounds, in each of which every GPU sends one `n`th of the bytes to the next.
     fn reduction_nanos(&self) -> u128 {
         let gpus = self.gpus.len();
         if gpus == 1 {
@@ -152,7 +151,7 @@ impl Placement {
         self.model.layers[layer].output_token_bytes * self.model.step_tokens
     }
 
-    /// The placement as a table for people: its `Display` prints a line a GPU, and the sums.
+    /// The placement as a table: `Display` prints one line per GPU, and the sums.
     #[must_use]
     pub fn explain(&self) -> Explanation<'_> {
         Explanation { placement: self }
@@ -214,7 +213,7 @@ impl fmt::Display for Explanation<'_> {
     }
 }
 
-/// Numbers in runs: `0-3, 8`.
+/// Numbers as runs: `0-3, 8`.
 struct LayerRuns<'a>(&'a [usize]);
 
 impl fmt::Display for LayerRuns<'_> {
@@ -233,7 +232,7 @@ impl fmt::Display for LayerRuns<'_> {
     }
 }
 
-/// Bytes in MiB, to one place.
+/// Bytes in MiB, with one decimal.
 struct Size(u64);
 
 impl fmt::Display for Size {

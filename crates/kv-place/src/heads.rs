@@ -1,21 +1,21 @@
-//! Tensor parallelism: which attention heads are on which GPU.
+//! Tensor parallelism: which GPU has which attention heads.
 
 use std::ops::Range;
 
 use crate::HeadsError;
 
-/// What becomes of KV heads when there are more GPUs than KV heads.
+/// The treatment of KV heads when there are more GPUs than KV heads.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum KvReplication {
-    /// It is an error.
+    /// An error.
     #[default]
     Refuse,
     /// Each KV head is kept on `gpus / kv_heads` neighbouring GPUs, as engines do for grouped
-    /// queries. Their KV is then the same bytes.
+    /// queries. These GPUs then hold the same KV bytes.
     Allow,
 }
 
-/// Attention heads shared out to a number of GPUs, evenly and in order.
+/// Attention heads divided among a number of GPUs, evenly and in order.
 ///
 /// ```
 /// use kv_place::{HeadShards, KvReplication};
@@ -46,11 +46,11 @@ pub struct HeadShards {
 }
 
 impl HeadShards {
-    /// Shares `query_heads` and `kv_heads` out to `gpus` GPUs.
+    /// Divides `query_heads` and `kv_heads` among `gpus` GPUs.
     ///
     /// # Errors
-    /// [`HeadsError`] when they do not divide: [`HeadsError::KvHeads`] also for fewer KV heads than
-    /// GPUs, unless `replication` allows it.
+    /// [`HeadsError`] if they do not divide evenly. With fewer KV heads than GPUs this is
+    /// [`HeadsError::KvHeads`], unless `replication` allows it.
     pub fn new(
         query_heads: u64,
         kv_heads: u64,
@@ -83,31 +83,31 @@ impl HeadShards {
         self.kv_heads
     }
 
-    /// GPUs that they are shared out to.
+    /// Number of GPUs.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// Whether KV heads may be kept on several GPUs.
+    /// Whether a KV head may be kept on several GPUs.
     #[must_use]
     pub fn replication(&self) -> KvReplication {
         self.replication
     }
 
-    /// On how many GPUs each KV head is kept: 1 unless there are more GPUs than KV heads.
+    /// Number of GPUs that keep each KV head: 1 unless there are more GPUs than KV heads.
     #[must_use]
     pub fn replicas(&self) -> u64 {
         (self.gpus as u64 / self.kv_heads).max(1)
     }
 
-    /// KV heads of each GPU.
+    /// Number of KV heads of each GPU.
     #[must_use]
     pub fn kv_heads_each(&self) -> u64 {
         (self.kv_heads / self.gpus as u64).max(1)
     }
 
-    /// The query heads of GPU `gpu`; empty if there is no such GPU.
+    /// The query heads of GPU `gpu`; empty if the GPU does not exist.
     #[must_use]
     pub fn query_heads_of(&self, gpu: usize) -> Range<u64> {
         if gpu >= self.gpus {
@@ -117,7 +117,7 @@ impl HeadShards {
         gpu as u64 * each..(gpu as u64 + 1) * each
     }
 
-    /// The KV heads of GPU `gpu`; empty if there is no such GPU.
+    /// The KV heads of GPU `gpu`; empty if the GPU does not exist.
     #[must_use]
     pub fn kv_heads_of(&self, gpu: usize) -> Range<u64> {
         if gpu >= self.gpus {

@@ -1,34 +1,34 @@
-//! The assignment of least predicted time, by dynamic programming over sets of GPUs.
+//! The assignment with the least predicted time, by dynamic programming over sets of GPUs.
 //!
-//! A state is: which GPUs hold a run of layers, which of them holds the last one, and how many layers
-//! are placed. From each state every unused GPU may take every longer run. The best way to a state
-//! is kept by three sums, compared in this order:
+//! A state consists of the set of used GPUs, the GPU of the last run of layers, and the number of
+//! placed layers. From each state every unused GPU may take a run of any length. The best path to a
+//! state is kept as three sums, compared in this order:
 //!
-//! 1. the bytes that are missing on all GPUs: 0 where everything fits;
+//! 1. the missing bytes on all GPUs: 0 if everything fits;
 //! 2. the predicted time: weights read, and activations handed over;
-//! 3. the most that is left on the GPU with the least left.
+//! 3. the memory left on the GPU that has the least left; more is better.
 //!
-//! The first two add up over runs and the third is a minimum over runs, so the best way to a state is
-//! part of the best way on from it, and the result is exact. Missing bytes come first so that a
-//! refusal tells the least that is missing. With `g` GPUs and `l` layers there are at most
-//! `2^g * g * l` states and `g * l` ways on from each; no symmetry is used.
+//! The first two are sums over runs and the third is a minimum over runs. So the best path to a
+//! state is part of the best path through it, and the result is exact. Missing bytes come first, so
+//! that a refusal reports the smallest possible shortage. With `g` GPUs and `l` layers there are at
+//! most `2^g * g * l` states with `g * l` successors each; symmetry is not used.
 
 use std::cmp::Reverse;
 
 use crate::PlacementError;
 use crate::problem::Problem;
 
-/// Most GPUs over whose orders [`Strategy::LeastCost`](crate::Strategy::LeastCost) searches.
+/// Maximum number of GPUs for the search of [`Strategy::LeastCost`](crate::Strategy::LeastCost).
 pub const SEARCH_GPUS_MAX: usize = 8;
 
-/// Missing bytes, nanoseconds, and the least that is left: less is better in all three.
+/// Missing bytes, nanoseconds, and the least memory left, reversed: smaller is better in all three.
 type Cost = (u64, u128, Reverse<u64>);
 
-/// The best way to a state.
+/// The best path to a state.
 #[derive(Clone, Copy)]
 struct Way {
     cost: Cost,
-    /// Where the last run begins, and the GPU of the run before it.
+    /// Start of the last run, and the GPU of the run before it.
     begin: u16,
     before: u8,
 }
@@ -53,7 +53,7 @@ impl CostTable {
     }
 }
 
-/// The GPU of each layer. Where nothing fits, the assignment with the fewest bytes missing.
+/// The GPU of each layer. If nothing fits, the assignment with the fewest missing bytes.
 pub(crate) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError> {
     let (gpus, layers) = (problem.gpus.len(), problem.layers());
     if gpus > SEARCH_GPUS_MAX {
@@ -65,7 +65,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError
         let start = (0, 0, Reverse(u64::MAX));
         extend(problem, &mut table, 0, None, (0, start), first);
     }
-    // A run adds a GPU, so every way on leads to a greater set.
+    // A run adds a GPU, so every successor has a larger set.
     for used in 1..1_usize << gpus {
         for last in (0..gpus).filter(|last| used >> last & 1 == 1) {
             for placed in 1..layers {
@@ -79,7 +79,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Result<Vec<usize>, PlacementError
     Ok(read_back(&table))
 }
 
-/// Tries every run of GPU `next` that begins after the layers placed so far.
+/// Tries every run of GPU `next` that starts after the layers placed so far.
 fn extend(
     problem: &Problem<'_>,
     table: &mut CostTable,
@@ -96,7 +96,7 @@ fn extend(
         let missing = cost.0 + needed.saturating_sub(free);
         let nanos = cost.1 + crossing + problem.run_nanos(next, placed, to);
         let way = Way {
-            // The worse of two lefts is the smaller one.
+            // The worse of two remainders is the smaller one.
             cost: (missing, nanos, cost.2.max(left)),
             begin: placed as u16,
             before: last.unwrap_or(next) as u8,
@@ -113,7 +113,8 @@ fn read_back(table: &CostTable) -> Vec<usize> {
         })
     });
     let mut gpu_of_layer = vec![0; table.layers];
-    // One GPU may always take every layer, if with bytes missing, so there is an end.
+    // A single GPU can always take every layer, possibly with missing bytes, so an end state
+    // exists.
     let Some((_, mut used, mut last)) = ends.min() else { return gpu_of_layer };
     let mut to = table.layers;
     while let Some(way) = table.ways[table.at(used, last, to)] {

@@ -29,21 +29,21 @@
 //! # }
 //! ```
 //!
-//! KV blocks are where their layers are, under the same ids: block `b` of layer `l` is on the GPU of
-//! `l`, at the place that `b` has in a cache of any number of layers. With tensor parallelism every
-//! GPU holds every layer, and of every block the part of its own heads.
+//! KV blocks are on the GPU of their layer, under the same ids: block `b` of layer `l` is on the
+//! GPU of `l`, at the same position as in a cache with any other number of layers. With tensor
+//! parallelism every GPU holds every layer, and its own heads of every block.
 //!
-//! # What the predicted time is
-//! A decoding step reads every weight once, at the speed of the memory it is in, and hands the
-//! activations of [`step_tokens`](ModelShape::step_tokens) tokens from layer to layer: nothing where
-//! two layers share a GPU, and otherwise the link's latency and the bytes at its speed. With tensor
-//! parallelism each layer takes two ring reductions of its output. Not counted: attention's reading of
-//! KV, which depends on the requests, arithmetic, launches, and the way from the last layer back to
-//! the first. It ranks placements; it is no promise.
+//! # The predicted time
+//! A decode step reads every weight once, at the speed of its memory. It hands the activations of
+//! [`step_tokens`](ModelShape::step_tokens) tokens from layer to layer. That costs nothing if both
+//! layers share a GPU, and otherwise the link's latency plus the bytes at its speed. With tensor
+//! parallelism each layer takes two ring reductions of its output. Not counted: attention's reads
+//! of KV, which depend on the requests, arithmetic, launches, and the transfer from the last layer
+//! back to the first. The time serves to compare placements, not to predict real times.
 //!
 //! # What it does not do
-//! It makes no device call and knows no driver: sizes and speeds come from the caller. `kv-multigpu`
-//! measures them (`topology`).
+//! It makes no device call and knows no driver: sizes and speeds come from the caller.
+//! `kv-multigpu` can measure them (`topology`).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

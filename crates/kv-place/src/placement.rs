@@ -1,4 +1,4 @@
-//! A model on a number of GPUs, and what follows from it.
+//! A model placed on a number of GPUs.
 
 use crate::problem::{Need, Problem, blocks_that_fit, check_needs};
 use crate::{
@@ -6,14 +6,15 @@ use crate::{
     strategy,
 };
 
-/// Ring reductions of a layer under tensor parallelism: after attention and after the feed-forward part.
+/// Number of ring reductions of a layer under tensor parallelism: after attention and after the
+/// feed-forward part.
 pub(crate) const REDUCTIONS_PER_LAYER: u64 = 2;
 
-/// A model on a number of GPUs. It fits: there is no placement that does not.
+/// A model placed on a number of GPUs. A placement always fits.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Placement {
     /// # Invariants
-    /// Model, GPUs and links have passed their checks, and what `kind` puts on each GPU fits there.
+    /// Model, GPUs and links have passed their checks, and the part on each GPU fits there.
     pub(crate) model: ModelShape,
     pub(crate) gpus: Vec<GpuCapacity>,
     pub(crate) links: LinkMatrix,
@@ -26,14 +27,14 @@ pub struct Placement {
 pub enum PlacementKind {
     /// Each layer is on one GPU.
     Layers {
-        /// How the layers were assigned; none if the caller did it.
+        /// The strategy that assigned the layers; `None` if the caller assigned them.
         strategy: Option<Strategy>,
-        /// The position of each layer's GPU.
+        /// The index of each layer's GPU.
         gpu_of_layer: Vec<usize>,
     },
     /// Each layer is on every GPU, divided by heads.
     Sharded {
-        /// Which heads are where.
+        /// The heads of each GPU.
         shards: HeadShards,
     },
 }
@@ -42,9 +43,9 @@ impl Placement {
     /// Assigns the layers of `model` to `gpus` by `strategy`.
     ///
     /// # Errors
-    /// [`PlacementError::DoesNotFit`] with what each GPU lacks; for [`Strategy::LeastCost`] it is
-    /// the least that is missing in all such assignments. Other variants for inputs that make no
-    /// sense.
+    /// [`PlacementError::DoesNotFit`] with the missing bytes of each GPU. For
+    /// [`Strategy::LeastCost`] that is the smallest shortage of all such assignments. Other
+    /// variants for invalid inputs.
     pub fn layers(
         model: &ModelShape,
         gpus: &[GpuCapacity],
@@ -56,7 +57,7 @@ impl Placement {
         Self::assigned(&problem, Some(strategy), gpu_of_layer)
     }
 
-    /// Takes the caller's assignment: for each layer the position of its GPU.
+    /// Uses the caller's assignment: for each layer the index of its GPU.
     ///
     /// # Errors
     /// As [`layers`](Placement::layers), and [`PlacementError::Assignment`].
@@ -86,13 +87,12 @@ impl Placement {
 
     /// Divides every layer of `model` by heads, evenly over all of `gpus`.
     ///
-    /// Weights are divided evenly and rounded up; of KV each GPU holds its heads. Block ids are the
-    /// same everywhere.
+    /// Weights are divided evenly and rounded up. Each GPU holds the KV of its heads. Block ids are
+    /// the same on every GPU.
     ///
     /// # Errors
-    /// [`PlacementError::Heads`] when the heads do not divide, [`PlacementError::HeadBytes`] when a
-    /// KV block does not; [`PlacementError::DoesNotFit`]. Other variants for inputs that make no
-    /// sense.
+    /// [`PlacementError::Heads`] if the heads do not divide evenly, [`PlacementError::HeadBytes`]
+    /// if a KV block does not; [`PlacementError::DoesNotFit`]. Other variants for invalid inputs.
     pub fn sharded(
         model: &ModelShape,
         gpus: &[GpuCapacity],
@@ -124,19 +124,19 @@ impl Placement {
         }
     }
 
-    /// The model that is placed.
+    /// The placed model.
     #[must_use]
     pub fn model(&self) -> &ModelShape {
         &self.model
     }
 
-    /// The GPUs; every position that a placement speaks of is one in this list.
+    /// The GPUs. Every GPU index of a placement refers to this list.
     #[must_use]
     pub fn gpus(&self) -> &[GpuCapacity] {
         &self.gpus
     }
 
-    /// The links between the GPUs, as they were given.
+    /// The given links between the GPUs.
     #[must_use]
     pub fn links(&self) -> &LinkMatrix {
         &self.links
@@ -148,7 +148,7 @@ impl Placement {
         &self.kind
     }
 
-    /// The GPU of a layer; none when the layer is divided by heads, or there is no such layer.
+    /// The GPU of a layer; `None` if the layer is divided by heads or does not exist.
     #[must_use]
     pub fn gpu_of_layer(&self, layer: usize) -> Option<usize> {
         match &self.kind {
@@ -165,7 +165,7 @@ impl Placement {
         })
     }
 
-    /// Which heads are where, if the layers are divided by heads.
+    /// The heads of each GPU, if the layers are divided by heads.
     #[must_use]
     pub fn shards(&self) -> Option<&HeadShards> {
         match &self.kind {
@@ -174,7 +174,7 @@ impl Placement {
         }
     }
 
-    /// What GPU `gpu` keeps of one KV block in layer `layer`, in bytes: 0 where it keeps nothing.
+    /// Bytes of one KV block in layer `layer` that GPU `gpu` holds; 0 if it holds nothing.
     #[must_use]
     pub fn kv_block_bytes(&self, layer: usize, gpu: usize) -> u64 {
         let Some(shape) = self.model.layers.get(layer) else { return 0 };
@@ -189,7 +189,7 @@ impl Placement {
         }
     }
 
-    /// What GPU `gpu` keeps of the weights of layer `layer`, in bytes.
+    /// Bytes of the weights of layer `layer` that GPU `gpu` holds.
     pub(crate) fn weight_bytes(&self, layer: usize, gpu: usize) -> u64 {
         let weight_bytes = self.model.layers[layer].weight_bytes;
         match &self.kind {
@@ -213,12 +213,12 @@ impl Placement {
         need
     }
 
-    /// The most KV blocks with which this placement would still fit; `u64::MAX` if blocks take no
-    /// memory.
+    /// The largest number of KV blocks with which this placement still fits; `u64::MAX` if blocks
+    /// take no memory.
     #[must_use]
     pub fn kv_blocks_max(&self) -> u64 {
         let needs = (0..self.gpus.len()).map(|gpu| self.need(gpu));
-        // It fits, so there is a number.
+        // The placement fits, so there is a number.
         blocks_that_fit(needs, &self.gpus).unwrap_or(0)
     }
 }

@@ -1,4 +1,4 @@
-//! A model and a machine with their sums taken, so that the cost of a run of layers is one subtraction.
+//! A model and a machine with prefix sums, so that the cost of a run of layers is one subtraction.
 
 use crate::shape::check_machine;
 use crate::{GpuCapacity, LinkMatrix, ModelShape, PlacementError, Shortage};
@@ -7,9 +7,9 @@ pub(crate) struct Problem<'a> {
     pub(crate) model: &'a ModelShape,
     pub(crate) gpus: &'a [GpuCapacity],
     pub(crate) links: &'a LinkMatrix,
-    /// Bytes of the layers before each, and of all of them.
+    /// Bytes of the layers before each layer, and of all layers.
     bytes_before: Vec<u64>,
-    /// The same of the time to read their weights, for each GPU.
+    /// The same for the time to read their weights, for each GPU.
     nanos_before: Vec<Vec<u128>>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Problem<'a> {
         self.model.layers.len()
     }
 
-    /// What a GPU holds that has the layers `from..to`; nothing for none.
+    /// Bytes of a GPU with the layers `from..to`; 0 for an empty run.
     pub(crate) fn run_bytes(&self, from: usize, to: usize) -> u64 {
         if from == to {
             return 0;
@@ -41,22 +41,22 @@ impl<'a> Problem<'a> {
         self.bytes_before[to] - self.bytes_before[from] + self.model.workspace_bytes
     }
 
-    /// How long GPU `gpu` takes for the layers `from..to` in one step.
+    /// Time that GPU `gpu` takes for the layers `from..to` in one step.
     pub(crate) fn run_nanos(&self, gpu: usize, from: usize, to: usize) -> u128 {
         self.nanos_before[gpu][to] - self.nanos_before[gpu][from]
     }
 
-    /// What layer `layer` hands to the next in one step.
+    /// Bytes that layer `layer` hands to the next in one step.
     pub(crate) fn output_bytes(&self, layer: usize) -> u64 {
         self.model.layers[layer].output_token_bytes * self.model.step_tokens
     }
 
-    /// The time to hand the output of layer `layer` from one GPU to another.
+    /// Time to hand the output of layer `layer` from one GPU to another.
     pub(crate) fn crossing_nanos(&self, from: usize, to: usize, layer: usize) -> u128 {
         self.links.transfer_nanos(from, to, self.output_bytes(layer))
     }
 
-    /// Layers of each GPU.
+    /// The layers of each GPU.
     fn layers_on(&self, gpu_of_layer: &[usize]) -> Vec<Vec<usize>> {
         let mut on = vec![Vec::new(); self.gpus.len()];
         for (layer, &gpu) in gpu_of_layer.iter().enumerate() {
@@ -84,14 +84,15 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// What one GPU needs: some whatever happens, and some for each KV block.
+/// The needs of one GPU: a fixed part, and a part for each KV block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
     pub(crate) fixed_bytes: u64,
     pub(crate) block_bytes: u64,
 }
 
-/// The most KV blocks for which every need is met; none if not even none are.
+/// The largest number of KV blocks with which every need is met; `None` if even 0 blocks are too
+/// many.
 pub(crate) fn blocks_that_fit(
     needs: impl Iterator<Item = Need>,
     gpus: &[GpuCapacity],
@@ -127,7 +128,7 @@ pub(crate) fn check_needs(
     Err(PlacementError::DoesNotFit { short, kv_blocks_fit: blocks_that_fit(needs, gpus) })
 }
 
-/// The sums before each item, and of all.
+/// The sums before each item, and of all items.
 fn sums<T: Copy + Default + std::ops::Add<Output = T>>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut total = T::default();
     let mut sums = vec![total];

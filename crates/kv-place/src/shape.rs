@@ -1,36 +1,35 @@
-//! What a placement is made from: the model's layers, the GPUs, and the links between them.
+//! The inputs of a placement: the model's layers, the GPUs, and the links between them.
 
 use crate::PlacementError;
 
-/// Most layers that a model may have here.
+/// Maximum number of layers of a model.
 pub const LAYERS_MAX: usize = 512;
 
-/// Most GPUs that a placement may name.
+/// Maximum number of GPUs of a placement.
 pub const GPUS_MAX: usize = 64;
 
 /// One layer of a model.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct LayerShape {
-    /// Its weights, in bytes; the embedding counts with the first layer, the head with the last.
+    /// Bytes of its weights. The embedding counts with the first layer, the head with the last.
     pub weight_bytes: u64,
-    /// What one KV block takes in this layer, keys and values together, in bytes; 0 for a layer
-    /// that keeps no KV.
+    /// Bytes of one KV block in this layer, keys and values together; 0 for a layer without KV.
     pub kv_block_bytes: u64,
-    /// What it hands to the next layer for one token, in bytes.
+    /// Bytes that it hands to the next layer for one token.
     pub output_token_bytes: u64,
 }
 
-/// A model, and how much of it is at work at a time.
+/// A model, with the size of its KV cache and of a step.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct ModelShape {
-    /// The layers, in the order in which a token passes them; at most [`LAYERS_MAX`].
+    /// The layers, in the order in which a token passes through them; at most [`LAYERS_MAX`].
     pub layers: Vec<LayerShape>,
-    /// KV blocks that the cache shall hold. A block has a part in every layer, and its id is the
-    /// same on every GPU.
+    /// Number of KV blocks of the cache. A block has a part in every layer, and its id is the same
+    /// on every GPU.
     pub kv_blocks: u64,
-    /// What each GPU that is used needs besides, in bytes: activations, staging, the library's own.
+    /// Other bytes that each used GPU needs: activations, staging, the library's own memory.
     pub workspace_bytes: u64,
-    /// Tokens that pass through the layers together in one step.
+    /// Number of tokens that pass through the layers together in one step.
     pub step_tokens: u64,
 }
 
@@ -38,7 +37,7 @@ impl ModelShape {
     /// A model of `layers` equal layers.
     ///
     /// # Errors
-    /// [`PlacementError::Layers`] for none, or more than [`LAYERS_MAX`].
+    /// [`PlacementError::Layers`] for 0 layers, or more than [`LAYERS_MAX`].
     pub fn uniform(
         layers: usize,
         layer: LayerShape,
@@ -53,7 +52,7 @@ impl ModelShape {
         check_layers(self.layers.len())?;
         // One token's crossing in nanoseconds, times all layers, must stay far below `u128::MAX`.
         let most = u128::from(self.workspace_bytes) * GPUS_MAX as u128;
-        // Also what there is for one block and one token is summed over layers.
+        // The costs of one block and of one token are summed over the layers too.
         let (kv_blocks, step_tokens) = (self.kv_blocks.max(1), self.step_tokens.max(1));
         let total = self.layers.iter().fold(most, |sum, layer| {
             let kv = u128::from(layer.kv_block_bytes) * u128::from(kv_blocks);
@@ -68,21 +67,22 @@ impl ModelShape {
         Ok(())
     }
 
-    /// Weights and KV of one layer. Cannot overflow after `check`.
+    /// Bytes of weights and KV of one layer. Cannot overflow after `check`.
     pub(crate) fn layer_bytes(&self, layer: usize) -> u64 {
         let layer = &self.layers[layer];
         layer.weight_bytes + layer.kv_block_bytes * self.kv_blocks
     }
 }
 
-/// One GPU, as far as a placement is concerned.
+/// One GPU, as a placement sees it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct GpuCapacity {
-    /// The UUID, by which a placement names its GPUs: ordinals change with `CUDA_VISIBLE_DEVICES`.
+    /// The UUID, which identifies the GPU in a placement: ordinals change with
+    /// `CUDA_VISIBLE_DEVICES`.
     pub uuid: [u8; 16],
     /// Memory that the placement may fill, in bytes.
     pub free_bytes: u64,
-    /// Speed of the GPU's own memory, in bytes a second.
+    /// Speed of the GPU's own memory, in bytes per second.
     pub memory_bytes_per_second: u64,
 }
 
@@ -93,12 +93,12 @@ impl GpuCapacity {
     }
 }
 
-/// The way from one GPU to another.
+/// The link from one GPU to another.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Link {
-    /// What a transfer takes before its first byte, in nanoseconds.
+    /// Time before the first byte of a transfer arrives, in nanoseconds.
     pub latency_ns: u64,
-    /// Speed of a long transfer, in bytes a second.
+    /// Speed of a long transfer, in bytes per second.
     pub bytes_per_second: u64,
 }
 
@@ -120,15 +120,15 @@ fn nanos(bytes: u64, per_second: u64) -> u128 {
 pub struct LinkMatrix {
     gpus: usize,
     /// # Invariants
-    /// `gpus * gpus` entries, row by row from the sender; those on the diagonal are not read.
+    /// `gpus * gpus` entries, row by row from the sender. The diagonal is not read.
     links: Vec<Link>,
 }
 
 impl LinkMatrix {
-    /// The links of `gpus` GPUs, as `link` tells them for a sender and a receiver.
+    /// The links of `gpus` GPUs. `link` is called with each sender and receiver.
     ///
     /// # Errors
-    /// [`PlacementError::Gpus`] for none, or more than [`GPUS_MAX`].
+    /// [`PlacementError::Gpus`] for 0 GPUs, or more than [`GPUS_MAX`].
     pub fn from_fn(
         gpus: usize,
         link: impl FnMut(usize, usize) -> Link,
@@ -137,7 +137,7 @@ impl LinkMatrix {
         Ok(Self::between(gpus, link))
     }
 
-    /// As [`from_fn`](LinkMatrix::from_fn), without a bound: a text is checked as a whole.
+    /// Like [`from_fn`](LinkMatrix::from_fn), without a bound: a parsed text is checked as a whole.
     pub(crate) fn between(gpus: usize, mut link: impl FnMut(usize, usize) -> Link) -> Self {
         let itself = Link { latency_ns: 0, bytes_per_second: u64::MAX };
         let links = (0..gpus * gpus).map(|i| {
@@ -147,21 +147,21 @@ impl LinkMatrix {
         Self { gpus, links: links.collect() }
     }
 
-    /// The same link between every two of `gpus` GPUs.
+    /// The same link between all pairs of `gpus` GPUs.
     ///
     /// # Errors
-    /// As [`from_fn`](LinkMatrix::from_fn).
+    /// Like [`from_fn`](LinkMatrix::from_fn).
     pub fn uniform(gpus: usize, link: Link) -> Result<Self, PlacementError> {
         Self::from_fn(gpus, |_, _| link)
     }
 
-    /// How many GPUs the matrix is of.
+    /// Number of GPUs of the matrix.
     #[must_use]
     pub fn gpus(&self) -> usize {
         self.gpus
     }
 
-    /// The link from one GPU to another; none on the diagonal and outside the matrix.
+    /// The link from one GPU to another; `None` on the diagonal and outside the matrix.
     #[must_use]
     pub fn link(&self, from: usize, to: usize) -> Option<&Link> {
         if from == to || from >= self.gpus || to >= self.gpus {
@@ -170,7 +170,7 @@ impl LinkMatrix {
         self.links.get(from * self.gpus + to)
     }
 
-    /// The time to hand `bytes` from one GPU to another; nothing to itself.
+    /// Time to hand `bytes` from one GPU to another; 0 to the same GPU.
     pub(crate) fn transfer_nanos(&self, from: usize, to: usize, bytes: u64) -> u128 {
         self.link(from, to).map_or(0, |link| link.transfer_ns(bytes))
     }
@@ -190,7 +190,7 @@ fn check_gpus(gpus: usize) -> Result<(), PlacementError> {
     Ok(())
 }
 
-/// Refuses GPUs and links that a placement cannot be computed from.
+/// Refuses GPUs and links for which no placement can be computed.
 pub(crate) fn check_machine(
     gpus: &[GpuCapacity],
     links: &LinkMatrix,

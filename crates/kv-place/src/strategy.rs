@@ -1,28 +1,27 @@
-//! The ways to assign layers to GPUs.
+//! The strategies that assign layers to GPUs.
 
 use std::cmp::Ordering;
 
 use crate::problem::Problem;
 use crate::{PlacementError, least_cost};
 
-/// How layers are assigned to GPUs.
+/// A strategy that assigns layers to GPUs.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Layer `i` goes to GPU `i % gpus`: every layer hands over. What engines do that fill GPUs in
-    /// turn; the worst for time, and a test of the moves.
+    /// Layer `i` goes to GPU `i % gpus`, so every layer hands over its output. Engines that fill
+    /// GPUs in turn do this. It is the slowest strategy, and a test of transfers.
     RoundRobin,
-    /// The GPUs in the order given, each with the same number of neighbouring layers, the first
-    /// ones with one more where they do not divide.
+    /// The GPUs in the given order, each with the same number of consecutive layers. If they do not
+    /// divide evenly, the first GPUs get one more.
     Contiguous,
-    /// The GPUs in the order given, each with neighbouring layers, so many that the fullest GPU is as
-    /// little full as can be, as a share of its free memory. Exact.
+    /// The GPUs in the given order, each with consecutive layers, such that the fullest GPU is as
+    /// empty as possible, relative to its free memory. Exact.
     FreeMemory,
-    /// At most one run of neighbouring layers a GPU, in any order of GPUs, with some GPUs left out
-    /// where that is quicker: of all such assignments that fit, the one with the least predicted
-    /// time of a step, and among those with the same time the one that leaves the most memory on
-    /// the GPU that has the least left. Exact; for at most
-    /// [`SEARCH_GPUS_MAX`](crate::SEARCH_GPUS_MAX) GPUs.
+    /// At most one run of consecutive layers per GPU, in any order of GPUs; GPUs may be left out.
+    /// Among all such assignments that fit, the one with the least predicted time of a step. Among
+    /// equal times, the one that leaves the most memory on the GPU with the least memory left.
+    /// Exact; for at most [`SEARCH_GPUS_MAX`](crate::SEARCH_GPUS_MAX) GPUs.
     LeastCost,
 }
 
@@ -31,7 +30,7 @@ impl Strategy {
     pub const ALL: [Self; 4] =
         [Self::RoundRobin, Self::Contiguous, Self::FreeMemory, Self::LeastCost];
 
-    /// Its name in texts.
+    /// Its name in the text form.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -43,7 +42,7 @@ impl Strategy {
     }
 }
 
-/// The GPU of each layer, whether or not it fits.
+/// The GPU of each layer, whether or not the assignment fits.
 pub(crate) fn assign(
     problem: &Problem<'_>,
     strategy: Strategy,
@@ -62,7 +61,7 @@ pub(crate) fn assign(
     })
 }
 
-/// How full a GPU is: bytes needed over bytes free, compared without rounding.
+/// The fullness of a GPU: bytes needed over bytes free, compared without rounding.
 #[derive(Clone, Copy, Debug)]
 struct Fullness {
     needed: u64,
@@ -87,13 +86,13 @@ impl Fullness {
     }
 }
 
-/// Splits the layers in the order of the GPUs so that the fullest is as little full as can be:
+/// Splits the layers in the order of the GPUs such that the fullest GPU is as empty as possible:
 /// `best[l]` is the least fullness with the first `l` layers on the GPUs seen so far.
 fn by_free_memory(problem: &Problem<'_>) -> Vec<usize> {
     let layers = problem.layers();
     let mut best: Vec<Option<Fullness>> = vec![None; layers + 1];
     best[0] = Some(Fullness::EMPTY);
-    // For each GPU, where its run begins when it ends before layer `l`.
+    // For each GPU and each `l`: the start of its run if the run ends before layer `l`.
     let mut begins = Vec::with_capacity(problem.gpus.len());
     for capacity in problem.gpus {
         let mut next = vec![None; layers + 1];

@@ -1,7 +1,7 @@
-//! A placement as lines of text, and back: to keep it, and to hand it to another process.
+//! The text form of a placement, to store it and to pass it to another process.
 //!
-//! The text holds what the placement was made from and where each layer went; everything else is
-//! computed again, so no text contradicts itself. Line by line:
+//! The text holds the inputs of the placement and the GPU of each layer. Everything else is
+//! computed again, so a text cannot contradict itself. The lines are:
 //!
 //! ```text
 //! placement 1
@@ -13,9 +13,9 @@
 //! end
 //! ```
 //!
-//! There is a `gpu` line for each GPU, a `link` line for each ordered pair, and a `layer` line for each
-//! layer. `layers assigned` stands for the caller's assignment. In place of `layers` there may be
-//! `heads query 64 kv 8 replication refuse`, and then no layer names a GPU.
+//! There is a `gpu` line for each GPU, a `link` line for each ordered pair, and a `layer` line for
+//! each layer. `layers assigned` means the caller's assignment. The line `layers` may be replaced
+//! by `heads query 64 kv 8 replication refuse`; then no layer names a GPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -74,20 +74,20 @@ fn name_of(replication: KvReplication) -> &'static str {
     }
 }
 
-/// Every ordered pair of `gpus` GPUs.
+/// All ordered pairs of `gpus` GPUs.
 fn pairs(gpus: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..gpus).flat_map(move |from| (0..gpus).map(move |to| (from, to))).filter(|(f, t)| f != t)
 }
 
-/// The lines of a text, and where we are.
+/// The lines of a text, and the position.
 struct Lines<'a> {
     lines: std::iter::Peekable<std::iter::Enumerate<std::str::Lines<'a>>>,
     seen: usize,
 }
 
 impl<'a> Lines<'a> {
-    /// The words that stand at the underscores of `pattern`, if the next line matches it; the line
-    /// is then taken.
+    /// The words at the underscores of `pattern` if the next line matches it. The line is then
+    /// consumed.
     fn take(&mut self, pattern: &str) -> Option<Vec<&'a str>> {
         let &(_, line) = self.lines.peek()?;
         let (words, wanted) = (line.split(' '), pattern.split(' '));
@@ -117,9 +117,9 @@ impl<'a> Lines<'a> {
         self.take(pattern).ok_or_else(|| self.unexpected(pattern))
     }
 
-    /// A word of the line taken last, as a number.
+    /// A word of the line consumed last, as a number.
     fn number<T: FromStr>(&self, word: &str) -> Result<T, ParsePlacementError> {
-        // Numbers have one spelling, so that a text has one.
+        // A number has only one spelling, so that a placement has only one text.
         let plain = word.bytes().all(|byte| byte.is_ascii_digit())
             && (word.len() == 1 || !word.starts_with('0'));
         plain.then(|| word.parse().ok()).flatten().ok_or_else(|| self.bad(word, "a number"))
@@ -148,7 +148,7 @@ impl FromStr for Placement {
         let placement = if let Some(how) = lines.take("layers _") {
             let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.name() == how[0]);
             if strategy.is_none() && how[0] != ASSIGNED {
-                return Err(lines.bad(how[0], "the name of a strategy, or assigned"));
+                return Err(lines.bad(how[0], "the name of a strategy or \"assigned\""));
             }
             let mut gpu_of_layer = Vec::new();
             while let Some(words) = lines.take("layer weights _ kv _ output _ gpu _") {

@@ -1,4 +1,5 @@
-//! Placements against every assignment there is, for small models; refusals; the text form.
+//! Compares placements with every possible assignment, for small models; tests refusals and the
+//! text form.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -57,7 +58,7 @@ impl Case {
             memory_bytes_per_second: 1_000_000_000 * (1 + random.below(3)),
         };
         let gpus: Vec<_> = (0..gpus).map(|gpu| capacity(gpu, random)).collect();
-        // Few different links, so that ties happen.
+        // Few different links, so that ties occur.
         let links = LinkMatrix::from_fn(gpus.len(), |_, _| Link {
             latency_ns: 10 * random.below(3),
             bytes_per_second: 500_000_000 * (1 + random.below(2)),
@@ -109,7 +110,7 @@ impl Case {
         gpu_of_layer.iter().map(left).min().unwrap()
     }
 
-    /// Every assignment of layers to GPUs.
+    /// All assignments of layers to GPUs.
     fn all(&self) -> impl Iterator<Item = Vec<usize>> + use<> {
         let (layers, gpus) = (self.model.layers.len() as u32, self.gpus.len());
         (0..gpus.pow(layers)).map(move |code| {
@@ -151,7 +152,7 @@ fn the_least_cost_is_the_least_of_all_assignments_in_runs() {
             Err(error) => panic!("round {round}: {error}"),
         }
     }
-    // The cases are worth something only if all kinds of them come.
+    // The test is meaningful only if all kinds of cases occur.
     assert!(fits > 100 && refused > 100 && crossed > 30, "{fits} {refused} {crossed}");
 }
 
@@ -215,7 +216,7 @@ fn what_is_on_the_gpus_adds_up_and_fits_to_the_last_block() {
             let wanted =
                 (0..assigned.len()).all(|l| gpu_of_layer(l).is_none_or(|g| g == assigned[l]));
             assert!(wanted, "round {round} {assigned:?}");
-            // One block more than the most does not fit, and the refusal says what would.
+            // One block more than the maximum does not fit, and the refusal names the maximum.
             let most = placement.kv_blocks_max();
             if most < 1 << 40 {
                 let assigned = assigned.clone();
@@ -256,7 +257,7 @@ fn every_placement_comes_back_from_its_text() {
             texts += 1;
             let text = placement.to_string();
             assert_eq!(text.parse::<Placement>().unwrap(), placement, "{text}");
-            // A text that lacks a line, or has one twice, is none, or is another placement's.
+            // A text with a missing or repeated line is invalid, or describes another placement.
             let lines: Vec<_> = text.lines().collect();
             for without in 0..lines.len() {
                 let shorter: Vec<_> = [&lines[..without], &lines[without + 1..]].concat();
@@ -279,21 +280,17 @@ fn a_text_that_is_wrong_says_where() {
     let case = llama(2, 80 << 30);
     let text = case.place(Strategy::Contiguous).unwrap().to_string();
     for (from, to, expected) in [
-        ("placement 1", "placement 2", "line 1: \"placement 2\" where placement 1 was expected"),
-        ("blocks 4096", "blocks 04096", "line 2: \"04096\" where a number was expected"),
-        ("blocks 4096", "blocks -1", "line 2: \"-1\" where a number was expected"),
-        (
-            "link 0 1",
-            "link 1 0",
-            "line 5: \"0\" where the pairs of GPUs in their order was expected",
-        ),
+        ("placement 1", "placement 2", "line 1: expected placement 1, found \"placement 2\""),
+        ("blocks 4096", "blocks 04096", "line 2: expected a number, found \"04096\""),
+        ("blocks 4096", "blocks -1", "line 2: expected a number, found \"-1\""),
+        ("link 0 1", "link 1 0", "line 5: expected the pairs of GPUs in their order, found \"0\""),
         (
             "layers contiguous",
             "layers by-luck",
-            "line 7: \"by-luck\" where the name of a strategy, or assigned was expected",
+            "line 7: expected the name of a strategy or \"assigned\", found \"by-luck\"",
         ),
-        ("gpu 0\n", "gpu 2\n", "the text describes no placement"),
-        ("end", "end\nend", "where the end of the text was expected"),
+        ("gpu 0\n", "gpu 2\n", "the text does not describe a placement"),
+        ("end", "end\nend", "expected the end of the text"),
     ] {
         let wrong = text.replacen(from, to, 1);
         assert_ne!(wrong, text);
@@ -350,11 +347,11 @@ fn the_least_cost_leaves_out_what_costs_and_balances_what_does_not() {
     // Everything fits on one GPU: no crossing.
     let roomy = llama(4, 200 << 30).place(Strategy::LeastCost).unwrap();
     assert_eq!(roomy.crossings().count(), 0);
-    // On two: one crossing, wherever it is, so that both have as much left.
+    // On two GPUs: one crossing, placed so that both have the same memory left.
     let two = llama(2, 90 << 30).place(Strategy::LeastCost).unwrap();
     assert_eq!(two.load(0).unwrap().layers, 40);
-    // A pair of pairs: the slow way between the pairs is taken once, though the order given would
-    // take it three times.
+    // Two pairs of GPUs: the slow link between the pairs is used once. In the given order of GPUs
+    // it would be used three times.
     let mut pairs = llama(4, 45 << 30);
     pairs.links = LinkMatrix::from_fn(4, |from, to| Link {
         latency_ns: 5_000,
@@ -383,7 +380,7 @@ fn heads_are_divided_with_the_same_blocks_everywhere() {
     let text = placement.explain().to_string();
     assert!(text.contains("GPU 3: layers 0-79, heads 24..32 over KV heads 3..4;"), "{text}");
     assert!(text.contains("a token: 160 reductions"), "{text}");
-    // Two KV heads on eight GPUs: each on four, and four times the KV in all.
+    // Two KV heads on eight GPUs: each head on four GPUs, and four times the KV in total.
     let refused = Placement::sharded(model, gpus, links, 64, 2, refuse).unwrap_err();
     assert_eq!(refused, PlacementError::Heads(HeadsError::KvHeads { kv_heads: 2, gpus: 8 }));
     let kept = Placement::sharded(model, gpus, links, 64, 2, KvReplication::Allow).unwrap();
@@ -444,13 +441,13 @@ fn what_makes_no_sense_is_told() {
     );
 }
 
-/// What `?` in `main` prints of a text that describes no placement.
+/// What `?` in `main` prints for a text that does not describe a placement.
 #[test]
 fn errors_are_one_line_with_their_causes() {
     let refused = HeadShards::new(8, 8, 3, KvReplication::Refuse).unwrap_err();
     let line = "8 query heads do not divide by 3 GPUs";
     assert_eq!((refused.to_string(), format!("{refused:?}")), (line.into(), line.into()));
     let refused = ParsePlacementError::Placement(refused.into());
-    assert_eq!(refused.to_string(), "the text describes no placement");
-    assert_eq!(format!("{refused:?}"), format!("the text describes no placement: {line}"));
+    assert_eq!(refused.to_string(), "the text does not describe a placement");
+    assert_eq!(format!("{refused:?}"), format!("the text does not describe a placement: {line}"));
 }

@@ -1,6 +1,6 @@
-//! Every size and count that a caller can pass, with 0, 1, an ordinary value, the most there is, and values whose
-//! products overflow: each is taken or refused with a typed error, in bounded memory. An allocator that gives out
-//! no more than 1 GiB in all ends the program where something is allocated without a look.
+//! Every size and count that a caller can pass, at 0, 1, an ordinary value, the maximum, and values
+//! whose products overflow. Each is accepted or refused with a typed error, in bounded memory. The
+//! allocator provides at most 1 GiB in total, so an unchecked allocation ends the program.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -12,20 +12,21 @@ use kv_place::{
     Placement, PlacementError, Strategy,
 };
 
-/// Gives out at most 1 GiB at a time.
+/// An allocator that provides at most 1 GiB at a time.
 struct Bounded;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 const MOST: usize = 1 << 30;
 
-// SAFETY: passes what it takes on to the system's allocator, which meets the contract; null is a refusal.
+// SAFETY: passes its arguments to the system's allocator, which meets the contract; null is a
+// refusal.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if LIVE.fetch_add(layout.size(), Relaxed).saturating_add(layout.size()) > MOST {
             LIVE.fetch_sub(layout.size(), Relaxed);
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's promise is the same here.
         unsafe { System.alloc(layout) }
     }
 
@@ -125,7 +126,8 @@ fn models_and_machines_of_any_size_are_placed_or_refused() {
     assert!(placed > 100 && refused > 1000, "{placed} {refused}");
 }
 
-/// Places a model in every way on two GPUs, and looks at everything that a placement tells; how many fit.
+/// Places a model with every strategy on two GPUs, and reads all figures of each placement. Returns
+/// how many fit.
 fn place(model: &ModelShape, free_bytes: u64, speed: u64) -> usize {
     let gpus =
         [1, 2].map(|i| GpuCapacity { uuid: [i; 16], free_bytes, memory_bytes_per_second: speed });
