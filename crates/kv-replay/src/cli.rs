@@ -21,7 +21,8 @@ Exit status:
   2  bad input, or something that the machine lacks
   3  a byte was found that does not belong to its request";
 
-/// Replays LLM request traces through mapped, pooled, staged and transferred KV memory and verifies every byte.
+/// Replays LLM request traces through mapped, pooled, staged and transferred KV memory and verifies
+/// every byte.
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -31,7 +32,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Replays a trace, or a generated workload, and reports what it found.
+    /// Replays a trace, or a generated workload, and reports the results.
     Run(RunArgs),
     /// Compares eviction policies and Belady's optimum on a trace, one request at a time, exactly.
     Policies(PoliciesArgs),
@@ -42,66 +43,70 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct RunArgs {
-    /// The trace, one JSON object a line; without it a workload is generated.
+    /// The trace, one JSON object per line. Without a trace, a workload is generated.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Only the first N requests of the trace, or as many generated ones [default: all, or 1000].
+    /// Uses only the first N requests of the trace, or generates N requests [default: all, or
+    /// 1000].
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub(crate) requests: Option<u64>,
-    /// Where to run: sim, sim:N for N simulated devices, or GPUs as in cuda:0,cuda:1.
+    /// Devices to run on: sim, sim:N for N simulated devices, or GPUs such as cuda:0,cuda:1.
     #[arg(long, value_name = "DEVICES", default_value_t)]
     pub(crate) device: DeviceSpec,
-    /// Layers of the model [default: one for each device].
+    /// Number of layers of the model [default: one for each device].
     #[arg(long, value_name = "L", value_parser = whole::<u32>)]
     layers: Option<u32>,
-    /// Heads of K, and of V, in one layer.
+    /// Number of heads of K, and of V, in one layer.
     #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads, value_parser = whole::<u32>)]
     kv_heads: u32,
-    /// Elements of one head.
+    /// Number of elements of one head.
     #[arg(long, value_name = "D", default_value_t = RunConfig::default().shape.head_size, value_parser = whole::<u32>)]
     head_size: u32,
-    /// Type of one element: f32, f16, bf16 or fp8.
+    /// Element type: f32, f16, bf16 or fp8.
     #[arg(long, value_name = "T", default_value_t = RunConfig::default().shape.dtype)]
     dtype: Dtype,
-    /// Tokens of a block, a divisor of 512.
+    /// Number of tokens of a block, a divisor of 512.
     #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens, value_parser = whole::<u32>)]
     block_tokens: u32,
-    /// How the model is divided over several devices: heads, layers, layers:round-robin, layers:contiguous,
-    /// layers:free-memory or layers:least-cost.
+    /// Division of the model over several devices: heads, layers, layers:round-robin,
+    /// layers:contiguous, layers:free-memory or layers:least-cost.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().place)]
     place: Division,
-    /// Most blocks in device memory.
+    /// Maximum number of blocks in device memory.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
     device_blocks: u64,
-    /// Most blocks in pinned host memory; 0 for no host tier.
+    /// Maximum number of blocks in pinned host memory; 0 for no host tier.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().host_blocks, value_parser = whole::<u64>)]
     host_blocks: u64,
-    /// Most requests at once.
+    /// Maximum number of requests at once.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch, value_parser = whole::<u32>)]
     max_batch: u32,
-    /// Most tokens, prompt and generated together, that one iteration writes.
+    /// Maximum number of tokens, prompt and generated together, that one iteration writes.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens, value_parser = whole::<u32>)]
     step_tokens: u32,
-    /// Which cached blocks leave the device, and host memory, when some must: lru, slru, s3fifo, arc or hit_density.
+    /// Eviction policy for cached blocks, on the device and in host memory: lru, slru, s3fifo, arc
+    /// or hit_density.
     #[arg(long, value_name = "POLICY", default_value_t = RunConfig::default().policy)]
     policy: PolicyKind,
-    /// How blocks travel between device and host memory: auto, copy-engine, kernel, two-hop or each-block (one
-    /// copy and one call a block). auto takes the quickest, which it measures on GPUs first.
+    /// Transport of blocks between device and host memory: auto, copy-engine, kernel, two-hop or
+    /// each-block (one copy call per block). auto uses the fastest, which it measures first on
+    /// GPUs.
     #[arg(long, value_name = "WAY", default_value_t = RunConfig::default().transport)]
     transport: TransportChoice,
-    /// How much of what is read back to compare: none, sample or full.
+    /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
-    /// Seed of every choice that is made.
+    /// Seed of all random choices.
     #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed, value_parser = whole::<u64>)]
     seed: u64,
-    /// What simulated devices tell time from: h100, h200 or a file of `key = value` lines [default: h100].
+    /// Timing profile of simulated devices: h100, h200 or a file of `key = value` lines [default:
+    /// h100].
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<String>,
-    /// Writes the report to this file as JSON, whole or not at all.
+    /// Writes the report to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Takes a protection out: staging, claim, claim-unseen or skip.
+    /// Disables a protection: staging, claim, claim-unseen or skip.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[arg(long, value_name = "WHAT")]
     pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
@@ -133,10 +138,10 @@ impl RunArgs {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PoliciesArgs {
-    /// The trace, one JSON object a line.
+    /// The trace, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: PathBuf,
-    /// Cache sizes to compare at, in blocks of 512 tokens.
+    /// Cache sizes to compare, in blocks of 512 tokens.
     #[arg(
         long,
         value_name = "LIST",
@@ -144,10 +149,10 @@ pub(crate) struct PoliciesArgs {
         allow_hyphen_values = true
     )]
     pub(crate) capacities: String,
-    /// Requests whose lookups count: first, second or both; the first half is served in any case.
+    /// Requests whose lookups count: first, second or both. The first half is served in any case.
     #[arg(long, value_name = "HALF", default_value_t)]
     pub(crate) half: Half,
-    /// Writes the hit rates to this file as JSON, whole or not at all.
+    /// Writes the hit rates to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
@@ -155,18 +160,18 @@ pub(crate) struct PoliciesArgs {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct GenerateArgs {
-    /// How many requests.
+    /// Number of requests.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<u64>)]
     pub(crate) requests: u64,
-    /// Seed from which the whole workload follows.
+    /// Seed of the workload.
     #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u64>)]
     pub(crate) seed: u64,
-    /// Writes the workload to this file, whole or not at all, instead of standard output.
+    /// Writes the workload to this file, completely or not at all, instead of to standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }
 
-/// A whole number, or what one is.
+/// Parses a whole number.
 fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {}", T::MOST))
 }

@@ -1,4 +1,4 @@
-//! What each subcommand does, and with which exit status it ends.
+//! The subcommands, and their exit statuses.
 
 use std::error::Error as _;
 use std::io::{self, Write as _};
@@ -21,13 +21,15 @@ use kv_replay::trace::{Trace, TraceError};
 use crate::cli::{Command, RunArgs};
 use crate::progress::Bar;
 
-/// Requests of the demonstration: what a simulated device replays in some ten seconds on two cores.
+/// Number of requests of the demonstration: a simulated device replays them in about ten seconds on
+/// two cores.
 const DEMO_REQUESTS: u64 = 250;
 
 /// Seed of the demonstration.
 const DEMO_SEED: u64 = 7;
 
-/// A demonstration whose pools are small enough for blocks to be evicted, offloaded and onboarded.
+/// The configuration of the demonstration: pools so small that blocks are evicted, offloaded and
+/// onboarded.
 fn demo_config() -> RunConfig {
     RunConfig {
         shape: KvModelShape { layers: 2, ..RunConfig::default().shape },
@@ -40,16 +42,16 @@ fn demo_config() -> RunConfig {
     }
 }
 
-/// How a command that did its work ended.
+/// The result of a command that completed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Outcome {
-    /// All is well.
+    /// There was no mistake.
     Clean,
-    /// Bytes were found that do not belong to their request.
+    /// Some blocks held bytes that do not belong to their request.
     Corrupt,
 }
 
-/// Why a command did not do its work.
+/// The reason why a command did not complete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -85,10 +87,11 @@ impl From<RunError> for Failure {
 }
 
 impl Failure {
-    /// 2 for bad input and what the machine lacks, 1 for all that failed on the way.
+    /// 2 for bad input or a machine that lacks something, 1 for failures on the way.
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
-            // Nothing has run yet: more was asked for than this machine's memory, driver or device has.
+            // Nothing has run yet: the machine's memory, driver or device is too small for the
+            // options.
             Self::Run(error) => match **error {
                 RunError::Config(_)
                 | RunError::Request { .. }
@@ -103,7 +106,7 @@ impl Failure {
     }
 }
 
-/// Does what was asked for; without a command, the demonstration.
+/// Runs the command; without a command, the demonstration.
 pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
     match command {
         None => demo(),
@@ -139,7 +142,7 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         return Err(Failure::NoRequests);
     }
     let config = args.config();
-    // All that can be wrong is looked for before anything that takes long.
+    // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.device.count())?;
     let machine = Machine::of(args)?;
@@ -164,10 +167,10 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     })
 }
 
-/// Where a replay runs.
+/// The devices of a replay.
 struct Machine<'a> {
     spec: &'a DeviceSpec,
-    /// What simulated devices tell time from.
+    /// The timing profile of simulated devices.
     profile: Profile,
 }
 
@@ -185,8 +188,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Replays `trace` with a cache that `prepare` saw first, says what was found, and writes it to the file `json` if one is
-/// named.
+/// Replays `trace` with a cache that `prepare` may change first, prints the summary, and writes the
+/// report to the file `json` if one is named.
 fn replay(
     config: &RunConfig,
     machine: Machine<'_>,
@@ -214,13 +217,13 @@ fn replay(
         Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(source))),
         Err(error) => return Err(error.into()),
     };
-    // The file before the talk, which may have no listener.
+    // Writes the file before printing, because standard output may be closed.
     let written = json.map_or(Ok(()), |path| write_json(path, &report)).map_err(Failure::from);
     let told = say(&report.summary());
     let outcome = judge(&report)?;
     let rest = [ended, written, told];
     if outcome == Outcome::Corrupt {
-        // Corrupt bytes outweigh all else that went wrong, which is told and decides nothing.
+        // Corrupt bytes decide the exit status. Other failures are printed.
         rest.into_iter().filter_map(Result::err).for_each(|failure| complain(&failure));
         return Ok(outcome);
     }
@@ -239,7 +242,7 @@ fn judge(report: &RunReport) -> Result<Outcome, Failure> {
     Ok(Outcome::Clean)
 }
 
-/// Names a failure and what caused it on standard error, a line each.
+/// Prints a failure and its causes on standard error, one per line.
 pub(crate) fn complain(failure: &Failure) {
     let mut text = format!("error: {failure}\n");
     let mut cause = failure.source();
@@ -247,11 +250,11 @@ pub(crate) fn complain(failure: &Failure) {
         text.push_str(&format!("  caused by: {error}\n"));
         cause = error.source();
     }
-    // Nobody is left to be told if standard error is closed.
+    // If standard error is closed, the message cannot be shown anywhere.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Writes `text` to standard output. A reader that has seen enough and closed the pipe is no failure.
+/// Writes `text` to standard output. A reader that closed the pipe early is not a failure.
 fn say(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

@@ -1,4 +1,4 @@
-//! What a run is asked to do, checked before anything is allocated; and how it tells how far it is.
+//! The options of a run, checked before anything is allocated, and the progress of a run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,33 +12,35 @@ use crate::place::{Division, shards};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Trace};
 
-/// The most blocks of device memory: a block table holds signed 32-bit ids.
+/// Maximum number of blocks of device memory: a block table holds signed 32-bit ids.
 pub const DEVICE_BLOCKS_MAX: u64 = i32::MAX as u64;
 
-/// The most blocks of host memory.
+/// Maximum number of blocks of host memory.
 pub const HOST_BLOCKS_MAX: u64 = u32::MAX as u64;
 
-/// The largest batch: every row of it is staged at full width in each iteration.
+/// Maximum batch size: every row is staged at full width in each iteration.
 pub const BATCH_MAX: u32 = 1 << 16;
 
-/// The most blocks of device and host memory together: the pool gives them ids from one range.
+/// Maximum number of blocks of device and host memory together: the pool takes their ids from one
+/// range.
 pub const BLOCKS_MAX: u64 = i32::MAX as u64;
 
-/// The most layers: far beyond any model, and few enough for an address each.
+/// Maximum number of layers: far beyond any model, and small enough to store an address for each.
 pub const LAYERS_MAX: u32 = 1 << 16;
 
-/// The most tokens of one iteration: their slots and keys are staged at full width.
+/// Maximum number of tokens of one iteration: their slots and keys are staged at full width.
 pub const STEP_TOKENS_MAX: u32 = 1 << 24;
 
-/// The largest pool, in bytes: half the address space leaves room for every rounding up to a page.
+/// Maximum size of a pool, in bytes. Half of the address space leaves room for rounding up to
+/// pages.
 const POOL_BYTES_MAX: u64 = 1 << 62;
 
-/// How much of what is read back is compared.
+/// How many of the read blocks are compared.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Verify {
-    /// Nothing.
+    /// None.
     None,
-    /// In each iteration some blocks, chosen by the seed.
+    /// In each iteration a sample of the blocks, chosen by the seed.
     Sample,
     /// Every block of every live request in each iteration.
     #[default]
@@ -69,7 +71,7 @@ impl Serialize for Verify {
     }
 }
 
-/// A text that names no degree of verification.
+/// A text that is not a degree of verification.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("unknown verification {found:?}; expected none, sample or full")]
 pub struct UnknownVerify {
@@ -90,30 +92,31 @@ impl FromStr for Verify {
     }
 }
 
-/// What a run is asked to do.
+/// The options of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RunConfig {
     /// Shape of the model's KV.
     pub shape: KvModelShape,
-    /// Tokens of a block: a divisor of [`BLOCK_TOKENS_IN_TRACE`].
+    /// Number of tokens of a block: a divisor of [`BLOCK_TOKENS_IN_TRACE`].
     pub block_tokens: u32,
-    /// How the model is divided over several devices.
+    /// Division of the model over several devices.
     pub place: Division,
-    /// Most blocks in device memory. On several devices each holds its part of every block.
+    /// Maximum number of blocks in device memory. Each of several devices holds its part of every
+    /// block.
     pub device_blocks: u64,
-    /// Most blocks in pinned host memory; 0 for no host tier.
+    /// Maximum number of blocks in pinned host memory; 0 for no host tier.
     pub host_blocks: u64,
-    /// Most requests at once.
+    /// Maximum number of requests at once.
     pub max_batch: u32,
-    /// Most tokens, prompt and generated together, that one iteration writes.
+    /// Maximum number of tokens, prompt and generated together, that one iteration writes.
     pub step_tokens: u32,
-    /// Which cached blocks leave the device, and host memory, when some must.
+    /// Eviction policy for cached blocks, on the device and in host memory.
     pub policy: PolicyKind,
-    /// How blocks travel between device and host memory.
+    /// Transport of blocks between device and host memory.
     pub transport: TransportChoice,
-    /// How much of what is read back is compared.
+    /// How many of the read blocks are compared.
     pub verify: Verify,
-    /// Seed of every choice that the run makes.
+    /// Seed of all random choices of the run.
     pub seed: u64,
 }
 
@@ -136,17 +139,17 @@ impl Default for RunConfig {
     }
 }
 
-/// Why a run cannot be as it was asked for.
+/// The reason why options are refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// An option is zero that must not be.
+    /// An option is 0 but must not be.
     #[error("{option} is 0, expected at least 1")]
     Zero {
         /// The option.
         option: &'static str,
     },
-    /// An option is beyond its limit.
+    /// An option exceeds its limit.
     #[error("{option} is {value}, more than the largest allowed, {limit}")]
     TooLarge {
         /// The option.
@@ -156,53 +159,53 @@ pub enum ConfigError {
         /// The largest value allowed.
         limit: u64,
     },
-    /// The pools have more blocks together than ids.
+    /// The pools together have more blocks than there are ids.
     #[error(
         "--device-blocks {device_blocks} and --host-blocks {host_blocks} are together more than the largest \
          allowed, {BLOCKS_MAX}"
     )]
     TooManyBlocks {
-        /// Blocks of device memory.
+        /// Number of blocks of device memory.
         device_blocks: u64,
-        /// Blocks of host memory.
+        /// Number of blocks of host memory.
         host_blocks: u64,
     },
-    /// Blocks of this size do not subdivide the blocks of a trace.
+    /// The block size does not divide the blocks of a trace.
     #[error("--block-tokens is {block_tokens}, expected a divisor of {BLOCK_TOKENS_IN_TRACE}")]
     BlockTokens {
-        /// Tokens of a block.
+        /// Number of tokens of a block.
         block_tokens: u32,
     },
-    /// The shape cannot be laid out.
+    /// The shape is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// A pool would not fit into the address space.
     #[error("{option} {blocks} of {block_bytes} bytes each overflow the address space")]
     PoolOverflow {
-        /// The option that sizes the pool.
+        /// The option with the pool's size.
         option: &'static str,
-        /// Blocks of the pool.
+        /// Number of blocks of the pool.
         blocks: u64,
-        /// Bytes of a block.
+        /// Number of bytes of a block.
         block_bytes: u64,
     },
-    /// The layers are split over the devices, so each needs one at least.
+    /// There are fewer layers than devices, so some device would get none.
     #[error("--layers is {layers}, expected at least one for each of the {devices} devices")]
     DevicesOverLayers {
-        /// Devices asked for.
+        /// Requested number of devices.
         devices: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: u32,
     },
-    /// The heads do not divide over the devices.
+    /// The heads do not divide evenly over the devices.
     #[error("--kv-heads is {kv_heads}: {reason}")]
     Heads {
-        /// Heads of K, and of V, of the model.
+        /// Number of heads of K, and of V, of the model.
         kv_heads: u32,
-        /// Why they do not divide.
+        /// The reason.
         reason: HeadsError,
     },
-    /// A request of the trace could never run, even alone.
+    /// A request of the trace could not even run alone.
     #[error(
         "request {request}, counted from 0, has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
          but --device-blocks is {device_blocks}"
@@ -210,13 +213,13 @@ pub enum ConfigError {
     RequestTooLarge {
         /// The request, counted from 0.
         request: usize,
-        /// Its prompt and answer.
+        /// Number of tokens of its prompt and answer.
         tokens: u64,
-        /// Blocks they take.
+        /// Number of blocks that they take.
         blocks: u64,
-        /// Tokens of a block.
+        /// Number of tokens of a block.
         block_tokens: u32,
-        /// Blocks there are.
+        /// Number of device blocks.
         device_blocks: u64,
     },
 }
@@ -224,11 +227,11 @@ pub enum ConfigError {
 cuda_driver::messages::one_line_debug!(ConfigError);
 
 impl RunConfig {
-    /// Checks everything that can be known without a device.
+    /// Checks everything that can be checked without a device.
     ///
     /// # Errors
     ///
-    /// The first [`ConfigError`] there is.
+    /// The first [`ConfigError`] found.
     pub fn check(&self) -> Result<(), ConfigError> {
         for (option, value, limit) in [
             ("--device-blocks", self.device_blocks, DEVICE_BLOCKS_MAX),
@@ -277,11 +280,12 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that the layers, or the heads, can be divided over so many devices.
+    /// Checks that the layers, or the heads, can be divided over that many devices.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::DevicesOverLayers`] if some would get no layer, [`ConfigError::Heads`] if the heads do not divide.
+    /// [`ConfigError::DevicesOverLayers`] if some device would get no layer, [`ConfigError::Heads`]
+    /// if the heads do not divide evenly.
     pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
         let layers = self.shape.layers;
         match self.place {
@@ -295,12 +299,12 @@ impl RunConfig {
         }
     }
 
-    /// Checks that every request of `trace` can run at least alone.
+    /// Checks that every request of `trace` can at least run alone.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RequestTooLarge`] for the first that cannot, [`ConfigError::BlockTokens`] for blocks of no
-    /// tokens.
+    /// [`ConfigError::RequestTooLarge`] for the first that cannot, [`ConfigError::BlockTokens`] for
+    /// a block size of 0 tokens.
     pub fn check_trace(&self, trace: &Trace) -> Result<(), ConfigError> {
         let &Self { block_tokens, device_blocks, .. } = self;
         if block_tokens == 0 {
@@ -326,40 +330,40 @@ impl RunConfig {
     ///
     /// # Errors
     ///
-    /// [`ShapeError`] for a shape that cannot be laid out.
+    /// [`ShapeError`] for an invalid shape.
     pub fn block_bytes(&self) -> Result<u64, ShapeError> {
         self.shape.block_bytes(self.block_tokens)
     }
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProgressState {
-    /// Requests of the trace.
+    /// Number of requests of the trace.
     pub requests: u64,
-    /// Requests that have finished.
+    /// Number of requests that have finished.
     pub finished: u64,
-    /// Requests in the batch.
+    /// Number of requests in the batch.
     pub running: u64,
-    /// Iterations so far.
+    /// Number of iterations so far.
     pub iterations: u64,
-    /// Blocks that held bytes of somebody else.
+    /// Number of blocks that held bytes of another request.
     pub corrupt_blocks: u64,
-    /// Blocks that were compared.
+    /// Number of blocks that were compared.
     pub verified_blocks: u64,
-    /// Device blocks that hold something.
+    /// Number of device blocks in use.
     pub device_blocks_in_use: u64,
     /// Share of block lookups that hit, from 0 to 1.
     pub hit_rate: f64,
 }
 
-/// Somebody who is told how far a run is.
+/// Receives the progress of a run.
 pub trait Progress {
-    /// Called on the run's own thread, up to once an iteration: it must be quick.
+    /// Called on the run's own thread, up to once per iteration. It must be fast.
     fn update(&mut self, state: &ProgressState);
 }
 
-/// Nobody.
+/// Ignores the progress.
 impl Progress for () {
     fn update(&mut self, _state: &ProgressState) {}
 }

@@ -1,4 +1,4 @@
-//! The devices that a run is to use: simulated ones, or GPUs by their ordinals.
+//! The devices of a run: simulated ones, or GPUs by their ordinals.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,43 +15,43 @@ use kv_pool::clock::ManualClock;
 use crate::config::RunConfig;
 use crate::place::Division;
 
-/// The devices that a run is to use.
+/// The devices of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum DeviceSpec {
-    /// So many simulated devices.
+    /// Simulated devices.
     Sim {
-        /// How many, at least 1.
+        /// Their number, at least 1.
         devices: u32,
     },
-    /// GPUs, by the ordinals that CUDA gives them.
+    /// GPUs, by CUDA's ordinals.
     Cuda {
-        /// The ordinals, at least one and each once.
+        /// The ordinals: at least one, each once.
         ordinals: Vec<i32>,
     },
 }
 
-/// Why a text names no devices.
+/// The reason why a text does not name devices.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceSpecError {
-    /// A part of the text is no device.
+    /// A part of the text is not a device.
     #[error("unknown device {token:?}; expected sim, sim:N or cuda:0[,cuda:1…]")]
     Unknown {
         /// The part.
         token: String,
     },
-    /// Both kinds of devices in one list.
+    /// The list contains both kinds of devices.
     #[error("{text:?} mixes simulated devices and GPUs; expected sim, sim:N or cuda:0[,cuda:1…]")]
     Mixed {
         /// The whole text.
         text: String,
     },
-    /// A list of simulated devices, which are only counted.
+    /// A list of simulated devices. Only their number can be given.
     #[error("{text:?} names simulated devices one by one; expected sim:{devices}")]
     SimList {
         /// The whole text.
         text: String,
-        /// How many parts it has.
+        /// Number of its parts.
         devices: usize,
     },
     /// A device is named twice.
@@ -105,7 +105,7 @@ impl FromStr for DeviceSpec {
     }
 }
 
-/// A number in digits alone: Rust's own parser would take a sign as well.
+/// Parses a number made only of digits. Rust's own parser would also accept a sign.
 fn number<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
@@ -127,7 +127,7 @@ impl fmt::Display for DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// How many devices it names.
+    /// Number of named devices.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {
@@ -137,36 +137,36 @@ impl DeviceSpec {
     }
 }
 
-/// What simulated devices are to have; GPUs have what they have.
+/// The sizes of simulated devices. GPUs have their own.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SimSizes {
-    /// Memory of each device, in bytes. Only what is touched takes memory of this process.
+    /// Memory of each device, in bytes. The process spends memory only on touched pages.
     pub device_bytes: u64,
-    /// Most pinned host memory, in bytes.
+    /// Maximum of pinned host memory, in bytes.
     pub pinned_bytes: u64,
-    /// Seed of the scheduler and of the pattern in fresh memory.
+    /// Seed of the scheduler and of the byte pattern in fresh memory.
     pub seed: u64,
-    /// What virtual time is told from.
+    /// The timing profile for virtual time.
     pub profile: Profile,
 }
 
 impl SimSizes {
-    /// Room for the pools of `config` and for all else that a run keeps.
+    /// Enough memory for the pools of `config` and everything else in a run.
     ///
-    /// A shape that cannot be laid out gets the room for all else alone: [`RunConfig::check`] refuses it.
+    /// For an invalid shape this counts only the rest: [`RunConfig::check`] refuses the shape.
     #[must_use]
     pub fn for_config(config: &RunConfig) -> Self {
-        /// Block tables, staging, checksums, and rounding up to pages, with room to spare.
+        /// Block tables, staging, checksums, and rounding up to pages, generously.
         const BESIDE_POOLS_BYTES: u64 = 4 << 30;
         let block_bytes = config.block_bytes().unwrap_or(0);
         let room =
             |blocks: u64| blocks.saturating_mul(block_bytes).saturating_add(BESIDE_POOLS_BYTES);
-        // What an iteration writes lies beside the pool before it is stored there.
+        // The tokens of an iteration are in a separate buffer before they are stored in the pool.
         let token_bytes = block_bytes / u64::from(config.block_tokens).max(1);
         let chunk_bytes = token_bytes.saturating_mul(config.step_tokens.into());
         let device_bytes = room(config.device_blocks).saturating_add(chunk_bytes);
         Self {
-            // A pool that is larger is refused by `OpenDevices::check_fits`, by name.
+            // A larger pool is refused by `OpenDevices::check_fits`, which names the option.
             device_bytes: device_bytes.min(SimConfig::DEVICE_BYTES_MAX),
             pinned_bytes: room(config.host_blocks),
             seed: config.seed,
@@ -175,7 +175,7 @@ impl SimSizes {
     }
 }
 
-/// Why devices were not opened.
+/// The reason why devices were not opened.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceOpenError {
@@ -185,26 +185,26 @@ pub enum DeviceOpenError {
     /// The machine has fewer devices.
     #[error("there is no cuda:{ordinal}; the driver reports {count} device(s)")]
     NoSuchDevice {
-        /// The device asked for.
+        /// Requested ordinal.
         ordinal: i32,
-        /// How many there are.
+        /// Number of devices.
         count: i32,
     },
-    /// No such machine can be simulated.
+    /// This machine cannot be simulated.
     #[error("cannot simulate this machine")]
     Sim(#[from] SimConfigError),
     /// The driver refused to list or open devices.
     #[error("cannot open the devices")]
     Registry(#[from] RegistryError),
-    /// A device does not say how much memory it has.
+    /// A device did not report its memory size.
     #[error("cannot ask device {ordinal} for its memory")]
     MemoryInfo {
         /// The device.
         ordinal: i32,
-        /// What the driver said.
+        /// The driver's error.
         source: DeviceError,
     },
-    /// The pool could never be mapped, however late that would show.
+    /// The pool could never be mapped completely. Without this check that would show late.
     #[error(
         "--device-blocks takes {needed_bytes} bytes on {device}, which has {total_bytes} bytes \
          of memory"
@@ -214,44 +214,44 @@ pub enum DeviceOpenError {
         device: String,
         /// Bytes of its part of the pool.
         needed_bytes: u64,
-        /// Bytes it has in all.
+        /// Its total bytes.
         total_bytes: u64,
     },
-    /// The host tier could never be pinned, and a machine that tries may end the process first.
+    /// The host tier could never be pinned. Trying might let the operating system kill the process.
     #[error(
         "--host-blocks takes {needed_bytes} bytes, and this machine has {total_bytes} bytes of memory"
     )]
     HostTooSmall {
         /// Bytes of the host tier.
         needed_bytes: u64,
-        /// Bytes the machine has in all.
+        /// Total bytes of the machine.
         total_bytes: u64,
     },
 }
 
 cuda_driver::messages::one_line_debug!(DeviceOpenError);
 
-/// Devices, opened on one driver that counts the calls made through it.
+/// Devices, opened on one driver that counts the calls.
 #[derive(Debug)]
 pub struct OpenDevices {
-    /// The driver that all of them are reached through.
+    /// The driver of all devices.
     pub driver: Arc<CountingDriver>,
-    /// The devices, in the order asked for.
+    /// The devices, in the requested order.
     pub devices: Vec<Device>,
-    /// What they are, for reports.
+    /// A description of them, for reports.
     pub description: String,
-    /// The simulated machine, if they are simulated.
+    /// The simulated machine, if the devices are simulated.
     pub sim: Option<Arc<SimDriver>>,
-    /// What ages in the pool are measured by: a run moves it on with the arrivals of its trace, so that equal runs
-    /// evict alike.
+    /// The clock for ages in the pool. A run moves it with the arrival times of its trace, so that
+    /// equal runs evict the same blocks.
     pub clock: ManualClock,
 }
 
-/// Opens the devices of `spec`; simulated ones as `sim` says.
+/// Opens the devices of `spec`, with the sizes `sim` if they are simulated.
 ///
 /// # Errors
 ///
-/// [`DeviceOpenError`]: no driver, fewer devices than asked for, or what the driver said.
+/// [`DeviceOpenError`]: no driver, fewer devices than requested, or the driver's error.
 ///
 /// # Examples
 ///
@@ -295,7 +295,7 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
     Ok(OpenDevices { driver, devices, description, sim, clock: ManualClock::new() })
 }
 
-/// The devices' names, those of equal neighbours once.
+/// The devices' names; equal neighbours are combined.
 fn names(devices: &[Device]) -> String {
     let same = |a: &Device, b: &Device| a.info().name == b.info().name;
     let groups = devices.chunk_by(same).map(|group| match group {
@@ -305,7 +305,7 @@ fn names(devices: &[Device]) -> String {
     groups.collect::<Vec<_>>().join(", ")
 }
 
-/// Memory of this machine, in bytes, where it can be asked.
+/// Memory of this machine in bytes, if the operating system reports it.
 fn machine_bytes() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -314,18 +314,20 @@ fn machine_bytes() -> Option<u64> {
 }
 
 impl OpenDevices {
-    /// Checks that each device's part of the pool fits into its memory, which a run would find out only when the
-    /// pool had grown that far; and that the host tier fits into this machine's, where Linux tells how much it is.
+    /// Checks that each device's part of the pool fits into its memory. A run would find that out
+    /// only after the pool had grown so far. Also checks that the host tier fits into this
+    /// machine's memory, if Linux reports its size.
     ///
     /// # Errors
     ///
-    /// [`DeviceOpenError::TooSmall`], with the device and both sizes; [`DeviceOpenError::HostTooSmall`] with both sizes.
+    /// [`DeviceOpenError::TooSmall`] with the device and both sizes;
+    /// [`DeviceOpenError::HostTooSmall`] with both sizes.
     pub fn check_fits(&self, config: &RunConfig) -> Result<(), DeviceOpenError> {
         let block_bytes = config.block_bytes().unwrap_or(0);
         let layers = u64::from(config.shape.layers).max(1);
         let layer_bytes = block_bytes / layers;
         let devices = self.devices.len().max(1) as u64;
-        // What a device has at least; the placement of a run on several knows exactly.
+        // A lower bound. The placement of a run on several devices gives the exact number.
         let bytes_here = match config.place {
             Division::Layers(Strategy::RoundRobin | Strategy::Contiguous) => {
                 layer_bytes * (layers / devices)

@@ -1,12 +1,12 @@
 //! Workloads in the trace format, generated from a seed.
 //!
-//! The project ships no recorded traffic. [`generate`] makes some with the traits that decide how well a KV cache
-//! does: prompts that many chats share, chats whose every turn repeats all that was said before, and long documents
-//! that nobody asks for again.
+//! The project contains no recorded traffic. [`generate`] creates a workload with the traits that
+//! matter for a KV cache: system prompts that many chats share, chats in which every turn repeats
+//! the conversation so far, and long documents that are used once.
 //!
 //! # Shape
 //!
-//! Sessions begin as a Poisson process: the gaps between them are exponential with a mean of
+//! Sessions start as a Poisson process: the gaps between them are exponential with a mean of
 //! [`SESSION_GAP_MEAN_MS`]. [`DOCUMENT_PERCENT`] % of the sessions are documents, the others chats.
 //!
 //! | quantity | distribution |
@@ -20,17 +20,19 @@
 //! | chat: another turn follows | with [`NEXT_TURN_PERCENT`] %, up to [`TURNS_MAX`] turns: 4 on average |
 //! | chat: from one turn to the next | [`MS_PER_ANSWER_TOKEN`] ms for each answer token, then a think time of 5 to 639 s, by octaves |
 //!
-//! "By octaves" is [`SplitMix64::octaves`]: the range is a number of doublings, one is chosen evenly, and a number in
-//! it evenly. The prompt of a chat's first turn is the system prompt and user text; that of each later turn is the
-//! previous prompt, the previous answer and new user text. Requests are listed in order of arrival until there are as
-//! many as were asked for, so chats near the end are cut short, and a longer workload of the same seed begins with the
-//! shorter one.
+//! "By octaves" means [`SplitMix64::octaves`]: the range is a number of doublings. One of them is
+//! chosen uniformly, and then a number in it uniformly. The prompt of a chat's first turn is the
+//! system prompt plus user text. The prompt of a later turn is the previous prompt, the previous
+//! answer and new user text. Requests are listed in order of arrival up to the requested number, so
+//! chats near the end are cut short. A longer workload with the same seed begins with the shorter
+//! one.
 //!
 //! # Ids
 //!
-//! Ids count up from 0; the blocks of the system prompts come first. Two ids are equal exactly where the prompts are
-//! equal up to the end of that block. A block that a prompt fills only in part is not yet the block that a later turn
-//! fills up, so it has an id of its own, as in the published traces.
+//! Ids count up from 0. The blocks of the system prompts come first. Two ids are equal if and only
+//! if the prompts are equal up to the end of that block. A block that a prompt fills only partly
+//! differs from the block that a later turn completes, so it has its own id, as in the published
+//! traces.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -43,30 +45,30 @@ use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
 /// System prompts that the chats of a workload share.
 pub const SYSTEM_PROMPTS: usize = 32;
 
-/// Of 100 sessions, how many are one-off documents.
+/// Percentage of sessions that are one-off documents.
 pub const DOCUMENT_PERCENT: u64 = 40;
 
-/// After a turn of a chat, the chance of another one, in percent.
+/// Probability of another turn after a turn of a chat, in percent.
 pub const NEXT_TURN_PERCENT: u64 = 75;
 
-/// The longest chat, in turns.
+/// Maximum number of turns of a chat.
 pub const TURNS_MAX: u32 = 32;
 
-/// Mean gap between the beginnings of two sessions, in milliseconds: about three requests a second.
+/// Mean gap between the starts of two sessions, in milliseconds: about three requests per second.
 pub const SESSION_GAP_MEAN_MS: u64 = 900;
 
-/// Time that an answer takes, in milliseconds a token.
+/// Time of an answer, in milliseconds per token.
 pub const MS_PER_ANSWER_TOKEN: u64 = 20;
 
-/// The largest workload: its ids take about a gigabyte.
+/// Maximum number of requests of a workload: its ids take about a gigabyte.
 pub const REQUESTS_MAX: u64 = 4_000_000;
 
-/// What to generate.
+/// The options of a workload.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GenerateOptions {
-    /// Requests, from 1 to [`REQUESTS_MAX`].
+    /// Number of requests, from 1 to [`REQUESTS_MAX`].
     pub requests: u64,
-    /// Seed from which everything follows.
+    /// Seed of the workload.
     pub seed: u64,
 }
 
@@ -76,17 +78,17 @@ impl Default for GenerateOptions {
     }
 }
 
-/// Why no workload was generated.
+/// The reason why no workload was generated.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// A trace has at least one request.
+    /// The number of requests is 0.
     #[error("0 requests asked for, expected at least 1")]
     NoRequests,
-    /// More requests than one workload may have.
+    /// The number of requests is too large.
     #[error("{requests} requests asked for, more than the largest allowed, {REQUESTS_MAX}")]
     TooManyRequests {
-        /// Requests asked for.
+        /// Requested number of requests.
         requests: u64,
     },
     /// The file could not be written.
@@ -96,7 +98,7 @@ pub enum GenerateError {
 
 cuda_driver::messages::one_line_debug!(GenerateError);
 
-/// Generates a workload of the shape that the [module](self) describes.
+/// Generates a workload with the shape described in the [module](self).
 ///
 /// # Errors
 ///
@@ -122,12 +124,12 @@ pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
     Ok(Trace { requests })
 }
 
-/// What `kv-replay generate` does: writes the workload to the file `out` and returns a line that says so, or returns
-/// the workload itself where no file is named.
+/// The command `kv-replay generate`: writes the workload to the file `out` and returns a line that
+/// says so. Without a file, returns the workload itself.
 ///
 /// # Errors
 ///
-/// As [`generate`], and [`GenerateError::Write`] if the file cannot be written.
+/// Like [`generate`], and [`GenerateError::Write`] if the file cannot be written.
 pub fn run(requests: u64, seed: u64, out: Option<&Path>) -> Result<String, GenerateError> {
     let trace = generate(&GenerateOptions { requests, seed })?;
     let Some(path) = out else {
@@ -141,28 +143,29 @@ pub fn run(requests: u64, seed: u64, out: Option<&Path>) -> Result<String, Gener
     ))
 }
 
-/// The sessions under way, and those to come.
+/// The running sessions, and the source of new ones.
 struct Sessions {
     rng: SplitMix64,
     /// Block ids of each system prompt, the most popular first.
     system_prompts: Vec<Vec<u64>>,
-    /// Weights of the system prompts, summed up to and including each.
+    /// Cumulative weights of the system prompts, each included.
     popularity: Vec<u64>,
     next_id: u64,
-    /// When the next session begins, in milliseconds with a fraction.
+    /// Start of the next session, in milliseconds with a fraction.
     next_session_ms: f64,
-    /// When each waiting chat asks again, the earliest first, and which it is. Chats of one instant go in order.
+    /// The waiting chats, with the time of their next request, earliest first. Equal times are
+    /// ordered by number.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
-    /// The waiting chats, by number; `None` where the number is free.
+    /// The waiting chats, by number; `None` if the number is free.
     chats: Vec<Option<Chat>>,
     free_numbers: Vec<usize>,
 }
 
 /// A chat between two of its turns.
 struct Chat {
-    /// Ids of the blocks that the latest prompt filled.
+    /// Ids of the full blocks of the latest prompt.
     full_blocks: Vec<u64>,
-    /// Tokens of the latest prompt and its answer: what every later prompt begins with.
+    /// Number of tokens of the latest prompt and its answer. Every later prompt begins with these.
     tokens: u64,
     turns: u32,
 }
@@ -178,7 +181,7 @@ impl Sessions {
                 (first..next_id).collect()
             })
             .collect();
-        // Whole weights, so that the choice does not depend on how fractions are rounded.
+        // Integer weights, so that the choice does not depend on floating-point rounding.
         let popularity = (1..=SYSTEM_PROMPTS as u64)
             .scan(0, |sum, rank| {
                 *sum += 1_000_000 / rank;
@@ -198,7 +201,7 @@ impl Sessions {
         }
     }
 
-    /// The earliest request that is still to come: a chat's next turn or the first of a new session.
+    /// The earliest future request: a chat's next turn, or the first turn of a new session.
     fn next_request(&mut self) -> Request {
         let new_session_ms = self.next_session_ms as u64;
         if let Some(&Reverse((timestamp_ms, number))) = self.waiting.peek()
@@ -206,7 +209,7 @@ impl Sessions {
         {
             self.waiting.pop();
             self.free_numbers.push(number);
-            // A number waits exactly as long as its chat does, so there is one.
+            // A number is in the queue exactly as long as its chat waits, so the chat exists.
             if let Some(chat) = self.chats[number].take() {
                 return self.turn(timestamp_ms, chat);
             }
@@ -228,7 +231,7 @@ impl Sessions {
         Request { timestamp_ms, input_length, output_length, hash_ids }
     }
 
-    /// A turn of `chat`, which goes on waiting if another one is to follow.
+    /// A turn of `chat`. The chat is queued again if another turn follows.
     fn turn(&mut self, timestamp_ms: u64, mut chat: Chat) -> Request {
         let input_length = chat.tokens + self.rng.octaves(32, 7);
         let output_length = self.answer_tokens();
@@ -262,7 +265,8 @@ impl Sessions {
         self.rng.octaves(16, 7)
     }
 
-    /// Ids of a prompt of `tokens` that begins with `full_blocks`, which grow by those that it fills.
+    /// Ids of a prompt of `tokens` tokens that begins with `full_blocks`. Newly filled blocks are
+    /// appended to `full_blocks`.
     fn prompt_ids(&mut self, full_blocks: &mut Vec<u64>, tokens: u64) -> Vec<u64> {
         while (full_blocks.len() as u64) < tokens / BLOCK_TOKENS_IN_TRACE {
             full_blocks.push(self.new_id());

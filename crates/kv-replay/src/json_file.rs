@@ -1,7 +1,8 @@
-//! Files that are either written whole or not at all.
+//! Writes files completely or not at all.
 //!
-//! Reports and traces are read by other programs, which must never find half of one: the bytes go to a new file in
-//! the same folder, reach the disk, and only then take the name that was asked for.
+//! Other programs read reports and traces, and must never see a partial file. The bytes go to a new
+//! file in the same folder and are flushed to disk. Only then is the file renamed to the requested
+//! name.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -11,56 +12,57 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-/// How often a temporary name that already exists is replaced by another before the write is given up.
+/// How often a temporary name that already exists is replaced by another before the write fails.
 const NAME_ATTEMPTS_MAX: u32 = 64;
 
-/// The most links that are followed to a file that is not there yet: more than Linux follows.
+/// Maximum number of links that are followed to a file that does not exist yet: more than Linux
+/// follows.
 const LINKS_MAX: u32 = 64;
 
 /// Distinguishes the temporary files of one process.
 static NEXT_TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
-/// Why a file was not written. Whatever stood under its name before still stands there.
+/// The reason why a file was not written. An existing file under the name is unchanged.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The path ends in no file name, as `..` or `/` do.
+    /// The path does not end in a file name, as `..` or `/`.
     #[error("cannot write {}: it does not name a file", path.display())]
     NoFileName {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
     },
-    /// The path names a folder.
+    /// The path is a folder.
     #[error("cannot write {}: it is a folder", path.display())]
     Folder {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
     },
-    /// The content has no JSON form.
+    /// The content cannot be represented as JSON.
     #[error("cannot write {}: its content has no JSON form", path.display())]
     Encode {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// What the encoder refused.
+        /// The encoder's error.
         source: serde_json::Error,
     },
     /// The operating system refused.
     #[error("cannot write {}", path.display())]
     Io {
-        /// The path that was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 cuda_driver::messages::one_line_debug!(WriteError);
 
-/// Writes `value` to `path` as indented JSON with a final line break, whole or not at all.
+/// Writes `value` to `path` as indented JSON with a final line break, completely or not at all.
 ///
 /// # Errors
 ///
-/// [`WriteError`], naming the path; the file under that name, if any, is as it was.
+/// [`WriteError`], naming the path. An existing file under that name is unchanged.
 pub fn write_json<T: Serialize + ?Sized>(path: &Path, value: &T) -> Result<(), WriteError> {
     let mut bytes = serde_json::to_vec_pretty(value)
         .map_err(|source| WriteError::Encode { path: path.to_owned(), source })?;
@@ -68,15 +70,16 @@ pub fn write_json<T: Serialize + ?Sized>(path: &Path, value: &T) -> Result<(), W
     write_atomically(path, &bytes)
 }
 
-/// Writes `bytes` to `path`, whole or not at all.
+/// Writes `bytes` to `path`, completely or not at all.
 ///
-/// The bytes go to a temporary file in the same folder, which is flushed to the disk and then renamed. A symbolic
-/// link is followed, so that it stays a link. A pipe, terminal or device cannot be replaced by a rename and is
-/// written directly.
+/// The bytes go to a temporary file in the same folder, which is flushed to disk and then renamed.
+/// A symbolic link is followed and remains a link. A pipe, terminal or device cannot be replaced by
+/// a rename and is written directly.
 ///
 /// # Errors
 ///
-/// [`WriteError`], naming the path; the file under that name, if any, is as it was, and no temporary file remains.
+/// [`WriteError`], naming the path. An existing file under that name is unchanged, and no temporary
+/// file remains.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let io = |source| WriteError::Io { path: path.to_owned(), source };
     let target = match Target::of(path)? {
@@ -87,7 +90,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
         }
     };
     let (mut file, temporary) = create_temporary(&target).map_err(io)?;
-    // Who may read the file that is replaced may read what replaces it, and nobody else.
+    // The new file gets the permissions of the replaced file.
     let permitted = match fs::metadata(&target) {
         Ok(found) => file.set_permissions(found.permissions()),
         Err(_) => Ok(()),
@@ -95,19 +98,20 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let written = permitted.and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
     drop(file);
     written.and_then(|()| fs::rename(&temporary, &target)).map_err(|source| {
-        // The first error is the one worth reporting; a temporary file that cannot be removed changes nothing in it.
+        // The first error is reported. A temporary file that cannot be removed does not change it.
         let _ = fs::remove_file(&temporary);
         io(source)
     })
 }
 
-/// Checks that a file can be written to `path`, so that a long run is not lost at its end.
+/// Checks that a file can be written to `path`, so that the result of a long run is not lost at its
+/// end.
 ///
-/// A temporary file is created where the file will be, and removed again.
+/// Creates a temporary file where the file will be, and removes it.
 ///
 /// # Errors
 ///
-/// What [`write_atomically`] would answer now.
+/// The error that [`write_atomically`] would return now.
 pub fn check_writable(path: &Path) -> Result<(), WriteError> {
     let Target::File(target) = Target::of(path)? else {
         // Opening a pipe would wait for a reader, and a terminal or device has no folder to check.
@@ -119,9 +123,9 @@ pub fn check_writable(path: &Path) -> Result<(), WriteError> {
     fs::remove_file(&temporary).map_err(io)
 }
 
-/// What stands under a path.
+/// The kind of object at a path.
 enum Target {
-    /// A file, or nothing yet: the path with links followed.
+    /// A file, or nothing yet. The path has its links resolved.
     File(PathBuf),
     /// A pipe, terminal or device.
     Stream,
@@ -146,26 +150,27 @@ impl Target {
     }
 }
 
-/// Where a path leads at whose end nothing is: a link stays a link, and what it names is made.
+/// The end of a chain of links to a file that does not exist. The links remain, and the file will
+/// be created.
 fn linked(path: &Path) -> io::Result<PathBuf> {
     let mut end = path.to_owned();
-    // The system has followed the links before, and found no circle.
+    // The system has followed the links before and found no cycle.
     for _ in 0..LINKS_MAX {
         match fs::read_link(&end) {
             Ok(next) => end = end.parent().unwrap_or(Path::new("")).join(next),
-            // No link: nothing is there.
+            // Not a link: nothing is there.
             Err(_) => return Ok(end),
         }
     }
     Err(io::Error::other(format!("more than {LINKS_MAX} links follow each other")))
 }
 
-/// Creates a file beside `target` under a name that nothing else has.
+/// Creates a file beside `target` under an unused name.
 fn create_temporary(target: &Path) -> io::Result<(File, PathBuf)> {
     let name = target.file_name().unwrap_or_default();
     let mut attempts = 0;
     loop {
-        // Relaxed: the counter only has to give each caller another number.
+        // Relaxed: the counter only has to give each caller a different number.
         let number = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
         let mut temporary_name = OsString::from(".");
         temporary_name.push(name);
@@ -265,7 +270,7 @@ mod tests {
             assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
         }
         assert_eq!(fs::read_to_string(path("file")).unwrap(), "new");
-        // One that leads nowhere is no file, and stays what it is.
+        // A link whose target folder does not exist cannot be written to, and stays unchanged.
         symlink("absent/file", path("nowhere")).unwrap();
         symlink("circle", path("circle")).unwrap();
         for link in ["nowhere", "circle"] {

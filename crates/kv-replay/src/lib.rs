@@ -2,12 +2,12 @@
 //!
 //! The program `kv-replay` is a thin command line over this library:
 //!
-//! - [`trace`] reads and writes request traces, and refuses a broken one with its line and value;
-//! - [`generate`] makes workloads in the same format, which follow from their seed;
+//! - [`trace`] reads and writes request traces, and refuses an invalid one with its line and value;
+//! - [`generate`] creates workloads in the same format from a seed;
 //! - [`policies`] simulates eviction policies on a trace, exactly;
-//! - [`config`] and [`shape`] say what a run is asked to do, [`device`] opens what it is to use, [`place`] divides the
-//!   model over it;
-//! - [`engine`] runs it, and [`report`] is what it found.
+//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, and
+//!   [`place`] divides the model over them;
+//! - [`engine`] runs it, and [`report`] holds the results.
 //!
 //! # Examples
 //!
@@ -24,8 +24,8 @@
 //!
 //! # What it does not do
 //!
-//! It runs no model, and the library prints nothing: reports are values, and [`config::Progress`] tells the caller how
-//! far a run is.
+//! It runs no model. The library prints nothing: reports are values, and [`config::Progress`]
+//! receives the progress of a run.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

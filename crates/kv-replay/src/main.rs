@@ -15,7 +15,7 @@ use clap::Parser as _;
 use crate::cli::Cli;
 use crate::commands::{Outcome, complain, execute};
 
-/// Exit status where a byte was found that does not belong to its request.
+/// Exit status after corrupt blocks were found.
 const CORRUPT: u8 = 3;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Which device gets what of the model: layers, or heads of all layers, placed from what a run knows.
+//! Divides the model over the devices: layers, or heads of all layers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,12 +13,12 @@ use serde::Serialize;
 use crate::config::{ConfigError, RunConfig};
 use crate::shape::KV_COUNT;
 
-/// How the model is divided over several devices.
+/// The division of the model over several devices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Division {
-    /// Each layer on one device, with the KV blocks of it.
+    /// Each layer is on one device, with its KV blocks.
     Layers(Strategy),
-    /// Each layer on every device, divided by heads, with the same block ids on each.
+    /// Each layer is on every device, divided by heads, with the same block ids on each.
     Heads,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Division {
     }
 }
 
-/// A text that names no way to divide a model.
+/// A text that does not name a division.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error(
     "unknown division {found:?}; expected heads, layers, layers:round-robin, layers:contiguous, layers:free-memory \
@@ -65,55 +65,56 @@ impl FromStr for Division {
     }
 }
 
-/// Why the model was not placed.
+/// The reason why the model was not placed.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// It does not fit, or cannot be divided like that.
+    /// The model does not fit, or cannot be divided this way.
     #[error("the model cannot be placed on the devices as --place {place} says")]
     Placement {
-        /// How it was to be divided.
+        /// The requested division.
         place: Division,
-        /// Why it cannot be.
+        /// The cause.
         source: PlacementError,
     },
-    /// The run cannot be as it was asked for.
+    /// The options of the run are refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A device does not say what it has or reaches.
-    #[error("cannot ask device {ordinal} what it has")]
+    /// A device did not report its memory or its access to other devices.
+    #[error("cannot query device {ordinal}")]
     Device {
         /// The device.
         ordinal: i32,
-        /// What the driver said.
+        /// The driver's error.
         source: DeviceError,
     },
 }
 
 cuda_driver::messages::one_line_debug!(PlaceError);
 
-/// How a model was placed, for reports.
+/// The placement of a model, for reports.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct PlaceReport {
-    /// How it was to be divided.
+    /// The requested division.
     pub place: String,
-    /// The placement in figures, line by line: bytes of each device, what is handed over, and how long that takes on
-    /// links of the speeds of two H200s (NVLink where devices reach each other, host memory elsewhere).
+    /// The placement in figures, line by line: bytes of each device, activations handed over, and
+    /// the time for that on links like those of two H200s (NVLink where devices reach each other,
+    /// host memory elsewhere).
     pub explanation: Vec<String>,
-    /// The placement as text that `kv_place::Placement` is parsed from.
+    /// The placement in the text form of `kv_place::Placement`.
     pub placement: String,
 }
 
-/// Device to device over NVLink, as measured on two H200s of one host.
+/// A link between devices over NVLink, as measured on two H200s of one host.
 const NVLINK: Link = Link { latency_ns: 5_000, bytes_per_second: 397_000_000_000 };
 
-/// Down to pinned host memory and up again, likewise.
+/// A link through pinned host memory, as measured on two H200s of one host.
 const THROUGH_HOST: Link = Link { latency_ns: 20_000, bytes_per_second: 27_000_000_000 };
 
-/// Of an H100's own memory. A replay has no weights, so nothing depends on it.
+/// Speed of an H100's own memory. A replay has no weights, so nothing depends on it.
 const MEMORY_BYTES_PER_SECOND: u64 = 3_000_000_000_000;
 
-/// The heads of each device, if they divide.
+/// The heads of each device, if they divide evenly.
 ///
 /// # Errors
 ///
@@ -123,12 +124,12 @@ pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, HeadsError> {
     HeadShards::new(heads, heads, devices, KvReplication::Refuse)
 }
 
-/// Places the model of `config` on `devices`. Only KV is placed: a replay has no weights, and its activations are taken
-/// to be as wide as a layer's keys.
+/// Places the model of `config` on `devices`. Only KV is placed: a replay has no weights, and its
+/// activations are assumed to be as wide as a layer's keys.
 ///
 /// # Errors
 ///
-/// [`PlaceError`], with how much is missing on each device where it does not fit.
+/// [`PlaceError`], with the missing bytes of each device if the model does not fit.
 pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceError> {
     config.check()?;
     config.check_devices(devices.len())?;
@@ -143,7 +144,7 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
     let refused = |source| PlaceError::Placement { place: config.place, source };
     let model = ModelShape {
         step_tokens: config.max_batch.into(),
-        // What an iteration writes lies beside the pool before it is stored there.
+        // The tokens of an iteration are in a separate buffer before they are stored in the pool.
         workspace_bytes: token_bytes.saturating_mul(config.step_tokens.into()),
         ..ModelShape::uniform(layers, layer, config.device_blocks).map_err(refused)?
     };
@@ -159,7 +160,7 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
     placed.map_err(refused)
 }
 
-/// What there is to say of a placement.
+/// The report of a placement.
 #[must_use]
 pub fn report(place: Division, placement: &Placement) -> PlaceReport {
     PlaceReport {

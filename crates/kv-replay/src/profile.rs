@@ -1,4 +1,4 @@
-//! What simulated time is told from: a built-in profile, or one from a file.
+//! The timing profile of simulated devices: a built-in one, or one from a file.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cuda_sim::{Profile, ProfileError};
 
-/// Why there is no such profile.
+/// The reason why a profile was not read.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileReadError {
@@ -15,15 +15,15 @@ pub enum ProfileReadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file is no profile.
-    #[error("{} is no profile", path.display())]
+    /// The file does not contain a profile.
+    #[error("{} is not a profile", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Why, with the line.
+        /// The cause, with the line.
         source: ProfileError,
     },
 }

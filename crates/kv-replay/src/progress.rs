@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_replay::config::{Progress, ProgressState};
 
-/// The bar is brought up to date at most this often.
+/// Minimum time between two updates of the bar.
 const UPDATE_GAP: Duration = Duration::from_millis(100);
 
 const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {msg}";
 
-/// A bar of requests finished.
+/// A bar of finished requests.
 pub(crate) struct Bar {
     bar: ProgressBar,
     updated: Option<Instant>,
@@ -25,7 +25,7 @@ impl Bar {
         Self { bar, updated: None }
     }
 
-    /// Takes the bar away, so that what is said next stands where it was.
+    /// Removes the bar, so that later output starts in its place.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! What a run found, as a record for programs and as a few lines for people.
+//! The results of a run, as a record for programs and as a summary for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,123 +10,124 @@ use crate::config::{RunConfig, Verify};
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
 
-/// Corrupt blocks that are kept with all that is known of them; the others are only counted.
+/// Maximum number of corrupt blocks kept with all details. Further ones are only counted.
 pub const CORRUPTIONS_KEPT_MAX: usize = 32;
 
-/// Corrupt blocks that the summary names.
+/// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
 
-/// Driver calls that the summary names, the most frequent first.
+/// Maximum number of driver calls in the summary, the most frequent first.
 const CALLS_SHOWN_MAX: usize = 4;
 
-/// What a run found.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunReport {
-    /// Requests of the trace.
+    /// Number of requests of the trace.
     pub requests: u64,
-    /// Requests that finished.
+    /// Number of requests that finished.
     pub finished: u64,
-    /// Blocks looked up in the prefix index.
+    /// Number of blocks looked up in the prefix index.
     pub block_lookups: u64,
-    /// Lookups that hit, in device or host memory.
+    /// Number of lookups that hit, in device or host memory.
     pub block_hits: u64,
     /// Share of lookups that hit, from 0 to 1.
     pub hit_rate: f64,
-    /// Blocks whose device memory was taken for something else.
+    /// Number of blocks whose device memory was reused for other content.
     pub blocks_evicted: u64,
-    /// Blocks copied from device to host memory.
+    /// Number of blocks copied from device to host memory.
     pub blocks_offloaded: u64,
-    /// Blocks copied from host back to device memory.
+    /// Number of blocks copied from host back to device memory.
     pub blocks_onboarded: u64,
-    /// How blocks were to travel between device and host memory.
+    /// The requested transport between device and host memory.
     pub transport: &'static str,
-    /// Batches and blocks that went each way, by its name; ways that none went are left out.
+    /// Batches and blocks of each transport, by its name. Unused transports are omitted.
     pub transports: BTreeMap<&'static str, WayReport>,
-    /// Bytes that crossed between host and device, or were moved on one.
+    /// Bytes transferred between host and device, or moved within a device.
     pub bytes_transferred: u64,
-    /// Iterations of the engine.
+    /// Number of iterations of the engine.
     pub iterations: u64,
-    /// Prompt tokens of the requests that finished.
+    /// Number of prompt tokens of the finished requests.
     pub prompt_tokens: u64,
-    /// Tokens generated for them.
+    /// Number of tokens generated for them.
     pub generated_tokens: u64,
-    /// Prompt tokens that were not written, because the cache held them.
+    /// Number of prompt tokens that were not written because the cache held them.
     pub prefix_tokens_reused: u64,
-    /// Batches that requests were admitted in.
+    /// Number of batches in which requests were admitted.
     pub admissions: u64,
-    /// The most requests that were admitted in one batch.
+    /// The largest number of requests admitted in one batch.
     pub most_admitted_at_once: u64,
-    /// Times that a request was put back to make room for others.
+    /// Number of times that a request was preempted to make room for others.
     pub preemptions: u64,
-    /// Blocks that were read back and compared.
+    /// Number of blocks that were read back and compared.
     pub verified_blocks: u64,
-    /// Of these, blocks that held a byte which does not belong to their request.
+    /// Number of these that held a byte which does not belong to their request.
     pub corrupt_blocks: u64,
     /// The first [`CORRUPTIONS_KEPT_MAX`] corrupt blocks.
     pub corruptions: Vec<CorruptBlock>,
-    /// Pinned host memory allocated after the first four iterations, in bytes; 0 in a steady state. `None`
-    /// in a run of fewer, which says nothing of a steady state.
+    /// Pinned host memory allocated after the first four iterations, in bytes; 0 in a steady state.
+    /// `None` for a run with fewer iterations, which has no steady state.
     pub pinned_bytes_allocated_after_warmup: Option<u64>,
-    /// Pages of device memory mapped ahead of need.
+    /// Number of pages of device memory mapped ahead of need.
     pub pages_mapped_ahead: u64,
-    /// Pages of device memory mapped by the call that needed them.
+    /// Number of pages of device memory mapped by the call that needed them.
     pub pages_mapped_inline: u64,
-    /// Calls that found too few blocks ready and mapped pages themselves.
+    /// Number of calls that found too few ready blocks and mapped pages themselves.
     pub growth_stalls: u64,
-    /// Driver calls by name.
+    /// Number of driver calls, by name.
     pub driver_calls: BTreeMap<String, u64>,
     /// The devices.
     pub device: String,
-    /// How the model was divided over several devices; `None` on one.
+    /// The division of the model over several devices; `None` on one device.
     pub placement: Option<PlaceReport>,
     /// Shape of the KV.
     pub shape: ReportShape,
-    /// Most blocks in device memory.
+    /// Maximum number of blocks in device memory.
     pub device_blocks: u64,
-    /// Most blocks in host memory.
+    /// Maximum number of blocks in host memory.
     pub host_blocks: u64,
-    /// Most device blocks that were in use at once.
+    /// Largest number of device blocks in use at once.
     pub peak_device_blocks: u64,
-    /// Most requests at once.
+    /// Maximum number of requests at once.
     pub max_batch: u32,
-    /// Most tokens that one iteration writes.
+    /// Maximum number of tokens that one iteration writes.
     pub step_tokens: u32,
-    /// Name of the order in which cached blocks left.
+    /// Name of the eviction policy.
     pub policy: &'static str,
-    /// How much of what was read back was compared.
+    /// How many of the read blocks were compared.
     pub verify: Verify,
-    /// Seed of every choice that the run made.
+    /// Seed of all random choices of the run.
     pub seed: u64,
     /// Seconds to build the cache: reserving addresses, pinning the host tier, loading the kernels.
     pub setup_s: f64,
-    /// Seconds from the first iteration until everything was compared and given back.
+    /// Seconds from the first iteration until everything was compared and released.
     pub wall_s: f64,
-    /// On simulated devices, seconds of virtual time for the same: what the driver's calls and the devices would
-    /// have taken on the machine of the profile. The engine's own work between the calls is not in it.
+    /// On simulated devices: virtual seconds for the same period, that is the time of driver calls
+    /// and devices on the machine of the profile. It does not include the engine's own work between
+    /// calls.
     pub predicted_s: Option<f64>,
 }
 
-/// What went one way between device and host memory, of all devices together.
+/// The use of one transport between device and host memory, over all devices.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct WayReport {
-    /// Batches.
+    /// Number of batches.
     pub batches: u64,
-    /// Blocks, or parts of blocks where several devices have each their part.
+    /// Number of blocks, or of parts of blocks if several devices hold a part each.
     pub blocks: u64,
 }
 
-/// Shape of the KV that a run used.
+/// Shape of a run's KV.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct ReportShape {
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
-    /// Heads of K, and of V, in one layer.
+    /// Number of heads of K, and of V, in one layer.
     pub kv_heads: u32,
-    /// Elements of one head.
+    /// Number of elements of one head.
     pub head_size: u32,
     /// Type of one element.
     pub dtype: Dtype,
-    /// Tokens of a block.
+    /// Number of tokens of a block.
     pub block_tokens: u32,
     /// Bytes of a block in all layers, K and V.
     pub block_bytes: u64,
@@ -139,22 +140,22 @@ pub struct CorruptBlock {
     pub request: u64,
     /// The iteration that read the block.
     pub iteration: u64,
-    /// The block's place in the request, counted from 0.
+    /// Index of the block in the request, from 0.
     pub block: u64,
-    /// The device block that its table named.
+    /// Id of the device block in its block table.
     pub physical_block: u64,
-    /// The device, by its position among those that hold a part of the cache.
+    /// Index of the device among those that hold a part of the cache.
     pub device: u32,
-    /// What was found and what was expected.
+    /// The found and the expected content.
     pub message: String,
 }
 
 impl RunReport {
-    /// A report of a run that has not begun: what `config` asked for, and zeros.
+    /// The report of a run before it starts: the options of `config`, and zeros.
     ///
     /// # Errors
     ///
-    /// [`ShapeError`] for a shape that cannot be laid out.
+    /// [`ShapeError`] for an invalid shape.
     pub fn new(config: &RunConfig, device: &str) -> Result<Self, ShapeError> {
         let shape = config.shape;
         Ok(Self {
@@ -208,7 +209,7 @@ impl RunReport {
         })
     }
 
-    /// Takes down which way blocks have gone.
+    /// Records the transports used so far.
     pub(crate) fn add_transports(&mut self, stats: &TransportStats) {
         for (name, carried) in stats.by_name().into_iter().filter(|(_, way)| way.blocks > 0) {
             let way = self.transports.entry(name).or_default();
@@ -225,7 +226,7 @@ impl RunReport {
         }
     }
 
-    /// The report in a few lines, the last of which say whether every byte was where it belongs.
+    /// A summary of a few lines. The last ones say whether every byte was right.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!(
@@ -312,7 +313,7 @@ impl RunReport {
         )
     }
 
-    /// Which way blocks have gone, and in how many batches.
+    /// The transports used, with their batches.
     fn transport_line(&self) -> String {
         let way = |(name, way): (&&str, &WayReport)| {
             format!("{name}, {} blocks in {} batches", grouped(way.blocks), grouped(way.batches))
@@ -327,7 +328,7 @@ impl RunReport {
         format!("{iterations} iterations, {preemptions} preemptions")
     }
 
-    /// How often the driver was called, and for what most of all.
+    /// The number of driver calls, and the most frequent ones.
     fn calls_line(&self) -> String {
         let mut calls: Vec<_> = self.driver_calls.iter().collect();
         calls.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
@@ -386,7 +387,7 @@ impl RunReport {
     }
 }
 
-/// A number with a comma after every third digit from the right.
+/// Formats a number with a comma after every third digit from the right.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -399,7 +400,7 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// A size in the largest binary unit that it fills.
+/// Formats a size in the largest binary unit that it fills.
 fn bytes(size: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if size < 1024 {

@@ -1,12 +1,13 @@
-//! A small seeded random number generator, so that a workload follows from its seed on every platform.
+//! A small seeded random number generator. A workload follows from its seed on every platform.
 //!
-//! Everything here uses integer arithmetic, or floating-point addition, multiplication and comparison, whose results
-//! IEEE 754 fixes to the last bit. Logarithms and exponentials, which differ between mathematical libraries, are
-//! avoided.
+//! It uses only integer arithmetic, and floating-point addition, multiplication and comparison,
+//! whose results IEEE 754 defines to the last bit. It avoids logarithms and exponentials, which
+//! differ between mathematical libraries.
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): a counter with a golden-ratio step, whose every value is mixed.
+/// SplitMix64 (Steele, Lea and Flood, 2014): a counter with a golden-ratio step, whose values are
+/// mixed.
 ///
-/// It passes statistical test batteries and costs three multiplications; it is no source of secrets.
+/// It passes statistical test batteries and costs three multiplications. Do not use it for secrets.
 ///
 /// # Examples
 ///
@@ -23,7 +24,7 @@ pub struct SplitMix64 {
 }
 
 impl SplitMix64 {
-    /// A generator whose numbers follow from `seed`.
+    /// A generator with this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
@@ -38,14 +39,15 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from 0 to `bound - 1`, and 0 for a bound of 0.
+    /// A number from 0 to `bound - 1`; 0 for a bound of 0.
     ///
-    /// The high half of a 128-bit product: no number is favoured by more than `bound` in 2^64.
+    /// It is the high half of a 128-bit product: the bias of each number is at most `bound` in
+    /// 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from `low` to `high`, both included; `low` if there is none.
+    /// A number from `low` to `high`, both included; `low` if the range is empty.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         let span = high.saturating_sub(low);
         match span.checked_add(1) {
@@ -54,15 +56,15 @@ impl SplitMix64 {
         }
     }
 
-    /// True in `percent` of 100 calls.
+    /// Returns true in `percent` of 100 calls.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// A number from `low` to `low * 2^octaves - 1`, small ones as often as large ones: one of the octaves (`low` to
-    /// twice `low`, and so on) is chosen evenly, then a number in it. This is the log-uniform distribution with
-    /// straight lines in place of its curve; its mean is `1.5 * low * (2^octaves - 1) / octaves`. What is beyond 64 bits
-    /// is `u64::MAX`.
+    /// A number from `low` to `low * 2^octaves - 1`. One of the octaves (`low` to twice `low`, and
+    /// so on) is chosen uniformly, then a number in it, so small and large numbers are equally
+    /// frequent. This approximates the log-uniform distribution by straight lines; the mean is `1.5
+    /// * low * (2^octaves - 1) / octaves`. Results beyond 64 bits are `u64::MAX`.
     pub fn octaves(&mut self, low: u64, octaves: u32) -> u64 {
         let octave = self.below(u64::from(octaves));
         let start = match octave <= u64::from(low.leading_zeros()) {
@@ -74,8 +76,9 @@ impl SplitMix64 {
 
     /// A number of the exponential distribution with mean 1.
     ///
-    /// John von Neumann's comparison method (1951): the whole part counts failed rounds, the fraction is the first
-    /// uniform number of the round whose falling run has odd length. It is exact and takes no logarithm.
+    /// John von Neumann's comparison method (1951): the whole part counts failed rounds, and the
+    /// fraction is the first uniform number of the round whose falling run has odd length. The
+    /// method is exact and needs no logarithm.
     pub fn exponential(&mut self) -> f64 {
         let mut whole = 0.0;
         loop {
@@ -96,9 +99,9 @@ impl SplitMix64 {
         }
     }
 
-    /// A number from 0 up to, not including, 1.
+    /// A number from 0 to 1, without 1.
     fn unit(&mut self) -> f64 {
-        // 53 bits are what a double holds exactly.
+        // A double holds 53 bits exactly.
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
@@ -109,7 +112,7 @@ mod tests {
 
     const DRAWS: u32 = 100_000;
 
-    /// Mean of many draws, whose deviation from the truth stays far below the tolerances used here.
+    /// Mean of many draws. Its error is far below the tolerances used here.
     fn mean(mut draw: impl FnMut(&mut SplitMix64) -> f64) -> f64 {
         let mut rng = SplitMix64::new(42);
         (0..DRAWS).map(|_| draw(&mut rng)).sum::<f64>() / f64::from(DRAWS)
@@ -146,7 +149,8 @@ mod tests {
 
     #[test]
     fn the_exponential_has_its_tail() {
-        // The share above 1 is 1/e, which a uniform number of the same mean would miss widely.
+        // The share above 1 is 1/e. A uniform number with the same mean would have a very different
+        // share.
         let above = mean(|rng| f64::from(u8::from(rng.exponential() > 1.0)));
         assert!((above - 0.3679).abs() < 0.01, "{above}");
     }

@@ -1,24 +1,24 @@
-//! Protections that can be taken out, to see that the reader notices.
+//! Disables protections, to check that the reader notices.
 
 use std::str::FromStr;
 
 use kv_cache::KvCache;
 
-/// A published defect, brought back.
+/// A published defect, reproduced on purpose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Sabotage {
-    /// Staging buffers are written again before the device has read them (H13, H14).
+    /// Staging buffers are overwritten before the device has read them (H13, H14).
     Staging,
-    /// Two callers peek at the free blocks before either claims (H10).
+    /// Two callers check the free blocks before either claims (H10).
     Claim,
-    /// The same, and stores that name a slot twice are let through.
+    /// The same, and stores that name a slot twice are not refused.
     ClaimUnseen,
-    /// Transfers ignore how many tokens to skip (H12).
+    /// Transfers ignore the number of tokens to skip (H12).
     Skip,
 }
 
 impl Sabotage {
-    /// Takes the protection out of `cache`, for good.
+    /// Disables the protection of `cache` permanently.
     pub(crate) fn apply(self, cache: &KvCache) {
         for part in cache.parts() {
             match self {

@@ -1,14 +1,14 @@
-//! The shape of a model's KV: how many bytes one token, and one block of tokens, takes.
+//! The shape of a model's KV: the bytes of one token and of one block.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// K and V: each layer keeps one row of either for every token.
+/// K and V: each layer keeps one row of each for every token.
 pub const KV_COUNT: u64 = 2;
 
-/// What a row's length must be a multiple of: the widest single access of the transfer kernels.
+/// The row length must be a multiple of this: the widest single access of the transfer kernels.
 pub const ROW_ALIGNMENT_BYTES: u64 = 8;
 
 /// The element type of keys and values.
@@ -62,7 +62,7 @@ impl Serialize for Dtype {
     }
 }
 
-/// A text that names no element type.
+/// A text that is not an element type.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("unknown dtype {found:?}; expected f32, f16, bf16 or fp8")]
 pub struct UnknownDtype {
@@ -97,54 +97,54 @@ impl FromStr for Dtype {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KvModelShape {
-    /// Layers, which are split over the devices.
+    /// Number of layers, which are divided over the devices.
     pub layers: u32,
-    /// Heads of K, and of V, in one layer.
+    /// Number of heads of K, and of V, in one layer.
     pub kv_heads: u32,
-    /// Elements of one head.
+    /// Number of elements of one head.
     pub head_size: u32,
     /// Type of one element.
     pub dtype: Dtype,
 }
 
-/// Why a shape cannot be laid out.
+/// The reason why a shape is refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// A dimension is zero.
+    /// A dimension is 0.
     #[error("{option} is 0, expected at least 1")]
     Zero {
-        /// The option that gives the dimension.
+        /// The option with the dimension.
         option: &'static str,
     },
-    /// The transfer kernels could not copy a row in whole words.
+    /// The transfer kernels cannot copy a row in whole words.
     #[error(
         "a row of {kv_heads} KV heads x {head_size} elements of {dtype} has {row_bytes} bytes, \
          expected a multiple of {ROW_ALIGNMENT_BYTES}"
     )]
     RowAlignment {
-        /// Heads.
+        /// Number of heads.
         kv_heads: u32,
-        /// Elements of a head.
+        /// Number of elements of a head.
         head_size: u32,
         /// Type of an element.
         dtype: Dtype,
         /// Length of the row.
         row_bytes: u64,
     },
-    /// A block would have more bytes than 64 bits can count.
+    /// The bytes of a block exceed 64 bits.
     #[error(
         "a block of {block_tokens} tokens x {layers} layers x K and V x {kv_heads} heads x \
          {head_size} elements of {dtype} has more bytes than 64 bits can count"
     )]
     Overflow {
-        /// Tokens of a block.
+        /// Number of tokens of a block.
         block_tokens: u32,
-        /// Layers.
+        /// Number of layers.
         layers: u32,
-        /// Heads.
+        /// Number of heads.
         kv_heads: u32,
-        /// Elements of a head.
+        /// Number of elements of a head.
         head_size: u32,
         /// Type of an element.
         dtype: Dtype,
@@ -158,7 +158,7 @@ impl KvModelShape {
     ///
     /// # Errors
     ///
-    /// [`ShapeError`] for a shape that cannot be laid out.
+    /// [`ShapeError`] for an invalid shape.
     pub fn row_bytes(&self) -> Result<u64, ShapeError> {
         let Self { layers, kv_heads, head_size, dtype } = *self;
         for (option, value) in
@@ -181,7 +181,7 @@ impl KvModelShape {
     ///
     /// # Errors
     ///
-    /// [`ShapeError`] for a shape that cannot be laid out.
+    /// [`ShapeError`] for an invalid shape.
     pub fn block_bytes(&self, block_tokens: u32) -> Result<u64, ShapeError> {
         self.row_bytes()
             .map_err(|error| match error {

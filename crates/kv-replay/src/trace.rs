@@ -1,4 +1,4 @@
-//! Request traces: one JSON object a line, checked line by line.
+//! Request traces: one JSON object per line, checked line by line.
 //!
 //! The format is that of the public Mooncake traces:
 //!
@@ -13,8 +13,8 @@
 //! | `output_length` | generated tokens, at least 1 |
 //! | `hash_ids` | one id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block |
 //!
-//! Fields that are not in the table are ignored. Whether equal ids indeed follow equal ids is not checked: a policy can
-//! be simulated on any sequence of ids.
+//! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
+//! can be simulated on any sequence of ids.
 
 use std::fmt;
 use std::fs::File;
@@ -25,17 +25,17 @@ use serde_json::{Map, Value};
 
 use crate::json_file::{WriteError, write_atomically};
 
-/// Prompt tokens that one hash id of a trace stands for.
+/// Number of prompt tokens of one hash id in a trace.
 pub const BLOCK_TOKENS_IN_TRACE: u64 = 512;
 
-/// The longest prompt or answer that a trace may ask for, in tokens.
+/// Maximum length of a prompt or answer, in tokens.
 pub const LENGTH_MAX_TOKENS: u64 = 1 << 31;
 
-/// The latest arrival, in milliseconds: the largest integer that every JSON reader keeps exact.
+/// Latest arrival, in milliseconds: the largest integer that every JSON reader represents exactly.
 pub const TIMESTAMP_MAX_MS: u64 = 1 << 53;
 
-/// The longest line that is read, in bytes: room for the ids of the longest prompt. A file without line breaks is
-/// refused here instead of filling the memory.
+/// Maximum length of a line, in bytes: enough for the ids of the longest prompt. A file without
+/// line breaks is refused instead of filling the memory.
 pub const LINE_MAX_BYTES: u64 = 128 << 20;
 
 /// One request of a trace.
@@ -43,20 +43,20 @@ pub const LINE_MAX_BYTES: u64 = 128 << 20;
 pub struct Request {
     /// Arrival, in milliseconds from the start of the trace.
     pub timestamp_ms: u64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub input_length: u64,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub output_length: u64,
     /// One id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens.
     pub hash_ids: Vec<u64>,
 }
 
 impl Request {
-    /// Checks everything that a line of a trace promises about its own request.
+    /// Checks everything that the format requires of a single request.
     ///
     /// # Errors
     ///
-    /// The [`LineProblem`] that the same request has as a line.
+    /// The [`LineProblem`] that the request would have as a line.
     pub fn check(&self) -> Result<(), LineProblem> {
         check_length("input_length", self.input_length)?;
         check_length("output_length", self.output_length)?;
@@ -87,12 +87,12 @@ impl Request {
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Trace {
-    /// The requests. Those of a trace that was read or generated all pass [`Request::check`], and none arrives before
-    /// the one above it.
+    /// The requests. In a trace that was read or generated, all pass [`Request::check`], and
+    /// arrivals do not decrease.
     pub requests: Vec<Request>,
 }
 
-/// Why a trace was not read.
+/// The reason why a trace was not read.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -101,10 +101,10 @@ pub enum TraceError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The path is one of a folder.
+    /// The path is a folder.
     #[error("cannot read trace {}: it is a folder", path.display())]
     Folder {
         /// The folder.
@@ -113,46 +113,46 @@ pub enum TraceError {
     /// The file could be opened but not read to its end.
     #[error("cannot read trace {name} after line {lines_read}")]
     Read {
-        /// The file, as it was named.
+        /// The name of the file.
         name: String,
-        /// Lines that had been read.
+        /// Number of lines read before.
         lines_read: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A line breaks the format.
+    /// A line violates the format.
     #[error("{name}:{line}: {problem}")]
     Line {
-        /// The file, as it was named.
+        /// The name of the file.
         name: String,
-        /// The line, counted from 1.
+        /// The line number, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The problem.
         problem: LineProblem,
     },
-    /// There is no request in it.
+    /// The trace contains no request.
     #[error("trace {name} is empty")]
     Empty {
-        /// The file, as it was named.
+        /// The name of the file.
         name: String,
     },
 }
 
 cuda_driver::messages::one_line_debug!(TraceError);
 
-/// What is wrong with one line of a trace.
+/// A problem of one line of a trace.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineProblem {
     /// The line is not JSON.
     #[error("not valid JSON: {message} at column {column}")]
     NotJson {
-        /// What the parser said.
+        /// The parser's message.
         message: String,
-        /// Where, in bytes from 1.
+        /// The position in bytes, from 1.
         column: usize,
     },
-    /// There is nothing in the line.
+    /// The line is empty.
     #[error("the line is empty, expected a JSON object")]
     Blank,
     /// The line is JSON, but not an object.
@@ -167,17 +167,17 @@ pub enum LineProblem {
         /// The field.
         field: &'static str,
     },
-    /// A field holds something that it must not hold.
+    /// A field has an invalid value.
     #[error("{field} is {value}, expected {expected}")]
     BadValue {
         /// The field, with the index if it is a list.
         field: String,
         /// The value, shortened.
         value: String,
-        /// What belongs there.
+        /// The expected kind of value.
         expected: &'static str,
     },
-    /// A field is larger than any trace has need of.
+    /// A field is too large.
     #[error("{field} is {value}, more than the largest allowed, {limit}")]
     TooLarge {
         /// The field.
@@ -187,30 +187,30 @@ pub enum LineProblem {
         /// The largest value allowed.
         limit: u64,
     },
-    /// There are more or fewer ids than blocks of prompt.
+    /// The number of ids does not match the number of prompt blocks.
     #[error(
         "hash_ids has {found} ids, but input_length {input_length} makes {expected} blocks of {BLOCK_TOKENS_IN_TRACE} tokens"
     )]
     BlockCount {
-        /// Prompt tokens.
+        /// Number of prompt tokens.
         input_length: u64,
-        /// Blocks they make.
+        /// Number of blocks of the prompt.
         expected: u64,
-        /// Ids there are.
+        /// Number of ids.
         found: u64,
     },
-    /// The request arrives before the one above it.
+    /// The request arrives before the previous one.
     #[error("timestamp goes back from {previous_ms} to {timestamp_ms}")]
     Backwards {
         /// Arrival of this request.
         timestamp_ms: u64,
-        /// Arrival of the request above.
+        /// Arrival of the previous request.
         previous_ms: u64,
     },
-    /// The line is longer than any that a trace has need of.
+    /// The line is too long.
     #[error("the line is longer than {limit} bytes")]
     TooLong {
-        /// The longest line that is read.
+        /// Maximum length of a line.
         limit: u64,
     },
 }
@@ -222,7 +222,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// [`TraceError`], naming the file, and the line and value where the format is broken.
+    /// [`TraceError`], naming the file, and the line and value that violate the format.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         if path.is_dir() {
             return Err(TraceError::Folder { path: path.to_owned() });
@@ -232,11 +232,11 @@ impl Trace {
         Self::parse(BufReader::new(file), &path.display().to_string())
     }
 
-    /// Reads a trace from `reader`; `name` stands for it in errors.
+    /// Reads a trace from `reader`. Errors contain `name`.
     ///
     /// # Errors
     ///
-    /// As [`Trace::read`].
+    /// Like [`Trace::read`].
     pub fn parse(mut reader: impl BufRead, name: &str) -> Result<Self, TraceError> {
         let mut requests: Vec<Request> = Vec::new();
         let mut bytes = Vec::new();
@@ -265,11 +265,11 @@ impl Trace {
         Ok(Self { requests })
     }
 
-    /// Writes the trace to the file `path`, whole or not at all.
+    /// Writes the trace to the file `path`, completely or not at all.
     ///
     /// # Errors
     ///
-    /// [`WriteError`], naming the path; the file under that name, if any, is as it was.
+    /// [`WriteError`], naming the path. An existing file under that name is unchanged.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         write_atomically(path, self.to_jsonl().as_bytes())
     }
@@ -281,20 +281,20 @@ impl Trace {
         self
     }
 
-    /// The trace as text, one line a request. Every line ends in a line break.
+    /// The trace as text, one line per request. Every line ends in a line break.
     #[must_use]
     pub fn to_jsonl(&self) -> String {
         self.requests.iter().map(|request| format!("{}\n", Line(request))).collect()
     }
 
-    /// Block lookups that the requests make: one for each of their hash ids.
+    /// Number of block lookups of all requests: one for each of their hash ids.
     #[must_use]
     pub fn block_lookups(&self) -> u64 {
         self.requests.iter().map(|request| request.hash_ids.len() as u64).sum()
     }
 }
 
-/// A request in the form that the published traces have.
+/// A request in the form of the published traces.
 struct Line<'a>(&'a Request);
 
 impl fmt::Display for Line<'_> {
@@ -312,7 +312,8 @@ fn parse_line(bytes: &[u8], previous_ms: u64) -> Result<Request, LineProblem> {
     if bytes.len() as u64 > LINE_MAX_BYTES {
         return Err(LineProblem::TooLong { limit: LINE_MAX_BYTES });
     }
-    // A line break inside a value that was cut off would be what the parser complains about, not the cut.
+    // The line break is removed, because the parser would report it instead of a truncated value
+    // before it.
     let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     if bytes.trim_ascii().is_empty() {
         return Err(LineProblem::Blank);
@@ -339,7 +340,7 @@ const POSITIVE: &str = "a positive integer";
 
 fn not_json(error: &serde_json::Error) -> LineProblem {
     let text = error.to_string();
-    // The parser sees one line at a time, so its own "line 1" would only mislead.
+    // The parser sees one line at a time, so its own "line 1" would mislead.
     let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
     LineProblem::NotJson { message: message.to_owned(), column: error.column() }
 }
@@ -378,7 +379,7 @@ fn bad_value(field: impl Into<String>, value: &Value, expected: &'static str) ->
     LineProblem::BadValue { field: field.into(), value: shortened(value), expected }
 }
 
-/// The value as JSON, cut where it would drown the message.
+/// The value as JSON, truncated if it is long.
 fn shortened(value: &Value) -> String {
     const SHOWN_MAX_CHARS: usize = 48;
     let text = value.to_string();

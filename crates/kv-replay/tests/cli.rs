@@ -1,4 +1,5 @@
-//! The program refuses bad input with exit status 2 and a message that names it, before it writes anything.
+//! The program refuses bad input with exit status 2 and a message that names it, before it writes
+//! anything.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 const GOOD: &str =
     r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
 
-/// An empty folder, and a report to be written in it.
+/// An empty folder, and the path of a report in it.
 struct Case {
     folder: TempDir,
     report: PathBuf,
@@ -23,14 +24,14 @@ impl Case {
         Self { folder, report }
     }
 
-    /// A trace of these lines, outside the folder's list of names.
+    /// A trace of these lines, in another folder.
     fn trace(&self, lines: &[&str]) -> PathBuf {
         let path = self.folder.path().join("trace.jsonl");
         std::fs::write(&path, lines.join("\n")).unwrap();
         path
     }
 
-    /// Runs `kv-replay run` with `args` and a report asked for; the error that it must answer.
+    /// Runs `kv-replay run` with `args` and a report option; returns the error that it must print.
     fn refused(&self, args: &[&str]) -> String {
         let mut all = vec!["run", "--json", self.report.to_str().unwrap()];
         all.extend(args);
@@ -51,11 +52,12 @@ impl Case {
 
 fn kv_replay(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
-    // A machine with GPUs then has none as far as the program can see.
+    // The program then finds no GPU, even on a machine with GPUs.
     command.args(args).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
 }
 
-/// What a run with `args` says on standard error, having ended with exit status 2 and nothing on standard output.
+/// Runs with `args`, and returns the standard error of a run that must end with exit status 2 and
+/// empty standard output.
 fn refused(args: &[&str]) -> String {
     let output = kv_replay(args);
     let message = String::from_utf8(output.stderr).unwrap();
@@ -272,7 +274,7 @@ fn a_standard_output_that_takes_nothing_costs_no_result() {
         assert!(!std::fs::read(made).unwrap().is_empty(), "{args:?}");
         std::fs::remove_file(made).unwrap();
     }
-    // Nor does a standard error change the status.
+    // A closed standard error does not change the exit status either.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
     let status = command.args(["generate", "--requests", "0"]).stderr(full).status().unwrap();
@@ -298,7 +300,7 @@ fn a_profile_that_cannot_be_used_is_named_with_its_line() {
     let file = case.trace(&["base = h200", "htod = fast"]);
     let file = file.to_str().unwrap();
     let message = case.refused(&["--profile", file]);
-    assert_says(&message, &format!("error: {file} is no profile\n"));
+    assert_says(&message, &format!("error: {file} is not a profile\n"));
     assert_says(&message, "caused by: line 2: `htod` takes a rate such as `55.1 GB/s`, not `fast`");
     assert_says(&case.refused(&["--profile", "b200"]), "neither h100 nor h200, nor a file");
     assert_says(

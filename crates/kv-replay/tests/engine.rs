@@ -1,4 +1,4 @@
-//! The engine on the simulated device: every request finishes, and every byte is where it belongs.
+//! The engine on the simulated device: every request finishes, and every byte is right.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,7 +36,7 @@ fn request(input_length: u64, output_length: u64, first_id: u64) -> Request {
     }
 }
 
-/// A generated workload with next to no answers, which is over in few iterations.
+/// A generated workload with very short answers, which takes few iterations.
 fn short_answers(requests: u64, seed: u64) -> Trace {
     let mut trace = generate(&GenerateOptions { requests, seed }).unwrap();
     trace.requests.iter_mut().for_each(|request| request.output_length = 3);
@@ -66,7 +66,7 @@ fn replay(config: &RunConfig, trace: &Trace) -> RunReport {
 
 #[test]
 fn tokens_blocks_and_iterations_are_counted_exactly() {
-    // 100 tokens are two blocks, the second part full; the budget takes the prompt at once.
+    // 100 tokens are two blocks, the second partly full. The budget fits the whole prompt.
     let trace = Trace { requests: vec![request(100, 3, 0)] };
     let report = replay(&small(8), &trace);
     assert_eq!((report.prompt_tokens, report.generated_tokens), (100, 3));
@@ -90,7 +90,7 @@ fn an_equal_prompt_is_found_and_not_written_again() {
     let requests = vec![request(1000, 5, 0), request(1000, 5, 0)];
     let config = RunConfig { max_batch: 1, ..small(64) };
     let report = replay(&config, &Trace { requests });
-    // 15 full blocks; the last token is in the sixteenth.
+    // 15 full blocks. The last token is in the sixteenth.
     assert_eq!((report.block_lookups, report.block_hits), (30, 15));
     assert_eq!(report.prefix_tokens_reused, 15 * 64);
     assert!((report.hit_rate - 0.5).abs() < 1e-9);
@@ -117,7 +117,7 @@ fn without_a_host_tier_evicted_blocks_are_computed_again() {
 
 #[test]
 fn requests_that_outgrow_the_pool_together_are_preempted_and_finish() {
-    // Four requests of 40 blocks each in the end, admitted with 10 each into 64.
+    // Four requests that grow to 40 blocks each, admitted with 10 each into a pool of 64.
     let requests = (0..4).map(|n| request(640, 1900, n * 10)).collect();
     let report = replay(&small(64), &Trace { requests });
     assert!(report.preemptions > 0, "{report:?}");
@@ -157,7 +157,7 @@ fn layers_and_heads_are_placed_on_two_and_four_devices_and_every_byte_is_right()
             assert_eq!(placement.explain().to_string(), placed.explanation.join("\n"));
         }
     }
-    // All of it fits on one, and nothing need be handed over there.
+    // Everything fits on one device, so no activations need to be handed over.
     let place = "layers:least-cost".parse().unwrap();
     let cheapest = replay_on("sim:4", &RunConfig { place, ..config }, &trace);
     assert_eq!(cheapest.verified_blocks, one.verified_blocks);
@@ -206,10 +206,10 @@ fn every_policy_serves_every_request_and_equal_runs_evict_alike() {
 fn what_the_budget_has_room_for_is_admitted_in_one_batch() {
     let requests = (0..6).map(|n| request(600, 3, n * 10)).collect();
     let report = replay(&small(256), &Trace { requests });
-    // 2,048 tokens: three prompts and the beginning of a fourth, and the others later.
+    // 2,048 tokens: three prompts and the beginning of a fourth. The others come later.
     assert_eq!(report.most_admitted_at_once, 4);
     assert_eq!((report.admissions, report.block_lookups), (2, 6 * 9));
-    // Room for two of them at a time, so fewer are asked for until they fit.
+    // There is room for two of them at a time, so the batch is reduced until it fits.
     let requests = (0..6).map(|n| request(600, 3, n * 10)).collect();
     let report = replay(&small(22), &Trace { requests });
     assert_eq!(report.most_admitted_at_once, 2);
@@ -224,7 +224,7 @@ fn every_interleaving_of_the_streams_gives_the_same_blocks() {
     }
 }
 
-/// Calls that bind a context, and all calls.
+/// Number of calls that bind a context, and of all calls.
 fn calls(report: &RunReport) -> (u64, u64) {
     let binds = report.driver_calls.iter().filter(|(name, _)| name.starts_with("cuCtx"));
     (binds.map(|(_, count)| count).sum(), report.driver_calls.values().sum())
@@ -246,7 +246,7 @@ fn every_transport_serves_every_request_alike_and_batches_take_fewer_calls() {
         if !matches!(choice.name(), "each-block" | "two-hop") {
             assert!(calls(&report).1 + moved / 2 < calls(&each).1, "{choice}: {report:?}");
         }
-        // All else is the same: what was found, evicted, written, read and verified.
+        // Everything else is the same: lookups, evictions, writes, reads and verification.
         let alike = RunReport {
             transport: each.transport,
             transports: each.transports.clone(),
@@ -264,7 +264,7 @@ fn the_thread_that_drives_devices_binds_their_contexts_seldom() {
     let config = RunConfig { shape: KvModelShape { layers: 2, ..small(1).shape }, ..small(2600) };
     let one = replay(&config, &trace);
     let (binds, all) = calls(&one);
-    // Beside opening, building and closing: nothing.
+    // Contexts are bound only for opening, building and closing.
     assert!(binds < 200 && binds < all / 10, "{binds} of {all}");
     let two = replay_on("sim:2", &config, &trace);
     let (binds, all) = calls(&two);
@@ -310,7 +310,7 @@ fn every_byte_is_right_on_devices_that_are_always_late_or_never() {
     }
 }
 
-/// Pins memory in the iteration that ends the warm-up, and sees how many updates tell of that iteration.
+/// Pins memory in the iteration that ends the warm-up, and counts the updates for that iteration.
 struct Pins<'a> {
     device: &'a Device,
     pinned: Vec<PinnedBuffer>,
@@ -331,7 +331,8 @@ impl Progress for Pins<'_> {
 
 #[test]
 fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
-    // One request at a time, four iterations each, and an idle one until its last token was compared.
+    // One request at a time: four iterations each, and an idle one until its last token was
+    // compared.
     let requests = vec![request(100, 3, 0), request(100, 3, 5)];
     let config = RunConfig { max_batch: 1, ..small(8) };
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
@@ -344,7 +345,7 @@ fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
     assert_eq!((report.iterations, report.pinned_bytes_allocated_after_warmup), (3, None));
 }
 
-/// Fills addresses that have no memory, which a device may or may not survive.
+/// Fills unmapped addresses, which a device may or may not survive.
 struct FillsUnmapped<'a>(&'a Device);
 
 impl Progress for FillsUnmapped<'_> {
@@ -409,7 +410,7 @@ fn a_slower_machine_is_predicted_to_take_longer() {
         (report.iterations, report.predicted_s.unwrap())
     };
     let (iterations, fast) = predicted("base = h100");
-    // Of each iteration the host waits for the end, a millisecond longer.
+    // In each iteration the host waits for the end, which takes a millisecond longer.
     let (same, slow) = predicted("wait_latency = 1.0008 ms");
     assert_eq!(iterations, same);
     assert!(slow > fast && slow < fast + 1e-3 * (iterations as f64 * 2.0 + 10.0), "{fast} {slow}");

@@ -1,5 +1,5 @@
-//! Every driver call of a run fails once, with the devices as late as is legal: the run ends with a typed
-//! error or goes on with every byte right, no device is lost, and nothing is left behind.
+//! Every driver call of a run fails once, with the devices as late as is legal. The run ends with a
+//! typed error, or continues with every byte right. No device is lost, and nothing is left behind.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ use kv_replay::trace::{Request, Trace};
 
 type Calls = BTreeMap<&'static str, u64>;
 
-/// Requests that share a prefix and push each other out to the host, with answers of a few tokens.
+/// Requests that share a prefix and evict each other's blocks to the host, with short answers.
 fn trace() -> Trace {
     let request = |first_id: u64| Request {
         timestamp_ms: 0,
@@ -43,7 +43,7 @@ fn config(devices: u32, transport: TransportChoice) -> RunConfig {
     }
 }
 
-/// A machine on which the devices do nothing that nobody waits for.
+/// A machine whose devices run only work that the host waits for.
 fn machine(devices: u32, config: &RunConfig, pace: Pace) -> (OpenDevices, Arc<SimDriver>) {
     let spec = format!("sim:{devices}").parse().unwrap();
     let opened = open(&spec, SimSizes::for_config(config)).unwrap();
@@ -57,7 +57,8 @@ fn since(before: &Calls, after: &Calls) -> Calls {
     after.iter().map(made).filter(|&(_, count)| count > 0).collect()
 }
 
-/// What a refusal of `call` may be: of anything, and where memory is asked for, of that.
+/// The error codes with which `call` may be refused: one for any call, and another for calls that
+/// allocate.
 fn codes(call: &str) -> Vec<ErrorCode> {
     let allocates = ["cuMemAlloc", "cuMemHostAlloc", "cuMemCreate", "cuModuleLoadDataEx"];
     match allocates.contains(&call) {
@@ -66,14 +67,15 @@ fn codes(call: &str) -> Vec<ErrorCode> {
     }
 }
 
-/// Calls whose refusal loses an object for good, which is the driver's loss.
+/// Calls whose refusal leaks an object; the driver is responsible for the leak.
 fn destroys(call: &str) -> bool {
     ["Destroy", "Free", "Unload", "Unmap", "Release", "Unregister"]
         .iter()
         .any(|what| call.contains(what))
 }
 
-/// Every call of a run on so many devices, refused once; how many runs ended with an error.
+/// Refuses every call of a run on so many devices, once each. Returns how many runs ended with an
+/// error.
 fn every_call_fails_once(devices: u32, transport: TransportChoice, pace: Pace) -> (u64, u64) {
     let (config, trace) = (config(devices, transport), trace());
     let (healthy, sim) = machine(devices, &config, pace);
@@ -110,7 +112,7 @@ fn check(
     let lost = opened.devices.iter().find_map(|device| device.poison());
     drop(opened);
     sim.run_all();
-    // What the driver would not destroy ends with its context; closing tells of it.
+    // An object that the driver did not destroy ends with its context, and closing reports it.
     let refused = destroys(call) || matches!(outcome, Err(RunError::Close { .. }));
     let counts = |finding: &Finding| {
         let told = refused || (call.starts_with("cuCtx") && !loses_memory(finding));
@@ -129,7 +131,7 @@ fn check(
     assert!(leaks.is_clean() || refused, "{what}: {leaks} after {outcome:?}");
 }
 
-/// Whether more ended with a context than a handle, which a drop that found no context leaves to it.
+/// Whether a context ended with memory in it, not only with handles whose drop found no context.
 fn loses_memory(finding: &Finding) -> bool {
     let nothing = "alive before: 0 allocations (0 bytes), 0 pinned regions (0 bytes), 0 reservations, \
                    0 mappings, 0 physical handles";
@@ -137,7 +139,8 @@ fn loses_memory(finding: &Finding) -> bool {
 }
 
 fn assert_swept((faults, failed): (u64, u64)) {
-    // Few may fail without the run's end: those of growth ahead of need, and those that restore a context.
+    // Few faults may leave the run successful: those of growth ahead of need, and of calls that
+    // restore a context.
     assert!(faults > 80 && failed * 2 > faults, "{failed} of {faults} faults ended the run");
 }
 

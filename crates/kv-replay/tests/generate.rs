@@ -1,4 +1,4 @@
-//! Generated workloads follow from their seed and have the shape that is documented.
+//! Generated workloads follow from their seed and have the documented shape.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,7 +26,8 @@ fn the_seed_decides_every_byte() {
 
 #[test]
 fn the_bytes_are_the_same_on_every_platform() {
-    // FNV-1a over the text: a change of this number changes every workload that someone has named by its seed.
+    // FNV-1a over the text. If this number changes, every workload that users identify by its seed
+    // has changed.
     let hash =
         workload(2000, 1).to_jsonl().bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -55,7 +56,8 @@ fn equal_ids_follow_equal_ids() {
             parent = Some(id);
         }
     }
-    // Ids are dense: every number up to the largest is used, but for system prompts that nobody chose.
+    // Ids are dense: every number up to the largest is used, except system prompts that no chat
+    // chose.
     let largest = parents.keys().max().copied().unwrap();
     assert!(largest + 1 - parents.len() as u64 <= 32 * 8);
 }
@@ -88,7 +90,8 @@ fn reuse_and_pace_are_those_of_a_chat_service() {
         let last_ms = trace.requests.last().unwrap().timestamp_ms;
         let per_s = 10_000.0 * 1000.0 / last_ms as f64;
         assert!((2.0..4.0).contains(&per_s), "seed {seed}: {per_s:.2} requests a second");
-        // A document's first block is its own; one session in so many is a document, of about 2.8 requests each.
+        // A document's first block is unique. This share of the sessions are documents; chats have
+        // about 2.8 requests each.
         let own_start =
             trace.requests.iter().filter(|request| request.hash_ids[0] >= 32 * 8).count();
         let share = own_start as f64 / 10_000.0;

@@ -1,7 +1,8 @@
 //! The policies on the public conversation trace of the Mooncake project, against published figures.
 //!
-//! The trace is no part of the project. It is read from the file that `KV_TRACE` names, or else from a folder beside
-//! the workspace; where there is neither, these trials are listed as ignored. A file that `KV_TRACE` names must exist.
+//! The trace is not part of the project. It is read from the file that `KV_TRACE` names, or else
+//! from a folder beside the workspace. If neither exists, these trials are listed as ignored. A
+//! file that `KV_TRACE` names must exist.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +32,8 @@ fn main() {
     let args = Arguments::from_args();
     let path = trace_path();
     let absent = path.is_none();
-    // Only read where a trial runs, so that an absent or broken file fails a trial and not the listing of them.
+    // Read only when a trial runs, so that a missing or broken file fails a trial instead of the
+    // listing.
     let path = path.unwrap_or_default();
     let (figures, recency, published) = (path.clone(), path.clone(), path);
     let trials = vec![
@@ -43,7 +45,7 @@ fn main() {
             compare(&published, &["s3fifo", "arc", "slru"], &PUBLISHED_POLICIES)
         }),
     ];
-    // The kind is what a listing shows beside the name: it says why a trial is ignored.
+    // A listing shows the kind beside the name. It says why a trial is ignored.
     let trials = trials.into_iter().map(|trial| {
         let trial = trial.with_ignored_flag(absent);
         if absent {
@@ -55,7 +57,7 @@ fn main() {
     libtest_mimic::run(&args, trials.collect()).exit();
 }
 
-/// The trace, where there is one to be expected.
+/// The path of the trace, if one is expected to exist.
 fn trace_path() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("KV_TRACE") {
         return Some(PathBuf::from(named));

@@ -1,4 +1,5 @@
-//! Every policy against a model so plain that it can be checked by eye: lists that are searched from end to end.
+//! Every policy against a model that is simple enough to check by eye: lists that are searched from
+//! end to end.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -219,7 +220,7 @@ fn trace_of(requests: Vec<Vec<u64>>) -> Trace {
     Trace { requests: requests.into_iter().map(request).collect() }
 }
 
-/// Compares every policy with its model, and says on which trace and capacity they part.
+/// Compares every policy with its model. A difference is reported with its trace and capacity.
 fn assert_models_agree(label: &str, trace: &Trace, capacities: &str) {
     let ids: Vec<Vec<u64>> =
         trace.requests.iter().map(|request| request.hash_ids.clone()).collect();
@@ -227,7 +228,8 @@ fn assert_models_agree(label: &str, trace: &Trace, capacities: &str) {
     assert_eq!(report.block_lookups, trace.block_lookups());
     for row in &report.capacities {
         let mut found: Vec<_> = row.hits.iter().map(|hits| (hits.policy, hits.hits)).collect();
-        // What learns has no model: it is held to what holds for every policy.
+        // A policy that learns has no model. It is checked against properties that hold for every
+        // policy.
         let learned = found.iter().position(|&(policy, _)| policy == "hit_density").unwrap();
         let (_, learned) = found.remove(learned);
         let expected = MODELS.map(|(name, model)| (name, model(&ids, row.capacity.blocks())));
@@ -250,7 +252,8 @@ fn policies_equal_their_models_on_generated_workloads() {
 
 #[test]
 fn policies_equal_their_models_on_any_sequence_of_ids() {
-    // Few ids, in no order and twice in a request: what no prefix cache sees, and every corner of the policies.
+    // Few ids, unordered and repeated within a request: no prefix cache sees this, but it covers
+    // every corner of the policies.
     for seed in 0..60 {
         let mut rng = SplitMix64::new(seed);
         let ids = rng.between(2, 40);
@@ -267,7 +270,8 @@ fn policies_equal_their_models_on_any_sequence_of_ids() {
 fn a_prefix_cache_loses_tails_before_heads() {
     let trace = trace_of(vec![vec![1, 2, 3], vec![4], vec![1, 2, 3]]);
     let report = hit_rates(&trace, &[Capacity::new(3).unwrap()]);
-    // Block 3 made room for 4, and 1 and 2 are still there. Block by block, LRU would have lost 1 and then all.
+    // Block 3 was evicted for 4, and 1 and 2 are still cached. Block by block, LRU would have lost
+    // 1 and then all others.
     assert_eq!(report.capacities[0].hit_rate("lru"), Some(2.0 / 7.0));
     assert_eq!(report.capacities[0].hit_rate("lru_block"), Some(0.0));
     assert_eq!(report.capacities[0].hit_rate("unknown"), None);
@@ -304,7 +308,7 @@ fn halves_add_up_and_the_second_finds_the_cache_warm() {
     {
         assert_eq!(both.hits, first.hits + second.hits, "{}", both.policy);
     }
-    // The first half alone is the trace that ends there.
+    // The first half alone equals the trace that ends there.
     let cut = hit_rates(&trace.clone().limit(150), &capacities);
     assert_eq!(cut.block_lookups, first.block_lookups);
     let without_foresight = |report: &policies::PolicyReport| {

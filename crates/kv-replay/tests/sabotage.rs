@@ -1,4 +1,4 @@
-//! With a protection taken out, a replay finds bytes that do not belong, names them, and ends with status 3.
+//! With a protection disabled, a replay finds wrong bytes, names them, and exits with status 3.
 
 #![cfg(all(feature = "sabotage", debug_assertions))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -28,13 +28,13 @@ fn command(more: &[&str], report: &std::path::Path) -> Command {
     command
 }
 
-/// The report of a run that found corrupt blocks, having said so in every way it has.
+/// The report of a run that found corrupt blocks and printed so.
 #[track_caller]
 fn corrupt_report(sabotage: &str, host_blocks: &str) -> serde_json::Value {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
     let mut command = command(&["--sabotage", sabotage, "--host-blocks", host_blocks], &path);
-    // A device that is never late does a missing wait no harm.
+    // On a device that is never late, a missing wait is harmless.
     let command = command.env("CUDA_SIM_PACE", "random").env("CUDA_SIM_RACES", "report");
     let output = command.output().unwrap();
     let (stdout, stderr) = (String::from_utf8(output.stdout), String::from_utf8(output.stderr));
@@ -67,16 +67,17 @@ fn a_staging_buffer_reused_before_its_event_is_caught() {
 
 #[test]
 fn a_block_handed_to_two_callers_is_caught_and_its_owner_named() {
-    // Without a host tier: a block with two owners would be moved under one of them, which is another defect.
+    // Without a host tier. With one, a block with two owners would be offloaded while one owner
+    // uses it, which is a different defect.
     let report = corrupt_report("claim-unseen", "0");
     let corruptions = report["corruptions"].as_array().unwrap();
     let names_owner = |corrupt: &serde_json::Value| {
-        corrupt["message"].as_str().unwrap().contains("belongs to request")
+        corrupt["message"].as_str().unwrap().contains("holds the content of request")
     };
     assert!(corruptions.iter().any(names_owner), "{corruptions:?}");
 }
 
-/// Before a byte is written, where both callers store in one iteration.
+/// Detected before a byte is written, if both callers store in one iteration.
 #[test]
 fn a_block_handed_to_two_callers_is_refused_by_the_store() {
     let folder = tempfile::tempdir().unwrap();
@@ -101,7 +102,7 @@ fn an_unknown_sabotage_is_refused() {
     assert!(message.contains("unknown sabotage \"luck\""), "{message}");
 }
 
-/// A file that takes nothing, as a disk that is full.
+/// A file that cannot be written to, like one on a full disk.
 fn full() -> std::fs::File {
     std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
@@ -117,14 +118,14 @@ fn corrupt_bytes_are_the_verdict_though_nobody_can_be_told() {
     assert!(stderr.contains("cannot write to standard output"), "{stderr}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
-    // Nor does a report that cannot be written outweigh it, which is told.
+    // A report that cannot be written does not change the status either, but the error is printed.
     let output = command(&args, std::path::Path::new("/dev/full")).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(stderr.contains("cannot write /dev/full"), "{stderr}");
 }
 
-/// Has a driver call fail once a corrupt block was found.
+/// Makes a driver call fail once a corrupt block was found.
 struct FailsThen(std::sync::Arc<SimDriver>);
 
 impl Progress for FailsThen {

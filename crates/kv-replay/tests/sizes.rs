@@ -1,6 +1,6 @@
-//! Every size and count that the library and the program take, at 0, 1, a usual value, the largest, and
-//! values whose products overflow: each is taken or refused by a typed error. No panic, no abort, no hang,
-//! and no more memory than a bound, which the allocator of this program keeps.
+//! Every size and count that the library and the program take, at 0, 1, a usual value, the maximum,
+//! and values whose products overflow. Each is accepted or refused with a typed error, without
+//! panic, abort or hang. The allocator of this program bounds the memory.
 //!
 //! Covered: every number of [`RunConfig`] and [`KvModelShape`] alone and in pairs, through `check`,
 //! `check_devices`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
@@ -25,14 +25,15 @@ use kv_replay::rng::SplitMix64;
 use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::{LENGTH_MAX_TOKENS, Request, Trace};
 
-/// Refuses what goes beyond the bound.
+/// An allocator that refuses memory beyond the bound.
 struct Bounded;
 
 const LIVE_BYTES_MAX: usize = 1 << 30;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every method passes its arguments on to the system's allocator or answers null, as `alloc` may.
+// SAFETY: every method passes its arguments to the system's allocator or returns null, as `alloc`
+// may.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let size = layout.size();
@@ -41,13 +42,13 @@ unsafe impl GlobalAlloc for Bounded {
             LIVE_BYTES.fetch_sub(size, Ordering::Relaxed);
             return std::ptr::null_mut();
         }
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller meets the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller meets the contract of `dealloc`.
         unsafe { System.dealloc(place, layout) }
     }
 }
@@ -75,7 +76,7 @@ fn trace() -> Trace {
     Trace { requests: vec![request(0), request(1)] }
 }
 
-/// Does with a configuration all that can be done; whether it could be played.
+/// Uses a configuration in every possible way; returns whether it could be run.
 fn try_config(config: &RunConfig) -> bool {
     let trace = trace();
     let checked = config.check().is_ok() && config.check_trace(&trace).is_ok();
@@ -92,10 +93,11 @@ fn try_config(config: &RunConfig) -> bool {
         let _ = place::place(config, &opened.devices);
         let fits = opened.check_fits(config).is_ok();
         if checked && !fits {
-            // The simulated device keeps some bytes for each page of a reservation: beyond the bound.
+            // The simulated device needs some bytes for each page of a reservation, which exceeds
+            // the bound.
             continue;
         }
-        // What is written takes memory here.
+        // Written bytes take memory of this process.
         let is_small = config.block_bytes().is_ok_and(|bytes| bytes <= 1 << 20);
         let outcome = engine::build_cache(config, &trace, &opened).and_then(|cache| {
             assert!(checked && divides && fits, "{config:?} on {devices}");
@@ -280,7 +282,7 @@ fn random_numbers() {
     }
 }
 
-/// The exit status of the program, which may use no more memory than a machine has to spare.
+/// The exit status of the program, whose memory is limited.
 fn status_of(args: &[&str]) -> Option<i32> {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -v 8388608; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kv-replay")]);
@@ -306,7 +308,7 @@ fn numbers_of_the_command_line() {
         for value in
             ["0", "1", "4294967295", "4294967296", "18446744073709551615", "18446744073709551616"]
         {
-            // A later option of the same name would be refused.
+            // A repeated option would be refused.
             let rest = run.chunks(2).filter(|pair| pair[0] != option).flatten().copied();
             let args: Vec<&str> = ["run"].into_iter().chain(rest).chain([option, value]).collect();
             let status = status_of(&args);

@@ -1,4 +1,4 @@
-//! Traces are read exactly, and a broken one is refused with its file, line and value.
+//! Traces are read exactly, and an invalid one is refused with its file, line and value.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use kv_replay::trace::{LINE_MAX_BYTES, LineProblem, Trace, TraceError};
 const GOOD: &str =
     r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
 
-/// The message for a trace whose second line is `line`.
+/// The error for a trace whose second line is `line`.
 fn message(line: &str) -> String {
     let text = format!("{GOOD}\n{line}\n");
     Trace::parse(text.as_bytes(), "trace.jsonl").unwrap_err().to_string()

@@ -1,4 +1,4 @@
-//! What one iteration writes: tokens, their slots and keys, in the order of the chunk.
+//! The tokens that one iteration writes, with their slots and keys, in the order of the chunk.
 
 use std::ops::Range;
 
@@ -6,29 +6,28 @@ use kv_cache::{KvCache, Sequence, SlotError};
 
 use super::content::RequestContent;
 
-/// Tokens of one launch of the transfer kernel.
+/// The tokens of one launch of the transfer kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Launch {
-    /// Position of its first token in the batch's arrays.
+    /// Index of its first token in the batch's arrays.
     pub(super) first: usize,
-    /// How many tokens, skipped ones included.
+    /// Number of tokens, skipped ones included.
     pub(super) tokens: usize,
-    /// How many of the first ones are skipped.
+    /// Number of skipped tokens at its start.
     pub(super) skip: usize,
 }
 
 /// The tokens of an iteration.
-///
-/// A request whose cached prefix ends inside a chunk of the grid is stored from the start of that
-/// chunk on, as stores on a chunk grid do, with the cached head skipped. What the head of the chunk
-/// holds is junk, and its slots are those of the shared prefix: a transfer that ignored the skip
-/// would overwrite what others are reading (H12).
+/// Stores are aligned to chunks of a grid. If a cached prefix ends inside a chunk, the store begins
+/// at the start of the chunk and skips the cached tokens. The chunk's data for these tokens is
+/// invalid, and their slots are those of the shared prefix. A transfer that ignored the skip would
+/// overwrite KV that other requests read (H12).
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) slots: Vec<i64>,
     pub(super) keys: Vec<u64>,
     launches: Vec<Launch>,
-    /// Position of the first token that no launch of its own covers yet.
+    /// Index of the first token that no launch covers yet.
     open: usize,
     written: u64,
 }
@@ -42,17 +41,17 @@ impl Batch {
         self.written = 0;
     }
 
-    /// Tokens so far, skipped ones included: what counts against the chunk's length.
+    /// Number of tokens so far, skipped ones included. They count against the chunk's length.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Tokens that are written.
+    /// Number of written tokens.
     pub(super) fn written(&self) -> u64 {
         self.written
     }
 
-    /// Adds tokens of a request, none of which is cached.
+    /// Adds tokens of a request. None of them is cached.
     pub(super) fn add(
         &mut self,
         cache: &KvCache,
@@ -66,7 +65,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds tokens `head..end` of a request, those before `start` to be skipped.
+    /// Adds tokens `head..end` of a request. Those before `start` are skipped.
     pub(super) fn add_with_skip(
         &mut self,
         cache: &KvCache,
@@ -86,7 +85,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Ends the batch: from here on [`launches`](Batch::launches) write everything added.
+    /// Ends the batch. [`launches`](Batch::launches) then covers everything added.
     pub(super) fn finish(&mut self) {
         self.close_open();
     }

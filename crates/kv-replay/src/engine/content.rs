@@ -1,15 +1,15 @@
-//! What every token of every request must hold, as a key that only its content can have.
+//! The content that every token of every request must have, as a unique key.
 
 use kv_pool::BlockHash;
 
 use crate::rng::SplitMix64;
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request};
 
-/// Turns trace blocks into KV blocks, and tokens into keys.
+/// Converts trace blocks to KV blocks, and tokens to keys.
 ///
-/// The key of a prompt token follows from the hash of its block, which names all tokens before it, so
-/// requests hold equal bytes exactly where their prompts are equal from the start. The key of a
-/// generated token follows from its request and position, so nobody else has it.
+/// The key of a prompt token follows from the hash of its block, which covers all tokens before it.
+/// So two requests hold equal bytes exactly where their prompts are equal from the start. The key
+/// of a generated token follows from its request and position, so it is unique.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Content {
     seed: u64,
@@ -19,7 +19,7 @@ pub(super) struct Content {
 /// The blocks and keys of one request.
 #[derive(Debug)]
 pub(super) struct RequestContent {
-    /// One hash for each block that the prompt touches; the last block may be part full.
+    /// One hash for each block of the prompt. The last block may be partly full.
     hashes: Vec<BlockHash>,
     prompt_tokens: u64,
     block_tokens: u64,
@@ -32,7 +32,7 @@ impl Content {
         Self { seed: mix(seed, 0), block_tokens: block_tokens.into() }
     }
 
-    /// Blocks smaller than those of the trace subdivide them.
+    /// KV blocks that are smaller than trace blocks subdivide them.
     pub(super) fn of(&self, number: usize, request: &Request) -> RequestContent {
         let blocks = request.input_length.div_ceil(self.block_tokens);
         let per_id = BLOCK_TOKENS_IN_TRACE / self.block_tokens;
@@ -55,7 +55,7 @@ impl Content {
 }
 
 impl RequestContent {
-    /// The hashes of the prompt's full blocks, which others may share.
+    /// The hashes of the prompt's full blocks, which other requests may share.
     pub(super) fn full_block_hashes(&self) -> &[BlockHash] {
         &self.hashes[..(self.prompt_tokens / self.block_tokens) as usize]
     }
@@ -64,7 +64,7 @@ impl RequestContent {
         self.prompt_tokens
     }
 
-    /// The key of token `position`, prompt and answer counted through.
+    /// The key of token `position`, counted through prompt and answer.
     pub(super) fn key(&self, position: u64) -> u64 {
         if position >= self.prompt_tokens {
             return mix(self.answer_base, position);
@@ -97,7 +97,7 @@ mod tests {
         assert_ne!(one.full_block_hashes()[16], two.full_block_hashes()[16]);
         assert_eq!(one.key(1023), two.key(1023));
         assert_ne!(one.key(1024), two.key(1024));
-        // An equal id after another prefix is other content.
+        // An equal id after a different prefix is different content.
         assert_ne!(one.full_block_hashes()[8], other.full_block_hashes()[8]);
         assert_ne!(one.key(600), other.key(600));
     }

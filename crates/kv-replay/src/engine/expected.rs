@@ -1,4 +1,4 @@
-//! What the reader must find in a request's blocks, known without reading anything.
+//! The checksums that a request's blocks must have, computed without reading them.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use kv_kernels::{KvShape, error::ShapeError, verify::Expected};
 
 use super::content::RequestContent;
 
-/// The sums of the blocks of one shape, for each device.
+/// Computes the block sums of one shape, for each device.
 #[derive(Clone, Debug)]
 pub(super) struct Oracle {
     parts: Arc<[Expected]>,
@@ -14,7 +14,7 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// One shape for each device's part of the layers.
+    /// Creates it with one shape for each device's part of the layers.
     pub(super) fn new(
         shapes: impl Iterator<Item = KvShape>,
         block_tokens: u32,
@@ -27,27 +27,27 @@ impl Oracle {
         self.parts.len()
     }
 
-    /// The key of a token on device `part`: every device holds other bytes for it.
+    /// The key of a token on device `part`. Every device holds different bytes for it.
     pub(super) fn key_on(part: usize, key: u64) -> u64 {
         key.rotate_left(part as u32)
     }
 
     fn add(&self, part: usize, sum: u64, token: u64, key: u64) -> u64 {
         let token = (token % self.block_tokens) as usize;
-        // The token lies within a block, so there is a sum.
+        // The token lies within a block, so the sum exists.
         self.parts[part].add(sum, token, Self::key_on(part, key)).unwrap_or(0)
     }
 }
 
 /// The checksums of a request's blocks, as far as its tokens were written at least once.
 ///
-/// They don't depend on where the blocks lie, so they outlive a preemption.
+/// They do not depend on the block ids, so they survive a preemption.
 #[derive(Debug)]
 pub(super) struct ExpectedSums {
     oracle: Oracle,
-    /// Of full blocks, `[block][part]`.
+    /// Sums of the full blocks, `[block][part]`.
     full: Vec<u64>,
-    /// Of the block that is part full, for each part; 0 if there is none.
+    /// Sums of the partly full block, for each part; 0 if there is none.
     last: Vec<u64>,
     tokens: u64,
 }
@@ -58,7 +58,7 @@ impl ExpectedSums {
         Self { oracle: oracle.clone(), full: Vec::new(), last, tokens: 0 }
     }
 
-    /// Makes the sums cover the first `tokens` tokens.
+    /// Extends the sums to the first `tokens` tokens.
     pub(super) fn cover(&mut self, content: &RequestContent, tokens: u64) {
         for token in self.tokens..tokens {
             let key = content.key(token);
@@ -73,8 +73,8 @@ impl ExpectedSums {
         self.tokens = self.tokens.max(tokens);
     }
 
-    /// The sums, for each part, of the block that is part full when there are `tokens` tokens, which
-    /// are covered.
+    /// The sums, for each part, of the partly full block when the request has `tokens` tokens. The
+    /// sums cover these tokens already.
     pub(super) fn partial(&self, content: &RequestContent, tokens: u64) -> Vec<u64> {
         if tokens == self.tokens {
             return self.last.clone();

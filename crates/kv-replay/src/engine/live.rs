@@ -1,4 +1,4 @@
-//! A request that is in the engine.
+//! A request in the engine.
 
 use kv_cache::{Request, Sequence};
 
@@ -10,15 +10,15 @@ use super::expected::ExpectedSums;
 pub(super) struct Live {
     pub(super) content: RequestContent,
     pub(super) expected: ExpectedSums,
-    /// Its blocks; none while it is preempted.
+    /// Its blocks; `None` while it is preempted.
     pub(super) sequence: Option<Sequence>,
-    /// Tokens whose KV is written, or enqueued to be.
+    /// Number of tokens whose KV is written, or enqueued to be written.
     pub(super) written: u64,
-    /// Tokens that are known: the prompt, and what was generated so far.
+    /// Number of known tokens: the prompt, and the tokens generated so far.
     pub(super) known: u64,
-    /// Tokens that the sequence will have in the end.
+    /// Number of tokens that the sequence will have at its end.
     pub(super) total: u64,
-    /// Its cached tokens were counted already.
+    /// Whether its cached tokens were counted already.
     pub(super) counted: bool,
     /// The step that wrote its last token.
     pub(super) finished_in: Option<u64>,
@@ -39,7 +39,7 @@ impl Live {
         }
     }
 
-    /// What the cache is asked for.
+    /// The request in the form that the cache's admission takes.
     pub(super) fn to_admit(&self) -> Request<'_> {
         Request::new(self.known, self.content.full_block_hashes())
     }

@@ -1,19 +1,19 @@
-//! The engine: plays an overlap scheduler over the whole stack.
+//! The engine: an overlap scheduler over the whole stack.
 //!
-//! The host prepares one iteration while the device works on the one before. In each iteration
+//! The host prepares one iteration while the device works on the previous one. In each iteration:
 //!
-//! 1. the checksums of the iteration before the last have arrived and are compared;
+//! 1. the checksums of the iteration before the previous one have arrived and are compared;
 //! 2. requests whose last token was compared are released;
-//! 3. waiting requests are admitted, in the order of the trace, those that the budget has room for in one
-//!    batch, while the batch and the pool have room: arrival times are not waited for, but they are what the
-//!    pool's clock shows;
-//! 4. every running request writes its next tokens: one if it is generating, a piece of its prompt
-//!    otherwise, within the iteration's budget;
-//! 5. block tables, lengths, slots and keys are staged; the tokens are written by the transfer kernel;
-//!    and all of every running request's KV is read through the staged table.
+//! 3. waiting requests are admitted in the order of the trace, as many in one batch as the budget
+//!    allows, while the batch and the pool have room; the engine does not wait for arrival times,
+//!    but the pool's clock shows them;
+//! 4. every running request writes its next tokens within the iteration's budget: one token if it
+//!    is generating, otherwise a piece of its prompt;
+//! 5. block tables, lengths, slots and keys are staged; the transfer kernel writes the tokens; and
+//!    a kernel reads the whole KV of every running request through the staged table.
 //!
-//! A request that finds no block for its next token makes room by preempting the one admitted last,
-//! which is computed again later.
+//! If there is no block for a request's next token, the request that was admitted last is preempted
+//! and computed again later.
 
 mod batch;
 mod content;
@@ -44,80 +44,80 @@ use crate::shape::{KV_COUNT, ShapeError};
 use crate::trace::{LineProblem, Trace};
 use scheduler::Scheduler;
 
-/// How many iterations the host is ahead of the device.
+/// Number of iterations that the host is ahead of the device.
 const OVERLAP_DEPTH: u32 = 1;
 
-/// Iterations after which no pinned memory may be allocated any more.
+/// Number of iterations after which no more pinned memory may be allocated.
 const WARMUP_ITERATIONS: u64 = 4;
 
-/// Why a run ended early.
+/// The reason why a run ended early.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The run cannot be as it was asked for.
+    /// The options of the run are refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A request breaks what every line of a trace promises.
+    /// A request violates the trace format.
     #[error("request {request}, counted from 0: {problem}")]
     Request {
         /// The request.
         request: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: LineProblem,
     },
-    /// The shape cannot be laid out.
+    /// The shape is invalid.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The kernels cannot work with the shape.
-    #[error("the kernels cannot work with the shape")]
+    /// The kernels do not support the shape.
+    #[error("the kernels do not support the shape")]
     KernelShape(#[from] kv_kernels::error::ShapeError),
-    /// A number is larger than the cache can count.
+    /// A number exceeds what the cache supports.
     #[error("{what} is {value}, more than the cache can count")]
     TooLarge {
-        /// Which number.
+        /// The kind of number.
         what: &'static str,
         /// Its value.
         value: u64,
     },
-    /// The tokens of an iteration have more bytes than 64 bits can count.
+    /// The bytes of an iteration's tokens exceed 64 bits.
     #[error("an iteration of {tokens} tokens has more bytes than 64 bits can count")]
     ChunkOverflow {
-        /// Tokens of an iteration.
+        /// Number of tokens of an iteration.
         tokens: u64,
     },
     /// The engine's own buffers could not be allocated.
-    #[error("no {bytes} bytes for {what}")]
+    #[error("cannot allocate {bytes} bytes for {what}")]
     Buffers {
-        /// What they were to hold, and the option that sizes it.
+        /// The contents, and the option that determines the size.
         what: &'static str,
         /// Their size.
         bytes: u64,
-        /// What the device answered.
+        /// The device's error.
         source: DeviceError,
     },
-    /// The cache could not be built.
-    #[error("the KV cache could not be built")]
+    /// The cache was not built.
+    #[error("cannot build the KV cache")]
     Build(#[from] BuildError),
     /// The model could not be placed on the devices.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The ways between a device and host memory could not be measured.
-    #[error("the link between {device} and host memory could not be measured")]
+    /// The transports between a device and host memory were not measured.
+    #[error("cannot measure the link between {device} and host memory")]
     Measure {
         /// The device.
         device: String,
-        /// Why.
+        /// The cause.
         source: Box<MeasureError>,
     },
-    /// The thread that maps memory ahead of need could not be started.
-    #[error("growth ahead of need could not begin")]
+    /// The worker's thread, which maps memory ahead of need, was not started.
+    #[error("cannot start growth ahead of need")]
     Worker(#[from] kv_cache::SpawnError),
-    /// A request could not be admitted or extended, and waiting would not help.
-    #[error("request {request} could not be given blocks")]
+    /// A request was not admitted or extended, and waiting would not help.
+    #[error("cannot give blocks to request {request}")]
     Admit {
         /// The request, counted from 0.
         request: usize,
-        /// Why.
+        /// The cause.
         source: AdmitError,
     },
     /// A step failed.
@@ -129,49 +129,49 @@ pub enum RunError {
     /// A copy was not enqueued.
     #[error("a copy was not enqueued")]
     Copy(#[from] CopyError),
-    /// Slots could not be named.
+    /// A slot mapping was refused.
     #[error("a slot mapping was refused")]
     Slots(#[from] SlotError),
-    /// Blocks could not be shared.
-    #[error("blocks could not be made findable")]
+    /// Blocks were not made findable for other requests.
+    #[error("cannot make blocks findable")]
     Seal(#[from] SealError),
     /// The device refused.
     #[error("the device refused")]
     Device(#[from] DeviceError),
-    /// The cache could not be closed.
-    #[error("the KV cache could not be closed in full ({count} refusals)")]
+    /// The cache was not closed completely.
+    #[error("cannot close the KV cache completely ({count} refusals)")]
     Close {
-        /// How many refusals there were.
+        /// Number of refusals.
         count: usize,
-        /// The first.
+        /// The first refusal.
         source: Box<CloseError>,
     },
-    /// Bytes were found that do not belong to their request, and then the run failed.
+    /// Corrupt blocks were found, and then the run failed.
     #[error("{} corrupt blocks were found before the run failed", report.corrupt_blocks)]
     Corrupted {
-        /// What was found until then.
+        /// The results until then.
         report: Box<RunReport>,
-        /// Why the run failed.
+        /// The failure.
         source: Box<RunError>,
     },
-    /// The simulated device saw work that a real one might not survive.
+    /// The simulated device reported findings: work that may fail on a real device.
     #[error("the simulated device has {count} findings, the first: {first}")]
     Findings {
-        /// How many.
+        /// Number of findings.
         count: usize,
-        /// The first of them.
+        /// The first finding.
         first: String,
     },
 }
 
 cuda_driver::messages::one_line_debug!(RunError);
 
-/// Why a link could not be measured.
+/// The reason why a link was not measured.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// The kernels could not be loaded.
-    #[error("the kernels could not be loaded")]
+    /// The kernels were not loaded.
+    #[error("cannot load the kernels")]
     Kernels(#[from] ModuleError),
     /// A transfer or an allocation was refused.
     #[error("a transfer was refused")]
@@ -180,8 +180,8 @@ pub enum MeasureError {
 
 cuda_driver::messages::one_line_debug!(MeasureError);
 
-/// Replays `trace` on `devices`, and says what was found. Corrupt blocks are no error: they are in the
-/// report.
+/// Replays `trace` on `devices`, and returns the results. Corrupt blocks are not an error: the
+/// report contains them.
 ///
 /// # Errors
 ///
@@ -214,11 +214,11 @@ pub fn run(
     Ok(RunReport { setup_s, ..run_on(cache, config, trace, devices, progress)? })
 }
 
-/// The cache that a run of `trace` needs.
+/// Builds the cache for a run of `trace`.
 ///
 /// # Errors
 ///
-/// [`RunError`], when the devices refuse or have too little memory.
+/// [`RunError`] if the devices refuse or have too little memory.
 pub fn build_cache(
     config: &RunConfig,
     trace: &Trace,
@@ -249,7 +249,7 @@ pub fn build_cache(
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
-        // A length for each sequence, a slot and a key for each token, each array aligned.
+        // A length for each sequence, a slot and a key for each token; each array is aligned.
         step_array_bytes: u64::from(config.max_batch) * 4 + step_tokens * 16 + 3 * 256,
         memory: Default::default(),
         pool: PoolRules {
@@ -263,7 +263,7 @@ pub fn build_cache(
     Ok(KvCache::new(&streams, options)?)
 }
 
-/// As [`run`], with a cache from [`build_cache`].
+/// Like [`run`], with a cache from [`build_cache`].
 ///
 /// # Errors
 ///
@@ -276,7 +276,8 @@ pub fn run_on(
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
     check(config, trace, devices)?;
-    // One thread drives all devices. The others' contexts are made current for whole stretches of calls.
+    // One thread drives all devices. The other devices' contexts are made current for whole runs of
+    // calls.
     match devices.devices.first() {
         Some(first) => first.while_current(|| play(cache, config, trace, devices, progress))?,
         None => play(cache, config, trace, devices, progress),
@@ -301,7 +302,7 @@ fn play(
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress);
     let cache = scheduler.into_cache();
     note_moves(&mut report, &cache);
-    // Also after a failure: closing waits for what was enqueued, and gives the memory back.
+    // Also after a failure: closing waits for enqueued work, and releases the memory.
     let ended = played.and(close(cache));
     if let Some(worker) = worker {
         worker.close();
@@ -322,7 +323,7 @@ fn play(
     Ok(report)
 }
 
-/// Plays iterations until no request is left.
+/// Runs iterations until no request is left.
 fn iterate(
     scheduler: &mut Scheduler<'_>,
     worker: Option<&Worker>,
@@ -347,7 +348,7 @@ fn iterate(
     Ok(())
 }
 
-/// Takes down what the cache has moved and mapped.
+/// Records what the cache has transferred and mapped.
 fn note_moves(report: &mut RunReport, cache: &KvCache) {
     let counters = cache.pool().counters();
     let moved = cache.stats();
@@ -361,8 +362,8 @@ fn note_moves(report: &mut RunReport, cache: &KvCache) {
     report.growth_stalls = moved.growth_stalls;
 }
 
-/// How blocks travel. What is the quickest way GPUs are asked; simulated ones are assumed to be as their
-/// attributes say, for what is measured on them would be this machine's.
+/// The transport of blocks. On GPUs the fastest one is measured. On simulated devices it follows
+/// from the device attributes, because a measurement would time this machine.
 fn transport(config: &RunConfig, devices: &OpenDevices) -> Result<TransportRules, RunError> {
     let choice = config.transport;
     let measures = choice == TransportChoice::Quickest && config.host_blocks > 0;
@@ -378,9 +379,9 @@ fn transport(config: &RunConfig, devices: &OpenDevices) -> Result<TransportRules
     Ok(TransportRules { choice, profiles, ..TransportRules::default() })
 }
 
-/// Growth ahead of need by what one iteration may claim: a request of the greatest length and a block
-/// for each of the others. By a thread on GPUs; on simulated devices by [`run_on`], for a thread would
-/// make every run another.
+/// The options of growth ahead of need: as many blocks as one iteration may claim, that is one
+/// request of the maximum length, and a block for each of the others. On GPUs a thread maps them;
+/// on simulated devices [`run_on`] does, because a thread would make runs differ.
 fn growth(config: &RunConfig, blocks: u64, devices: &OpenDevices) -> Result<Growth, RunError> {
     let blocks = blocks.saturating_add(config.max_batch.into()).min(config.device_blocks);
     let worker = match devices.sim {
@@ -390,7 +391,7 @@ fn growth(config: &RunConfig, blocks: u64, devices: &OpenDevices) -> Result<Grow
     Ok(Growth::Ahead { blocks: counted("--device-blocks", blocks)?, worker })
 }
 
-/// Refuses what a caller made by hand and never checked.
+/// Checks a trace and options that a caller may have built by hand.
 fn check(config: &RunConfig, trace: &Trace, devices: &OpenDevices) -> Result<(), RunError> {
     config.check()?;
     config.check_devices(devices.devices.len())?;

@@ -1,4 +1,4 @@
-//! The scheduler: who runs, who waits, and what each iteration writes and reads.
+//! The scheduler: which requests run or wait, and what each iteration writes and reads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::config::RunConfig;
 use crate::report::RunReport;
 use crate::trace::Trace;
 
-/// Iterations in a row without any work after which a request that waits will wait forever.
+/// Number of iterations in a row without work after which a waiting request can never run.
 const IDLE_ITERATIONS_MAX: u32 = 4;
 
-/// Tokens of a chunk of the grid that stores are aligned to: several of the trace's blocks, so that a
-/// cached prefix often ends inside one.
+/// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
+/// blocks, so that a cached prefix often ends inside a chunk.
 const GRID_TOKENS: u64 = 2048;
 
 /// The state of a run between two iterations.
@@ -37,30 +37,30 @@ pub(super) struct Scheduler<'a> {
     step_tokens: u64,
     block_tokens: u64,
     token_bytes: u64,
-    /// The next request of the trace that was never admitted.
+    /// Index of the first request of the trace that was never admitted.
     next: usize,
-    /// That request and those after it whose blocks were named already.
+    /// The requests from there on whose block hashes are already computed.
     prepared: VecDeque<Live>,
-    /// Requests that were put back, to be admitted before all others.
+    /// Preempted requests, to be admitted before all others.
     preempted: VecDeque<usize>,
-    /// Requests that have tokens to write, in the order of their admission.
+    /// Requests with tokens to write, in the order of their admission.
     running: Vec<usize>,
     /// Steps whose checksums were not compared yet, oldest first.
     readings: VecDeque<Reading>,
-    /// The request that was refused since the last one was admitted, and the reason.
+    /// The request that was refused since the last admission, and the reason.
     refused: Option<(usize, AdmitError)>,
     idle_iterations: u32,
-    /// Shows the latest arrival among the requests admitted so far.
+    /// Set to the latest arrival time among the admitted requests.
     clock: ManualClock,
     arrived_ms: u64,
     batch: Batch,
     checksums: Vec<u64>,
 }
 
-/// What came of an attempt to write a request's next tokens.
+/// The result of trying to write a request's next tokens.
 enum Advance {
     Done,
-    /// There is no block for the next token; as many are being given back already.
+    /// There is no block for the next token, but enough blocks are being released.
     Stalled {
         retiring: usize,
         error: AdmitError,
@@ -102,7 +102,7 @@ impl<'a> Scheduler<'a> {
         })
     }
 
-    /// Whether a request is left that is not finished and compared.
+    /// Whether some request is not yet finished and compared.
     pub(super) fn has_work(&self) -> bool {
         self.next < self.trace.requests.len() || !self.live.is_empty()
     }
@@ -111,12 +111,12 @@ impl<'a> Scheduler<'a> {
         self.running.len()
     }
 
-    /// Device blocks that hold something.
+    /// Number of device blocks in use.
     pub(super) fn blocks_in_use(&self) -> u64 {
         self.cache.stats().ready_blocks.saturating_sub(self.cache.pool().empty() as u64)
     }
 
-    /// Plays one iteration.
+    /// Runs one iteration.
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let step = self.cache.begin_step()?;
         self.compare_completed(report)?;
@@ -141,13 +141,13 @@ impl<'a> Scheduler<'a> {
         &self.cache
     }
 
-    /// Gives the cache back, with every sequence released.
+    /// Returns the cache, with every sequence released.
     pub(super) fn into_cache(self) -> KvCache {
         self.cache
     }
 
-    /// An iteration without work: what is on the device is waited for, since it holds the blocks that
-    /// waiting requests need.
+    /// An iteration without work: waits for the work on the device, because it holds the blocks
+    /// that waiting requests need.
     fn idle(&mut self, step: OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         self.cache.finish_step(step)?;
         self.cache.drain()?;
@@ -170,7 +170,7 @@ impl<'a> Scheduler<'a> {
             let Advance::Stalled { retiring, error } = self.advance(number)? else { continue };
             let releasing = self.live.values().any(|request| request.finished_in.is_some());
             if retiring > 0 || releasing {
-                // Blocks are on their way; the request sits this iteration out.
+                // Blocks are being released. The request skips this iteration.
                 continue;
             }
             // Requests behind this one have written nothing in this iteration yet.
@@ -182,7 +182,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Takes the blocks from the request that was admitted last; it is computed again later.
+    /// Preempts the request that was admitted last. It is computed again later.
     fn preempt_last(&mut self, report: &mut RunReport) {
         let Some(number) = self.running.pop() else { return };
         if let Some(request) = self.live.get_mut(&number) {
@@ -217,8 +217,8 @@ impl<'a> Scheduler<'a> {
         Ok(Advance::Done)
     }
 
-    /// Admits waiting requests in order, until the batch, the budget or the pool is full: together, so that
-    /// none takes what another one has found.
+    /// Admits waiting requests in order, until the batch, the budget or the pool is full. They are
+    /// admitted together, so that none claims blocks that another one found.
     fn admit_waiting(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let budget = self.step_tokens - self.batch.len() as u64;
         let mut waiting = if budget > 0 { self.take_waiting() } else { Vec::new() };
@@ -250,7 +250,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Lets the clock go on to a request's arrival.
+    /// Advances the clock to a request's arrival.
     fn note_arrival(&mut self, number: usize) {
         let Some(entry) = self.trace.requests.get(number) else { return };
         let more_ms = entry.timestamp_ms.saturating_sub(self.arrived_ms);
@@ -258,14 +258,14 @@ impl<'a> Scheduler<'a> {
         self.arrived_ms += more_ms;
     }
 
-    /// Takes the next waiting requests, while rows are left.
+    /// Takes the next waiting requests, while rows are free.
     fn take_waiting(&mut self) -> Vec<(usize, Live)> {
-        // Rows are held until the last result was compared, so finished requests count.
+        // A row is held until the request's last result was compared, so finished requests count.
         let rows = self.max_batch + self.preempted.len() - self.live.len();
         std::iter::from_fn(|| self.next_waiting()).take(rows).collect()
     }
 
-    /// The request to admit next, preempted ones first.
+    /// The request to admit next. Preempted ones come first.
     fn next_waiting(&mut self) -> Option<(usize, Live)> {
         if let Some(number) = self.preempted.front().copied() {
             let request = self.live.remove(&number)?;
@@ -281,7 +281,7 @@ impl<'a> Scheduler<'a> {
         Some((self.next - 1, request))
     }
 
-    /// Undoes [`next_waiting`](Self::next_waiting), of the last request first.
+    /// Reverts [`next_waiting`](Self::next_waiting), last request first.
     fn put_back(&mut self, number: usize, request: Live) {
         if request.counted {
             self.live.insert(number, request);
@@ -292,8 +292,8 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Adds the first tokens of an admitted request to the batch: those after its cached prefix, in a
-    /// chunk that begins on the grid if the budget allows.
+    /// Adds the first tokens of an admitted request to the batch: those after its cached prefix, in
+    /// a chunk that begins on the grid if the budget allows it.
     fn begin(
         &mut self,
         number: usize,
@@ -319,7 +319,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Enqueues the iteration and notes what it reads.
+    /// Enqueues the iteration and records what it reads.
     fn launch(&mut self, step: &OpenStep) -> Result<(), RunError> {
         self.batch.finish();
         let mut rows = Vec::with_capacity(self.running.len());
@@ -331,7 +331,7 @@ impl<'a> Scheduler<'a> {
         }
         let readers: Vec<&Sequence> =
             rows.iter().filter_map(|row| self.live.get(&row.request)?.sequence.as_ref()).collect();
-        // No longer than a sequence that could be staged.
+        // Not longer than a sequence that could be staged.
         let lengths: Vec<u32> = rows.iter().map(|row| row.tokens as u32).collect();
         let read = self.verifier.reads();
         let enqueued = self.work.enqueue(
@@ -349,7 +349,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Lets others find the prompt blocks that are written by now.
+    /// Makes the prompt blocks written so far findable for other requests.
     fn seal_written(&mut self) -> Result<(), RunError> {
         for number in &self.running {
             let Some(request) = self.live.get_mut(number) else { continue };
@@ -361,7 +361,7 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Takes requests out of the batch whose last token this step writes.
+    /// Removes requests from the batch whose last token this step writes.
     fn retire_finished(&mut self, step: u64) {
         let live = &mut self.live;
         self.running.retain(|number| {
@@ -373,7 +373,8 @@ impl<'a> Scheduler<'a> {
         });
     }
 
-    /// Compares the checksums that have arrived, and releases requests whose last ones did.
+    /// Compares the checksums that have arrived, and releases requests whose last ones were
+    /// compared.
     fn compare_completed(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let completed = self.cache.completed_step();
         while let Some(reading) = self.readings.pop_front_if(|reading| reading.step <= completed) {
@@ -397,7 +398,7 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// Blocks that can be claimed once steps have completed.
+/// Number of blocks that can be claimed once steps have completed.
 fn retiring(error: &AdmitError) -> usize {
     match error {
         AdmitError::NoSpace(kv_pool::ClaimError::Exhausted { retiring, .. }) => *retiring,
@@ -405,7 +406,7 @@ fn retiring(error: &AdmitError) -> usize {
     }
 }
 
-/// Counts a request's lookups, at its first admission only.
+/// Counts a request's lookups, only at its first admission.
 fn count_lookups(
     request: &mut Live,
     sequence: &Sequence,
@@ -415,7 +416,7 @@ fn count_lookups(
     if std::mem::replace(&mut request.counted, true) {
         return;
     }
-    // The last token of a prompt is computed whatever is cached, so its block is not looked up.
+    // The last token of a prompt is always computed, so its block is not looked up.
     report.block_lookups += (request.content.prompt_tokens() - 1) / block_tokens;
     report.block_hits += sequence.cached_tokens() / block_tokens;
     report.hit_rate = report.block_hits as f64 / report.block_lookups.max(1) as f64;

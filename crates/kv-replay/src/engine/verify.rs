@@ -1,4 +1,4 @@
-//! Comparing what was read with what must be there.
+//! Compares the checksums that were read with the expected ones.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use crate::config::Verify;
 use crate::report::{CorruptBlock, RunReport};
 use crate::rng::SplitMix64;
 
-/// Of how many blocks one is compared when only a sample is.
+/// With sampling, one in this many blocks is compared.
 const SAMPLE_ONE_IN: u64 = 16;
 
-/// A step whose checksums are on their way.
+/// A step whose checksums have not arrived yet.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) step: u64,
@@ -21,18 +21,18 @@ pub(super) struct Reading {
     pub(super) rows: Vec<SequenceSums>,
 }
 
-/// What one sequence had when it was read.
+/// The state of one sequence when it was read.
 #[derive(Debug)]
 pub(super) struct SequenceSums {
     /// Its request.
     pub(super) request: usize,
-    /// Tokens that it had.
+    /// Number of its tokens.
     pub(super) tokens: u64,
-    /// The sums, for each device, of its last block if that was part full.
+    /// The sums, for each device, of its last block if that was partly full.
     pub(super) partial: Vec<u64>,
 }
 
-/// Compares checksums and names what is wrong.
+/// Compares checksums and describes mistakes.
 #[derive(Debug)]
 pub(super) struct Verifier {
     verify: Verify,
@@ -45,7 +45,7 @@ impl Verifier {
         Self { verify, block_tokens: block_tokens.into(), seed }
     }
 
-    /// Whether anything is to be read at all.
+    /// Whether anything must be read at all.
     pub(super) fn reads(&self) -> bool {
         self.verify != Verify::None
     }
@@ -104,7 +104,7 @@ impl Verifier {
         });
         match (owner, expected) {
             (Some((request, block)), _) => {
-                format!("it holds what belongs to request {request}, block {block}")
+                format!("it holds the content of request {request}, block {block}")
             }
             (None, Some(expected)) => format!(
                 "it sums to {sum:#018x} instead of {expected:#018x}, and to no block of a live \
@@ -115,7 +115,7 @@ impl Verifier {
     }
 }
 
-/// The device block that the request has there by now; `u64::MAX` if it has none any more.
+/// Id of the device block that the request has there now; `u64::MAX` if it has none any more.
 fn physical(request: &Live, block: usize) -> u64 {
     let sequence = request.sequence.as_ref();
     sequence.and_then(|sequence| sequence.block(block)).map_or(u64::MAX, u64::from)

@@ -1,4 +1,4 @@
-//! The device work of an iteration: fill, store, read, and bring the checksums back.
+//! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_cache::{KvCache, Part, Sequence, StagedPart};
@@ -15,15 +15,15 @@ use super::expected::Oracle;
 /// One device's buffers, all allocated before the first iteration.
 #[derive(Debug)]
 struct Buffers {
-    /// Room for the tokens of an iteration, as a model's forward pass would leave them.
+    /// The tokens of an iteration, as a model's forward pass would leave them.
     chunk: DeviceBuffer,
     /// A checksum for each entry of the largest block table.
     checksums: DeviceBuffer,
-    /// Where checksums arrive, one buffer for each step that may be in flight, and one to compare.
+    /// Buffers for arriving checksums: one for each step that may be in flight, and one to compare.
     arrivals: Vec<PinnedBuffer>,
 }
 
-/// The arrays of one iteration that lie beside the block table.
+/// The arrays of one iteration, besides the block table.
 struct Arrays {
     slots: PartId,
     keys: PartId,
@@ -33,16 +33,16 @@ struct Arrays {
 #[derive(Debug)]
 pub(super) struct DeviceWork {
     buffers: Vec<Buffers>,
-    /// Keys as the device of a part has them, kept to avoid allocation.
+    /// Keys for the device of one part, kept to avoid allocation.
     keys: Vec<u64>,
 }
 
-/// What was enqueued for an iteration.
+/// The work enqueued for an iteration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Enqueued {
-    /// Entries of a row of the checksums.
+    /// Number of entries in a row of the checksums.
     pub(super) width: usize,
-    /// Which of the arrival buffers holds them.
+    /// Index of the arrival buffer that holds them.
     pub(super) arrival: usize,
 }
 
@@ -72,8 +72,8 @@ impl DeviceWork {
         Ok(Self { buffers, keys: Vec::new() })
     }
 
-    /// Stages and enqueues one iteration: the batch's tokens are written, and then all of `readers`
-    /// are read up to their `lengths`, if `read` says so.
+    /// Stages and enqueues one iteration: writes the batch's tokens, and then, if `read`, reads all
+    /// of `readers` up to their `lengths`.
     pub(super) fn enqueue(
         &mut self,
         cache: &mut KvCache,
@@ -107,7 +107,7 @@ impl DeviceWork {
         Ok(Enqueued { width, arrival })
     }
 
-    /// Copies out the checksums of a step that has completed: `entries` of them.
+    /// Copies out the checksums of a completed step: `entries` of them.
     pub(super) fn arrived(
         &self,
         part: usize,
@@ -124,7 +124,7 @@ impl DeviceWork {
     }
 }
 
-/// Fills the chunk's part of one launch and stores it.
+/// Fills one launch's part of the chunk and stores it.
 fn write(
     part: &Part,
     staged: &StagedPart<Arrays>,
@@ -157,7 +157,7 @@ fn write(
     Ok(())
 }
 
-/// Reads all staged sequences through the staged block table, and sends the checksums home.
+/// Reads all staged sequences through the staged block table, and copies the checksums to the host.
 fn checksum(
     part: &Part,
     staged: &StagedPart<Arrays>,

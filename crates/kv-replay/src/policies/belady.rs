@@ -1,24 +1,26 @@
-//! Belady's optimum: the bound that policies without foresight are measured against.
+//! Belady's optimum: an upper bound for policies that do not know the future.
 
 use std::collections::BinaryHeap;
 
 use super::{Capacity, Lookups, Policy, RequestBlocks, TraceBlock};
 
-/// Position of a lookup that never comes.
+/// Position that means "no further lookup".
 const NEVER: usize = usize::MAX;
 
-/// Evicts the block whose next lookup is furthest away (Belady, 1966). Every block that is looked up is cached.
+/// Evicts the block whose next lookup is furthest away (Belady, 1966). Every looked-up block is
+/// cached.
 ///
 /// Blocks that are never looked up again may be evicted in any order without changing a single hit.
 pub(super) struct Belady {
     capacity: usize,
-    /// For each lookup, the position of the next lookup of the same block, [`NEVER`] if there is none.
+    /// For each lookup, the position of the next lookup of the same block, or [`NEVER`].
     next_lookup: Vec<usize>,
     /// For each block, the position of its next lookup while it is cached.
     cached: Vec<Option<usize>>,
     cached_len: usize,
-    /// Cached blocks, the furthest next lookup first. An entry goes stale when its block is looked up; such an entry
-    /// lies in the past, so all that are current leave the heap before it, and it is never taken for a current one.
+    /// Cached blocks, furthest next lookup first. An entry becomes stale when its block is looked
+    /// up. Its position is then in the past, so all current entries leave the heap before it, and a
+    /// stale entry is never used.
     furthest: BinaryHeap<(usize, TraceBlock)>,
 }
 

@@ -1,8 +1,9 @@
-//! How many blocks a cache holds: at least one, and few enough that twice as many can be counted.
+//! The capacity of a cache in blocks: at least one, and small enough that twice the number can be
+//! counted.
 
 use serde::{Serialize, Serializer};
 
-/// The largest capacity, in blocks: a petabyte of KV at half a megabyte a block.
+/// Maximum capacity in blocks: half a petabyte of KV at half a megabyte per block.
 pub const CAPACITY_MAX_BLOCKS: usize = 1 << 30;
 
 /// A capacity in blocks, from 1 to [`CAPACITY_MAX_BLOCKS`].
@@ -14,14 +15,14 @@ pub struct Capacity {
     blocks: usize,
 }
 
-/// Why a text is no list of capacities.
+/// The reason why a text is not a list of capacities.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CapacityError {
-    /// There is no capacity in it.
+    /// The list is empty.
     #[error("no capacities given, expected a list such as 1000,3000")]
     Empty,
-    /// One entry is no capacity.
+    /// An entry is not a capacity.
     #[error("capacity {value:?} is not a whole number of blocks from 1 to {CAPACITY_MAX_BLOCKS}")]
     Invalid {
         /// The entry.
@@ -58,11 +59,12 @@ impl Serialize for Capacity {
     }
 }
 
-/// Reads capacities from a list such as `1000,3000`, in the order given. Spaces around an entry are allowed.
+/// Parses capacities from a list such as `1000,3000`, in the given order. Spaces around an entry
+/// are allowed.
 ///
 /// # Errors
 ///
-/// [`CapacityError`], naming the first entry that is no capacity.
+/// [`CapacityError`], naming the first invalid entry.
 pub fn parse_capacities(list: &str) -> Result<Vec<Capacity>, CapacityError> {
     if list.trim().is_empty() {
         return Err(CapacityError::Empty);

@@ -1,22 +1,23 @@
-//! Which part of a trace counts, so that a policy is judged on requests that it was not tuned on.
+//! The part of a trace that counts, so that a policy can be judged on requests that it was not
+//! tuned on.
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// Which requests' lookups are counted.
+/// The requests whose lookups are counted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Half {
-    /// Those of all requests.
+    /// All requests.
     #[default]
     Both,
-    /// Those of the first half of the requests, rounded down.
+    /// The first half of the requests, rounded down.
     First,
-    /// Those of the others. The first half is served before, so that the cache is warm.
+    /// The second half. The first half is served before, so that the cache is warm.
     Second,
 }
 
-/// A text that names no half.
+/// A text that does not name a half.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("half {value:?} is not first, second or both")]
 pub struct HalfError {
@@ -27,7 +28,7 @@ pub struct HalfError {
 cuda_driver::messages::one_line_debug!(HalfError);
 
 impl Half {
-    /// The requests that count, of so many.
+    /// The indices of the counted requests, out of so many.
     #[must_use]
     pub fn requests(self, of: usize) -> Range<usize> {
         match self {

@@ -1,10 +1,10 @@
-//! The block lookups of a trace, with blocks numbered from 0 so that policies can keep what they know in tables.
+//! The block lookups of a trace. Blocks are numbered from 0, so that policies can use tables.
 
 use std::collections::HashMap;
 
 use crate::trace::{Request, Trace};
 
-/// A block, numbered in the order of first lookup.
+/// A block, numbered in the order of first lookups.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TraceBlock(pub(super) usize);
 
@@ -22,19 +22,19 @@ pub struct Lookups<'a> {
     trace: &'a Trace,
     /// # Invariants
     ///
-    /// As long as the hash ids of all requests together.
+    /// As many entries as all requests together have hash ids.
     blocks: Vec<TraceBlock>,
     distinct: usize,
 }
 
-/// One request and the blocks that it looks up.
+/// One request and its blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestBlocks<'a> {
     /// The request.
     pub request: &'a Request,
     /// Its blocks, from the first of the prompt to the last.
     pub blocks: &'a [TraceBlock],
-    /// Position of its first lookup among those of the trace.
+    /// Index of its first lookup among those of the trace.
     pub first_lookup: usize,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Lookups<'a> {
         &self.blocks
     }
 
-    /// How many different blocks are looked up.
+    /// Number of distinct blocks.
     #[must_use]
     pub fn distinct(&self) -> usize {
         self.distinct

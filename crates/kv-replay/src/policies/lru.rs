@@ -5,9 +5,10 @@ use super::{Policy, RequestBlocks};
 
 /// LRU as a prefix cache sees it.
 ///
-/// A cached block is of use only if every block before it is cached too, so the hits of a request are its leading run
-/// of cached blocks. The rest is then inserted, and at the end the request's blocks are released from the last to the
-/// first, which makes its head the most recently used: tails are evicted before heads.
+/// A cached block is useful only if every block before it is cached too, so the hits of a request
+/// are its leading run of cached blocks. The other blocks are then inserted. At the end the
+/// request's blocks are released from last to first, so its head is the most recently used: tails
+/// are evicted before heads.
 pub(super) struct PrefixLru(pub(super) Slots);
 
 impl Policy for PrefixLru {

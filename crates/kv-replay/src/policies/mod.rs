@@ -1,8 +1,9 @@
 //! Exact simulation of eviction policies on a trace, one request at a time.
 //!
-//! A cache of a fixed number of blocks serves the requests in order of arrival, each of them whole before the next.
-//! Every hash id of a request is one lookup, which hits if the block is cached. Nothing is sampled or estimated, so
-//! the figures can be compared from one version to the next, and with those of other programs, to the last digit.
+//! A cache with a fixed number of blocks serves the requests in order of arrival, one after
+//! another. Every hash id of a request is one lookup, which hits if the block is cached. Nothing is
+//! sampled or estimated, so the figures can be compared exactly between versions and with other
+//! programs.
 //!
 //! | name | policy |
 //! | --- | --- |
@@ -14,13 +15,14 @@
 //! | `hit_density` | [`HitDensity`]: evicts what promises the fewest hits for the time that it would stay, learned on the way |
 //! | `lru_block` | least recently used, block by block: any cached block hits |
 //!
-//! All but `lru` let a block hit even if one before it is missing, and all but `lru`, `belady` and `hit_density` look at
-//! the blocks one by one, as the literature does. `hit_density` is served as a pool would serve it: a request holds its
-//! blocks until it is done, and no block goes before those that follow it. All but Belady's optimum are the
-//! implementations of [`kv_pool::policy`], those that an engine runs.
+//! In all policies except `lru`, a block can hit even if an earlier one is missing. All except
+//! `lru`, `belady` and `hit_density` serve the blocks one by one, as in the literature.
+//! `hit_density` is served as in a pool: a request holds its blocks until it is done, and no block
+//! is evicted before those that follow it. All except Belady's optimum are the implementations of
+//! [`kv_pool::policy`], which engines use.
 //!
-//! A policy that learns can be judged on requests that nobody tuned it on: a [`Half`] says which lookups count. All
-//! requests are served in any case.
+//! A policy that learns can be judged on requests that it was not tuned on: a [`Half`] selects the
+//! counted lookups. All requests are served in any case.
 //!
 //! # Examples
 //!
@@ -56,11 +58,11 @@ use self::pooled::{BlockByBlock, RequestByRequest, Slots};
 use crate::json_file::{WriteError, check_writable, write_json};
 use crate::trace::{Trace, TraceError};
 
-/// A cache that decides by some rule which block to evict.
+/// A cache with a rule for which block to evict.
 pub trait Policy {
     /// Serves one request: looks up its blocks in order and caches those that the policy admits.
     ///
-    /// Returns how many of the lookups hit. Requests come in the order of the trace, each of them once.
+    /// Returns the number of hits. Requests come in the order of the trace, each once.
     fn serve(&mut self, request: &RequestBlocks<'_>) -> u64;
 }
 
@@ -69,11 +71,11 @@ pub trait Policy {
 pub struct PolicyEntry {
     /// Its name in reports.
     pub name: &'static str,
-    /// Makes an empty cache of the given capacity, for a simulation of the given lookups.
+    /// Creates an empty cache of the given capacity, for a simulation of the given lookups.
     pub build: for<'a> fn(&'a Lookups<'_>, Capacity) -> Box<dyn Policy + 'a>,
 }
 
-/// The policies that are simulated, in the order of reports.
+/// The simulated policies, in the order of reports.
 pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry {
         name: "lru",
@@ -115,26 +117,26 @@ pub const POLICIES: &[PolicyEntry] = &[
     },
 ];
 
-/// Why the policies were not compared.
+/// The reason why the policies were not compared.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PoliciesError {
-    /// The capacities are no list of capacities.
+    /// The list of capacities is invalid.
     #[error(transparent)]
     Capacities(#[from] CapacityError),
-    /// The trace could not be read.
+    /// The trace was not read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The report could not be written.
+    /// The report was not written.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
 
 cuda_driver::messages::one_line_debug!(PoliciesError);
 
-/// What `kv-replay policies` does: simulates every policy on the trace in the file `trace` with each of the
-/// `capacities`, a list as for [`parse_capacities`], and counts the lookups of `half`. Returns the table, and writes
-/// the report to the file `json` if one is named.
+/// The command `kv-replay policies`: simulates every policy on the trace in the file `trace` with
+/// each of the `capacities`, a list as for [`parse_capacities`], and counts the lookups of `half`.
+/// Returns the table, and writes the report to the file `json` if one is named.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The policies of `kv-pool`, driven by a cache of a fixed number of blocks.
+//! Simulates the policies of `kv-pool` in a cache with a fixed number of blocks.
 
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
 use kv_pool::{BlockHash, policy::RecordId};
@@ -6,42 +6,44 @@ use kv_pool::{BlockHash, policy::RecordId};
 use super::{Capacity, Lookups, Policy, RequestBlocks, TraceBlock};
 use crate::trace::BLOCK_TOKENS_IN_TRACE;
 
-/// Spreads numbers over names: 2^64 divided by the golden ratio.
+/// A multiplier that distributes numbers over names: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Content in a slot of the cache.
+/// The content of one cache entry.
 #[derive(Clone, Copy)]
 struct Cached {
     content: TraceBlock,
     facts: BlockFacts,
-    /// Cached blocks that name it as their parent.
+    /// Number of cached blocks with this one as their parent.
     children: u32,
     held: bool,
 }
 
-/// Which block lies in which slot.
+/// The cache: the block in each entry.
 pub(super) struct Slots {
     policy: Box<dyn EvictionPolicy>,
-    /// For each block, the slot that it is cached in.
+    /// For each block, its entry in the cache.
     slot_of: Vec<Option<RecordId>>,
     cached: Vec<Option<Cached>>,
     free: Vec<RecordId>,
-    /// Whether the policy hears of children, so that no block goes before those that follow it.
+    /// Whether the policy is told about children, so that no block is evicted before those that
+    /// follow it.
     tails_first: bool,
 }
 
 impl Slots {
-    /// An empty cache, and the policy that `make` makes for its number of blocks.
+    /// An empty cache with the policy that `make` creates for its number of blocks.
     pub(super) fn new<P: EvictionPolicy + 'static>(
         lookups: &Lookups<'_>,
         capacity: Capacity,
         make: fn(u64) -> Result<P, PolicyError>,
     ) -> Self {
-        // A cache with room for every block of the trace never evicts, so more slots change nothing.
+        // A cache with room for every block of the trace never evicts, so more entries would change
+        // nothing.
         let slots = capacity.blocks().min(lookups.distinct());
         let policy = make(slots as u64);
         Self {
-            // The tables of the trace itself, which are in memory, are larger.
+            // The trace's own tables, which are in memory already, are larger.
             policy: Box::new(policy.expect("a policy for no more blocks than the trace has")),
             slot_of: vec![None; lookups.distinct()],
             cached: vec![None; slots],
@@ -59,7 +61,7 @@ impl Slots {
         self.slot_of[block.index()]
     }
 
-    /// Tells the policy that a lookup found a cached block, which is held from now on.
+    /// Tells the policy that a lookup found a cached block. The block is held from now on.
     pub(super) fn find(&mut self, slot: RecordId, now: PolicyTime) {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
         cached.facts.found += 1;
@@ -70,8 +72,8 @@ impl Slots {
         }
     }
 
-    /// Caches `content`, which is not cached, in the place of another block if need be; it is held from now on.
-    /// `None` if all blocks are held.
+    /// Caches `content`, which is not cached yet, evicting another block if necessary. The block is
+    /// held from now on. Returns `None` if all blocks are held.
     pub(super) fn insert(&mut self, content: TraceBlock, facts: BlockFacts) -> Option<RecordId> {
         self.policy.missed(facts.hash, facts.used);
         if self.free.is_empty() {
@@ -81,7 +83,7 @@ impl Slots {
             }
         }
         let slot = self.free.pop()?;
-        // The parent may have been what was evicted.
+        // The parent may be the evicted block.
         let parent = facts.parent.filter(|parent| self.cached[parent.index()].is_some());
         let facts = BlockFacts { parent, ..facts };
         if let Some(parent) = parent
@@ -96,7 +98,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Nobody holds `slot` any more.
+    /// Marks entry `slot` as no longer held.
     pub(super) fn release(&mut self, slot: RecordId) {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
         if std::mem::take(&mut cached.held) {
@@ -125,8 +127,8 @@ impl Slots {
     }
 }
 
-/// Serves requests block by block, as the literature does: a block is looked up, cached and free to be evicted before
-/// the next one, children or not.
+/// Serves requests block by block, as in the literature: a block is looked up, cached and evictable
+/// before the next one, whether or not it has children.
 pub(super) struct BlockByBlock(pub(super) Slots);
 
 impl Policy for BlockByBlock {
@@ -150,8 +152,8 @@ impl Policy for BlockByBlock {
     }
 }
 
-/// Serves requests as a pool does: a request holds its blocks until it is done, and releases them from the last to the
-/// first; blocks with cached children stay. Hits are counted block by block all the same.
+/// Serves requests as a pool does: a request holds its blocks until it is done, and releases them
+/// from last to first. Blocks with cached children stay. Hits are still counted block by block.
 pub(super) struct RequestByRequest {
     slots: Slots,
     held: Vec<RecordId>,

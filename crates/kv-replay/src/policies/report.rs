@@ -8,34 +8,34 @@ use serde::{Serialize, Serializer};
 use super::{Capacity, Half, Lookups, POLICIES};
 use crate::trace::Trace;
 
-/// How the policies did on one trace.
+/// The results of all policies on one trace.
 ///
 /// As JSON: `{"block_lookups": N, "capacities": [{"capacity": 1000, "hit_rate": {"lru": 0.04, …}}]}`.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct PolicyReport {
-    /// Lookups, each of one block.
+    /// Number of lookups, each of one block.
     pub block_lookups: u64,
-    /// One entry for each capacity, in the order asked for.
+    /// One entry for each capacity, in the given order.
     pub capacities: Vec<CapacityReport>,
 }
 
-/// How the policies did with one capacity.
+/// The results of all policies with one capacity.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CapacityReport {
     /// The capacity.
     pub capacity: Capacity,
-    /// Lookups, each of one block.
+    /// Number of lookups, each of one block.
     pub block_lookups: u64,
     /// One entry for each policy, in the order of [`POLICIES`].
     pub hits: Vec<PolicyHits>,
 }
 
-/// How one policy did with one capacity.
+/// The result of one policy with one capacity.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PolicyHits {
     /// The policy's name.
     pub policy: &'static str,
-    /// Lookups that hit.
+    /// Number of lookups that hit.
     pub hits: u64,
 }
 
@@ -45,7 +45,8 @@ pub fn hit_rates(trace: &Trace, capacities: &[Capacity]) -> PolicyReport {
     hit_rates_of(trace, capacities, Half::Both)
 }
 
-/// As [`hit_rates`], counting the lookups of `half` only. The requests before are served, so that the cache is warm.
+/// Like [`hit_rates`], but counts only the lookups of `half`. The earlier requests are served too,
+/// so that the cache is warm.
 #[must_use]
 pub fn hit_rates_of(trace: &Trace, capacities: &[Capacity], half: Half) -> PolicyReport {
     let lookups = Lookups::new(trace);
@@ -66,7 +67,7 @@ pub fn hit_rates_of(trace: &Trace, capacities: &[Capacity], half: Half) -> Polic
 }
 
 impl PolicyReport {
-    /// The hit rates as a table, one row a capacity and one column a policy.
+    /// The hit rates as a table, one row per capacity and one column per policy.
     #[must_use]
     pub fn table(&self) -> String {
         const CAPACITY: &str = "capacity";
@@ -93,13 +94,13 @@ impl PolicyReport {
 }
 
 impl CapacityReport {
-    /// The share of lookups that hit under the policy of that name, if there is one.
+    /// The share of lookups that hit under the policy with that name; `None` if it does not exist.
     #[must_use]
     pub fn hit_rate(&self, policy: &str) -> Option<f64> {
         self.hits.iter().find(|hits| hits.policy == policy).map(|hits| self.share(hits))
     }
 
-    /// 0 where nothing was looked up.
+    /// 0 if there were no lookups.
     fn share(&self, hits: &PolicyHits) -> f64 {
         if self.block_lookups == 0 { 0.0 } else { hits.hits as f64 / self.block_lookups as f64 }
     }
