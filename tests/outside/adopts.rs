@@ -1,4 +1,4 @@
-//! A program that has chosen cudarc's version, bindings and linking itself, and uses our crates beside.
+//! A program that chooses cudarc's version, bindings and linking itself, and uses our crates too.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub fn adopts() -> Result<(), Box<dyn std::error::Error>> {
     let memory = DeviceBuffer::alloc(&device, 4096)?;
     adopted.fill(memory.span(), 7)?;
     adopted.synchronize()?;
-    // SAFETY: `memory` outlives the slice and cudarc's work on it; any bytes are `u8`s.
+    // SAFETY: `memory` outlives the slice and cudarc's work on it, and any bytes are valid `u8`s.
     let lent = unsafe { interop::lend::<u8>(&stream, memory.span()) }?;
     assert_eq!(stream.clone_dtoh(&*lent)?, [7; 4096]);
     Ok(())

@@ -1,6 +1,8 @@
-//! The layers of the workspace: which crate may depend on which, what none may depend on, and where `unsafe` may be.
+//! The layers of the workspace: which crates may depend on which, dependencies that are forbidden,
+//! and crates that may use `unsafe`.
 //!
-//! The tables below are the rules. A new dependency is a change of a table, seen in review, or a failure here.
+//! The tables below are the rules. A new dependency is a change of a table, visible in review, or a
+//! failure here.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -9,27 +11,27 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// Where a crate stands.
+/// The position of a crate.
 struct Layer {
     name: &'static str,
-    /// Our crates right below; what is below those is allowed too.
+    /// Our crates directly below. Everything below those is allowed too.
     below: &'static [&'static str],
-    /// Crates of others beside `LIBRARIES`.
+    /// Other allowed external crates, besides `LIBRARIES`.
     others: &'static [&'static str],
-    /// Crates that must not appear anywhere in its tree, at any depth.
+    /// Crates that must not appear in its dependency tree, at any depth.
     never: &'static [&'static [&'static str]],
     /// Whether its sources may contain `unsafe`; `docs/UNSAFE.md` says why.
     may_be_unsafe: bool,
 }
 
-/// Crates of others that any crate of ours may use.
+/// External crates that any of our crates may use.
 const LIBRARIES: &[&str] = &["bytemuck", "parking_lot", "smallvec", "thiserror", "tracing"];
 
-/// Our crates that the tests of any crate may use, though they stand on the same layer: something to run on, and kernels
-/// that read what a crate has put into memory.
+/// Our crates that the tests of any crate may use, although they are on the same layer: a device to
+/// run on, and kernels that read memory contents.
 const TEST_DEVICES: &[&str] = &["cuda-sim", "kv-kernels"];
 
-/// Too heavy for a library, or a choice that belongs to the program: runtimes, command lines, formats, loggers.
+/// Too heavy for a library, or a choice of the program: runtimes, command lines, formats, loggers.
 const HEAVY: &[&str] = &[
     "anyhow",
     "async-std",
@@ -48,10 +50,11 @@ const HEAVY: &[&str] = &[
     "tracing-subscriber",
 ];
 
-/// Builds for model checkers only, which nobody depends on: what they need besides is like a test's.
+/// Builds only for model checkers. No crate depends on them, so their dependencies are like those
+/// of tests.
 const CHECKED: &[&str] = &["cfg(loom)", "cfg(shuttle)"];
 
-/// What a crate that knows nothing of CUDA must not reach.
+/// Crates that must not appear below a crate without CUDA.
 const CUDA: &[&str] = &["cuda-driver", "cudarc", "libloading"];
 
 const LAYERS: &[Layer] = &[
@@ -127,22 +130,22 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-/// Members that nothing depends on and that are never published.
+/// Members on which no crate depends and that are never published.
 const OUTSIDE: &[&str] = &["kv-tests", "xtask"];
 
 /// A member of the workspace.
 #[derive(Clone, Default)]
 struct Member {
     name: String,
-    /// What it names under `[dependencies]` and `[build-dependencies]`, optional or not.
+    /// Its dependencies under `[dependencies]` and `[build-dependencies]`, optional or not.
     normal: Vec<String>,
-    /// What it names under `[dev-dependencies]`.
+    /// Its dependencies under `[dev-dependencies]`.
     dev: Vec<String>,
-    /// Text of the root of its library and of each program, with its path.
+    /// Text of the root file of its library and of each program, with its path.
     roots: Vec<(String, String)>,
 }
 
-/// The workspace, and below it everything that Cargo resolved.
+/// The workspace, with everything that Cargo resolved below it.
 #[derive(Default)]
 struct Graph {
     members: Vec<Member>,
@@ -151,7 +154,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// Everything below `name`.
+    /// Everything below `name` in the dependency tree.
     fn tree(&self, name: &str) -> BTreeSet<&str> {
         let mut seen = BTreeSet::new();
         let mut next = vec![name];
@@ -166,7 +169,7 @@ impl Graph {
     }
 }
 
-/// Our crates that a crate may name: those below it, at any depth.
+/// Our crates that a crate may use: those below it, at any depth.
 fn allowed_below<'a>(layers: &'a [Layer], layer: &'a Layer) -> BTreeSet<&'a str> {
     let mut allowed = BTreeSet::new();
     let mut next = vec![layer];
@@ -180,7 +183,7 @@ fn allowed_below<'a>(layers: &'a [Layer], layer: &'a Layer) -> BTreeSet<&'a str>
     allowed
 }
 
-/// What in `graph` breaks `layers`, one sentence each.
+/// The violations of `layers` in `graph`, one sentence each.
 fn violations(graph: &Graph, layers: &[Layer]) -> Vec<String> {
     let mut found = Vec::new();
     for member in &graph.members {
@@ -296,7 +299,7 @@ fn cargo(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// This workspace, as Cargo resolves it for this machine with what is already downloaded.
+/// This workspace, as Cargo resolves it for this machine with packages that are already downloaded.
 fn workspace() -> Graph {
     let version = cargo(&["--version", "--verbose"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
@@ -360,12 +363,12 @@ fn member(package: &Package, workspace_root: &str) -> Member {
 #[test]
 fn the_workspace_keeps_to_its_layers() {
     let graph = workspace();
-    // The graph was read: without it the next assertion would hold of nothing.
+    // Checks that the graph was read. Otherwise the next assertion would hold trivially.
     let driver = graph.members.iter().find(|member| member.name == "cuda-driver").unwrap();
     assert!(driver.normal.iter().any(|name| name == "cudarc"));
     assert_eq!(driver.roots.len(), 1);
-    assert!(graph.tree("kv-replay").contains("cudarc"), "the tree is not followed down");
-    assert!(graph.tree("kv-replay").contains("serde_json"), "other people's crates are missing");
+    assert!(graph.tree("kv-replay").contains("cudarc"), "the tree is not followed to its leaves");
+    assert!(graph.tree("kv-replay").contains("serde_json"), "external crates are missing");
     let found = violations(&graph, LAYERS);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
@@ -384,7 +387,7 @@ fn the_layers_have_no_cycle() {
     }
 }
 
-/// A graph in which every crate keeps the rules; `edit` then breaks one.
+/// The violations in a graph that keeps the rules until `edit` breaks one.
 fn made_up(edit: impl FnOnce(&mut Graph)) -> Vec<String> {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let member = |name: &str, normal: &[&str], dev: &[&str]| Member {

@@ -1,7 +1,9 @@
-//! Each protection of the data plane taken out, and the harm seen by an engine that checks all it reads.
+//! Each protection of the data plane is disabled, and an engine that checks all it reads must see
+//! the harm.
 //!
-//! Every scenario is played twice, the same but for the defect: without it nothing is corrupt, with it
-//! the corruption shows. So the checks of a replay are known to notice what they are there for.
+//! Every scenario runs twice, identical except for the defect: without the defect nothing is
+//! corrupt, with it the corruption shows. So the checks of a replay are known to detect these
+//! defects.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![cfg(all(feature = "sabotage", debug_assertions))]
@@ -17,7 +19,7 @@ use cuda_sim::{FindingKind, RaceCheck, SimConfig, SimDriver};
 use engine::{Engine, Live, Prompt, options, shape, streams};
 use kv_cache::{Part, StepError};
 
-/// Whether the protection is taken out.
+/// Whether the protection is enabled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Protection {
     In,
@@ -30,7 +32,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// An engine whose layers lie on `devices` simulated devices.
+    /// An engine with its layers on `devices` simulated devices.
     fn new(seed: u64, devices: u32) -> Self {
         let (granularity, races) = (4 << 10, RaceCheck::Report);
         let config = SimConfig { seed, devices, granularity, races, ..SimConfig::default() };
@@ -58,19 +60,19 @@ impl Machine {
         self.parts().iter().for_each(|part| self.sim.release_hold(part.compute().raw()));
     }
 
-    /// Blocks that were read and did not hold what they should, of all steps so far.
+    /// Number of wrong blocks read, in all steps so far.
     #[track_caller]
     fn corrupt(&mut self) -> u64 {
         self.engine.drain().unwrap();
         assert!(self.engine.verified > 0);
-        // The device saw nothing fail: the bytes tell, and what nothing ordered.
+        // The device saw no failure. The bytes and the unordered accesses show the defect.
         let findings = self.sim.findings();
         assert!(findings.iter().all(|one| one.kind == FindingKind::Race), "{findings:?}");
         self.engine.corrupt
     }
 }
 
-/// Plays `scenario`, which answers how many corrupt blocks were read, on one device and on two and
+/// Runs `scenario`, which returns the number of corrupt blocks read, on one device and on two,
 /// under several schedules, with the protection and without it.
 #[track_caller]
 fn assert_protected(scenario: fn(&mut Machine, Protection) -> u64) {
@@ -94,7 +96,7 @@ fn a_staging_buffer_reused_before_its_event_is_seen() {
         }
         let mut first = machine.admit(&Prompt::new(1, 13));
         let mut second = machine.admit(&Prompt::new(2, 13));
-        // The host is a step ahead of devices that stand still.
+        // The host is a step ahead of blocked devices.
         machine.hold();
         machine.engine.run(&mut [&mut first]).unwrap();
         machine.engine.run(&mut [&mut second]).unwrap();
@@ -124,7 +126,7 @@ fn a_transfer_that_ignores_the_skip_is_seen() {
         let system = Prompt::new(1, 8);
         let mut first = machine.admit(&system.then(2, 5));
         machine.engine.run(&mut [&mut first]).unwrap();
-        // It shares two blocks, which its chunk has junk for.
+        // It shares two blocks. Its chunk has invalid data for them.
         let mut second = machine.admit(&system.then(3, 5));
         assert_eq!(second.sequence.cached_tokens(), 8);
         let ignore = protection == Protection::Out;
@@ -134,7 +136,7 @@ fn a_transfer_that_ignores_the_skip_is_seen() {
     });
 }
 
-/// A step that reads all blocks stands still while its memory is taken away.
+/// The memory of a blocked step, which reads all blocks, is taken away.
 fn shrink_under_a_reader(machine: &mut Machine, protection: Protection) -> Live {
     let mut live = machine.admit(&Prompt::new(1, 13));
     machine.engine.run(&mut [&mut live]).unwrap();
@@ -150,7 +152,7 @@ fn shrink_under_a_reader(machine: &mut Machine, protection: Protection) -> Live 
         }
         memory.shrink_to(0, &[]).unwrap();
         memory.poll_retired();
-        // Only the steps in flight stand between the memory and its unmapping.
+        // Only the steps in flight keep the memory from being unmapped.
         let kept = if protection == Protection::In { mapped } else { 0 };
         assert_eq!(memory.stats().retiring_bytes, kept);
     }
@@ -180,7 +182,7 @@ fn memory_unmapped_under_its_reader_is_seen() {
         assert_eq!(findings[0].kind, FindingKind::IllegalAccess, "{findings:?}");
         assert!(findings.iter().any(|one| one.kind == FindingKind::Race), "{findings:?}");
         drop(live);
-        // A lost device is cleaned up all the same.
+        // A lost device is cleaned up too.
         machine.engine.try_close().unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Without the feature `cuda` no crate of ours has cudarc in its tree; with it alone, cudarc's version, bindings and
-//! linking are the application's to choose.
+//! Without the feature `cuda` none of our crates has cudarc in its dependency tree. With only that
+//! feature, the application chooses cudarc's version, bindings and linking.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -8,7 +8,7 @@ use std::process::Command;
 const CRATES: [&str; 7] =
     ["cuda-driver", "cuda-vmm", "kv-stage", "kv-kernels", "kv-multigpu", "kv-cache", "kv-replay"];
 
-/// The crates that `name` needs, each with its features.
+/// The dependencies of `name`, each with its features.
 fn tree(name: &str, options: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
     command.args(["tree", "--offline", "-p", name, "--edges", "no-dev"]);
@@ -18,7 +18,7 @@ fn tree(name: &str, options: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The features of cudarc that `name` asks for.
+/// The features of cudarc that `name` requests.
 fn cudarc(name: &str, options: &[&str]) -> String {
     let tree = tree(name, options);
     let line = tree.lines().find(|line| line.starts_with("cudarc ")).expect(name);

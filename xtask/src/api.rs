@@ -1,7 +1,7 @@
 //! `cargo xtask api`: the public API of each published crate, compared with a file next to its
 //! manifest.
 //!
-//! A change of the surface is then a change of a file, seen in review. Names and kinds are
+//! A change of the surface is then a change of a file, visible in review. Names and kinds are
 //! compared, signatures are not: a changed signature breaks the build of its callers.
 
 use std::collections::BTreeSet;
@@ -14,13 +14,14 @@ use serde_json::Value;
 
 use crate::cargo::{self, Package};
 
-/// The file of a crate, beside its manifest.
+/// The recorded file of a crate, beside its manifest.
 const FILE: &str = "public-api.txt";
 
 /// The version of rustdoc's JSON format.
 const FORMAT: u64 = 57;
 
-/// The variable that names the rustdoc in whose place Cargo runs this program.
+/// The variable with the path of the real rustdoc, set when Cargo runs this program instead of
+/// rustdoc.
 const IN_PLACE_OF: &str = "XTASK_RUSTDOC";
 
 /// Options of `cargo xtask api`.
@@ -91,7 +92,7 @@ impl Surface {
         Ok(surface)
     }
 
-    /// Adds the public names of a module, to a limited depth, since modules may re-export each
+    /// Adds the public names of a module, to a limited depth, because modules may re-export each
     /// other.
     fn module(&mut self, index: &Index<'_>, module: &str, path: &str, depth: usize) {
         let children = &index.inner(module, "module")["items"];
@@ -143,7 +144,8 @@ impl Surface {
         }
     }
 
-    /// Functions and constants of a type or trait. Those of a trait are as public as it is.
+    /// Adds functions and constants of a type or trait. Those of a trait are as public as the
+    /// trait.
     fn members(&mut self, index: &Index<'_>, members: &Value, path: &str, by_visibility: bool) {
         for member in members.as_array().into_iter().flatten().filter_map(id) {
             let item = index.get(&member);
@@ -198,15 +200,15 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Items are named by numbers, which are keys of the index as text.
+/// An item's number, as text. The index uses text keys.
 fn id(value: &Value) -> Option<String> {
     value.as_u64().map(|number| number.to_string()).or_else(|| value.as_str().map(str::to_owned))
 }
 
-/// Rustdoc's description of a crate with all of its features. The format is not stable yet.
+/// Rustdoc's JSON description of a crate with all its features. The format is not stable yet.
 ///
-/// Rustdoc needs a variable with which Cargo would rebuild all dependencies. So Cargo runs this
-/// program in rustdoc's place, and [`as_rustdoc`] sets the variable for rustdoc alone.
+/// Rustdoc needs an environment variable with which Cargo would rebuild all dependencies. So Cargo
+/// runs this program instead of rustdoc, and [`as_rustdoc`] sets the variable only for rustdoc.
 fn document(root: &Path, package: &Package) -> anyhow::Result<Value> {
     let rustdoc = std::env::var_os("RUSTDOC").unwrap_or_else(|| "rustdoc".into());
     let status = cargo::command_in(root)
@@ -232,7 +234,7 @@ fn document(root: &Path, package: &Package) -> anyhow::Result<Value> {
     }
 }
 
-/// Runs rustdoc, if Cargo has started this program in its place.
+/// Runs rustdoc, if Cargo has started this program instead of it.
 pub(crate) fn as_rustdoc() -> Option<ExitCode> {
     let rustdoc = std::env::var_os(IN_PLACE_OF)?;
     let status = Command::new(rustdoc)

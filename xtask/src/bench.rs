@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: every benchmark that needs no GPU, one after another.
 //!
-//! Those that need one are packed by `cargo xtask gpu-bundle`.
+//! `cargo xtask gpu-bundle` packs those that need one.
 
 use std::process::Stdio;
 
@@ -8,10 +8,10 @@ use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
 
-/// Benchmarks whose names end so need a GPU.
+/// Benchmarks with this name ending need a GPU.
 const GPU: &str = "_gpu";
 
-/// Runs them, all of them even after one has failed.
+/// Runs all of them, even after one has failed.
 pub(crate) fn run() -> anyhow::Result<()> {
     let packages = cargo::packages()?;
     let mut failed = Vec::new();

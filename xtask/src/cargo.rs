@@ -1,4 +1,4 @@
-//! The workspace as Cargo sees it: where it lies, and the crates and targets in it.
+//! The workspace as Cargo sees it: its folder, and its crates and targets.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,19 +13,19 @@ use serde::Deserialize;
 pub(crate) struct Package {
     /// Its name, as `-p` takes it.
     pub(crate) name: String,
-    /// What Cargo builds of it.
+    /// The targets that Cargo builds.
     pub(crate) targets: Vec<Target>,
-    /// `Some` of an empty list for what is never published.
+    /// An empty list for a crate that is never published.
     pub(crate) publish: Option<Vec<String>>,
     /// Features, with what each turns on.
     #[serde(default)]
     pub(crate) features: BTreeMap<String, Vec<String>>,
-    /// Crates that it depends on, for its tests too.
+    /// The crates that it depends on, including those of its tests.
     #[serde(default)]
     pub(crate) dependencies: Vec<Dependency>,
 }
 
-/// A crate that another one depends on.
+/// A dependency of a crate.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub(crate) struct Dependency {
     name: String,
@@ -54,12 +54,12 @@ impl Package {
             .map(|target| target.name.as_str())
     }
 
-    /// Whether it depends on the crate `name`, or its tests do.
+    /// Whether it or its tests depend on the crate `name`.
     pub(crate) fn uses(&self, name: &str) -> bool {
         self.dependencies.iter().any(|dependency| dependency.name == name)
     }
 
-    /// Whether others can depend on it: it has a library and may be published.
+    /// Whether other crates can depend on it: it has a library and may be published.
     pub(crate) fn is_published_library(&self) -> bool {
         self.publish.is_none() && self.targets_of("lib").next().is_some()
     }
@@ -71,17 +71,18 @@ pub(crate) fn workspace_root() -> PathBuf {
     own.parent().unwrap_or(own).to_path_buf()
 }
 
-/// The folder for build output: `CARGO_TARGET_DIR`, from the workspace's root on, or `target` there.
+/// The folder for build output: `CARGO_TARGET_DIR`, relative to the workspace's root, or `target`
+/// there.
 pub(crate) fn target_folder() -> PathBuf {
     target_folder_of(&workspace_root())
 }
 
-/// That folder of the workspace at `root`.
+/// The same folder for the workspace at `root`.
 pub(crate) fn target_folder_of(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// The Cargo that runs us, so that a toolchain chosen on the command line stays chosen.
+/// The Cargo that runs this program, so that a toolchain chosen on the command line stays chosen.
 pub(crate) fn program() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
@@ -98,15 +99,16 @@ pub(crate) fn command_in(root: &Path) -> Command {
     command
 }
 
-/// This program, to be started by another.
+/// The path of this program, so that another program can start it.
 pub(crate) fn own_program() -> anyhow::Result<PathBuf> {
     let path = std::env::current_exe().context("cannot tell where this program lies")?;
-    // A step that built the workspace may have replaced the file; Linux then marks the path of the old one.
+    // A step that built the workspace may have replaced the file. Linux then marks the path of the
+    // old one.
     let text = path.to_string_lossy();
     Ok(text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from))
 }
 
-/// Whether tests can be run by nextest, which is an installation of its own.
+/// Whether nextest, which is installed separately, can run the tests.
 pub(crate) fn has_nextest() -> bool {
     Command::new(program())
         .args(["nextest", "--version"])

@@ -7,8 +7,8 @@ use anyhow::{Context, bail};
 use crate::cargo;
 use crate::kernels::toolchain;
 
-/// Checks every dependency in the lock file. Advisories are left out: their list is fetched from a repository that
-/// changes every day, so the same tree would pass on one day and fail on the next.
+/// Checks every dependency in the lock file. Advisories are not checked: their list comes from a
+/// repository that changes every day, so the same tree would pass on one day and fail on the next.
 pub(crate) fn run() -> anyhow::Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         println!("left out: the pinned checker exists for Linux on x86_64 only");
@@ -22,7 +22,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         .status()
         .with_context(|| format!("cannot start {}", program.display()))?;
     if !status.success() {
-        bail!("a dependency is not as `deny.toml` says ({status})");
+        bail!("a dependency violates `deny.toml` ({status})");
     }
     Ok(())
 }

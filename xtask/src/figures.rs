@@ -1,4 +1,4 @@
-//! `cargo xtask figures`: how large each crate is, to be compared between two trees.
+//! `cargo xtask figures`: the size of each crate, to compare two trees.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,16 +14,16 @@ use crate::tidy::Files;
 /// Options of `cargo xtask figures`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Another tree of the workspace; this one if none is named.
+    /// Root folder of another tree of the workspace [default: this tree].
     #[arg(long, value_name = "FOLDER")]
     tree: Option<PathBuf>,
-    /// Also builds: the public names of each crate, and the time in which the crate compiles alone, with its
-    /// dependencies, from an empty folder.
+    /// Also builds: prints the public names of each crate, and the time to compile the crate alone
+    /// with its dependencies, from an empty folder.
     #[arg(long)]
     compile: bool,
 }
 
-/// Lines of a crate, by what they are.
+/// Number of lines of a crate, by kind.
 #[derive(Debug, Default, PartialEq)]
 struct Lines {
     sources: usize,
@@ -31,7 +31,7 @@ struct Lines {
     ptx: usize,
 }
 
-/// Prints lines and dependencies of each crate, and the names that several types have.
+/// Prints lines and dependencies of each crate, and the names that several types share.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let root = args.tree.clone().unwrap_or_else(cargo::workspace_root);
     let files = Files::read(&root)?;
@@ -114,8 +114,8 @@ fn kernel_lines(files: &Files) -> usize {
     files.texts().filter(|(path, _)| is_kernel(path)).map(|(_, text)| text.lines().count()).sum()
 }
 
-/// Names that more than one type, trait or alias in the crates' sources has, with the files. Unit tests at the end of
-/// a file are left out.
+/// Names that several types, traits or aliases in the crates' sources share, with the files. Unit
+/// tests at the end of a file are not counted.
 fn repeated(files: &Files) -> Vec<(String, Vec<&str>)> {
     let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (path, text) in files.texts() {
@@ -146,7 +146,7 @@ fn defined(line: &str) -> Option<&str> {
     rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
 }
 
-/// Crates that are compiled for `name`, itself among them.
+/// Number of crates that are compiled for `name`, including itself.
 fn tree_size(root: &Path, name: &str, args: &[&str]) -> anyhow::Result<usize> {
     let output = cargo::command_in(root)
         .args(["tree", "--package", name, "--edges", "normal,build", "--prefix", "none"])

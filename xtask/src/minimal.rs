@@ -1,6 +1,7 @@
-//! `cargo xtask minimal`: the oldest versions that the manifests allow, and the compiler version that they state.
+//! `cargo xtask minimal`: checks the oldest versions that the manifests allow, and the compiler
+//! version that they state.
 //!
-//! It works on a copy of the tree below the target folder, so that the lock file stays as it is.
+//! It works on a copy of the tree below the target folder, so the lock file does not change.
 
 use std::process::{Command, Stdio};
 
@@ -15,7 +16,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let files = Files::read(&cargo::workspace_root())?;
     say_compiler(files.text("Cargo.toml").unwrap_or_default())?;
     let copy = Copy::of(&files, "minimal")?;
-    // The choice of versions is not stable yet, hence the variable; what is built then is built without it.
+    // Choosing minimal versions is not stable yet, hence the variable. The build itself runs
+    // without it.
     cargo_in(&copy, &["update", "-Z", "direct-minimal-versions"], Some("1"))?;
     cargo_in(
         &copy,
@@ -24,7 +26,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     )
 }
 
-/// Says whether this run is a check of the stated compiler version too.
+/// Prints whether this run also checks the stated compiler version.
 fn say_compiler(manifest: &str) -> anyhow::Result<()> {
     let stated = stated(manifest).context("the workspace's manifest states no `rust-version`")?;
     let output = Command::new(cargo::program())
@@ -37,7 +39,7 @@ fn say_compiler(manifest: &str) -> anyhow::Result<()> {
     if is_of(version, stated) {
         println!("by Cargo {version}: the stated version, {stated}, is checked too");
     } else {
-        println!("by Cargo {version}: left out is the stated version, {stated}");
+        println!("by Cargo {version}: the stated version, {stated}, is not checked");
     }
     Ok(())
 }
@@ -47,7 +49,7 @@ fn stated(manifest: &str) -> Option<&str> {
     line.strip_suffix('"')
 }
 
-/// Whether `version` is `stated` or a patch of it.
+/// Whether `version` is `stated` or a patch release of it.
 fn is_of(version: &str, stated: &str) -> bool {
     version.strip_prefix(stated).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

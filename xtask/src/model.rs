@@ -1,5 +1,5 @@
-//! `cargo xtask model`: the block pool against model checkers and against a naive reference, and the threads of devices
-//! against a model checker.
+//! `cargo xtask model`: checks the block pool with model checkers and against a naive reference,
+//! and device threads with a model checker.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,10 +12,10 @@ use crate::cargo;
 /// Options of `cargo xtask model`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The long setting: more preemptions, larger pools, more schedules, more operations.
+    /// Runs the long setting: more preemptions, larger pools, more schedules, more operations.
     #[arg(long)]
     deep: bool,
-    /// Seed of the random schedules and operations; a failure names the one to give here.
+    /// Seed of the random schedules and operations. A failure names the seed to pass here.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -31,7 +31,7 @@ struct Campaign {
     package: &'static str,
     what: &'static str,
     test: &'static str,
-    /// The `--cfg` of a model checker, whose types then replace all that the crate synchronises with.
+    /// The `--cfg` of a model checker, which replaces all synchronisation types of the crate.
     checker: Option<&'static str>,
 }
 
@@ -62,7 +62,7 @@ const CAMPAIGNS: &[Campaign] = &[
     },
 ];
 
-/// Runs every campaign in the release profile, and tells how long each took.
+/// Runs every campaign in the release profile, and prints the time of each.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for campaign in CAMPAIGNS {
@@ -93,11 +93,11 @@ impl Campaign {
         command.args(self.arguments()).args(rest).stdin(Stdio::null());
         command.env("KV_MODEL_SEED", args.seed.to_string());
         command.env("KV_MODEL_DEEP", if args.deep { "1" } else { "0" });
-        // Whole-program optimisation costs more time here than it gives back.
+        // Whole-program optimisation would cost more time than it saves.
         command.env("CARGO_PROFILE_RELEASE_LTO", "off");
         command.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         if let Some(checker) = self.checker {
-            // With folders of their own, or each build would throw away the one before.
+            // In separate folders; otherwise each build would discard the previous one.
             command.env("RUSTFLAGS", format!("--cfg {checker}"));
             command.env("CARGO_TARGET_DIR", target_folder(checker));
         }
@@ -109,7 +109,7 @@ impl Campaign {
     }
 }
 
-/// Where programs for model checkers are built: beside what is built otherwise.
+/// The folder for programs of model checkers, beside the usual output.
 fn target_folder(checker: &str) -> PathBuf {
     cargo::target_folder().join(checker)
 }

@@ -7,21 +7,22 @@ use anyhow::{Context, bail};
 
 use crate::cargo;
 
-/// The project that depends on `cuda-sim` alone, and races unless it is told to wait.
+/// The project that depends only on `cuda-sim`, and races unless it is told to wait.
 const RACE: &str = "tests/outside/race";
 
-/// Applications that have chosen cudarc's version, bindings and linking, and use our crates beside.
+/// Applications that choose cudarc's version, bindings and linking, and use our crates too.
 const ADOPTING: [&str; 7] =
     ["default", "cuda-12000", "cuda-12060", "cuda-13000", "cuda-13040", "kvbm", "candle"];
 
-/// The bindings of `candle`, which has cudarc ask nvcc otherwise; the others name theirs as a feature.
+/// The bindings version for `candle`, without which cudarc would ask nvcc. The other applications
+/// name it as a feature.
 const CANDLE_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "12060");
 
-/// Where outside projects are built, below the target folder.
+/// The build folder of outside projects, below the target folder.
 const TARGET: &str = "outside";
 
-/// Checks that applications with a cudarc of their own compile, that the race is reported with its
-/// missing order, and that the program with that order has no report.
+/// Checks that applications with their own cudarc compile, that the race is reported with the
+/// missing order, and that the fixed program gives no report.
 pub(crate) fn run() -> anyhow::Result<()> {
     for name in ADOPTING {
         check(name)?;
@@ -36,7 +37,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
     let mended = output(&["--mended"])?;
     if !mended.is_empty() {
-        bail!("a program that waits is said to race:\n{mended}");
+        bail!("a program that waits is reported as racing:\n{mended}");
     }
     Ok(())
 }
@@ -55,7 +56,7 @@ fn check(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the project that races prints.
+/// The output of the racing project.
 fn output(args: &[&str]) -> anyhow::Result<String> {
     let mut command = in_project(RACE, "run")?;
     command.arg("--").args(args).env_remove("CUDA_SIM_RACES");
@@ -70,11 +71,11 @@ fn output(args: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Cargo's `subcommand` for the project, with the target folder that all of them share.
+/// Cargo's `subcommand` for the project, with a target folder shared by all projects.
 fn in_project(path: &str, subcommand: &str) -> anyhow::Result<Command> {
     let root = cargo::workspace_root();
     let project: PathBuf = root.join(path);
-    // The versions that the workspace is tested with; what is downloaded is then here already.
+    // Uses the versions that the workspace is tested with, which are already downloaded.
     std::fs::copy(root.join("Cargo.lock"), project.join("Cargo.lock"))
         .with_context(|| format!("cannot write the lock file of {path}"))?;
     let mut command = Command::new(cargo::program());

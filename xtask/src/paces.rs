@@ -1,6 +1,6 @@
 //! `cargo xtask paces`: the tests of every crate that uses the simulated device, with the device at each pace.
 //!
-//! A test that holds at one pace only, and does not say which, is wrong; so is code that does.
+//! A test that passes only at one pace, without choosing that pace, is wrong. So is such code.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use clap::ValueEnum;
 
 use crate::cargo::{self, Package};
 
-/// The variable from which simulated machines have the pace that they begin with.
+/// The variable that sets the initial pace of simulated machines.
 const VARIABLE: &str = "CUDA_SIM_PACE";
 
 /// The crate of the simulated device.
@@ -20,15 +20,15 @@ const DEVICE: &str = "cuda-sim";
 /// Options of `cargo xtask paces`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Args {
-    /// Only the tests of these crates; of all that use the simulated device if none is named.
+    /// Runs only the tests of these crates [default: all that use the simulated device].
     #[arg(long, value_name = "CRATE")]
     package: Vec<String>,
-    /// Only at these paces; at all if none is named.
+    /// Runs only at these paces [default: all].
     #[arg(long, value_enum, value_name = "PACE")]
     pace: Vec<Pace>,
 }
 
-/// How far a simulated device goes on by itself, as `cuda_sim::Pace` has it.
+/// How far a simulated device advances on its own, like `cuda_sim::Pace`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 enum Pace {
     Random,
@@ -37,7 +37,7 @@ enum Pace {
     OneBehind,
 }
 
-/// What became of the tests at one pace.
+/// The results of the tests at one pace.
 struct Row {
     pace: &'static str,
     counts: Counts,
@@ -70,21 +70,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// The part that continuous integration runs: the two paces at which the default would hide most, and the crates
-    /// whose tests are the quickest for what they see.
+    /// The part that continuous integration runs: the two paces most different from the default,
+    /// and the crates whose tests find most for their time.
     pub(crate) fn short() -> Self {
         let package = SHORT_PACKAGES.iter().map(|name| (*name).to_owned()).collect();
         Self { package, pace: SHORT_PACES.to_vec() }
     }
 
-    /// The options as they are written on a command line.
+    /// The options as on a command line.
     pub(crate) fn line(&self) -> String {
         let packages = self.package.iter().map(|name| format!(" --package {name}"));
         let paces = self.pace.iter().map(|pace| format!(" --pace {}", pace.word()));
         packages.chain(paces).collect()
     }
 
-    /// Names of the crates whose tests are run.
+    /// Names of the crates to test.
     fn packages(&self, all: &[Package]) -> anyhow::Result<Vec<String>> {
         let users = all.iter().filter(|package| package.name == DEVICE || package.uses(DEVICE));
         let users: Vec<String> = users.map(|package| package.name.clone()).collect();
@@ -92,7 +92,7 @@ impl Args {
             return Ok(users);
         }
         if let Some(other) = self.package.iter().find(|name| !users.contains(name)) {
-            bail!("{other} is no crate that uses {DEVICE}; these do: {}", users.join(", "));
+            bail!("{other} is not a crate that uses {DEVICE}; these do: {}", users.join(", "));
         }
         Ok(self.package.clone())
     }
@@ -112,7 +112,8 @@ impl Pace {
     }
 }
 
-/// Builds all tests, with the features that `cargo xtask test` has, so that no pace is charged for it.
+/// Builds all tests, with the features of `cargo xtask test`, so that the build does not count for
+/// any pace.
 fn build() -> anyhow::Result<()> {
     let status = cargo::command()
         .args(["test", "--no-run", "--quiet", "--workspace", "--all-features"])
@@ -131,7 +132,7 @@ fn row(pace: &'static str, packages: &[String]) -> anyhow::Result<Row> {
     let nextest = cargo::has_nextest();
     let mut command = cargo::command();
     command.args(arguments(nextest, packages)).env(VARIABLE, pace).stdin(Stdio::null());
-    // The counts are told on one of the two.
+    // The counts are printed on one of the two streams.
     let start = Instant::now();
     let mut child =
         if nextest { command.stderr(Stdio::piped()) } else { command.stdout(Stdio::piped()) }
@@ -157,7 +158,7 @@ fn row(pace: &'static str, packages: &[String]) -> anyhow::Result<Row> {
     Ok(Row { pace, counts, seconds, failed: counts.failed > 0 || !status.success() })
 }
 
-/// What Cargo is called with. Nextest picks among all tests, which are built as they are for `cargo xtask test`.
+/// Cargo's arguments. Nextest selects among all tests, which are built as for `cargo xtask test`.
 fn arguments(nextest: bool, packages: &[String]) -> Vec<String> {
     let fixed = if nextest {
         "nextest run --workspace --all-features --no-fail-fast --status-level fail --color never -E"
@@ -176,7 +177,7 @@ fn arguments(nextest: bool, packages: &[String]) -> Vec<String> {
 }
 
 impl Counts {
-    /// Adds what a line of nextest or of a test program counts, if it is one that does.
+    /// Adds the counts of a summary line of nextest or of a test program.
     fn add(&mut self, line: &str) {
         let before = |word: &str| -> Option<u64> {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -185,7 +186,7 @@ impl Counts {
         };
         let line = line.trim_start();
         if line.starts_with("Summary [") {
-            // A test that fails in any manner, a timeout among them, was run and has not passed.
+            // A test that fails in any way, including by timeout, was run and has not passed.
             let run = line.split_once(" run:").and_then(|(head, _)| {
                 let count = head.split_whitespace().rev().nth(1)?;
                 count.split('/').next()?.parse::<u64>().ok()
@@ -200,7 +201,7 @@ impl Counts {
     }
 }
 
-/// One line a pace.
+/// One line per pace.
 fn table(rows: &[Row]) -> String {
     let mut text =
         format!("{:<12}{:>8}{:>8}{:>8}{:>10}\n", "pace", "tests", "passed", "failed", "seconds");
@@ -249,7 +250,9 @@ mod tests {
         assert!(!users.iter().any(|name| name == "kv-pool"), "{users:?}");
         assert_eq!(Args::short().packages(&all).unwrap(), SHORT_PACKAGES);
         let wrong = Args { package: vec!["kv-pool".to_owned()], ..Args::default() };
-        assert!(wrong.packages(&all).unwrap_err().to_string().starts_with("kv-pool is no crate"));
+        assert!(
+            wrong.packages(&all).unwrap_err().to_string().starts_with("kv-pool is not a crate")
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! `cargo xtask peers`: kv-pool beside the block manager that it is measured against.
+//! `cargo xtask peers`: compares kv-pool with another block manager.
 //!
-//! The benchmark is a workspace of its own, in `bench/peers`, so that no dependency of the peer's comes near ours.
+//! The benchmark is a separate workspace in `bench/peers`, so that the peer's dependencies stay out
+//! of ours.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,10 +14,11 @@ use crate::cargo;
 /// Options of `cargo xtask peers`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Builds and says where the program is, to be copied to another machine.
+    /// Only builds, and prints the path of the program, so that it can be copied to another
+    /// machine.
     #[arg(long)]
     no_run: bool,
-    /// Passed on to the program; `--help` after `--` lists what it takes.
+    /// Arguments for the program; `--help` after `--` lists them.
     #[arg(last = true)]
     rest: Vec<OsString>,
 }
@@ -38,8 +40,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds what has changed, and returns where the program is. The lock file is committed; only what our own
-/// crates come to need is added to it.
+/// Builds the program if anything has changed, and returns its path. The lock file is committed;
+/// only new dependencies of our own crates are added to it.
 pub(crate) fn build() -> anyhow::Result<PathBuf> {
     let target = target_folder();
     let status = cargo::command()
@@ -54,7 +56,7 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     Ok(program_in(target))
 }
 
-/// Where the program lies, if it was built before.
+/// The path of the program, if it was built before.
 pub(crate) fn built() -> Option<PathBuf> {
     Some(program_in(target_folder())).filter(|program| program.exists())
 }

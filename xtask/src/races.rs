@@ -1,5 +1,5 @@
-//! `cargo xtask races`: random programs, to see that the race detector of the simulated device reports what
-//! nothing orders, and nothing else.
+//! `cargo xtask races`: random programs, which check that the race detector of the simulated device
+//! reports unordered accesses, and only these.
 
 use std::process::Stdio;
 
@@ -10,10 +10,10 @@ use crate::cargo;
 /// Options of `cargo xtask races`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Programs to make. Each runs at every pace, whole and with one edge removed.
+    /// Number of programs. Each runs at every pace, complete and with one edge removed.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     programs: u64,
-    /// Seed of the first program; the others have the seeds after it.
+    /// Seed of the first program. The others use the following seeds.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }

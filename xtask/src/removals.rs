@@ -1,7 +1,8 @@
-//! `cargo xtask removals`: takes out the protections that `crates/*/tests/removals*.toml` lists, one at a time, and sees
-//! that the tests named beside each fail without it.
+//! `cargo xtask removals`: removes the protections listed in `crates/*/tests/removals*.toml`, one
+//! at a time, and checks that the tests named in the list fail without it.
 //!
-//! It works on a copy of the tree below the target folder, so that an interrupted run leaves nothing behind.
+//! It works on a copy of the tree below the target folder, so an interrupted run leaves no changes
+//! behind.
 
 mod copy;
 mod list;
@@ -22,21 +23,22 @@ use crate::tidy::Files;
 /// Options of `cargo xtask removals`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only the removals of these crates; all of them if none is named.
+    /// Tests only the removals of these crates [default: all].
     #[arg(long, value_name = "CRATE")]
     package: Vec<String>,
-    /// Only removals whose description has this text.
+    /// Tests only removals whose description contains this text.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Begin with the removal of this number, as the output counts them.
+    /// Starts with the removal of this number, as counted in the output.
     #[arg(long, default_value_t = 1)]
     from: usize,
-    /// Seconds after which a test counts as hanging, which is not good enough: a test has to fail.
+    /// Seconds after which a test counts as hanging. A hanging test is a failure of this task: a
+    /// test must fail.
     #[arg(long, default_value_t = 120)]
     timeout_s: u64,
 }
 
-/// Takes out every protection that `args` select, and fails if one was not missed.
+/// Removes every protection selected by `args`, and fails if a removal goes unnoticed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let files = Files::read(&cargo::workspace_root())?;
     let removals: Vec<Removal> =
@@ -70,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the removal's tests with the protection in, where they have to pass, and without it.
+/// Runs the removal's tests with the protection, where they must pass, and without it.
 fn take_out(removal: &Removal, copy: &Copy, tests: &mut Tests<'_>) -> Outcome {
     let whole = tests.with_protection(removal);
     if !matches!(whole, Outcome::Unnoticed) {

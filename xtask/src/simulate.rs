@@ -10,7 +10,8 @@ use crate::cargo;
 /// Options of `cargo xtask simulate`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Random schedules of each program; four times as many orders of each small program are tried at most.
+    /// Number of random schedules of each program. At most four times as many orders of each small
+    /// program are tried.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     schedules: u64,
     /// Seed of the first schedule.
@@ -21,7 +22,7 @@ pub(crate) struct Args {
 /// Tests that take the number of schedules from `KV_SCHEDULES` and the first seed from `KV_SEED`.
 const CAMPAIGNS: &[(&str, &str)] = &[("kv-stage", "schedules")];
 
-/// Runs every campaign in the release profile, and tells how long each took.
+/// Runs every campaign in the release profile, and prints the time of each.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for (package, test) in CAMPAIGNS {

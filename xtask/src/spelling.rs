@@ -1,4 +1,4 @@
-//! `cargo xtask spelling`: looks for misspelt words in everything that is committed, by a pinned program.
+//! `cargo xtask spelling`: finds misspelt words in all committed files, with a pinned program.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use crate::cargo;
 use crate::kernels::toolchain;
 
-/// Checks every file that `_typos.toml` does not leave out.
+/// Checks every file that `_typos.toml` does not exclude.
 pub(crate) fn run() -> anyhow::Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         println!("left out: the pinned checker exists for Linux on x86_64 only");

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: everything that continuous integration runs, step by step, all of it even after a failure.
+//! `cargo xtask test`: everything that continuous integration runs, step by step. It continues
+//! after a failure.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,21 +16,22 @@ use crate::{api, deny, kernels, minimal, model, outside, paces, spelling, tidy};
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out the slow steps: tests at other paces, rustdoc, the kernel check, crates built
-    /// alone, model checkers, the release build with its runs.
+    /// Skips the slow steps: tests at other paces, rustdoc, the kernel check, crates built alone,
+    /// model checkers, the release build with its runs.
     #[arg(long)]
     quick: bool,
 }
 
-/// Where the runs of [`SMOKE`] write, below the target folder.
+/// The folder for output of [`SMOKE`] runs, below the target folder.
 const SMOKE_FOLDER: &str = "smoke";
 
-/// A running step is named again after so much silence, with its time so far, to show that it has
-/// not stopped.
+/// Time without output after which a running step is named again, with its time so far, to show
+/// that it is still running.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0: tests run a build with
-/// debug assertions, which is not what users run. `SMOKE` stands for the folder. Pools are small enough for blocks to be evicted, offloaded and onboarded.
+/// Arguments of short runs of the release build of `kv-replay`, each of which must exit with 0.
+/// Tests use a build with debug assertions, unlike users. `SMOKE` is replaced by the folder. Pools
+/// are small enough for blocks to be evicted, offloaded and onboarded.
 const SMOKE: &[&str] = &[
     "generate --requests 200 --seed 1 --output SMOKE/trace.jsonl",
     "policies --trace SMOKE/trace.jsonl --capacities 100,1000 --json SMOKE/policies.json",
@@ -37,23 +39,23 @@ const SMOKE: &[&str] = &[
      --device-blocks 2500 --host-blocks 2500 --json SMOKE/run.json",
 ];
 
-/// Examples with this ending are measurements, which are slow, and useless in a debug build.
+/// Examples with this ending are measurements: slow, and meaningless in a debug build.
 const TIMING: &str = "_timing";
 
-/// One thing to do, and the line that announces it.
+/// One step, and the line that announces it.
 struct Step {
     line: String,
     work: Work,
 }
 
 enum Work {
-    /// A run of Cargo with these arguments and variables.
+    /// A run of Cargo with these arguments and environment variables.
     Cargo(Vec<String>, &'static [(&'static str, &'static str)]),
-    /// A task of our own.
+    /// A task of this program.
     Own(fn() -> anyhow::Result<()>),
 }
 
-/// What became of a step.
+/// The result of a step.
 struct Outcome {
     line: String,
     elapsed: Duration,
@@ -85,13 +87,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Does the work of a step, and prints the step's time so far every [`SILENCE`].
+/// Runs a step, and prints its time so far every [`SILENCE`].
 fn watched<T>(line: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let (done, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
-            // The end of the work is the end of the channel.
+            // The channel closes when the work ends.
             while ended.recv_timeout(SILENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 println!("    … {:.0} s in {line}", start.elapsed().as_secs_f64());
             }
@@ -143,7 +145,7 @@ impl Work {
     }
 }
 
-/// An argument with the folder of the [`SMOKE`] runs in its place.
+/// Replaces `SMOKE` in an argument by the folder of the [`SMOKE`] runs.
 fn placed(argument: &str) -> OsString {
     match argument.strip_prefix("SMOKE/") {
         Some(file) => cargo::target_folder().join(SMOKE_FOLDER).join(file).into_os_string(),
@@ -151,10 +153,11 @@ fn placed(argument: &str) -> OsString {
     }
 }
 
-/// The steps in order, the quickest to fail first, and all with the same features, so that little
-/// is built twice.
+/// The steps in order. The fastest to fail come first. All use the same features, so that little is
+/// built twice.
 ///
-/// `--all-features` brings in the features `sabotage`, whose code exists in builds with debug assertions only.
+/// `--all-features` includes the features `sabotage`, whose code exists only in builds with debug
+/// assertions.
 fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     let tests = if nextest {
         "nextest run --workspace --all-features --no-fail-fast"
@@ -167,7 +170,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
         Step::own("spelling", spelling::run),
         Step::own("deny", deny::run),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
-        // A race ends its test, unless the test plants it.
+        // A race ends its test, unless the test plants the race.
         Step::cargo_with(tests, &[("CUDA_SIM_RACES", "abort")]),
         Step::cargo("test --doc --workspace --all-features --no-fail-fast"),
     ];
@@ -191,7 +194,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     }
     steps.push(Step::own("api", || api::run(&api::Args::CHECK)));
     steps.push(Step::own("kernels --check", || kernels::run(&kernels::Args { check: true })));
-    // Users pick single crates: a crate must not depend on features that another crate enables.
+    // Users choose single crates: a crate must not rely on features that another crate enables.
     for package in packages.iter().filter(|package| package.is_published_library()) {
         let name = &package.name;
         steps.push(Step::cargo(&format!("check --package {name} --lib --no-default-features")));
@@ -208,7 +211,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     steps
 }
 
-/// One line a step, and the failed ones once more at the end, where a reader looks first.
+/// One line per step, and the failed ones once more at the end, where a reader looks first.
 fn summary(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for Outcome { line, elapsed, failure } in outcomes {

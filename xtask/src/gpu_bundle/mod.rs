@@ -1,5 +1,5 @@
-//! `cargo xtask gpu-bundle`: the GPU tests, the GPU benchmarks and `kv-replay` in one folder, for a machine with a
-//! GPU and nothing to build with.
+//! `cargo xtask gpu-bundle`: the GPU tests, the GPU benchmarks and `kv-replay` in one folder, for a
+//! machine with a GPU but without build tools.
 
 mod artifacts;
 
@@ -17,10 +17,10 @@ const BYTES_MAX: u64 = 48 << 20;
 /// The script that runs the packed programs and prints a table.
 const SCRIPT: &str = include_str!("run.sh");
 const PROGRAM: &str = "kv-replay";
-/// The feature of tests that also use NVML, if the machine has it. Building needs no NVML.
+/// The feature of tests that also use NVML if the machine has it. Building does not need NVML.
 const NVML: &str = "nvml";
 
-/// Builds, strips and packs into `gpu-bundle/`, which is made anew.
+/// Builds, strips and packs into `gpu-bundle/`, which is recreated.
 pub(crate) fn run() -> Result<()> {
     let wanted = Wanted::of(&cargo::packages()?);
     ensure!(!wanted.tests.is_empty(), "no crate has a test target named `gpu`");
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<()> {
     for (place, executable) in wanted.places(&built)? {
         sizes.push((pack(&executable, &bundle.join(&place))?, place));
     }
-    // The peers' benchmark is packed only if it was built before, and is then brought up to date.
+    // The peers' benchmark is packed only if it was built before. It is rebuilt if necessary.
     if crate::peers::built().is_some() {
         let place = "bin/peers".to_owned();
         sizes.push((pack(&crate::peers::build()?, &bundle.join(&place))?, place));
@@ -73,7 +73,8 @@ impl Wanted {
         wanted
     }
 
-    /// One run of Cargo for each crate: a run for several would build each with the features of the others.
+    /// One run of Cargo for each crate. A run for several crates would build each with the features
+    /// of the others.
     fn cargo_args(&self) -> Vec<Vec<String>> {
         let line = |text: String| text.split_whitespace().map(str::to_owned).collect();
         let tests = self.tests.iter().map(|name| {
@@ -89,7 +90,7 @@ impl Wanted {
         tests.chain(benches).chain([program]).map(line).collect()
     }
 
-    /// Where in the bundle each executable goes.
+    /// The path of each executable in the bundle.
     fn places(&self, built: &[Artifact]) -> Result<Vec<(String, PathBuf)>> {
         let find = |package: &str, kind: &str, target: &str| {
             let found = built.iter().find(|artifact| artifact.is(package, kind, target));
@@ -113,7 +114,7 @@ impl Wanted {
     }
 }
 
-/// Builds one target; all are built in the release profile, which is what users run: without debug assertions.
+/// Builds one target. All are built in the release profile, as users do: without debug assertions.
 fn build(args: &[String]) -> Result<Vec<Artifact>> {
     println!("cargo {}", args.join(" "));
     let output = cargo::command()
@@ -133,7 +134,7 @@ fn pack(executable: &Path, place: &Path) -> Result<u64> {
     let folder = place.parent().context("a place in the bundle has a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     fs::copy(executable, place).with_context(|| format!("cannot copy to {}", place.display()))?;
-    // Without `strip` the copy is larger and works; the limit on the size still holds.
+    // If `strip` is missing, the copy is larger but works. The limit on the size still applies.
     if let Ok(status) = Command::new("strip").arg(place).status() {
         ensure!(status.success(), "`strip {}` failed", place.display());
     }
@@ -150,7 +151,7 @@ fn write_script(place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The sizes, largest first; an error with the same lines when they are too much together.
+/// The sizes, largest first. Fails with the same lines if their sum is too large.
 fn report(sizes: &mut [(u64, String)]) -> Result<String> {
     sizes.sort_by(|a, b| b.cmp(a));
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -260,7 +261,8 @@ mod tests {
         assert!(error.starts_with("gpu-bundle is too large:\n  47.00 MiB  bin/b\n"), "{error}");
     }
 
-    /// Lays a bundle of shell scripts and runs it; returns the table and whether the run succeeded.
+    /// Creates a bundle of shell scripts and runs it; returns the table and whether the run
+    /// succeeded.
     fn run_script(programs: &[(&str, &str)]) -> (String, bool) {
         let folder = tempfile::tempdir().unwrap();
         for (place, body) in programs {

@@ -1,7 +1,7 @@
 //! NVRTC, NVIDIA's run-time compiler, loaded from the pinned wheel.
 //!
-//! The only unsafe code of the tasks: eight C functions behind one safe method. Their contracts are
-//! those of the NVRTC 12.0 documentation.
+//! This is the only unsafe code of xtask: eight C functions behind one safe method. Their contracts
+//! are those of the NVRTC 12.0 documentation.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -12,16 +12,16 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::toolchain::Toolchain;
 
-/// A text that sources may include.
+/// A header that sources may include.
 pub(super) struct Header {
-    /// As it stands in `#include "..."`.
+    /// The name as in `#include "..."`.
     pub(super) name: String,
     pub(super) text: String,
 }
 
 /// One translation unit.
 pub(super) struct Source<'a> {
-    /// How messages and PTX name it: no path, so that both are the same on every machine.
+    /// The name in messages and PTX. It is not a path, so that both are the same on every machine.
     pub(super) name: &'a str,
     pub(super) text: &'a str,
     pub(super) headers: &'a [Header],
@@ -50,8 +50,8 @@ type GetErrorString = unsafe extern "C" fn(status: Status) -> *const c_char;
 /// The compiler.
 ///
 /// # Invariants
-/// The functions come from `_nvrtc` by their documented names and have their documented types; the
-/// libraries stay loaded as long as this value lives.
+/// The functions were looked up in `_nvrtc` under their documented names and have their documented
+/// types. The libraries stay loaded as long as this value lives.
 pub(super) struct Compiler {
     create: CreateProgram,
     destroy: DestroyProgram,
@@ -65,12 +65,12 @@ pub(super) struct Compiler {
     _builtins: Library,
 }
 
-/// Looks up a function that the NVRTC documentation declares with the type of the field it is for.
+/// Looks up a function. The NVRTC documentation declares it with the type of the destination field.
 macro_rules! function {
     ($library:expr, $name:literal) => {
-        // SAFETY: the library is NVRTC 12.0.140, checked by hash, and the field that takes the
-        // result has the type that its documentation gives this name. The pointer is copied out
-        // beside the library, which therefore outlives it.
+        // SAFETY: the library is NVRTC 12.0.140, checked by hash, and the destination field has the
+        // type that the documentation gives for this name. The pointer is stored beside the
+        // library, which therefore outlives it.
         unsafe { $library.get($name.to_bytes_with_nul()) }
             .map(|symbol| *symbol)
             .with_context(|| format!("the compiler has no {:?}", $name))?
@@ -80,7 +80,7 @@ macro_rules! function {
 impl Compiler {
     /// Loads the compiler from its two libraries.
     pub(super) fn load(toolchain: &Toolchain) -> Result<Self> {
-        // The compiler opens its builtins by bare name, which works once they are loaded.
+        // The compiler opens its builtins by bare name. That works once they are loaded.
         let builtins = library(&toolchain.builtins)?;
         let nvrtc = library(&toolchain.nvrtc)?;
         Ok(Self {
@@ -97,12 +97,12 @@ impl Compiler {
         })
     }
 
-    /// Compiles a source to PTX. A warning is an error, so that none is ever got used to.
+    /// Compiles a source to PTX. Warnings are errors.
     pub(super) fn compile(&self, source: &Source<'_>, options: &[&str]) -> Result<String> {
         let unit = Unit::create(self, source)?;
         let options = Strings::new(options.iter().copied())?;
-        // SAFETY: `unit.program` is live (invariant of `Unit`), and `options` has as many pointers
-        // to strings with a final NUL as it says, which live until the end of this function.
+        // SAFETY: `unit.program` is live (invariant of `Unit`), and `options` has the stated number
+        // of pointers to NUL-terminated strings, which live until the end of this function.
         let status =
             unsafe { (self.compile)(unit.program, options.count()?, options.pointers.as_ptr()) };
         let log = unit.text(self.log_size, self.log).context("cannot read the compiler's log")?;
@@ -120,7 +120,7 @@ impl Compiler {
         // SAFETY: the function takes any status.
         let text = unsafe { (self.error_string)(status) };
         ensure!(!text.is_null(), "nvrtc status {status}");
-        // SAFETY: the documentation promises a static string with a final NUL, and it is not null.
+        // SAFETY: the documentation promises a static NUL-terminated string, and it is not null.
         let text = unsafe { CStr::from_ptr(text) };
         anyhow::bail!("nvrtc status {status}: {}", text.to_string_lossy())
     }
@@ -129,7 +129,7 @@ impl Compiler {
 /// A program of the compiler.
 ///
 /// # Invariants
-/// `program` was created by `compiler` and is destroyed by the drop alone.
+/// `program` was created by `compiler`, and only the drop destroys it.
 struct Unit<'a> {
     compiler: &'a Compiler,
     program: Program,
@@ -142,8 +142,8 @@ impl<'a> Unit<'a> {
         let texts = Strings::new(source.headers.iter().map(|header| header.text.as_str()))?;
         let names = Strings::new(source.headers.iter().map(|header| header.name.as_str()))?;
         let mut program = ptr::null_mut();
-        // SAFETY: `program` is writable; the strings have a final NUL; the two arrays have the
-        // stated number of pointers to such strings. All live until the call returns, and the
+        // SAFETY: `program` is writable, the strings are NUL-terminated, and the two arrays have
+        // the stated number of pointers to such strings. All live until the call returns, and the
         // compiler copies what it keeps.
         let status = unsafe {
             (compiler.create)(
@@ -164,10 +164,10 @@ impl<'a> Unit<'a> {
         let mut bytes = 0;
         // SAFETY: the program is live (invariant), and `bytes` is writable.
         self.compiler.check(unsafe { size(self.program, &raw mut bytes) })?;
-        // One byte more than asked for, so that the text ends somewhere whatever was written.
+        // One byte more than requested, so that the text is terminated whatever was written.
         let mut text = vec![0_u8; bytes + 1];
         // SAFETY: the program is live (invariant), and the buffer has the size that the compiler
-        // asked for.
+        // requested.
         self.compiler.check(unsafe { get(self.program, text.as_mut_ptr().cast()) })?;
         let text = CStr::from_bytes_until_nul(&text).context("the text has no end")?;
         Ok(text.to_str().context("the text is not UTF-8")?.to_owned())
@@ -176,13 +176,13 @@ impl<'a> Unit<'a> {
 
 impl Drop for Unit<'_> {
     fn drop(&mut self) {
-        // SAFETY: the program is live, and after this nothing uses it (invariant). A failure could
+        // SAFETY: the program is live, and nothing uses it afterwards (invariant). A failure could
         // only leak it.
         let _status = unsafe { (self.compiler.destroy)(&raw mut self.program) };
     }
 }
 
-/// Strings as C takes them.
+/// Strings in C's form.
 ///
 /// # Invariants
 /// `pointers` point into `_owned`, in order, and `_owned` does not change.
@@ -204,10 +204,10 @@ impl Strings {
     }
 }
 
-/// Loads a library, for others to link against.
+/// Loads a library with global symbols, so that others can link against it.
 fn library(path: &Path) -> Result<Library> {
-    // SAFETY: the file has the hash that is pinned (`Toolchain::obtain`); its initialisers set up the
-    // compiler alone and may run on any thread.
+    // SAFETY: the file has the pinned hash (`Toolchain::obtain`). Its initialisers only set up the
+    // compiler, and may run on any thread.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
         .with_context(|| format!("cannot load {}", path.display()))
 }

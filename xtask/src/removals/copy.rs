@@ -1,4 +1,4 @@
-//! A copy of the tree, to be changed and built without harm.
+//! A copy of the tree, which may be changed and built.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,16 @@ use anyhow::Context;
 use crate::cargo;
 use crate::tidy::Files;
 
-/// A copy of the tree with a target folder of its own.
+/// A copy of the tree with its own target folder.
 pub(crate) struct Copy {
     root: PathBuf,
 }
 
 impl Copy {
-    /// Brings the copy to what the tree is: files that are alike keep their time, so that little is built again.
+    /// Updates the copy from the tree. Equal files keep their modification time, so that little is
+    /// rebuilt.
     ///
-    /// It lies in `folder` below the target folder.
+    /// The copy is in `folder` below the target folder.
     pub(crate) fn of(files: &Files, folder: &str) -> anyhow::Result<Self> {
         let copy = Self { root: cargo::target_folder().join(folder).join("tree") };
         for path in files.paths() {
@@ -34,12 +35,12 @@ impl Copy {
         &self.root
     }
 
-    /// The folder that Cargo builds it in.
+    /// The folder of its build output.
     pub(crate) fn target(&self) -> PathBuf {
         self.root.with_file_name("build")
     }
 
-    /// Writes `text` to a file, unless that is what it holds.
+    /// Writes `text` to a file, unless the file already has this content.
     pub(crate) fn write(&self, path: &str, text: &str) -> anyhow::Result<()> {
         self.write_bytes(path, text.as_bytes())
     }
@@ -56,7 +57,7 @@ impl Copy {
         fs::write(&full, bytes).with_context(|| format!("cannot write {}", full.display()))
     }
 
-    /// Removes what an earlier tree had and this one has not.
+    /// Removes files that the tree no longer has.
     fn remove_others(&self, folder: &Path, files: &Files) -> anyhow::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();

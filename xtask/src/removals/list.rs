@@ -1,4 +1,4 @@
-//! The lists of removals, and whether they still fit the code.
+//! The lists of removals, checked against the code.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use serde::Deserialize;
 
 use crate::tidy::Files;
 
-/// One protection, the text that takes it out, and the tests that must fail then.
+/// One protection, the text change that removes it, and the tests that must then fail.
 #[derive(Debug, Eq, PartialEq)]
 pub(crate) struct Removal {
     /// The crate.
     pub(crate) package: String,
     /// What the protection does.
     pub(crate) what: String,
-    /// The defect whose fix it undoes, as numbered in `docs/DEFECTS.md`.
+    /// The defect whose fix it reverts, as numbered in `docs/DEFECTS.md`.
     pub(crate) defect: Option<u32>,
     /// The test binary: the name of an integration test, `lib` or `bin`.
     pub(crate) test: String,
     /// Full names of the tests.
     pub(crate) names: Vec<String>,
-    /// The file as it is.
+    /// The unchanged file.
     pub(crate) text: String,
     /// The file without the protection.
     pub(crate) text_without: String,
-    /// The file, below the crate's folder.
+    /// The file, relative to the crate's folder.
     file: String,
 }
 
@@ -48,7 +48,7 @@ struct Entry {
 }
 
 impl Removal {
-    /// The file, below the workspace's root.
+    /// The file, relative to the workspace's root.
     pub(crate) fn path(&self) -> String {
         format!("crates/{}/{}", self.package, self.file)
     }
@@ -61,8 +61,8 @@ impl Removal {
         ensure!(find != replace, "{what}: replaces text by itself");
         match text.matches(&find).count() {
             1 => {}
-            0 => bail!("{what}: the text to take out is not in {path}"),
-            times => bail!("{what}: the text to take out is in {path} {times} times"),
+            0 => bail!("{what}: the text to remove is not in {path}"),
+            times => bail!("{what}: the text to remove is in {path} {times} times"),
         }
         Ok(Self {
             text: text.to_owned(),
@@ -90,7 +90,7 @@ impl fmt::Display for Removal {
 /// Every removal of the tree, in order of crate.
 ///
 /// # Errors
-/// Says of the first one that does not fit the code why it does not.
+/// Reports the first removal that does not match the code, with the reason.
 pub(crate) fn read(files: &Files) -> anyhow::Result<Vec<Removal>> {
     let mut removals = Vec::new();
     for (path, text) in files.texts() {
@@ -103,7 +103,7 @@ pub(crate) fn read(files: &Files) -> anyhow::Result<Vec<Removal>> {
     Ok(removals)
 }
 
-/// The crate of a list: of `crates/kv-pool/tests/removals.toml`, `kv-pool`.
+/// The crate of a list: `kv-pool` for `crates/kv-pool/tests/removals.toml`.
 fn package_of(path: &str) -> Option<&str> {
     let (package, rest) = path.strip_prefix("crates/")?.split_once('/')?;
     let name = rest.strip_prefix("tests/")?;

@@ -14,21 +14,21 @@ use super::copy::Copy;
 use super::list::Removal;
 use crate::cargo;
 
-/// How often a running test is looked at.
+/// Interval between two checks of a running test.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What became of the tests of a removal.
+/// The result of a removal's tests.
 #[derive(Debug, PartialEq)]
 pub(super) enum Outcome {
-    /// Every one failed.
+    /// All tests failed.
     Noticed,
-    /// Every one passed.
+    /// All tests passed.
     Unnoticed,
-    /// Some passed: these.
+    /// Some tests passed: these.
     PartlyNoticed(Vec<String>),
-    /// One neither passed nor failed in time.
+    /// This test neither passed nor failed in time.
     Hangs(String),
-    /// They could not be built or started.
+    /// The tests could not be built or started.
     NotTried(String),
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Outcome {
 pub(super) struct Tests<'a> {
     copy: &'a Copy,
     timeout: Duration,
-    /// Package, binary and name of the tests that were seen to pass with every protection in.
+    /// Package, binary and name of the tests that passed with every protection in place.
     passed: HashSet<(String, String, String)>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Tests<'a> {
         Self { copy, timeout, passed: HashSet::new() }
     }
 
-    /// Runs the tests as the tree is, those that were not seen to pass before.
+    /// Runs the tests in the unchanged tree, except those known to pass.
     pub(super) fn with_protection(&mut self, removal: &Removal) -> Outcome {
         let key = |name: &String| (removal.package.clone(), removal.test.clone(), name.clone());
         if removal.names.iter().all(|name| self.passed.contains(&key(name))) {
@@ -76,7 +76,7 @@ impl<'a> Tests<'a> {
         outcome
     }
 
-    /// Builds the tests of `removal` from the copy as it is now, and runs each in a process of its own.
+    /// Builds the tests of `removal` from the present copy, and runs each in a separate process.
     pub(super) fn run(&self, removal: &Removal) -> Outcome {
         let binary = match self.build(removal) {
             Ok(binary) => binary,
@@ -99,7 +99,7 @@ impl<'a> Tests<'a> {
         }
     }
 
-    /// The program that has the tests.
+    /// The program that contains the tests.
     fn build(&self, removal: &Removal) -> anyhow::Result<PathBuf> {
         let mut command = Command::new(cargo::program());
         command
@@ -123,7 +123,7 @@ impl<'a> Tests<'a> {
     }
 }
 
-/// What Cargo says of one thing that it built.
+/// Cargo's message about one built target.
 #[derive(Deserialize)]
 struct Message {
     executable: Option<PathBuf>,
@@ -154,10 +154,12 @@ fn first_error(stdout: &[u8]) -> String {
         .lines()
         .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.message)
         .find(|diagnostic| diagnostic.level == "error");
-    diagnostics.map_or_else(|| "for no reason that Cargo told".to_owned(), |found| found.message)
+    diagnostics
+        .map_or_else(|| "for a reason that Cargo did not report".to_owned(), |found| found.message)
 }
 
-/// Runs one test; nothing if it had to be ended. A test that is not there counts as passed: nothing failed.
+/// Runs one test; returns `None` if it had to be killed. A missing test counts as passed, because
+/// nothing failed.
 fn run_one(
     binary: &Path,
     folder: &Path,
@@ -214,6 +216,6 @@ mod tests {
     fn a_build_that_fails_says_why() {
         let line = br#"{"reason":"compiler-message","message":{"level":"error","message":"no such thing"}}"#;
         assert_eq!(first_error(line), "no such thing");
-        assert_eq!(first_error(b""), "for no reason that Cargo told");
+        assert_eq!(first_error(b""), "for a reason that Cargo did not report");
     }
 }

@@ -1,16 +1,16 @@
 //! Rust sources without their comments and literals, for rules that concern code.
 
-/// The text with comments and literals blanked out, line by line as long as before.
+/// The text with comments and literals replaced by spaces, line by line with the same length.
 pub(super) fn blank_out(text: &str) -> String {
     blanked(text, |_| true)
 }
 
-/// The text with comments blanked out and literals kept.
+/// The text with comments replaced by spaces, and literals kept.
 pub(super) fn without_comments(text: &str) -> String {
     blanked(text, |blank| blank.starts_with('/'))
 }
 
-/// The text with those comments and literals blanked out that `is_blank` chooses.
+/// The text with those comments and literals replaced by spaces that `is_blank` selects.
 fn blanked(text: &str, is_blank: fn(&str) -> bool) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -32,7 +32,7 @@ fn blanked(text: &str, is_blank: fn(&str) -> bool) -> String {
     code
 }
 
-/// Bytes of the comment or literal that `rest` starts with; 0 when it starts with code.
+/// Number of bytes of the comment or literal at the start of `rest`; 0 if it starts with code.
 fn length_of_blank(rest: &str) -> usize {
     if rest.starts_with("//") {
         rest.find('\n').unwrap_or(rest.len())
@@ -70,7 +70,7 @@ fn length_of_block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// A literal in `quote`s, with escapes.
+/// Length of a literal in `quote`s, with escapes.
 fn length_of_quoted(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in rest.char_indices().skip(1) {
@@ -82,7 +82,8 @@ fn length_of_quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// `r"…"` or `r#"…"#` with any number of hashes, also after a `b` or `c`; 0 for any other `r`.
+/// Length of `r"…"` or `r#"…"#` with any number of hashes, also after a `b` or `c`; 0 for any other
+/// `r`.
 fn length_of_raw_string(rest: &str) -> usize {
     let hashes = rest[1..].bytes().take_while(|&byte| byte == b'#').count();
     let start = 1 + hashes;
@@ -93,7 +94,7 @@ fn length_of_raw_string(rest: &str) -> usize {
     rest[start + 1..].find(&end).map_or(rest.len(), |at| start + 1 + at + end.len())
 }
 
-/// A character literal; 0 for a lifetime.
+/// Length of a character literal; 0 for a lifetime.
 fn length_of_character(rest: &str) -> usize {
     let mut inside = rest.chars().skip(1);
     match (inside.next(), inside.next()) {

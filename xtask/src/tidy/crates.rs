@@ -1,4 +1,4 @@
-//! What every crate must bring along to be picked alone: a README, a changelog and both licences.
+//! Every crate needs the files that make it usable alone: a README, a changelog and both licences.
 
 use super::{Files, Problem};
 
@@ -56,7 +56,7 @@ mod tests {
             ("crates/a/LICENSE-APACHE", ""),
             ("crates/a/LICENSE-MIT", ""),
             ("crates/a/README.md", ""),
-            // No crate of ours: data of a test.
+            // Not one of our crates: data of a test.
             ("crates/a/tests/data/Cargo.toml", ""),
         ];
         assert_eq!(messages(&files), NONE);

@@ -1,4 +1,4 @@
-//! The files of the tree: those that Git tracks, or where there is no Git, those that it would.
+//! The files of the tree: those that Git tracks, or without Git, those that it would track.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::process::Command;
 
 use anyhow::Context;
 
-/// Path from the root to content; a file that is no UTF-8 text has none.
+/// Path from the root, and content; `None` for a file that is not UTF-8 text.
 pub(crate) struct Files(BTreeMap<String, Option<String>>);
 
 impl Files {
     /// Reads the tree under `root`.
     ///
-    /// A path that Git tracks and that is absent from the disk is left out: its deletion is not committed yet.
+    /// Skips a path that Git tracks but that does not exist: its deletion is not committed yet.
     pub(crate) fn read(root: &Path) -> anyhow::Result<Self> {
         let paths = match tracked(root) {
             Some(paths) => paths,
@@ -48,7 +48,7 @@ impl Files {
         self.0.get(path)?.as_deref()
     }
 
-    /// Every text with its path, in order of path.
+    /// Every text file with its path, in order of path.
     pub(crate) fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
     }
@@ -59,9 +59,9 @@ impl Files {
     }
 }
 
-/// What Git tracks; nothing where there is no Git or the tree is no checkout.
+/// The files that Git tracks; `None` without Git, or if the tree is not a checkout.
 fn tracked(root: &Path) -> Option<Vec<String>> {
-    // A checkout that belongs to another user, as in a container, is still ours to read.
+    // A checkout owned by another user, as in a container, may be read too.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .current_dir(root)
@@ -76,7 +76,7 @@ fn tracked(root: &Path) -> Option<Vec<String>> {
     (!paths.is_empty()).then_some(paths)
 }
 
-/// Every file under `root`, less `.git` and what a line `/name` of `.gitignore` leaves out.
+/// Every file under `root`, except `.git` and folders that a line `/name` of `.gitignore` excludes.
 fn walk(root: &Path) -> anyhow::Result<Vec<String>> {
     let ignored = std::fs::read_to_string(root.join(".gitignore")).unwrap_or_default();
     let ignored: Vec<&str> = ignored.lines().filter_map(|line| line.strip_prefix('/')).collect();

@@ -1,9 +1,10 @@
-//! Links between the Markdown pages of the tree: each must lead to a file or folder in it, and to a heading if it names one.
+//! Links between the Markdown pages of the tree. Each must lead to an existing file or folder, and
+//! to an existing heading if it names one.
 
 use super::Problem;
 
-/// Reports each relative link of the page at `path` that leads to nothing that `exists`, or to a heading that the
-/// page which `read` returns does not have.
+/// Reports each relative link of the page at `path` that leads to nothing that `exists`, or to a
+/// heading that the page returned by `read` does not have.
 pub(super) fn check<'a>(
     path: &str,
     text: &str,
@@ -32,7 +33,7 @@ pub(super) fn check<'a>(
                 }
                 && !headings(page).any(|known| known == heading)
             {
-                let message = format!("`{target}` names a heading that is not there");
+                let message = format!("`{target}` names a heading that does not exist");
                 problems.push(Problem::new(path, index + 1, message));
             }
         }
@@ -40,7 +41,7 @@ pub(super) fn check<'a>(
     problems
 }
 
-/// The line less what stands between backticks.
+/// The line without text between backticks.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
@@ -60,11 +61,12 @@ fn targets(line: &str) -> Vec<&str> {
 fn leads_somewhere(page: &str, target: &str, exists: &dyn Fn(&str) -> bool) -> bool {
     let is_elsewhere = target.contains("://") || target.starts_with("mailto:");
     let file = target.split('#').next().unwrap_or(target);
-    // What is left of `#heading` is the page itself.
+    // If nothing is left of `#heading`, the link leads to the page itself.
     is_elsewhere || file.is_empty() || resolve(page, file).is_some_and(|path| exists(&path))
 }
 
-/// The headings of a page, as links name them: lower case, hyphens for spaces, other signs left out.
+/// The headings of a page in the form of links: lower case, hyphens for spaces, without other
+/// signs.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let words = line.trim_start_matches('#').trim().to_lowercase();
@@ -73,7 +75,7 @@ fn headings(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// The path from the root that `target` has when seen from `page`; nothing when it leaves the tree.
+/// The path of `target` from the root, as seen from `page`; `None` if it leaves the tree.
 fn resolve(page: &str, target: &str) -> Option<String> {
     if target.starts_with('/') {
         return None;

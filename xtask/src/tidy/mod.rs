@@ -1,4 +1,5 @@
-//! `cargo xtask tidy`: rules of the tree that no compiler checks. Each prints `path:line: message`.
+//! `cargo xtask tidy`: rules of the tree that no compiler checks. Each violation prints `path:line:
+//! message`.
 
 mod code;
 mod crates;
@@ -17,7 +18,7 @@ use anyhow::bail;
 
 pub(crate) use files::Files;
 
-/// A broken rule, at a line counted from one.
+/// A violation, at a line counted from one.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Problem {
     path: String,

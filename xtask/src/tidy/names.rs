@@ -1,11 +1,11 @@
-//! Files, types and functions that a page names between backticks: they must be in the tree.
+//! Files, types and functions that a page names between backticks must exist in the tree.
 
 use std::collections::HashSet;
 
 use super::code::without_comments;
 use super::{Files, Problem};
 
-/// Endings of the files that pages name.
+/// Endings of file names that pages mention.
 const ENDINGS: [&str; 7] = [".rs", ".cu", ".cuh", ".ptx", ".toml", ".md", ".sh"];
 
 /// Checks every page except the changelogs, which also name removed items.
@@ -38,7 +38,8 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// Every name of a file and in the sources, comments left out: a name that only comments have is gone.
+/// All file names, and all names in sources without comments: a name that only comments use is
+/// obsolete.
 fn known(files: &Files) -> HashSet<String> {
     let mut known = HashSet::new();
     for (path, text) in files.texts() {
@@ -55,14 +56,14 @@ fn known(files: &Files) -> HashSet<String> {
     known
 }
 
-/// Identifiers of a text, less the underscores around them.
+/// Identifiers of a text, without surrounding underscores.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
         .map(|name| name.trim_matches('_'))
         .filter(|name| !name.is_empty())
 }
 
-/// What is wrong with a path, or with `path::function`, that a page names.
+/// The problem with a path, or with `path::function`, that a page names.
 fn missing_place(files: &Files, part: &str) -> Option<String> {
     let (file, function) = part.split_once("::").map_or((part, None), |(f, n)| (f, Some(n)));
     let is_path = file.trim_end_matches('/').contains('/') && files.contains(first_folder(file));
@@ -84,12 +85,12 @@ fn missing_place(files: &Files, part: &str) -> Option<String> {
     }
 }
 
-/// The folder that a path begins with, where it is one of the tree.
+/// The first folder of a path, if it exists in the tree.
 fn first_folder(path: &str) -> &str {
     path.split('/').next().filter(|folder| !folder.is_empty()).unwrap_or("none")
 }
 
-/// Whether one of the files has a function of that name, or a trial.
+/// Whether one of the files has a function or a trial of that name.
 fn has_function(files: &Files, paths: &[&str], function: &str) -> bool {
     let name = function.rsplit("::").next().unwrap_or(function);
     let forms = [format!("fn {name}("), format!("fn {name}<"), format!("\"{name}\"")];
@@ -99,7 +100,7 @@ fn has_function(files: &Files, paths: &[&str], function: &str) -> bool {
         .any(|text| forms.iter().any(|form| text.contains(form)))
 }
 
-/// The first name in `part` that no source has: of a type, or of several words.
+/// The first name in `part` that no source has: a type, or a name of several words.
 fn missing_name(known: &HashSet<String>, part: &str) -> Option<String> {
     if part.contains(['/', '*', '…']) || ENDINGS.iter().any(|ending| part.contains(ending)) {
         return None;

@@ -1,8 +1,8 @@
-//! Absolute paths of one machine, which mean nothing on another.
+//! Absolute paths of one machine, which do not exist on others.
 
 use super::Problem;
 
-/// Folders at the root of a file system that hold what is one person's or one machine's.
+/// Folders at the root of a file system that belong to one person or one machine.
 ///
 /// Written without their slashes, so that this file does not find itself.
 const FOLDERS: [&str; 5] = ["home", "work", "root", "Users", "tmp/bash_jobs"];
@@ -21,7 +21,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Problem> {
     problems
 }
 
-/// Whether `line` names something below `/folder`; `./folder` and `x/folder` are other places.
+/// Whether `line` names a path below `/folder`; `./folder` and `x/folder` are different.
 fn names(line: &str, folder: &str) -> bool {
     let needle = format!("/{folder}");
     line.match_indices(&needle).any(|(at, _)| {
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn only_absolute_paths_of_a_machine_are_reported() {
-        // `~` stands for a slash: this file is checked too.
+        // `~` stands for a slash, because this file is checked too.
         let cases = [
             ("~home/someone/x", "home", true),
             ("let path = \"~work/main\";", "work", true),

@@ -1,17 +1,17 @@
-//! Every public function that takes a number or a configuration is tried with extreme ones, in `tests/sizes.rs`
-//! of its crate, or in files beside it whose names begin so.
+//! Every public function that takes a number or a configuration must be tested with extreme values,
+//! in `tests/sizes.rs` of its crate, or in files beside it whose names begin with `sizes`.
 //!
-//! The rule reads text: a function counts as tried where the sweep names it. Functions that are `unsafe` are left
-//! out, since extreme numbers may break what their callers promise.
+//! The rule reads text: a function counts as tested if the file names it. `unsafe` functions are
+//! exempt, because extreme numbers may violate their callers' promises.
 
 use std::collections::BTreeSet;
 
 use super::{Files, Problem};
 
-/// Types of arguments that a caller can get wrong by size.
+/// Number types of arguments, which can be too small or too large.
 const NUMBERS: &[&str] = &["u8", "u16", "u32", "u64", "usize", "i32", "i64", "isize"];
 
-/// Ends of the names of types that hold such numbers.
+/// Name endings of types that contain such numbers.
 const BUNDLES: &[&str] = &["Config", "Options", "Limits", "Shape", "Strides", "Rules"];
 
 pub(super) fn check(files: &Files) -> Vec<Problem> {
@@ -33,7 +33,7 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// The files of a crate's sweep, behind each other.
+/// The texts of a crate's size tests, concatenated.
 fn sweep(files: &Files, folder: &str) -> String {
     let start = format!("{folder}/tests/sizes");
     files.texts().filter(|(path, _)| path.starts_with(&start)).map(|(_, text)| text).collect()
@@ -49,7 +49,7 @@ fn is_source(path: &str, folder: &str) -> bool {
     path.strip_prefix(folder).is_some_and(|rest| rest.starts_with("/src/") && rest.ends_with(".rs"))
 }
 
-/// Names of types that `lib.rs` gives out, by itself or by a public module.
+/// Names of types that `lib.rs` exports, directly or through a public module.
 fn exported(files: &Files, folder: &str) -> BTreeSet<String> {
     let root = files.text(&format!("{folder}/src/lib.rs")).unwrap_or_default();
     let mut names = BTreeSet::new();
@@ -86,7 +86,7 @@ impl Function {
     }
 }
 
-/// The functions of a file, in the form that `rustfmt` gives them.
+/// The functions of a file, which must be formatted by `rustfmt`.
 fn sized_functions(text: &str) -> Vec<Function> {
     let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
     let lines: Vec<&str> = code.lines().collect();
@@ -123,7 +123,7 @@ fn is_sized(word: &str) -> bool {
     NUMBERS.contains(&word) || BUNDLES.iter().any(|end| word.ends_with(end))
 }
 
-/// The type of an `impl` line: the last name before what it is generic over.
+/// The type of an `impl` line: the last name before its generic parameters.
 fn owner_of(line: &str) -> Option<String> {
     let line = line.split(" for ").last()?;
     let line = line.strip_prefix("impl").map_or(line, |rest| {
@@ -140,7 +140,7 @@ fn owner_of(line: &str) -> Option<String> {
     words(line).next()
 }
 
-/// Runs of letters, digits and underscores.
+/// Maximal runs of letters, digits and underscores.
 fn words(text: &str) -> impl Iterator<Item = String> + '_ {
     let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.split(move |letter| !is_part(letter)).filter(|word| !word.is_empty()).map(str::to_owned)

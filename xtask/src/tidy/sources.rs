@@ -1,4 +1,4 @@
-//! Rules of a Rust file: it says why it exists, and it can be read in one sitting.
+//! Rules for a Rust file: it states its purpose, and is short enough to read at once.
 
 use super::Problem;
 

@@ -1,9 +1,10 @@
-//! Names in tables and lists are there: tests of `docs/DEFECTS.md`, texts of the removals, and the numbers of hazards.
+//! Names in tables and lists must exist: tests of `docs/DEFECTS.md`, texts of the removals, and
+//! hazard numbers.
 
 use super::{Files, Problem};
 use crate::removals;
 
-/// The page with the table of defects, and the heading above that.
+/// The page with the table of defects, and the heading of the table.
 const PAGE: &str = "docs/DEFECTS.md";
 const HEADING: &str = "## Defects";
 
@@ -21,7 +22,8 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// Every hazard that sources, tests and pages name by its number, such as `H7`, has a heading there.
+/// Every hazard that sources, tests and pages name by its number, such as `H7`, must have a heading
+/// there.
 fn hazards(files: &Files) -> Vec<Problem> {
     let page = files.text(HAZARDS).unwrap_or_default();
     if page.is_empty() {
@@ -45,7 +47,7 @@ fn hazards(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// Words of an `H` and one or two digits. Names of cards have more digits.
+/// Words made of an `H` and one or two digits. Names of GPUs have more digits.
 fn hazard_numbers(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| {
         word.strip_prefix('H').is_some_and(|digits| {
@@ -54,8 +56,8 @@ fn hazard_numbers(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Every row that begins with a number may name tests, as `crate/tests/file.rs::name`; those must be there, and a row
-/// `| number | what | test |` must name one.
+/// A row that begins with a number may name tests, as `crate/tests/file.rs::name`. They must exist,
+/// and a row `| number | what | test |` must name one.
 fn defects(files: &Files) -> Vec<Problem> {
     let mut problems = Vec::new();
     let lines = files.text(PAGE).unwrap_or_default().lines().enumerate();
@@ -82,7 +84,7 @@ fn defects(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// Whether `file::name`, the file below `crates/`, is a function, or the name of a trial.
+/// Whether `file::name`, with the file relative to `crates/`, is a function or the name of a trial.
 fn is_there(files: &Files, test: &str) -> bool {
     let Some((file, name)) = test.split_once("::") else { return false };
     let name = name.rsplit("::").next().unwrap_or(name);
@@ -132,7 +134,7 @@ mod tests {
         let list = "[[removal]]\nwhat = \"w\"\nfile = \"src/x.rs\"\nfind = \"gone\"\ntest = \"lib\"\nnames = [\"t\"]\n";
         let files = Files::of(&[("crates/a/tests/removals.toml", list), ("crates/a/src/x.rs", "")]);
         let lines: Vec<String> = check(&files).iter().map(Problem::to_string).collect();
-        let why = "w: the text to take out is not in crates/a/src/x.rs";
+        let why = "w: the text to remove is not in crates/a/src/x.rs";
         assert_eq!(lines, [format!("crates/a/tests/removals.toml:1: {why}")]);
     }
 }

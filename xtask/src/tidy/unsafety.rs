@@ -1,5 +1,5 @@
-//! Every crate with `unsafe` in it has a section in `docs/UNSAFE.md` that begins with the number of its blocks, and a
-//! section of a crate without says so.
+//! Every crate with `unsafe` has a section in `docs/UNSAFE.md` that begins with the number of its
+//! blocks. A section of a crate without `unsafe` says so.
 
 use super::code::blank_out;
 use super::{Files, Problem, crates};
@@ -23,7 +23,8 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
         };
         let blocks = format!("{} blocks", blocks(files, name));
         if !section.body.starts_with(&blocks) {
-            let message = format!("{name} has {blocks} of `unsafe`: the section begins otherwise");
+            let message =
+                format!("{name} has {blocks} of `unsafe`: the section begins with another number");
             problems.push(Problem::new(PAGE, section.line, message));
         }
     }
@@ -38,10 +39,10 @@ pub(super) fn check(files: &Files) -> Vec<Problem> {
     problems
 }
 
-/// What stands under a heading of the second level.
+/// The text under a heading of the second level.
 struct Section<'a> {
     name: &'a str,
-    /// Where the heading is.
+    /// Line of the heading.
     line: usize,
     /// The first line that is not blank.
     body: &'a str,
@@ -61,7 +62,7 @@ fn sections(text: &str) -> Vec<Section<'_>> {
     sections
 }
 
-/// Where the sources of a crate first say `unsafe`.
+/// The first place in a crate's sources with the keyword `unsafe`.
 fn first_unsafe<'a>(files: &'a Files, name: &str) -> Option<(&'a str, usize)> {
     let sources = format!("crates/{name}/src/");
     files
@@ -70,7 +71,7 @@ fn first_unsafe<'a>(files: &'a Files, name: &str) -> Option<(&'a str, usize)> {
         .find_map(|(path, text)| Some((path, line_of_unsafe(text)?)))
 }
 
-/// Blocks of `unsafe` in the sources of a crate, less those of unit tests at the end of a file.
+/// Number of `unsafe` blocks in the sources of a crate, without unit tests at the end of a file.
 fn blocks(files: &Files, name: &str) -> usize {
     let sources = format!("crates/{name}/src/");
     files
@@ -90,7 +91,8 @@ fn blocks_in(text: &str) -> usize {
     words.windows(2).filter(opens).count()
 }
 
-/// The line of the first keyword `unsafe`: not in a comment, nor in a literal, nor part of a longer word.
+/// The line of the first keyword `unsafe`: not in a comment, not in a literal, and not part of a
+/// longer word.
 fn line_of_unsafe(text: &str) -> Option<usize> {
     let code = blank_out(text);
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -123,7 +125,8 @@ mod tests {
     fn a_section_begins_with_the_number_of_blocks() {
         let source = "//! A.\nfn f() {\n    g(unsafe { h() });\n    run(|x| unsafe {\n x() });\n}\n\
                       unsafe fn k() {}\n#[cfg(test)]\nmod tests { fn t() { unsafe { h() } } }\n";
-        let message = "docs/UNSAFE.md:3: a has 2 blocks of `unsafe`: the section begins otherwise";
+        let message =
+            "docs/UNSAFE.md:3: a has 2 blocks of `unsafe`: the section begins with another number";
         assert_eq!(messages("# Unsafe\n\n## a\n\n3 blocks: why.\n", source), [message]);
         assert_eq!(messages("# Unsafe\n\n## a\n\n2 blocks: why.\n", source), NONE);
     }
@@ -135,7 +138,7 @@ mod tests {
             "docs/UNSAFE.md:3: a has no `unsafe`: remove the section or begin it with `None`";
         assert_eq!(messages("# Unsafe\n\n## a\n", source), [message]);
         assert_eq!(messages("# Unsafe\n\n## a\n\nNone: forbidden.\n\n## b\n", source), NONE);
-        // A heading that names no crate is prose.
+        // A heading that does not name a crate is ordinary text.
         assert_eq!(messages("# Unsafe\n\n## Rules\n", source), NONE);
     }
 

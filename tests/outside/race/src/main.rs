@@ -1,4 +1,4 @@
-//! A race of two streams, and what mends it.
+//! A race of two streams, and its fix.
 
 use cuda_sim::{SimConfig, SimDriver, cuda_driver::Driver};
 
