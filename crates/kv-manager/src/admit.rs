@@ -1,0 +1,475 @@
+//! Admission: finds the cached prefixes of requests, and claims the blocks of the rest of their prompts.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use kv_pool::{
+    Admit, Admitted, BlockHash, BlockId, Claimed, Pinned, Tier,
+    moves::{OnboardError, Onboarded},
+    retention::RetentionPolicy,
+    tenants::TenantId,
+};
+
+use crate::blocks::Blocks;
+use crate::ends::Ends;
+use crate::names::Known;
+use crate::{AdmitError, Content, GroupId, Manager, Missing, Sequence, Tokens};
+
+/// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
+///
+/// # Examples
+///
+/// ```
+/// use kv_manager::Request;
+///
+/// let mut request = Request::new(vec![1, 2, 3]);
+/// request.tokens_max = 128;
+/// assert_eq!(request.tokens(), 3);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Request {
+    tokens: Wanted,
+    /// What the content depends on beside token ids.
+    pub content: Content,
+    /// The tenant whose block counts include the sequence.
+    pub tenant: TenantId,
+    /// The priorities of the sequence's blocks once they are named, by token. Blocks found in the cache
+    /// keep theirs.
+    pub retention: Option<Arc<RetentionPolicy>>,
+    /// Tokens that the sequence may come to have, if that is known: room for their ids is reserved.
+    pub tokens_max: u64,
+    /// The longest prefix that may be taken from the cache, in tokens; 0 looks nothing up.
+    pub hit_max: u64,
+    /// Whether it waits while another sequence computes the next block of its prefix, instead of computing
+    /// the block as well.
+    pub waits: bool,
+}
+
+/// The tokens of a request, in the form that the latest call has left.
+#[derive(Clone, Debug)]
+enum Wanted {
+    Ids(Vec<u32>),
+    Named(u64, Vec<BlockHash>),
+    /// With names, of a generation.
+    Known(Known),
+    /// A sequence has them.
+    Taken,
+}
+
+impl Request {
+    /// A prompt of these token ids, without a tenant, that uses whatever is cached and waits for prefixes
+    /// that are being computed.
+    #[must_use]
+    pub fn new(ids: Vec<u32>) -> Self {
+        Self::of(Wanted::Ids(ids))
+    }
+
+    /// The same for an engine that names its blocks itself: `tokens` tokens, and the names of all blocks
+    /// that they fill.
+    #[must_use]
+    pub fn named(tokens: u64, names: Vec<BlockHash>) -> Self {
+        Self::of(Wanted::Named(tokens, names))
+    }
+
+    fn of(tokens: Wanted) -> Self {
+        Self {
+            tokens,
+            content: Content::default(),
+            tenant: TenantId::NOBODY,
+            retention: None,
+            tokens_max: 0,
+            hit_max: u64::MAX,
+            waits: true,
+        }
+    }
+
+    /// Tokens of the prompt; 0 once it is admitted.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        match &self.tokens {
+            Wanted::Ids(ids) => ids.len() as u64,
+            Wanted::Named(tokens, _) => *tokens,
+            Wanted::Known(known) => known.tokens(),
+            Wanted::Taken => 0,
+        }
+    }
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Waiting {
+    /// Another sequence computes the next block of the same prefix, behind so many tokens.
+    Prefix {
+        /// Tokens of the prefix that are computed or being computed.
+        tokens: u64,
+    },
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is a sequence now, with blocks for its whole prompt, and a first chunk reserved.
+    Admitted(Sequence),
+    /// Nothing has changed. Ask again in a later step.
+    Waiting(Waiting),
+    /// So much is missing. No request behind it was looked at.
+    NoRoom(Missing),
+    /// All rows of the block table are in use. No request behind it was looked at.
+    NoRow,
+    /// It can never be admitted.
+    Refused(AdmitError),
+}
+
+/// Blocks of a sequence that is being admitted.
+#[derive(Debug)]
+enum Piece {
+    Shared(Pinned),
+    Own(Claimed),
+    /// Blocks in host memory, and where they may go.
+    Far(Pinned, Claimed),
+    /// A block in host memory that an earlier sequence of the batch has found too, and where it may go.
+    Again(BlockId, Claimed),
+}
+
+/// Blocks that a batch found in host memory.
+#[derive(Debug, Default)]
+struct Fars {
+    /// Found by now, in a batch of several.
+    seen: HashSet<BlockId>,
+    /// Blocks found more than once, with a pin of each once its place is decided.
+    shared: HashMap<BlockId, Pinned>,
+}
+
+impl Fars {
+    /// Splits the blocks of an admission by tier.
+    fn pieces(&mut self, admitted: Admitted, alone: bool) -> Vec<Piece> {
+        let Admitted { mut prefix, mut claimed, .. } = admitted;
+        let mut pieces = Vec::with_capacity(2);
+        while let Some(tier) = first_tier(&prefix) {
+            let alike = prefix.locations().take_while(|at| at.tier == tier).count();
+            let near = tier == Tier::Primary;
+            let again = |fars: &Self, id| !alone && fars.seen.contains(&id);
+            let count = match prefix.ids().next() {
+                Some(first) if !near && again(self, first) => 1,
+                _ if near => alike,
+                _ => prefix.ids().take(alike).take_while(|&id| !again(self, id)).count(),
+            };
+            let rest = prefix.split_off(count);
+            let part = std::mem::replace(&mut prefix, rest);
+            if near {
+                pieces.push(Piece::Shared(part));
+                continue;
+            }
+            // The pool has claimed a block for each of these.
+            let rest = claimed.split_off(count);
+            let target = std::mem::replace(&mut claimed, rest);
+            let first = part.ids().next();
+            match first {
+                Some(id) if again(self, id) => {
+                    // A second pin would keep the block in host memory.
+                    self.shared.entry(id).or_default();
+                    pieces.push(Piece::Again(id, target));
+                }
+                _ => {
+                    self.seen.extend(part.ids().filter(|_| !alone));
+                    pieces.push(Piece::Far(part, target));
+                }
+            }
+        }
+        pieces.push(Piece::Own(claimed));
+        pieces
+    }
+}
+
+impl Manager {
+    /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and
+    /// answers for each. Requests behind the first for which there is no room, or behind the budget, get no
+    /// answer.
+    ///
+    /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted. Room
+    /// is judged by the whole prompt, which gets its blocks at once; beside them, the
+    /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. All prefixes are
+    /// pinned before any block is claimed, so no request evicts what another has found. Prefix blocks in
+    /// host memory are brought back, once for all requests that share them.
+    ///
+    /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
+    /// the budget, at most.
+    pub fn admit(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
+        let mut answers: Vec<Answer> = Vec::with_capacity(requests.len());
+        let mut places = Vec::with_capacity(requests.len());
+        let mut rows = Vec::new();
+        for (at, request) in requests.iter_mut().enumerate() {
+            // Filled in below, if the request is admitted.
+            let mut answer = Answer::NoRow;
+            match self.prepare(request) {
+                Err(error) => answer = Answer::Refused(error),
+                Ok(Some(waiting)) => answer = Answer::Waiting(waiting),
+                Ok(None) => match self.rows.lease() {
+                    None => {
+                        answers.push(answer);
+                        break;
+                    }
+                    Some(row) => {
+                        places.push(at);
+                        rows.push(row);
+                    }
+                },
+            }
+            answers.push(answer);
+        }
+        let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
+        let blocks = budget.div_ceil(u64::from(self.options.block_tokens));
+        let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
+        let mut admission = self.pool.admit_fitting(&batch, blocks);
+        for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
+            self.plan_claimed(requests[at].tenant, &mut admitted.claimed);
+        }
+        let count = admission.admitted.len();
+        if let Some(&next) = places.get(count) {
+            // What is behind the first that was not admitted has no answer.
+            answers.truncate(next);
+            answers.extend(
+                admission
+                    .refused
+                    .map(|reason| Answer::NoRoom(Missing { group: GroupId::default(), reason })),
+            );
+        }
+        let (mut kept, mut entered) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut nexts = HashSet::new();
+        for ((admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
+            let found = self.found(&admitted.prefix);
+            // An earlier request of this call computes the same block.
+            if let Some(next) = self.next_block(&requests[at], &found)
+                && !nexts.insert(next)
+                && requests[at].waits
+            {
+                let tokens = next.0 as u64 * u64::from(self.options.block_tokens);
+                answers[at] = Answer::Waiting(Waiting::Prefix { tokens });
+                continue;
+            }
+            kept.push(admitted);
+            entered.push((at, row, found));
+        }
+        let held = match self.hold(kept) {
+            Ok(held) => held,
+            // The pool has found these blocks itself.
+            Err(error) => unreachable!("the pool refused its own blocks: {error}"),
+        };
+        let mut left = budget;
+        for ((at, row, found), blocks) in entered.into_iter().zip(held) {
+            let mut sequence = self.sequence(&mut requests[at], found, blocks);
+            self.write_row(row.row(), &sequence.blocks, 0);
+            sequence.row = Some(row);
+            let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(left);
+            sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
+            left -= u64::from(sequence.ends.next);
+            answers[at] = Answer::Admitted(sequence);
+        }
+        answers
+    }
+
+    /// Names the blocks of a request, and looks at whether it can be admitted now.
+    fn prepare(&self, request: &mut Request) -> Result<Option<Waiting>, AdmitError> {
+        let tokens = request.tokens();
+        if matches!(request.tokens, Wanted::Taken) {
+            return Err(AdmitError::Admitted);
+        }
+        if tokens == 0 {
+            return Err(AdmitError::NoTokens);
+        }
+        let block_tokens = u64::from(self.options.block_tokens);
+        let blocks = tokens.div_ceil(block_tokens);
+        let max = self.table.width() as u64;
+        if blocks > max {
+            return Err(AdmitError::TooLong { blocks, max });
+        }
+        let capacity = self.options.pool.primary_blocks;
+        if blocks > capacity {
+            return Err(AdmitError::NeverFits { blocks, capacity });
+        }
+        if let Some(known) = self.known(request)? {
+            request.tokens = Wanted::Known(known);
+        }
+        let Wanted::Known(known) = &request.tokens else { return Ok(None) };
+        let names = &known.names()[..self.findable(request, known)];
+        let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
+        Ok(waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens }))
+    }
+
+    /// What is known of a request, unless the request has it and it is up to date.
+    fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
+        let mut content = request.content.clone();
+        if content.salt.is_empty() && request.tenant != TenantId::NOBODY {
+            content.salt = request.tenant.number().to_le_bytes().to_vec();
+        }
+        let tokens = match &request.tokens {
+            Wanted::Ids(ids) => Tokens::Ids(ids),
+            Wanted::Named(count, names) => Tokens::Named { count: *count, names },
+            Wanted::Known(known) if known.generation() != self.namer.generation => {
+                return Ok(Some(known.renamed(&self.namer)));
+            }
+            Wanted::Known(_) | Wanted::Taken => return Ok(None),
+        };
+        Ok(Some(Known::new(&self.namer, tokens, content)?))
+    }
+
+    /// Blocks of a request that may come from the cache.
+    fn findable(&self, request: &Request, known: &Known) -> usize {
+        let tokens = request.hit_max.min(known.tokens().saturating_sub(1));
+        (tokens / u64::from(self.options.block_tokens)) as usize
+    }
+
+    /// The position and the name of the next block of a request that others could find.
+    fn next_block(&self, request: &Request, found: &Found) -> Option<(usize, BlockHash)> {
+        let Wanted::Known(known) = &request.tokens else { return None };
+        let names = &known.names()[..self.findable(request, known)];
+        names.get(found.blocks).map(|&name| (found.blocks, name))
+    }
+
+    fn asked<'a>(&self, request: &'a Request) -> Admit<'a> {
+        let Wanted::Known(known) = &request.tokens else { return Admit::default() };
+        Admit {
+            prefix: &known.names()[..self.findable(request, known)],
+            partial: &[],
+            blocks: self.blocks_for(known.tokens()),
+            tenant: request.tenant,
+        }
+    }
+
+    /// What was found of a prefix.
+    fn found(&self, prefix: &Pinned) -> Found {
+        let mut found = Found { blocks: prefix.len(), far: 0, depends: Vec::new() };
+        for (index, (at, record)) in prefix.locations().zip(prefix.records()).enumerate() {
+            found.far += usize::from(at.tier != Tier::Primary);
+            found.depends.extend(self.pending(record).map(|step| (step, index)));
+        }
+        found.depends.dedup_by_key(|(step, _)| *step);
+        found
+    }
+
+    /// The sequence of a request, without a row.
+    fn sequence(&mut self, request: &mut Request, found: Found, blocks: Blocks) -> Sequence {
+        let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
+            unreachable!("an admitted request has names")
+        };
+        known.reserve(&self.namer, request.tokens_max);
+        let cached = found.blocks as u64 * u64::from(self.options.block_tokens);
+        self.stats.prompt_tokens += known.tokens();
+        self.stats.cached_tokens += cached;
+        self.next_number += 1;
+        let frontier =
+            known.names().get(found.blocks).map(|&name| self.frontiers.enter((found.blocks, name)));
+        Sequence {
+            number: self.next_number - 1,
+            home: self.rows.clone(),
+            row: None,
+            blocks,
+            prompt_tokens: known.tokens(),
+            known,
+            ends: Ends::cached(cached),
+            named: found.blocks,
+            cached_tokens: cached,
+            onboarded_blocks: found.far,
+            depends: found.depends.into(),
+            failures_seen: self.failures.len(),
+            frontier,
+            suspended: None,
+            tenant: request.tenant,
+            retention: request.retention.clone(),
+        }
+    }
+
+    /// Brings back what lies in host memory, and returns the blocks of each sequence.
+    pub(crate) fn hold(&mut self, admitted: Vec<Admitted>) -> Result<Vec<Blocks>, OnboardError> {
+        let mut fars = Fars::default();
+        let alone = admitted.len() == 1;
+        let all: Vec<_> =
+            admitted.into_iter().map(|admitted| fars.pieces(admitted, alone)).collect();
+        let hold = |pieces: Vec<Piece>| {
+            let mut blocks = Blocks::default();
+            for piece in pieces {
+                self.hold_piece(&mut blocks, piece, &mut fars)?;
+            }
+            Ok(blocks)
+        };
+        all.into_iter().map(hold).collect()
+    }
+
+    fn hold_piece(
+        &mut self,
+        blocks: &mut Blocks,
+        piece: Piece,
+        fars: &mut Fars,
+    ) -> Result<(), OnboardError> {
+        match piece {
+            Piece::Shared(pinned) => blocks.push_shared(pinned),
+            Piece::Own(claimed) => blocks.push_own(claimed),
+            Piece::Far(pinned, target) => {
+                let from: Vec<_> = match fars.shared.is_empty() {
+                    true => Vec::new(),
+                    false => pinned.ids().collect(),
+                };
+                let onboarded = self.onboard(pinned, target)?;
+                for (index, id) in from.into_iter().enumerate() {
+                    if let Some(shared) = fars.shared.get_mut(&id) {
+                        *shared = onboarded.pinned.pin(index).unwrap_or_default();
+                    }
+                }
+                hold_onboarded(blocks, onboarded);
+            }
+            Piece::Again(id, target) => match fars.shared.get(&id).cloned().unwrap_or_default() {
+                // The block that was claimed for it is given back.
+                there if on_device(&there) => blocks.push_shared(there),
+                there => hold_onboarded(blocks, self.onboard(there, target)?),
+            },
+        }
+        Ok(())
+    }
+
+    /// Plans the copies of content in host memory to as many claimed blocks.
+    fn onboard(&mut self, pinned: Pinned, target: Claimed) -> Result<Onboarded, OnboardError> {
+        let onboard = self.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
+        let whole = self.options.block_tokens;
+        for (from, to) in onboard.pairs() {
+            self.plan.copies.push(crate::BlockCopy { from, to, tokens: whole });
+            self.stats.onboarded_blocks += 1;
+        }
+        // Every later use of either block comes later in the plans.
+        Ok(onboard.commit())
+    }
+}
+
+/// What was found of a prompt.
+#[derive(Debug)]
+struct Found {
+    blocks: usize,
+    /// Blocks of these in host memory.
+    far: usize,
+    /// The steps that the blocks depend on, each with the first of its blocks.
+    depends: Vec<(u64, usize)>,
+}
+
+fn first_tier(pinned: &Pinned) -> Option<Tier> {
+    pinned.locations().next().map(|first| first.tier)
+}
+
+/// Whether work that reads device blocks can read all of these.
+fn on_device(pinned: &Pinned) -> bool {
+    !pinned.is_empty() && pinned.locations().all(|at| at.tier == Tier::Primary)
+}
+
+/// Adds the blocks that were brought back, in their order: moved blocks are shared, the others are copies.
+fn hold_onboarded(blocks: &mut Blocks, onboarded: Onboarded) {
+    let Onboarded { mut pinned, mut copies } = onboarded;
+    while let Some(tier) = first_tier(&pinned) {
+        let alike = pinned.locations().take_while(|at| at.tier == tier).count();
+        let rest = pinned.split_off(alike);
+        let part = std::mem::replace(&mut pinned, rest);
+        if tier == Tier::Primary {
+            blocks.push_shared(part);
+        } else {
+            let rest = copies.split_off(alike);
+            blocks.push_own(std::mem::replace(&mut copies, rest));
+        }
+    }
+}

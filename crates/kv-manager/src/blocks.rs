@@ -1,0 +1,336 @@
+//! A sequence's blocks of one group, in order: runs of blocks that are held in the same way.
+
+use std::sync::Arc;
+
+use kv_pool::{
+    BlockHash, BlockId, Claimed, Naming, Pinned, policy::RecordId, retention::Retention,
+};
+use smallvec::SmallVec;
+
+/// Consecutive blocks with the same kind of handle.
+#[derive(Debug)]
+enum Run {
+    /// Blocks with names. Other sequences may hold them, and none writes them.
+    Shared(Pinned),
+    /// Blocks that this sequence alone reads and writes.
+    Own(Claimed),
+    /// The first blocks of a list without names that forks hold together, and none writes.
+    Twin(Arc<Claimed>, usize),
+}
+
+impl Run {
+    fn len(&self) -> usize {
+        match self {
+            Self::Shared(pinned) => pinned.len(),
+            Self::Own(claimed) => claimed.len(),
+            Self::Twin(_, len) => *len,
+        }
+    }
+
+    fn id(&self, index: usize) -> Option<BlockId> {
+        match self {
+            Self::Shared(pinned) => pinned.ids().nth(index),
+            Self::Own(claimed) => claimed.ids().nth(index),
+            Self::Twin(claimed, _) => claimed.ids().nth(index),
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        match self {
+            Self::Shared(pinned) => pinned.truncate(len),
+            Self::Own(claimed) => drop(claimed.split_off(len)),
+            Self::Twin(_, twins) => *twins = len.min(*twins),
+        }
+    }
+
+    fn push_ids(&self, from: usize, ids: &mut impl FnMut(BlockId)) {
+        match self {
+            Self::Shared(pinned) => pinned.ids().skip(from).for_each(ids),
+            Self::Own(claimed) => claimed.ids().skip(from).for_each(ids),
+            Self::Twin(claimed, len) => claimed.ids().take(*len).skip(from).for_each(ids),
+        }
+    }
+}
+
+/// A sequence's blocks: mostly a list of shared ones, then a list of its own.
+///
+/// A drop releases the blocks from last to first, so that the tail of a prefix is evicted before its
+/// head.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    runs: SmallVec<[Run; 3]>,
+    len: usize,
+    /// The first of the last blocks that are the sequence's own.
+    own_from: usize,
+}
+
+impl Blocks {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the sequence may write block `index`.
+    pub(crate) fn is_own(&self, index: usize) -> bool {
+        index >= self.own_from
+    }
+
+    pub(crate) fn id(&self, index: usize) -> Option<BlockId> {
+        let (run, at) = self.find(index)?;
+        self.runs[run].id(at)
+    }
+
+    /// Hands the ids of the blocks from `first` on to `ids`, in order.
+    pub(crate) fn for_each_id(&self, first: usize, mut ids: impl FnMut(BlockId)) {
+        let mut start = 0;
+        for run in &self.runs {
+            let len = run.len();
+            if start + len > first {
+                run.push_ids(first.saturating_sub(start), &mut ids);
+            }
+            start += len;
+        }
+    }
+
+    pub(crate) fn push_shared(&mut self, pinned: Pinned) {
+        self.push(Run::Shared(pinned));
+    }
+
+    pub(crate) fn push_own(&mut self, claimed: Claimed) {
+        self.push(Run::Own(claimed));
+    }
+
+    /// Releases the blocks from `len` on, the last one first.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        while self.len > len {
+            let Some(mut last) = self.runs.pop() else { break };
+            let start = self.len - last.len();
+            self.len = start;
+            if start < len {
+                last.truncate(len - start);
+                self.push(last);
+            }
+        }
+        self.find_own();
+    }
+
+    /// Takes the blocks from `at` on.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        let mut behind: SmallVec<[Run; 3]> = SmallVec::new();
+        while self.len > at {
+            let Some(mut last) = self.runs.pop() else { break };
+            let start = self.len - last.len();
+            self.len = start;
+            if start >= at {
+                behind.push(last);
+                continue;
+            }
+            let rest = match &mut last {
+                Run::Shared(pinned) => Run::Shared(pinned.split_off(at - start)),
+                Run::Own(claimed) => Run::Own(claimed.split_off(at - start)),
+                // What is held together cannot be taken apart, and nobody asks for it.
+                Run::Twin(claimed, len) => {
+                    let rest = Run::Twin(Arc::clone(claimed), *len);
+                    *len = at - start;
+                    rest
+                }
+            };
+            behind.push(rest);
+            self.push(last);
+            break;
+        }
+        self.find_own();
+        let mut rest = Self::default();
+        while let Some(run) = behind.pop() {
+            rest.push(run);
+        }
+        rest
+    }
+
+    /// Adds all blocks of `more` behind those that are there.
+    pub(crate) fn append(&mut self, mut more: Self) {
+        for run in std::mem::take(&mut more.runs) {
+            self.push(run);
+        }
+        more.len = 0;
+    }
+
+    /// Makes block `index` the sequence's own if no fork holds it any more. Whether it is its own.
+    pub(crate) fn claim_back(&mut self, index: usize) -> bool {
+        let Some((run, at)) = self.find(index) else { return false };
+        if let Run::Twin(_, len) = self.runs[run]
+            && at == 0
+            && len == 1
+        {
+            let Run::Twin(twins, _) =
+                std::mem::replace(&mut self.runs[run], Run::Own(Claimed::default()))
+            else {
+                unreachable!("it was a moment ago")
+            };
+            self.runs[run] = match Arc::try_unwrap(twins) {
+                Ok(mut own) => {
+                    drop(own.split_off(1));
+                    Run::Own(own)
+                }
+                Err(twins) => Run::Twin(twins, 1),
+            };
+            self.find_own();
+        }
+        self.is_own(index)
+    }
+
+    /// Puts a block of the sequence's own in the place of the shared block `index`, and returns what held
+    /// that.
+    pub(crate) fn replace(&mut self, index: usize, own: Claimed) -> Self {
+        let behind = self.split_off(index + 1);
+        let replaced = self.split_off(index);
+        self.push(Run::Own(own));
+        self.append(behind);
+        self.find_own();
+        replaced
+    }
+
+    /// Gives the sequence's own blocks from `first` on the names `names`, by position, and reports the
+    /// blocks that have got theirs. A block whose name another block bears stays as it is.
+    ///
+    /// `worth` returns the retention of a block, and of how many blocks from there on it is known.
+    pub(crate) fn name(
+        &mut self,
+        first: usize,
+        names: &[BlockHash],
+        parent: Option<BlockHash>,
+        worth: impl Fn(usize) -> (Retention, usize),
+        mut named: impl FnMut(RecordId, BlockHash),
+    ) {
+        let end = first + names.len();
+        let mut behind = self.split_off(first);
+        let rest = behind.split_off(names.len());
+        let mut at = first;
+        for run in std::mem::take(&mut behind.runs) {
+            let count = run.len();
+            match run {
+                Run::Own(mut own) => {
+                    while !own.is_empty() {
+                        let (retention, alike) = worth(at);
+                        let count = own.len().min(alike.max(1)).min(end - at);
+                        let before = match at.checked_sub(first + 1) {
+                            Some(before) => Some(names[before]),
+                            None => parent,
+                        };
+                        let naming = Naming { parent: before, retention };
+                        let here = &names[at - first..at - first + count];
+                        let Ok(registered) = own.register_new(here, naming) else {
+                            // There are as many blocks as names.
+                            at += own.len();
+                            self.push(Run::Own(std::mem::take(&mut own)));
+                            break;
+                        };
+                        for (record, &name) in registered.named.records().zip(here) {
+                            named(record, name);
+                        }
+                        at += registered.named.len();
+                        self.push(Run::Shared(registered.named));
+                        if registered.existing.is_some() {
+                            self.push(Run::Own(own.take_first().unwrap_or_default()));
+                            at += 1;
+                        }
+                    }
+                }
+                run => {
+                    at += count;
+                    self.push(run);
+                }
+            }
+        }
+        behind.len = 0;
+        self.append(rest);
+        self.find_own();
+    }
+
+    /// The same blocks for a fork, the first `full` and the one behind them if there are more: from now on
+    /// no holder writes them without [claiming them back](Self::claim_back). The others stay.
+    pub(crate) fn fork(&mut self, full: usize, blocks: usize) -> Self {
+        let rest = self.split_off(blocks);
+        let tail = self.split_off(full);
+        let mut twin = Self::default();
+        for part in [std::mem::take(self), tail] {
+            let mut part = part;
+            for run in std::mem::take(&mut part.runs) {
+                let run = match run {
+                    Run::Own(own) => {
+                        let len = own.len();
+                        Run::Twin(Arc::new(own), len)
+                    }
+                    run => run,
+                };
+                twin.push(match &run {
+                    Run::Shared(pinned) => Run::Shared(pinned.clone()),
+                    Run::Twin(twins, len) => Run::Twin(Arc::clone(twins), *len),
+                    Run::Own(_) => unreachable!("own blocks became twins"),
+                });
+                self.push(run);
+            }
+            part.len = 0;
+        }
+        self.append(rest);
+        self.find_own();
+        twin
+    }
+
+    /// Blocks from the first on that were named.
+    pub(crate) fn shared_len(&self) -> usize {
+        let shared = self.runs.iter().take_while(|run| matches!(run, Run::Shared(_)));
+        shared.map(Run::len).sum()
+    }
+
+    /// All blocks with names, for hints.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = &Pinned> {
+        self.runs.iter().filter_map(|run| match run {
+            Run::Shared(pinned) => Some(pinned),
+            _ => None,
+        })
+    }
+
+    fn find(&self, index: usize) -> Option<(usize, usize)> {
+        let mut at = index;
+        for (run, blocks) in self.runs.iter().enumerate() {
+            match at.checked_sub(blocks.len()) {
+                Some(behind) => at = behind,
+                None => return Some((run, at)),
+            }
+        }
+        None
+    }
+
+    fn push(&mut self, run: Run) {
+        let len = run.len();
+        if len == 0 {
+            return;
+        }
+        let shared = !matches!(run, Run::Own(_));
+        let left = match (self.runs.last_mut(), run) {
+            (Some(Run::Shared(last)), Run::Shared(more)) => {
+                last.append(more).err().map(Run::Shared)
+            }
+            (Some(Run::Own(last)), Run::Own(more)) => last.append(more).err().map(Run::Own),
+            (_, run) => Some(run),
+        };
+        self.runs.extend(left);
+        self.len += len;
+        if shared {
+            self.own_from = self.len;
+        }
+    }
+
+    fn find_own(&mut self) {
+        let own = self.runs.iter().rev().take_while(|run| matches!(run, Run::Own(_)));
+        self.own_from = self.len - own.map(Run::len).sum::<usize>();
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        while let Some(run) = self.runs.pop() {
+            drop(run);
+        }
+    }
+}

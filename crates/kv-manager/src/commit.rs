@@ -1,0 +1,72 @@
+//! Commits: the ids that came out of a step.
+
+use crate::{CommitError, Manager, Sequence, SequenceError, Tokens};
+
+/// What became of committed ids.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Committed {
+    /// They follow the sequence's known tokens.
+    Taken,
+    /// The sequence has been truncated, suspended or set back since the step was staged: the ids
+    /// change nothing.
+    Stale,
+    /// A step has failed that the sequence was in, or whose blocks it reads. The ids are void, as are those
+    /// from void steps before. The sequence has been set back: its KV ends at `from`.
+    Redo {
+        /// The first token to be computed again.
+        from: u64,
+    },
+}
+
+impl Manager {
+    /// Takes in the token ids that came out of a step: the accepted drafts, then the id that was sampled
+    /// behind them. None is possible: an end that the engine has ignored.
+    ///
+    /// The commits of a sequence come in the order of its steps. They may come after later steps were
+    /// staged. A step that computes part of a prompt only needs no commit.
+    ///
+    /// Blocks that are full with these ids get their names.
+    ///
+    /// # Errors
+    /// [`CommitError`]; the sequence is as it was.
+    pub fn commit<'a>(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: impl Into<Tokens<'a>>,
+    ) -> Result<Committed, CommitError> {
+        let tokens = tokens.into();
+        match self.look_at(sequence) {
+            Ok(()) => {}
+            Err(SequenceError::Redo { from }) => return Ok(Committed::Redo { from }),
+            Err(error) => return Err(error.into()),
+        }
+        if sequence.ends.is_stale(step) {
+            return Ok(Committed::Stale);
+        }
+        sequence.ends.check_commit(step, tokens.len())?;
+        let known = sequence.known.tokens();
+        sequence.known.push(&self.namer, tokens)?;
+        sequence.ends.commit(step, tokens.len(), known)?;
+        let full = sequence.known.tokens().min(sequence.ends.resolved())
+            / u64::from(self.options.block_tokens);
+        if full as usize > sequence.named {
+            // Of a step that is complete already, nothing can be withdrawn.
+            let at = self.in_flight.iter().position(|staged| staged.step >= step);
+            let mut names = match at {
+                Some(at) => std::mem::take(&mut self.in_flight[at].names),
+                None => self.spare_names.pop().unwrap_or_default(),
+            };
+            let step = at.map_or(step, |at| self.in_flight[at].step);
+            self.name_new(sequence, step, &mut names);
+            match at {
+                Some(at) => self.in_flight[at].names = names,
+                None => {
+                    names.clear();
+                    self.spare_names.push(names);
+                }
+            }
+        }
+        Ok(Committed::Taken)
+    }
+}

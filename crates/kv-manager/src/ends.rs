@@ -1,0 +1,230 @@
+//! How far a sequence's KV reaches: for certain, and at most, while outcomes are open.
+
+use smallvec::SmallVec;
+
+use crate::CommitError;
+
+/// One step of a sequence, until it is complete and its ids are known.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Staged {
+    step: u64,
+    /// The certain end of the KV before the step.
+    start: u64,
+    /// Tokens whose ids were not known when the step was staged: drafts, or what an open step decides.
+    unknown: u32,
+    /// The step's first tokens were known.
+    led: bool,
+    /// Its ids have not been committed.
+    awaits: bool,
+    /// Tokens that were known before its ids were committed.
+    known_before: u64,
+}
+
+/// What is to be computed again after a step has failed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Redo {
+    /// The certain end of the KV.
+    pub(crate) from: u64,
+    /// Tokens that are known still.
+    pub(crate) known: u64,
+}
+
+/// The ends of a sequence's KV.
+///
+/// `resolved` tokens have KV, or a staged step writes it for certain. At [`upper`](Self::upper) the KV
+/// ends if every open outcome is the longest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ends {
+    resolved: u64,
+    staged: SmallVec<[Staged; 4]>,
+    /// Tokens that the next step stages.
+    pub(crate) next: u32,
+    /// Results of steps up to this one change nothing.
+    stale: u64,
+}
+
+impl Ends {
+    /// The ends of a sequence whose first tokens are cached.
+    pub(crate) fn cached(tokens: u64) -> Self {
+        Self { resolved: tokens, ..Self::default() }
+    }
+
+    pub(crate) fn resolved(&self) -> u64 {
+        self.resolved
+    }
+
+    pub(crate) fn upper(&self) -> u64 {
+        self.resolved + self.unknown()
+    }
+
+    /// Whether ids of a staged step are to come.
+    pub(crate) fn is_open(&self) -> bool {
+        self.staged.iter().any(|staged| staged.awaits)
+    }
+
+    /// Whether the end of the KV depends on an outcome that is not known.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.unknown() > 0
+    }
+
+    fn unknown(&self) -> u64 {
+        let open = self.staged.iter().filter(|staged| staged.awaits);
+        open.map(|staged| u64::from(staged.unknown)).sum()
+    }
+
+    /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
+    pub(crate) fn stage(&mut self, step: u64, known: u64) {
+        let tokens = self.next;
+        self.next = 0;
+        let (start, upper) = (self.resolved, self.upper());
+        let led = match self.is_uncertain() {
+            true => 0,
+            false => known.saturating_sub(upper).min(u64::from(tokens)),
+        };
+        let unknown = tokens - led as u32;
+        self.resolved += led;
+        let awaits = upper + u64::from(tokens) >= known;
+        let led = led > 0;
+        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: known });
+    }
+
+    /// Skips tokens whose KV has been found elsewhere.
+    pub(crate) fn skip(&mut self, tokens: u64) {
+        self.resolved += tokens;
+    }
+
+    /// Whether the results of `step` change nothing, because the sequence has been changed since.
+    pub(crate) fn is_stale(&self, step: u64) -> bool {
+        step <= self.stale
+    }
+
+    /// Checks that `count` ids can have come out of `step`, and returns the index of its entry.
+    fn open(&self, step: u64, count: u64) -> Result<usize, CommitError> {
+        let Some(at) = self.staged.iter().position(|staged| staged.awaits) else {
+            return Err(CommitError::NotStaged { step });
+        };
+        let first = self.staged[at];
+        if first.step != step {
+            let here = self.staged.iter().any(|staged| staged.awaits && staged.step == step);
+            return Err(match here {
+                true => CommitError::OutOfOrder { step, first: first.step },
+                false => CommitError::NotStaged { step },
+            });
+        }
+        let max = u64::from(first.unknown) + u64::from(first.led);
+        if count > max {
+            return Err(CommitError::TooManyIds { step, ids: count, max });
+        }
+        Ok(at)
+    }
+
+    pub(crate) fn check_commit(&self, step: u64, count: u64) -> Result<(), CommitError> {
+        self.open(step, count).map(|_| ())
+    }
+
+    /// Takes in that `count` ids came out of `step`, when `known` tokens were known.
+    pub(crate) fn commit(&mut self, step: u64, count: u64, known: u64) -> Result<(), CommitError> {
+        let at = self.open(step, count)?;
+        let staged = &mut self.staged[at];
+        staged.awaits = false;
+        staged.known_before = known;
+        // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
+        self.resolved += if staged.led { count.saturating_sub(1) } else { count };
+        Ok(())
+    }
+
+    /// Forgets steps that are complete and have nothing to come.
+    pub(crate) fn prune(&mut self, completed: u64) {
+        self.staged.retain(|staged| staged.awaits || staged.step > completed);
+    }
+
+    /// Ends the KV after at most `tokens` tokens. The results of steps that were staged are stale.
+    pub(crate) fn truncate(&mut self, tokens: u64) {
+        self.resolved = self.resolved.min(tokens);
+        self.stale = self.staged.iter().map(|staged| staged.step).fold(self.stale, u64::max);
+        self.next = 0;
+        // Their failure still concerns what they wrote before the cut.
+        self.staged.iter_mut().for_each(|staged| staged.awaits = false);
+    }
+
+    /// What the failure of `step` leaves of a sequence of which `known` tokens are known; `None` if the
+    /// sequence was not in the step.
+    pub(crate) fn redo(&self, step: u64, known: u64) -> Option<Redo> {
+        let failed = self.staged.iter().find(|staged| staged.step == step)?;
+        Some(self.redo_from(failed.start, step, known))
+    }
+
+    /// What is left if KV from token `from` on is wrong in `step` and those after it.
+    pub(crate) fn redo_from(&self, from: u64, step: u64, known: u64) -> Redo {
+        let later = self.staged.iter().filter(|staged| staged.step >= step && !staged.awaits);
+        let committed = later.map(|staged| staged.known_before).min();
+        let known = committed.map_or(known, |before| before.min(known));
+        Redo { from: from.min(self.resolved).min(known), known }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staged(ends: &mut Ends, step: u64, tokens: u32, known: u64) {
+        ends.next = tokens;
+        ends.stage(step, known);
+    }
+
+    #[test]
+    fn a_chunk_of_a_prompt_resolves_when_it_is_staged() {
+        let mut ends = Ends::default();
+        staged(&mut ends, 1, 5, 8);
+        assert_eq!((ends.resolved(), ends.upper(), ends.is_open()), (5, 5, false));
+        staged(&mut ends, 2, 3, 8);
+        assert_eq!((ends.resolved(), ends.upper(), ends.is_open()), (8, 8, true));
+        assert_eq!(
+            ends.commit(2, 2, 8),
+            Err(CommitError::TooManyIds { step: 2, ids: 2, max: 1 }),
+            "without drafts one id comes out"
+        );
+        ends.commit(2, 1, 8).unwrap();
+        assert_eq!((ends.resolved(), ends.upper()), (8, 8), "the sampled token has no KV yet");
+    }
+
+    #[test]
+    fn steps_that_overlap_resolve_as_their_results_arrive() {
+        let mut ends = Ends::cached(8);
+        staged(&mut ends, 1, 1, 9);
+        staged(&mut ends, 2, 1, 9);
+        assert_eq!((ends.resolved(), ends.upper()), (9, 10));
+        assert_eq!(ends.commit(2, 1, 9), Err(CommitError::OutOfOrder { step: 2, first: 1 }));
+        ends.commit(1, 1, 9).unwrap();
+        assert_eq!((ends.resolved(), ends.upper()), (9, 10));
+        ends.commit(2, 1, 10).unwrap();
+        assert_eq!((ends.resolved(), ends.upper()), (10, 10));
+        assert_eq!(ends.commit(2, 1, 11), Err(CommitError::NotStaged { step: 2 }));
+    }
+
+    #[test]
+    fn drafts_count_from_the_upper_bound_until_they_are_judged() {
+        let mut ends = Ends::cached(8);
+        staged(&mut ends, 1, 4, 9); // one known token and three drafts
+        assert_eq!((ends.resolved(), ends.upper()), (9, 12));
+        staged(&mut ends, 2, 4, 9);
+        assert_eq!((ends.resolved(), ends.upper()), (9, 16));
+        ends.commit(1, 2, 9).unwrap(); // one draft accepted, and one id more
+        assert_eq!((ends.resolved(), ends.upper()), (10, 14));
+        ends.commit(2, 4, 11).unwrap();
+        assert_eq!((ends.resolved(), ends.upper()), (14, 14), "known are 15");
+    }
+
+    #[test]
+    fn a_failed_step_takes_back_what_came_after_it() {
+        let mut ends = Ends::cached(8);
+        staged(&mut ends, 1, 1, 9);
+        staged(&mut ends, 2, 1, 9);
+        ends.commit(1, 1, 9).unwrap();
+        ends.commit(2, 1, 10).unwrap();
+        assert_eq!(ends.redo(2, 11), Some(Redo { from: 9, known: 10 }));
+        assert_eq!(ends.redo(1, 11), Some(Redo { from: 8, known: 9 }));
+        ends.prune(1);
+        assert_eq!(ends.redo(1, 11), None, "a complete step does not fail");
+    }
+}

@@ -1,0 +1,333 @@
+//! Errors, one enum for each family of operations.
+
+use kv_pool::{ClaimError, ConfigError, moves::OnboardError};
+
+use crate::{GroupId, WorkerId};
+
+/// Why a manager was not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionsError {
+    /// A number that must be at least 1 is 0.
+    #[error("{field} is 0")]
+    Zero {
+        /// The field of the options.
+        field: &'static str,
+    },
+    /// The block table has too many entries.
+    #[error("a block table of {rows} rows of {width} blocks is too large")]
+    TableTooLarge {
+        /// Rows.
+        rows: u32,
+        /// Blocks of a row.
+        width: u32,
+    },
+    /// The pool refused its size.
+    #[error("no manager can have a block pool of this size")]
+    Pool(#[from] ConfigError),
+}
+
+/// Why tokens were not taken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokensError {
+    /// The sequence began with token ids.
+    #[error("names were given for a sequence that is named by its token ids")]
+    IdsExpected,
+    /// The sequence began with the engine's names.
+    #[error("token ids were given for a sequence that the engine names")]
+    NamesExpected,
+    /// There is one name for each block that becomes full.
+    #[error("{names} names for {blocks} blocks that become full")]
+    Names {
+        /// Names given.
+        names: usize,
+        /// Blocks that become full.
+        blocks: u64,
+    },
+    /// The inputs of a request come in the order of their tokens.
+    #[error("the inputs of a request are not in the order of their tokens")]
+    InputsUnordered,
+}
+
+/// Blocks that are missing.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("group {}: {reason}", group.0)]
+pub struct Missing {
+    /// The group that lacks room.
+    pub group: GroupId,
+    /// How many blocks were asked for, and how many there are.
+    pub reason: ClaimError,
+}
+
+/// Why a request can never be admitted.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdmitError {
+    /// A request has at least one token.
+    #[error("a request of 0 tokens cannot be admitted")]
+    NoTokens,
+    /// The sequence needs more entries than a row of the block table has.
+    #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
+    TooLong {
+        /// Blocks needed.
+        blocks: u64,
+        /// Entries of a row.
+        max: u64,
+    },
+    /// The sequence needs more blocks than there are.
+    #[error("a sequence of {blocks} blocks never fits: the device has {capacity}")]
+    NeverFits {
+        /// Blocks needed.
+        blocks: u64,
+        /// Blocks of the device.
+        capacity: u64,
+    },
+    /// The tokens and their names do not fit together.
+    #[error("the request's tokens were not taken")]
+    Tokens(#[from] TokensError),
+    /// The request was admitted before.
+    #[error("the request was admitted before")]
+    Admitted,
+}
+
+/// Why a sequence cannot go on as it is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SequenceError {
+    /// Another manager admitted it.
+    #[error("the sequence belongs to another manager")]
+    Foreign,
+    /// It is suspended.
+    #[error("the sequence is suspended")]
+    Suspended,
+    /// A worker that holds a share of it is lost. Drop it, and admit its request again.
+    #[error("worker {} is lost, which holds a share of the sequence", worker.0)]
+    Lost {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// A step that it was in, or whose blocks it reads, has failed. It has been set back, and is told so
+    /// once: its KV ends at `from`, and ids that came out of void steps are forgotten.
+    #[error("a step has failed: the sequence is to be computed again from token {from}")]
+    Redo {
+        /// The first token to be computed again.
+        from: u64,
+    },
+}
+
+/// Why a sequence got no room. It is as it was.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The sequence cannot go on as it is.
+    #[error("no room was reserved")]
+    Sequence(#[from] SequenceError),
+    /// There are too few blocks.
+    #[error("no room was reserved")]
+    NoRoom(#[from] Missing),
+    /// The sequence needs more entries than a row of the block table has.
+    #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
+    TooLong {
+        /// Blocks needed.
+        blocks: u64,
+        /// Entries of a row.
+        max: u64,
+    },
+}
+
+/// Why ids were not committed. The sequence is as it was.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// The sequence cannot go on as it is.
+    #[error("no ids were committed")]
+    Sequence(#[from] SequenceError),
+    /// The sequence was not in the step, or nothing comes out of it, or it was committed before.
+    #[error("the sequence waits for no ids of step {step}")]
+    NotStaged {
+        /// The step.
+        step: u64,
+    },
+    /// The ids of an earlier step come first.
+    #[error("the ids of step {first} come before those of step {step}")]
+    OutOfOrder {
+        /// The step that was named.
+        step: u64,
+        /// The step whose ids are next.
+        first: u64,
+    },
+    /// More ids than can come out of the step.
+    #[error("{ids} ids came out of step {step}, from which at most {max} can come")]
+    TooManyIds {
+        /// The step.
+        step: u64,
+        /// Ids given.
+        ids: u64,
+        /// The most that can come.
+        max: u64,
+    },
+    /// The ids and their names do not fit together.
+    #[error("the ids were not taken")]
+    Tokens(#[from] TokensError),
+}
+
+/// Why a batch was not staged. No sequence has changed.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// The step was begun by another manager, or is over.
+    #[error("step {step} is not open")]
+    NotOpen {
+        /// The step.
+        step: u64,
+    },
+    /// A step is staged once.
+    #[error("step {step} is staged already")]
+    StagedAlready {
+        /// The step.
+        step: u64,
+    },
+    /// A sequence cannot go on as it is.
+    #[error("sequence {index} of the batch cannot be staged")]
+    Sequence {
+        /// Its position in the batch.
+        index: usize,
+        /// The reason.
+        source: SequenceError,
+    },
+    /// No tokens were reserved for a sequence.
+    #[error("sequence {index} of the batch has no tokens reserved for the step")]
+    NothingReserved {
+        /// Its position in the batch.
+        index: usize,
+    },
+}
+
+/// Why a step was not begun or finished.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The last step was neither finished nor dropped.
+    #[error("step {step} is still open")]
+    StillOpen {
+        /// The open step.
+        step: u64,
+    },
+    /// As many steps are in flight as may be: wait for the oldest to complete.
+    #[error("{in_flight} steps are in flight, of which {oldest} is the oldest")]
+    Busy {
+        /// Steps that are staged and not complete.
+        in_flight: usize,
+        /// The oldest.
+        oldest: u64,
+    },
+    /// Another manager began the step.
+    #[error("step {step} belongs to another manager")]
+    Foreign {
+        /// The step.
+        step: u64,
+    },
+}
+
+/// Why a completion was not taken in.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompletionError {
+    /// There is no such worker.
+    #[error("there is no worker {}: {workers} workers carry out the plans", worker.0)]
+    NoWorker {
+        /// The worker named.
+        worker: WorkerId,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The worker was given up. What it still says is not believed.
+    #[error("worker {} is lost", worker.0)]
+    Lost {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// The worker is not lost, so nothing is to be fenced or joined.
+    #[error("worker {} is not lost", worker.0)]
+    NotLost {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// No plan of the step was made.
+    #[error("step {step} has not been staged: the latest is {latest}")]
+    NotStaged {
+        /// The step named.
+        step: u64,
+        /// The latest step that was staged.
+        latest: u64,
+    },
+}
+
+/// Why a sequence was not forked. Nothing has changed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// The sequence cannot go on as it is.
+    #[error("the sequence was not forked")]
+    Sequence(#[from] SequenceError),
+    /// The ids of a step are to come: commit them first.
+    #[error("the sequence was not forked: the ids of a step that it is in are to come")]
+    Later,
+    /// All rows of the block table are in use.
+    #[error("the sequence was not forked: all {rows} rows are in use")]
+    NoRow {
+        /// Rows of the block table.
+        rows: u32,
+    },
+}
+
+/// Why a sequence was not truncated or extended. It is as it was.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TruncateError {
+    /// The sequence cannot go on as it is.
+    #[error("the sequence was not changed")]
+    Sequence(#[from] SequenceError),
+    /// The sequence has fewer tokens.
+    #[error("a sequence of {known} tokens cannot be cut to {tokens}")]
+    Beyond {
+        /// Tokens to be left.
+        tokens: u64,
+        /// Tokens that are known.
+        known: u64,
+    },
+    /// The ids of a step are to come: commit them, or truncate first.
+    #[error("no tokens can follow while the ids of a step are to come")]
+    Later,
+    /// The tokens and their names do not fit together.
+    #[error("the tokens were not taken")]
+    Tokens(#[from] TokensError),
+}
+
+/// Why a sequence was not suspended or resumed. It is as it was.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SuspendError {
+    /// The sequence cannot go on as it is.
+    #[error("the sequence was not suspended or resumed")]
+    Sequence(#[from] SequenceError),
+    /// The ids of a step are to come: commit them first.
+    #[error("the sequence was not suspended: the ids of a step that it is in are to come")]
+    Later,
+    /// It is not suspended.
+    #[error("the sequence is not suspended")]
+    NotSuspended,
+    /// There are too few blocks: in host memory to suspend, on the device to resume.
+    #[error("the sequence was not suspended or resumed")]
+    NoRoom(#[from] Missing),
+    /// All rows of the block table are in use.
+    #[error("the sequence was not resumed: all {rows} rows are in use")]
+    NoRow {
+        /// Rows of the block table.
+        rows: u32,
+    },
+    /// The pool refused a move.
+    #[error("the pool refused to bring blocks back")]
+    Onboard(#[from] OnboardError),
+}

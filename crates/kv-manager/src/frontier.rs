@@ -1,0 +1,54 @@
+//! Prompts that are being computed: the next block of each, so that requests with the same prefix wait.
+
+use std::sync::Arc;
+
+use kv_pool::BlockHash;
+use parking_lot::Mutex;
+
+/// The position and the name of the next block of a prompt that has no KV yet.
+type Frontier = (usize, BlockHash);
+
+/// The frontiers of all prompts that are being computed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Frontiers {
+    prompts: Arc<Mutex<Vec<Option<Frontier>>>>,
+}
+
+impl Frontiers {
+    /// Notes a prompt whose next block is `frontier`.
+    pub(crate) fn enter(&self, frontier: Frontier) -> FrontierLease {
+        let mut prompts = self.prompts.lock();
+        let index = prompts.iter().position(Option::is_none).unwrap_or(prompts.len());
+        if index == prompts.len() {
+            prompts.push(None);
+        }
+        prompts[index] = Some(frontier);
+        FrontierLease { all: self.clone(), index }
+    }
+
+    /// Whether a prompt with these names is being computed: the position of the block that is next there.
+    pub(crate) fn find(&self, names: &[BlockHash]) -> Option<usize> {
+        let prompts = self.prompts.lock();
+        let mut here = prompts.iter().flatten().filter(|(at, name)| names.get(*at) == Some(name));
+        here.next().map(|&(at, _)| at)
+    }
+}
+
+/// One prompt's frontier, until the prompt is computed or dropped.
+#[derive(Debug)]
+pub(crate) struct FrontierLease {
+    all: Frontiers,
+    index: usize,
+}
+
+impl FrontierLease {
+    pub(crate) fn advance(&self, frontier: Frontier) {
+        self.all.prompts.lock()[self.index] = Some(frontier);
+    }
+}
+
+impl Drop for FrontierLease {
+    fn drop(&mut self) {
+        self.all.prompts.lock()[self.index] = None;
+    }
+}

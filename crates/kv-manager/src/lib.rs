@@ -1,0 +1,62 @@
+//! The deciding half of a KV cache: which block holds what, for which sequence, in which step.
+//!
+//! A [`Manager`] knows blocks, steps and workers as numbers. It calls no driver. What is to be done on
+//! the devices leaves it as a [`StepPlan`], one a step, and comes back as a [`Completion`]: values that
+//! an engine hands to a worker in the same process, or sends as bytes to others ([`StepPlan::to_bytes`]).
+//!
+//! # A step
+//! 1. [`Manager::begin_step`] begins it. [`Manager::complete`] told the manager before which steps the
+//!    workers have completed.
+//! 2. [`Manager::commit`] takes the token ids that earlier steps have produced.
+//! 3. [`Manager::reserve`] gives running sequences room for their next tokens;
+//!    [`Manager::admit`] lets new ones in.
+//! 4. [`Manager::stage`] returns the plan of the step.
+//! 5. [`Manager::finish_step`] ends it.
+//!
+//! At any time a sequence can be [truncated](Manager::truncate), [forked](Manager::fork),
+//! [suspended](Manager::suspend) and [resumed](Manager::resume), or dropped.
+//!
+//! # What is named
+//! A full block gets a name, which others find it by, when its token ids are known *and* a staged step
+//! writes its KV for certain: the last sampled token has an id before it has KV, and drafts have KV before
+//! they are accepted. So no rejected token is ever shared (H24).
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+mod admit;
+mod blocks;
+mod commit;
+mod ends;
+mod error;
+mod fork;
+mod frontier;
+mod manager;
+mod names;
+mod options;
+mod plan;
+mod reserve;
+mod rows;
+mod sequence;
+mod stage;
+mod steps;
+mod suspend;
+mod table;
+mod truncate;
+mod workers;
+
+pub use admit::{Answer, Request, Waiting};
+pub use commit::Committed;
+pub use error::{
+    AdmitError, CommitError, CompletionError, ForkError, Missing, OptionsError, ReserveError,
+    SequenceError, StageError, StepError, SuspendError, TokensError, TruncateError,
+};
+pub use manager::{Manager, ManagerStats};
+pub use names::{Content, Tokens};
+pub use options::ManagerOptions;
+pub use plan::{BatchRow, BlockCopy, Completion, GroupId, Outcome, RowEdit, Start, StepPlan};
+pub use reserve::Reserved;
+pub use rows::Row;
+pub use sequence::Sequence;
+pub use steps::OpenStep;
+pub use workers::WorkerId;

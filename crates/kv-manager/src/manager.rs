@@ -1,0 +1,386 @@
+//! The manager's state, and what can be asked of it at any time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kv_pool::policy::RecordId;
+use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
+use kv_pool::{
+    BlockHash, BlockPool, Claimed, Epoch, GrowError, Location, PoolBuilder, PoolView, Tier,
+};
+use parking_lot::Mutex;
+
+use crate::blocks::Blocks;
+use crate::frontier::Frontiers;
+use crate::names::Namer;
+use crate::plan::{BatchRow, BlockCopy, StepPlan};
+use crate::rows::RowPool;
+use crate::steps::Latest;
+use crate::table::Table;
+use crate::workers::Worker;
+use crate::{
+    GroupId, ManagerOptions, Missing, OptionsError, Row, Sequence, SequenceError, WorkerId,
+};
+
+/// What a manager has done.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ManagerStats {
+    /// Steps staged.
+    pub steps: u64,
+    /// Steps that failed at a worker.
+    pub failed_steps: u64,
+    /// Tokens of admitted prompts.
+    pub prompt_tokens: u64,
+    /// Of these, tokens that were found in the cache, in any tier.
+    pub cached_tokens: u64,
+    /// Blocks copied to host memory because they were evicted from the device.
+    pub offloaded_blocks: u64,
+    /// Blocks copied back from host memory.
+    pub onboarded_blocks: u64,
+    /// Blocks copied because a fork or a cached block shared them.
+    pub copied_on_write: u64,
+    /// Blocks of suspended sequences copied to host memory.
+    pub suspended_blocks: u64,
+    /// Device blocks scrubbed between tenants.
+    pub scrubbed_blocks: u64,
+}
+
+/// A staged step that is not complete.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) step: u64,
+    /// The latest epoch that ends with it.
+    pub(crate) epoch: Epoch,
+    /// The names that it makes true.
+    pub(crate) names: Vec<BlockHash>,
+}
+
+/// Decides which block holds what; see the [crate's documentation](crate).
+#[derive(Debug)]
+pub struct Manager {
+    pub(crate) options: ManagerOptions,
+    pub(crate) namer: Namer,
+    pub(crate) pool: BlockPool,
+    pub(crate) rows: RowPool,
+    pub(crate) table: Table,
+    /// What has been decided since the last plan.
+    pub(crate) plan: StepPlan,
+    /// The last plan.
+    pub(crate) staged: StepPlan,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) in_flight: VecDeque<InFlight>,
+    /// Empty lists of names, kept for their memory.
+    pub(crate) spare_names: Vec<Vec<BlockHash>>,
+    /// The latest step that was begun.
+    pub(crate) latest_step: u64,
+    pub(crate) latest_staged: u64,
+    pub(crate) completed: u64,
+    pub(crate) latest: Arc<Mutex<Latest>>,
+    /// The step that each record's content was written in, for content that got its name there.
+    pub(crate) written: Vec<u64>,
+    /// Steps that have failed.
+    pub(crate) failures: Vec<u64>,
+    /// Sequences below this number are lost, with this worker.
+    pub(crate) lost: Option<(u64, WorkerId)>,
+    pub(crate) next_number: u64,
+    pub(crate) frontiers: Frontiers,
+    /// The tenant that last wrote each device block, if blocks are scrubbed between tenants.
+    pub(crate) writers: Vec<Option<TenantId>>,
+    pub(crate) stats: ManagerStats,
+}
+
+impl Manager {
+    /// A manager in which no block has content, with priority LRU in each tier.
+    ///
+    /// # Errors
+    /// [`OptionsError`] names the number that cannot be.
+    pub fn new(options: ManagerOptions) -> Result<Self, OptionsError> {
+        Self::with_pool(options, |builder| builder)
+    }
+
+    /// The same with a pool that `build` changes: other policies, a clock, a log of events.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_pool(
+        options: ManagerOptions,
+        build: impl FnOnce(PoolBuilder) -> PoolBuilder,
+    ) -> Result<Self, OptionsError> {
+        options.check()?;
+        let pool = build(BlockPool::builder(&options.pool)).build()?;
+        let [third, fourth] = options.pool.further_blocks;
+        let device = options.pool.primary_blocks as usize;
+        let records = device + (options.pool.secondary_blocks + third + fourth) as usize;
+        Ok(Self {
+            namer: Namer {
+                hasher: options.hasher.clone(),
+                block_tokens: options.block_tokens,
+                generation: 0,
+            },
+            pool,
+            rows: RowPool::new(options.sequences_max),
+            table: Table::new(options.sequences_max, options.blocks_per_sequence_max),
+            plan: StepPlan::default(),
+            staged: StepPlan::default(),
+            workers: vec![Worker::Runs(0); usize::from(options.workers)],
+            in_flight: VecDeque::with_capacity(options.steps_in_flight_max as usize + 1),
+            spare_names: Vec::new(),
+            latest_step: 0,
+            latest_staged: 0,
+            completed: 0,
+            latest: Arc::default(),
+            written: vec![0; records],
+            failures: Vec::new(),
+            lost: None,
+            next_number: 0,
+            frontiers: Frontiers::default(),
+            writers: if options.scrubs { vec![None; device] } else { Vec::new() },
+            stats: ManagerStats::default(),
+            options,
+        })
+    }
+
+    /// The options that the manager was made with.
+    #[must_use]
+    pub fn options(&self) -> &ManagerOptions {
+        &self.options
+    }
+
+    /// A view of the block pool: statistics, events and lookups. It cannot release blocks in use.
+    ///
+    /// ```compile_fail,E0599
+    /// # fn view(manager: kv_manager::Manager) {
+    /// manager.pool().begin_epoch();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn pool(&self) -> PoolView {
+        self.pool.view()
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn stats(&self) -> ManagerStats {
+        self.stats
+    }
+
+    /// The latest step that all workers have completed; 0 for none.
+    #[must_use]
+    pub fn completed_step(&self) -> u64 {
+        self.completed
+    }
+
+    /// Rows that no sequence has.
+    #[must_use]
+    pub fn free_rows(&self) -> usize {
+        self.rows.free()
+    }
+
+    /// Says that device blocks with ids below `upto` have memory now. Blocks that had memory keep it.
+    ///
+    /// # Errors
+    /// [`GrowError::OverCapacity`].
+    pub fn add_device_blocks(&mut self, upto: u64) -> Result<(), GrowError> {
+        self.pool.add_primary_blocks(upto)
+    }
+
+    /// Adds a tenant, whose blocks are counted apart and whose names are salted.
+    ///
+    /// # Errors
+    /// [`TenantError`].
+    pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
+        self.pool.add_tenant()
+    }
+
+    /// Bounds what a tenant may hold in a tier.
+    ///
+    /// # Errors
+    /// [`TenantError`]; the bounds are as they were.
+    pub fn set_quota(
+        &mut self,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), TenantError> {
+        self.pool.set_quota(tenant, tier, quota)
+    }
+
+    /// What a worker needs that was started anew: the step of the last plan, and an edit for each row of
+    /// the block table. Plans from the next one on follow it.
+    #[must_use]
+    pub fn snapshot(&self) -> StepPlan {
+        let mut all = StepPlan { step: self.latest_staged, ..StepPlan::default() };
+        for row in (0..self.table.rows() as u32).map(Row::new) {
+            let ids = self.table.row(row);
+            let (first, count) = (0, ids.len() as u32);
+            all.edits.push(crate::RowEdit { row, first, count });
+            all.edit_ids.extend_from_slice(ids);
+        }
+        all
+    }
+
+    /// Entries of a row of the block table.
+    #[must_use]
+    pub fn table_width(&self) -> usize {
+        self.table.width()
+    }
+
+    /// Forgets all cached content, because the model's weights were changed. Nothing that sequences have
+    /// computed before is named any more, and no name of before is found, in any tier. Sequences that are
+    /// running keep their KV.
+    pub fn reset(&mut self) {
+        self.namer.generation += 1;
+        self.forget_all();
+    }
+
+    /// Forgets the content with these names, in every tier; how many blocks there were. Those who hold
+    /// them keep them.
+    pub fn forget(&mut self, names: &[BlockHash]) -> usize {
+        names.iter().filter(|&&name| self.pool.remove(name)).count()
+    }
+
+    pub(crate) fn forget_all(&mut self) {
+        for block in self.pool.snapshot().blocks {
+            let expected = block.expected.map(|(name, _)| name);
+            for name in block.hash.into_iter().chain(expected) {
+                self.pool.remove(name);
+            }
+        }
+    }
+
+    /// Says what a sequence's named blocks are worth from their release on.
+    pub fn retain(
+        &mut self,
+        sequence: &Sequence,
+        retention: impl Into<kv_pool::retention::Retention>,
+    ) {
+        let retention = retention.into();
+        for pinned in sequence.blocks.shared() {
+            self.pool.retain(pinned, retention);
+        }
+    }
+
+    /// Checks that the sequence is of this manager and not lost, and sets it back if a step of it failed.
+    pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
+        self.check_whole(sequence)?;
+        if sequence.failures_seen < self.failures.len()
+            && let Some(from) = self.set_back(sequence)
+        {
+            return Err(SequenceError::Redo { from });
+        }
+        Ok(())
+    }
+
+    /// The same, for what a suspended sequence cannot do.
+    pub(crate) fn look_at_running(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
+        if sequence.suspended.is_some() && self.rows.is(&sequence.home) {
+            return Err(SequenceError::Suspended);
+        }
+        self.look_at(sequence)
+    }
+
+    fn check_whole(&self, sequence: &Sequence) -> Result<(), SequenceError> {
+        if !self.rows.is(&sequence.home) {
+            return Err(SequenceError::Foreign);
+        }
+        match self.lost {
+            Some((below, worker)) if sequence.number < below => Err(SequenceError::Lost { worker }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets a sequence back behind what failed steps have spoilt; where its KV ends then, if it was in any.
+    fn set_back(&mut self, sequence: &mut Sequence) -> Option<u64> {
+        let mut redo: Option<u64> = None;
+        for at in sequence.failures_seen..self.failures.len() {
+            let step = self.failures[at];
+            let known = sequence.known.tokens();
+            let own = sequence.ends.redo(step, known);
+            let block_tokens = u64::from(self.options.block_tokens);
+            let read = sequence.depends.iter().filter(|(on, _)| *on == step);
+            let read = read.map(|&(_, block)| block as u64 * block_tokens).min();
+            let read = read.map(|from| sequence.ends.redo_from(from, step, known));
+            for part in own.into_iter().chain(read) {
+                redo = Some(redo.map_or(part.from, |from| from.min(part.from)));
+                sequence.known.truncate(&self.namer, part.known);
+            }
+        }
+        sequence.failures_seen = self.failures.len();
+        let from = redo?;
+        self.cut(sequence, from);
+        Some(from)
+    }
+
+    /// Ends a sequence's KV after `tokens` tokens, and releases the blocks behind. The ids stay known.
+    pub(crate) fn cut(&mut self, sequence: &mut Sequence, tokens: u64) {
+        sequence.ends.truncate(tokens);
+        let kept = self.blocks_for(sequence.ends.resolved());
+        let before = sequence.blocks.len();
+        sequence.blocks.truncate(kept);
+        if let Some(row) = &sequence.row {
+            self.table.clear(&mut self.plan, row.row(), kept, before);
+        }
+        let full = (sequence.ends.resolved() / u64::from(self.options.block_tokens)) as usize;
+        sequence.named = sequence.named.min(full);
+        sequence.frontier = None;
+    }
+
+    /// Blocks of `tokens` tokens.
+    pub(crate) fn blocks_for(&self, tokens: u64) -> usize {
+        tokens.div_ceil(u64::from(self.options.block_tokens)) as usize
+    }
+
+    /// Claims device blocks for a tenant, and plans the moves of what was evicted from them.
+    pub(crate) fn claim(&mut self, tenant: TenantId, count: usize) -> Result<Claimed, Missing> {
+        let claimed = match (tenant, count) {
+            (TenantId::NOBODY, 1) => self.pool.claim_one(),
+            _ => self.pool.claim_for(tenant, count),
+        };
+        let mut claimed =
+            claimed.map_err(|reason| Missing { group: GroupId::default(), reason })?;
+        self.plan_claimed(tenant, &mut claimed);
+        Ok(claimed)
+    }
+
+    /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.
+    pub(crate) fn plan_claimed(&mut self, tenant: TenantId, claimed: &mut Claimed) {
+        while let Some(offload) = claimed.take_offload() {
+            let at = |tier, id| Location { tier, id };
+            let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
+            self.copy(from, to, self.options.block_tokens);
+            self.stats.offloaded_blocks += 1;
+            // Every later use of either block comes later in the plans.
+            offload.commit();
+        }
+        if self.writers.is_empty() {
+            return;
+        }
+        for id in claimed.ids() {
+            let before = self.writers[id.index()].replace(tenant);
+            if before.is_some_and(|before| before != tenant) {
+                self.plan.scrubs.push((self.plan.copies.len() as u32, id.as_i32()));
+                self.stats.scrubbed_blocks += 1;
+            }
+        }
+    }
+
+    pub(crate) fn copy(&mut self, from: Location, to: Location, tokens: u32) {
+        self.plan.copies.push(BlockCopy { from, to, tokens });
+    }
+
+    /// Writes a sequence's row of the block table, from block `first` on.
+    pub(crate) fn write_row(&mut self, row: Row, blocks: &Blocks, first: usize) {
+        let Self { table, plan, .. } = self;
+        table.write(plan, row, first, blocks);
+    }
+
+    pub(crate) fn push_batch(&mut self, row: BatchRow) {
+        self.plan.batch.push(row);
+    }
+
+    /// Whether a record's content comes from a step that is not complete: that step.
+    pub(crate) fn pending(&self, record: RecordId) -> Option<u64> {
+        let step = self.written.get(record.index()).copied()?;
+        (step > self.completed).then_some(step)
+    }
+}

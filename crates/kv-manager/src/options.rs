@@ -1,0 +1,68 @@
+//! How large a manager is.
+
+use kv_pool::{BlockHasher, PoolConfig};
+
+use crate::OptionsError;
+
+/// What a [`Manager`](crate::Manager) is made with.
+#[derive(Clone, Debug)]
+pub struct ManagerOptions {
+    /// Tokens of a block, 1 or more.
+    pub block_tokens: u32,
+    /// Blocks of each tier.
+    pub pool: PoolConfig,
+    /// Rows of the block table: sequences that can be running at a time.
+    pub sequences_max: u32,
+    /// Entries of a row: blocks that one sequence can have.
+    pub blocks_per_sequence_max: u32,
+    /// Workers that carry out every plan, 1 or more. Each holds a share of every block.
+    pub workers: u16,
+    /// Steps that are staged and not complete, at most. A pipeline needs as many as it has stages.
+    pub steps_in_flight_max: u32,
+    /// Device blocks that admission leaves for the growth of running sequences, while there are any.
+    pub watermark_blocks: u32,
+    /// Whether a block is overwritten with zeros, on the device, before another tenant gets it.
+    pub scrubs: bool,
+    /// How blocks are named. Managers that exchange names use the same.
+    pub hasher: BlockHasher,
+}
+
+impl Default for ManagerOptions {
+    /// 16 tokens a block, one worker, two steps in flight, 256 sequences of up to 2,048 blocks; no blocks.
+    fn default() -> Self {
+        Self {
+            block_tokens: 16,
+            pool: PoolConfig::default(),
+            sequences_max: 256,
+            blocks_per_sequence_max: 2048,
+            workers: 1,
+            steps_in_flight_max: 2,
+            watermark_blocks: 0,
+            scrubs: false,
+            hasher: BlockHasher::FAST,
+        }
+    }
+}
+
+/// Entries of a block table, at most: 4 GiB of block ids.
+const TABLE_MAX: u64 = 1 << 30;
+
+impl ManagerOptions {
+    pub(crate) fn check(&self) -> Result<(), OptionsError> {
+        let zero = [
+            ("block_tokens", u64::from(self.block_tokens)),
+            ("sequences_max", u64::from(self.sequences_max)),
+            ("blocks_per_sequence_max", u64::from(self.blocks_per_sequence_max)),
+            ("workers", u64::from(self.workers)),
+            ("steps_in_flight_max", u64::from(self.steps_in_flight_max)),
+        ];
+        if let Some((field, _)) = zero.into_iter().find(|&(_, value)| value == 0) {
+            return Err(OptionsError::Zero { field });
+        }
+        let (rows, width) = (self.sequences_max, self.blocks_per_sequence_max);
+        if u64::from(rows) * u64::from(width) > TABLE_MAX {
+            return Err(OptionsError::TableTooLarge { rows, width });
+        }
+        Ok(())
+    }
+}

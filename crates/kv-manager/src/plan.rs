@@ -1,0 +1,124 @@
+//! What passes between the manager and its workers: plans and completions, as values.
+
+use kv_pool::Location;
+
+use crate::{Row, WorkerId};
+
+/// Layers that share one block table and one rule for what they keep.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct GroupId(pub u16);
+
+/// The copy of a block's first tokens.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BlockCopy {
+    /// What is read.
+    pub from: Location,
+    /// What is written.
+    pub to: Location,
+    /// Tokens to copy, from the block's first on.
+    pub tokens: u32,
+}
+
+/// Consecutive entries of a row of the block table, whose ids lie in [`StepPlan::edit_ids`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RowEdit {
+    /// The row.
+    pub row: Row,
+    /// The first entry that changes.
+    pub first: u32,
+    /// Entries that change.
+    pub count: u32,
+}
+
+/// Where the tokens of a row begin in a step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Start {
+    /// Behind so many tokens.
+    At(u64),
+    /// Where the outcome of the steps in flight says. The worker computes it on the device: `resolved`
+    /// tokens, and those that were accepted since.
+    Open {
+        /// Tokens before it at least.
+        resolved: u64,
+        /// Tokens before it at most: there are blocks for these and the row's own.
+        upper: u64,
+    },
+}
+
+/// A sequence in a step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BatchRow {
+    /// The sequence's row.
+    pub row: Row,
+    /// Where its tokens begin.
+    pub start: Start,
+    /// Tokens that the step computes.
+    pub tokens: u32,
+}
+
+/// What a worker does in one step, in this order: copies, scrubs and table changes, and then the batch.
+///
+/// The copies and scrubs mean what they mean one after the other, [scrubs](Self::scrubs) at their
+/// positions. A worker may run them at the same time where they concern different blocks. All come after
+/// the work of the plans before, and before the work of this one.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct StepPlan {
+    /// The number of the step; the first is 1.
+    pub step: u64,
+    /// The step of the plan before; 0 for none. A worker that has not carried out that one needs a
+    /// snapshot.
+    pub after: u64,
+    /// Copies between tiers, and within the device for copy-on-write.
+    pub copies: Vec<BlockCopy>,
+    /// Device blocks to be overwritten with zeros, each after so many of the copies.
+    pub scrubs: Vec<(u32, i32)>,
+    /// Changes of the block table, in order.
+    pub edits: Vec<RowEdit>,
+    /// The block ids that the edits write, one after the other. -1 means no block.
+    pub edit_ids: Vec<i32>,
+    /// The sequences of the step, in the order of the call.
+    pub batch: Vec<BatchRow>,
+}
+
+impl StepPlan {
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.copies.is_empty()
+            && self.scrubs.is_empty()
+            && self.edits.is_empty()
+            && self.batch.is_empty()
+    }
+
+    /// Empties it, and keeps its memory.
+    pub(crate) fn clear(&mut self) {
+        self.copies.clear();
+        self.scrubs.clear();
+        self.edits.clear();
+        self.edit_ids.clear();
+        self.batch.clear();
+    }
+}
+
+/// What came of plans.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Outcome {
+    /// The step and all before it are complete on the worker's devices.
+    Done,
+    /// The step is over, and what its batch computed is wrong or missing. Its copies, scrubs and table
+    /// changes were made, and the steps before it are complete. Steps that were staged after it are void
+    /// too, since they may have read its KV. A worker that cannot make the copies is
+    /// [lost](crate::Manager::lose_worker).
+    Failed,
+}
+
+/// What a worker says of a step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Completion {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The step.
+    pub step: u64,
+    /// What came of it.
+    pub outcome: Outcome,
+}

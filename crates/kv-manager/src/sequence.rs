@@ -1,0 +1,150 @@
+//! A sequence: one request's blocks, how far they are filled, and its row of the block table.
+
+use std::sync::Arc;
+
+use kv_pool::{
+    BlockId, Claimed,
+    retention::{Retention, RetentionPolicy},
+    tenants::TenantId,
+};
+use smallvec::SmallVec;
+
+use crate::Row;
+use crate::blocks::Blocks;
+use crate::ends::Ends;
+use crate::frontier::FrontierLease;
+use crate::names::Known;
+use crate::rows::{RowLease, RowPool};
+
+/// A request that has been admitted, from its first token on.
+///
+/// Dropping it cancels it and releases its blocks, whatever step it is in. The devices may still be using
+/// them, so they are handed out again when the open step, or else the last one, is complete.
+#[derive(Debug)]
+#[must_use = "dropping a sequence releases its blocks"]
+pub struct Sequence {
+    /// Counts the sequences of a manager.
+    pub(crate) number: u64,
+    /// The rows of its manager, which identify it.
+    pub(crate) home: RowPool,
+    /// `None` while it is suspended.
+    pub(crate) row: Option<RowLease>,
+    pub(crate) blocks: Blocks,
+    pub(crate) known: Known,
+    pub(crate) ends: Ends,
+    /// Blocks from the first on that have been offered to the prefix index.
+    pub(crate) named: usize,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) onboarded_blocks: usize,
+    /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
+    /// of these blocks.
+    pub(crate) depends: SmallVec<[(u64, usize); 2]>,
+    /// Failed steps that this sequence has heard of.
+    pub(crate) failures_seen: usize,
+    pub(crate) frontier: Option<FrontierLease>,
+    /// Its unnamed tail, while it is suspended.
+    pub(crate) suspended: Option<Suspended>,
+    pub(crate) tenant: TenantId,
+    pub(crate) retention: Option<Arc<RetentionPolicy>>,
+}
+
+/// What a suspended sequence keeps in host memory.
+#[derive(Debug, Default)]
+pub(crate) struct Suspended {
+    /// Host blocks with the content of blocks from `first` on.
+    pub(crate) host: Claimed,
+    pub(crate) first: usize,
+}
+
+impl Sequence {
+    /// Tokens whose ids are known.
+    #[must_use]
+    pub fn known(&self) -> u64 {
+        self.known.tokens()
+    }
+
+    /// The ids of the known tokens; `None` if the engine names its blocks itself.
+    #[must_use]
+    pub fn ids(&self) -> Option<&[u32]> {
+        self.known.ids()
+    }
+
+    /// Tokens that have KV, or get it for certain from a step that is staged.
+    #[must_use]
+    pub fn resolved(&self) -> u64 {
+        self.ends.resolved()
+    }
+
+    /// Where the KV ends if every draft of the open steps is accepted.
+    #[must_use]
+    pub fn upper(&self) -> u64 {
+        self.ends.upper()
+    }
+
+    /// Tokens that the next [`stage`](crate::Manager::stage) computes.
+    #[must_use]
+    pub fn next(&self) -> u32 {
+        self.ends.next
+    }
+
+    /// Tokens of the prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
+    }
+
+    /// The first tokens that were found in the cache. They are not computed.
+    #[must_use]
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens
+    }
+
+    /// Blocks that came back from host memory at admission.
+    #[must_use]
+    pub fn onboarded_blocks(&self) -> usize {
+        self.onboarded_blocks
+    }
+
+    /// Blocks that it holds on the device.
+    #[must_use]
+    pub fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The device block that holds logical block `index`.
+    #[must_use]
+    pub fn block(&self, index: usize) -> Option<BlockId> {
+        self.blocks.id(index)
+    }
+
+    /// Its row of the block table; `None` while it is suspended.
+    #[must_use]
+    pub fn row(&self) -> Option<Row> {
+        self.row.as_ref().map(RowLease::row)
+    }
+
+    /// The tenant whose block counts include this sequence.
+    #[must_use]
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    /// Whether it is suspended.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.is_some()
+    }
+
+    /// The retention of block `index` once it is cached, and the number of blocks from there on that are
+    /// known to have the same.
+    pub(crate) fn retention_of(&self, index: usize, block_tokens: u32) -> (Retention, usize) {
+        let Some(policy) = &self.retention else { return (Retention::default(), usize::MAX) };
+        let first = index as u64 * u64::from(block_tokens);
+        let retention = match first < self.prompt_tokens {
+            true => policy.at(first).unwrap_or_default(),
+            false => policy.decode(),
+        };
+        (retention, 1)
+    }
+}

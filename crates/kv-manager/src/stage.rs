@@ -1,0 +1,105 @@
+//! Staging: the plan of a step.
+
+use kv_pool::BlockHash;
+
+use crate::manager::InFlight;
+use crate::plan::{BatchRow, Start, StepPlan};
+use crate::steps::Latest;
+use crate::{Manager, OpenStep, Sequence, StageError};
+
+impl Manager {
+    /// Makes the plan of a step: everything that has been decided since the last plan, and a batch of
+    /// the given sequences, each with the tokens that were [reserved](Manager::reserve) for it.
+    ///
+    /// Full blocks of known tokens that the step writes get their names: requests of later steps find
+    /// them, because workers carry out plans in order.
+    ///
+    /// # Errors
+    /// [`StageError`]; nothing was staged then.
+    pub fn stage(
+        &mut self,
+        step: &OpenStep,
+        batch: &mut [&mut Sequence],
+    ) -> Result<&StepPlan, StageError> {
+        let number = step.number();
+        let (epoch, staged) = self.open(step).ok_or(StageError::NotOpen { step: number })?;
+        if staged {
+            return Err(StageError::StagedAlready { step: number });
+        }
+        for (index, sequence) in batch.iter_mut().enumerate() {
+            self.look_at_running(sequence)
+                .map_err(|source| StageError::Sequence { index, source })?;
+            if sequence.ends.next == 0 {
+                return Err(StageError::NothingReserved { index });
+            }
+        }
+        let mut names = self.spare_names.pop().unwrap_or_default();
+        for sequence in batch {
+            let Some(row) = sequence.row() else { continue };
+            sequence.ends.prune(self.completed);
+            sequence.depends.retain(|(on, _)| *on > self.completed);
+            let (resolved, upper) = (sequence.ends.resolved(), sequence.ends.upper());
+            let start = match sequence.ends.is_uncertain() {
+                true => Start::Open { resolved, upper },
+                false => Start::At(resolved),
+            };
+            self.push_batch(BatchRow { row, start, tokens: sequence.ends.next });
+            sequence.ends.stage(number, sequence.known.tokens());
+            self.name_new(sequence, number, &mut names);
+            self.follow_frontier(sequence);
+        }
+        *self.latest.lock() = Latest::Open { epoch, staged: true };
+        std::mem::swap(&mut self.plan, &mut self.staged);
+        self.plan.clear();
+        (self.staged.step, self.staged.after) = (number, self.latest_staged);
+        self.latest_staged = number;
+        self.stats.steps += 1;
+        self.in_flight.push_back(InFlight { step: number, epoch, names });
+        // Nobody may be left to carry it out.
+        self.advance();
+        Ok(&self.staged)
+    }
+
+    /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
+    /// names that are new.
+    pub(crate) fn name_new(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        names: &mut Vec<BlockHash>,
+    ) {
+        let block_tokens = self.options.block_tokens;
+        let certain = sequence.known.tokens().min(sequence.ends.resolved());
+        let full = (certain / u64::from(block_tokens)) as usize;
+        let first = sequence.named;
+        if full <= first || sequence.known.generation() != self.namer.generation {
+            return;
+        }
+        let mut blocks = std::mem::take(&mut sequence.blocks);
+        let all = sequence.known.names();
+        let parent = first.checked_sub(1).map(|before| all[before]);
+        let written = &mut self.written;
+        let worth = |index| sequence.retention_of(index, block_tokens);
+        blocks.name(first, &all[first..full], parent, worth, |record, name| {
+            written[record.index()] = step;
+            names.push(name);
+        });
+        sequence.blocks = blocks;
+        sequence.named = full;
+    }
+
+    /// Notes the block of a prompt that is computed next, for requests that could wait for it.
+    pub(crate) fn follow_frontier(&self, sequence: &mut Sequence) {
+        let names = sequence.known.names();
+        let full = (sequence.prompt_tokens / u64::from(self.options.block_tokens)) as usize;
+        let next = sequence.named;
+        let current = sequence.known.generation() == self.namer.generation;
+        sequence.frontier = match (sequence.frontier.take(), names.get(next)) {
+            (Some(lease), Some(&name)) if next < full && current => {
+                lease.advance((next, name));
+                Some(lease)
+            }
+            _ => None,
+        };
+    }
+}

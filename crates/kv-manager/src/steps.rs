@@ -1,0 +1,156 @@
+//! Beginning, finishing and completing steps.
+
+use std::sync::Arc;
+
+use kv_pool::Epoch;
+use parking_lot::Mutex;
+
+use crate::manager::InFlight;
+use crate::{Manager, StepError};
+
+/// A step that is being put together, from [`Manager::begin_step`] to [`Manager::finish_step`].
+///
+/// Dropping it, as an early return does, counts as finishing it: what it staged may have been carried
+/// out. No call takes a step back, because such a claim could not be checked.
+#[derive(Debug)]
+#[must_use = "finish the step when its work is enqueued"]
+pub struct OpenStep {
+    number: u64,
+    latest: Arc<Mutex<Latest>>,
+}
+
+/// The state of a manager's latest step, shared with the holder of the step.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Latest {
+    /// There was none yet, or it is over and has been taken in.
+    #[default]
+    Over,
+    Open {
+        epoch: Epoch,
+        staged: bool,
+    },
+    /// Its holder has finished or dropped it.
+    Left {
+        epoch: Epoch,
+        staged: bool,
+    },
+}
+
+impl OpenStep {
+    /// The step's number; the first is 1.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for OpenStep {
+    fn drop(&mut self) {
+        let mut latest = self.latest.lock();
+        if let Latest::Open { epoch, staged } = *latest {
+            *latest = Latest::Left { epoch, staged };
+        }
+    }
+}
+
+impl Manager {
+    /// Begins a step.
+    ///
+    /// # Errors
+    /// [`StepError::StillOpen`] before the last step was finished or dropped; [`StepError::Busy`] while as
+    /// many steps are in flight as may be.
+    pub fn begin_step(&mut self) -> Result<OpenStep, StepError> {
+        if matches!(*self.latest.lock(), Latest::Open { .. }) {
+            return Err(StepError::StillOpen { step: self.latest_step });
+        }
+        self.take_in_left();
+        let in_flight = self.in_flight.len();
+        if let Some(oldest) = self.in_flight.front()
+            && in_flight >= self.options.steps_in_flight_max as usize
+        {
+            return Err(StepError::Busy { in_flight, oldest: oldest.step });
+        }
+        // The pool's clock advances once a step, and expired priorities end.
+        self.pool.tick();
+        self.pool.refresh();
+        let epoch = self.pool.begin_epoch();
+        self.latest_step += 1;
+        *self.latest.lock() = Latest::Open { epoch, staged: false };
+        Ok(OpenStep { number: self.latest_step, latest: Arc::clone(&self.latest) })
+    }
+
+    /// Ends a step.
+    ///
+    /// # Errors
+    /// [`StepError::Foreign`] for a step of another manager, which is dropped.
+    pub fn finish_step(&mut self, step: OpenStep) -> Result<(), StepError> {
+        if !Arc::ptr_eq(&step.latest, &self.latest) {
+            return Err(StepError::Foreign { step: step.number });
+        }
+        drop(step);
+        self.take_in_left();
+        Ok(())
+    }
+
+    /// Whether `step` is this manager's open step: its epoch, and whether it is staged.
+    pub(crate) fn open(&self, step: &OpenStep) -> Option<(Epoch, bool)> {
+        let own = Arc::ptr_eq(&step.latest, &self.latest) && step.number == self.latest_step;
+        match *self.latest.lock() {
+            Latest::Open { epoch, staged } if own => Some((epoch, staged)),
+            _ => None,
+        }
+    }
+
+    /// Ends the epoch of a step that its holder has left.
+    fn take_in_left(&mut self) {
+        let mut latest = self.latest.lock();
+        let Latest::Left { epoch, staged } = *latest else { return };
+        *latest = Latest::Over;
+        drop(latest);
+        if staged {
+            return;
+        }
+        // No worker is told of a step without a plan. What was decided in it is in the next plan, whose
+        // end is the end of this epoch too; with nothing decided, that is the end of the last one.
+        match self.in_flight.back_mut() {
+            Some(last) if self.plan.is_empty() => last.epoch = epoch,
+            None if self.plan.is_empty() => self.end_epoch(epoch),
+            _ => {}
+        }
+    }
+
+    /// Takes in which steps are complete.
+    pub(crate) fn advance(&mut self) {
+        let completed = self.completed_by_all();
+        while self.in_flight.front().is_some_and(|oldest| oldest.step <= completed) {
+            let Some(InFlight { step, epoch, mut names }) = self.in_flight.pop_front() else {
+                break;
+            };
+            self.completed = step;
+            names.clear();
+            self.spare_names.push(names);
+            self.end_epoch(epoch);
+        }
+    }
+
+    /// Withdraws what a failed step has named, and those after it, which may have read its KV.
+    pub(crate) fn fail(&mut self, step: u64) {
+        for staged in self.in_flight.iter_mut().filter(|staged| staged.step >= step) {
+            // Another worker may have said so before.
+            if self.failures.contains(&staged.step) {
+                continue;
+            }
+            self.failures.push(staged.step);
+            self.stats.failed_steps += 1;
+            for name in staged.names.drain(..) {
+                self.pool.remove_with_successors(name);
+            }
+        }
+    }
+
+    fn end_epoch(&self, epoch: Epoch) {
+        // The epoch is of this pool.
+        let ended = self.pool.complete_epoch(epoch);
+        debug_assert!(ended.is_ok(), "{ended:?}");
+    }
+}

@@ -1,0 +1,118 @@
+//! Suspension to host memory, and the way back.
+
+use kv_pool::{Admit, Location, Tier};
+
+use crate::blocks::Blocks;
+use crate::sequence::Suspended;
+use crate::{GroupId, Manager, Missing, Sequence, SequenceError, SuspendError};
+
+impl Manager {
+    /// Takes a sequence off the device. Blocks without a name, the partly filled last one among them, are
+    /// copied to host memory, room for which is claimed first. Blocks with names stay cached, where later
+    /// requests find them, and may be evicted.
+    ///
+    /// The blocks can be claimed by others when the open step is complete, or else the last one. The
+    /// sequence gives back its row. Results of steps that were staged before are stale.
+    ///
+    /// # Errors
+    /// [`SuspendError`]; the sequence is as it was.
+    pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
+        self.look_at_running(sequence)?;
+        if sequence.ends.is_open() {
+            return Err(SuspendError::Later);
+        }
+        let resolved = sequence.ends.resolved();
+        let (first, end) = (sequence.first_unnamed(), self.blocks_for(resolved));
+        let host = match end - first {
+            0 => kv_pool::Claimed::default(),
+            count => self
+                .pool
+                .claim_in(Tier::Secondary, count)
+                .map_err(|reason| Missing { group: GroupId::default(), reason })?,
+        };
+        let block_tokens = u64::from(self.options.block_tokens);
+        for (to, index) in host.ids().zip(first..) {
+            let Some(from) = sequence.blocks.id(index) else { continue };
+            let filled = (resolved - index as u64 * block_tokens).min(block_tokens);
+            let from = Location { tier: Tier::Primary, id: from };
+            self.copy(from, Location { tier: Tier::Secondary, id: to }, filled as u32);
+            self.stats.suspended_blocks += 1;
+        }
+        // Every later use of the blocks comes later in the plans than these copies.
+        sequence.blocks = Blocks::default();
+        sequence.ends.truncate(resolved);
+        sequence.frontier = None;
+        sequence.row = None;
+        sequence.suspended = Some(Suspended { host, first });
+        Ok(())
+    }
+
+    /// Brings a suspended sequence back to the device, and returns where its KV ends. That is where it
+    /// ended before, unless named blocks have left the cache meanwhile: then the tokens from the first of
+    /// these on are to be computed again.
+    ///
+    /// # Errors
+    /// [`SuspendError`]; the sequence is suspended as it was.
+    pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
+        match self.look_at(sequence) {
+            // It is told by what is returned.
+            Ok(()) | Err(SequenceError::Redo { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let Some(first) = sequence.suspended.as_ref().map(|suspended| suspended.first) else {
+            return Err(SuspendError::NotSuspended);
+        };
+        let rows = self.options.sequences_max;
+        let row = self.rows.lease().ok_or(SuspendError::NoRow { rows })?;
+        let block_tokens = u64::from(self.options.block_tokens);
+        let resolved = sequence.ends.resolved();
+        let blocks = self.blocks_for(resolved);
+        let names = sequence.known.names();
+        let current = sequence.known.generation() == self.namer.generation;
+        let wanted = if current { first.min(blocks).min(names.len()) } else { 0 };
+        let prefix = &names[..wanted];
+        let request = Admit { prefix, partial: &[], blocks, tenant: sequence.tenant };
+        let mut admission = self.pool.admit_fitting(&[request], usize::MAX);
+        let Some(mut admitted) = admission.admitted.pop() else {
+            let reason = admission.refused.unwrap_or(kv_pool::ClaimError::Exhausted {
+                requested: blocks,
+                claimable: 0,
+                retiring: 0,
+            });
+            return Err(Missing { group: GroupId::default(), reason }.into());
+        };
+        self.plan_claimed(sequence.tenant, &mut admitted.claimed);
+        let found = admitted.prefix.len();
+        self.note_pending(sequence, 0, &admitted.prefix);
+        let mut held = self.hold(vec![admitted])?;
+        let back = held.pop().unwrap_or_default();
+        let Suspended { host, .. } = sequence.suspended.take().unwrap_or_default();
+        let whole = found == first;
+        let end = if whole { resolved } else { resolved.min(found as u64 * block_tokens) };
+        if whole {
+            for (from, index) in host.ids().zip(first..) {
+                let Some(to) = back.id(index) else { continue };
+                let filled = resolved - index as u64 * block_tokens;
+                let from = Location { tier: Tier::Secondary, id: from };
+                let to = Location { tier: Tier::Primary, id: to };
+                self.copy(from, to, filled.min(block_tokens) as u32);
+                self.stats.onboarded_blocks += 1;
+            }
+        }
+        // The copies come before every later use of the host blocks, in the order of the plans.
+        drop(host);
+        self.write_row(row.row(), &back, 0);
+        sequence.blocks = back;
+        sequence.row = Some(row);
+        sequence.ends.truncate(end);
+        sequence.named = found;
+        Ok(end)
+    }
+}
+
+impl Sequence {
+    /// The first block that has no name in the index.
+    fn first_unnamed(&self) -> usize {
+        self.blocks.shared_len()
+    }
+}

@@ -1,0 +1,40 @@
+//! Sequences that get shorter, or go on with tokens of the engine's.
+
+use crate::{Manager, Sequence, Tokens, TruncateError};
+
+impl Manager {
+    /// Cuts a sequence to its first `tokens` tokens. Results of steps that were staged before are stale.
+    ///
+    /// Blocks behind the cut are released. A cut inside a block that others hold, or that has a name,
+    /// leaves that as it is: the block is copied before the sequence writes to it.
+    ///
+    /// # Errors
+    /// [`TruncateError`]; the sequence is as it was.
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<(), TruncateError> {
+        self.look_at_running(sequence)?;
+        let known = sequence.known.tokens();
+        if tokens > known {
+            return Err(TruncateError::Beyond { tokens, known });
+        }
+        sequence.known.truncate(&self.namer, tokens);
+        self.cut(sequence, tokens);
+        Ok(())
+    }
+
+    /// Adds tokens that did not come out of a step: the next turn of a conversation. The next steps
+    /// compute them as they compute a prompt.
+    ///
+    /// # Errors
+    /// [`TruncateError`]; the sequence is as it was.
+    pub fn extend<'a>(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: impl Into<Tokens<'a>>,
+    ) -> Result<(), TruncateError> {
+        self.look_at_running(sequence)?;
+        if sequence.ends.is_open() {
+            return Err(TruncateError::Later);
+        }
+        Ok(sequence.known.push(&self.namer, tokens.into())?)
+    }
+}

@@ -1,0 +1,66 @@
+//! The life of a sequence, call by call.
+
+use kv_manager::{
+    Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, Start,
+    WorkerId,
+};
+use kv_pool::PoolConfig;
+
+fn manager(device: u64, host: u64) -> Manager {
+    let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
+    Manager::new(ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() }).unwrap()
+}
+
+fn admitted(answer: Answer) -> Sequence {
+    match answer {
+        Answer::Admitted(sequence) => sequence,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn done(manager: &mut Manager, step: u64) {
+    let completion = Completion { worker: WorkerId(0), step, outcome: Outcome::Done };
+    manager.complete(completion).unwrap();
+}
+
+#[test]
+fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
+    let mut manager = manager(16, 0);
+    let step = manager.begin_step().unwrap();
+    let mut requests = [Request::new((0..10).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 6).pop().unwrap());
+    assert_eq!((sequence.next(), sequence.block_count()), (6, 3));
+    let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
+    assert_eq!((plan.step, plan.after), (1, 0));
+    assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 6));
+    manager.finish_step(step).unwrap();
+
+    let step = manager.begin_step().unwrap();
+    manager.reserve(&mut sequence, 4).unwrap();
+    manager.stage(&step, &mut [&mut sequence]).unwrap();
+    manager.finish_step(step).unwrap();
+    assert!(manager.begin_step().is_err(), "two steps are in flight");
+    done(&mut manager, 1);
+
+    // The next token is staged before the last one is known.
+    let step = manager.begin_step().unwrap();
+    let reserved = manager.reserve(&mut sequence, 1).unwrap();
+    assert_eq!(reserved.blocks, 0);
+    let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
+    assert_eq!(plan.batch[0].start, Start::At(10));
+    manager.finish_step(step).unwrap();
+    assert_eq!(manager.commit(&mut sequence, 2, &[100]).unwrap(), Committed::Taken);
+    assert_eq!(manager.commit(&mut sequence, 3, &[101]).unwrap(), Committed::Taken);
+    assert_eq!((sequence.known(), sequence.resolved()), (12, 11));
+    assert_eq!(manager.pool().stats().primary.cached, 0);
+    drop(sequence);
+    done(&mut manager, 3);
+
+    let step = manager.begin_step().unwrap();
+    let mut requests = [Request::new((0..10).collect())];
+    let sequence = admitted(manager.admit(&mut requests, 100).pop().unwrap());
+    assert_eq!((sequence.cached_tokens(), sequence.next()), (8, 2));
+    drop(sequence);
+    drop(step);
+    manager.pool().check_integrity().unwrap();
+}
