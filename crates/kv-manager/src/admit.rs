@@ -373,6 +373,7 @@ impl Manager {
             depends: found.depends.into(),
             failures_seen: self.failures.len(),
             frontier,
+            arrives: false,
             suspended: None,
             tenant: request.tenant,
             retention: request.retention.clone(),

@@ -178,6 +178,46 @@ impl Blocks {
         self.is_own(index)
     }
 
+    /// Lends the own blocks from `first` up to `end` to a transfer: they are not written before they are
+    /// [claimed back](Self::claim_all_back), and not released before the transfer has ended.
+    pub(crate) fn lend(&mut self, first: usize, end: usize) -> Arc<Claimed> {
+        let behind = self.split_off(end);
+        let mut lent = self.split_off(first);
+        let mut all = Claimed::default();
+        for run in std::mem::take(&mut lent.runs) {
+            if let Run::Own(own) = run {
+                // Blocks of one admission are of one pool and tier.
+                let appended = all.append(own);
+                debug_assert!(appended.is_ok());
+            }
+        }
+        lent.len = 0;
+        let lent = Arc::new(all);
+        self.push(Run::Twin(Arc::clone(&lent), lent.len()));
+        self.append(behind);
+        self.find_own();
+        lent
+    }
+
+    /// Makes all blocks the sequence's own that nobody else holds any more and that have no names.
+    pub(crate) fn claim_all_back(&mut self) {
+        for run in std::mem::take(&mut self.runs) {
+            self.len -= run.len();
+            let run = match run {
+                Run::Twin(twins, len) => match Arc::try_unwrap(twins) {
+                    Ok(mut own) => {
+                        drop(own.split_off(len));
+                        Run::Own(own)
+                    }
+                    Err(twins) => Run::Twin(twins, len),
+                },
+                run => run,
+            };
+            self.push(run);
+        }
+        self.find_own();
+    }
+
     /// Puts a block of the sequence's own in the place of the shared block `index`, and returns what held
     /// that.
     pub(crate) fn replace(&mut self, index: usize, own: Claimed) -> Self {

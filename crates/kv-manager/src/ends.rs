@@ -133,6 +133,11 @@ impl Ends {
         Ok(())
     }
 
+    /// The latest step that the sequence is in and that was not forgotten.
+    pub(crate) fn latest(&self) -> Option<u64> {
+        self.staged.iter().map(|staged| staged.step).max()
+    }
+
     /// Forgets steps that are complete and have nothing to come.
     pub(crate) fn prune(&mut self, completed: u64) {
         self.staged.retain(|staged| staged.awaits || staged.step > completed);

@@ -101,6 +101,9 @@ pub enum SequenceError {
     /// It is suspended.
     #[error("the sequence is suspended")]
     Suspended,
+    /// A transfer fills its blocks: [`adopted`](crate::Manager::adopted) comes first.
+    #[error("a transfer fills the sequence's blocks")]
+    Arriving,
     /// A worker that holds a share of it is lost. Drop it, and admit its request again.
     #[error("worker {} is lost, which holds a share of the sequence", worker.0)]
     Lost {

@@ -36,6 +36,7 @@ impl Manager {
             depends: sequence.depends.clone(),
             failures_seen: sequence.failures_seen,
             frontier: None,
+            arrives: false,
             suspended: None,
             tenant: sequence.tenant,
             retention: sequence.retention.clone(),

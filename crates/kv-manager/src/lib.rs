@@ -26,15 +26,18 @@
 
 mod admit;
 mod blocks;
+mod bytes;
 mod commit;
 mod ends;
 mod error;
+mod export;
 mod fork;
 mod frontier;
 mod manager;
 mod names;
 mod options;
 mod plan;
+mod replica;
 mod reserve;
 mod rows;
 mod sequence;
@@ -46,15 +49,20 @@ mod truncate;
 mod workers;
 
 pub use admit::{Answer, Request, Waiting};
+pub use bytes::{BytesError, Message};
 pub use commit::Committed;
 pub use error::{
     AdmitError, CommitError, CompletionError, ForkError, Missing, OptionsError, ReserveError,
     SequenceError, StageError, StepError, SuspendError, TokensError, TruncateError,
 };
+pub use export::{Adoption, Export, ExportError};
 pub use manager::{Manager, ManagerStats};
 pub use names::{Content, Tokens};
 pub use options::ManagerOptions;
-pub use plan::{BatchRow, BlockCopy, Completion, GroupId, Outcome, RowEdit, Start, StepPlan};
+pub use plan::{
+    BatchRow, BlockCopy, Completion, GroupId, Outcome, RowEdit, Snapshot, Start, StepPlan,
+};
+pub use replica::{PlanError, Replica};
 pub use reserve::Reserved;
 pub use rows::Row;
 pub use sequence::Sequence;

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{
-    BlockHash, BlockPool, Claimed, Epoch, GrowError, Location, PoolBuilder, PoolView, Tier,
+    Admitted, BlockHash, BlockPool, Claimed, Epoch, GrowError, Location, PoolBuilder, PoolView,
+    Tier,
 };
 use parking_lot::Mutex;
 
 use crate::blocks::Blocks;
 use crate::frontier::Frontiers;
 use crate::names::Namer;
-use crate::plan::{BatchRow, BlockCopy, StepPlan};
+use crate::plan::{BatchRow, BlockCopy, Snapshot, StepPlan};
 use crate::rows::RowPool;
 use crate::steps::Latest;
 use crate::table::Table;
@@ -205,18 +206,12 @@ impl Manager {
         self.pool.set_quota(tenant, tier, quota)
     }
 
-    /// What a worker needs that was started anew: the step of the last plan, and an edit for each row of
-    /// the block table. Plans from the next one on follow it.
+    /// What a worker begins with that was started anew: the block table. It may be ahead of the last plan
+    /// by changes that the next one repeats.
     #[must_use]
-    pub fn snapshot(&self) -> StepPlan {
-        let mut all = StepPlan { step: self.latest_staged, ..StepPlan::default() };
-        for row in (0..self.table.rows() as u32).map(Row::new) {
-            let ids = self.table.row(row);
-            let (first, count) = (0, ids.len() as u32);
-            all.edits.push(crate::RowEdit { row, first, count });
-            all.edit_ids.extend_from_slice(ids);
-        }
-        all
+    pub fn snapshot(&self) -> Snapshot {
+        let (width, table) = (self.table.width() as u32, self.table.ids().to_vec());
+        Snapshot { step: self.latest_staged, width, table }
     }
 
     /// Entries of a row of the block table.
@@ -231,6 +226,25 @@ impl Manager {
     pub fn reset(&mut self) {
         self.namer.generation += 1;
         self.forget_all();
+    }
+
+    /// Brings content back from host memory before a request asks for it: the first blocks of a prefix, up
+    /// to one that is cached nowhere. How many blocks come back; fewer, if there are not so many blocks
+    /// without content.
+    pub fn prefetch(&mut self, names: &[BlockHash]) -> usize {
+        let mut prefix = self.pool.match_prefix(names);
+        let room = self.pool.empty();
+        let is_far = |at: &Location| at.tier != Tier::Primary;
+        let far = prefix.locations().enumerate().filter(|(_, at)| is_far(at));
+        let without_room = far.map(|(index, _)| index).nth(room);
+        prefix.truncate(without_room.unwrap_or(usize::MAX));
+        let far = prefix.locations().filter(is_far).count();
+        if far == 0 {
+            return 0;
+        }
+        let Ok(claimed) = self.claim(TenantId::NOBODY, far) else { return 0 };
+        let held = self.hold(vec![Admitted { prefix, claimed, partial: None }]);
+        if held.is_ok() { far } else { 0 }
     }
 
     /// Forgets the content with these names, in every tier; how many blocks there were. Those who hold
@@ -276,10 +290,13 @@ impl Manager {
         if sequence.suspended.is_some() && self.rows.is(&sequence.home) {
             return Err(SequenceError::Suspended);
         }
+        if sequence.arrives && self.rows.is(&sequence.home) {
+            return Err(SequenceError::Arriving);
+        }
         self.look_at(sequence)
     }
 
-    fn check_whole(&self, sequence: &Sequence) -> Result<(), SequenceError> {
+    pub(crate) fn check_whole(&self, sequence: &Sequence) -> Result<(), SequenceError> {
         if !self.rows.is(&sequence.home) {
             return Err(SequenceError::Foreign);
         }
@@ -358,7 +375,7 @@ impl Manager {
         for id in claimed.ids() {
             let before = self.writers[id.index()].replace(tenant);
             if before.is_some_and(|before| before != tenant) {
-                self.plan.scrubs.push((self.plan.copies.len() as u32, id.as_i32()));
+                self.plan.scrubs.push((self.plan.copies.len() as u32, id));
                 self.stats.scrubbed_blocks += 1;
             }
         }

@@ -1,6 +1,6 @@
 //! What passes between the manager and its workers: plans and completions, as values.
 
-use kv_pool::Location;
+use kv_pool::{BlockId, Location};
 
 use crate::{Row, WorkerId};
 
@@ -71,7 +71,7 @@ pub struct StepPlan {
     /// Copies between tiers, and within the device for copy-on-write.
     pub copies: Vec<BlockCopy>,
     /// Device blocks to be overwritten with zeros, each after so many of the copies.
-    pub scrubs: Vec<(u32, i32)>,
+    pub scrubs: Vec<(u32, BlockId)>,
     /// Changes of the block table, in order.
     pub edits: Vec<RowEdit>,
     /// The block ids that the edits write, one after the other. -1 means no block.
@@ -98,6 +98,18 @@ impl StepPlan {
         self.edit_ids.clear();
         self.batch.clear();
     }
+}
+
+/// What a worker begins with that was started anew. Its memory has no content then: a worker that has
+/// missed a plan, or was started anew, is [lost](crate::Manager::lose_worker) first.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Snapshot {
+    /// The step of the last plan that it includes: the next plan comes after that.
+    pub step: u64,
+    /// Entries of a row of the block table.
+    pub width: u32,
+    /// The block table, row by row.
+    pub table: Vec<i32>,
 }
 
 /// What came of plans.

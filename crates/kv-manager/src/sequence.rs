@@ -43,6 +43,8 @@ pub struct Sequence {
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
     pub(crate) frontier: Option<FrontierLease>,
+    /// A transfer fills its blocks.
+    pub(crate) arrives: bool,
     /// Its unnamed tail, while it is suspended.
     pub(crate) suspended: Option<Suspended>,
     pub(crate) tenant: TenantId,

@@ -20,16 +20,12 @@ impl Table {
         Self { ids: vec![NO_BLOCK; rows * width], width }
     }
 
-    pub(crate) fn rows(&self) -> usize {
-        self.ids.len() / self.width
+    pub(crate) fn ids(&self) -> &[i32] {
+        &self.ids
     }
 
     pub(crate) fn width(&self) -> usize {
         self.width
-    }
-
-    pub(crate) fn row(&self, row: Row) -> &[i32] {
-        &self.ids[row.index() * self.width..][..self.width]
     }
 
     /// Writes the ids of a sequence's blocks to its row, from entry `first` on, and notes them in the plan.

@@ -23,6 +23,13 @@ impl RecordId {
 pub struct BlockId(pub(crate) u32);
 
 impl BlockId {
+    /// The block id with this index: one that has come from another process, for instance. No pool takes
+    /// block ids, so it gives no access to a block.
+    #[must_use]
+    pub const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
     /// The index, counted in blocks.
     #[must_use]
     #[inline]

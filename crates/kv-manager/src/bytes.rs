@@ -1,0 +1,314 @@
+//! Messages between processes: plans, snapshots and completions as bytes, versioned and checked.
+//!
+//! A message is `KVPL`, the version and the kind (2 bytes each), the length of the body (4 bytes), the body,
+//! and the 64 bits of XXH3 over all before. Numbers are little-endian.
+
+use kv_pool::{BlockId, Location, Tier};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::plan::{BatchRow, BlockCopy, Completion, Outcome, RowEdit, Snapshot, Start, StepPlan};
+use crate::{Row, WorkerId};
+
+const MAGIC: [u8; 4] = *b"KVPL";
+const VERSION: u16 = 1;
+const HEAD: usize = 12;
+const TAIL: usize = 8;
+
+const PLAN: u16 = 1;
+const SNAPSHOT: u16 = 2;
+const COMPLETION: u16 = 3;
+
+/// What one process tells another.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Message {
+    /// To a worker: a step.
+    Plan(StepPlan),
+    /// To a worker that was started anew, or has missed a plan.
+    Snapshot(Snapshot),
+    /// To the manager: what came of a step.
+    Completion(Completion),
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BytesError {
+    /// There are fewer bytes than the message has, or more.
+    #[error("{bytes} bytes are not a message of {expected}")]
+    Length {
+        /// Bytes given.
+        bytes: usize,
+        /// Bytes that the message has, or the fewest of any.
+        expected: usize,
+    },
+    /// It does not begin as a message does.
+    #[error("a message begins with {found:02x?}, not with {MAGIC:02x?}")]
+    Magic {
+        /// The first bytes.
+        found: [u8; 4],
+    },
+    /// Another version of this crate wrote it.
+    #[error("a message of version {version}, where {VERSION} is understood")]
+    Version {
+        /// The message's version.
+        version: u16,
+    },
+    /// Its checksum is wrong.
+    #[error("a message whose checksum is {found:#018x}, not {expected:#018x}")]
+    Checksum {
+        /// The checksum in the message.
+        found: u64,
+        /// The checksum of its bytes.
+        expected: u64,
+    },
+    /// A field has a value that no message has.
+    #[error("a message with {value} for its {field}")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+}
+
+impl StepPlan {
+    /// Appends the plan to `into` as a message.
+    pub fn to_bytes(&self, into: &mut Vec<u8>) {
+        message(into, PLAN, |out| {
+            out.u64(self.step);
+            out.u64(self.after);
+            out.list(&self.copies, |out, copy| {
+                out.location(copy.from);
+                out.location(copy.to);
+                out.u32(copy.tokens);
+            });
+            out.list(&self.scrubs, |out, &(after, block)| {
+                out.u32(after);
+                out.u32(block.index() as u32);
+            });
+            out.list(&self.edits, |out, edit| {
+                out.u32(edit.row.index() as u32);
+                out.u32(edit.first);
+                out.u32(edit.count);
+            });
+            out.list(&self.edit_ids, |out, &id| out.u32(id as u32));
+            out.list(&self.batch, |out, row| {
+                out.u32(row.row.index() as u32);
+                out.u32(row.tokens);
+                let (open, resolved, upper) = match row.start {
+                    Start::At(tokens) => (0, tokens, tokens),
+                    Start::Open { resolved, upper } => (1, resolved, upper),
+                };
+                out.u32(open);
+                out.u64(resolved);
+                out.u64(upper);
+            });
+        });
+    }
+}
+
+impl Snapshot {
+    /// Appends the snapshot to `into` as a message.
+    pub fn to_bytes(&self, into: &mut Vec<u8>) {
+        message(into, SNAPSHOT, |out| {
+            out.u64(self.step);
+            out.u32(self.width);
+            out.list(&self.table, |out, &id| out.u32(id as u32));
+        });
+    }
+}
+
+impl Completion {
+    /// Appends the completion to `into` as a message.
+    pub fn to_bytes(&self, into: &mut Vec<u8>) {
+        message(into, COMPLETION, |out| {
+            out.u32(u32::from(self.worker.0));
+            out.u32(u32::from(self.outcome == Outcome::Failed));
+            out.u64(self.step);
+        });
+    }
+}
+
+impl Message {
+    /// The message that these bytes are, all of them.
+    ///
+    /// # Errors
+    /// [`BytesError`]. No bytes make this function panic, or allocate more than a small multiple of their
+    /// number.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        let Some((head, rest)) = bytes.split_at_checked(HEAD) else {
+            return Err(BytesError::Length { bytes: bytes.len(), expected: HEAD + TAIL });
+        };
+        let mut head = Reader { bytes: head };
+        let magic = head.array()?;
+        if magic != MAGIC {
+            return Err(BytesError::Magic { found: magic });
+        }
+        let [version, kind] =
+            [u16::from_le_bytes(head.array()?), u16::from_le_bytes(head.array()?)];
+        if version != VERSION {
+            return Err(BytesError::Version { version });
+        }
+        let length = head.u32()? as usize;
+        let expected = HEAD.saturating_add(length).saturating_add(TAIL);
+        if bytes.len() != expected {
+            return Err(BytesError::Length { bytes: bytes.len(), expected });
+        }
+        let (body, mut tail) = (&rest[..length], Reader { bytes: &rest[length..] });
+        let (found, expected) = (tail.u64()?, xxh3_64(&bytes[..HEAD + length]));
+        if found != expected {
+            return Err(BytesError::Checksum { found, expected });
+        }
+        let mut body = Reader { bytes: body };
+        let message = match kind {
+            PLAN => Self::Plan(body.plan()?),
+            SNAPSHOT => Self::Snapshot(body.snapshot()?),
+            COMPLETION => Self::Completion(body.completion()?),
+            _ => return Err(BytesError::Value { field: "kind", value: kind.into() }),
+        };
+        match body.bytes.len() {
+            0 => Ok(message),
+            left => Err(BytesError::Value { field: "bytes behind its end", value: left as u64 }),
+        }
+    }
+}
+
+/// Appends a message whose body `write` writes.
+fn message(into: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Writer<'_>)) {
+    let start = into.len();
+    into.extend_from_slice(&MAGIC);
+    into.extend_from_slice(&VERSION.to_le_bytes());
+    into.extend_from_slice(&kind.to_le_bytes());
+    into.extend_from_slice(&[0; 4]);
+    write(&mut Writer { into });
+    let length = (into.len() - start - HEAD) as u32;
+    into[start + HEAD - 4..start + HEAD].copy_from_slice(&length.to_le_bytes());
+    let checksum = xxh3_64(&into[start..]);
+    into.extend_from_slice(&checksum.to_le_bytes());
+}
+
+struct Writer<'a> {
+    into: &'a mut Vec<u8>,
+}
+
+impl Writer<'_> {
+    fn u32(&mut self, value: u32) {
+        self.into.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.into.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn location(&mut self, location: Location) {
+        self.u32(location.tier.index() as u32);
+        self.u32(location.id.index() as u32);
+    }
+
+    fn list<T>(&mut self, all: &[T], each: impl Fn(&mut Self, &T)) {
+        self.u32(all.len() as u32);
+        all.iter().for_each(|one| each(self, one));
+    }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], BytesError> {
+        let (here, rest) = self
+            .bytes
+            .split_first_chunk::<N>()
+            .ok_or(BytesError::Length { bytes: self.bytes.len(), expected: N })?;
+        self.bytes = rest;
+        Ok(*here)
+    }
+
+    fn u32(&mut self) -> Result<u32, BytesError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, BytesError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A list of values, each at least `size` bytes long.
+    fn list<T>(
+        &mut self,
+        size: usize,
+        each: impl Fn(&mut Self) -> Result<T, BytesError>,
+    ) -> Result<Vec<T>, BytesError> {
+        let count = self.u32()? as usize;
+        let expected = count.saturating_mul(size);
+        if expected > self.bytes.len() {
+            return Err(BytesError::Length { bytes: self.bytes.len(), expected });
+        }
+        (0..count).map(|_| each(self)).collect()
+    }
+
+    fn block(&mut self, field: &'static str) -> Result<BlockId, BytesError> {
+        match self.u32()? {
+            id @ 0..=0x7fff_ffff => Ok(BlockId::new(id)),
+            id => Err(BytesError::Value { field, value: id.into() }),
+        }
+    }
+
+    fn location(&mut self) -> Result<Location, BytesError> {
+        let tier = self.u32()?;
+        let value = u64::from(tier);
+        let tier = Tier::ALL.get(tier as usize).copied();
+        let tier = tier.ok_or(BytesError::Value { field: "tier", value })?;
+        Ok(Location { tier, id: self.block("block id")? })
+    }
+
+    fn row(&mut self) -> Result<Row, BytesError> {
+        Ok(Row::new(self.u32()?))
+    }
+
+    fn plan(&mut self) -> Result<StepPlan, BytesError> {
+        Ok(StepPlan {
+            step: self.u64()?,
+            after: self.u64()?,
+            copies: self.list(20, |from| {
+                let (here, there) = (from.location()?, from.location()?);
+                Ok(BlockCopy { from: here, to: there, tokens: from.u32()? })
+            })?,
+            scrubs: self.list(8, |from| Ok((from.u32()?, from.block("scrubbed block")?)))?,
+            edits: self.list(12, |from| {
+                Ok(RowEdit { row: from.row()?, first: from.u32()?, count: from.u32()? })
+            })?,
+            edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
+            batch: self.list(28, Self::batch_row)?,
+        })
+    }
+
+    fn batch_row(&mut self) -> Result<BatchRow, BytesError> {
+        let (row, tokens, open) = (self.row()?, self.u32()?, self.u32()?);
+        let (resolved, upper) = (self.u64()?, self.u64()?);
+        let start = match open {
+            0 => Start::At(resolved),
+            1 => Start::Open { resolved, upper },
+            _ => return Err(BytesError::Value { field: "start", value: open.into() }),
+        };
+        Ok(BatchRow { row, start, tokens })
+    }
+
+    fn snapshot(&mut self) -> Result<Snapshot, BytesError> {
+        let (step, width) = (self.u64()?, self.u32()?);
+        let table = self.list(4, |from| Ok(from.u32()? as i32))?;
+        Ok(Snapshot { step, width, table })
+    }
+
+    fn completion(&mut self) -> Result<Completion, BytesError> {
+        let (worker, failed, step) = (self.u32()?, self.u32()?, self.u64()?);
+        let worker = u16::try_from(worker)
+            .map_err(|_| BytesError::Value { field: "worker", value: worker.into() })?;
+        let outcome = match failed {
+            0 => Outcome::Done,
+            1 => Outcome::Failed,
+            _ => return Err(BytesError::Value { field: "outcome", value: failed.into() }),
+        };
+        Ok(Completion { worker: WorkerId(worker), step, outcome })
+    }
+}

@@ -1,0 +1,158 @@
+//! Messages between processes: what goes in comes out, and nothing else is taken for a message.
+
+mod common;
+
+use common::{admit, manager};
+use kv_manager::{
+    BytesError, Completion, Message, Outcome, PlanError, Replica, Row, RowEdit, StepPlan, WorkerId,
+};
+
+/// A plan with something in every field.
+fn plan() -> StepPlan {
+    let mut options = common::options(4, 4);
+    options.scrubs = true;
+    let mut manager = kv_manager::Manager::new(options).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    let mut first = common::computed(&mut manager, 0..15);
+    manager.commit(&mut first, 1, &[100]).unwrap();
+    drop(first);
+    let step = manager.begin_step().unwrap();
+    let mut request = kv_manager::Request::new((50..58).collect());
+    request.tenant = tenant;
+    let mut requests = [request];
+    // The first step's blocks can be claimed when the next one is complete, which has no plan.
+    drop(step);
+    let step = manager.begin_step().unwrap();
+    let mut second = common::admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let plan = manager.stage(&step, &mut [&mut second]).unwrap().clone();
+    assert!(!plan.copies.is_empty() && !plan.scrubs.is_empty() && !plan.edits.is_empty());
+    plan
+}
+
+fn bytes(plan: &StepPlan) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    plan.to_bytes(&mut bytes);
+    bytes
+}
+
+#[test]
+fn every_message_comes_out_as_it_went_in() {
+    let plan = plan();
+    assert_eq!(Message::from_bytes(&bytes(&plan)).unwrap(), Message::Plan(plan));
+    let mut manager = manager(8, 0);
+    let _sequence = admit(&mut manager, 0..20);
+    let snapshot = manager.snapshot();
+    let mut bytes = Vec::new();
+    snapshot.to_bytes(&mut bytes);
+    assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Snapshot(snapshot));
+    for outcome in [Outcome::Done, Outcome::Failed] {
+        let completion = Completion { worker: WorkerId(u16::MAX), step: u64::MAX, outcome };
+        bytes.clear();
+        completion.to_bytes(&mut bytes);
+        assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Completion(completion));
+    }
+}
+
+#[test]
+fn a_changed_or_cut_message_is_refused() {
+    let whole = bytes(&plan());
+    for length in 0..whole.len() {
+        assert!(Message::from_bytes(&whole[..length]).is_err(), "cut to {length}");
+    }
+    for bit in 0..whole.len() * 8 {
+        let mut changed = whole.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(Message::from_bytes(&changed).is_err(), "bit {bit} is another");
+    }
+    let longer = [&whole[..], &[0]].concat();
+    assert!(matches!(Message::from_bytes(&longer), Err(BytesError::Length { .. })));
+}
+
+/// The message with `change` made to its bytes, and a checksum that is right.
+fn forged(plan: &StepPlan, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let mut bytes = bytes(plan);
+    let end = bytes.len() - 8;
+    change(&mut bytes[..end]);
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[..end]);
+    bytes[end..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_forged_message_is_refused_without_much_memory() {
+    let plan = plan();
+    let version = forged(&plan, |bytes| bytes[4] = 9);
+    assert_eq!(Message::from_bytes(&version), Err(BytesError::Version { version: 9 }));
+    let kind = forged(&plan, |bytes| bytes[6] = 77);
+    assert_eq!(Message::from_bytes(&kind), Err(BytesError::Value { field: "kind", value: 77 }));
+    // The number of copies.
+    let many = forged(&plan, |bytes| bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes()));
+    assert!(matches!(Message::from_bytes(&many), Err(BytesError::Length { .. })));
+    let tier = forged(&plan, |bytes| bytes[32] = 4);
+    assert_eq!(Message::from_bytes(&tier), Err(BytesError::Value { field: "tier", value: 4 }));
+    let id = forged(&plan, |bytes| bytes[39] = 0x80);
+    assert!(matches!(Message::from_bytes(&id), Err(BytesError::Value { field: "block id", .. })));
+}
+
+#[test]
+fn a_worker_refuses_plans_that_do_not_fit() {
+    let mut replica = Replica::new(4, 8);
+    let edit = |row, first, count| StepPlan {
+        step: 1,
+        edits: vec![RowEdit { row: Row::new(row), first, count }],
+        edit_ids: vec![7; 2],
+        ..StepPlan::default()
+    };
+    let refused = [
+        (edit(4, 0, 2), "plan 1 names row 4 of a block table with 4 rows"),
+        (edit(0, 7, 2), "plan 1 changes 2 entries from 7 on in rows of 8"),
+        (
+            edit(0, u32::MAX, u32::MAX),
+            "plan 1 changes 4294967295 entries from 4294967295 on in rows of 8",
+        ),
+        (edit(0, 0, 1), "plan 1 has 2 block ids for edits of 1 entries"),
+    ];
+    for (plan, message) in refused {
+        assert_eq!(replica.apply(&plan).unwrap_err().to_string(), message);
+        assert_eq!((replica.step(), replica.row(Row::new(0)).unwrap()), (0, &[-1; 8][..]));
+    }
+    replica.apply(&edit(3, 6, 2)).unwrap();
+    assert_eq!(replica.row(Row::new(3)).unwrap(), [-1, -1, -1, -1, -1, -1, 7, 7]);
+    let again = replica.apply(&edit(3, 6, 2)).unwrap_err();
+    assert_eq!(again, PlanError::Gap { step: 1, after: 0, last: 1 });
+}
+
+#[test]
+fn a_new_worker_begins_with_a_snapshot() {
+    let mut manager = manager(8, 0);
+    let mut sequence = common::computed(&mut manager, 0..10);
+    let mut replica =
+        Replica::new(manager.options().sequences_max, manager.options().blocks_per_sequence_max);
+    replica.restore(&manager.snapshot()).unwrap();
+    manager.commit(&mut sequence, 1, &[5]).unwrap();
+    manager.reserve(&mut sequence, 7).unwrap();
+    let plan = common::step(&mut manager, &mut [&mut sequence]);
+    replica.apply(&plan).unwrap();
+    replica.check_batch(&plan, common::BLOCK).unwrap();
+    let row = replica.row(sequence.row().unwrap()).unwrap();
+    let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
+    assert_eq!(row[..5], ids);
+    let mut other = Replica::new(1, 1);
+    assert!(matches!(other.restore(&manager.snapshot()), Err(PlanError::Snapshot { .. })));
+}
+
+#[test]
+fn a_batch_without_blocks_is_refused() {
+    let mut manager = manager(8, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let mut plan = common::step(&mut manager, &mut [&mut sequence]);
+    plan.edits.clear();
+    plan.edit_ids.clear();
+    let mut replica = Replica::new(256, 2048);
+    replica.apply(&plan).unwrap();
+    let (step, row) = (1, sequence.row().unwrap());
+    assert_eq!(
+        replica.check_batch(&plan, common::BLOCK),
+        Err(PlanError::NoBlocks { step, row, end: 10 })
+    );
+}
