@@ -107,6 +107,7 @@ pub enum Waiting {
 
 /// What came of a request.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "an answer is taken apart at once")]
 pub enum Answer {
     /// It is a sequence now, with blocks for its whole prompt, and a first chunk reserved.
     Admitted(Sequence),
@@ -352,7 +353,8 @@ impl Manager {
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
         };
-        known.reserve(&self.namer, request.tokens_max);
+        let most = self.table.width() as u64 * u64::from(self.options.block_tokens);
+        known.reserve(&self.namer, request.tokens_max.min(most));
         let cached = found.blocks as u64 * u64::from(self.options.block_tokens);
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;

@@ -241,49 +241,38 @@ impl Blocks {
         worth: impl Fn(usize) -> (Retention, usize),
         mut named: impl FnMut(RecordId, BlockHash),
     ) {
-        let end = first + names.len();
+        // What comes before the block in the middle of a list is named first, so a list is cut seldom.
         let mut behind = self.split_off(first);
-        let rest = behind.split_off(names.len());
-        let mut at = first;
+        let mut at = 0;
         for run in std::mem::take(&mut behind.runs) {
-            let count = run.len();
-            match run {
-                Run::Own(mut own) => {
-                    while !own.is_empty() {
-                        let (retention, alike) = worth(at);
-                        let count = own.len().min(alike.max(1)).min(end - at);
-                        let before = match at.checked_sub(first + 1) {
-                            Some(before) => Some(names[before]),
-                            None => parent,
-                        };
-                        let naming = Naming { parent: before, retention };
-                        let here = &names[at - first..at - first + count];
-                        let Ok(registered) = own.register_new(here, naming) else {
-                            // There are as many blocks as names.
-                            at += own.len();
-                            self.push(Run::Own(std::mem::take(&mut own)));
-                            break;
-                        };
-                        for (record, &name) in registered.named.records().zip(here) {
-                            named(record, name);
-                        }
-                        at += registered.named.len();
-                        self.push(Run::Shared(registered.named));
-                        if registered.existing.is_some() {
-                            self.push(Run::Own(own.take_first().unwrap_or_default()));
-                            at += 1;
-                        }
-                    }
+            let Run::Own(mut own) = run else {
+                at += run.len();
+                self.push(run);
+                continue;
+            };
+            while at < names.len() && !own.is_empty() {
+                let (retention, alike) = worth(first + at);
+                let count = own.len().min(alike.max(1)).min(names.len() - at);
+                let before = at.checked_sub(1).map(|before| names[before]).or(parent);
+                let here = &names[at..at + count];
+                let Ok(registered) = own.register_new(here, Naming { parent: before, retention })
+                else {
+                    unreachable!("there are as many blocks as names")
+                };
+                for (record, &name) in registered.named.records().zip(here) {
+                    named(record, name);
                 }
-                run => {
-                    at += count;
-                    self.push(run);
+                at += registered.named.len();
+                self.push(Run::Shared(registered.named));
+                if registered.existing.is_some() {
+                    self.push(Run::Own(own.take_first().unwrap_or_default()));
+                    at += 1;
                 }
             }
+            at += own.len();
+            self.push(Run::Own(own));
         }
         behind.len = 0;
-        self.append(rest);
-        self.find_own();
     }
 
     /// The same blocks for a fork, the first `full` and the one behind them if there are more: from now on

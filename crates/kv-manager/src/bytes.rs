@@ -3,6 +3,8 @@
 //! A message is `KVPL`, the version and the kind (2 bytes each), the length of the body (4 bytes), the body,
 //! and the 64 bits of XXH3 over all before. Numbers are little-endian.
 
+use std::io::{self, Read};
+
 use kv_pool::{BlockId, Location, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -173,6 +175,32 @@ impl Message {
     }
 }
 
+impl Message {
+    /// Reads the next message of a stream, such as a pipe or a socket, through `buffer`, whose memory is kept;
+    /// `None` if the stream has ended before it.
+    ///
+    /// # Errors
+    /// The stream's errors, `UnexpectedEof` for an end inside a message, and `InvalidData` with a
+    /// [`BytesError`] for what is no message: the stream is of no use then.
+    pub fn read_from(from: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<Option<Self>> {
+        buffer.clear();
+        from.by_ref().take(HEAD as u64).read_to_end(buffer)?;
+        let Some(&[.., a, b, c, d]) = buffer.first_chunk::<HEAD>() else {
+            return match buffer.len() {
+                0 => Ok(None),
+                _ => Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+        };
+        let rest = u64::from(u32::from_le_bytes([a, b, c, d])) + TAIL as u64;
+        // What is not sent is not allocated, whatever the length says.
+        if from.by_ref().take(rest).read_to_end(buffer)? as u64 != rest {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let message = Self::from_bytes(buffer);
+        message.map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
 /// Appends a message whose body `write` writes.
 fn message(into: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Writer<'_>)) {
     let start = into.len();
@@ -187,6 +215,7 @@ fn message(into: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Writer<'_>)) {
     into.extend_from_slice(&checksum.to_le_bytes());
 }
 
+/// Writes the fields of a body.
 struct Writer<'a> {
     into: &'a mut Vec<u8>,
 }
@@ -211,6 +240,7 @@ impl Writer<'_> {
     }
 }
 
+/// Reads the fields of a body.
 struct Reader<'a> {
     bytes: &'a [u8],
 }

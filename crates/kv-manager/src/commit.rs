@@ -44,10 +44,11 @@ impl Manager {
         if sequence.ends.is_stale(step) {
             return Ok(Committed::Stale);
         }
-        sequence.ends.check_commit(step, tokens.len())?;
+        sequence.known.check(&self.namer, &tokens)?;
         let known = sequence.known.tokens();
-        sequence.known.push(&self.namer, tokens)?;
         sequence.ends.commit(step, tokens.len(), known)?;
+        // It was checked a moment ago.
+        sequence.known.push(&self.namer, tokens)?;
         let full = sequence.known.tokens().min(sequence.ends.resolved())
             / u64::from(self.options.block_tokens);
         if full as usize > sequence.named {

@@ -36,6 +36,8 @@ pub(crate) struct Redo {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
     resolved: u64,
+    /// The sum of `unknown` over the steps whose ids are to come.
+    unknown: u64,
     staged: SmallVec<[Staged; 4]>,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
@@ -53,23 +55,24 @@ impl Ends {
         self.resolved
     }
 
+    #[inline]
     pub(crate) fn upper(&self) -> u64 {
-        self.resolved + self.unknown()
+        self.resolved + self.unknown
+    }
+
+    /// The first step whose ids are to come.
+    pub(crate) fn awaits(&self) -> Option<u64> {
+        self.staged.iter().find(|staged| staged.awaits).map(|staged| staged.step)
     }
 
     /// Whether ids of a staged step are to come.
     pub(crate) fn is_open(&self) -> bool {
-        self.staged.iter().any(|staged| staged.awaits)
+        self.awaits().is_some()
     }
 
     /// Whether the end of the KV depends on an outcome that is not known.
     pub(crate) fn is_uncertain(&self) -> bool {
-        self.unknown() > 0
-    }
-
-    fn unknown(&self) -> u64 {
-        let open = self.staged.iter().filter(|staged| staged.awaits);
-        open.map(|staged| u64::from(staged.unknown)).sum()
+        self.unknown > 0
     }
 
     /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
@@ -84,6 +87,8 @@ impl Ends {
         let unknown = tokens - led as u32;
         self.resolved += led;
         let awaits = upper + u64::from(tokens) >= known;
+        // What is not known is at the end, so its step is waited for.
+        self.unknown += u64::from(unknown);
         let led = led > 0;
         self.staged.push(Staged { step, start, unknown, led, awaits, known_before: known });
     }
@@ -118,16 +123,13 @@ impl Ends {
         Ok(at)
     }
 
-    pub(crate) fn check_commit(&self, step: u64, count: u64) -> Result<(), CommitError> {
-        self.open(step, count).map(|_| ())
-    }
-
     /// Takes in that `count` ids came out of `step`, when `known` tokens were known.
     pub(crate) fn commit(&mut self, step: u64, count: u64, known: u64) -> Result<(), CommitError> {
         let at = self.open(step, count)?;
         let staged = &mut self.staged[at];
         staged.awaits = false;
         staged.known_before = known;
+        self.unknown -= u64::from(staged.unknown);
         // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
         self.resolved += if staged.led { count.saturating_sub(1) } else { count };
         Ok(())
@@ -140,14 +142,17 @@ impl Ends {
 
     /// Forgets steps that are complete and have nothing to come.
     pub(crate) fn prune(&mut self, completed: u64) {
-        self.staged.retain(|staged| staged.awaits || staged.step > completed);
+        let is_over = |staged: &Staged| !staged.awaits && staged.step <= completed;
+        if self.staged.first().is_some_and(is_over) {
+            self.staged.retain(|staged| !is_over(staged));
+        }
     }
 
     /// Ends the KV after at most `tokens` tokens. The results of steps that were staged are stale.
     pub(crate) fn truncate(&mut self, tokens: u64) {
         self.resolved = self.resolved.min(tokens);
         self.stale = self.staged.iter().map(|staged| staged.step).fold(self.stale, u64::max);
-        self.next = 0;
+        (self.next, self.unknown) = (0, 0);
         // Their failure still concerns what they wrote before the cut.
         self.staged.iter_mut().for_each(|staged| staged.awaits = false);
     }

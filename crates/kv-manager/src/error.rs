@@ -22,6 +22,12 @@ pub enum OptionsError {
         /// Blocks of a row.
         width: u32,
     },
+    /// There is no memory for what the manager notes of each block or row.
+    #[error("{bytes} bytes of host memory could not be allocated for the manager")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// The pool refused its size.
     #[error("no manager can have a block pool of this size")]
     Pool(#[from] ConfigError),

@@ -68,3 +68,7 @@ pub use rows::Row;
 pub use sequence::Sequence;
 pub use steps::OpenStep;
 pub use workers::WorkerId;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use crate::blocks::Blocks;
 use crate::frontier::Frontiers;
 use crate::names::Namer;
+use crate::options::repeated;
 use crate::plan::{BatchRow, BlockCopy, Snapshot, StepPlan};
 use crate::rows::RowPool;
 use crate::steps::Latest;
@@ -114,28 +115,28 @@ impl Manager {
         let records = device + (options.pool.secondary_blocks + third + fourth) as usize;
         Ok(Self {
             namer: Namer {
-                hasher: options.hasher.clone(),
+                hasher: options.hasher,
                 block_tokens: options.block_tokens,
                 generation: 0,
             },
             pool,
-            rows: RowPool::new(options.sequences_max),
-            table: Table::new(options.sequences_max, options.blocks_per_sequence_max),
+            rows: RowPool::new(options.sequences_max)?,
+            table: Table::new(options.sequences_max, options.blocks_per_sequence_max)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
             workers: vec![Worker::Runs(0); usize::from(options.workers)],
-            in_flight: VecDeque::with_capacity(options.steps_in_flight_max as usize + 1),
+            in_flight: VecDeque::with_capacity(options.steps_in_flight_max.min(64) as usize),
             spare_names: Vec::new(),
             latest_step: 0,
             latest_staged: 0,
             completed: 0,
             latest: Arc::default(),
-            written: vec![0; records],
+            written: repeated(0, records)?,
             failures: Vec::new(),
             lost: None,
             next_number: 0,
             frontiers: Frontiers::default(),
-            writers: if options.scrubs { vec![None; device] } else { Vec::new() },
+            writers: repeated(None, if options.scrubs { device } else { 0 })?,
             stats: ManagerStats::default(),
             options,
         })

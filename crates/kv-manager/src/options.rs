@@ -59,10 +59,23 @@ impl ManagerOptions {
         if let Some((field, _)) = zero.into_iter().find(|&(_, value)| value == 0) {
             return Err(OptionsError::Zero { field });
         }
-        let (rows, width) = (self.sequences_max, self.blocks_per_sequence_max);
-        if u64::from(rows) * u64::from(width) > TABLE_MAX {
-            return Err(OptionsError::TableTooLarge { rows, width });
-        }
-        Ok(())
+        check_table(self.sequences_max, self.blocks_per_sequence_max)
     }
+}
+
+/// Checks that a block table of this size is possible.
+pub(crate) fn check_table(rows: u32, width: u32) -> Result<(), OptionsError> {
+    if u64::from(rows) * u64::from(width) > TABLE_MAX {
+        return Err(OptionsError::TableTooLarge { rows, width });
+    }
+    Ok(())
+}
+
+/// So many times `value`, if there is memory.
+pub(crate) fn repeated<T: Clone>(value: T, count: usize) -> Result<Vec<T>, OptionsError> {
+    let mut all = Vec::new();
+    let bytes = count.saturating_mul(size_of::<T>());
+    all.try_reserve_exact(count).map_err(|_| OptionsError::OutOfMemory { bytes })?;
+    all.resize(count, value);
+    Ok(all)
 }

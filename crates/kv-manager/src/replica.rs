@@ -1,7 +1,9 @@
 //! A worker's copy of the block table, and what it checks of each plan before it carries it out.
 
-use crate::Row;
+use crate::options::{check_table, repeated};
 use crate::plan::{Snapshot, Start, StepPlan};
+use crate::table::NO_BLOCK;
+use crate::{OptionsError, Row};
 
 /// The block table as a worker knows it.
 ///
@@ -10,11 +12,11 @@ use crate::plan::{Snapshot, Start, StepPlan};
 /// ```
 /// use kv_manager::{Replica, StepPlan};
 ///
-/// let mut replica = Replica::new(8, 32);
+/// let mut replica = Replica::new(8, 32)?;
 /// replica.apply(&StepPlan { step: 1, ..StepPlan::default() })?;
 /// let missed = replica.apply(&StepPlan { step: 3, after: 2, ..StepPlan::default() });
 /// assert_eq!(missed.unwrap_err().to_string(), "plan 3 follows plan 2, but plan 1 was the last one here");
-/// # Ok::<(), kv_manager::PlanError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Replica {
@@ -94,11 +96,16 @@ pub enum PlanError {
 }
 
 impl Replica {
-    /// A table of `rows` rows of `width` entries, all without blocks, before the first plan.
-    #[must_use]
-    pub fn new(rows: u32, width: u32) -> Self {
+    /// A table of `rows` rows of `width` entries, all without blocks, before the first plan: the manager's
+    /// [`sequences_max`](crate::ManagerOptions::sequences_max) and
+    /// [`blocks_per_sequence_max`](crate::ManagerOptions::blocks_per_sequence_max).
+    ///
+    /// # Errors
+    /// [`OptionsError`], as for the manager.
+    pub fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
+        check_table(rows, width)?;
         let (rows, width) = (rows as usize, width as usize);
-        Self { step: 0, rows, width, ids: vec![-1; rows.saturating_mul(width)] }
+        Ok(Self { step: 0, rows, width, ids: repeated(NO_BLOCK, rows * width)? })
     }
 
     /// The step of the last plan that was applied.

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::OptionsError;
+use crate::options::repeated;
+
 /// A sequence's line of the block table.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Row(u32);
@@ -37,8 +40,10 @@ pub(crate) struct RowPool {
 }
 
 impl RowPool {
-    pub(crate) fn new(rows: u32) -> Self {
-        Self { free: Arc::new(Mutex::new((0..rows).rev().map(Row::new).collect())) }
+    pub(crate) fn new(rows: u32) -> Result<Self, OptionsError> {
+        let mut free = repeated(Row::new(0), rows as usize)?;
+        free.iter_mut().zip((0..rows).rev()).for_each(|(row, index)| *row = Row::new(index));
+        Ok(Self { free: Arc::new(Mutex::new(free)) })
     }
 
     pub(crate) fn lease(&self) -> Option<RowLease> {

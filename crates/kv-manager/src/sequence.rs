@@ -84,6 +84,19 @@ impl Sequence {
         self.ends.upper()
     }
 
+    /// The first staged step whose ids are to be [committed](crate::Manager::commit).
+    #[must_use]
+    pub fn awaits(&self) -> Option<u64> {
+        self.ends.awaits()
+    }
+
+    /// Tokens that are known and that no staged step computes: what is left of a prompt, or the token that
+    /// was sampled last.
+    #[must_use]
+    pub fn to_compute(&self) -> u64 {
+        self.known().saturating_sub(self.upper())
+    }
+
     /// Tokens that the next [`stage`](crate::Manager::stage) computes.
     #[must_use]
     pub fn next(&self) -> u32 {

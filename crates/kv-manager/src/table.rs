@@ -1,8 +1,9 @@
 //! The block table as the manager knows it: one row a sequence, and what has changed since the last plan.
 
-use crate::Row;
 use crate::blocks::Blocks;
+use crate::options::{check_table, repeated};
 use crate::plan::{RowEdit, StepPlan};
+use crate::{OptionsError, Row};
 
 /// What a row holds behind its sequence's blocks.
 pub(crate) const NO_BLOCK: i32 = -1;
@@ -15,9 +16,10 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(rows: u32, width: u32) -> Self {
+    pub(crate) fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
+        check_table(rows, width)?;
         let (rows, width) = (rows as usize, width as usize);
-        Self { ids: vec![NO_BLOCK; rows * width], width }
+        Ok(Self { ids: repeated(NO_BLOCK, rows * width)?, width })
     }
 
     pub(crate) fn ids(&self) -> &[i32] {

@@ -1,5 +1,7 @@
 //! Messages between processes: what goes in comes out, and nothing else is taken for a message.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::{admit, manager};
@@ -54,6 +56,37 @@ fn every_message_comes_out_as_it_went_in() {
 }
 
 #[test]
+fn messages_are_read_from_a_stream_one_by_one() {
+    let plan = plan();
+    let done = Completion { worker: WorkerId(3), step: 9, outcome: Outcome::Done };
+    let mut stream = Vec::new();
+    plan.to_bytes(&mut stream);
+    done.to_bytes(&mut stream);
+    let (mut from, mut buffer) = (&stream[..], Vec::new());
+    let mut read = || Message::read_from(&mut from, &mut buffer).unwrap();
+    assert_eq!(read(), Some(Message::Plan(plan)));
+    assert_eq!(read(), Some(Message::Completion(done)));
+    assert_eq!(read(), None);
+    for length in 1..stream.len() {
+        let mut from = &stream[..length];
+        let mut last = Ok(None);
+        while let Ok(message @ Some(_)) = Message::read_from(&mut from, &mut buffer) {
+            last = Ok(message);
+        }
+        let end: std::io::Result<_> = last;
+        let whole = bytes(&self::plan()).len();
+        assert_eq!(end.unwrap().is_some(), length >= whole, "cut to {length}");
+    }
+    let mut endless = [&stream[..8], &u32::MAX.to_le_bytes()].concat();
+    endless.extend_from_slice(&stream);
+    let error = Message::read_from(&mut &endless[..], &mut buffer).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    stream[0] = b'X';
+    let error = Message::read_from(&mut &stream[..], &mut buffer).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+}
+
+#[test]
 fn a_changed_or_cut_message_is_refused() {
     let whole = bytes(&plan());
     for length in 0..whole.len() {
@@ -96,7 +129,7 @@ fn a_forged_message_is_refused_without_much_memory() {
 
 #[test]
 fn a_worker_refuses_plans_that_do_not_fit() {
-    let mut replica = Replica::new(4, 8);
+    let mut replica = Replica::new(4, 8).unwrap();
     let edit = |row, first, count| StepPlan {
         step: 1,
         edits: vec![RowEdit { row: Row::new(row), first, count }],
@@ -127,7 +160,8 @@ fn a_new_worker_begins_with_a_snapshot() {
     let mut manager = manager(8, 0);
     let mut sequence = common::computed(&mut manager, 0..10);
     let mut replica =
-        Replica::new(manager.options().sequences_max, manager.options().blocks_per_sequence_max);
+        Replica::new(manager.options().sequences_max, manager.options().blocks_per_sequence_max)
+            .unwrap();
     replica.restore(&manager.snapshot()).unwrap();
     manager.commit(&mut sequence, 1, &[5]).unwrap();
     manager.reserve(&mut sequence, 7).unwrap();
@@ -137,7 +171,7 @@ fn a_new_worker_begins_with_a_snapshot() {
     let row = replica.row(sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
     assert_eq!(row[..5], ids);
-    let mut other = Replica::new(1, 1);
+    let mut other = Replica::new(1, 1).unwrap();
     assert!(matches!(other.restore(&manager.snapshot()), Err(PlanError::Snapshot { .. })));
 }
 
@@ -148,7 +182,7 @@ fn a_batch_without_blocks_is_refused() {
     let mut plan = common::step(&mut manager, &mut [&mut sequence]);
     plan.edits.clear();
     plan.edit_ids.clear();
-    let mut replica = Replica::new(256, 2048);
+    let mut replica = Replica::new(256, 2048).unwrap();
     replica.apply(&plan).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(

@@ -1,5 +1,7 @@
 //! The life of a sequence, call by call.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use kv_manager::{
     Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, Start,
     WorkerId,

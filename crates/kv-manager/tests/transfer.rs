@@ -1,5 +1,7 @@
 //! Sequences that leave for another process, and such that come from one.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::{admit, admitted, check_empty, computed, manager, step};

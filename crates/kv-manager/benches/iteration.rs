@@ -1,0 +1,191 @@
+//! What a scheduler's thread pays for the manager's part of a step: nanoseconds and heap allocations.
+//!
+//! `cargo bench -p kv-manager --bench iteration`
+
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a benchmark prints, and fails by panicking"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use kv_manager::{
+    Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
+};
+use kv_pool::PoolConfig;
+
+/// Counts allocations.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const BLOCK: u32 = 16;
+
+fn main() {
+    println!("| per step | p50 us | p99 us | worst us | allocations |");
+    println!("| --- | --- | --- | --- | --- |");
+    for sequences in [256, 1024] {
+        decode(sequences, 0, "pool grown");
+        decode(sequences, 1, "pool full, evicting");
+    }
+    for blocks in [256, 1024] {
+        hit(blocks);
+    }
+}
+
+fn manager(sequences: u32, device: u64, host: u64) -> Manager {
+    let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
+    Manager::new(ManagerOptions {
+        block_tokens: BLOCK,
+        pool,
+        sequences_max: sequences,
+        ..ManagerOptions::default()
+    })
+    .unwrap()
+}
+
+/// Sequences that decode one token each a step, with one step of overlap.
+fn decode(sequences: u32, full: u64, name: &str) {
+    const STEPS: usize = 4096;
+    let own = u64::from(sequences) * (STEPS as u64 / u64::from(BLOCK) + 20);
+    let mut manager = manager(sequences, own, full * own);
+    if full > 0 {
+        fill(&mut manager);
+    }
+    let mut requests: Vec<_> = (0..sequences)
+        .map(|number| {
+            // Blocks become full at different steps.
+            let ids = (0..64 + number % BLOCK).map(|at| number * 1000 + at).collect();
+            let mut request = Request::new(ids);
+            request.tokens_max = STEPS as u64 + 256;
+            request
+        })
+        .collect();
+    let step = manager.begin_step().unwrap();
+    let answers = manager.admit(&mut requests, u64::MAX);
+    let mut running: Vec<_> = answers.into_iter().map(admitted).collect();
+    let mut batch: Vec<_> = running.iter_mut().collect();
+    manager.stage(&step, &mut batch).unwrap();
+    manager.finish_step(step).unwrap();
+    let (mut times, mut allocations) = (Vec::with_capacity(STEPS), Vec::with_capacity(STEPS));
+    let first = manager.stats().steps;
+    for _ in 0..STEPS - 64 {
+        let mut batch: Vec<&mut Sequence> = running.iter_mut().collect();
+        let (before, start) = (ALLOCATIONS.load(Ordering::Relaxed), Instant::now());
+        let step = manager.begin_step().unwrap();
+        let number = step.number();
+        for sequence in &mut batch {
+            if number > first + 1 {
+                manager.commit(sequence, number - 2, &[number as u32]).unwrap();
+            }
+            manager.reserve(sequence, 1).unwrap();
+        }
+        manager.stage(&step, &mut batch).unwrap();
+        manager.finish_step(step).unwrap();
+        let (worker, outcome) = (WorkerId(0), Outcome::Done);
+        manager.complete(Completion { worker, step: number - 1, outcome }).unwrap();
+        times.push(start.elapsed().as_nanos() as u64);
+        allocations.push(ALLOCATIONS.load(Ordering::Relaxed) - before);
+    }
+    print(&format!("{sequences} sequences decode, {name}"), times, allocations);
+}
+
+/// Fills the device with content that nobody uses.
+fn fill(manager: &mut Manager) {
+    let blocks = manager.options().pool.primary_blocks;
+    let width = u64::from(manager.options().blocks_per_sequence_max);
+    let mut left = blocks;
+    for number in 1.. {
+        let step = manager.begin_step().unwrap();
+        let here = left.min(width);
+        let ids = (0..here as u32 * BLOCK).map(|at| at + (number << 16)).collect();
+        let mut requests = [Request::new(ids)];
+        let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+        let plan = manager.stage(&step, &mut [&mut sequence]).unwrap().step;
+        manager.finish_step(step).unwrap();
+        drop(sequence);
+        let (worker, outcome) = (WorkerId(0), Outcome::Done);
+        manager.complete(Completion { worker, step: plan, outcome }).unwrap();
+        left -= here;
+        if left == 0 {
+            break;
+        }
+    }
+}
+
+/// A prompt that is cached, admitted and dropped.
+fn hit(blocks: u32) {
+    const ROUNDS: usize = 2000;
+    let mut manager = manager(4, 2 * u64::from(blocks), 0);
+    let ids: Vec<u32> = (0..=blocks * BLOCK).collect();
+    let (mut times, mut allocations) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let mut requests = [Request::new(ids.clone())];
+        // Names are made when a request is first asked for: 10 ns a block.
+        let name = |manager: &mut Manager, requests: &mut [Request]| {
+            requests[0].hit_max = 0;
+            drop(manager.admit(requests, 0));
+            requests[0].hit_max = u64::MAX;
+        };
+        name(&mut manager, &mut requests);
+        let step = manager.begin_step().unwrap();
+        let (before, start) = (ALLOCATIONS.load(Ordering::Relaxed), Instant::now());
+        let mut answers = manager.admit(&mut requests, u64::MAX);
+        let mut sequence = admitted(answers.pop().unwrap());
+        let admitted = start.elapsed();
+        let plan = manager.stage(&step, &mut [&mut sequence]).unwrap().step;
+        let start = Instant::now();
+        drop(sequence);
+        let time = admitted + start.elapsed();
+        if round > 0 {
+            times.push(time.as_nanos() as u64);
+            allocations.push(ALLOCATIONS.load(Ordering::Relaxed) - before);
+        }
+        manager.finish_step(step).unwrap();
+        let (worker, outcome) = (WorkerId(0), Outcome::Done);
+        manager.complete(Completion { worker, step: plan, outcome }).unwrap();
+    }
+    print(&format!("admit and release, {blocks} cached blocks"), times, allocations);
+}
+
+fn admitted(answer: Answer) -> Sequence {
+    match answer {
+        Answer::Admitted(sequence) => sequence,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn print(name: &str, mut times: Vec<u64>, mut allocations: Vec<u64>) {
+    times.sort_unstable();
+    allocations.sort_unstable();
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1000.0;
+    let most = allocations[(allocations.len() - 1) / 2];
+    let sum: u64 = allocations.iter().sum();
+    println!(
+        "| {name} | {:.2} | {:.2} | {:.2} | {most} (mean {:.2}) |",
+        at(0.5),
+        at(0.99),
+        at(1.0),
+        sum as f64 / allocations.len() as f64
+    );
+}

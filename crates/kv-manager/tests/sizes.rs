@@ -1,0 +1,149 @@
+//! Every size and count that a caller can pass, with 0, 1, an ordinary value, the most there is, and values whose
+//! products overflow: each is taken or refused with a typed error, in bounded memory. An allocator that gives out
+//! no more than 1 GiB in all ends the program where something is allocated without a look.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use common::{admit, admitted, computed, manager};
+use kv_manager::{
+    Completion, CompletionError, Content, GroupId, Manager, ManagerOptions, Outcome, Replica,
+    Request, ReserveError, Row, Tokens, WorkerId,
+};
+use kv_pool::{BlockHash, PoolConfig};
+
+/// Gives out at most 1 GiB at a time.
+struct Bounded;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+const MOST: usize = 1 << 30;
+
+// SAFETY: passes what it takes on to the system's allocator, which meets the contract; null is a refusal.
+unsafe impl GlobalAlloc for Bounded {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if LIVE.fetch_add(layout.size(), Relaxed).saturating_add(layout.size()) > MOST {
+            LIVE.fetch_sub(layout.size(), Relaxed);
+            return std::ptr::null_mut();
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static BOUNDED: Bounded = Bounded;
+
+const NUMBERS: [u32; 7] = [0, 1, 7, 4096, 1 << 30, i32::MAX as u32, u32::MAX];
+const LONG: [u64; 9] = [0, 1, 7, 10, 1 << 20, u32::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];
+
+#[test]
+fn options_of_any_size_are_taken_or_refused() {
+    let (mut made, mut refused) = (0, 0);
+    for sequences_max in NUMBERS {
+        for blocks_per_sequence_max in NUMBERS {
+            for steps_in_flight_max in NUMBERS {
+                let pool = PoolConfig::primary_only(8);
+                let options = ManagerOptions {
+                    sequences_max,
+                    blocks_per_sequence_max,
+                    steps_in_flight_max,
+                    block_tokens: steps_in_flight_max,
+                    watermark_blocks: steps_in_flight_max,
+                    pool,
+                    ..ManagerOptions::default()
+                };
+                match Manager::new(options) {
+                    Ok(_) => made += 1,
+                    Err(_) => refused += 1,
+                }
+                let _ = Replica::new(sequences_max, blocks_per_sequence_max);
+            }
+        }
+    }
+    assert!(made > 50 && refused > 100, "{made} {refused}");
+    for blocks in LONG {
+        let pool = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
+        let made = Manager::new(ManagerOptions { pool, scrubs: true, ..ManagerOptions::default() });
+        assert_eq!(made.is_ok(), (1..=1 << 20).contains(&blocks), "{blocks}");
+    }
+}
+
+#[test]
+fn tokens_of_any_number_are_taken_or_refused() {
+    for tokens in LONG {
+        let mut manager = manager(8, 8);
+        let mut request = Request::named(tokens, vec![BlockHash::from_u128(7); 2]);
+        (request.tokens_max, request.hit_max) = (tokens, tokens);
+        request.content = Content { shared_tokens: tokens, ..Content::default() };
+        request.content.inputs = vec![(tokens, vec![1])];
+        let answer = manager.admit(&mut [request], tokens).pop();
+        assert_eq!(
+            answer.is_some_and(|answer| matches!(answer, kv_manager::Answer::Admitted(_))),
+            tokens == 10
+        );
+
+        let mut request = Request::new((0..10).collect());
+        (request.tokens_max, request.hit_max) = (tokens, tokens);
+        let (answer, adoption) = manager.adopt(&mut request, tokens);
+        let mut sequence = admitted(answer);
+        if let Some(adoption) = adoption {
+            let right = usize::try_from(tokens).unwrap();
+            assert!(manager.adopted(&mut sequence, adoption, right).unwrap() <= 9);
+        }
+
+        let mut sequence = computed(&mut manager, 20..30);
+        assert_eq!(manager.truncate(&mut sequence, tokens).is_ok(), tokens <= 10);
+        let named = Tokens::Named { count: tokens, names: &[] };
+        assert!(manager.extend(&mut sequence, named).is_err());
+        assert!(manager.commit(&mut sequence, tokens, named).is_err() || tokens <= 1);
+    }
+}
+
+#[test]
+fn room_of_any_number_is_given_or_refused() {
+    for tokens in NUMBERS {
+        let mut manager = manager(8, 0);
+        let mut sequence = admit(&mut manager, 0..5);
+        match manager.reserve(&mut sequence, tokens) {
+            Ok(_) => assert!(tokens <= 32),
+            Err(ReserveError::NoRoom(missing)) => assert_eq!(missing.group, GroupId(0)),
+            Err(ReserveError::TooLong { blocks, .. }) => assert!(blocks > 2048),
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(manager.add_device_blocks(tokens.into()).is_ok(), tokens <= 8);
+    }
+}
+
+#[test]
+fn workers_and_steps_of_any_number_are_known_or_refused() {
+    for step in LONG {
+        for worker in [0, 1, 255, u16::MAX].map(WorkerId) {
+            let mut manager = manager(8, 0);
+            drop(computed(&mut manager, 0..5));
+            let completion = Completion { worker, step, outcome: Outcome::Failed };
+            let expected = match (worker, step) {
+                (WorkerId(0), 0..=1) => Ok(()),
+                (WorkerId(0), _) => Err(CompletionError::NotStaged { step, latest: 1 }),
+                _ => Err(CompletionError::NoWorker { worker, workers: 1 }),
+            };
+            assert_eq!(manager.complete(completion), expected);
+            let known = worker == WorkerId(0);
+            assert!(manager.fence_worker(worker).is_err() && manager.join_worker(worker).is_err());
+            assert_eq!(manager.lose_worker(worker).is_ok(), known);
+        }
+    }
+    let replica = Replica::new(4, 4).unwrap();
+    for row in NUMBERS {
+        assert_eq!(replica.row(Row::new(row)).is_some(), row < 4);
+    }
+}
