@@ -108,6 +108,13 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: false,
     },
     Layer {
+        name: "kv-manager",
+        below: &["kv-pool"],
+        others: &[],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
         name: "kv-multigpu",
         below: &["kv-kernels", "kv-place"],
         others: &["nvml-wrapper"],

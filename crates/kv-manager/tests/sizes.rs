@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{admit, admitted, computed, manager};
 use kv_manager::{
-    Completion, CompletionError, Content, GroupId, Manager, ManagerOptions, Outcome, Replica,
-    Request, ReserveError, Row, Tokens, WorkerId,
+    BatchRow, BlockCopy, Completion, CompletionError, Content, GroupId, Manager, ManagerOptions,
+    Message, Outcome, Replica, Request, ReserveError, Row, RowEdit, Sequence, Snapshot, Start,
+    StepPlan, Tokens, WorkerId,
 };
-use kv_pool::{BlockHash, PoolConfig};
+use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
 /// Gives out at most 1 GiB at a time.
 struct Bounded;
@@ -145,5 +146,66 @@ fn workers_and_steps_of_any_number_are_known_or_refused() {
     let replica = Replica::new(4, 4).unwrap();
     for row in NUMBERS {
         assert_eq!(replica.row(Row::new(row)).is_some(), row < 4);
+    }
+}
+
+/// Bytes that are no messages, of many lengths, and messages with numbers of any size.
+#[test]
+fn messages_of_any_size_are_read_or_refused() {
+    let mut buffer = Vec::new();
+    for length in [0, 1, 8, 11, 12, 20, 21, 4096, 1 << 20] {
+        for byte in [0, b'K', 0xFF] {
+            let bytes = vec![byte; length];
+            assert!(Message::from_bytes(&bytes).is_err());
+            let read = Message::read_from(&mut &bytes[..], &mut buffer);
+            assert_eq!(read.ok().flatten(), None);
+        }
+    }
+    for number in LONG {
+        let small = number as u32;
+        let at = |tier| Location { tier, id: BlockId::new(small >> 1) };
+        let row = Row::new(small);
+        let plan = StepPlan {
+            step: number,
+            after: number,
+            copies: vec![BlockCopy {
+                from: at(Tier::Fourth),
+                to: at(Tier::Primary),
+                tokens: small,
+            }],
+            scrubs: vec![(small, BlockId::new(small >> 1))],
+            edits: vec![RowEdit { row, first: small, count: small }],
+            edit_ids: vec![small as i32],
+            batch: vec![
+                BatchRow { row, start: Start::At(number), tokens: small },
+                BatchRow { row, start: Start::Open { resolved: number, upper: number }, tokens: 1 },
+            ],
+        };
+        let snapshot = Snapshot { step: number, width: small, table: vec![small as i32] };
+        let worker = WorkerId(small as u16);
+        let done = Completion { worker, step: number, outcome: Outcome::Failed };
+        let mut bytes = Vec::new();
+        StepPlan::to_bytes(&plan, &mut bytes);
+        let plan_bytes = bytes.len();
+        Snapshot::to_bytes(&snapshot, &mut bytes);
+        let snapshot_bytes = bytes.len();
+        Completion::to_bytes(&done, &mut bytes);
+        let all = [0..plan_bytes, plan_bytes..snapshot_bytes, snapshot_bytes..bytes.len()];
+        let read = all.map(|range| Message::from_bytes(&bytes[range]).unwrap());
+        let mut replica = Replica::new(2, 2).unwrap();
+        assert!(replica.apply(&plan).is_err() && replica.restore(&snapshot).is_err());
+        assert!(Replica::check_batch(&replica, &plan, small).is_err());
+        let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
+        assert_eq!(read, sent);
+    }
+}
+
+#[test]
+fn blocks_of_any_position_are_there_or_not() {
+    let mut manager =
+        Manager::with_pool(common::options(8, 0), |pool| pool.events(1 << 10)).unwrap();
+    let sequence = admit(&mut manager, 0..5);
+    for index in LONG.map(|index| usize::try_from(index).unwrap()) {
+        assert_eq!(Sequence::block(&sequence, index).is_some(), index < 2);
     }
 }

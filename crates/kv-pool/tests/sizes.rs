@@ -13,6 +13,7 @@
 //! | `TokenRange`, `RetentionPolicy::new`, `at`, `per_block`; `Priority::new` | [`tokens`] |
 //! | policies: `new`, `with_memory`, `PolicyKind::make`, `Prioritized::new` | [`policies`] |
 //! | what policies are told: `RecordId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
+//! | block ids of other processes, `BlockId::new` | [`block_ids_of_other_processes`] |
 //! | hashes: tokens, salts, `ExtraKey`, `prefix` | [`names_of_any_length`] |
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
@@ -32,8 +33,8 @@ use kv_pool::policy::{
     PolicyTime, Prioritized, PriorityLru, S3Fifo, Slru,
 };
 use kv_pool::{
-    Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockPool, ClaimError, ConfigError, ExtraKey,
-    Naming, PoolConfig, Priority, ShardedPool, Tier,
+    Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, ClaimError, ConfigError,
+    ExtraKey, Naming, PoolConfig, Priority, ShardedPool, Tier,
     clock::ManualClock,
     loan::{LoanError, LoanId},
     policy::RecordId,
@@ -569,5 +570,14 @@ fn names_of_any_length() {
                 assert_eq!(hasher.prefix(parent, &tokens, width).count(), blocks);
             }
         }
+    }
+}
+
+#[test]
+fn block_ids_of_other_processes() {
+    for index in [0, 1, i32::MAX as u32, i32::MAX as u32 + 1, u32::MAX] {
+        let id = BlockId::new(index);
+        assert_eq!((id.index(), id.to_string()), (index as usize, index.to_string()));
+        assert_eq!(id.as_i32() < 0, index > i32::MAX as u32, "a block table takes it for none");
     }
 }

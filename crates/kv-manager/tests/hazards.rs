@@ -1,0 +1,309 @@
+//! What has gone wrong in other systems, one test or more a hazard (docs/HAZARDS.md).
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::HashMap;
+
+use common::{BLOCK, admit, admitted, check_empty, computed, manager, options, step};
+use kv_manager::{Content, ForkError, Manager, Request, Sequence, StepPlan, SuspendError};
+use kv_pool::{Location, Tier};
+
+fn cached(manager: &mut Manager, ids: &[u32]) -> u64 {
+    let mut request = Request::new([ids, &[u32::MAX]].concat());
+    request.waits = false;
+    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+}
+
+#[test]
+fn h24_rejected_drafts_are_never_shared() {
+    // A prompt of 6 tokens and a sampled one; three drafts would fill the second block.
+    let ids: Vec<u32> = (0..6).chain([60, 61, 62, 63]).collect();
+    for accepted in 0..=3 {
+        let mut manager = manager(16, 0);
+        let mut sequence = computed(&mut manager, 0..6);
+        manager.commit(&mut sequence, 1, &[60]).unwrap();
+        manager.reserve(&mut sequence, 4).unwrap();
+        step(&mut manager, &mut [&mut sequence]);
+        assert_eq!(cached(&mut manager, &ids), 4, "nothing is judged yet");
+        let out: Vec<u32> = ids[7..7 + accepted].iter().copied().chain([99]).collect();
+        manager.commit(&mut sequence, 2, &out).unwrap();
+        // The second block has tokens 4 to 7: the sampled one and the first draft are in it.
+        let expected = if accepted >= 1 { 8 } else { 4 };
+        assert_eq!(cached(&mut manager, &ids), expected, "{accepted} drafts accepted");
+        assert_eq!(sequence.resolved(), 7 + accepted as u64);
+    }
+}
+
+#[test]
+fn h24_the_sampled_token_has_an_id_before_it_has_kv() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..7);
+    manager.commit(&mut sequence, 1, &[7]).unwrap();
+    assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 6, 7]), 4);
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 6, 7]), 8);
+}
+
+/// The copies of a plan that stay on the device.
+fn on_device(plan: &StepPlan) -> Vec<(u32, u32, u32)> {
+    let device = |at: Location| (at.tier == Tier::Primary).then_some(at.id.index() as u32);
+    let all = plan.copies.iter();
+    all.filter_map(|copy| Some((device(copy.from)?, device(copy.to)?, copy.tokens))).collect()
+}
+
+fn block(sequence: &Sequence, index: usize) -> u32 {
+    sequence.block(index).unwrap().index() as u32
+}
+
+#[test]
+fn h25_the_first_write_to_a_block_of_two_forks_copies_it() {
+    let mut manager = manager(16, 0);
+    let mut first = computed(&mut manager, 0..6);
+    assert_eq!(manager.fork(&mut first).unwrap_err(), ForkError::Later);
+    manager.commit(&mut first, 1, &[6]).unwrap();
+    let mut second = manager.fork(&mut first).unwrap();
+    let shared = block(&first, 1);
+    assert_eq!((block(&second, 0), block(&second, 1)), (block(&first, 0), shared));
+
+    assert!(manager.reserve(&mut first, 1).unwrap().copied);
+    assert!(!manager.reserve(&mut second, 1).unwrap().copied, "it is the last holder");
+    assert_ne!(block(&first, 1), shared);
+    assert_eq!(block(&second, 1), shared);
+    let plan = step(&mut manager, &mut [&mut first, &mut second]);
+    assert_eq!(on_device(&plan), [(shared, block(&first, 1), 2)]);
+    let edit = plan.edits.iter().rfind(|edit| Some(edit.row) == first.row()).unwrap();
+    assert_eq!((edit.first, edit.count), (1, 1), "the table changes in the same step");
+    drop((first, second));
+    check_empty(&mut manager);
+}
+
+#[test]
+fn h25_a_cut_inside_a_cached_block_leaves_it_to_the_others() {
+    let mut manager = manager(16, 0);
+    let mut first = computed(&mut manager, 0..9);
+    let mut second = admit(&mut manager, 0..9);
+    assert_eq!(second.cached_tokens(), 8);
+    let shared = block(&first, 1);
+    manager.truncate(&mut first, 6).unwrap();
+    assert_eq!(block(&first, 1), shared, "nobody has written yet");
+    manager.extend(&mut first, &[70, 71]).unwrap();
+    assert!(manager.reserve(&mut first, 2).unwrap().copied);
+    let plan = step(&mut manager, &mut [&mut first, &mut second]);
+    assert_eq!(on_device(&plan), [(shared, block(&first, 1), 2)]);
+    assert_eq!(block(&second, 1), shared);
+    assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 6, 7]), 8, "no name is revoked");
+    assert_eq!(cached(&mut manager, &[0, 1, 2, 3, 4, 5, 70, 71]), 8);
+}
+
+fn with(ids: std::ops::Range<u32>, content: Content) -> Request {
+    let mut request = Request::new(ids.collect());
+    request.content = content;
+    request.waits = false;
+    request
+}
+
+#[test]
+fn h28_equal_ids_with_other_content_are_other_blocks() {
+    let inputs = |at, input: &[u8]| vec![(at, input.to_vec())];
+    let all = [
+        Content::default(),
+        Content { adapter: b"lora 1".to_vec(), ..Content::default() },
+        Content { adapter: b"lora 2".to_vec(), ..Content::default() },
+        Content { salt: b"lora 1".to_vec(), ..Content::default() },
+        Content { inputs: inputs(1, b"cat"), ..Content::default() },
+        Content { inputs: inputs(1, b"dog"), ..Content::default() },
+        Content { inputs: inputs(2, b"cat"), ..Content::default() },
+        Content { salt: b"a".to_vec(), ..Content::default() },
+        Content { salt: b"b".to_vec(), ..Content::default() },
+    ];
+    let mut manager = manager(64, 0);
+    for (at, content) in all.iter().enumerate() {
+        for (before, other) in all.iter().enumerate() {
+            let mut request = [with(0..9, other.clone())];
+            let hit = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+            let expected = if before < at { 8 } else { 0 };
+            assert_eq!(hit.cached_tokens(), expected, "{content:?} and {other:?}");
+        }
+        let mut request = [with(0..9, content.clone())];
+        let mut sequence = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+        step(&mut manager, &mut [&mut sequence]);
+        drop(sequence);
+        step(&mut manager, &mut []);
+    }
+    // What enters at a later block leaves those before it alone.
+    let mut request = [with(0..9, Content { inputs: inputs(5, b"cat"), ..Content::default() })];
+    let late = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+    assert_eq!(late.cached_tokens(), 4);
+}
+
+#[test]
+fn h28_tenants_share_what_both_declare_shared_and_no_more() {
+    let mut manager = manager(64, 0);
+    let tenants = [manager.add_tenant().unwrap(), manager.add_tenant().unwrap()];
+    let mut hit = |tenant: usize, shared_tokens| {
+        let content = Content { shared_tokens, ..Content::default() };
+        let mut request = with(0..17, content);
+        request.tenant = tenants[tenant];
+        let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        step(&mut manager, &mut [&mut sequence]);
+        let cached = sequence.cached_tokens();
+        drop(sequence);
+        step(&mut manager, &mut []);
+        cached
+    };
+    assert_eq!(hit(0, 0), 0);
+    assert_eq!(hit(1, 0), 0, "another tenant's salt");
+    assert_eq!(hit(0, 0), 16);
+    assert_eq!(hit(0, 11), 0, "declared shared, it has names of its own");
+    assert_eq!(hit(1, 11), 8, "the third block is not wholly inside");
+    assert_eq!(hit(1, 8), 16, "the same two blocks are inside");
+    assert_eq!(hit(1, 7), 4);
+}
+
+#[test]
+fn h28_names_are_the_same_in_every_manager() {
+    let names = || {
+        let mut manager = manager(16, 0);
+        let content = Content {
+            adapter: b"a".to_vec(),
+            inputs: vec![(5, b"cat".to_vec())],
+            salt: b"s".to_vec(),
+            shared_tokens: 4,
+        };
+        let mut request = [with(0..13, content)];
+        let mut sequence = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+        step(&mut manager, &mut [&mut sequence]);
+        let blocks = manager.pool().snapshot().blocks;
+        let mut names: Vec<_> = blocks.iter().filter_map(|block| block.hash).collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(names(), names());
+    // What is stored in files and told to routers must not change with a version.
+    let expected: Vec<u128> = FIXED.to_vec();
+    assert_eq!(names().iter().map(|name| name.to_u128()).collect::<Vec<_>>(), expected);
+}
+
+/// The names of the test above, as version 0.1 makes them.
+const FIXED: [u128; 3] = [
+    3396983507794407730064800453350061692,
+    139894806408043851719068490260825886441,
+    259819620345297508444038247707445273259,
+];
+
+/// What the device and the host hold, by block, as the plans say; each token's cell is its id.
+#[derive(Default)]
+struct Memory {
+    cells: HashMap<(Tier, u32), Vec<u32>>,
+}
+
+impl Memory {
+    fn carry_out(&mut self, plan: &StepPlan, batch: &[&Sequence]) {
+        for copy in &plan.copies {
+            let key = |at: Location| (at.tier, at.id.index() as u32);
+            let source = self.cells.get(&key(copy.from)).cloned().unwrap_or_default();
+            let target = self.cells.entry(key(copy.to)).or_default();
+            target.resize(BLOCK as usize, u32::MAX);
+            let tokens = copy.tokens as usize;
+            target[..tokens].copy_from_slice(&source[..tokens]);
+        }
+        for (row, sequence) in plan.batch.iter().zip(batch) {
+            let kv_manager::Start::At(start) = row.start else { panic!("{row:?}") };
+            for at in start..start + u64::from(row.tokens) {
+                let id = block(sequence, (at / u64::from(BLOCK)) as usize);
+                let cells = self.cells.entry((Tier::Primary, id)).or_default();
+                cells.resize(BLOCK as usize, u32::MAX);
+                cells[(at % u64::from(BLOCK)) as usize] = sequence.ids().unwrap()[at as usize];
+            }
+        }
+    }
+
+    fn check(&self, sequence: &Sequence) {
+        for (at, id) in sequence.ids().unwrap()[..sequence.resolved() as usize].iter().enumerate() {
+            let block = block(sequence, at / BLOCK as usize);
+            let cell = self.cells[&(Tier::Primary, block)][at % BLOCK as usize];
+            assert_eq!(cell, *id, "token {at} in block {block}");
+        }
+    }
+}
+
+#[test]
+fn h29_a_suspended_sequence_comes_back_as_it_was() {
+    for tokens in 1..14 {
+        for steps_between in 0..3 {
+            for others in [0, 8] {
+                let mut manager = manager(8, 8);
+                let mut memory = Memory::default();
+                let mut sequence = admit(&mut manager, 0..tokens);
+                let plan = step(&mut manager, &mut [&mut sequence]);
+                memory.carry_out(&plan, &[&sequence]);
+                assert_eq!(manager.suspend(&mut sequence).unwrap_err(), SuspendError::Later);
+                manager.commit(&mut sequence, 1, &[99]).unwrap();
+                manager.suspend(&mut sequence).unwrap();
+                assert!(sequence.is_suspended() && sequence.row().is_none());
+                assert!(manager.reserve(&mut sequence, 1).is_err());
+                for _ in 0..steps_between {
+                    memory.carry_out(&step(&mut manager, &mut []), &[]);
+                }
+                if others > 0 && steps_between > 0 {
+                    // Everything on the device is another's, and the named blocks go to the host or are lost.
+                    let mut other = admit(&mut manager, 1000..1000 + others * BLOCK);
+                    let plan = step(&mut manager, &mut [&mut other]);
+                    memory.carry_out(&plan, &[&other]);
+                    drop(other);
+                    memory.carry_out(&step(&mut manager, &mut []), &[]);
+                }
+                let end = manager.resume(&mut sequence).unwrap();
+                assert_eq!(end, u64::from(tokens), "the host has room for all");
+                let left = sequence.to_compute();
+                manager.reserve(&mut sequence, left as u32).unwrap();
+                let plan = step(&mut manager, &mut [&mut sequence]);
+                memory.carry_out(&plan, &[&sequence]);
+                memory.check(&sequence);
+                drop(sequence);
+                check_empty(&mut manager);
+            }
+        }
+    }
+}
+
+#[test]
+fn h29_what_has_left_the_cache_meanwhile_is_computed_again() {
+    let mut manager = Manager::new(options(4, 1)).unwrap();
+    let mut memory = Memory::default();
+    let mut sequence = admit(&mut manager, 0..10);
+    memory.carry_out(&step(&mut manager, &mut [&mut sequence]), &[&sequence]);
+    manager.commit(&mut sequence, 1, &[99]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    memory.carry_out(&step(&mut manager, &mut []), &[]);
+    let mut other = admit(&mut manager, 1000..1016);
+    memory.carry_out(&step(&mut manager, &mut [&mut other]), &[&other]);
+    assert!(manager.resume(&mut sequence).is_err(), "the other has all blocks");
+    assert!(sequence.is_suspended());
+    drop(other);
+    memory.carry_out(&step(&mut manager, &mut []), &[]);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 0);
+    assert_eq!(sequence.to_compute(), 11);
+    manager.reserve(&mut sequence, 11).unwrap();
+    memory.carry_out(&step(&mut manager, &mut [&mut sequence]), &[&sequence]);
+    memory.check(&sequence);
+    assert_eq!(sequence.resolved(), 11);
+    drop(sequence);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn h29_a_suspension_without_room_changes_nothing() {
+    let mut manager = Manager::new(options(4, 0)).unwrap();
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[99]).unwrap();
+    let blocks: Vec<_> = (0..3).map(|at| sequence.block(at)).collect();
+    assert!(matches!(manager.suspend(&mut sequence), Err(SuspendError::NoRoom(_))));
+    assert!(!sequence.is_suspended());
+    assert_eq!((0..3).map(|at| sequence.block(at)).collect::<Vec<_>>(), blocks);
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+}
