@@ -110,7 +110,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "kv-manager",
         below: &["kv-pool"],
-        others: &[],
+        others: &["xxhash-rust"],
         never: &[HEAVY, CUDA],
         may_be_unsafe: false,
     },
