@@ -20,7 +20,7 @@ use crate::pages::{
     PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
 use crate::worker::{Health, Waker};
-use crate::{EpochGate, Fence, MemoryRules, UsersUnknown, Worker};
+use crate::{EpochGate, Fence, MemoryRules, Worker, gate::UsersUnknown};
 
 /// The size of a pool and of its blocks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

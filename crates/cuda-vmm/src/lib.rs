@@ -89,25 +89,23 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+pub mod elastic;
 mod elastic_pool;
 mod epoch;
 mod fence;
+pub mod gate;
 pub mod limit;
 pub mod pages;
 mod rest;
 pub mod sequences;
 pub mod worker;
 
-pub use elastic_pool::{
-    AheadError, AheadStats, BlockNotReady, ElasticPool, ElasticPoolOptions, ElasticPoolStats,
-    GrowError, Park, PollReport, PoolClosing, PoolError, Shrink,
-};
-pub use epoch::{CoverError, EpochGate, Lease, UncoveredLease, Unrest};
+pub use elastic_pool::{ElasticPool, ElasticPoolOptions, GrowError, PoolError};
+pub use epoch::{EpochGate, Lease};
 pub use fence::Fence;
 pub use limit::{MemoryLimit, MemoryRules};
 pub use pages::close::CloseReport;
 pub use pages::reservation::leaked_bytes;
-pub use rest::{NotAtRest, UsersUnknown};
 pub use worker::{Worker, WorkerOptions};
 
 #[cfg(doctest)]

@@ -12,8 +12,8 @@ use cuda_driver::{CountingDriver, Device, Driver, ErrorCode};
 use cuda_sim::RaceCheck;
 use cuda_vmm::worker::{Fault, Health};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Park, Worker,
-    WorkerOptions,
+    ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules, Worker,
+    WorkerOptions, elastic::Park,
 };
 
 /// Four blocks on three pages: most blocks straddle two.

@@ -284,8 +284,8 @@ impl Life {
 }
 
 fn drop_space(
-    error: cuda_vmm::NotAtRest<cuda_vmm::sequences::SpaceClosing>,
-) -> cuda_vmm::NotAtRest<cuda_vmm::PoolClosing> {
+    error: cuda_vmm::gate::NotAtRest<cuda_vmm::sequences::SpaceClosing>,
+) -> cuda_vmm::gate::NotAtRest<cuda_vmm::elastic::PoolClosing> {
     panic!("{error}")
 }
 

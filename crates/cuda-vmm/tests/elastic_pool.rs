@@ -11,7 +11,9 @@ use common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
 use cuda_driver::DeviceBuffer;
 use cuda_sim::{Pace, RaceCheck};
 use cuda_vmm::{
-    BlockNotReady, ElasticPool, ElasticPoolOptions, GrowError, PoolError, Shrink, Unrest, Worker,
+    ElasticPool, ElasticPoolOptions, GrowError, PoolError, Worker,
+    elastic::{BlockNotReady, Shrink},
+    gate::Unrest,
 };
 
 /// Four blocks on three pages: most blocks straddle two.

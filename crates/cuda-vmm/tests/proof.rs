@@ -10,7 +10,8 @@ use cuda_sim::Pace;
 use cuda_vmm::pages::{PageState, Reservation, ReservationOptions, RetireError};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    CoverError, ElasticPool, ElasticPoolOptions, EpochGate, Fence, Unrest, UsersUnknown, Worker,
+    ElasticPool, ElasticPoolOptions, EpochGate, Fence, Worker,
+    gate::{CoverError, Unrest, UsersUnknown},
 };
 
 #[test]

@@ -11,7 +11,10 @@ use common::{PAGE, close_into, machine, recorded, take};
 use cuda_driver::Stream;
 use cuda_sim::Pace;
 use cuda_vmm::pages::{MapRefusal, NotMapped, PageState, Reservation};
-use cuda_vmm::{CoverError, EpochGate, Unrest};
+use cuda_vmm::{
+    EpochGate,
+    gate::{CoverError, Unrest},
+};
 
 #[test]
 fn pages_stay_mapped_until_the_event_completes() {

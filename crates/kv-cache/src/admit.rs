@@ -8,7 +8,7 @@ use kv_pool::{
     Admission as PoolAdmission, Admit, Admitted, BlockHash, BlockId, ClaimError, Claimed, Pinned,
     Tier, moves::Onboarded, tenants::TenantId,
 };
-use kv_stage::TableError;
+use kv_stage::error::TableError;
 
 use crate::rows::RowLease;
 use crate::sequence::{Blocks, Run, Sequence};

@@ -9,7 +9,10 @@ use kv_kernels::{
     error::BlocksError,
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
-use kv_stage::{AcquireError, StagingOptions, StagingPool, SubmitError, SubmittedView};
+use kv_stage::{
+    StagingOptions, StagingPool, SubmittedView,
+    error::{AcquireError, SubmitError},
+};
 
 use crate::host_tier::HostTier;
 use crate::runs::{RUN_BLOCKS_MAX, Run};
@@ -169,7 +172,7 @@ impl Carrier {
     }
 
     /// Waits for the lists' readers and frees the lists. The host tier may be freed afterwards.
-    pub(crate) fn close(self) -> Result<(), kv_stage::StagingError> {
+    pub(crate) fn close(self) -> Result<(), kv_stage::error::StagingError> {
         let Self { link, slabs, lists, .. } = self;
         drop((link, slabs));
         lists.close()

@@ -2,14 +2,14 @@
 
 use cuda_driver::messages::{ByteSize, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use cuda_vmm::{AheadError, GrowError};
+use cuda_vmm::{GrowError, elastic::AheadError};
 use kv_kernels::{
     error::{PagedKvError, ShapeError},
     link::TransportError,
 };
 use kv_pool::policy::PolicyError;
 use kv_pool::{ClaimError, ConfigError, moves::OnboardError, tenants::TenantError};
-use kv_stage::{AcquireError, PartError, StageError, StagingError, TableError};
+use kv_stage::error::{AcquireError, PartError, StageError, StagingError, TableError};
 
 use crate::{OpenStep, OptionsError};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Stream};
 use cuda_vmm::worker::Fault;
-use cuda_vmm::{AheadError, ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, elastic::AheadError};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
-use kv_stage::{AcquireError, StagingOptions, StagingPool, StepStager};
+use kv_stage::{StagingOptions, StagingPool, StepStager, error::AcquireError};
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;

@@ -9,7 +9,7 @@ use kv_pool::{
     tenants::TenantId,
 };
 
-use kv_stage::{BlockTable, Row, TableError};
+use kv_stage::{BlockTable, Row, error::TableError};
 
 use crate::rows::RowLease;
 

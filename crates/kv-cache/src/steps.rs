@@ -92,7 +92,7 @@ impl KvCache {
         mut add: F,
     ) -> Result<Vec<StagedPart<T>>, StepError>
     where
-        F: FnMut(usize, &mut Step<'_>) -> Result<T, kv_stage::StageError>,
+        F: FnMut(usize, &mut Step<'_>) -> Result<T, kv_stage::error::StageError>,
     {
         let _site = cuda_driver::site::enter();
         if let Some(lengths) = lengths.filter(|lengths| lengths.len() != sequences.len()) {

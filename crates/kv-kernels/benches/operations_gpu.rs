@@ -24,8 +24,9 @@ use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
     Append, BlockCopy, BlockPair, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, RowRange,
+    PagedLayout,
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    layout::RowRange,
     tables::{BlockOffsets, HostOffsets, PackedOffsets, block_offsets_on_host},
     verify::{BlockSums, block_sum},
 };

@@ -6,13 +6,15 @@ use std::ops::Range;
 use cuda_driver::{DeviceSpan, PinnedBuffer, Stream};
 use smallvec::SmallVec;
 
-use crate::launch::{CHUNKS_MAX, COUNT_MAX, LaunchLimits, RawChunk, RawMapping, RawTransfer};
+use crate::launch::{CHUNKS_MAX, COUNT_MAX, RawChunk, RawMapping, RawTransfer};
 use crate::operand::{Extent, check_array, check_disjoint, check_length};
 use crate::stored::{Named, check_stored};
 use crate::{
     DeviceReport, Direction, KernelError, KernelSource, KvKernels, PagedKv,
     error::{Operand, OperandError},
 };
+
+pub use crate::launch::LaunchLimits;
 
 /// Where a chunk lies.
 #[derive(Clone, Copy, Debug)]

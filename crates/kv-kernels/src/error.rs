@@ -7,6 +7,7 @@ use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
 use crate::layout::LayoutError;
 
 pub use crate::block_error::{BlocksError, Side};
+pub use crate::report::OutOfRange;
 pub use crate::shape::ShapeError;
 
 /// The memory that a kernel is given, by its role.

@@ -5,6 +5,7 @@ mod rows;
 
 use crate::KvShape;
 
+pub use crate::block_copy::RowRange;
 pub use crate::format::FormatOptions;
 pub use error::LayoutError;
 pub use rows::RowPart;

@@ -104,6 +104,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod chunks;
 pub mod convert;
 pub mod error;
 pub mod layout;
@@ -120,7 +121,6 @@ mod block_sum;
 mod block_units;
 mod blocks;
 mod checksum;
-mod chunks;
 mod divider;
 mod fill;
 mod floats;
@@ -146,17 +146,15 @@ mod walk;
 use kernels::entry;
 
 pub use append::Append;
-pub use block_copy::{BlockCopy, BlockPair, RowRange};
+pub use block_copy::{BlockCopy, BlockPair};
 pub use blocks::{Blocks, HostBlocks};
-pub use chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer};
 pub use error::KernelError;
 pub use format::KvFormat;
 pub use kernels::KvKernels;
-pub use launch::LaunchLimits;
 pub use layout::PagedLayout;
 pub use paged_kv::PagedKv;
 pub use references::references;
-pub use report::{DeviceReport, OutOfRange};
+pub use report::DeviceReport;
 pub use shape::{KvShape, KvShapeOptions};
 pub use source::KernelSource;
 pub use transfer::{Direction, Transfer};

@@ -2,7 +2,10 @@
 
 use cuda_driver::{DeviceSpan, Stream};
 
-use crate::{Chunk, ChunkMapping, ChunkTransfer, KernelError, KvKernels, LaunchLimits, PagedKv};
+use crate::{
+    KernelError, KvKernels, PagedKv,
+    chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
+};
 
 /// Which way tokens move.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::divider::{Divider31, Divider64};
 use crate::kernels::GRID_Y_MAX;
 use crate::raw::{CHUNKS_MAX, RawTransfer};
-use crate::{DeviceReport, Direction, KernelError, LaunchLimits};
+use crate::{DeviceReport, Direction, KernelError, chunks::LaunchLimits};
 
 /// Threads of a block of the transfer where nothing else is asked for, and of one that is `SHORT`.
 const THREADS: u32 = 128;

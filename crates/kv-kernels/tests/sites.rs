@@ -13,11 +13,11 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, Chunk, ChunkMapping, ChunkTransfer, DeviceReport, Direction,
-    HostBlocks, KvKernels, KvShape, KvShapeOptions, LaunchLimits, PagedKv, PagedLayout, RowRange,
-    Transfer,
+    Append, BlockCopy, BlockPair, DeviceReport, Direction, HostBlocks, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
-    layout::Strides,
+    layout::{RowRange, Strides},
     link::{
         HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, MeasureOptions, Transport,
         TransportProfile,

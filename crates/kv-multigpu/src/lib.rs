@@ -24,7 +24,7 @@
 //! UUID, not by ordinal, because `CUDA_VISIBLE_DEVICES` renumbers them.
 //!
 //! [`DeviceRegistry::report`] lists the devices: ordinal, UUID as NVML spells it, name, PCI bus, whether the device is a
-//! part of a GPU (MIG), NVML's index where a [`DeviceDirectory`] knows it, state, and live handles.
+//! part of a GPU (MIG), NVML's index where a [`DeviceDirectory`](directory::DeviceDirectory) knows it, state, and live handles.
 //!
 //! # Life and loss
 //! The registry keeps every instance open until it is closed. [`drain`](DeviceRegistry::drain) stops handing a device
@@ -79,6 +79,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod directory;
 mod health;
 mod identity;
 pub mod moves;
@@ -90,10 +91,7 @@ pub mod threads;
 pub mod topology;
 
 pub use health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
-pub use identity::{DeviceDirectory, DeviceKind, DeviceListing, DeviceUuid, UuidError};
-#[cfg(feature = "nvml")]
-#[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
-pub use nvml::NvmlDirectory;
+pub use identity::{DeviceKind, DeviceUuid, UuidError};
 pub use registry::{DeviceRegistry, RegistryError};
 
 #[cfg(doctest)]

@@ -236,7 +236,7 @@ fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
         assert_eq!(entry.uuid.to_string().parse(), Ok(entry.uuid));
     }
     #[cfg(feature = "nvml")]
-    if kv_multigpu::NvmlDirectory::load().is_loaded() {
+    if kv_multigpu::directory::NvmlDirectory::load().is_loaded() {
         let report = listed(registry.driver()).report().unwrap();
         let indices: std::collections::BTreeSet<_> =
             report.iter().map(|entry| entry.nvml_index.unwrap()).collect();
@@ -248,7 +248,7 @@ fn the_list_of_the_machine_knows_every_device(registry: &DeviceRegistry) {
 fn listed(driver: &Arc<dyn Driver>) -> DeviceRegistry {
     #[cfg(feature = "nvml")]
     let registry = {
-        let directory = Arc::new(kv_multigpu::NvmlDirectory::load());
+        let directory = Arc::new(kv_multigpu::directory::NvmlDirectory::load());
         DeviceRegistry::with_directory(Arc::clone(driver), directory)
     };
     #[cfg(not(feature = "nvml"))]

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cuda_driver::Driver;
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::{
-    DeviceDirectory, DeviceKind, DeviceListing, DeviceRegistry, DeviceState, DeviceUuid,
-    RegistryError,
+    DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, RegistryError,
+    directory::{DeviceDirectory, DeviceListing},
 };
 
 /// A list that knows some devices.
@@ -82,7 +82,7 @@ fn a_driver_that_tells_nothing_is_the_registrys_error() {
 #[test]
 fn without_nvml_or_with_it_a_report_is_complete() {
     let (sim, _) = common::machine(2, true);
-    let directory = Arc::new(kv_multigpu::NvmlDirectory::load());
+    let directory = Arc::new(kv_multigpu::directory::NvmlDirectory::load());
     let registry = DeviceRegistry::with_directory(Arc::new(sim), directory).unwrap();
     let report = registry.report().unwrap();
     // NVML knows no simulated device.

@@ -4,7 +4,7 @@ use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::edits::{Edit, EditLog};
-use crate::{Row, TableError};
+use crate::{Row, error::TableError};
 
 /// The persistent host table `[rows, max_blocks]` of block ids, row-major, -1 where there is none.
 ///

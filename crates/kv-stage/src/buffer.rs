@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedSpan, Stream};
 use smallvec::SmallVec;
 
-use crate::SubmitError;
+use crate::error::SubmitError;
 use crate::retire::{PoolShared, RetireEvents};
 use crate::slab::{BufferMemory, PooledBuffer};
 

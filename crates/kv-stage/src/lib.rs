@@ -57,7 +57,7 @@
 //!
 //! # What it does not do
 //! It pins nothing beyond what the pool was made for, spills nothing to pageable memory and never
-//! grows: a pool that is empty says so ([`AcquireError::Exhausted`]), and the caller holds back. Huge
+//! grows: a pool that is empty says so ([`AcquireError::Exhausted`](error::AcquireError::Exhausted)), and the caller holds back. Huge
 //! pages and memory nodes that the system lacks are done without, see [`StagingPool::memory`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -65,7 +65,7 @@
 mod block_table;
 mod buffer;
 mod edits;
-mod error;
+pub mod error;
 mod mirror;
 mod pinning;
 mod pool;
@@ -78,7 +78,6 @@ mod step;
 
 pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};
-pub use error::{AcquireError, PartError, StageError, StagingError, SubmitError, TableError};
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
 pub use row::Row;

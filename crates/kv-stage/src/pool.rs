@@ -11,7 +11,10 @@ use parking_lot::Mutex;
 use crate::pinning::{self, Backlog};
 use crate::retire::{PoolLists, PoolShared, SizeClass, wait_for};
 use crate::slab::{SlabMemory, UnpinnedSlab};
-use crate::{AcquireError, Pinning, StagingBuffer, StagingError};
+use crate::{
+    Pinning, StagingBuffer,
+    error::{AcquireError, StagingError},
+};
 
 /// Size and number of the buffers of one size class.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -8,7 +8,7 @@ use cuda_driver::{Device, DeviceError, Event, Stream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::AcquireError;
+use crate::error::AcquireError;
 use crate::pinning::Backlog;
 use crate::slab::{PooledBuffer, SlabMemory};
 

@@ -3,7 +3,7 @@
 use cuda_driver::DeviceSpan;
 use smallvec::SmallVec;
 
-use crate::PartError;
+use crate::error::PartError;
 
 /// A part of one step: rows of a table or an array.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -10,8 +10,8 @@ use crate::mirror::{Changes, TableView, copy_row, copy_word};
 use crate::scatter::{INDEX_BYTES, Packet, ScatterKernel, ScatteredWords, WORD_BYTES};
 use crate::staged::{PartRange, Parts};
 use crate::{
-    AcquireError, BlockTable, PartId, Row, StageError, Staged, StagingBuffer, StagingError,
-    StagingPool, SubmittedView, TableError,
+    BlockTable, PartId, Row, Staged, StagingBuffer, StagingPool, SubmittedView,
+    error::{AcquireError, StageError, StagingError, TableError},
 };
 
 /// What a buffer may lose to the alignment of its parts and of the indices.

@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{AcquireError, BlockTable, PoolOptions, StagingOptions, StagingPool, StepStager};
+use kv_stage::{
+    BlockTable, PoolOptions, StagingOptions, StagingPool, StepStager, error::AcquireError,
+};
 use rows::{row_at, rows_at};
 
 /// Bytes that are allocated.

@@ -18,7 +18,8 @@ use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{
-    BlockTable, Pinning, PoolOptions, Row, StagingError, StagingOptions, StagingPool, StepStager,
+    BlockTable, Pinning, PoolOptions, Row, StagingOptions, StagingPool, StepStager,
+    error::StagingError,
 };
 
 /// All that the tests of this program may have allocated at once.

@@ -2,7 +2,7 @@
 
 use crate::pages::close::release_pages;
 use crate::pages::{Closing, PagePool};
-use crate::{CloseReport, NotAtRest};
+use crate::{CloseReport, gate::NotAtRest};
 
 /// A pool that is being closed; see [`ElasticPool::close`](crate::ElasticPool::close).
 ///

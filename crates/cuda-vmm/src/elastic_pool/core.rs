@@ -8,7 +8,10 @@ use parking_lot::Mutex;
 use super::{PollReport, Shrink};
 use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport};
 use crate::rest::{AtRest, Covered, Quiescence};
-use crate::{Fence, GrowError, Unrest, UsersUnknown};
+use crate::{
+    Fence, GrowError,
+    gate::{Unrest, UsersUnknown},
+};
 
 /// The state shared by the pool's handle and the worker's thread.
 ///

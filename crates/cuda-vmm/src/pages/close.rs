@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::gate::{NotAtRest, Unrest};
 use crate::pages::page::quiet_if_lost;
 use crate::pages::pool::release;
 use crate::pages::table::{Retirement, Ticket};
 use crate::pages::{CloseError, CloseStep, Page, Reservation, UnmapReport};
 use crate::rest::AtRest;
-use crate::{NotAtRest, Unrest};
 
 /// The result of a clean-up.
 ///

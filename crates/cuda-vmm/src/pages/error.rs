@@ -4,7 +4,7 @@ use cuda_driver::DeviceError;
 use cuda_driver::messages::one_line_debug;
 
 use super::{Page, PageId};
-use crate::UsersUnknown;
+use crate::gate::UsersUnknown;
 use crate::limit::{OverLimit, Verdict};
 
 /// The reason why a pool did not provide a page.

@@ -16,7 +16,10 @@ use crate::pages::{
     Closing, MapError, MapRefusal, NotMapped, Page, ReserveError, RetireError, UnmapReport,
 };
 use crate::rest::{AtRest, Covered, Quiescence};
-use crate::{EpochGate, Fence, Unrest, UsersUnknown};
+use crate::{
+    EpochGate, Fence,
+    gate::{Unrest, UsersUnknown},
+};
 
 /// The options of a reservation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use cuda_driver::DeviceError;
 
+use crate::gate::{NotAtRest, Unrest};
 use crate::pages::Page;
 use crate::pages::reservation::Inner;
 use crate::pages::table::{Retirement, Ticket};
 use crate::rest::{AtRest, Quiescence};
-use crate::{NotAtRest, Unrest};
 
 /// The unmapped pages, and the refused ones.
 #[derive(Debug, Default)]

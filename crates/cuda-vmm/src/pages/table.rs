@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::UsersUnknown;
+use crate::gate::UsersUnknown;
 use crate::pages::{MapRefusal, NotMapped, Page, PageId, RetireError};
 use crate::rest::Quiescence;
 

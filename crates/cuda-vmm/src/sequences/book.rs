@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::rest::{AtRest, Quiescence};
-use crate::{Fence, Unrest};
+use crate::{Fence, gate::Unrest};
 
 /// The part of a seat that the step path and the worker share, on a cache line of its own.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use super::core::SpaceCore;
 use super::{SequenceSpace, StillLive};
 use crate::pages::{Closing, Reservation};
 use crate::rest::Covered;
-use crate::{CloseReport, Fence, NotAtRest};
+use crate::{CloseReport, Fence, gate::NotAtRest};
 
 /// A space that is being closed: no sequence is admitted and nothing is mapped any more.
 ///

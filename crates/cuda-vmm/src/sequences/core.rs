@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::book::{Book, Lengths, Seat, Tenancy};
 use super::shape::Shape;
 use super::stats::Counters;
-use crate::Unrest;
+use crate::gate::Unrest;
 use crate::pages::{
     MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Reservation, UnmapFailure,
     UnmapReport,

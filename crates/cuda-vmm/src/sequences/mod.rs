@@ -45,7 +45,7 @@ use self::holder::SpaceHolder;
 use self::shape::Shape;
 use crate::pages::{CloseError, PagePool, Reservation, ReservationOptions, UnmapFailure};
 use crate::worker::{Fault, Health, WorkHandle};
-use crate::{EpochGate, Fence, UsersUnknown, Worker};
+use crate::{EpochGate, Fence, Worker, gate::UsersUnknown};
 
 pub use close::SpaceClosing;
 pub use error::{AdmitError, BatchError, ExtendError, PlaneError, SpaceError, StillLive};

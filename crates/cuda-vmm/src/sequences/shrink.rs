@@ -10,7 +10,10 @@ use super::core::{SpaceCore, Unmapped};
 use super::sequence::Sequence;
 use crate::rest::{AtRest, Covered, Quiescence};
 use crate::worker::Progress;
-use crate::{Fence, Unrest, UsersUnknown};
+use crate::{
+    Fence,
+    gate::{Unrest, UsersUnknown},
+};
 
 impl Sequence {
     /// Gives up the memory beyond `tokens` tokens and the look-ahead. It is unmapped row by row

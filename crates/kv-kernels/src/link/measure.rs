@@ -12,7 +12,9 @@ use super::{
     HostDirection, HostLink, HostLinkOptions, HostTransfer, Load, Transport, TransportError,
 };
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
-use crate::{KernelError, KvKernels, KvShape, KvShapeOptions, LaunchLimits, PagedKv, PagedLayout};
+use crate::{
+    KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, chunks::LaunchLimits,
+};
 
 /// How a profile is measured.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use cuda_driver::{BatchCopy, Device, DeviceError, Event, Stream};
 
-use crate::{Direction, KvKernels, LaunchLimits};
+use crate::{Direction, KvKernels, chunks::LaunchLimits};
 
 pub use chunk::HostTransfer;
 #[cfg(all(feature = "sabotage", debug_assertions))]

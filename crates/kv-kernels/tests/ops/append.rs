@@ -1,6 +1,6 @@
 //! New tokens in their slots: one layer and several, fused rows, skipped slots.
 
-use kv_kernels::{Append, DeviceReport, KernelSource, KvShape, OutOfRange};
+use kv_kernels::{Append, DeviceReport, KernelSource, KvShape, error::OutOfRange};
 
 use super::block_copy::Side;
 use super::lays::{LAYS, Lay, Place, lays, shape};

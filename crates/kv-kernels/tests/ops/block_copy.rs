@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, DeviceReport, HostBlocks, KvShape, OutOfRange, PagedKv, RowRange,
-    layout::Tensors,
+    BlockCopy, BlockPair, Blocks, DeviceReport, HostBlocks, KvShape, PagedKv,
+    error::OutOfRange,
+    layout::{RowRange, Tensors},
 };
 
 use super::lays::{LAYS, Lay, lays, places, shape};

@@ -2,7 +2,7 @@
 
 use cuda_driver::DeviceBuffer;
 use kv_kernels::tables::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets};
-use kv_kernels::{DeviceReport, OutOfRange, tables::BlockOffsets};
+use kv_kernels::{DeviceReport, error::OutOfRange, tables::BlockOffsets};
 
 use super::on::{On, Outputs, Random, noise};
 

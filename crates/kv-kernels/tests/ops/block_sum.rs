@@ -2,7 +2,8 @@
 
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{
-    DeviceReport, KvShape, OutOfRange,
+    DeviceReport, KvShape,
+    error::OutOfRange,
     layout::Tensors,
     verify::{BAD_BLOCK, BlockSums, block_sum},
 };

@@ -1,6 +1,8 @@
 //! What transfers of chunks are tried over: every format, at every width, both ways.
 
-use kv_kernels::{Direction, KvFormat, KvShape, LaunchLimits, PagedLayout, layout::FormatOptions};
+use kv_kernels::{
+    Direction, KvFormat, KvShape, PagedLayout, chunks::LaunchLimits, layout::FormatOptions,
+};
 
 use super::on::Random;
 

@@ -4,9 +4,9 @@
 mod on_sim {
     use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
     use kv_kernels::{
-        Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, DeviceReport, Direction, KernelError,
-        KvFormat, KvShape, LaunchLimits, OutOfRange, PagedKv, PagedLayout,
-        error::{Operand, OperandError, PagedKvError},
+        DeviceReport, Direction, KernelError, KvFormat, KvShape, PagedKv, PagedLayout,
+        chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
+        error::{Operand, OperandError, OutOfRange, PagedKvError},
         layout::LayoutError,
         raw::{RawChunk, RawMapping, RawTransfer},
         references,

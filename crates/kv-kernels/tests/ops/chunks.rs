@@ -2,7 +2,8 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
 use kv_kernels::{
-    Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, Direction, LaunchLimits, PagedKv,
+    Direction, PagedKv,
+    chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
     raw::{RawChunk, RawMapping, RawTransfer},
 };
 

@@ -3,8 +3,9 @@
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, KvShape, PagedKv, PagedLayout, RowRange,
+    Append, BlockCopy, BlockPair, KvShape, PagedKv, PagedLayout,
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    layout::RowRange,
     verify::{BlockSums, block_sum},
 };
 
@@ -151,7 +152,10 @@ mod on_sim {
     use kv_kernels::references;
 
     use kv_kernels::layout::{LayoutOptions, RowPart, Tensors};
-    use kv_kernels::{DeviceReport, OutOfRange, error::BlocksError};
+    use kv_kernels::{
+        DeviceReport,
+        error::{BlocksError, OutOfRange},
+    };
 
     use super::super::on::compare;
     use super::*;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory, Stream};
 use kv_kernels::{
-    Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions, LaunchLimits, PagedKv,
-    PagedLayout,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     layout::{LayoutOptions, RowPart, Tensors},
 };
 

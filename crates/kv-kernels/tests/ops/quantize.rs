@@ -1,8 +1,9 @@
 //! Conversions: every pair of formats, every kind of scale, numbers of every kind.
 
 use kv_kernels::{
-    DeviceReport, KvShape, OutOfRange,
+    DeviceReport, KvShape,
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
+    error::OutOfRange,
     layout::Tensors,
 };
 

@@ -6,8 +6,8 @@ mod tests {
 
     use cuda_driver::{PinnedBuffer, PinnedSpan, ReaderError, Stream};
     use kv_kernels::{
-        Append, BlockCopy, BlockPair, Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, Direction,
-        HostBlocks, KernelError, KernelSource, LaunchLimits,
+        Append, BlockCopy, BlockPair, Direction, HostBlocks, KernelError, KernelSource,
+        chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
         convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
         error::{BlocksError, PagedKvError},
         references,

@@ -2,8 +2,9 @@
 
 use cuda_driver::{DeviceBuffer, Stream};
 use kv_kernels::{
-    Chunk, ChunkMapping, ChunkTransfer, Direction, KvShape, KvShapeOptions, LaunchLimits, PagedKv,
-    PagedLayout, verify::ChecksumArgs,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
+    verify::ChecksumArgs,
 };
 
 use super::on::{On, noise};

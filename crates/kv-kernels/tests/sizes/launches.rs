@@ -4,9 +4,10 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, Blocks, Chunk, ChunkMapping, ChunkMemory, ChunkTransfer,
-    Direction, LaunchLimits, PagedKv, PagedLayout, RowRange, Transfer,
+    Append, BlockCopy, BlockPair, Blocks, Direction, PagedKv, PagedLayout, Transfer,
+    chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
     convert::{Conversion, ConversionKind, NarrowFormat, ScalePer, WideFormat},
+    layout::RowRange,
     raw::{
         RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk,
         RawConversion, RawFormats, RawMapping, RawTransfer,

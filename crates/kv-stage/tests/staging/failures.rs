@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use cuda_driver::host_pages::HostMemory;
 use cuda_driver::{CopyError, DeviceError, ErrorCode, HostAllocFlags};
 use kv_stage::{
-    AcquireError, PoolOptions, StagingError, StagingOptions, StagingPool, SubmitError,
-    SubmittedView,
+    PoolOptions, StagingOptions, StagingPool, SubmittedView,
+    error::{AcquireError, StagingError, SubmitError},
 };
 
 use crate::machine::{Machine, pattern};

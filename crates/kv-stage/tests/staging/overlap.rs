@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::rows::{row_at, rows_at};
 use cuda_driver::{DeviceBuffer, Event, Stream};
 use cuda_sim::Pace;
-use kv_stage::{AcquireError, BlockTable, StagingPool, StepStager};
+use kv_stage::{BlockTable, StagingPool, StepStager, error::AcquireError};
 
 use crate::machine::{Machine, Random, pattern};
 

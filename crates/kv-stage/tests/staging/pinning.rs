@@ -3,7 +3,8 @@
 use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode, PinError};
 use cuda_driver::{CopyError, ErrorCode, HostAllocFlags};
 use kv_stage::{
-    AcquireError, Pinning, PoolOptions, StagingError, StagingOptions, StagingPool, SubmittedView,
+    Pinning, PoolOptions, StagingOptions, StagingPool, SubmittedView,
+    error::{AcquireError, StagingError},
 };
 
 use crate::machine::{Machine, pattern};

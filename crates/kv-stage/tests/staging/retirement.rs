@@ -4,7 +4,8 @@ use cuda_driver::{
     CopyError, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan, ReaderError, Stream,
 };
 use kv_stage::{
-    AcquireError, StagingBuffer, StagingError, StagingOptions, StagingPool, SubmitError,
+    StagingBuffer, StagingOptions, StagingPool,
+    error::{AcquireError, StagingError, SubmitError},
 };
 
 use crate::machine::{Machine, pattern};

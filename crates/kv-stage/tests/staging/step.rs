@@ -4,7 +4,8 @@ use crate::rows::{row_at, rows_at};
 use cuda_driver::{Device, Stream};
 use cuda_sim::RaceCheck;
 use kv_stage::{
-    AcquireError, BlockTable, PartError, StageError, Staged, StagingPool, StepStager, TableError,
+    BlockTable, Staged, StagingPool, StepStager,
+    error::{AcquireError, PartError, StageError, TableError},
 };
 
 use crate::machine::{Machine, pattern};
