@@ -8,7 +8,7 @@ use common::{Moved, One, OneClaimed, OneMove, Registration};
 use common::{
     cache, cache_secondary, checked, claim, displace, find, name, named, pool, priority, write,
 };
-use kv_pool::{BlockPool, PoolConfig, Priority, Tier, moves::OnboardError};
+use kv_pool::{BlockPool, Naming, PoolConfig, Priority, Tier, moves::OnboardError};
 
 #[test]
 fn evicted_content_is_found_in_the_secondary_tier_after_the_commit() {
@@ -44,6 +44,33 @@ fn only_content_of_the_least_priority_and_above_moves() {
         assert_eq!(block.take_offload().is_some(), moves, "{content} of {least}");
         assert!(block.take_offload().is_none(), "once");
     }
+}
+
+#[test]
+fn content_moves_also_when_its_move_lets_a_block_go_before_it() {
+    let [head, tail, dropped, moves] = [1, 2, 3, 4];
+    let pool = pool(4, 1);
+    let first = write(&pool, head);
+    let second = claim(&pool).register(&[name(tail)], Naming::after(name(head))).unwrap();
+    drop((second, first));
+    cache(&pool, dropped, Priority::DEFAULT);
+    cache(&pool, moves, Priority::DEFAULT);
+    let (of_tail, offload) = displace(&pool);
+    offload.commit();
+    // With no room in the second tier the head waits for the tail, and what comes next is dropped.
+    let reader = pool.find_and_pin(name(tail), Tier::Secondary).unwrap();
+    let of_dropped = claim(&pool);
+    assert!(find(&pool, dropped).is_none() && pool.counters().dropped == 1);
+    drop(reader);
+    // The move evicts the tail, and the head comes to the front of the queue that the content leaves.
+    let (of_moves, offload) = displace(&pool);
+    checked(&pool);
+    offload.commit();
+    assert!(find(&pool, tail).is_none());
+    let tier_of = |content| find(&pool, content).unwrap().location().tier;
+    assert_eq!((tier_of(head), tier_of(moves)), (Tier::Primary, Tier::Secondary));
+    drop((of_tail, of_dropped, of_moves));
+    checked(&pool);
 }
 
 #[test]
