@@ -34,7 +34,7 @@ impl PoolBuilder {
     }
 
     /// Lets `policy` choose the victims of a tier, instead of priority LRU. It must have been made
-    /// for as many blocks as the pool has in all tiers: one that knows fewer is asked no more once it
+    /// for as many blocks as the pool has in all tiers: one that knows fewer is called no more once it
     /// has lost one.
     pub fn policy(mut self, tier: Tier, policy: Box<dyn EvictionPolicy>) -> Self {
         self.policies[tier.index()] = Some(policy);

@@ -118,8 +118,13 @@ fn check_counts(state: &PoolState) -> Result<(), IntegrityError> {
             }
         }
         let (counted, recorded) = (own.queues.iter(&state.blocks).count(), own.queues.len());
-        let by_policy =
-            state.watch.policies[tier.index()].as_ref().map_or(0, |policy| policy.len());
+        let by_policy = match &state.watch.policies[tier.index()] {
+            None => 0,
+            Some(policy) => match policy.len() {
+                Some(len) => len,
+                None => state.ordered_by_policy(tier).count(),
+            },
+        };
         let queued = recorded + by_policy + state.passed_over(tier).count();
         if counted != recorded || queued != own.count(BlockPhase::Queued) {
             return Err(IntegrityError::Count { tier, counted, recorded });

@@ -73,14 +73,14 @@
 //! - Released is not free: a block is handed out again only after the epoch of its release.
 //! - Epochs, tenants, loans, pins and claimed blocks are of one pool. Another pool refuses them, or
 //!   leaves them alone.
-//! - A policy decides on an order alone. A victim that the pool has not given it is not taken, and the
-//!   policy is asked no more: [`stats::PoolCounters::policy_faults`].
+//! - A policy decides on an order alone. A victim that the pool has not given it is not taken. A policy
+//!   that chooses one, or that panics, is called no more: [`stats::PoolCounters::policy_faults`].
 //!
 //! # Locks, and when an operation takes effect
 //!
 //! A pool has one lock, and nothing else is locked under it: an injected clock and policies are
-//! called while it is held and must not call the pool. A clock that goes back stands still. Any other lock of the caller's may be held
-//! when the pool is called.
+//! called while it is held and must not call the pool. Neither leaves an operation half done if it panics. A
+//! clock that goes back stands still. Any other lock of the caller's may be held when the pool is called.
 //!
 //! Who finds the lock taken waits before it looks again, longer each time and up to 50 microseconds,
 //! and sleeps after half a millisecond: what the lock guards stays in one processor's caches for a

@@ -24,9 +24,9 @@ use crate::{
 /// released is handed out again only when the epoch that was current at its release is
 /// [complete](BlockPool::complete_epoch). Without epochs, released is free at once.
 ///
-/// All state lies behind one lock, which each operation takes once and during which no code of the
-/// caller runs. The lock is not held when an operation returns, so pins and claims may be dropped
-/// anywhere.
+/// All state lies behind one lock, which each operation takes once. The only code of the caller that runs
+/// under it is its [clock](crate::clock::Clock) and its [policies](crate::policy::EvictionPolicy). The lock is
+/// not held when an operation returns, so pins and claims may be dropped anywhere.
 #[derive(Clone)]
 pub struct BlockPool {
     pub(crate) shared: Arc<Shared>,

@@ -54,7 +54,8 @@ pub struct PoolCounters {
     /// `registered - dropped` is what is cached or pinned under a name, or on its way to the
     /// secondary tier.
     pub dropped: u64,
-    /// Policies that are asked no more, because one chose a block that it was not given, or lost one.
+    /// Policies that are called no more, because they chose a block that they were not given, lost one, or
+    /// panicked. A panic is counted when the tier needs its next victim.
     pub policy_faults: u64,
     /// Releases refused because the block was not held. Always 0: the types see to it.
     pub misuses: u64,

@@ -31,6 +31,25 @@ fn chain(blocks: u32) -> Vec<BlockHash> {
         .collect()
 }
 
+#[test]
+fn a_prefix_ends_before_its_first_block_that_is_on_its_way() {
+    const BLOCKS: u32 = 24;
+    let pool = pool(BLOCKS.into(), BLOCKS.into());
+    let names = chain(BLOCKS);
+    drop(pool.claim(names.len()).unwrap().register(&names, Naming::default()).unwrap());
+    // The tail goes first. A lookup finds the first names by the index and guesses the next ones.
+    let mut on_their_way = Vec::new();
+    for found in (1..names.len()).rev() {
+        // Found again, the head is evicted last of all.
+        assert_eq!(pool.match_prefix(&names[..found]).len(), found);
+        on_their_way.push(displace(&pool));
+        assert_eq!(pool.match_prefix(&names).len(), found);
+        checked(&pool);
+    }
+    on_their_way.into_iter().for_each(|(_, offload)| offload.commit());
+    assert_eq!(pool.match_prefix(&names).len(), names.len());
+}
+
 /// Caches a chain in the primary tier, and has its first block evicted.
 fn with_head_on_its_way(pool: &BlockPool, names: &[BlockHash]) -> (Claimed, BlockId) {
     let mut blocks = pool.claim(names.len()).unwrap();

@@ -133,9 +133,11 @@ impl BlockFacts {
 /// under the pool's lock: no operation may block, allocate, or take time that grows with the number
 /// of blocks, other than amortised.
 ///
-/// A pool checks what it is answered. A policy that chooses a block that is not evictable, or that has
-/// lost one, is asked no more: its level goes on with priority LRU, and the pool counts a
-/// [policy fault](crate::PoolCounters::policy_faults).
+/// A pool checks what it is answered. A policy that chooses a block that is not evictable, that has
+/// lost one, or that panics, is called no more: its level goes on with priority LRU. The pool counts a
+/// [policy fault](crate::stats::PoolCounters::policy_faults) when the level needs its next victim. A panic ends
+/// in the pool, whose operation goes on; the panic hook runs. [`len`](Self::len) is called by
+/// [`check_integrity`](crate::BlockPool::check_integrity) alone, and a panic there goes to that caller.
 pub trait EvictionPolicy: fmt::Debug + Send {
     /// The name that reports give the policy, such as `lru`.
     fn name(&self) -> &'static str;

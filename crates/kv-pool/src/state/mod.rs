@@ -4,6 +4,7 @@
 //! in the list that this place names. None allocates, but for buffers that are kept and used again.
 
 mod claim;
+mod guard;
 mod names;
 mod plain;
 mod runs;
@@ -275,7 +276,7 @@ impl PoolState {
             BlockPhase::Queued => {
                 let class = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
                 match &mut self.watch.policies[blocks.tier(id).index()] {
-                    Some(policy) if class.is_some() => policy.held(id),
+                    Some(policy) if class.is_some() => policy.tell(|policy| policy.held(id)),
                     _ => tier.queues.remove(blocks, id, class),
                 }
             }
@@ -312,7 +313,7 @@ impl PoolState {
     pub(crate) fn enqueue_by_policy(&mut self, id: RecordId, tier: Tier) {
         let facts = self.facts(id);
         if let Some(policy) = &mut self.watch.policies[tier.index()] {
-            policy.evictable(id, &facts);
+            policy.tell(|policy| policy.evictable(id, &facts));
         }
     }
 

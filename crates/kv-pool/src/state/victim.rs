@@ -12,9 +12,12 @@ impl PoolState {
     /// wrong: then its blocks are in the queues of the tier.
     pub(super) fn pop_by_policy(&mut self, tier: Tier) -> Option<RecordId> {
         let now = self.policy_time();
-        let victim = self.watch.policies[tier.index()].as_mut()?.victim(now)?;
-        if self.is_ordered_by_policy(victim, tier) {
-            return Some(victim);
+        let policy = self.watch.policies[tier.index()].as_mut()?;
+        if let Some(victim) = policy.ask(|policy| policy.victim(now)) {
+            let victim = victim?;
+            if self.is_ordered_by_policy(victim, tier) {
+                return Some(victim);
+            }
         }
         self.depose_policy(tier);
         self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)
@@ -30,8 +33,7 @@ impl PoolState {
         if state.count(BlockPhase::Queued) == state.queues.len() + self.passed_count(tier) {
             return None;
         }
-        let mut ordered = self.blocks.ids().filter(|&id| self.is_ordered_by_policy(id, tier));
-        let lost = ordered.any(|id| !self.facts(id).has_children);
+        let lost = self.ordered_by_policy(tier).any(|id| !self.facts(id).has_children);
         if lost {
             self.depose_policy(tier);
             let id = self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)?;
@@ -39,11 +41,16 @@ impl PoolState {
         }
         for id in self.blocks.ids() {
             if self.is_ordered_by_policy(id, tier) {
-                self.watch.policies[tier.index()].as_mut()?.held(id);
+                self.watch.policies[tier.index()].as_mut()?.tell(|policy| policy.held(id));
                 self.shadow(id);
             }
         }
         self.pop_shadowed(tier)
+    }
+
+    /// The blocks whose order is the policy's.
+    pub(crate) fn ordered_by_policy(&self, tier: Tier) -> impl Iterator<Item = RecordId> + '_ {
+        self.blocks.ids().filter(move |&id| self.is_ordered_by_policy(id, tier))
     }
 
     /// Whether a block is among those whose order is the policy's.
@@ -63,10 +70,11 @@ impl PoolState {
     #[cold]
     fn depose_policy(&mut self, tier: Tier) {
         self.counters.policy_faults += 1;
-        let ids = self.blocks.ids().filter(|&id| self.is_ordered_by_policy(id, tier));
-        let mut ids: Vec<_> = ids.collect();
+        let mut ids: Vec<_> = self.ordered_by_policy(tier).collect();
         ids.sort_by_key(|&id| self.facts(id).used);
-        self.watch.policies[tier.index()] = None;
+        if let Some(mut policy) = self.watch.policies[tier.index()].take() {
+            policy.end();
+        }
         for id in ids {
             let class = Some(self.blocks.priority(id));
             self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);

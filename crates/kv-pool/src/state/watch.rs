@@ -12,6 +12,7 @@ use crate::expiry::Expiries;
 use crate::hold::BlockAt;
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime};
 use crate::state::PoolState;
+use crate::state::guard::{Guarded, caught};
 use crate::state::tenancy::Tenancy;
 use crate::{BlockHash, Location, PoolEvent, Priority, RecordId, Retention, Tier};
 
@@ -32,7 +33,7 @@ pub(crate) struct Watch {
     durations: HashMap<u32, Duration>,
     pub(crate) events: Option<EventLog>,
     pub(crate) tenancy: Option<Tenancy>,
-    pub(crate) policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+    pub(crate) policies: [Option<Guarded>; Tier::COUNT],
     /// Empty without a policy.
     notes: Vec<Note>,
     /// The latest of the clock's answers.
@@ -59,7 +60,7 @@ impl Watch {
             durations: HashMap::new(),
             events: events.map(EventLog::new).transpose()?,
             tenancy: None,
-            policies,
+            policies: policies.map(|policy| policy.map(Guarded::new)),
             notes,
             now: Duration::ZERO,
             now_ms: 0,
@@ -67,11 +68,17 @@ impl Watch {
     }
 
     /// The time, which is remembered for what need not be exact. It stands still where the caller's
-    /// clock goes back, and ends after 584 years.
+    /// clock goes back, and ends after 584 years. To be read before anything has changed: the clock may
+    /// panic.
     pub(crate) fn now(&mut self) -> Duration {
         self.now = self.now.max(Duration::from_nanos(nanos(self.clock.now())));
         self.now_ms = self.now.as_millis() as u64;
         self.now
+    }
+
+    /// The same while an operation is half done: the time stands still also where the clock panics.
+    fn now_at_any_cost(&mut self) -> Duration {
+        caught(|| self.now()).unwrap_or(self.now)
     }
 
     /// When the duration of a block is over, if it has begun.
@@ -188,7 +195,7 @@ impl PoolState {
             // Without memory for the heap, the priority stays.
             self.watch.expiries = Expiries::new(self.blocks.len()).ok();
         }
-        let expiry = self.watch.now().saturating_add(duration);
+        let expiry = self.watch.now_at_any_cost().saturating_add(duration);
         if let Some(expiries) = &mut self.watch.expiries {
             expiries.insert(id, expiry);
         }
@@ -250,10 +257,10 @@ impl PoolState {
     fn tell_found(&mut self, id: RecordId, now: PolicyTime) {
         let (tier, hash) = (self.blocks.tier(id).index(), self.blocks.hash(id));
         for policy in self.watch.policies[..tier].iter_mut().flatten() {
-            policy.missed(hash, now);
+            policy.tell(|policy| policy.missed(hash, now));
         }
         if let Some(policy) = &mut self.watch.policies[tier] {
-            policy.found(id, now);
+            policy.tell(|policy| policy.found(id, now));
         }
     }
 
@@ -265,7 +272,7 @@ impl PoolState {
         }
         let facts = self.facts(id);
         if let Some(policy) = &mut self.watch.policies[self.blocks.tier(id).index()] {
-            policy.stored(id, &facts);
+            policy.tell(|policy| policy.stored(id, &facts));
         }
     }
 
@@ -273,7 +280,7 @@ impl PoolState {
     #[inline]
     pub(crate) fn note_left(&mut self, id: RecordId, tier: Tier) {
         if let Some(policy) = &mut self.watch.policies[tier.index()] {
-            policy.removed(id);
+            policy.tell(|policy| policy.removed(id));
         }
     }
 
@@ -296,7 +303,7 @@ impl PoolState {
     fn tell_missed(&mut self, hash: BlockHash) {
         let now = self.policy_time();
         for policy in self.watch.policies.iter_mut().flatten() {
-            policy.missed(hash, now);
+            policy.tell(|policy| policy.missed(hash, now));
         }
     }
 
@@ -315,7 +322,7 @@ impl PoolState {
             && self.blocks.place(parent) == BlockPhase::Queued
             && let Some(policy) = &mut self.watch.policies[tier.index()]
         {
-            policy.children(parent, has_children);
+            policy.tell(|policy| policy.children(parent, has_children));
         }
     }
 
@@ -327,7 +334,7 @@ impl PoolState {
         }
         self.watch.notes[id.index()].children = [0; Tier::COUNT];
         if let Some(policy) = &mut self.watch.policies[self.blocks.tier(id).index()] {
-            policy.removed(id);
+            policy.tell(|policy| policy.removed(id));
         }
     }
 
